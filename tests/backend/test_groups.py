@@ -132,7 +132,7 @@ def sockets() -> int:
 
 @on_ranks(2)
 def test_a_destroyed_group_that_is_still_referenced_has_no_connection():
-    # What the process opens once.
+    # Sockets that the process opens once.
     dist.send(torch.ones(1), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0)
     dist.barrier()
     before = sockets()

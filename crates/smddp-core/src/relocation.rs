@@ -27,7 +27,7 @@ impl Region {
 }
 
 impl Relocation {
-    /// Copies the buffers of the operation; the error is the number of bytes for which there is no memory.
+    /// Copies the buffers of the operation. The error is the number of bytes that could not be allocated.
     pub(crate) fn new(bound: &Bound, execution: &Execution) -> Result<Self, usize> {
         let mut ranges: Vec<_> =
             [Buffer::In, Buffer::Out].map(|buffer| ranges(bound, execution, buffer)).concat();
@@ -45,7 +45,7 @@ impl Relocation {
             region.copy.try_reserve_exact(length).map_err(|_| bytes)?;
             region.copy.resize(length, 0);
             // SAFETY: the operation is not over, so its caller keeps the buffers valid, and this thread, which drives the
-            // group, is the only one that writes to them. The copy has room for `bytes` and is new.
+            // group, alone writes to them. The copy has room for `bytes` and is new.
             unsafe { reduce::copy(region.copy.as_mut_ptr().cast(), region.start as *const u8, bytes, false) };
         }
         Ok(Self { regions })

@@ -205,7 +205,7 @@ impl Driver {
         }
     }
 
-    /// `moving`: messages still come in, perhaps of those who have left.
+    /// `moving`: messages still arrive, perhaps from ranks that have left.
     fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
         let what = self.oldest();
         for fault in faults {

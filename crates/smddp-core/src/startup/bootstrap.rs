@@ -314,7 +314,7 @@ impl Meeting<'_> {
         self.told(failure)
     }
 
-    /// Whether a failure is a contradiction between ranks, which all ranks report in the same words.
+    /// True if a failure is a contradiction between ranks, which all ranks report in the same words.
     fn is_conflict(&self, failure: &Failure) -> bool {
         failure.why.contains(&format!("group '{}'", self.name))
     }

@@ -16,7 +16,7 @@ fn threads() -> usize {
     tasks.filter(|task| name(task).trim() == "smddp-store").count()
 }
 
-/// Whether the server has closed that connection, within a second.
+/// Returns true if the server closes that connection within a second.
 fn is_closed(mut stream: &TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     match stream.read(&mut [0; 64]) {

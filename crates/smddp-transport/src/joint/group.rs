@@ -160,7 +160,7 @@ impl Group {
         }
     }
 
-    /// The memory of the collective under way has moved, with all that has arrived in it: it lies at `moved(address)` now.
+    /// The memory of the collective under way has moved to `moved(address)`, with all that has arrived in it.
     pub fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
         self.near.relocate(moved);
         if let Some(far) = &mut self.far {

@@ -319,7 +319,7 @@ impl Net {
         self.wire.let_go();
     }
 
-    /// The memory of the collective under way has moved: it lies at `moved(address)` now.
+    /// The memory of the collective under way has moved to `moved(address)`.
     pub(crate) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
         self.state.landings.iter_mut().flatten().for_each(|landing| landing.at = moved(landing.at));
         self.wire.relocate(moved);

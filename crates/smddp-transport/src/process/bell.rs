@@ -169,7 +169,7 @@ pub(crate) fn ring_at(memory: &Memory, event: BorrowedFd<'_>) {
 pub struct Sleeper(pub(crate) Option<Bell>);
 
 impl Sleeper {
-    /// Whether [`Self::sleep`] sleeps; in a group of one rank it returns at once.
+    /// True if [`Self::sleep`] sleeps; in a group of one rank it returns at once.
     pub fn can_sleep(&self) -> bool {
         self.0.is_some()
     }
