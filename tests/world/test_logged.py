@@ -65,3 +65,14 @@ os.waitpid(child, 0)
 def test_what_is_no_logger_is_refused():
     with pytest.raises(TypeError, match="not 5"):
         smddp.log_to(5)
+
+
+def test_a_full_log_file_is_reported_once_and_lines_go_to_standard_error():
+    script = "from smddp.telling import tell\nfor i in range(3): tell(f'fact {i}')"
+    settings = {"SMDDP_DEBUG": "INFO", "SMDDP_DEBUG_FILE": "/dev/full"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**clean(), **settings}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("SMDDP_DEBUG_FILE /dev/full") == 1, done.stderr
+    assert [f"fact {i}" in done.stderr for i in range(3)] == [True] * 3, done.stderr

@@ -10,7 +10,7 @@
 
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -100,26 +100,34 @@ pub fn say(level: Level, text: &str) {
     let rank = log.rank.as_deref().unwrap_or("?");
     let (now, name) = (jiff::Timestamp::now(), format!("{level:?}").to_uppercase());
     let line = format!("{now:.6} {host}:{pid} [{rank}] SMDDP {name} {text}\n");
-    let to_file = log.file.as_ref().and_then(|pattern| {
+    let written = log.file.as_ref().map(|pattern| {
         let path = pattern.replace("%h", &host).replace("%p", &pid.to_string());
-        let opened = std::fs::OpenOptions::new().create(true).append(true).open(&path);
-        let failed =
-            |error| format!("smddp: SMDDP_DEBUG_FILE {path}: {error}; writing to standard error instead\n");
-        opened.map_err(|error| to_stderr(&failed(error))).ok()
+        append(&path, &line).map_err(|error| (path, error))
     });
-    // A log line that cannot be written is lost.
-    let _ = match to_file {
-        Some(mut file) => file.write_all(line.as_bytes()),
-        None => {
-            to_stderr(&line);
-            Ok(())
+    match written {
+        Some(Ok(())) => return FILE_FAILED.store(false, Ordering::Relaxed),
+        Some(Err((path, error))) if !FILE_FAILED.swap(true, Ordering::Relaxed) => {
+            to_stderr(&format!(
+                "smddp: SMDDP_DEBUG_FILE {path}: {error}; writing to standard error instead\n"
+            ));
         }
-    };
+        _ => {}
+    }
+    to_stderr(&line);
+}
+
+/// The last line could not be written to the file, which was reported.
+static FILE_FAILED: AtomicBool = AtomicBool::new(false);
+
+/// Opens the file for each line: it may be rotated, and a forked child writes to its own.
+fn append(path: &str, line: &str) -> std::io::Result<()> {
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+    file.write_all(line.as_bytes())
 }
 
 /// Writes without the standard library's lock, which a forked child may have inherited locked.
 fn to_stderr(text: &str) {
     let copy = std::io::stderr().as_fd().try_clone_to_owned();
-    // As above.
+    // A line that cannot be written is lost.
     let _ = copy.and_then(|fd| std::fs::File::from(fd).write_all(text.as_bytes()));
 }

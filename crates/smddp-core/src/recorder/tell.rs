@@ -140,6 +140,28 @@ pub(crate) fn write(folder: &Path) {
         .and_then(|()| std::fs::rename(&part, &path));
     match written {
         Ok(()) => log::say(Level::Info, &format!("what led to it is in {}", path.display())),
-        Err(error) => log::say(Level::Warn, &format!("SMDDP_DUMP_DIR: {}: {error}", path.display())),
+        Err(error) => {
+            // A partial file is of no use. It may not exist.
+            let _ = std::fs::remove_file(&part);
+            log::say(Level::Warn, &format!("SMDDP_DUMP_DIR: {}: {error}", path.display()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_that_cannot_be_written_leaves_no_partial_file() {
+        let folder = std::env::temp_dir().join(format!("smddp-test-dump-{}", std::process::id()));
+        let name = format!("smddp-{}-{}.json", smddp_transport::host_name(), std::process::id());
+        // A folder with contents cannot be replaced.
+        std::fs::create_dir_all(folder.join(&name).join("inside")).unwrap();
+        write(&folder);
+        let left: Vec<_> =
+            std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(left, [std::ffi::OsString::from(name)]);
     }
 }
