@@ -46,7 +46,7 @@ impl Target<'_> {
     }
 }
 
-/// Time between two looks for a signal.
+/// Time between two checks for a signal.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Each takes some 30 ns.
@@ -55,7 +55,9 @@ const BRIEF_LOOKS: u32 = 24;
 /// When a wait gives up.
 pub(crate) struct Limit {
     until: Option<Instant>,
-    /// The last look for a signal; `None`: signals do not end the wait.
+    /// A signal ends the wait, too.
+    interruptible: bool,
+    /// Time of the last check for a signal.
     asked: Option<Instant>,
 }
 
@@ -65,20 +67,18 @@ const LOOKS: u32 = 50;
 impl Limit {
     /// `None`: never.
     pub(crate) fn new(until: Option<Instant>) -> Self {
-        Self { until, asked: Some(Instant::now()) }
+        Self { until, interruptible: true, asked: None }
     }
 
-    /// The same for a wait that no signal ends: none is looked for, so its handler runs afterwards.
+    /// The same for a wait that no signal ends: a pending signal's handler runs afterwards.
     fn uninterrupted(until: Option<Instant>) -> Self {
-        Self { until, asked: None }
+        Self { until, interruptible: false, asked: None }
     }
 
     /// Whether the time is up; or a signal waits, which is looked for a few times a second.
     fn over(&mut self, now: Instant) -> Result<bool> {
-        if let Some(asked) = &mut self.asked
-            && now.duration_since(*asked) > SIGNAL_INTERVAL
-        {
-            *asked = now;
+        if self.interruptible && now.duration_since(*self.asked.get_or_insert(now)) > SIGNAL_INTERVAL {
+            self.asked = Some(now);
             if interrupted() {
                 return Err(Error::Interrupted);
             }
