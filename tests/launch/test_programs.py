@@ -157,7 +157,7 @@ def test_a_signal_to_it_ends_the_local_ranks(number, tmp_path):
     ("arguments", "says"),
     [
         ([], "a command is missing"),
-        (["--nproc", "0", "true"], "1 or more, not '0'"),
+        (["--nproc", "0", "true"], "from 1 to 4096, not '0'"),
         (["--nproc", "many", "true"], "not 'many'"),
         (["--gpus", "2", "true"], "unknown option --gpus"),
         (["-x"], "-x needs a value"),

@@ -58,7 +58,7 @@ pub use smddp_plan::{Algorithm, Collective, Format, Network};
 pub use smddp_transport::fork::PerProcess;
 pub use smddp_transport::host_name;
 pub use smddp_transport::process::{
-    Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error, undisturbed,
+    Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error, refused, undisturbed,
 };
 pub use smddp_transport::threads::spawn;
 pub use startup::{Known, MAX_RANKS, Pending, Store};

@@ -289,9 +289,15 @@ fn serve(meet: &Meet, launched: &Launched) -> Result<Server> {
         }
         bound => bound,
     };
-    bound.map_err(Error::io(format!(
-        "listening at {addr}, where the ranks meet (choose another port: `port=`, MASTER_PORT, or --port of smddp-bench)"
-    )))
+    bound.map_err(|error| {
+        let remedy = match error.kind() {
+            std::io::ErrorKind::AddrInUse => {
+                " (choose another port: `port=`, MASTER_PORT, or --port of smddp-bench)"
+            }
+            _ => "",
+        };
+        Error::io(format!("listening at {addr}, where the ranks meet{remedy}"))(error)
+    })
 }
 
 /// Advice for a meeting point that is a loopback address.

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use smddp_core::log::{self, Level};
+use smddp_core::refused;
 
 use crate::protocol::{DELETE, GET, GREETING, HEAD, MAX_KEY, MAX_VALUE, PATIENCE, SET};
 
@@ -126,7 +127,8 @@ impl Server {
             values: Mutex::default(),
             changed: Condvar::new(),
             closing: AtomicBool::new(false),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|why| refused("eventfd2", why))?,
             used: Arc::default(),
             max_bytes: AtomicUsize::new(0),
             members: AtomicUsize::new(0),
@@ -328,7 +330,7 @@ struct Serving {
 
 impl Serving {
     fn new(listener: TcpListener, shared: Arc<Shared>) -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|why| refused("epoll_create1", why))?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         Ok(Self {

@@ -13,8 +13,8 @@ use rustix::process::{Resource, getrlimit};
 use super::order::Count;
 use super::room::too_small;
 
-/// An error that names the system call.
-pub(crate) fn refused(call: &str, why: Errno) -> io::Error {
+/// An error that names the system call and says how to permit it.
+pub fn refused(call: &str, why: Errno) -> io::Error {
     let advice = match why {
         Errno::PERM | Errno::ACCESS | Errno::NOSYS => {
             "; a seccomp filter or sandbox forbids it: allow this system call"

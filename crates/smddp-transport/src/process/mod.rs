@@ -40,6 +40,7 @@ pub use frames::{frames_from, whereabouts};
 pub(crate) use handshake::{Id, UnixAddress, listen};
 pub use last_error::leave_error;
 pub use lending::{Lent, Maker};
+pub use memory::refused;
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;
 pub use questions::{Question, answer_with};
