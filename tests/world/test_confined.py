@@ -55,6 +55,10 @@ def test_a_rank_that_cannot_map_an_unlimited_peer_names_its_own_limit():
     ],
 )
 def test_no_group_is_an_error_that_names_the_limit_or_the_system_call(how, words):
-    for status, text in confined(how):
-        last = text.strip().splitlines()[-1]
-        assert status == 1 and all(word in last for word in words), text
+    ended = confined(how)
+    assert [status for status, _ in ended] == [1] * len(ended), ended
+    lasts = [text.strip().splitlines()[-1] for _, text in ended]
+    assert all(word in lasts[0] for word in words), lasts
+    # Rank 0 may fail before it serves the rendezvous store: then the others name rank 0.
+    for last in lasts[1:]:
+        assert all(word in last for word in words) or "rank 0" in last, lasts
