@@ -135,7 +135,10 @@ fn reach(
         // It showed in the exchange of cards that it has the token, so it refuses nobody who has.
         let gone = matches!(
             error.kind(),
-            ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
+            ErrorKind::ConnectionRefused
+                | ErrorKind::ConnectionReset
+                | ErrorKind::BrokenPipe
+                | ErrorKind::UnexpectedEof
         );
         let here = (card.netns, card.uid) == (mine.netns, mine.uid);
         // A limit of this process: the other one is well.
