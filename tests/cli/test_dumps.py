@@ -147,7 +147,7 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, bytes,
 
     def serve(pid: int, answer: bytes, closes: bool) -> None:
         listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"\0smddp-status-{pid}")
+        listener.bind(f"\0smddp-status-{pid}-{_status._own_namespace()}-{pid:016x}")
         listener.listen()
         opened.append(listener)
 

@@ -65,7 +65,7 @@ CALLS = {
 COALESCED = {
     "all_reduce": lambda g: g.allreduce_coalesced([ones(1), ones(2)]),
     "all_gather": lambda g: g.all_gather_single_coalesced([ones(2), ones(4)], [ones(1), ones(2)]),
-    "all_gather list": lambda g: g.allgather_coalesced([[ones(1), ones(2)]] * 2, [ones(1), ones(2)]),
+    "all_gather list": lambda g: g.allgather_coalesced([[ones(1), ones(2)] for _ in range(2)], [ones(1), ones(2)]),
     "reduce_scatter": lambda g: g.reduce_scatter_single_coalesced([ones(1), ones(2)], [ones(2), ones(4)]),
 }
 
