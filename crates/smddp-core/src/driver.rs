@@ -226,8 +226,9 @@ impl Driver {
     /// Moves on whatever can be moved; whether anything did.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         while let Some(work) = self.detaching.pop() {
-            let seq = |op: &&Box<Operation>| op.work.as_ref().is_some_and(|own| Arc::ptr_eq(own, &work));
-            if let Some(seq) = self.queue.iter().find(seq).map(|op| op.seq) {
+            let mut queue = self.queue.iter();
+            let found = queue.find(|op| op.work.as_ref().is_some_and(|own| Arc::ptr_eq(own, &work)));
+            if let Some(seq) = found.map(|op| op.seq) {
                 self.detach(seq)?;
             }
         }
