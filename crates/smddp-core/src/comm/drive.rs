@@ -382,7 +382,8 @@ impl Inner {
         }
     }
 
-    /// Returns when the buffers of an interrupted collective are its caller's again.
+    /// Returns when the buffers of an interrupted collective are its caller's again: at the next step of the thread that drives,
+    /// which `ring` wakes.
     pub(crate) fn detach(self: &Arc<Self>, work: &Arc<Shared>) {
         self.submit(|| Item::Detach(work.clone()));
         while !work.is_released() {
@@ -399,7 +400,7 @@ impl Inner {
         }
     }
 
-    /// The same where this thread drives. `keep` is held until then.
+    /// The same for collective `number`, where this thread drives.
     pub(crate) fn detach_here(&self, driver: &mut Driver, number: u64) {
         if let Some(Err(error)) = self.guard(driver, |driver| driver.detach(number)) {
             self.die(driver, error);
