@@ -36,6 +36,8 @@ class Process(NamedTuple):
     visible: bool
     #: name of its abstract socket
     socket: str
+    #: inode of its PID namespace, 0 if unknown
+    namespace: int
 
 
 def _sockets() -> list[tuple[int, int, str]]:
@@ -75,13 +77,8 @@ def processes() -> list[Process]:
                     here = _credentials(connection)[0]
             except OSError:
                 continue
-        found.append(Process(here or pid, here > 0, name))
+        found.append(Process(here or pid, here > 0, name, namespace))
     return sorted(found)
-
-
-def _shares_namespace(process: Process) -> bool:
-    match = _NAME.search(f"@{process.socket}")
-    return match is not None and int(match[3]) == _own_namespace()
 
 
 def _connect(name: str) -> socket.socket:
@@ -134,7 +131,7 @@ def _ask(process: Process, what: int) -> dict[str, Any]:
         raise ConnectionError("no group is complete there: init or new_group still waits for other ranks")
     found = dumps.parse(bytes(answer), what == _DUMP)
     # In another PID namespace it has another pid.
-    if process.visible and found["pid"] != process.pid and _shares_namespace(process):
+    if process.visible and found["pid"] != process.pid and process.namespace == _own_namespace():
         raise ValueError(f"its answer is of pid {found['pid']}")
     found["pid"] = process.pid
     if not process.visible:

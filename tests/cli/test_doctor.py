@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -364,7 +365,7 @@ def test_the_map_marks_slow_pairs_and_leaves_out_what_is_not_known():
 
 
 def test_a_stranger_at_the_meeting_is_sent_away_and_disturbs_nobody():
-    server = Server("127.0.0.1", 0)
+    server = Server("127.0.0.1", 0, 2)
     with socket.create_connection(("127.0.0.1", server.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         stranger.settimeout(10)
@@ -373,6 +374,19 @@ def test_a_stranger_at_the_meeting_is_sent_away_and_disturbs_nobody():
     threading.Timer(0.05, lambda: Client("127.0.0.1", server.port, 5).tell("late", {"a": [1]})).start()
     assert client.ask("late", 5) == {"a": [1]}
     assert client.ask("never", 0.05) is None
+    server.shutdown()
+    server.server_close()
+
+
+def test_connections_to_the_rendezvous_are_bounded():
+    server = Server("127.0.0.1", 0, 2)
+    with contextlib.ExitStack() as strangers:
+        silent = [
+            strangers.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=10)) for _ in range(80)
+        ]
+        assert silent[-1].recv(1) == b"", "one connection for each rank, and 64 more"
+        assert threading.active_count() < 80
+    Client("127.0.0.1", server.port, 5).tell("after", 1)
     server.shutdown()
     server.server_close()
 

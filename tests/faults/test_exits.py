@@ -16,8 +16,6 @@ from faults.exits import ENDS, SOFT, STATES, WIRES
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="what smddp promises")
 
-# Errors that the peer may get where the process was killed, and where its exit hooks ran.
-KILLED, LEFT = {"PeerLostError"}, {"PeerLostError", "ClosedError"}
 CRASHES = ("Fatal Python error", "panicked", "terminate called", "SystemError")
 
 Cell = tuple[str, str, str]
@@ -44,7 +42,7 @@ def wrong(found: dict[str, Any]) -> str | None:
     if state in ("no group", "destroyed"):
         right.append(error_of_peer == ["none"])
     elif error_of_peer:
-        allowed = (LEFT if end in SOFT else KILLED) | ({"MismatchError"} if state == "isend" and end in SOFT else set())
+        allowed = {"PeerLostError"} | ({"MismatchError"} if state == "isend" and end in SOFT else set())
         right.append(error_of_peer[0] in allowed)
         if error_of_peer[0] == "PeerLostError":
             right.append(error_of_peer[1:] == ["[0]"])

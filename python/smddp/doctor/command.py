@@ -96,13 +96,13 @@ def _first(here: launch.Launch, starts: bool, wishes: visit.Wishes, given: argpa
 
 
 def _listening(here: launch.Launch) -> Server:
-    """At the meeting place only, not on every interface, but where that is another host's name for this one."""
+    """Listens at the rendezvous address only; on every interface if this host knows that address by another name."""
     try:
-        return Server(here.host, here.port)
+        return Server(here.host, here.port, here.size)
     except OSError as error:
         if error.errno != errno.EADDRNOTAVAIL:
             raise OSError(f"listening at {here.host}:{here.port}, where the ranks meet: {error}") from None
-        return Server(_ANYWHERE, here.port)
+        return Server(_ANYWHERE, here.port, here.size)
 
 
 def _tell(job: dict[str, Any], findings: list[Finding], took: float, given: argparse.Namespace, columns: int) -> None:

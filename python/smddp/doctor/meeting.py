@@ -1,8 +1,8 @@
-"""Where the ranks meet: values by key, that rank 0 serves over TCP.
+"""The doctor's rendezvous: values by key, served by rank 0 over TCP.
 
-The doctor asks where torch and the group of all ranks may be what is broken, so it goes by Python's sockets alone. A
-request and its answer are lines of JSON, values are base64; whoever does not begin with the greeting is sent away.
-Every wait has a deadline.
+It uses Python's sockets alone, because torch and the group of all ranks may be the faulty part. A request and its
+answer are lines of JSON with base64 values. A connection that does not begin with the greeting is closed. Every wait
+has a deadline, and the number of connections is bounded.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ _GREETING = b"smddp-doctor 1\n"
 _LONGEST_LINE = 16 << 20
 _PATIENCE = 3.0
 _PAUSE = 0.05
+# Connections beyond one for each rank: strangers, and ranks that connect again.
+_SPARE = 64
 
 
 class Lost(RuntimeError):
@@ -61,14 +63,15 @@ class _Caller(socketserver.StreamRequestHandler):
 
 
 class Server(socketserver.ThreadingTCPServer):
-    """Rank 0's side. Raises OSError where it cannot listen there (port 0: any)."""
+    """Rank 0's side, for `ranks` ranks. Port 0 is any free port. Raises OSError if it cannot listen."""
 
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 1024
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, ranks: int) -> None:
         self.values = _Values()
+        self._free = threading.BoundedSemaphore(ranks + _SPARE)
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self.address_family = family
         super().__init__((str(address[0]), port), _Caller)
@@ -78,15 +81,29 @@ class Server(socketserver.ThreadingTCPServer):
     def port(self) -> int:
         return int(self.server_address[1])
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serves a connection in its own thread, or closes it if too many are open."""
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serves one connection to its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A caller that misbehaves or is gone ends its own thread, nothing else."""
+        """Ignores an error of one connection: only its own thread ends."""
 
 
 class Client:
     """One rank's side; also a store for Comm.make."""
 
     def __init__(self, host: str, port: int, seconds: float) -> None:
-        """Connects, again and again until the deadline: the server may start later. Raises Lost."""
+        """Connects, with retries until the deadline because the server may start later. Raises Lost."""
         self._lock = threading.Lock()
         self._where = f"{host}:{port}"
         deadline = time.monotonic() + seconds
