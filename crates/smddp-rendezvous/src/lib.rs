@@ -14,3 +14,5 @@ pub use error::{Error, Result};
 pub use launched::{Launched, Meet};
 pub use meeting::{Joined, Meeting, Prefixed, Values, join};
 pub use server::Server;
+#[cfg(any(test, fuzzing))]
+pub use server::fuzzing;

@@ -64,6 +64,22 @@ struct Shared {
 }
 
 impl Shared {
+    fn new(ranks: usize) -> io::Result<Self> {
+        let shared = Self {
+            values: Mutex::default(),
+            changed: Condvar::new(),
+            closing: AtomicBool::new(false),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+                .map_err(|why| refused("eventfd2", why))?,
+            used: Arc::default(),
+            max_bytes: AtomicUsize::new(0),
+            members: AtomicUsize::new(0),
+            max_members: AtomicUsize::new(0),
+        };
+        shared.expect(ranks);
+        Ok(shared)
+    }
+
     /// No code panics with the lock held, so the table is consistent even if the lock is poisoned.
     fn values(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Arc<Value>>> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
@@ -123,18 +139,7 @@ impl Server {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
         let addr = listener.local_addr()?;
-        let shared = Arc::new(Shared {
-            values: Mutex::default(),
-            changed: Condvar::new(),
-            closing: AtomicBool::new(false),
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|why| refused("eventfd2", why))?,
-            used: Arc::default(),
-            max_bytes: AtomicUsize::new(0),
-            members: AtomicUsize::new(0),
-            max_members: AtomicUsize::new(0),
-        });
-        shared.expect(ranks);
+        let shared = Arc::new(Shared::new(ranks)?);
         let mut serving = Serving::new(listener, Arc::clone(&shared))?;
         thread::Builder::new().name("smddp-store".into()).spawn(move || serving.run())?;
         Ok(Server { shared, addr })
@@ -196,6 +201,20 @@ struct Connection {
 }
 
 impl Connection {
+    fn new(stream: TcpStream) -> Self {
+        Self {
+            stream,
+            since: Instant::now(),
+            greeted: false,
+            member: false,
+            input: Vec::new(),
+            output: Vec::new(),
+            value: None,
+            sent: 0,
+            pending: None,
+        }
+    }
+
     fn events(&self) -> EventFlags {
         let wanted = match (&self.pending, self.is_sending()) {
             (_, true) => EventFlags::OUT,
@@ -423,17 +442,7 @@ impl Serving {
         if stream.set_nonblocking(true).is_err() {
             return;
         }
-        let connection = Connection {
-            stream,
-            since: Instant::now(),
-            greeted: false,
-            member: false,
-            input: Vec::new(),
-            output: Vec::new(),
-            value: None,
-            sent: 0,
-            pending: None,
-        };
+        let connection = Connection::new(stream);
         let (id, data) = (self.next, EventData::new_u64(self.next));
         self.next += 1;
         if epoll::add(&self.epoll, &connection.stream, data, connection.events()).is_err() {
@@ -548,5 +557,7 @@ fn advance(
     }
 }
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;
