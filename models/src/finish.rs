@@ -1,4 +1,4 @@
-//! The end of a call: whoever sees it sees the output, nobody waits for it in vain, callbacks come once.
+//! End of a call: a thread that observes it also observes the output, every waiter wakes, and each callback runs once.
 
 macro_rules! models {
     ($over:ident) => {
@@ -35,12 +35,23 @@ macro_rules! models {
                     let driver = call.clone();
                     let driving = thread::spawn(move || driver.finish());
                     while !call.shared.is_done() {
-                        // Nobody's time is ever up here: it wakes when it is told, or never.
-                        call.shared.sleep(Duration::MAX);
+                        // No deadline: only a notification ends the wait.
+                        call.shared.sleep(Duration::MAX, false);
                     }
                     // SAFETY: the call is over, so the output is its caller's.
                     assert_eq!(call.output.with(|output| unsafe { *output }), 5);
                     driving.join().unwrap();
+                });
+            }
+
+            pub(super) fn waited_for_on_a_device() {
+                crate::model(|| {
+                    let call = Call::new();
+                    let driver = call.clone();
+                    let driving = thread::spawn(move || driver.shared.enqueued());
+                    call.shared.sleep(Duration::MAX, true);
+                    driving.join().unwrap();
+                    assert!(!call.shared.is_done());
                 });
             }
 
@@ -76,9 +87,14 @@ models!(right);
 models!(stores_relaxed);
 
 #[test]
-fn whoever_waits_for_a_call_is_woken_and_sees_its_output() {
+fn a_waiter_of_a_call_wakes_and_sees_its_output() {
     crate::fails("stores_relaxed::waited_for", stores_relaxed::waited_for);
     right::waited_for();
+}
+
+#[test]
+fn a_waiter_for_a_call_on_a_device_wakes_when_it_is_enqueued() {
+    right::waited_for_on_a_device();
 }
 
 #[test]

@@ -42,6 +42,8 @@ mod turns;
 pub mod types;
 mod wait;
 mod work;
+#[cfg(test)]
+mod work_tests;
 
 pub use call::{Blocks, Call, name_of};
 pub use comm::{Communicator, Options, Work, shutdown};

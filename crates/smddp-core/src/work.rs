@@ -165,22 +165,3 @@ pub fn set_interrupt(check: fn() -> bool) {
 pub fn interrupted() -> bool {
     INTERRUPT.get().is_some_and(|check| check())
 }
-
-#[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-
-    #[test]
-    fn a_sleep_until_a_call_is_on_a_device_ends_at_once_where_it_is() {
-        let shared = Shared::new(None);
-        shared.enqueued();
-        let begun = Instant::now();
-        shared.sleep(Duration::from_secs(60), true);
-        assert!(begun.elapsed() < Duration::from_secs(30));
-        // The same call is not done.
-        shared.sleep(Duration::from_millis(1), false);
-        assert!(!shared.is_done());
-    }
-}
