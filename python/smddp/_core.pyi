@@ -419,8 +419,8 @@ def launched(
 ) -> tuple[int, int, int | None, int | None, tuple[str, int, bool] | None] | None:
     """Returns this process's place among the ranks of its launcher, from the environment; None without a launcher.
 
-    The values are rank, size, local rank and number of local ranks (None: the launcher does not set it), and the address
-    of rank 0: host, port and whether all ranks are on this host (None with one rank).
+    The values are rank, size, local rank and number of local ranks (None: the launcher does not set it), and the
+    address of rank 0: host, port and whether all ranks are on this host (None with one rank).
     Raises ConfigError naming the variable that is missing or invalid, and the command to run.
     """
 

@@ -188,9 +188,8 @@ def init(
     timeout: seconds or a timedelta, to form the group, and the default deadline of the group's calls;
     `float("inf")` is none.
 
-    Raises smddp.ConfigError, a ValueError, for an environment that is invalid, has no address of rank 0, or is that of a
-    Slurm batch script without srun; ValueError
-    where the arguments do not; smddp.CollectiveTimeoutError naming the ranks that did not come; smddp.TopologyError
+    Raises smddp.ConfigError, a ValueError, for an environment that is invalid, has no address of rank 0, or is that
+    of a Slurm batch script without srun; ValueError for invalid arguments; smddp.CollectiveTimeoutError naming the ranks that did not come; smddp.TopologyError
     where rank 0 does not serve or ranks cannot reach each other.
     """
     global _made

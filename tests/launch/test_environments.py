@@ -1,6 +1,6 @@
 """The environments that launchers leave their ranks: torch's variables, or an error within 5 s with the command to run.
 
-The variables are those of rank 3 of 4, the second of two ranks on the second of two hosts, unless the row says otherwise.
+The variables are those of rank 3 of 4, the second of two ranks on the second of two hosts, unless a row says otherwise.
 Those of Slurm were read under Slurm 22.05, the others are documented by their launchers.
 """
 

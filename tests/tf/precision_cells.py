@@ -1,4 +1,4 @@
-"""The product of precision, wrapping order, accumulation, gradients, optimizer and training loop, and a sample of it."""
+"""The product of precision, accumulation, gradients, optimizer and training loop, and a sample of it."""
 
 import itertools
 

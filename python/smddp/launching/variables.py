@@ -54,8 +54,8 @@ def complete() -> bool:
     rank, size, local_rank, local_size, meet = found
     if local_rank is None:
         raise core().ConfigError(
-            f"LOCAL_RANK is not set, and the launcher gives rank {rank} of {size} no number on its host: have the launcher "
-            "set LOCAL_RANK for each rank, or start the script with srun, mpirun or torchrun"
+            f"LOCAL_RANK is not set, and the launcher gives rank {rank} of {size} no number on its host: have the "
+            "launcher set LOCAL_RANK for each rank, or start the script with srun, mpirun or torchrun"
         )
     host, port, _ = meet or (
         os.environ.get("MASTER_ADDR", "127.0.0.1"),

@@ -26,8 +26,8 @@ def inner_optimizer(optimizer: Any) -> Any:
 
 
 def watch(kind: type, method: str, is_distributed: Callable[[Any], bool], move: Move) -> None:
-    """Has each `LossScaleOptimizer` of the Keras that defines `kind` call `move` before its first `method`, if its inner
-    optimizer is distributed. Once per class; a Keras that is not imported has no such class.
+    """Has each `LossScaleOptimizer` of the Keras that defines `kind` call `move` before its first `method`, if its
+    inner optimizer is distributed. Repeated calls change nothing.
 
     method: the name of the method that applies gradients.
     """
