@@ -189,8 +189,8 @@ def init(
     `float("inf")` is none.
 
     Raises smddp.ConfigError, a ValueError, for an environment that is invalid, has no address of rank 0, or is that
-    of a Slurm batch script without srun; ValueError for invalid arguments; smddp.CollectiveTimeoutError naming the ranks that did not come; smddp.TopologyError
-    where rank 0 does not serve or ranks cannot reach each other.
+    of a Slurm batch script without srun; ValueError for invalid arguments; smddp.CollectiveTimeoutError naming the
+    ranks that did not join; smddp.TopologyError if rank 0 does not serve or ranks cannot reach each other.
     """
     global _made
     seconds = _deadline(timeout)

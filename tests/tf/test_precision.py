@@ -2,7 +2,7 @@
 
 import precision_cells
 import pytest
-from programs import told, verdict
+from programs import results, verdict
 
 SAMPLE = tuple(precision_cells.name(cell) for cell in precision_cells.pairwise())
 WHOLE = {
@@ -13,10 +13,10 @@ WHOLE = {
 
 @pytest.mark.parametrize("case", SAMPLE)
 def test_training_equals_one_process(case):
-    verdict(told("precision", 2, SAMPLE), case, 2)
+    verdict(results("precision", 2, SAMPLE), case, 2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("loop", "case"), [(loop, case) for loop, cases in WHOLE.items() for case in cases])
 def test_training_equals_one_process_in_the_whole_product(loop, case):
-    verdict(told("precision", 2, WHOLE[loop]), case, 2)
+    verdict(results("precision", 2, WHOLE[loop]), case, 2)

@@ -12,7 +12,7 @@
 //! | srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID` | those, or the step's first host |
 //!
 //! In a SageMaker job of several hosts under mpirun, `SMDATAPARALLEL_SERVER_ADDR` or `SM_HOSTS` name the first host on every
-//! rank. `MASTER_ADDR` and `MASTER_PORT` do not count there, since mpirun passes them to the ranks of its own host alone.
+//! rank. `MASTER_ADDR` and `MASTER_PORT` do not count there, since mpirun passes them to the ranks on its host alone.
 //! In other jobs a Python caller asks mpirun's process manager for a missing address (`smddp.launching`).
 //!
 //! Rank 0 serves the store at that address. The port is a function of the environment, which is the same on every rank:
@@ -62,7 +62,7 @@ impl Launched {
         Launched { rank: 0, size: 1, local_rank: Some(0), local_size: Some(1), meet: None }
     }
 
-    /// Whether a launcher set this process's rank.
+    /// Returns whether a launcher set this process's rank.
     pub fn by_a_launcher(get: &dyn Fn(&str) -> Option<String>) -> bool {
         let env = Env { get };
         LAUNCHERS.iter().any(|launcher| env.has(launcher.rank))

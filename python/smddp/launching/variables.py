@@ -37,7 +37,7 @@ def launched(port: int | None = None) -> Launched:
 def complete() -> bool:
     """Set what torchrun would have set where another launcher started this process: RANK, WORLD_SIZE, LOCAL_RANK,
     LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT, and SMDATAPARALLEL_LOCAL_RANK. MASTER_ADDR and MASTER_PORT
-    stay as they are if all ranks have them. mpirun's process manager supplies them for ranks on several hosts.
+    keep their values if all ranks have them. mpirun's process manager supplies them for ranks on several hosts.
 
     Returns False without a launcher.
     Raises smddp.ConfigError for invalid variables, for a launcher that gives no local rank or no address of rank 0, and

@@ -78,7 +78,7 @@ class _Dense:
 
 
 class _Sparse:
-    """The rows and indices of IndexedSlices, one after the other. Repeated indices stay apart, as in one gradient."""
+    """The rows and indices of IndexedSlices, one after the other. Repeated indices remain, as in one gradient."""
 
     def __init__(self, gradient: tf.IndexedSlices) -> None:
         self._shape = gradient.shape

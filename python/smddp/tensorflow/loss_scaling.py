@@ -2,8 +2,8 @@
 
 A `LossScaleOptimizer` applies a step, or skips it and lowers the scale, by the gradients that it receives. The inner
 optimizer runs in the first case only. If the inner optimizer reduced gradients, ranks with an overflow would leave out
-that all_reduce. `Model.compile` adds the `LossScaleOptimizer` by itself under the mixed_float16 policy, so the order in
-which a script wraps its optimizer is not known before the first step.
+that all_reduce. `Model.compile` adds a `LossScaleOptimizer` under the mixed_float16 policy, so the wrapping order is
+known at the first step only.
 
 The first step therefore moves the reduction from the inner optimizer to the `LossScaleOptimizer`. All ranks then decide
 by the same reduced gradients, which are infinite or NaN where those of one rank are.

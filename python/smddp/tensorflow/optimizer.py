@@ -84,7 +84,7 @@ def _become(optimizer: Any, make: Make, reduced: Reduce, passes: Accumulation | 
     # A saved optimizer names the plain class, and loads without this library.
     made.__name__, made.__qualname__, made.__module__ = kind.__name__, kind.__qualname__, kind.__module__
     made._smddp = (kind, make, reduced, passes)  # type: ignore[attr-defined]
-    # In place: slots, step count and references to the optimizer's variables stay valid.
+    # In place: slots, step count and references to the optimizer's variables remain valid.
     optimizer.__class__ = made
 
 

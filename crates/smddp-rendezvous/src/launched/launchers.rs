@@ -136,7 +136,7 @@ impl Launcher {
         outer && env.has("PMI_RANK") && place("PMI_RANK", &["PMI_SIZE"]) != place(self.rank, self.size)
     }
 
-    /// Whether mpirun started this process: MPI implementations keep their variables from each other's hosts.
+    /// Returns whether mpirun started this process, which passes some variables to the ranks on its host alone.
     pub(super) fn is_mpi(&self) -> bool {
         ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].contains(&self.rank)
     }
