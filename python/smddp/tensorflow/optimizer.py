@@ -125,7 +125,7 @@ def _of_keras_2(kind: type, reduced: Reduce, passes: Accumulation | None) -> typ
     return Distributed
 
 
-def _of_graphs(kind: type, reduced: Reduce, passes: None) -> type:
+def _of_graphs(kind: type, reduced: Reduce, passes: Accumulation | None) -> type:
     class Distributed(kind):  # type: ignore[misc]
         def compute_gradients(self, *arguments: Any, **keywords: Any) -> Any:
             pairs = super().compute_gradients(*arguments, **keywords)
