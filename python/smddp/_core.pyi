@@ -414,12 +414,14 @@ class Arrays:
         who it was.
         """
 
-def launched(port: int | None = None) -> tuple[int, int, int, int | None, tuple[str, int, bool] | None] | None:
-    """Which of the ranks that a launcher started together this process is, as the environment says.
+def launched(
+    port: int | None = None,
+) -> tuple[int, int, int | None, int | None, tuple[str, int, bool] | None] | None:
+    """Returns this process's place among the ranks of its launcher, from the environment; None without a launcher.
 
-    Rank, size, local rank, ranks of this host (None: the launcher does not say), and where rank 0 serves: host, port
-    and whether all ranks are on this host; None with one rank. None where no launcher did.
-    Raises ConfigError naming what is missing or makes no sense.
+    The values are rank, size, local rank and number of local ranks (None: the launcher does not set it), and the
+    address of rank 0: host, port and whether all ranks are on this host (None with one rank).
+    Raises ConfigError naming the variable that is missing or invalid, and the command to run.
     """
 
 def settings() -> list[tuple[str, str, str, str, str]]:

@@ -109,7 +109,7 @@ class _Bench:
         self.device = torch.device(given.device)
         if self.device.type == "cuda":
             devices = torch.get_device_module(self.device)
-            devices.set_device(int(os.environ.get("LOCAL_RANK", "0")) % devices.device_count())
+            devices.set_device(int(os.environ.get("LOCAL_RANK", self.rank)) % devices.device_count())
         self.wrong = 0
         self.results: dict[str, list[dict[str, Any]]] = {name: [] for name in given.backends}
 

@@ -60,18 +60,19 @@ class Communicator(Arrays):
         return init(timeout=timeout)
 
     @classmethod
-    def over(cls, comm: Comm, local: tuple[int, int | None] | None = None) -> Communicator:
-        """Take over the core's communicator.
+    def over(cls, comm: Comm, local: tuple[int | None, int | None] = (None, None)) -> Communicator:
+        """Takes over the core's communicator.
 
-        local: this rank's place among those of its host, and how many these are, where the launcher says so.
+        local: this rank's number on its host and the number of ranks there, counted where the launcher sets neither.
         """
         made = cls.__new__(cls, comm)
         nodes = comm.nodes()
         near = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
-        local_rank, local_size = local or (near.index(comm.rank), len(near))
+        local_rank, local_size = local
         made.communicator = comm
         made.rank, made.size, made.name = comm.rank, comm.size, comm.name
-        made.local_rank, made.local_size = local_rank, local_size or len(near)
+        made.local_rank = near.index(comm.rank) if local_rank is None else local_rank
+        made.local_size = local_size or len(near)
         _open.add(made)
         stacks.offer()
         shut_down_at_exit()
@@ -176,8 +177,8 @@ def init(
 ) -> Communicator:
     """Meet all other ranks. Each further call makes another group of the same ranks.
 
-    Without arguments the environment says which rank this process is and where rank 0 is: that of torchrun, Open MPI,
-    MPICH, Intel MPI, Slurm or smddprun; a process that nobody started as one of several is the one rank of its group.
+    Without arguments rank and address come from the environment of torchrun, Open MPI, MVAPICH2, MPICH, Intel MPI, HPE
+    PALS, Flux, jsrun, srun or smddprun. A process without a launcher is the only rank of its group.
     Rank 0 serves there; `port` chooses another port than MASTER_PORT or one derived from the job.
 
     rank, size, address: the same given by the caller; address is "host:port" of rank 0 ("[::1]:29500" for IPv6), or its
@@ -187,9 +188,9 @@ def init(
     timeout: seconds or a timedelta, to form the group, and the default deadline of the group's calls;
     `float("inf")` is none.
 
-    Raises smddp.ConfigError, a ValueError, where the environment names no meeting point or makes no sense; ValueError
-    where the arguments do not; smddp.CollectiveTimeoutError naming the ranks that did not come; smddp.TopologyError
-    where rank 0 does not serve or ranks cannot reach each other.
+    Raises smddp.ConfigError, a ValueError, for an environment that is invalid, has no address of rank 0, or is that
+    of a Slurm batch script without srun; ValueError for invalid arguments; smddp.CollectiveTimeoutError naming the
+    ranks that did not join; smddp.TopologyError if rank 0 does not serve or ranks cannot reach each other.
     """
     global _made
     seconds = _deadline(timeout)
@@ -201,11 +202,11 @@ def init(
     given = (rank is not None, size is not None)
     if given == (False, False) and store is None and address is None:
         rank, size, local_rank, local_size, meet = launched(port) or (0, 1, 0, 1, None)
-        local: tuple[int, int | None] | None = (local_rank, local_size)
+        local: tuple[int | None, int | None] = (local_rank, local_size)
     elif given != (True, True):
         raise ValueError(f"smddp.init: rank and size go together, with address or store (rank {rank}, size {size})")
     else:
-        local, meet = None, None
+        local, meet = (None, None), None
         if store is None and (size != 1 or address is not None):
             meet = _meeting_point(address, port)
     assert rank is not None and size is not None
@@ -218,7 +219,7 @@ def init(
         comm = native.Comm.make(store, "init", name, rank, size, seconds)
         comm.set_timeout(seconds)
     else:
-        comm = native.Comm.join("init", name, rank, size, meet, seconds, local[1] if local else None)
+        comm = native.Comm.join("init", name, rank, size, meet, seconds, local[1])
     _made += 1
     return Communicator.over(comm, local)
 

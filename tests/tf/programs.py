@@ -45,11 +45,11 @@ def start(size: int, *command: str, **more: str) -> list[subprocess.Popen]:
 
 
 @functools.cache
-def told(module: str, size: int) -> tuple[dict, str]:
-    """By case: each rank's words; and all output."""
+def results(module: str, size: int, names: tuple[str, ...] = ()) -> tuple[dict, str]:
+    """Runs the cases of a module, or those of `names`. Returns each rank's results by case, and all output."""
     found: dict = {}
     output = ""
-    for out in outputs(start(size, str(HERE / "run.py"), module), 250):
+    for out in outputs(start(size, str(HERE / "run.py"), module, *(f"case_{name}" for name in names)), 500):
         for said in words(out):
             found.setdefault(said["case"], {})[said["rank"]] = said
         output += out[-3000:]
@@ -77,7 +77,7 @@ def words(output: str) -> list[dict]:
 
 def check(module: str, case: str, size: int) -> None:
     """The case ended well on every one of `size` ranks of this machine."""
-    verdict(told(module, size), case, size)
+    verdict(results(module, size), case, size)
 
 
 def verdict(said_and_output: tuple[dict, str], case: str, size: int) -> None:

@@ -179,14 +179,16 @@ fn rows(ranks: Ranks<'_>, cli: &Cli) -> usize {
 fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &Launched) -> Result<()> {
     let groups = groups(split, launched.size);
     cli.validate_groups(&groups)?;
+    // Differs between the ranks of a host, as a local rank does.
+    let local_rank = launched.local_rank.unwrap_or(launched.rank);
     if cli.pin {
-        pin::pin(launched.local_rank)?;
+        pin::pin(local_rank)?;
     }
     let joined = smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?;
     let world = Team::new(joined.comm);
     let color = split.map(|split| split.color(world.rank()));
     let part = color.map(|color| world.part(color)).transpose()?;
-    let (devices, one_host) = device::gather(&world, launched.local_rank, color.unwrap_or(0))?;
+    let (devices, one_host) = device::gather(&world, local_rank, color.unwrap_or(0))?;
     let prints = world.rank() == 0;
     let mut table = Table::new(stdout(), cli);
     let mut report = match &cli.json {

@@ -86,7 +86,7 @@ impl Comm {
         local_size: Option<usize>,
     ) -> PyResult<Self> {
         let meet = meet.map(|(host, port, local)| Meet { host, port, local });
-        let launched = Launched { rank, size, local_rank: 0, local_size, meet };
+        let launched = Launched { rank, size, local_rank: None, local_size, meet };
         let joined = py.detach(|| smddp_rendezvous::join((call, name), &launched, None, seconds(timeout)));
         joined.map(|joined| Self::over(joined.comm)).map_err(|error| not_met(py, error))
     }

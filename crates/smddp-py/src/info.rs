@@ -142,8 +142,8 @@ pub(crate) fn frames_from(signal: i32, pipe: i32, inner: Vec<String>) {
     smddp_core::frames_from(signal, pipe, inner);
 }
 
-/// (rank, size, local rank, local size, where rank 0 serves) of this process among those that a launcher started
-/// together, from the environment; where is (host, port, whether all ranks are on this host). `None` where none did.
+/// Returns (rank, size, local rank, local size, address of rank 0) of this process from its launcher's environment, `None`
+/// without a launcher. The address is (host, port, whether all ranks are on this host).
 #[pyfunction]
 #[pyo3(signature = (port=None))]
 pub(crate) fn launched(py: Python<'_>, port: Option<u16>) -> PyResult<Option<Told>> {
@@ -155,7 +155,7 @@ pub(crate) fn launched(py: Python<'_>, port: Option<u16>) -> PyResult<Option<Tol
     Ok(Launched::by_a_launcher(&get).then_some(told))
 }
 
-type Told = (usize, usize, usize, Option<usize>, Option<(String, u16, bool)>);
+type Told = (usize, usize, Option<usize>, Option<usize>, Option<(String, u16, bool)>);
 
 /// The smddp-bench program.
 #[pyfunction]

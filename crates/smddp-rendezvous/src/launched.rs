@@ -1,25 +1,36 @@
-//! Which rank this process is, from the environment of whoever started it, and where the ranks meet.
+//! This process's rank, from the launcher's environment, and the address at which the ranks meet.
 //!
-//! | launcher | rank and size | meeting point |
-//! |---|---|---|
-//! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, `MASTER_PORT` |
-//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | those, or this host where all ranks are on it |
-//! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | those, or this host where all ranks are on it |
-//! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | those, or the step's first host |
+//! | launcher | rank and size | local rank | address of rank 0 |
+//! |---|---|---|---|
+//! | torchrun | `RANK`, `WORLD_SIZE` | `LOCAL_RANK` | `MASTER_ADDR`, `MASTER_PORT` |
+//! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | `_LOCAL_RANK` | those, or this host where all ranks are on it |
+//! | MVAPICH2 | `MV2_COMM_WORLD_RANK`, `_SIZE` | `_LOCAL_RANK` | the same |
+//! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID` | the same |
+//! | HPE PALS | `PALS_RANKID`, `PMI_SIZE` | `PALS_LOCAL_RANKID`, `PMI_LOCAL_RANK` | the same |
+//! | Flux | `FLUX_TASK_RANK`, `FLUX_JOB_SIZE` | `FLUX_TASK_LOCAL_ID` | the same |
+//! | jsrun | `JSM_NAMESPACE_RANK`, `_SIZE` | `_LOCAL_RANK` | the same |
+//! | srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID` | those, or the step's first host |
 //!
-//! A SageMaker job of several hosts under mpirun tells its first host by `SMDATAPARALLEL_SERVER_ADDR` or `SM_HOSTS`, on every
-//! rank; its `MASTER_ADDR` and `MASTER_PORT` do not count, since mpirun leaves them to the ranks of its own host alone.
-//! Elsewhere a Python caller asks mpirun's process manager before it gives up (`smddp.launching`).
+//! In a SageMaker job of several hosts under mpirun, `SMDATAPARALLEL_SERVER_ADDR` or `SM_HOSTS` name the first host on every
+//! rank. `MASTER_ADDR` and `MASTER_PORT` do not count there, since mpirun passes them to the ranks on its host alone.
+//! In other jobs a Python caller asks mpirun's process manager for a missing address (`smddp.launching`).
 //!
-//! Rank 0 serves the store at the meeting point. The port is a function of the environment, which is the same
-//! on every rank, so that nobody has to guess or to try several: the one asked for, else `MASTER_PORT` (in such a job
-//! `SMDATAPARALLEL_SERVER_PORT`), else one derived from the job's identity. Under torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE=True`) the agent keeps its own
-//! store on `MASTER_PORT` for as long as the job lives, and ours is one port above it (one below at 65535).
-//! A port that turns out to be taken is an error of rank 0 that names it.
+//! Rank 0 serves the store at that address. The port is a function of the environment, which is the same on every rank:
+//! the requested port, else `MASTER_PORT` (in a SageMaker job `SMDATAPARALLEL_SERVER_PORT`), else one derived from the job's
+//! identity. Under torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE=True`) the agent keeps its store on `MASTER_PORT` while the
+//! job runs, and this store is one port above (one below at 65535). A port in use is an error of rank 0 that names it.
 
+mod environment;
+mod launchers;
+mod slurm;
+#[cfg(test)]
+mod tests;
+
+use self::environment::Env;
+use self::launchers::{LAUNCHERS, Launcher, SLURM};
 use crate::error::{Error, Result};
 
-/// Derived ports come from here upwards: below Linux's ephemeral ports (32768).
+/// The first derived port: all are below Linux's ephemeral ports (32768).
 const DERIVED_FIRST: u16 = 20_000;
 const DERIVED_COUNT: u64 = 12_000;
 
@@ -28,15 +39,15 @@ const DERIVED_COUNT: u64 = 12_000;
 pub struct Launched {
     pub rank: usize,
     pub size: usize,
-    /// Index among the ranks of this host.
-    pub local_rank: usize,
-    /// Ranks of this host, where the launcher says how many.
+    /// Index among the ranks of this host; `None` where the launcher does not set it.
+    pub local_rank: Option<usize>,
+    /// Number of ranks on this host, where the launcher sets it.
     pub local_size: Option<usize>,
-    /// Where rank 0's store is; `None` with a single rank.
+    /// Address of rank 0's store; `None` with a single rank.
     pub meet: Option<Meet>,
 }
 
-/// Where rank 0 serves the store.
+/// Address at which rank 0 serves the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Meet {
     pub host: String,
@@ -46,32 +57,35 @@ pub struct Meet {
 }
 
 impl Launched {
-    /// A process that nobody started as one of several.
+    /// The only rank of its group, which no launcher started.
     pub fn alone() -> Launched {
-        Launched { rank: 0, size: 1, local_rank: 0, local_size: Some(1), meet: None }
+        Launched { rank: 0, size: 1, local_rank: Some(0), local_size: Some(1), meet: None }
     }
 
-    /// Whether a launcher says which rank this process is.
+    /// Returns whether a launcher set this process's rank.
     pub fn by_a_launcher(get: &dyn Fn(&str) -> Option<String>) -> bool {
         let env = Env { get };
         LAUNCHERS.iter().any(|launcher| env.has(launcher.rank))
     }
 
-    /// Reads the environment through `get`; `port` is the one asked for, `parent` the parent's process id (the same
-    /// for all ranks that one launcher started on this host).
+    /// Reads the environment through `get`. `port` is the requested port, `parent` the parent's process id, which is the
+    /// same for all ranks that one launcher started on this host.
     ///
     /// # Errors
-    /// [`Error::Usage`] naming the variable that is missing or makes no sense.
+    /// [`Error::Usage`] naming the variable that is missing or invalid, and the command that sets it.
     pub fn detect(get: &dyn Fn(&str) -> Option<String>, port: Option<u16>, parent: u32) -> Result<Launched> {
         let env = Env { get };
-        let Some(launcher) = LAUNCHERS.iter().find(|l| env.has(l.rank)) else {
-            return match env.first(&["WORLD_SIZE"]) {
-                Some((name, size)) if size != "1" => Err(missing("RANK", &format!("{name} is {size}"))),
-                _ => Ok(Launched::alone()),
-            };
+        let Some(launcher) = Launcher::find(&env) else {
+            check_alone(&env)?;
+            return Ok(Launched::alone());
         };
+        if launcher.rank == SLURM {
+            slurm::check_step(&env)?;
+        }
         let rank = env.number(&[launcher.rank])?.unwrap_or(0);
-        let size = env.number(launcher.size)?.ok_or_else(|| {
+        // A batch script of one task has a rank, and no number of tasks.
+        let batch = launcher.rank == SLURM && rank == 0 && !slurm::in_step(&env);
+        let size = env.number(launcher.size)?.or(batch.then_some(1)).ok_or_else(|| {
             missing(
                 launcher.size.last().copied().unwrap_or_default(),
                 &format!("{} is {rank}", launcher.rank),
@@ -91,60 +105,42 @@ impl Launched {
                 smddp_core::MAX_RANKS
             )));
         }
-        let local_rank = env.number(launcher.local_rank)?.unwrap_or(0);
-        let local_size = match env.number(launcher.local_size)? {
-            None if launcher.rank == "SLURM_PROCID" => slurm_tasks_here(&env)?,
-            told => told,
-        };
+        let local_size = launcher.local_size(&env, size)?.or((size == 1).then_some(1));
         let local = local_size == Some(size);
+        let local_rank = match launcher.local_rank(&env)? {
+            None if local => Some(rank),
+            None if local_size == Some(1) => Some(0),
+            found => found,
+        };
         let meet = if size == 1 { None } else { Some(meet(&env, launcher, port, parent, local)?) };
         Ok(Launched { rank, size, local_rank, local_size, meet })
     }
 }
 
-struct Launcher {
-    rank: &'static str,
-    size: &'static [&'static str],
-    local_rank: &'static [&'static str],
-    local_size: &'static [&'static str],
-    /// What is the same on all ranks of this job and different in others; all that are set count.
-    job: &'static [&'static str],
+/// Refuses a process without a rank in a job of several processes.
+fn check_alone(env: &Env) -> Result<()> {
+    if let Some(size) = env.text("WORLD_SIZE").filter(|size| size != "1") {
+        return Err(missing("RANK", &format!("WORLD_SIZE is {size}")));
+    }
+    // torchrun's own settings in a container of Kubeflow's Trainer.
+    if let Some(hosts) = env.number(&["PET_NNODES"]).ok().flatten().filter(|hosts| *hosts > 1) {
+        return Err(Error::Usage(format!(
+            "RANK is not set: PET_NNODES is {hosts}, so this container is one of several: start the script with `torchrun \
+             script.py`"
+        )));
+    }
+    // PMIx gives its clients the size through its library alone.
+    if let Some(rank) = env.text("PMIX_RANK") {
+        return Err(Error::Usage(format!(
+            "PMIX_RANK is {rank}, and no variable gives the number of ranks: start the script with mpirun, srun or torchrun, \
+             or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+        )));
+    }
+    Ok(())
 }
 
-const LAUNCHERS: [Launcher; 4] = [
-    Launcher {
-        rank: "RANK",
-        size: &["WORLD_SIZE"],
-        local_rank: &["LOCAL_RANK"],
-        local_size: &["LOCAL_WORLD_SIZE"],
-        job: &["TORCHELASTIC_RUN_ID"],
-    },
-    Launcher {
-        rank: "OMPI_COMM_WORLD_RANK",
-        size: &["OMPI_COMM_WORLD_SIZE"],
-        local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
-        local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
-        job: &["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"],
-    },
-    Launcher {
-        rank: "PMI_RANK",
-        size: &["PMI_SIZE"],
-        local_rank: &["MPI_LOCALRANKID"],
-        local_size: &["MPI_LOCALNRANKS"],
-        job: &["PMI_ID_JOB", "HYDRA_JOBID"],
-    },
-    Launcher {
-        rank: "SLURM_PROCID",
-        size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
-        local_rank: &["SLURM_LOCALID"],
-        local_size: &[],
-        job: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
-    },
-];
-
 fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: bool) -> Result<Meet> {
-    let mpi = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].contains(&launcher.rank);
-    if mpi
+    if launcher.is_mpi()
         && !local
         && let Some(host) = env.text("SMDATAPARALLEL_SERVER_ADDR").or_else(|| sm_host(env))
     {
@@ -154,9 +150,11 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
         };
         return Ok(Meet { host, port, local: false });
     }
-    let slurm = launcher.rank == "SLURM_PROCID";
     let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
-    let first_node = || env.first(&lists).filter(|_| slurm).map(|(_, list)| first_host(&list));
+    let first_node = || {
+        let slurm = launcher.rank == SLURM;
+        env.first(&lists).filter(|_| slurm).map(|(_, list)| slurm::first_host(&list))
+    };
     let host = if let Some(host) = env.text("MASTER_ADDR") {
         host
     } else if local {
@@ -164,8 +162,11 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
     } else if let Some(host) = first_node() {
         host
     } else {
-        let why = "the ranks may be on several hosts, and the first rank's address is not known";
-        return Err(missing("MASTER_ADDR", why));
+        return Err(Error::Usage(format!(
+            "MASTER_ADDR is not set: the ranks may be on several hosts, and {} gives no address of rank 0: start them with \
+             `{}`",
+            launcher.rank, launcher.address_command
+        )));
     };
     let port = match (port, env.port("MASTER_PORT")?) {
         (Some(port), _) => port,
@@ -183,7 +184,7 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
     Ok(Meet { host, port, local: local || host_is_loopback(env) })
 }
 
-/// A port that the job's identity gives; where nothing names the job, the `parent` of all its ranks stands for it.
+/// A port derived from the job's identity, or from the `parent` of all its ranks where no variable names the job.
 fn job_port(env: &Env, launcher: &Launcher, parent: Option<u32>) -> Result<u16> {
     let job: Vec<_> = launcher.job.iter().filter_map(|name| env.text(name)).collect();
     match (job.is_empty(), parent) {
@@ -201,27 +202,7 @@ fn sm_host(env: &Env) -> Option<String> {
     hosts.split('"').nth(1).filter(|host| !host.is_empty()).map(str::to_owned)
 }
 
-/// How many tasks of the step Slurm started on this node, from a list such as `4(x2),3`.
-fn slurm_tasks_here(env: &Env) -> Result<Option<usize>> {
-    let (Some(each), Some(node)) = (env.text("SLURM_STEP_TASKS_PER_NODE"), env.number(&["SLURM_NODEID"])?)
-    else {
-        return Ok(None);
-    };
-    let mut before = 0;
-    for part in each.split(',') {
-        let (tasks, times) = part.split_once("(x").unwrap_or((part, "1)"));
-        let (Ok(tasks), Ok(times)) = (tasks.parse(), times.trim_end_matches(')').parse::<usize>()) else {
-            return Ok(None);
-        };
-        before = usize::saturating_add(before, times);
-        if node < before {
-            return Ok(Some(tasks));
-        }
-    }
-    Ok(None)
-}
-
-/// A loopback `MASTER_ADDR` says that all ranks are here.
+/// A loopback `MASTER_ADDR` means that all ranks are on this host.
 fn host_is_loopback(env: &Env) -> bool {
     env.text("MASTER_ADDR")
         .is_some_and(|host| host == "localhost" || host.starts_with("127.") || host == "::1")
@@ -236,190 +217,4 @@ fn derived_port(job: &str) -> u16 {
     let hash =
         job.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3));
     DERIVED_FIRST + (hash % DERIVED_COUNT) as u16
-}
-
-/// The first host of a Slurm list such as `a[03-07,9]-x,b1`.
-fn first_host(list: &str) -> String {
-    let Some((prefix, rest)) = list.split_once('[').filter(|(prefix, _)| !prefix.contains(',')) else {
-        return list.split(',').next().unwrap_or(list).into();
-    };
-    let (range, rest) = rest.split_once(']').unwrap_or((rest, ""));
-    let first = range.split([',', '-']).next().unwrap_or(range);
-    let suffix = rest.split(',').next().unwrap_or("");
-    format!("{prefix}{first}{}", if suffix.contains('[') { first_host(suffix) } else { suffix.into() })
-}
-
-struct Env<'a> {
-    get: &'a dyn Fn(&str) -> Option<String>,
-}
-
-impl Env<'_> {
-    fn text(&self, name: &str) -> Option<String> {
-        (self.get)(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.text(name).is_some()
-    }
-
-    fn first<'n>(&self, names: &[&'n str]) -> Option<(&'n str, String)> {
-        names.iter().find_map(|name| self.text(name).map(|value| (*name, value)))
-    }
-
-    fn number(&self, names: &[&str]) -> Result<Option<usize>> {
-        let Some((name, value)) = self.first(names) else {
-            return Ok(None);
-        };
-        let parsed = value.parse();
-        parsed
-            .map(Some)
-            .map_err(|_| Error::Usage(format!("{name} is '{value}', which is not a whole number")))
-    }
-
-    fn port(&self, name: &str) -> Result<Option<u16>> {
-        let Some(number) = self.number(&[name])? else { return Ok(None) };
-        let port = u16::try_from(number).ok().filter(|port| *port > 0);
-        port.map(Some).ok_or_else(|| Error::Usage(format!("{name} is {number}, which is not a port")))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn detect(vars: &[(&str, &str)]) -> Result<Launched> {
-        Launched::detect(&|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).into()), None, 77)
-    }
-
-    fn address(vars: &[(&str, &str)]) -> (String, u16) {
-        let meet = detect(vars).unwrap().meet.unwrap();
-        (meet.host, meet.port)
-    }
-
-    const TORCHRUN: [(&str, &str); 5] = [
-        ("RANK", "3"),
-        ("WORLD_SIZE", "4"),
-        ("LOCAL_RANK", "1"),
-        ("MASTER_ADDR", "10.0.0.5"),
-        ("MASTER_PORT", "29500"),
-    ];
-
-    #[test]
-    fn no_launcher_is_one_rank() {
-        assert_eq!(detect(&[]).unwrap(), Launched::alone());
-        assert_eq!(detect(&[("MASTER_PORT", "1234"), ("SLURM_NTASKS", "8")]).unwrap(), Launched::alone());
-    }
-
-    #[test]
-    fn torchrun_is_read_whole() {
-        let meet = Meet { host: "10.0.0.5".into(), port: 29500, local: false };
-        let want = Launched { rank: 3, size: 4, local_rank: 1, local_size: None, meet: Some(meet) };
-        assert_eq!(detect(&TORCHRUN).unwrap(), want);
-    }
-
-    #[test]
-    fn the_agents_port_is_left_to_the_agent() {
-        let mut vars = TORCHRUN.to_vec();
-        vars.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
-        assert_eq!(address(&vars).1, 29501);
-        vars[4].1 = "65535";
-        assert_eq!(address(&vars).1, 65534);
-        vars[5].1 = "False";
-        assert_eq!(address(&vars).1, 65535);
-    }
-
-    #[test]
-    fn local_mpi_ranks_need_no_address() {
-        let openmpi = [
-            ("OMPI_COMM_WORLD_RANK", "1"),
-            ("OMPI_COMM_WORLD_SIZE", "2"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
-            ("PMIX_NAMESPACE", "prterun-host-1234@1"),
-        ];
-        let (host, port) = address(&openmpi);
-        assert_eq!(host, "127.0.0.1");
-        assert!((DERIVED_FIRST..32768).contains(&port));
-        // Without a job's name the launcher's process id stands for it.
-        let mpich =
-            [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "0")];
-        assert_eq!(address(&mpich), ("127.0.0.1".into(), derived_port("77")));
-    }
-
-    #[test]
-    fn slurm_meets_at_its_first_host() {
-        let slurm = [
-            ("SLURM_PROCID", "5"),
-            ("SLURM_NTASKS", "8"),
-            ("SLURM_LOCALID", "1"),
-            ("SLURM_JOB_ID", "99"),
-            ("SLURM_STEP_NODELIST", "node[07-08,11],other1"),
-        ];
-        assert_eq!(address(&slurm).0, "node07");
-        assert_eq!(detect(&slurm).unwrap().local_rank, 1);
-        for (list, first) in [("a", "a"), ("a,b[1-2]", "a"), ("a[3,5]-x,b", "a3-x"), ("r[1-2]n[3-4]", "r1n3")]
-        {
-            assert_eq!(first_host(list), first);
-        }
-    }
-
-    #[test]
-    fn slurm_tells_how_many_tasks_a_node_has() {
-        for (list, node, tasks) in
-            [("4(x2),3", "0", 4), ("4(x2),3", "1", 4), ("4(x2),3", "2", 3), ("2", "0", 2)]
-        {
-            let vars = [
-                ("SLURM_PROCID", "1"),
-                ("SLURM_NTASKS", "2"),
-                ("SLURM_JOB_ID", "9"),
-                ("SLURM_JOB_NODELIST", "a"),
-                ("SLURM_STEP_TASKS_PER_NODE", list),
-                ("SLURM_NODEID", node),
-            ];
-            assert_eq!(detect(&vars).unwrap().local_size, Some(tasks), "{list} {node}");
-        }
-    }
-
-    #[test]
-    fn a_sagemaker_job_tells_its_first_host() {
-        let mut vars = vec![
-            ("OMPI_COMM_WORLD_RANK", "2"),
-            ("OMPI_COMM_WORLD_SIZE", "4"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
-            ("PMIX_NAMESPACE", "job"),
-            ("SM_HOSTS", r#"["algo-1","algo-2"]"#),
-        ];
-        assert_eq!(address(&vars).0, "algo-1");
-        vars.extend([("SMDATAPARALLEL_SERVER_ADDR", "algo-9"), ("SMDATAPARALLEL_SERVER_PORT", "7592")]);
-        assert_eq!(address(&vars), ("algo-9".into(), 7592));
-        // mpirun leaves them to the ranks of its own host alone.
-        vars.extend([("MASTER_ADDR", "algo-1"), ("MASTER_PORT", "7777")]);
-        assert_eq!(address(&vars), ("algo-9".into(), 7592));
-        vars.retain(|(name, _)| !name.starts_with("SMDATAPARALLEL"));
-        assert_eq!(address(&vars), ("algo-1".into(), derived_port("job")));
-    }
-
-    #[test]
-    fn what_is_missing_is_named() {
-        let says = |vars: &[(&str, &str)], name: &str| {
-            let error = detect(vars).unwrap_err().to_string();
-            assert!(error.contains(name), "{error}");
-        };
-        says(&[("WORLD_SIZE", "2")], "RANK is not set");
-        says(&[("RANK", "0")], "WORLD_SIZE is not set");
-        says(&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set");
-        says(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h")], "MASTER_PORT is not set");
-        says(&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2, but there are 2 ranks");
-        says(&[("RANK", "0"), ("WORLD_SIZE", "1000000000")], "WORLD_SIZE is 1000000000: expected at most");
-        says(&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is 'x'");
-        says(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")], "MASTER_ADDR is not set");
-        let mut vars = TORCHRUN.to_vec();
-        vars[4].1 = "70000";
-        says(&vars, "MASTER_PORT is 70000");
-    }
-
-    #[test]
-    fn one_rank_needs_no_meeting_point() {
-        assert_eq!(detect(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap().meet, None);
-    }
 }

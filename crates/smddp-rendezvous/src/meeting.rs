@@ -416,8 +416,13 @@ mod tests {
             for rank in 0..3 {
                 scope.spawn(move || {
                     let meet = Meet { host: "127.0.0.1".into(), port: free, local: true };
-                    let launched =
-                        Launched { rank, size: 3, local_rank: rank, local_size: Some(3), meet: Some(meet) };
+                    let launched = Launched {
+                        rank,
+                        size: 3,
+                        local_rank: Some(rank),
+                        local_size: Some(3),
+                        meet: Some(meet),
+                    };
                     for turn in 0..3 {
                         let name = format!("group {turn}");
                         let joined = join(("join", &name), &launched, None, Duration::from_secs(60)).unwrap();
@@ -442,7 +447,7 @@ mod tests {
     }
 
     fn two(local_size: Option<usize>) -> Launched {
-        Launched { rank: 0, size: 2, local_rank: 0, local_size, meet: None }
+        Launched { rank: 0, size: 2, local_rank: None, local_size, meet: None }
     }
 
     #[test]

@@ -17,7 +17,7 @@ PATIENCE = 8.0
 _VARIABLES = ("MASTER_ADDR", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-def collect(launch: dict[str, int]) -> dict[str, Any]:
+def collect(launch: dict[str, int | None]) -> dict[str, Any]:
     """All of it. launch: rank, size, local rank and local size of this process.
 
     Takes some seconds at most, whatever hangs.

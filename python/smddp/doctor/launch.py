@@ -20,7 +20,7 @@ _MOST_RANKS = 16
 class Launch:
     rank: int
     size: int
-    local_rank: int
+    local_rank: int | None
     local_size: int
     host: str
     #: Of the meeting; 0: any that is free.
@@ -28,7 +28,7 @@ class Launch:
     #: Whether the doctor started the ranks, and no launcher, so that they compute nothing.
     by_doctor: bool = False
 
-    def told(self) -> dict[str, int]:
+    def told(self) -> dict[str, int | None]:
         return {
             "rank": self.rank,
             "size": self.size,

@@ -7,8 +7,9 @@ from typing import cast
 
 from smddp._native import core
 
-#: Rank, size, local rank, local size, and where rank 0 serves: host, port, whether all are there. None: no launcher.
-Launched = tuple[int, int, int, int | None, tuple[str, int, bool] | None] | None
+#: Rank, size, local rank and local size (None: the launcher does not set it), and the address of rank 0: host, port,
+#: whether all ranks are on that host. None: no launcher.
+Launched = tuple[int, int, int | None, int | None, tuple[str, int, bool] | None] | None
 
 
 def launched(port: int | None = None) -> Launched:
@@ -36,10 +37,11 @@ def launched(port: int | None = None) -> Launched:
 def complete() -> bool:
     """Set what torchrun would have set where another launcher started this process: RANK, WORLD_SIZE, LOCAL_RANK,
     LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT, and SMDATAPARALLEL_LOCAL_RANK. MASTER_ADDR and MASTER_PORT
-    stay where all ranks have them, and are asked for where mpirun started ranks on several hosts.
+    keep their values if all ranks have them. mpirun's process manager supplies them for ranks on several hosts.
 
-    Returns False where no launcher did.
-    Raises smddp.ConfigError where a launcher's variables make no sense, or say nothing of where rank 0 is.
+    Returns False without a launcher.
+    Raises smddp.ConfigError for invalid variables, for a launcher that gives no local rank or no address of rank 0, and
+    for a Slurm batch script without srun.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         numbers = os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -50,6 +52,11 @@ def complete() -> bool:
     if found is None:
         return False
     rank, size, local_rank, local_size, meet = found
+    if local_rank is None:
+        raise core().ConfigError(
+            f"LOCAL_RANK is not set, and the launcher gives rank {rank} of {size} no number on its host: have the "
+            "launcher set LOCAL_RANK for each rank, or start the script with srun, mpirun or torchrun"
+        )
     host, port, _ = meet or (
         os.environ.get("MASTER_ADDR", "127.0.0.1"),
         os.environ.get("MASTER_PORT") or free_port(),

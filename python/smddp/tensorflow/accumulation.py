@@ -1,4 +1,4 @@
-"""Gradients of several backward passes, added up before they are sent."""
+"""Local gradient accumulation over several backward passes."""
 
 from __future__ import annotations
 
@@ -9,36 +9,97 @@ import tensorflow as tf
 
 
 class Accumulation:
-    """Sums on this rank; every so many passes they are handed on and begin anew."""
+    """Sums of this rank's gradients; every `passes` backward passes it passes them on and starts again from zero.
 
-    def __init__(self, passes: int, average: bool) -> None:
-        self._passes, self._average = passes, average
-        self._sums: list[Any] = []
+    average: divide the sums by `passes`. sparse_as_dense: sum IndexedSlices as dense tensors. Otherwise the rows and
+    indices of all passes are kept, as one backward pass over the joined batch returns them.
+    """
+
+    def __init__(self, passes: int, average: bool, sparse_as_dense: bool) -> None:
+        self._passes, self._average, self._sparse_as_dense = passes, average, sparse_as_dense
+        self._sums: dict[int, _Dense | _Sparse] = {}
         self._count: Any = None
+        # Positions without a gradient when a graph was traced: that graph never passes them on.
+        self._absent_in_a_graph: set[int] = set()
 
-    def run(self, gradients: Sequence[Any], hand_on: Callable[[list[Any]], Any]) -> Any:
-        """Adds a pass's gradients; in the last one `hand_on` gets the sums, None where a gradient is None."""
+    def run(self, gradients: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
+        """Adds one pass. The last of `passes` calls `apply` with the sums, and None where no pass had a gradient.
+
+        Raises ValueError in a tf.function where a variable has a gradient that it lacked when another function or
+        signature was traced.
+        """
         if self._count is None:
-            # Once, outside of whatever function is being traced.
+            # Variables are created outside the function that is being traced.
             with tf.init_scope():
                 self._count = tf.Variable(0, trainable=False, dtype=tf.int64)
-                self._sums = [
-                    None if gradient is None else tf.Variable(tf.zeros(gradient.shape, gradient.dtype), trainable=False)
-                    for gradient in gradients
-                ]
-        added = []
-        for total, gradient in zip(self._sums, gradients):
-            if total is not None:
-                added.append(total.assign_add(tf.convert_to_tensor(gradient)))
-        with tf.control_dependencies(added):
+        added = [self._sum(at, gradient).add(gradient) for at, gradient in enumerate(gradients) if gradient is not None]
+        if not tf.executing_eagerly():
+            self._absent_in_a_graph.update(set(range(len(gradients))) - self._sums.keys())
+        with tf.control_dependencies([op for ops in added for op in ops]):
             count = self._count.assign_add(1)
 
         def last() -> tf.Tensor:
             scale = self._passes if self._average else 1
-            hand_on([None if total is None else total.read_value() / scale for total in self._sums])
-            for total in self._sums:
-                if total is not None:
-                    total.assign(tf.zeros_like(total))
+            apply([self._sums[at].read(scale) if at in self._sums else None for at in range(len(gradients))])
+            for total in self._sums.values():
+                total.clear()
             return tf.constant(True)
 
         return tf.cond(count % self._passes == 0, last, lambda: tf.constant(False))
+
+    def _sum(self, at: int, gradient: Any) -> _Dense | _Sparse:
+        if at not in self._sums:
+            if at in self._absent_in_a_graph:
+                raise ValueError(
+                    f"backward_passes_per_step={self._passes}: variable {at} has a gradient in this pass, and had none "
+                    "when an earlier tf.function was traced, so its sum would be lost: use every variable in every "
+                    "pass (add 0 * tf.reduce_sum(variable) to the loss), or leave the step outside tf.function"
+                )
+            sparse = isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense
+            with tf.init_scope():
+                self._sums[at] = _Sparse(gradient) if sparse else _Dense(gradient)
+        return self._sums[at]
+
+
+class _Dense:
+    """The sum of dense gradients."""
+
+    def __init__(self, gradient: Any) -> None:
+        self._total = tf.Variable(tf.zeros(gradient.shape, gradient.dtype), trainable=False)
+
+    def add(self, gradient: Any) -> list[Any]:
+        return [self._total.assign_add(tf.convert_to_tensor(gradient))]
+
+    def read(self, scale: int) -> Any:
+        return self._total.read_value() / scale
+
+    def clear(self) -> None:
+        self._total.assign(tf.zeros_like(self._total))
+
+
+class _Sparse:
+    """The rows and indices of IndexedSlices, one after the other. Repeated indices remain, as in one gradient."""
+
+    def __init__(self, gradient: tf.IndexedSlices) -> None:
+        self._shape = gradient.shape
+        row = self._shape[1:]
+        self._rows = tf.Variable(tf.zeros([0, *row], gradient.dtype), shape=[None, *row], trainable=False)
+        indices = tf.zeros([0], gradient.indices.dtype)
+        self._indices = tf.Variable(indices, shape=[None], trainable=False)
+
+    def add(self, gradient: Any) -> list[Any]:
+        if isinstance(gradient, tf.IndexedSlices):
+            rows, indices = gradient.values, gradient.indices
+        else:
+            rows, indices = gradient, tf.range(self._shape[0], dtype=self._indices.dtype)
+        rows = tf.concat([self._rows.read_value(), rows], 0)
+        indices = tf.concat([self._indices.read_value(), tf.cast(indices, self._indices.dtype)], 0)
+        return [self._rows.assign(rows), self._indices.assign(indices)]
+
+    def read(self, scale: int) -> tf.IndexedSlices:
+        shape = tf.constant(self._shape.as_list(), self._indices.dtype)
+        return tf.IndexedSlices(self._rows.read_value() / scale, self._indices.read_value(), shape)
+
+    def clear(self) -> None:
+        self._rows.assign(self._rows.read_value()[:0])
+        self._indices.assign(self._indices.read_value()[:0])

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from smddp.tensorflow import world
+from smddp.tensorflow import loss_scaling, world
 from smddp.tensorflow.accumulation import Accumulation
 from smddp.tensorflow.reducing import BUCKET_CAP_MB, Compression, ReduceOp, all_reduce, reduction
 from smddp.tensorflow.tape import no_devices
@@ -26,15 +26,18 @@ def DistributedOptimizer(
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
 ) -> Any:
-    """The same optimizer, of Keras 2 or 3 or TensorFlow 1, with its state: the gradients it applies are all ranks'.
+    """Returns the same optimizer, of Keras 2 or 3 or TensorFlow 1, with its state. It applies reduced gradients.
 
-    bucket_cap_mb: MiB that gradients gather to before their all_reduce starts. backward_passes_per_step: passes whose
-    gradients are added here before they are sent; average_aggregated_gradients divides their sum by the number.
-    compression, sparse_as_dense, op: see `DistributedGradientTape`. name, use_locking: taken for the original's sake.
-    What it saves is the plain optimizer's.
+    compression, sparse_as_dense, op: see `DistributedGradientTape`. bucket_cap_mb: MiB of gradients that one all_reduce
+    carries at most. backward_passes_per_step: number of passes whose gradients are summed before they are reduced, with
+    IndexedSlices kept unless sparse_as_dense; average_aggregated_gradients divides the sums by that number. name and
+    use_locking change nothing. A saved optimizer is the plain one.
+
+    A `LossScaleOptimizer` may be inside or outside, as `Model.compile` adds it under mixed_float16. All ranks skip a
+    step together when the gradients of one rank overflow.
 
     Raises ValueError before `init`, for an optimizer that is wrapped already, and for arguments out of range; TypeError
-    for what is no optimizer.
+    for an object that is not an optimizer.
     """
     no_devices(device_dense, device_sparse)
     world.world()
@@ -43,7 +46,7 @@ def DistributedOptimizer(
         raise ValueError(f"bucket_cap_mb must be positive, not {bucket_cap_mb!r}")
     if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
         raise ValueError(f"backward_passes_per_step must be 1 or more, not {backward_passes_per_step!r}")
-    if getattr(type(optimizer), "_smddp", False):
+    if _is_distributed(optimizer) or _is_distributed(loss_scaling.inner_optimizer(optimizer)):
         raise ValueError("this optimizer is wrapped already: call DistributedOptimizer once")
 
     def reduced(gradients: Sequence[Any]) -> list[Any]:
@@ -51,29 +54,49 @@ def DistributedOptimizer(
 
     passes = None
     if backward_passes_per_step > 1:
-        passes = Accumulation(backward_passes_per_step, average_aggregated_gradients)
+        passes = Accumulation(backward_passes_per_step, average_aggregated_gradients, sparse_as_dense)
     kind = type(optimizer)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
         if passes is not None:
             raise ValueError(
                 "backward_passes_per_step is for Keras's optimizers: add gradients up before compute_gradients"
             )
-        made = _of_graphs(kind, reduced)
+        _become(optimizer, _of_graphs, reduced, None)
     elif hasattr(kind, "apply") and hasattr(kind, "apply_gradients"):
-        made = _of_keras_3(kind, reduced, passes)
+        loss_scaling.watch(kind, "apply", _is_distributed, _move)
+        _become(optimizer, _of_keras_3, reduced, passes)
     elif hasattr(kind, "apply_gradients"):
-        made = _of_keras_2(kind, reduced, passes)
+        loss_scaling.watch(kind, "apply_gradients", _is_distributed, _move)
+        _become(optimizer, _of_keras_2, reduced, passes)
     else:
         raise TypeError(f"{kind.__name__} is no optimizer of Keras or TensorFlow 1")
-    # Whatever is saved names the plain optimizer, and loads without this library.
-    made.__name__, made.__qualname__, made.__module__ = kind.__name__, kind.__qualname__, kind.__module__
-    made._smddp = True  # type: ignore[attr-defined]
-    # In place: slots, step count and whoever tracks the optimizer's variables go on as they are.
-    optimizer.__class__ = made
     return optimizer
 
 
 Reduce = Callable[[Sequence[Any]], list[Any]]
+Make = Callable[[type, Reduce, Accumulation | None], type]
+
+
+def _become(optimizer: Any, make: Make, reduced: Reduce, passes: Accumulation | None) -> None:
+    """Gives the optimizer the class that `make` derives from its own."""
+    kind = type(optimizer)
+    made = make(kind, reduced, passes)
+    # A saved optimizer names the plain class, and loads without this library.
+    made.__name__, made.__qualname__, made.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    made._smddp = (kind, make, reduced, passes)  # type: ignore[attr-defined]
+    # In place: slots, step count and references to the optimizer's variables remain valid.
+    optimizer.__class__ = made
+
+
+def _is_distributed(optimizer: Any) -> bool:
+    return hasattr(type(optimizer), "_smddp")
+
+
+def _move(inner: Any, outer: Any) -> None:
+    """Takes the reduction from `inner`, which becomes the plain optimizer again, and gives it to `outer`."""
+    kind, *settings = type(inner)._smddp
+    inner.__class__ = kind
+    _become(outer, *settings)
 
 
 def _of_keras_3(kind: type, reduced: Reduce, passes: Accumulation | None) -> type:
@@ -102,7 +125,7 @@ def _of_keras_2(kind: type, reduced: Reduce, passes: Accumulation | None) -> typ
     return Distributed
 
 
-def _of_graphs(kind: type, reduced: Reduce) -> type:
+def _of_graphs(kind: type, reduced: Reduce, passes: Accumulation | None) -> type:
     class Distributed(kind):  # type: ignore[misc]
         def compute_gradients(self, *arguments: Any, **keywords: Any) -> Any:
             pairs = super().compute_gradients(*arguments, **keywords)

@@ -45,3 +45,17 @@ def test_a_task_finds_the_others_without_smddprun(slurm):
 
 def test_a_tasks_status_is_sruns(slurm):
     assert srun(slurm, "smddprun", "sh", "-c", "exit 7").returncode == 7
+
+
+def test_pmi2_keeps_the_local_rank(slurm):
+    show = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.environ['LOCAL_WORLD_SIZE'])"
+    done = srun({**slurm, "MASTER_ADDR": "127.0.0.1"}, "--mpi=pmi2", "smddprun", sys.executable, "-c", show)
+    assert sorted(done.stdout.splitlines()) == ["0 0 2", "1 1 2"], done.stdout + done.stderr
+
+
+def test_a_batch_script_without_srun_is_an_error_that_names_srun(slurm, tmp_path):
+    script, output = tmp_path / "job.sh", tmp_path / "output"
+    script.write_text(f"#!/bin/sh\n{sys.executable} -c 'import smddp; smddp.init()'\n")
+    command = ("sbatch", "--wait", "-n", "2", "--overcommit", "-o", str(output), str(script))
+    done = subprocess.run(command, env=slurm, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1 and "srun python script.py" in output.read_text(), output.read_text() + done.stderr

@@ -137,6 +137,43 @@ def case_backward_passes_are_added_up_before_they_are_sent():
         np.testing.assert_allclose(weights(made), weights(plain), atol=2e-6, rtol=1e-5)
 
 
+def case_a_gradient_absent_from_the_first_pass_is_summed_or_refused():
+    def made():
+        optimizer = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(0.1), backward_passes_per_step=2)
+        return optimizer, [tf.Variable([1.0]), tf.Variable([1.0])]
+
+    def step(optimizer, both, use_second):
+        with tf.GradientTape() as tape:
+            loss = both[0] * 2 + (both[1] if use_second else 0.0)
+        optimizer.apply_gradients(zip(tape.gradient(loss, both), both))
+
+    optimizer, both = made()
+    for use_second in (False, True, False, True):
+        step(optimizer, both, use_second)
+    np.testing.assert_allclose([float(variable[0]) for variable in both], [0.2, 0.8], rtol=1e-6)
+
+    optimizer, both = made()
+    optimizer.build(both)
+    traced = tf.function(lambda use_second: step(optimizer, both, use_second))
+    traced(False)
+    try:
+        traced(True)
+    except ValueError as error:
+        assert "variable 1 has a gradient in this pass" in str(error), error
+    else:
+        raise AssertionError("the second variable's gradient was dropped")
+
+
+def case_an_optimizer_inside_a_loss_scale_optimizer_is_wrapped_once():
+    inner = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
+    try:
+        sdp.DistributedOptimizer(tf.keras.mixed_precision.LossScaleOptimizer(inner))
+    except ValueError as error:
+        assert "wrapped already" in str(error)
+    else:
+        raise AssertionError("wrapped twice")
+
+
 def case_gradients_of_an_embedding_are_one_processs_both_ways():
     inputs = np.random.default_rng(5).integers(0, 11, (BATCH, 3))
 

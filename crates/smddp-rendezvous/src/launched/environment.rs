@@ -1,0 +1,39 @@
+//! Typed access to environment variables.
+
+use crate::error::{Error, Result};
+
+pub(super) struct Env<'a> {
+    pub(super) get: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl Env<'_> {
+    /// The trimmed value; `None` for a variable that is unset or blank.
+    pub(super) fn text(&self, name: &str) -> Option<String> {
+        (self.get)(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.text(name).is_some()
+    }
+
+    /// The first of `names` that is set.
+    pub(super) fn first<'n>(&self, names: &[&'n str]) -> Option<(&'n str, String)> {
+        names.iter().find_map(|name| self.text(name).map(|value| (*name, value)))
+    }
+
+    pub(super) fn number(&self, names: &[&str]) -> Result<Option<usize>> {
+        let Some((name, value)) = self.first(names) else {
+            return Ok(None);
+        };
+        let parsed = value.parse();
+        parsed
+            .map(Some)
+            .map_err(|_| Error::Usage(format!("{name} is '{value}', which is not a whole number")))
+    }
+
+    pub(super) fn port(&self, name: &str) -> Result<Option<u16>> {
+        let Some(number) = self.number(&[name])? else { return Ok(None) };
+        let port = u16::try_from(number).ok().filter(|port| *port > 0);
+        port.map(Some).ok_or_else(|| Error::Usage(format!("{name} is {number}, which is not a port")))
+    }
+}
