@@ -204,14 +204,10 @@ def _agreed_overflow() -> Undo:
     from torch.amp import GradScaler
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    from smddp.sagemaker.tensor_parallel import scaler
+    from smddp.sagemaker.grad_scaler import agreed
 
-    return _all(
-        *(
-            _replace(kind, "_unscale_grads_", scaler.agreed(vars(kind)["_unscale_grads_"]))
-            for kind in (GradScaler, ShardedGradScaler)
-        )
-    )
+    kinds = (GradScaler, ShardedGradScaler)
+    return _all(*(_replace(kind, "_unscale_grads_", agreed(vars(kind)["_unscale_grads_"])) for kind in kinds))
 
 
 def _adapters() -> Undo:
@@ -336,9 +332,9 @@ PATCHES = (
     Patch(
         "grad_scaler",
         "_unscale_grads_ of torch.amp.GradScaler and FSDP's ShardedGradScaler",
-        "all ranks of a tensor group skip a step in which the gradients of one of them overflow",
+        "all ranks skip a step in which a gradient of one rank overflows",
         _agreed_overflow,
-        lambda values, sizes: sizes.tensor > 1,
+        lambda values, sizes: not sizes.native,
     ),
     Patch(
         "adapters",
