@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 _WATCHED = "_idle_watched"  # attribute of a block whose experts are watched
 
@@ -65,19 +66,35 @@ class _Watcher:
         idle = [p for p in idle if p.requires_grad]
         if not idle or not torch.is_grad_enabled():
             return output
-        if isinstance(output, torch.Tensor):
-            return _WithIdle.apply(output, *idle)
-        return type(output)((_WithIdle.apply(output[0], *idle), *output[1:]))
+        return _with_idle(output, idle)
+
+
+def _with_idle(output: Any, idle: list[nn.Parameter]) -> Any:
+    """``output``, a tree of any kind that torch flattens, from which ``idle`` gets gradients of zero.
+
+    All floating-point tensors of it that need a gradient take part, as the loss may depend on any of them; if none
+    needs one, all do. An output without such tensors, or of a class that torch does not flatten, stays as it is.
+    """
+    leaves, structure = tree_flatten(output)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    places = [i for i in places if leaves[i].requires_grad] or places
+    if not places:
+        return output
+    connected = _WithIdle.apply(len(places), *(leaves[i] for i in places), *idle)
+    for i, tensor in zip(places, connected):
+        leaves[i] = tensor
+    return tree_unflatten(leaves, structure)
 
 
 class _WithIdle(torch.autograd.Function):
-    """The first argument, with a gradient of zero for the others."""
+    """The first ``number`` tensors, with a gradient of zero for the others."""
 
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:
-        ctx.idle = idle
-        return output.view_as(output)
+    def forward(ctx: Any, number: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.idle = tensors[number:]
+        ctx.set_materialize_grads(False)  # an output that the loss does not depend on keeps no gradient
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:number])
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
-        return gradient, *(torch.zeros_like(parameter) for parameter in ctx.idle)
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
+        return None, *gradients, *(torch.zeros_like(parameter) for parameter in ctx.idle)

@@ -77,7 +77,8 @@ def _hybrid_fsdp() -> Undo:
     from smddp.sagemaker import sharding
 
     original = FullyShardedDataParallel.__init__
-    return _replace(FullyShardedDataParallel, "__init__", functools.wraps(original)(sharding.fsdp_init(original)))
+    replacement = functools.wraps(original)(sharding.fsdp_init(original))
+    return _all(_replace(FullyShardedDataParallel, "__init__", replacement), sharding.forget_warnings)
 
 
 def _unsharded_frozen() -> Undo:
@@ -100,8 +101,9 @@ def _hybrid_fully_shard() -> Undo:
 
 def _optimizers() -> Undo:
     from smddp.sagemaker import sharding
+    from smddp.sagemaker.expert_parallel import fsdp
 
-    return sharding.watch_optimizers()
+    return _all(fsdp.replace_in_fully_shard(sharding.around_fully_shard), sharding.watch_optimizers())
 
 
 def _cache_flushes() -> Undo:
@@ -374,8 +376,8 @@ PATCHES = (
     ),
     Patch(
         "optimizer_order",
-        "the first step of every torch.optim.Optimizer (a step hook)",
-        "an optimizer made before FSDP trains nothing: say so",
+        "what fully_shard calls, and every torch.optim.Optimizer step (a step hook)",
+        "an optimizer with parameters that FSDP replaced, and replicas with different values, are errors",
         _optimizers,
         lambda values, sizes: not sizes.native,
     ),

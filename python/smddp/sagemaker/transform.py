@@ -15,6 +15,7 @@ from smddp.sagemaker import hf
 from smddp.sagemaker.context_parallel import forward as context_parallel
 from smddp.sagemaker.expert_parallel.spread import Spreader
 from smddp.sagemaker.moe.moe_config import MoEConfig
+from smddp.sagemaker.replaced import recorded
 from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker, share_default_state
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import adapters, sequence, share
@@ -31,6 +32,7 @@ log = logging.getLogger("smddp.sagemaker")
 _OPTIONS = ("tp_plan", "sequence_parallel", "layers", "moe")
 
 
+@recorded
 def transform(
     model: nn.Module,
     device: torch.device | str | None = None,

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from collections.abc import Iterable
 
 import combinations
 import smddp.sagemaker as tsm
@@ -20,17 +21,14 @@ DIMENSIONS = {
     "tensor": [1, 2, 4],
     "expert": [1, 2, 4],
     "engine": ["none", "fsdp1", "fsdp2"],
-    "scaler": ["plain", "sharded"],
-    "fused": [False, True],
 }
+SCALERS = (torch.amp.GradScaler, ShardedGradScaler)
 SCALE = 8.0
 
 
 def _possible(row: dict) -> bool:
     if row["tensor"] * max(row["shard"], row["expert"]) > 4:
         return False
-    if row["fused"] and row["engine"] == "fsdp1" and (row["expert"] > 1 or row["tensor"] > 1):
-        return False  # torch's fused kernels take no DTensors beside plain tensors
     # Without FSDP nothing averages gradients over data-parallel ranks.
     return row["engine"] != "none" or row["tensor"] == 4
 
@@ -68,12 +66,12 @@ def _overflow(model: torch.nn.Module, experts: bool) -> None:
                 return
 
 
-def _train(shard: int, tensor: int, expert: int, engine: str, scaler: str, fused: bool) -> None:
+def _train(kind: type[torch.amp.GradScaler], shard: int, tensor: int, expert: int, engine: str) -> None:
     wanted_scales, wanted = _one_process()
     with initialized(expert, tensor, shard):
         model = ENGINES[engine](tsm.transform(tiny_moe("mixtral"), config=moe_config()), False)
-        kind = ShardedGradScaler if scaler == "sharded" else torch.amp.GradScaler
-        optimizer, scaling = _adam(model, fused=fused), kind("cpu", init_scale=SCALE)
+        # torch's fused kernels take no DTensors beside plain tensors, which FSDP1 has.
+        optimizer, scaling = _adam(model, fused=engine == "fsdp2"), kind("cpu", init_scale=SCALE)
         scales = []
         for step in range(3):
             loss = loss_of(model, part_of(batch(0), tsm.state.dp_rank, tsm.state.dp_size))
@@ -93,15 +91,20 @@ def _train(shard: int, tensor: int, expert: int, engine: str, scaler: str, fused
             assert gap < 1e-5, (name, float(gap))
 
 
-def case_an_overflow_on_one_rank_skips_the_step_on_all_ranks():
-    for row in combinations.choose(combinations.product(DIMENSIONS, _possible)):
+def _train_all(rows: list[dict], kinds: Iterable[type[torch.amp.GradScaler]]) -> None:
+    for kind, row in zip(kinds, rows):
         try:
-            _train(**row)
+            _train(kind, **row)
         except Exception as error:
-            raise AssertionError(f"in the combination {row}") from error
+            raise AssertionError(f"with {kind.__name__} in the combination {row}") from error
 
 
-def every_combination_skips_as_one_process(part: int, parts: int) -> None:
-    """One part of the whole product, for the slow suite."""
-    for row in itertools.islice(combinations.product(DIMENSIONS, _possible), part, None, parts):
-        _train(**row)
+def case_an_overflow_on_one_rank_skips_the_step_on_all_ranks():
+    """In combinations that hold every pair of degrees and engine; the scalers take turns."""
+    _train_all(combinations.choose(combinations.product(DIMENSIONS, _possible)), itertools.cycle(SCALERS))
+
+
+def every_combination() -> None:
+    """The full product, for the slow suite."""
+    for kind in SCALERS:
+        _train_all(combinations.product(DIMENSIONS, _possible), itertools.repeat(kind))
