@@ -78,23 +78,19 @@ def _with_idle(output: Any, idle: list[nn.Parameter]) -> Any:
     leaves, structure = tree_flatten(output)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     places = [i for i in places if leaves[i].requires_grad] or places
-    if not places:
-        return output
-    connected = _WithIdle.apply(len(places), *(leaves[i] for i in places), *idle)
-    for i, tensor in zip(places, connected):
-        leaves[i] = tensor
+    for i in places:
+        leaves[i] = _WithIdle.apply(leaves[i], *idle)
     return tree_unflatten(leaves, structure)
 
 
 class _WithIdle(torch.autograd.Function):
-    """The first ``number`` tensors, with a gradient of zero for the others."""
+    """The first argument, with a gradient of zero for the others."""
 
     @staticmethod
-    def forward(ctx: Any, number: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.idle = tensors[number:]
-        ctx.set_materialize_grads(False)  # an output that the loss does not depend on keeps no gradient
-        return tuple(tensor.view_as(tensor) for tensor in tensors[:number])
+    def forward(ctx: Any, output: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:
+        ctx.idle = idle
+        return output.clone()  # of a view, a change in place would take the hooks of FSDP2 away
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        return None, *gradients, *(torch.zeros_like(parameter) for parameter in ctx.idle)
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        return gradient, *(torch.zeros_like(parameter) for parameter in ctx.idle)
