@@ -267,8 +267,8 @@ def _load_parts(saved: SavedFiles, model: Any, optimizer: Any, strict: bool, sha
         raise FileNotFoundError(f"no optimizer in {saved.folder}: load_optimizer=False resumes without")
     # The optimizer keeps the tensors that it is given, so they are read and not mapped.
     mine = f"optimizer_{_own(model, optimizer)}"
-    found = _read(saved.path(mine), mmap=False) if saved.has(mine) else {HELD: []}
-    if not set(optimizer.stepped) <= set(found[HELD]) or not (same and as_saved(found)):
+    found = _read(saved.path(mine), mmap=False) if saved.has(mine) else None
+    if found is None or not set(optimizer.stepped) <= set(found[HELD]) or not (same and as_saved(found)):
         found = _joined(saved, "optimizer", mmap=False)
     if not shares:
         found = {**found, "state": {}}
