@@ -141,7 +141,7 @@ def _sharded_optimizer() -> Undo:
 def _fsdp1_parameters() -> Undo:
     from torch.distributed.fsdp._flat_param import FlatParamHandle
 
-    from smddp.sagemaker.tensor_parallel import fsdp1
+    from smddp.sagemaker.tensor_parallel import fsdp1, whole
 
     parameters = fsdp1.keeping_parameters(FlatParamHandle._use_unsharded_views)
     gradients = fsdp1.giving_gradients(FlatParamHandle._use_sharded_grad_views)
@@ -152,6 +152,9 @@ def _fsdp1_parameters() -> Undo:
         _replace(FlatParamHandle, "_use_unsharded_grad_views", accumulated),
         _replace(FlatParamHandle, "_use_unsharded_views", parameters),
         _replace(FlatParamHandle, "_use_sharded_grad_views", gradients),
+        _replace(
+            FlatParamHandle, "_writeback_orig_params", whole.outside_passes(FlatParamHandle._writeback_orig_params)
+        ),
     )
 
 
