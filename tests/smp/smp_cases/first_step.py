@@ -5,6 +5,7 @@ import itertools
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
+from smddp.sagemaker.delayed_param import DelayedParamIniter
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.replaced import UntrainedParameters
 from smddp.sagemaker.replicas import DifferentReplicas
@@ -93,6 +94,17 @@ def case_an_optimizer_is_refused_for_replaced_parameters_alone():
                 continue
             text = raises(UntrainedParameters, optimizer.step)
             assert "SGD was created before " in text and "embed_tokens.weight" in text, text
+
+
+def case_an_optimizer_of_parameters_on_meta_is_refused_once_they_have_values():
+    with initialized(1, shard=2):
+        with torch.device("meta"):
+            model = tiny()
+        fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        DelayedParamIniter(model, device="cpu").materialize()
+        assert "created before materialize()" in raises(UntrainedParameters, optimizer.step)
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
 def _of_the_rank() -> torch.nn.Module:

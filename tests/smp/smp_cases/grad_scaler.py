@@ -71,7 +71,9 @@ def _train(kind: type[torch.amp.GradScaler], shard: int, tensor: int, expert: in
     with initialized(expert, tensor, shard):
         model = ENGINES[engine](tsm.transform(tiny_moe("mixtral"), config=moe_config()), False)
         # torch's fused kernels take no DTensors beside plain tensors, which FSDP1 has.
-        optimizer, scaling = _adam(model, fused=engine == "fsdp2"), kind("cpu", init_scale=SCALE)
+        # The default group of torch's class is the world of its first import.
+        options = {"process_group": dist.group.WORLD} if kind is ShardedGradScaler else {}
+        optimizer, scaling = _adam(model, fused=engine == "fsdp2"), kind("cpu", init_scale=SCALE, **options)
         scales = []
         for step in range(3):
             loss = loss_of(model, part_of(batch(0), tsm.state.dp_rank, tsm.state.dp_size))
