@@ -18,7 +18,7 @@ from pathlib import Path
 
 from smddp import files
 
-# What partial checkpoints consist of: parts, and parts under temporary names.
+# Files of partial checkpoints: parts, and parts under temporary names.
 _PART = re.compile(r"(model|optimizer)_[0-9_]+\.pt|\.(model|optimizer)_[0-9_]+\.pt\.[0-9a-f]+")
 
 
@@ -32,7 +32,7 @@ class SavedFiles:
     """The files of one checkpoint.
 
     Attributes:
-        folder: they lie in it.
+        folder: the directory of the files.
         save: identifier of the save; "" for a checkpoint without a manifest, as earlier versions saved them.
         names: of the files.
         content: whether the save had content of the user; None without a manifest.
@@ -62,7 +62,7 @@ class SavedFiles:
         return unfinished if self.save and unfinished.exists() else path
 
     def has(self, name: str) -> bool:
-        """Whether the file ``name`` is a part of the checkpoint, and can be read here."""
+        """True if the file ``name`` belongs to the checkpoint and exists on this machine."""
         return name in self.names and self.current(self.folder / name).exists()
 
 
@@ -81,7 +81,9 @@ def read_manifest(manifest: Path, folder: Path) -> SavedFiles | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{manifest} is no manifest of a checkpoint ({type(error).__name__}: {error})") from None
+        raise ValueError(
+            f"{manifest}: expected the manifest of a checkpoint ({type(error).__name__}: {error})"
+        ) from None
 
 
 def manifest_of(folder: Path, tag: str, partial: bool) -> Path:
@@ -90,9 +92,9 @@ def manifest_of(folder: Path, tag: str, partial: bool) -> Path:
 
 
 def of(folder: Path, tag: str, partial: bool) -> SavedFiles:
-    """The files of the checkpoint of ``tag`` in ``folder``; those that are there, if it has no manifest.
+    """The files of the checkpoint of ``tag`` in ``folder``; all existing ones, if it has no manifest.
 
-    Raises FileNotFoundError where there is no partial checkpoint of that tag.
+    Raises FileNotFoundError if a partial checkpoint of that tag does not exist.
     """
     parts = folder / f"{tag}_partial" if partial else folder
     if not parts.is_dir():
@@ -109,7 +111,7 @@ def newest(folder: Path) -> str:
     try:
         return files.read_text(folder / "newest", 4096).strip()
     except FileNotFoundError:
-        raise FileNotFoundError(f"no checkpoint in {folder}: there is no file {folder / 'newest'}") from None
+        raise FileNotFoundError(f"no checkpoint in {folder}: the file {folder / 'newest'} is missing") from None
 
 
 def partial_tags(folder: Path) -> str:
@@ -119,7 +121,7 @@ def partial_tags(folder: Path) -> str:
 
 
 def remove_other_parts(folder: Path, save: str, names: Iterable[str]) -> None:
-    """Removes the parts in ``folder`` that are no files of ``save``: of older saves, and of ones that did not end."""
+    """Removes the parts in ``folder`` that older or interrupted saves have left."""
     kept = {each for name in names for each in (name, temporary(folder / name, save).name)}
     for path in folder.iterdir():
         if path.name not in kept and _PART.fullmatch(path.name):
@@ -127,7 +129,7 @@ def remove_other_parts(folder: Path, save: str, names: Iterable[str]) -> None:
 
 
 def rename(paths: Iterable[Path], save: str) -> None:
-    """Gives the files of ``save`` their own names; removes temporary ones that saves which did not end have left."""
+    """Gives the files of ``save`` their own names; removes the temporary ones of interrupted saves."""
     for path in paths:
         os.replace(temporary(path, save), path)
         for other in path.parent.glob(f".{glob.escape(path.name)}.*"):

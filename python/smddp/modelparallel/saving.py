@@ -54,7 +54,7 @@ class Save:
     def finish(self, user_content: Any) -> None:
         """Make the files of all ranks the checkpoint, and its tag the newest.
 
-        Raises OSError on every rank if one could not write; the checkpoint before this save stays the one that loads.
+        Raises OSError on every rank if one rank could not write; the checkpoint before this save then still loads.
         """
         _, ranks = state.made("save_checkpoint()")
         names = [path.name for path in self._written]

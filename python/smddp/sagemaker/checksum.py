@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# Checksums lie in [0, LIMIT], so that `LIMIT - checksum` does not overflow either.
+# Largest checksum; the smallest is 0, so that `LIMIT - checksum` does not overflow.
 LIMIT = 2**62 - 1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 _ROW = 1024

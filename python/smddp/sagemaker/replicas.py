@@ -1,7 +1,7 @@
 """Comparison of replicas before the first step: ranks that hold copies of a parameter must hold the same values.
 
 Hybrid sharding averages gradients over replicas and never compares their parameters. Models that ranks created from
-different seeds would stay different. The check runs before the first step, when parameters that were on the meta
+different seeds would differ for ever. The check runs before the first step, when parameters that were on the meta
 device have their values and checkpoints are loaded.
 """
 
@@ -51,7 +51,8 @@ class Unchecked:
         if not self._modules or not any(float(group.get("lr", 1.0)) for group in optimizer.param_groups):
             return  # checkpoints make an optimizer's state by a step at rate zero, before they load values
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        modules, rest = [], []
+        modules: list[nn.Module] = []
+        rest: list[nn.Module] = []
         for reference in self._modules:
             module = reference()
             if module is not None:

@@ -148,8 +148,8 @@ def case_gathers_carry_the_bytes_of_the_formula():
         middle = _counted()
         loss.backward()
         after = _counted()
-        told = 8 * 8 + 8 * 2 * samples  # eight sizes, and two labels a sample
-        assert middle["all_gather"] - before["all_gather"] == 2 * (LAYERS * keys + told), (before, middle, keys)
+        header = 8 * 8 + 8 * 2 * samples  # eight sizes, and two labels a sample
+        assert middle["all_gather"] - before["all_gather"] == 2 * (LAYERS * keys + header), (before, middle, keys)
         assert after["reduce_scatter"] - middle["reduce_scatter"] == 2 * LAYERS * keys, (middle, after, keys)
         assert after["all_gather"] == middle["all_gather"]
 
@@ -207,7 +207,7 @@ def case_text_that_repeats_itself_is_right_where_it_was_cut_and_refused_where_it
             with initialized(context=context):
                 model = tsm.transform(tiny())
                 assert abs(model(**get_batch_for_cp_rank(inputs)).loss.detach() - plain) < 1e-5, (period, context)
-                # A script that cuts by itself gives the places.
+                # A script that cuts its batches gives the places.
                 part = {name: chunks.cut(rows, tsm.state.cp_rank, context) for name, rows in inputs.items()}
                 places = chunks.indices(tsm.state.cp_rank, context, 2 * TOKENS).expand(2, -1)
                 assert abs(model(**part, position_ids=places).loss.detach() - plain) < 1e-5, (period, context)

@@ -41,7 +41,7 @@ def _adam(model: torch.nn.Module, **options) -> torch.optim.Optimizer:
 @functools.cache
 def _one_process() -> tuple[list[float], dict[str, torch.Tensor]]:
     """(the scale after each of three steps, the values at the end); the first two steps overflow."""
-    model = tiny_moe("mixtral")
+    model = tiny_moe("mixtral", num_hidden_layers=1)
     optimizer, scaler = _adam(model), torch.amp.GradScaler("cpu", init_scale=SCALE)
     scales = []
     for step in range(3):
@@ -69,9 +69,11 @@ def _overflow(model: torch.nn.Module, experts: bool) -> None:
 def _train(kind: type[torch.amp.GradScaler], shard: int, tensor: int, expert: int, engine: str) -> None:
     wanted_scales, wanted = _one_process()
     with initialized(expert, tensor, shard):
-        model = ENGINES[engine](tsm.transform(tiny_moe("mixtral"), config=moe_config()), False)
+        model = ENGINES[engine](tsm.transform(tiny_moe("mixtral", num_hidden_layers=1), config=moe_config()), False)
         # torch's fused kernels take no DTensors beside plain tensors, which FSDP1 has.
-        optimizer, scaling = _adam(model, fused=engine == "fsdp2"), kind("cpu", init_scale=SCALE)
+        # The default group of torch's class is the world of its first import.
+        options = {"process_group": dist.group.WORLD} if kind is ShardedGradScaler else {}
+        optimizer, scaling = _adam(model, fused=engine == "fsdp2"), kind("cpu", init_scale=SCALE, **options)
         scales = []
         for step in range(3):
             loss = loss_of(model, part_of(batch(0), tsm.state.dp_rank, tsm.state.dp_size))

@@ -56,7 +56,7 @@ def _inputs() -> torch.Tensor:
 
 
 def case_experts_that_a_rank_misses_have_the_gradients_of_one_process():
-    """Whatever the block returns."""
+    """With every kind of output."""
     for kind, (output, hidden) in OUTPUTS.items():
         torch.manual_seed(0)
         plain = Routed(output)

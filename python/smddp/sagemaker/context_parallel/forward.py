@@ -117,13 +117,14 @@ class _Parts:
     def loss(self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **others: Any) -> torch.Tensor:
         """The model's loss function: this rank's part, as a part of the mean that the ranks' average is to be."""
         present = masks.current(self)
-        if not isinstance(present, _Pass) or present.inputs.targets is None:
+        targets = present.inputs.targets if isinstance(present, _Pass) else None
+        if not isinstance(present, _Pass) or targets is None:
             return self._loss(logits=logits, labels=labels, vocab_size=vocab_size, **others)
         present.loss_called, inputs = True, present.inputs
         # FSDP averages over the ranks of the context group, too, and of that average each token is to be one share.
         count = others.pop("num_items_in_batch", None)
         others["num_items_in_batch"] = (inputs.counted if count is None else count) / inputs.tokens.size
-        others["shift_labels"] = inputs.targets.to(logits.device).contiguous()
+        others["shift_labels"] = targets.to(logits.device).contiguous()
         return self._loss(logits=logits, labels=labels, vocab_size=vocab_size, **others)
 
     def after(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Record of the parts that `get_batch_for_cp_rank` has cut lately.
+"""Record of the parts that `get_batch_for_cp_rank` cut last.
 
-Ranks that hold equal tokens either hold parts of a text that repeats itself, or the whole batch each. The tokens
-cannot show which of them; the record does.
+Ranks that hold equal tokens hold either parts of text that repeats itself, or the whole batch each. The tokens do not
+distinguish the two cases; the record does.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def contents(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def remember(part: torch.Tensor, ranks: int) -> None:
-    """``part`` is what this process holds of a batch cut among ``ranks`` ranks."""
+    """Records ``part``, this process's part of a batch cut among ``ranks`` ranks."""
     _cut.append((part.shape, ranks, contents(part)))
 
 
 def was_cut(tensor: torch.Tensor, ranks: int) -> bool:
-    """Whether `remember` has got a tensor of this shape and these contents."""
+    """True if `remember` recorded a tensor of this shape and these contents."""
     alike = [sum_ for shape, among, sum_ in _cut if shape == tensor.shape and among == ranks]
     wanted = contents(tensor).cpu()
     return any(bool(sum_.cpu() == wanted) for sum_ in alike)
