@@ -187,14 +187,21 @@ _SUMMING = ("LBFGS", "Adafactor")
 def _refuse_sums_of_shards(optimizer: torch.optim.Optimizer) -> None:
     """Raises ValueError for an optimizer that would add up over this rank's shards of FSDP1 alone."""
     name = type(optimizer).__name__
-    if name not in _SUMMING or state.shard_size == 1:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if name not in _SUMMING or not any(map(_is_fsdp_flattened, parameters)):
         return
-    if any(_is_fsdp_flattened(parameter) for group in optimizer.param_groups for parameter in group["params"]):
-        raise ValueError(
-            f"{name} with FSDP1 and hybrid_shard_degree={state.hybrid_shard_degree}: it adds up over all elements, and "
-            "each rank's parameters are plain shards here, so every rank would take another step. Wrap the model with "
-            "fully_shard, whose DTensors are summed over all ranks, or set hybrid_shard_degree=1"
-        )
+    if state.shard_size > 1:
+        reason = "each rank's parameters are plain shards here, so every rank would take another step"
+        remedy = "set hybrid_shard_degree=1"
+    elif len({isinstance(parameter, DTensor) for parameter in parameters}) > 1:
+        reason = "experts are DTensors beside plain parameters here, which torch cannot add up"
+        remedy = "set expert_parallel_degree=1"
+    else:
+        return
+    raise ValueError(
+        f"{name} with FSDP1 and hybrid_shard_degree={state.hybrid_shard_degree}: it adds up over all elements, and "
+        f"{reason}. Wrap the model with fully_shard, whose DTensors are summed over all ranks, or {remedy}"
+    )
 
 
 def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -215,17 +215,3 @@ def train_as_one_process(row: dict) -> None:
 def train_all(rows: list[dict]) -> None:
     for row in rows:
         train_as_one_process(row)
-
-
-def verdicts(rows: list[dict]) -> list[str]:
-    """One line for each combination."""
-    found = []
-    for row in rows:
-        try:
-            train_as_one_process(row)
-        except Exception as error:
-            cause = error.__cause__ or error
-            found.append(f"{combinations.name(row)}: {type(cause).__name__}: {str(cause)[:300]}")
-        else:
-            found.append("")
-    return found
