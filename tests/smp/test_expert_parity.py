@@ -59,3 +59,9 @@ def test_split_sequences_full_over_smddp(ranks, family, expert):
 def test_full(request, backend, pool, family, expert):
     rows = [row for row in combinations.product() if (row["family"], row["expert"]) == (family, expert)]
     train_all(request.getfixturevalue(pool), "expert_parity", combinations.over(backend, rows), 2800.0)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_loss_scaling_full(ranks):
+    ranks.run("smp_cases.grad_scaler", "every_combination", seconds=1400.0)

@@ -1,11 +1,13 @@
 """Checkpoints: `smp.save` and `smp.load` of any object, `smp.save_checkpoint` and `smp.resume_from_checkpoint`.
 
     PATH/newest                             the newest tag
-    PATH/user_content_TAG                   what the script gave
+    PATH/user_content_TAG                   the script's own content
     PATH/TAG_partial/model_{pp}_{tp}.pt     a stage's part of the model
     PATH/TAG_partial/optimizer_{pp}_{tp}.pt
+    PATH/TAG_partial/files.json             the files of the last save
     PATH/TAG                                the whole model, a plain torch file
     PATH/optimizer_TAG                      the whole optimizer, a plain torch file
+    PATH/files_TAG.json                     the files of the last save
 
 Parts are found by the names and numbers in them, so that a checkpoint resumes under another cut.
 """
@@ -20,10 +22,11 @@ from typing import Any
 
 import torch
 
-from smddp import files
 from smddp.modelparallel import model_state, sharded, sharded_state
 from smddp.modelparallel.objects import barrier
 from smddp.modelparallel.optimizer_state import HELD
+from smddp.modelparallel.saved_files import SavedFiles, partial_tags
+from smddp.modelparallel.saving import Save, find
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import whole as of_tensors
 
@@ -75,7 +78,7 @@ def _part(f: str | os.PathLike[str], caller: str, v3: bool = False) -> Path:
 
 
 def _write(obj: Any, path: Path, **torch_save: Any) -> None:
-    """torch.save, whole or not at all: who reads never sees half of a file."""
+    """torch.save under another name, then a rename: a reader never sees half of a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -111,32 +114,26 @@ def save_checkpoint(
         raise RuntimeError("smp.save_checkpoint() needs a smp.DistributedModel")
     if num_kept_partial_checkpoints is not None and num_kept_partial_checkpoints < 1:
         raise ValueError(f"num_kept_partial_checkpoints={num_kept_partial_checkpoints} must be at least 1, or None")
-    folder = Path(path)
+    save = Save(Path(path), tag, partial)
     if partial:
         own = model_state.local(model)
-        into = folder / f"{tag}_partial"
         writes = sharded.writes(ranks, model)
         if writes:
-            _write(own, into / f"model_{_own(model)}")
+            save.add(own, f"model_{_own(model)}")
         if optimizer is not None and (writes or optimizer.shares is not None):
-            _write(optimizer.local_state_dict(gather_if_shard=False), into / f"optimizer_{_own(model, optimizer)}")
+            save.add(optimizer.local_state_dict(gather_if_shard=False), f"optimizer_{_own(model, optimizer)}")
     else:
         whole = model_state.whole(model)
         if ranks.rank == 0:
-            _write(whole, folder / tag)
+            save.add(whole, tag)
         del whole
         if optimizer is not None:
             values = optimizer.state_dict()
             if ranks.rank == 0:
-                _write(values, folder / f"optimizer_{tag}")
-    if ranks.rank == 0 and user_content is not None:
-        _write(user_content, folder / f"user_content_{tag}")
-    # The newest is whole: all parts are there before it is named.
-    barrier()
-    if ranks.rank == 0:
-        files.write_text(folder / "newest", tag)
-        if partial and num_kept_partial_checkpoints is not None:
-            _keep(folder, num_kept_partial_checkpoints)
+                save.add(values, f"optimizer_{tag}")
+    save.finish(user_content)
+    if ranks.rank == 0 and partial and num_kept_partial_checkpoints is not None:
+        _keep(Path(path), num_kept_partial_checkpoints)
     barrier()
 
 
@@ -187,39 +184,28 @@ def resume_from_checkpoint(
         what = "DistributedModel" if model is None else "DistributedOptimizer (or load_optimizer=False)"
         raise RuntimeError(f"smp.resume_from_checkpoint() needs a smp.{what}")
     folder = Path(path)
-    if tag is None:
-        tag = _newest(folder)
+    saved, tag = find(folder, tag, partial)
     if partial:
-        parts = folder / f"{tag}_partial"
-        if not parts.is_dir():
-            raise FileNotFoundError(f"no partial checkpoint {parts}{_there(folder)}")
         shares = load_sharded_optimizer_state or optimizer is None or optimizer.shares is None
-        _when_cut(model, lambda: _load_parts(parts, model, optimizer, strict, shares))
+        _when_cut(model, lambda: _load_parts(saved, model, optimizer, strict, shares))
     else:
-        values = _read_whole(folder, tag)
+        values = _read_whole(saved, tag)
         if translate_function is not None:
             values = translate_function(values)
         model_state.load(model, values, strict)
         if optimizer is not None:
-            file = folder / f"optimizer_{tag}"
-            if not file.exists():
-                raise FileNotFoundError(f"no {file}: load_optimizer=False resumes without an optimizer")
-            optimizer.load_state_dict(_read(file, mmap=False))
-    content = folder / f"user_content_{tag}"
+            if not saved.has(f"optimizer_{tag}"):
+                raise FileNotFoundError(
+                    f"the checkpoint {folder / tag} has no optimizer_{tag}: load_optimizer=False resumes without one"
+                )
+            optimizer.load_state_dict(_read(saved.path(f"optimizer_{tag}"), mmap=False))
+    content = saved.current(folder / f"user_content_{tag}")
     # The script's own objects, of any class.
-    return torch.load(content, map_location="cpu", weights_only=False) if content.exists() else None
+    return torch.load(content, map_location="cpu", weights_only=False) if _has_content(saved, content) else None
 
 
-def _newest(folder: Path) -> str:
-    try:
-        return files.read_text(folder / "newest", 4096).strip()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"no checkpoint in {folder}: there is no file {folder / 'newest'}") from None
-
-
-def _there(folder: Path) -> str:
-    tags = sorted(found.name for found in folder.glob("*_partial"))
-    return f"; there are {', '.join(tags)}" if tags else ""
+def _has_content(saved: SavedFiles, content: Path) -> bool:
+    return saved.content is not False and content.exists()
 
 
 def _when_cut(model: Any, load: Callable[[], None]) -> None:
@@ -235,30 +221,30 @@ def _read(file: Path, mmap: bool = True) -> Any:
     return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
 
 
-def _read_whole(folder: Path, tag: str) -> dict[str, Any]:
-    file = folder / tag
-    if not file.exists() and (safe := folder / _SAFE.get(tag, "")).is_file():
+def _read_whole(saved: SavedFiles, tag: str) -> dict[str, Any]:
+    folder = saved.folder
+    if not saved.has(tag) and (safe := folder / _SAFE.get(tag, "")).is_file():
         from safetensors.torch import load_file
 
         return load_file(safe)
-    if not file.exists():
-        raise FileNotFoundError(f"no checkpoint {file}{_there(folder)}")
-    return _read(file)
+    if not saved.has(tag):
+        raise FileNotFoundError(f"no checkpoint {folder / tag}{partial_tags(folder)}")
+    return _read(saved.path(tag))
 
 
-def _joined(parts: Path, what: str, mmap: bool) -> dict[str, Any]:
+def _joined(saved: SavedFiles, what: str, mmap: bool) -> dict[str, Any]:
     """The whole state of all files: first of tensor groups, then of shards and shares, then of stages."""
     groups: dict[tuple[int, ...], list[Path]] = {}
-    for file in sharded_state.in_order(parts.glob(f"{what}_*.pt")):
-        stage, _, *share = map(int, file.stem.split("_")[1:])
-        groups.setdefault((stage, *share), []).append(file)
+    for name in sharded_state.in_order(name for name in saved.names if name.startswith(f"{what}_")):
+        stage, _, *share = map(int, name.removesuffix(".pt").split("_")[1:])
+        groups.setdefault((stage, *share), []).append(saved.path(name))
     model = what == "model"
     of_group = of_tensors.joined_models if model else of_tensors.joined_optimizers
     found = [of_group([_read(file, mmap) for file in files]) for files in groups.values()]
     return sharded_state.joined_model(found) if model else sharded_state.joined_optimizer(found)
 
 
-def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool, shares: bool) -> None:
+def _load_parts(saved: SavedFiles, model: Any, optimizer: Any, strict: bool, shares: bool) -> None:
     """Load this rank's part, put together from several files where the cut was another.
 
     ``shares``: the optimizer's state, too, and not only its masters and loss scale.
@@ -270,20 +256,20 @@ def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool, shares: b
     def as_saved(part: dict[str, Any]) -> bool:
         return sharded_state.fits(part, shared) and of_tensors.fits(part, tensor_ranks)
 
-    values = _read(parts / f"model_{own}") if (parts / f"model_{own}").exists() else {}
+    values = _read(saved.path(f"model_{own}")) if saved.has(f"model_{own}") else {}
     same = as_saved(values)
     if not wanted <= values.keys() or not same:
-        values = _joined(parts, "model", mmap=True)
+        values = _joined(saved, "model", mmap=True)
     model_state.load_now(model, values, True, strict)
     if optimizer is None:
         return
-    if not any(parts.glob("optimizer_*.pt")):
-        raise FileNotFoundError(f"no optimizer in {parts}: load_optimizer=False resumes without")
+    if not any(name.startswith("optimizer_") for name in saved.names):
+        raise FileNotFoundError(f"no optimizer in {saved.folder}: load_optimizer=False resumes without")
     # The optimizer keeps the tensors that it is given, so they are read and not mapped.
-    mine = parts / f"optimizer_{_own(model, optimizer)}"
-    found = _read(mine, mmap=False) if mine.exists() else {HELD: []}
-    if not set(optimizer.stepped) <= set(found[HELD]) or not (same and as_saved(found)):
-        found = _joined(parts, "optimizer", mmap=False)
+    mine = f"optimizer_{_own(model, optimizer)}"
+    found = _read(saved.path(mine), mmap=False) if saved.has(mine) else None
+    if found is None or not set(optimizer.stepped) <= set(found[HELD]) or not (same and as_saved(found)):
+        found = _joined(saved, "optimizer", mmap=False)
     if not shares:
         found = {**found, "state": {}}
     optimizer.load_state_dict(found)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -125,9 +124,9 @@ def fits(part: dict[str, Any], shared: Any) -> bool:
     return (shard["rank"], shard["degree"]) == (shared.rank, shared.degree)
 
 
-def in_order(files: Iterable[Path]) -> list[Path]:
-    """Files of parts, in order of the numbers in their names."""
-    return sorted(files, key=lambda file: [int(number) for number in re.findall(r"\d+", file.name)])
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of files of parts, in order of the numbers in them."""
+    return sorted(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
 
 def joined_model(parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -186,14 +186,6 @@ def weight_of(module: nn.Module) -> torch.Tensor:
     return weight
 
 
-def reads_children(module: nn.Module) -> bool:
-    """Whether ``module`` uses the weights of its children without calling them: LongCat's router of 4.57, those with a
-    short convolution, as Mamba's, and those with parameters in a dict or a list, as adapters of embeddings."""
-    kinds = (nn.Conv1d, nn.ParameterDict, nn.ParameterList)
-    reads = any(isinstance(child, kinds) for child in module.children())
-    return reads or type(module).__name__ == "LongcatFlashTopkRouter"
-
-
 def localise_heads(attention: Attention, query: int, key_value: int) -> None:
     """Tell an attention module how many heads this rank computes.
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 _WATCHED = "_idle_watched"  # attribute of a block whose experts are watched
 
@@ -65,9 +66,21 @@ class _Watcher:
         idle = [p for p in idle if p.requires_grad]
         if not idle or not torch.is_grad_enabled():
             return output
-        if isinstance(output, torch.Tensor):
-            return _WithIdle.apply(output, *idle)
-        return type(output)((_WithIdle.apply(output[0], *idle), *output[1:]))
+        return _with_idle(output, idle)
+
+
+def _with_idle(output: Any, idle: list[nn.Parameter]) -> Any:
+    """``output``, a tree of any kind that torch flattens, from which ``idle`` gets gradients of zero.
+
+    All floating-point tensors of it that need a gradient take part, as the loss may depend on any of them; if none
+    needs one, all do. An output without such tensors, or of a class that torch does not flatten, stays as it is.
+    """
+    leaves, structure = tree_flatten(output)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    places = [i for i in places if leaves[i].requires_grad] or places
+    for i in places:
+        leaves[i] = _WithIdle.apply(leaves[i], *idle)
+    return tree_unflatten(leaves, structure)
 
 
 class _WithIdle(torch.autograd.Function):
@@ -76,7 +89,7 @@ class _WithIdle(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:
         ctx.idle = idle
-        return output.view_as(output)
+        return output.clone()  # of a view, a change in place would take the hooks of FSDP2 away
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]

@@ -240,11 +240,6 @@ class ParallelState:
         """This rank's place among those of its tensor rank, copy after copy: context ranks are counted one by one."""
         return self.place["replicate"] * self.sizes.shard + self.place["shard"]
 
-    @property
-    def fsdp_mesh(self) -> DeviceMesh:
-        """What FSDP shards and replicates over: (replicate, shard)."""
-        return self.mesh["replicate", "shard"]
-
     def replication_groups(self) -> list[list[int]]:
         """For each shard, the ranks that hold it, in order of their copy."""
         return self.ranks.reshape(self.sizes.copies, -1).T.tolist()

@@ -77,7 +77,8 @@ def _hybrid_fsdp() -> Undo:
     from smddp.sagemaker import sharding
 
     original = FullyShardedDataParallel.__init__
-    return _replace(FullyShardedDataParallel, "__init__", functools.wraps(original)(sharding.fsdp_init(original)))
+    replacement = functools.wraps(original)(sharding.fsdp_init(original))
+    return _all(_replace(FullyShardedDataParallel, "__init__", replacement), sharding.forget_warnings)
 
 
 def _unsharded_frozen() -> Undo:
@@ -100,8 +101,9 @@ def _hybrid_fully_shard() -> Undo:
 
 def _optimizers() -> Undo:
     from smddp.sagemaker import sharding
+    from smddp.sagemaker.expert_parallel import fsdp
 
-    return sharding.watch_optimizers()
+    return _all(fsdp.replace_in_fully_shard(sharding.around_fully_shard), sharding.watch_optimizers())
 
 
 def _cache_flushes() -> Undo:
@@ -141,7 +143,7 @@ def _sharded_optimizer() -> Undo:
 def _fsdp1_parameters() -> Undo:
     from torch.distributed.fsdp._flat_param import FlatParamHandle
 
-    from smddp.sagemaker.tensor_parallel import fsdp1
+    from smddp.sagemaker.tensor_parallel import fsdp1, whole
 
     parameters = fsdp1.keeping_parameters(FlatParamHandle._use_unsharded_views)
     gradients = fsdp1.giving_gradients(FlatParamHandle._use_sharded_grad_views)
@@ -152,6 +154,9 @@ def _fsdp1_parameters() -> Undo:
         _replace(FlatParamHandle, "_use_unsharded_grad_views", accumulated),
         _replace(FlatParamHandle, "_use_unsharded_views", parameters),
         _replace(FlatParamHandle, "_use_sharded_grad_views", gradients),
+        _replace(
+            FlatParamHandle, "_writeback_orig_params", whole.outside_passes(FlatParamHandle._writeback_orig_params)
+        ),
     )
 
 
@@ -204,14 +209,10 @@ def _agreed_overflow() -> Undo:
     from torch.amp import GradScaler
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    from smddp.sagemaker.tensor_parallel import scaler
+    from smddp.sagemaker.grad_scaler import agreed
 
-    return _all(
-        *(
-            _replace(kind, "_unscale_grads_", scaler.agreed(vars(kind)["_unscale_grads_"]))
-            for kind in (GradScaler, ShardedGradScaler)
-        )
-    )
+    kinds = (GradScaler, ShardedGradScaler)
+    return _all(*(_replace(kind, "_unscale_grads_", agreed(vars(kind)["_unscale_grads_"])) for kind in kinds))
 
 
 def _adapters() -> Undo:
@@ -336,9 +337,9 @@ PATCHES = (
     Patch(
         "grad_scaler",
         "_unscale_grads_ of torch.amp.GradScaler and FSDP's ShardedGradScaler",
-        "all ranks of a tensor group skip a step in which the gradients of one of them overflow",
+        "all ranks skip a step in which a gradient of one rank overflows",
         _agreed_overflow,
-        lambda values, sizes: sizes.tensor > 1,
+        lambda values, sizes: not sizes.native,
     ),
     Patch(
         "adapters",
@@ -378,8 +379,8 @@ PATCHES = (
     ),
     Patch(
         "optimizer_order",
-        "the first step of every torch.optim.Optimizer (a step hook)",
-        "an optimizer made before FSDP trains nothing: say so",
+        "what fully_shard calls, and every torch.optim.Optimizer step (a step hook)",
+        "an optimizer with parameters that FSDP replaced, and replicas with different values, are errors",
         _optimizers,
         lambda values, sizes: not sizes.native,
     ),

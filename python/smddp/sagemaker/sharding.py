@@ -6,21 +6,24 @@ get the mesh of `tsm.state`; where they name one, the script's choice is kept an
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import logging
 import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp._common_utils import _is_fsdp_flattened
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from smddp.sagemaker.parallel import DIMENSIONS
+from smddp.sagemaker.replaced import Watch, recording
+from smddp.sagemaker.replicas import Unchecked
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel.fsdp1 import refer_to_first
 
@@ -40,9 +43,13 @@ def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
             bound.arguments.update(sharding_strategy=strategy, device_mesh=mesh)
         elif not _is_ours(bound.arguments.get("device_mesh")):
             _say_once("FSDP was given a process group or mesh of its own: hybrid_shard_degree has no effect on it")
+        module = bound.arguments["module"]
         if state.tp_size > 1:
-            refer_to_first(bound.arguments["module"])
-        original(*bound.args, **bound.kwargs)
+            refer_to_first(module)
+        with recording(module, f"FSDP({type(module).__name__})"):
+            original(*bound.args, **bound.kwargs)
+        if "replicate" in _names(bound.arguments.get("device_mesh")):
+            unchecked.add(self)
 
     return __init__
 
@@ -86,11 +93,21 @@ def refusing_shared(original: Callable[..., None]) -> Callable[..., None]:
 
 def _is_ours(mesh: DeviceMesh | None) -> bool:
     """Whether ``mesh`` is a part of `tsm.state.mesh`, as units inside one that we have placed are given."""
-    names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
-    return bool(names) and set(names) <= set(DIMENSIONS)
+    return bool(_names(mesh)) and set(_names(mesh)) <= set(DIMENSIONS)
 
 
+def _names(mesh: DeviceMesh | None) -> tuple[str, ...]:
+    return (mesh.mesh_dim_names or ()) if mesh is not None else ()
+
+
+# Modules that FSDP has wrapped and whose replicas the first step compares.
+unchecked = Unchecked()
 _said: set[str] = set()
+
+
+def forget_warnings() -> None:
+    """Lets the next `tsm.init()` of this process give every warning again."""
+    _said.clear()
 
 
 def _say_once(text: str) -> None:
@@ -145,28 +162,64 @@ def default_mesh(*_: Any, **__: Any) -> DeviceMesh:
     return mesh["shard"] if mesh.size(0) == 1 else mesh["replicate", "shard"]
 
 
-class UntrainedParameters(ValueError):
-    """An optimizer whose parameters get no gradients, since FSDP replaced them after it was made."""
-
-
 def watch_optimizers() -> Callable[[], None]:
-    """Raise at the first step of an optimizer none of whose parameters has a gradient. Returns what ends it."""
-    seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+    """Check each optimizer before it steps: its parameters, and that replicas of them are equal. Returns the undo."""
+    watch = Watch()
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if optimizer in seen:
-            return
-        seen.add(optimizer)
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        # An FSDP1 rank may hold nothing of a unit, and its empty parameters have no gradient.
-        if any(p.numel() and p.requires_grad for p in parameters) and all(p.grad is None for p in parameters):
-            raise UntrainedParameters(
-                f"{type(optimizer).__name__} has {len(parameters)} parameters and none has a gradient: it was made "
-                "before transform(), FSDP(...) or fully_shard(...), which replace the parameters. Create the "
-                "optimizer after them, from model.parameters()"
-            )
+        watch.check(optimizer)
+        _refuse_sums_of_shards(optimizer)
+        unchecked.check(optimizer)
 
-    return register_optimizer_step_pre_hook(before_step).remove
+    remove = register_optimizer_step_pre_hook(before_step).remove
+
+    def undo() -> None:
+        remove()
+        unchecked.clear()
+
+    return undo
+
+
+# They add up over all elements of a parameter, or of all parameters.
+_SUMMING = ("LBFGS", "Adafactor")
+
+
+def _refuse_sums_of_shards(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError for an optimizer that would add up over this rank's shards of FSDP1 alone."""
+    name = type(optimizer).__name__
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if name not in _SUMMING or not any(map(_is_fsdp_flattened, parameters)):
+        return
+    if state.shard_size > 1:
+        reason = "each rank's parameters are plain shards here, so every rank would take another step"
+        remedy = "set hybrid_shard_degree=1"
+    elif len({isinstance(parameter, DTensor) for parameter in parameters}) > 1:
+        reason = "experts are DTensors beside plain parameters here, which torch cannot add up"
+        remedy = "set expert_parallel_degree=1"
+    else:
+        return
+    raise ValueError(
+        f"{name} with FSDP1 and hybrid_shard_degree={state.hybrid_shard_degree}: it adds up over all elements, and "
+        f"{reason}. Wrap the model with fully_shard, whose DTensors are summed over all ranks, or {remedy}"
+    )
+
+
+def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind `fully_shard`, with a record of the parameters that it replaces and the modules it wraps."""
+
+    @functools.wraps(original)
+    def recorded(module: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            roots = module if isinstance(module, list | tuple) else [module]
+            for root in roots:
+                stack.enter_context(recording(root, f"fully_shard({type(root).__name__})"))
+            result = original(module, *args, **kwargs)
+        if kwargs.get("mesh") is None or _is_ours(kwargs["mesh"]):
+            for root in roots:
+                unchecked.add(root)
+        return result
+
+    return recorded
 
 
 def watch_cache_flushes(statistics: Callable[[], dict[str, Any]] | None = None) -> Callable[[], None]:

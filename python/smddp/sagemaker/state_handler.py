@@ -58,7 +58,6 @@ class State:
         self._assigned: dict[str, int] = {}
         self._config: dict[str, Any] | None = None
         self._parallel: ParallelState | None = None
-        self._transformed = False
         self.ranker = Ranker(self)
 
     # ---- life cycle ----
@@ -74,7 +73,7 @@ class State:
         from smddp.sagemaker import patching
 
         patching.undo_init()
-        self._assigned, self._config, self._parallel, self._transformed = {}, None, None, False
+        self._assigned, self._config, self._parallel = {}, None, None
 
     def _made(self, what: str) -> ParallelState:
         if self._parallel is None:

@@ -15,22 +15,25 @@ from smddp.sagemaker import hf
 from smddp.sagemaker.context_parallel import forward as context_parallel
 from smddp.sagemaker.expert_parallel.spread import Spreader
 from smddp.sagemaker.moe.moe_config import MoEConfig
+from smddp.sagemaker.replaced import recorded
 from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker, share_default_state
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import adapters, sequence, share
 from smddp.sagemaker.tensor_parallel import layers as layers_from
 from smddp.sagemaker.tensor_parallel import plan as plans
 from smddp.sagemaker.tensor_parallel.agreement import Agreement
-from smddp.sagemaker.tensor_parallel.modules import hold_whole
+from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import put
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
+from smddp.sagemaker.tensor_parallel.whole import hold_whole, refuse_max_norm
 
 log = logging.getLogger("smddp.sagemaker")
 
 _OPTIONS = ("tp_plan", "sequence_parallel", "layers", "moe")
 
 
+@recorded
 def transform(
     model: nn.Module,
     device: torch.device | str | None = None,
@@ -199,6 +202,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
             'one for them, config={"tp_plan": {...}}, or set tensor_parallel_degree=1'
         )
     hf.refuse_variant(model)
+    refuse_max_norm(model)
     in_sequence = options.get("sequence_parallel", False)
     if in_sequence:
         sequence.check(model)
@@ -215,7 +219,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
     if in_sequence:
         sequence.apply(layers, planner.blocks, modules, state.random_seed)
     _tell_share(model, tp)
-    hold_whole(model, tp)
+    hold_whole(model, tp, READ_LOCAL)
     layers_from.use(model, chosen)
     _seed_tracker()
     share_default_state(tp.group, torch.device(tp.mesh.device_type))

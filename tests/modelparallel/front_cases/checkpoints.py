@@ -30,7 +30,9 @@ def case_parts_resume_under_their_cut_and_under_another(directory):
         checkpoint.save_checkpoint(directory, "two", model=model, optimizer=optimizer, user_content=content)
         values, whole = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
         files = sorted(os.listdir(f"{directory}/two_partial"))
-        assert files == [f"{what}_{stage}_0.pt" for what in ("model", "optimizer") for stage in range(4)]
+        assert files == ["files.json"] + [
+            f"{what}_{stage}_0.pt" for what in ("model", "optimizer") for stage in range(4)
+        ]
         assert sorted(os.listdir(directory)) == ["newest", "two_partial", "user_content_two"]
         own = torch.load(f"{directory}/two_partial/model_1_0.pt")
         assert "middle.1.running_mean" in own and "first.weight" not in own and own["_smp_is_partial"]

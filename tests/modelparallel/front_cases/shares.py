@@ -33,7 +33,12 @@ def case_replicas_share_the_state_and_train_as_one_process(directory):
         smp.save_checkpoint(directory, "parts")
         smp.save_checkpoint(directory, "whole", partial=False)
         files = [f"optimizer_{stage}_0_{replica}.pt" for stage in range(2) for replica in range(2)]
-        assert sorted(os.listdir(f"{directory}/parts_partial")) == ["model_0_0.pt", "model_1_0.pt", *files]
+        assert sorted(os.listdir(f"{directory}/parts_partial")) == [
+            "files.json",
+            "model_0_0.pt",
+            "model_1_0.pt",
+            *files,
+        ]
         smp.save(optimizer.local_state_dict(gather_if_shard=False), f"{directory}/own.pt", v3=True)
         smp.barrier()
         optimizer.load_state_dict(smp.load(f"{directory}/own.pt"))

@@ -113,7 +113,13 @@ def case_adapters_of_shared_layers_train_under_fsdp():
                         step.zero_grad()
                     mean = torch.tensor(losses)
                     dist.all_reduce(mean)
-                    assert torch.allclose(mean / dist.get_world_size(), torch.tensor(wanted), atol=TOLERANCE)
+                    assert torch.allclose(mean / dist.get_world_size(), torch.tensor(wanted), atol=TOLERANCE), (
+                        tensor,
+                        shard,
+                        engine,
+                        mean / 4,
+                        wanted,
+                    )
                     # The learning rate is 1: what parameters moved is what gradients were.
                     found = values(model)
                     for name, parameter in plain.named_parameters():

@@ -540,16 +540,26 @@ def case_a_rank_that_cannot_write_fails_every_rank():
 
 def case_a_planning_error_is_raised_on_every_rank():
     with shared_directory() as directory:
-        ranks = dist.get_rank()
-        path = directory if ranks else os.path.join(directory, "file")
-        if ranks == 0:
+        path = os.path.join(directory, "file")
+        if dist.get_rank() == 0:
             with open(path, "w"):
                 pass
-        _refused(FileExistsError, "failed on rank 0", lambda: save({"x": torch.ones(1)}, checkpoint_id=path))
+        dist.barrier()
+        _refused(FileExistsError, "failed on rank", lambda: save({"x": torch.ones(1)}, checkpoint_id=path))
         _refused(TypeError, "must be a dictionary", lambda: save([1], checkpoint_id=directory))
         _refused(ValueError, "give checkpoint_id", lambda: save({}))
         _refused(ValueError, "give checkpoint_id", lambda: load({}))
         _refused(ValueError, "coordinator_rank=9", lambda: save({}, checkpoint_id=directory, coordinator_rank=9))
+
+
+def case_ranks_that_name_different_directories_are_refused_before_anything_is_written():
+    for saving in (save, async_save):
+        with shared_directory() as directory:
+            mine = f"{directory}/step{dist.get_rank() // 3}"
+            attempt = functools.partial(saving, {"x": torch.ones(1)}, checkpoint_id=mine)
+            _refused(ValueError, f"ranks 0, 1, 2: {directory}/step0; rank 3: {directory}/step1", attempt)
+            dist.barrier()
+            assert not os.listdir(directory)
 
 
 def case_plans_are_reused_only_if_every_rank_asks_for_the_same():

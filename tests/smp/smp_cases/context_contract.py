@@ -3,11 +3,12 @@
 import contextlib
 import functools
 import itertools
+import threading
 
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
-from smddp.sagemaker.context_parallel import ring
+from smddp.sagemaker.context_parallel import chunks, ring
 from smddp.sagemaker.context_parallel.utils import get_batch_for_cp_rank, setup_transformer_engine_cp_groups
 from smp_cases.context_parallel import TOKENS, batch, part_of_batch
 from smp_cases.models import VOCABULARY, tiny
@@ -147,8 +148,8 @@ def case_gathers_carry_the_bytes_of_the_formula():
         middle = _counted()
         loss.backward()
         after = _counted()
-        told = 8 * 9 + 8 * 2 * samples  # nine sizes, and two labels a sample
-        assert middle["all_gather"] - before["all_gather"] == 2 * (LAYERS * keys + told), (before, middle, keys)
+        header = 8 * 8 + 8 * 2 * samples  # eight sizes, and two labels a sample
+        assert middle["all_gather"] - before["all_gather"] == 2 * (LAYERS * keys + header), (before, middle, keys)
         assert after["reduce_scatter"] - middle["reduce_scatter"] == 2 * LAYERS * keys, (middle, after, keys)
         assert after["all_gather"] == middle["all_gather"]
 
@@ -194,6 +195,51 @@ def case_bad_input_is_an_error_on_every_rank():
         else:
             fails(ValueError, "rank 1 of this context group", lambda: model(input_ids=ids, attention_mask=mask))
         assert torch.isfinite(model(**part).loss)  # and none of that has left anything behind
+
+
+def case_text_that_repeats_itself_is_right_where_it_was_cut_and_refused_where_it_was_not():
+    """By places: the tokens of all ranks are equal either way."""
+    for period in (1, 2, 4, 8):
+        whole = torch.arange(period).repeat(2, 2 * TOKENS // period) + 5
+        inputs = {"input_ids": whole, "labels": whole}
+        plain = tiny()(**inputs, use_cache=False).loss.detach()
+        for context in (2, 4):
+            with initialized(context=context):
+                model = tsm.transform(tiny())
+                assert abs(model(**get_batch_for_cp_rank(inputs)).loss.detach() - plain) < 1e-5, (period, context)
+                # A script that cuts its batches gives the places.
+                part = {name: chunks.cut(rows, tsm.state.cp_rank, context) for name, rows in inputs.items()}
+                places = chunks.indices(tsm.state.cp_rank, context, 2 * TOKENS).expand(2, -1)
+                assert abs(model(**part, position_ids=places).loss.detach() - plain) < 1e-5, (period, context)
+                fails(ValueError, f"the same {2 * TOKENS} tokens", lambda: model(**inputs))  # noqa: B023
+                same = torch.arange(2 * TOKENS).expand(2, -1)
+                fails(ValueError, "tokens and position_ids", lambda: model(**inputs, position_ids=same))  # noqa: B023
+
+
+def case_forward_passes_of_two_models_keep_their_tokens_apart():
+    """One inside the other, and in two threads, of which each is one pass of the group."""
+    whole = batch("padded", 0), batch("causal", 1)
+    plain = [float(tiny()(**each, use_cache=False).loss.detach()) for each in whole]
+    with initialized(context=4):
+        outer, inner = tsm.transform(tiny()), tsm.transform(tiny())
+        parts, found = [part_of_batch(each) for each in whole], []
+
+        def teach(*_):
+            found.append(float(inner(**parts[1]).loss.detach()))
+
+        handle = outer.model.layers[0].register_forward_hook(teach)
+        found.append(float(outer(**parts[0]).loss.detach()))
+        handle.remove()
+        assert abs(found[0] - plain[1]) < 1e-5 and abs(found[1] - plain[0]) < 1e-5, (found, plain)
+        thread = threading.Thread(target=teach)
+
+        def beside(*_):
+            thread.start()
+            thread.join()
+
+        outer.model.layers[0].register_forward_hook(beside)
+        assert abs(float(outer(**parts[0]).loss.detach()) - plain[0]) < 1e-5
+        assert abs(found[2] - plain[1]) < 1e-5
 
 
 def case_dropout_of_weights_runs_gathered_and_is_refused_in_a_ring():

@@ -167,9 +167,9 @@ def keys_and_values_cross_by_the_formula():
                 assert _between(before[kind], middle[kind]) == wanted, (comm, kind, before, middle)
             for kind, wanted in backward.items():
                 assert _since(middle[kind], kind) == wanted, (comm, kind, middle)
-            told = 8 * 9 + 8 * 2 * len(given["input_ids"])  # sizes and labels, whatever the kind
+            header = 8 * 8 + 8 * 2 * len(given["input_ids"])  # sizes and labels, whatever the kind
             gathered = LAYERS * keys if comm == "all_gather" else 0
-            assert _between(before["all_gather"], middle["all_gather"]) == {(2, 4): 4 * (gathered + told)}, comm
+            assert _between(before["all_gather"], middle["all_gather"]) == {(2, 4): 4 * (gathered + header)}, comm
 
 
 def _between(before: dict, after: dict) -> dict:

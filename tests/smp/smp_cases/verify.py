@@ -100,6 +100,21 @@ def case_heads_that_a_plan_cuts_across_are_named():
         raises(Blocks(Attention(heads=4)), plan, "fails where the whole model runs", "packed_qkv_colwise")
 
 
+def case_a_model_that_differs_is_in_the_modes_of_before():
+    with initialized(tensor_parallel_degree=2):
+        model = tsm.transform(tiny().train())
+        model.model.layers[1].eval()
+        modes = [module.training for module in model.modules()]
+        model.model.layers[0].mlp.register_forward_hook(lambda module, arguments, output: 2 * output)
+        try:
+            tsm.verify(model)
+        except ValueError as error:
+            assert "is not the whole model" in str(error), error
+        else:
+            raise AssertionError("no error")
+        assert [module.training for module in model.modules()] == modes
+
+
 def case_what_cannot_be_compared_says_so():
     def says(text, *args, **kwargs):
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -77,14 +78,25 @@ def is_split(module: nn.Module) -> bool:
     return any(isinstance(getattr(hook, "__self__", None), _Parts) for hook in module._forward_pre_hooks.values())
 
 
+@dataclass(eq=False)
+class _Pass(masks.Pass):
+    """One forward pass of a model.
+
+    Attributes:
+        inputs: this rank's part of the batch.
+        loss_called: set once the model has called its loss function.
+    """
+
+    inputs: Inputs = field(kw_only=True)
+    loss_called: bool = False
+
+
 class _Parts:
     """The forward passes of one model, each of this rank's part of a batch."""
 
     def __init__(self, signature: inspect.Signature, loss: Callable[..., torch.Tensor]) -> None:
         self._signature = signature
         self._loss = loss
-        self._inputs: Inputs | None = None
-        self._was_asked = False
 
     def before(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Tell the model where its tokens are; masks made from here on are of the whole batch."""
@@ -95,38 +107,38 @@ class _Parts:
             )
         names = list(self._signature.parameters)[: len(args)]
         given = {**dict(zip(names, args)), **kwargs}
-        self._inputs = inputs = exchange(given, group)
-        self._was_asked = False
+        inputs = exchange(given, group)
         _check_rotary(model, inputs.tokens.length)
-        masks.enter(inputs.tokens)
+        masks.enter(_Pass(self, inputs.tokens, inputs=inputs))
         # With a mask given, transformers does not look for packed sequences in this rank's positions, which jump.
         given.update(position_ids=inputs.positions, attention_mask=inputs.padding, use_cache=False)
         return (), given
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **others: Any) -> torch.Tensor:
         """The model's loss function: this rank's part, as a part of the mean that the ranks' average is to be."""
-        inputs = self._inputs
-        if inputs is None or inputs.targets is None:
+        present = masks.current(self)
+        targets = present.inputs.targets if isinstance(present, _Pass) else None
+        if not isinstance(present, _Pass) or targets is None:
             return self._loss(logits=logits, labels=labels, vocab_size=vocab_size, **others)
-        self._was_asked = True
+        present.loss_called, inputs = True, present.inputs
         # FSDP averages over the ranks of the context group, too, and of that average each token is to be one share.
         count = others.pop("num_items_in_batch", None)
         others["num_items_in_batch"] = (inputs.counted if count is None else count) / inputs.tokens.size
-        others["shift_labels"] = inputs.targets.to(logits.device).contiguous()
+        others["shift_labels"] = targets.to(logits.device).contiguous()
         return self._loss(logits=logits, labels=labels, vocab_size=vocab_size, **others)
 
     def after(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
         """Hold the pass to what it promised, and give the loss the value that it has over all tokens."""
-        inputs, self._inputs = self._inputs, None
-        made = masks.leave()
-        if inputs is None or output is None:  # the pass raised
+        present = masks.leave(self)
+        if not isinstance(present, _Pass) or output is None:  # the pass raised
             return None
-        _check_layers(model, made)
+        inputs = present.inputs
+        _check_layers(model, present.made)
         if inputs.targets is None:
             return None
         as_tuple = isinstance(output, tuple)
         loss = output[0] if as_tuple else output.loss
-        if not self._was_asked:
+        if not present.loss_called:
             raise NotImplementedError(
                 f"{type(model).__name__} computes its loss without its loss_function, so next-token labels across the "
                 "borders of chunks are missing; set context_parallel_degree=1 for this model"

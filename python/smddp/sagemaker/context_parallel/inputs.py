@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smddp.sagemaker.context_parallel import chunks
+from smddp.sagemaker.checksum import checksum
+from smddp.sagemaker.context_parallel import chunks, record
 from smddp.sagemaker.context_parallel.masks import Tokens
 from smddp.sagemaker.exchanges import gathered
 
@@ -28,7 +29,6 @@ _HEADER = (
     "with labels",
     "counted",
     "sum",
-    "distinct",
 )
 _SAME = ("batch", "tokens", "with position_ids", "with attention_mask", "with labels")
 
@@ -95,10 +95,20 @@ def _check(part: _Part, headers: list[dict[str, int]]) -> None:
                 f"differs: {values}, by rank in the group. Sample by tsm.state.dp_rank of tsm.state.dp_size, and cut "
                 "each batch with get_batch_for_cp_rank"
             )
-    if len({header["sum"] for header in headers}) == 1 and headers[0]["distinct"]:
+    if len({header["sum"] for header in headers}) == 1:
+        _check_cut(part)
+
+
+def _check_cut(part: _Part) -> None:
+    """Raises ValueError on every rank if ranks that hold the same tokens at the same places have not cut them."""
+    here = torch.tensor([int(record.was_cut(part.ids, part.size))], device=part.ids.device)
+    if not bool(gathered(here, part.group).all()):
+        ranks = ", ".join(map(str, dist.get_process_group_ranks(part.group)))
         raise ValueError(
-            f"context parallelism: all {len(headers)} ranks of the context group were given the same {part.length} "
-            "tokens: cut each batch with context_parallel.utils.get_batch_for_cp_rank"
+            f"context parallelism: ranks {ranks} of a context group were given the same {part.length} tokens"
+            f"{'' if part.positions is None else ' and position_ids'}, and get_batch_for_cp_rank did not cut them in "
+            "these processes. Cut each batch with context_parallel.utils.get_batch_for_cp_rank; where a data loader's "
+            "workers cut text that repeats itself, pass position_ids, cut in the same way"
         )
 
 
@@ -148,9 +158,10 @@ class _Part:
 
     def header(self) -> list[int]:
         """Integers in the order of `_HEADER`."""
-        ids = self.ids.detach()
-        weights = torch.arange(1, ids.numel() + 1, device=ids.device, dtype=torch.float64)
-        total = (ids.flatten().double() * weights).sum().view(torch.int64)
+        total = record.contents(self.ids)
+        if self.positions is not None:
+            # Equal tokens at other places are parts of a text that repeats itself.
+            total = checksum(torch.stack([total, record.contents(self.positions)]))
         return [
             0,
             self.batch,
@@ -160,7 +171,6 @@ class _Part:
             int(self.labels is not None) + int(self.shifted is not None),
             0 if self.labels is None else int((self.labels != IGNORED).sum()),
             int(total),
-            int((ids != ids.flatten()[0]).any()),
         ]
 
     def rest(self) -> torch.Tensor:

@@ -8,7 +8,8 @@ attention, bidirectional. Padding and packed sequences are the whole batch's, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -141,24 +142,41 @@ def _names(function: Callable[..., Any]) -> list[str]:
     return [name for part in cells["mask_functions"].cell_contents for name in _names(part)]
 
 
-_current: Tokens | None = None
-_made: list[Mask] = []
+@dataclass(eq=False)
+class Pass:
+    """One forward pass of a model.
+
+    Attributes:
+        owner: the object that began it.
+        tokens: of all ranks.
+        made: its masks.
+    """
+
+    owner: object
+    tokens: Tokens
+    made: list[Mask] = field(default_factory=list)
 
 
-def enter(tokens: Tokens) -> None:
-    """Masks made from now on, until `leave`, are of ``tokens``."""
-    global _current
-    _current = tokens
-    _made.clear()
+# The forward passes that this thread or task is in, the innermost last.
+_passes: ContextVar[tuple[Pass, ...]] = ContextVar("context_parallel_passes", default=())
 
 
-def leave() -> list[Mask]:
-    """Ends what `enter` began; returns the masks that were made."""
-    global _current
-    _current = None
-    made = list(_made)
-    _made.clear()
-    return made
+def enter(present: Pass) -> None:
+    """Masks made from now on, until `leave`, are of ``present``."""
+    _passes.set((*_passes.get(), present))
+
+
+def current(owner: object) -> Pass | None:
+    """The innermost pass of ``owner``; None outside of one."""
+    return next((each for each in reversed(_passes.get()) if each.owner is owner), None)
+
+
+def leave(owner: object) -> Pass | None:
+    """Ends the innermost pass of ``owner``, and passes inside it that raised; returns it."""
+    present = current(owner)
+    if present is not None:
+        _passes.set(_passes.get()[: _passes.get().index(present)])
+    return present
 
 
 def make(*_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None, **others: Any) -> Mask:
@@ -168,13 +186,15 @@ def make(*_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tenso
         RuntimeError: outside the forward pass of a model that `tsm.transform` has made.
         NotImplementedError: a mask that is not a function of places.
     """
-    if _current is None:
+    present = _passes.get()[-1] if _passes.get() else None
+    if present is None:
         raise RuntimeError(
             "context parallelism: a mask is made outside the forward pass of the model that tsm.transform() was given; "
             "call that model, not a part of it"
         )
+    tokens = present.tokens
     for name in _names(mask_function):
-        if name in _CHUNKED and _current.padding is None and _current.segments is None:
+        if name in _CHUNKED and tokens.padding is None and tokens.segments is None:
             continue
         if name in _CHUNKED:
             raise NotImplementedError(
@@ -187,6 +207,6 @@ def make(*_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tenso
                 "only its part of that; set context_parallel_degree=1 for this model"
             )
     device = attention_mask.device if attention_mask is not None else torch.device(others.get("device", "cpu"))
-    mask = Mask(_current, mask_function, device)
-    _made.append(mask)
+    mask = Mask(tokens, mask_function, device)
+    present.made.append(mask)
     return mask

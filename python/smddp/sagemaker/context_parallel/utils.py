@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.sagemaker.context_parallel import chunks
+from smddp.sagemaker.context_parallel import chunks, record
 from smddp.sagemaker.state_handler import state
 
 Batch = TypeVar("Batch")
@@ -51,7 +51,9 @@ def _part(value: Any, name: str) -> Any:
         raise TypeError(f"get_batch_for_cp_rank: {name} must be a tensor or None, got {type(value).__name__}")
     if value.dim() < 2:
         raise ValueError(f"get_batch_for_cp_rank: {name} has no dimension 1 to cut: its shape is {tuple(value.shape)}")
-    return chunks.cut(value, state.cp_rank, state.cp_size)
+    part = chunks.cut(value, state.cp_rank, state.cp_size)
+    record.remember(part, state.cp_size)
+    return part
 
 
 def setup_transformer_engine_cp_groups(model: nn.Module, ranks: Sequence[int], pg: dist.ProcessGroup | None) -> None:

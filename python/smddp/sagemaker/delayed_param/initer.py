@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from smddp.sagemaker.delayed_param import forms, plan, recipe, seeds, shards
 from smddp.sagemaker.delayed_param.inventory import Inventory
 from smddp.sagemaker.names import some
+from smddp.sagemaker.replaced import recording
 
 logger = logging.getLogger("smddp.sagemaker")
 
@@ -97,10 +98,11 @@ class DelayedParamIniter:
         """
         if model is not None and model is not self._model and not any(m is self._model for m in model.modules()):
             raise ValueError("materialize() takes the model that DelayedParamIniter was made for, or nothing")
-        for module in self._has.modules.values():
-            self._init_module(module)
-        for module in self._has.modules.values():
-            self._after_module(module)
+        with recording(self._model, "materialize()"):
+            for module in self._has.modules.values():
+                self._init_module(module)
+            for module in self._has.modules.values():
+                self._after_module(module)
         return self._model if model is None else model
 
     def count_num_params(self, module: nn.Module, *args: nn.Module) -> int:

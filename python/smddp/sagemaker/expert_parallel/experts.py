@@ -11,8 +11,8 @@ from torch import nn
 from smddp.sagemaker.expert_parallel.dispatch import Dispatcher
 from smddp.sagemaker.expert_parallel.families import Family
 from smddp.sagemaker.tensor_parallel.dynamic import Mixin
-from smddp.sagemaker.tensor_parallel.modules import local
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup, copy_to_region, reduce_from_region
+from smddp.sagemaker.tensor_parallel.shards import local_parameter
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class SpreadExperts(Mixin):
     def _matrices(self) -> list[dict[str, torch.Tensor]]:
         """Each expert's matrices by name."""
         degree = self._ep.dispatcher.group.size
-        whole = {name: scaled(local(getattr(self, name)), 1 / degree) for name in self._ep.names}
+        whole = {name: scaled(local_parameter(self, name), 1 / degree) for name in self._ep.names}
         # Gate and up of a tensor rank are stored side by side: (experts, 2, columns, in).
         stacks = {name: tensor.flatten(1, 2) if tensor.dim() == 4 else tensor for name, tensor in whole.items()}
         return [dict(zip(stacks, matrices)) for matrices in zip(*(stack.unbind(0) for stack in stacks.values()))]

@@ -20,9 +20,10 @@ from smddp.sagemaker.delayed_param import shards
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import agreement, share, styles
 from smddp.sagemaker.tensor_parallel.adapters import BASE, COMPLETE, Adapted
-from smddp.sagemaker.tensor_parallel.modules import hold_whole
+from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.state_dict import translate_hf_state_dict, translate_state_dict_to_hf
+from smddp.sagemaker.tensor_parallel.whole import WHOLE, hold_whole
 
 # Attribute of a stand-in: the layer.
 _STANDS_FOR = "_tp_stands_for"
@@ -47,7 +48,7 @@ def on_registration(parent: nn.Module, name: str, module: nn.Module | None) -> n
 
 def _is_shared(module: nn.Module) -> bool:
     """Whether `transform` has made ``module`` what it is. Raises ValueError if FSDP has wrapped it since."""
-    if styles.shared(module) is None and "_tp_whole" not in vars(module):
+    if styles.shared(module) is None and WHOLE not in vars(module):
         return False
     assert state.mesh is not None  # nothing is shared before `init`
     meshes = [p.device_mesh if isinstance(p, DTensor) else None for p in module.parameters(recurse=False)]
@@ -109,7 +110,7 @@ def _complete(adapter: nn.Module, layer: nn.Module) -> None:
         adapted.apply()
         for part, border in adapted.borders.items():
             border.attach(adapter.get_submodule(part))
-    hold_whole(adapter, tp)
+    hold_whole(adapter, tp, READ_LOCAL)
     agreement.know(adapter)
     for module in adapter.modules():
         if module is not layer:

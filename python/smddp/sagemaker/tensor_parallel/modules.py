@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker import hf
 from smddp.sagemaker.tensor_parallel.block import Block
-from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend
+from smddp.sagemaker.tensor_parallel.dynamic import Mixin
 from smddp.sagemaker.tensor_parallel.layers import Product
 from smddp.sagemaker.tensor_parallel.regions import (
     TensorGroup,
@@ -27,7 +26,7 @@ from smddp.sagemaker.tensor_parallel.regions import (
     scatter_sequence,
     split_to_region,
 )
-from smddp.sagemaker.tensor_parallel.shards import local, replicate
+from smddp.sagemaker.tensor_parallel.shards import check_gathered, local_parameter
 
 
 @contextlib.contextmanager
@@ -66,18 +65,18 @@ class Column(_Product):
 
     def _local_weight(self) -> torch.Tensor:
         """The local shard as a matrix: fused projections are stored with a dimension for their parts."""
-        shard = local(self.weight)
+        shard = local_parameter(self, "weight")
         if shard.dim() == 2:
             return shard
         return shard.flatten(1) if self._tp_transposed else shard.flatten(0, 1)
 
     def _local_bias(self) -> torch.Tensor | None:
         """The local shard as a vector, as `_local_weight`."""
-        return None if self.bias is None else local(self.bias).reshape(-1)
+        return None if self.bias is None else local_parameter(self, "bias").reshape(-1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self._tp_block.enter(x, self.training)
-        y = self._product(x, self._local_weight(), self._local_bias())
+        weight, bias = self._local_weight(), self._local_bias()
+        y = self._product(self._tp_block.enter(x, self.training), weight, bias)
         if self._tp_gather:
             self._tp_block.leave()
             y = gather_from_region(y, self._tp_block.tp)
@@ -99,6 +98,7 @@ class KeyValueColumn(_Product):
         return heads[self._tp_heads].flatten(0, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        check_gathered(self.weight, self, "weight")
         x = self._tp_block.enter(x, self.training)
         return self._product(x, self._rows("weight"), None if self.bias is None else self._rows("bias"))
 
@@ -114,11 +114,10 @@ class FusedGroupColumn(_Product):
     _tp_head: int
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        block = self._tp_block
+        block, query, bias = self._tp_block, local_parameter(self, "weight"), local_parameter(self, "bias")
         x = block.enter(x, self.training)
         weight = block.parameter(self, "key_value_weight")[self._tp_head].flatten(0, 1)
-        query, key_value = local(self.weight), self._product(x, weight, self._bias(block))
-        return torch.cat([self._product(x, query, local(self.bias)), key_value], -1)
+        return torch.cat([self._product(x, query, bias), self._product(x, weight, self._bias(block))], -1)
 
     def _bias(self, block: Block) -> torch.Tensor | None:
         if self.bias is None:
@@ -137,9 +136,9 @@ class Row(_Product):
         block = self._tp_block
         if self._tp_split:
             x = split_to_region(x, block.tp)
-        y = self._product(x, local(self.weight), None)
+        weight, bias = local_parameter(self, "weight"), local_parameter(self, "bias")
+        y = self._product(x, weight, None)
         block.leave()
-        bias = local(self.bias)
         if block.open:
             return y
         if block.sequence and not block.tp.keeps_sequence:
@@ -174,25 +173,6 @@ class SharedKey(Mixin):
         return torch.cat([latent, self._tp_block.enter(key, self.training)], -1)
 
 
-class Whole(Mixin):
-    """A module that is not shared: every rank computes all of it, with the values of its replicated parameters.
-
-    ``_tp_inner``: its children whose parameters its forward may use without calling them.
-    """
-
-    _tp_whole: tuple[str, ...] = ()
-    _tp_inner: tuple[str, ...] = ()
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            for module in (self, *map(self.get_submodule, self._tp_inner)):
-                # Of a child that FSDP gathers by itself there is nothing to take yet.
-                wrapped = module is not self and any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
-                names = () if wrapped else vars(module).get("_tp_whole", ())
-                stack.enter_context(substituted(module, {name: local(getattr(module, name)) for name in names}))
-            return super().forward(*args, **kwargs)
-
-
 class Embedding(Mixin):
     """An embedding whose rows (the vocabulary) are shared: ids of other ranks give zeros, then the sum."""
 
@@ -205,7 +185,7 @@ class Embedding(Mixin):
         self._tp_group.shared_input.hold(ids, "the embedding")
         position = ids - self._tp_first
         mine = (position >= 0) & (position < self._tp_rows)
-        with substituted(self, {"weight": local(self.weight)}):
+        with substituted(self, {"weight": local_parameter(self, "weight")}):
             found = super().forward(torch.where(mine, position, 0))
         found = found.masked_fill(~mine.unsqueeze(-1), 0)
         return reduce_from_region(found, self._tp_group, owned=True)
@@ -273,13 +253,13 @@ class Experts(Mixin):
             return reduce_from_region(super().forward(*args, **kwargs), self._tp_group)
 
     def _matrices(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = local(getattr(self, name))
+        tensor: torch.Tensor = local_parameter(self, name)
         dim, parts = self._tp_dims[name]
         return tensor.flatten(dim, dim + 1) if parts > 1 else tensor  # as `Reshaped` stores it
 
     def _share(self, name: str) -> torch.Tensor:
         """What this rank adds of a bias of the sum. Each rank has the gradient of all of it, so that counts once."""
-        whole: torch.Tensor = local(getattr(self, name))
+        whole: torch.Tensor = local_parameter(self, name)
         return whole.detach() / self._tp_group.size + (whole - whole.detach())
 
 
@@ -331,36 +311,8 @@ class ListedExperts(Mixin):
         return reduce_from_region(total, self._tp_group).view(hidden_states.shape), logits
 
 
-def hold_whole(model: nn.Module, tp: TensorGroup) -> None:
-    """Every parameter of ``model`` that no style has shared becomes a DTensor that is replicated over the group.
-
-    So whatever walks over parameters (norms, optimizers, scalers, checkpoints) finds all of them of one kind, and on
-    one mesh. Modules whose forward takes what is whole into a region themselves stay as they are.
-    """
-    made: dict[int, nn.Parameter] = {}  # parameters that are one stay one
-    for module in model.modules():
-        names = [name for name, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)]
-        for name in names:
-            parameter = module.get_parameter(name)
-            if id(parameter) not in made:
-                replicate(module, name, tp)
-                made[id(parameter)] = module.get_parameter(name)
-            module._parameters[name] = made[id(parameter)]
-        if names and not isinstance(module, _TAKE_WHOLE):
-            extend(module, Whole)._tp_whole = tuple(names)
-    _hand_down(model)
-
-
-def _hand_down(model: nn.Module) -> None:
-    """Some modules use the weights of their children without calling them."""
-    for module in list(model.modules()):
-        inner = tuple(name for name, child in module.named_children() if "_tp_whole" in vars(child))
-        if inner and hf.reads_children(module):
-            (module if isinstance(module, Whole) else extend(module, Whole))._tp_inner = inner
-
-
-# Their forwards ask for the local part of each parameter.
-_TAKE_WHOLE = (Column, KeyValueColumn, FusedGroupColumn, Row, Partial, Experts)
+# Modules whose forward reads the local tensor of each parameter itself.
+READ_LOCAL = (Column, KeyValueColumn, FusedGroupColumn, Row, Partial, Experts)
 
 
 def across(tp: TensorGroup, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import overload
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -13,6 +14,10 @@ from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
 # Module attribute: {our parameter name: Relayout}; read by state_dict.py.
 RELAID = "_tp_relaid"
+# Module attribute: the module's name in the transformed model, for messages.
+NAME = "_tp_name"
+# Mesh dimensions over which `transform` shares parameters; FSDP adds others and removes them when it gathers.
+_OURS = ("tensor", "expert")
 
 
 class Relayout:
@@ -112,6 +117,45 @@ def local(tensor: None) -> None: ...
 def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """What this rank holds of a parameter, for its arithmetic."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_parameter(module: nn.Module, name: str) -> torch.Tensor:
+    """What this rank holds of parameter ``name`` of ``module``, for its arithmetic.
+
+    Raises RuntimeError if FSDP has not gathered the parameter.
+    """
+    tensor = getattr(module, name)
+    check_gathered(tensor, module, name)
+    return local(tensor)
+
+
+def check_gathered(tensor: torch.Tensor, module: nn.Module, name: str) -> None:
+    """Raise RuntimeError if FSDP shards ``tensor``, which is parameter ``name`` of ``module``, at the moment."""
+    if torch.compiler.is_compiling() or is_gathered(tensor, module):
+        return
+    path = module.__dict__.get(NAME) or type(module).__name__
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    raise RuntimeError(
+        f"rank {rank}: parameter {name!r} of {path} is sharded by FSDP and not gathered, because {path} runs outside "
+        f"of the forward pass of the FSDP unit that holds it. Call the wrapped model, or a unit that holds {path}; or "
+        f"make {path} a unit of its own by fully_shard() before the modules around it; or, with FSDP2, call unshard() "
+        "on the unit first. A method that calls parts of the model, as generate() does, takes "
+        "torch.distributed.fsdp.register_fsdp_forward_method(model, 'generate')"
+    )
+
+
+def is_gathered(tensor: torch.Tensor, module: nn.Module) -> bool:
+    """Whether FSDP shards ``tensor``, a parameter of ``module``, over no ranks at the moment."""
+    if not isinstance(tensor, DTensor):
+        # FSDP1 leaves slices of its flat parameter as parameters, and computes with plain tensors.
+        return not (isinstance(tensor, nn.Parameter) and NAME in module.__dict__)
+    placements = tensor.placements
+    if len(placements) == 1:
+        return True
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or (*[""] * (len(placements) - 1), _OURS[0])
+    cuts = zip(names, placements, mesh.shape)
+    return not any(dim not in _OURS and size > 1 and not cut.is_replicate() for dim, cut, size in cuts)
 
 
 def put(module: nn.Module, name: str, tensor: torch.Tensor, like: nn.Parameter) -> None:

@@ -46,6 +46,7 @@ from smddp.sagemaker.tensor_parallel.block import Block
 from smddp.sagemaker.tensor_parallel.dynamic import extend
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import Grouped, Reshaped, relayout, shard
+from smddp.sagemaker.tensor_parallel.whole import read_plain
 
 
 class Style(ParallelStyle):
@@ -200,7 +201,8 @@ class BiasByHead(Style):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         shard(module, "weight", 1, self.tp)
-        return self._become(module, modules.Whole, whole=("weight",))
+        read_plain(module, ("weight",))
+        return module
 
 
 class AlibiByHead(Style):
@@ -237,7 +239,8 @@ class LocalParams(Style):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name in self.names:
             shard(module, name, 0, self.tp)
-        return self._become(module, modules.Whole, whole=self.names)
+        read_plain(module, self.names)
+        return module
 
 
 class StackedExperts(Style):

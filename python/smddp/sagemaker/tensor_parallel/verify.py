@@ -6,6 +6,7 @@ in part by every rank and nothing sums its gradients, only they are wrong. So bo
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -135,20 +136,27 @@ def _arguments(model: nn.Module, inputs: Any) -> tuple[tuple, dict[str, Any]]:
 def _run(model: nn.Module, arguments: tuple[tuple, dict]) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """(outputs by place, gradients by parameter's name) of one forward and backward without dropout."""
     args, kwargs = arguments
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with _evaluating(model):
         outputs = dict(_tensors(model(*args, **kwargs)))
         parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         found = torch.autograd.grad(_objective(outputs), list(parameters.values()), allow_unused=True)
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     gradients = {
         name: _full(torch.zeros_like(parameter) if gradient is None else gradient)
         for (name, parameter), gradient in zip(parameters.items(), found)
     }
     return {name: tensor.detach() for name, tensor in outputs.items()}, gradients
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """``model`` in evaluation mode; every module has its own mode again afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def _objective(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -227,8 +235,8 @@ def _outputs_of_modules(model: nn.Module, arguments: tuple[tuple, dict]) -> dict
 
         handles.append(module.register_forward_hook(keep))
     try:
-        with torch.no_grad():
-            model.eval()(*arguments[0], **arguments[1])
+        with torch.no_grad(), _evaluating(model):
+            model(*arguments[0], **arguments[1])
     finally:
         for handle in handles:
             handle.remove()

@@ -80,6 +80,7 @@ class Participants:
 
     def __init__(self, group: dist.ProcessGroup | None, coordinator_rank: int = 0) -> None:
         self.alone = not (dist.is_available() and dist.is_initialized())
+        self.given = group is not None
         if not self.alone and group is None:
             group = dist.group.WORLD
         if not self.alone and dist.get_rank(group) < 0:
@@ -107,14 +108,17 @@ class Participants:
         return len(self.ranks)
 
     def leave_copies(self) -> bool:
-        """Where the group is FSDP's own at a shard degree of 1, whose ranks hold copies of the model: take this rank
-        alone, the first copy. False for the others, which have nothing to write.
+        """Reduces a group of copies to this rank, if the caller gave FSDP's group at a shard degree of 1.
 
-        Scripts save by the ranks of the first copy only, with FSDP's group, which is no group of theirs then.
+        Scripts save by the ranks of the first copy only, so the group's other ranks do not take part. Without a group
+        all ranks save, because experts are spread over them.
+
+        Returns:
+            False for a rank of another copy, which has nothing to write.
         """
         from smddp.sagemaker.state_handler import state
 
-        if self.size == 1 or not state.is_initialized or state.native or state.shard_size != 1:
+        if not self.given or self.size == 1 or not state.is_initialized or state.native or state.shard_size != 1:
             return True
         if self.group is not state.replication_process_group:
             return True

@@ -1,4 +1,4 @@
-"""One directory for one save, where the ranks that save name several."""
+"""One directory for one save: ranks that name different ones are an error, or follow the coordinator."""
 
 from __future__ import annotations
 
@@ -23,3 +23,22 @@ def agree(storage: Any, ranks: Participants) -> None:
     place = ranks.broadcast(os.fspath(storage.path))
     if place != os.fspath(storage.path):
         storage.path = storage.fs.init_path(place)
+
+
+def check_same(storage: Any, ranks: Participants) -> None:
+    """Raises ValueError on every rank if DCP's writers of the ranks write to different directories. Collective.
+
+    Each rank would write its files into its own directory, and no directory would hold a whole checkpoint.
+    """
+    place = os.fspath(storage.path) if isinstance(storage, FileSystemWriter) else None
+    ranks_of: dict[str | None, list[int]] = {}
+    for rank, other in zip(ranks.ranks, ranks.exchange("saving", lambda: place)):
+        ranks_of.setdefault(other, []).append(rank)
+    if len(ranks_of) > 1:
+        named = "; ".join(
+            f"rank{'s' * (len(each) > 1)} {', '.join(map(str, each))}: {where}" for where, each in ranks_of.items()
+        )
+        raise ValueError(
+            f"saving: the ranks of one save name different directories, {named}. Choose the name on one rank and "
+            "broadcast it, for example by torch.distributed.broadcast_object_list"
+        )

@@ -59,8 +59,8 @@ def save(
         s3_region, s3client_config: for `s3://` names; see `S3FileSystem`.
 
     Raises:
-        ValueError: neither ``checkpoint_id`` nor ``storage_writer``; a coordinator outside the group; parts that do
-            not make whole tensors.
+        ValueError: neither ``checkpoint_id`` nor ``storage_writer``; ranks that name different directories; a
+            coordinator outside the group; parts that do not make whole tensors.
         CheckpointError, OSError: on every rank, if any could not write.
     """
     call = _begin(
@@ -164,6 +164,7 @@ def _begin(
     if not participants.leave_copies():
         return None
     places.agree(writer, participants)
+    places.check_same(writer, participants)
     return strategy.begin(
         state_dict,
         writer,

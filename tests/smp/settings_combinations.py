@@ -1,0 +1,70 @@
+"""The product of training settings that the settings suite covers: engines, degrees, precision, optimizers and the rest."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import combinations
+
+DIMENSIONS: dict[str, list] = {
+    "engine": ["none", "fsdp1", "fsdp2"],
+    "shard": [1, 2, 4],
+    "tensor": [1, 2, 4],
+    "context": [1, 2],
+    "expert": [0, 1, 2],  # 0: a model without experts
+    "precision": ["f32", "bf16", "fp16"],
+    "optimizer": ["adam", "sgd", "adafactor", "lbfgs", "muon"],
+    "accumulation": [1, 2],
+    "memory": ["none", "checkpointing", "offload"],
+    "resume": ["none", "same", "other"],
+    "adapter": [False, True],
+}
+def possible(row: dict) -> bool:
+    """Degrees must fit the world, and torch must be able to do the same in one process."""
+    ranks = combinations.RANKS // row["tensor"]
+    # Without FSDP nothing averages gradients over data-parallel ranks.
+    if row["engine"] == "none" and (row["tensor"] < combinations.RANKS or row["shard"] > 1):
+        return False
+    # torch's GradScaler takes no closure, and its sharded state dicts have no form of this optimizer's state.
+    if row["optimizer"] == "lbfgs" and (row["precision"] == "fp16" or row["resume"] != "none"):
+        return False
+    return row["shard"] <= ranks and row["context"] <= row["shard"] and row["expert"] <= ranks
+
+
+def refusal(row: dict) -> tuple[type[Exception], str] | None:
+    """The error that is the right result of a combination, or None if it trains."""
+    if row["optimizer"] == "muon" and row["engine"] == "fsdp1":
+        return ValueError, "Muon only supports 2D parameters"
+    if row["optimizer"] in ("adafactor", "lbfgs") and row["engine"] == "fsdp1" and row["shard"] * row["expert"] > 1:
+        return ValueError, "it adds up over all elements"
+    if row["optimizer"] == "adafactor" and (row["tensor"] > 1 or row["engine"] == "fsdp2"):
+        return RuntimeError, "no valid strategy preserves this placement"  # torch's, for any DTensor
+    return None
+
+
+def product() -> list[dict]:
+    """Every possible combination."""
+    return combinations.product(DIMENSIONS, possible)
+
+
+def pairs(row: dict) -> set:
+    """Every pair of values of a combination."""
+    return set(itertools.combinations(row.items(), 2))
+
+
+@functools.cache
+def pairwise() -> list[dict]:
+    """Few combinations that hold every pair of values which some possible combination holds."""
+    found, missing = [], {pair for row in product() for pair in pairs(row)}
+    rows = [(row, pairs(row)) for row in product()]
+    while missing:
+        row, held = max(rows, key=lambda each: len(missing & each[1]))
+        missing -= held
+        found.append(row)
+    return found
+
+
+def name(row: dict) -> str:
+    """A test's id."""
+    return "-".join(f"{key}_{value}" for key, value in row.items())
