@@ -35,12 +35,12 @@ SCRIPT = "/jobs/j/code/train.py --epochs 3 -z a=1,b=2"
 def test_torchrun_of_one_host_and_of_two():
     (one,) = commands({"torch_distributed": ON})
     start = "/bin/python -m torch.distributed.run --nnodes"
-    assert text(one) == f"{start} 1 --nproc_per_node 8 --standalone --no-python {RANK} {SCRIPT}"
+    assert text(one) == f"{start} 1 --nproc_per_node 8 --standalone --no-python -- {RANK} {SCRIPT}"
     assert one.env["FI_PROVIDER"] == "efa" and one.env["FI_EFA_USE_DEVICE_RDMA"] == "1"
     two = commands({"torch_distributed": ON}, ["a", "b:8"], count=2, interface="eth1")
     for number, (command, host) in enumerate(zip(two, "ab")):
         place = f"--master_addr a --master_port 7777 --node_rank {number}"
-        assert text(command) == f"{start} 2 --nproc_per_node 8 {place} --no-python {RANK} {SCRIPT}"
+        assert text(command) == f"{start} 2 --nproc_per_node 8 {place} --no-python -- {RANK} {SCRIPT}"
         assert (command.host, command.env["SM_CURRENT_HOST"]) == (host, host)
         assert command.env["NCCL_SOCKET_IFNAME"] == "eth1" and command.env["SM_HOSTS"] == '["a","b"]'
 

@@ -241,7 +241,7 @@ def kubernetes(text: str) -> str:
 
 def of_torchrun(words: list[str]) -> list[str]:
     """The command that torchrun starts."""
-    return [template(word) for word in words[words.index("--no-python") + 1 :]]
+    return [template(word) for word in words[words.index("--no-python") + 2 :]]
 
 
 def local(made: PyTorch, capsys: Any) -> tuple[list[str], dict[str, str]]:
@@ -282,7 +282,7 @@ def by_torchx(scheduler: str) -> Callable[[PyTorch, Any], tuple[list[str], dict[
 
         def ddp(*args: str, m: str, env: dict[str, str], **_: object) -> object:
             taken.update(args=[m, *args], env=env)
-            return object()
+            return SimpleNamespace(roles=[])
 
         modules = {
             "torchx.runner": SimpleNamespace(get_runner=Runner),

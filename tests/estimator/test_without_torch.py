@@ -1,4 +1,4 @@
-"""Estimators and `smddp launch` on a host without torch; with torch, neither import nor patches in the launching process."""
+"""Estimators and `smddp launch` on a host without torch. With torch, the launching process does not import it."""
 
 import os
 import subprocess

@@ -233,7 +233,7 @@ class _Agent:
         self.status = 0
         self.last: list[str] = []
         self.command_name = command.argv[0] if command else "its agent"
-        here = host in (*_HERE, socket.gethostname())
+        here = is_here(host)
         words = [python, "-m", "smddp.estimator.agent"]
         self._process = subprocess.Popen(
             words if here else [*remote_shell(rsh), validation.host_name(host), shlex.join(words)],
@@ -324,6 +324,11 @@ def remote_shell(rsh: str) -> list[str]:
     if not words:
         raise ValueError(f"rsh: invalid value {rsh!r}: expected a command, as ssh")
     return [*words, "--"] if os.path.basename(words[0]) == "ssh" else words
+
+
+def is_here(host: str) -> bool:
+    """Returns whether the name of a host is this machine's."""
+    return host in (*_HERE, socket.gethostname())
 
 
 def _listed(ranks: list[int]) -> str:
