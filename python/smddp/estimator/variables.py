@@ -162,6 +162,7 @@ def _training_env(env: Mapping[str, str]) -> dict[str, Any]:
         "is_modelparallel_enabled": bool(env.get("SM_HP_MP_PARAMETERS")),
         "job_name": env["TRAINING_JOB_NAME"],
         "master_hostname": env["SM_MASTER"],
+        "topology": [],
     }
 
 
