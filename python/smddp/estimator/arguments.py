@@ -53,5 +53,5 @@ def check(kind: str, given: Mapping[str, Any]) -> list[str]:
         if name in REFUSED:
             raise ValueError(f"{name}: {REFUSED[name]}")
         if name in WARNED:
-            warnings.warn(f"{kind}: {name} has no effect: {WARNED[name]}", stacklevel=5)
+            warnings.warn(f"{kind}: {name} has no effect: {WARNED[name]}", stacklevel=4)
     return [name for name in given if name in NO_EFFECT]

@@ -83,7 +83,7 @@ class Folder:
 
 def is_job_folder(path: Path) -> bool:
     """Returns whether `path` is the folder of a job that an estimator made."""
-    return (path / "input" / "config" / "resourceconfig.json").is_file() and (path / "failures").is_dir()
+    return all((path / part).is_dir() for part in ("code", "failures", "logs", "input/config", "output/data"))
 
 
 def rank_program(folder: Folder, python: str) -> list[str]:

@@ -49,19 +49,21 @@ def _copy_tree(source: Path, to: Path, jobs: Path, ignored: Iterable[str]) -> No
 
 
 def _without_jobs(source: Path, jobs: Path, ignored: Iterable[str]) -> Callable[[str, list[str]], set[str]]:
-    """Returns a filter for copytree: without jobs' folders, and links to a folder that contains the source.
+    """Returns a filter for copytree: without the folders of jobs, links to a folder around the source, broken links.
 
-    Either would copy a folder into itself.
+    The first two would copy a folder into itself.
     """
     top, jobs, names = source.resolve(), jobs.resolve(), set(ignored)
+    jobs_inside = top in jobs.parents
 
     def left_out(folder: str, entries: list[str]) -> set[str]:
         found = set()
         for entry in entries:
             path = Path(folder, entry)
             real = path.resolve()
-            around = path.is_symlink() and (real == top or real in top.parents)
-            if entry in names or around or real == jobs or jobs in real.parents or is_job_folder(path):
+            unusable = path.is_symlink() and (real == top or real in top.parents or not real.exists())
+            of_jobs = is_job_folder(path) or (jobs_inside and (real == jobs or jobs in real.parents))
+            if entry in names or unusable or of_jobs:
                 found.add(entry)
         return found
 
