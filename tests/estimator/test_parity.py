@@ -12,6 +12,7 @@ import parity_cases
 import pytest
 from parity_record import RECORDED
 from smddp.estimator import PyTorch, TensorFlow, job, variables
+from smddp.estimator.preparation import prepare
 
 #: Values that differ on purpose; docs/estimator.md explains each.
 OWN_VARIABLES = {"SM_MASTER", "TRAINING_JOB_NAME"}
@@ -45,7 +46,7 @@ def both(request, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     command = estimator.commands(hosts, inputs=inputs, job_name="j", interface="eth0", python="PYTHON")[0]
     folder = job.Folder(tmp_path / "jobs" / "j")
-    estimator._make(folder, inputs, command.env)
+    prepare(estimator, folder, inputs, command.env)
     env = {key: value for key, value in command.env.items() if key.startswith("SM_") or key in OWN_VARIABLES}
     # As the program of each rank does; smddprun has set the host.
     env.setdefault("SM_CURRENT_HOST", hosts[0])

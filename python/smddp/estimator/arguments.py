@@ -8,7 +8,7 @@ from typing import Any
 
 from smddp.text import did_you_mean
 
-#: Arguments that describe resources of AWS. `fit` prints the names of those that were given.
+#: Arguments that describe resources of AWS. `fit` prints the given names.
 NO_EFFECT = frozenset(
     """role sagemaker_session volume_size tags subnets security_group_ids max_wait enable_sagemaker_metrics
     disable_profiler max_retry_attempts keep_alive_period_in_seconds training_repository_access_mode

@@ -15,7 +15,7 @@ from smddp.estimator.rules import Given
 MASTER_PORT = 7777
 SERVER_PORT = 7592
 #: torchrun's words before the command of a rank. After "--" it parses no options: it would take an argument of the
-#: script, such as --log, for an abbreviation of its own.
+#: script, such as --log, for an abbreviated option of torchrun.
 COMMAND_FOLLOWS = ("--no-python", "--")
 
 

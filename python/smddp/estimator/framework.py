@@ -9,7 +9,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from smddp.estimator import (
 )
 from smddp.estimator.commands import MASTER_PORT, Command, Host, build, hosts_of, split_exports
 from smddp.estimator.engines.work import work as engine_work
+from smddp.estimator.preparation import prepare
 from smddp.estimator.training_job import Job
 
 
@@ -179,17 +179,17 @@ class Framework:
         """
         name = self._name(job_name)
         places = self._channels(inputs)
-        tell = _print if logs not in (False, None, "None") else _quiet
+        report = _print if logs not in (False, None, "None") else _quiet
         arguments.check("fit", {"experiment_config": experiment_config})
         found = metrics.Metrics(self.metric_definitions)
-        output = found.watch(tell)
+        output = found.watch(report)
         if engine is not None:
             if hosts is not None or rsh != "ssh":
                 raise ValueError(
                     f"hosts, rsh: {engine} finds the hosts itself: give instance_count and processes_per_host"
                 )
             runs = engines.find(engine, engine_options)
-            folder = job.Folder(self._root() / name)
+            folder = job.Folder(self.root() / name)
             work = engine_work(self, runs, folder, places, name, processes_per_host, interface, port, python)
             if runs.folder is not None and self.checkpoint_s3_uri is not None:
                 raise ValueError(
@@ -202,9 +202,9 @@ class Framework:
             runs.show(work)  # raises its errors before anything is written
             runs.ready()
             there = job.Folder(runs.folder) if runs.folder is not None else folder
-            kept = self._make(folder, places, work.env, runs.channel, there, link_here=False)
-            self._announce(there, tell)
-            self._begin(name, folder, lambda: runs.start(work, output), tell, wait, found, kept, runs.folder is None)
+            kept = prepare(self, folder, places, work.env, runs.channel, there)
+            self._announce(there, report)
+            self._begin(name, folder, lambda: runs.start(work, output), report, wait, found, kept, runs.folder is None)
             return None
         if engine_options is not None:
             raise ValueError("engine_options: there is no engine: give engine=, or leave them out")
@@ -218,15 +218,15 @@ class Framework:
             return commands
         if commands[0].argv[0] == "mpirun" and shutil.which("mpirun") is None:
             commands = self._without_mpirun(hosts, places, name, interface, port, python)
-        kept = self._make(folder, places, env, link_here=all(running.is_here(host.name) for host in on))
-        self._announce(folder, tell)
+        kept = prepare(self, folder, places, env, link_here=all(running.is_here(host.name) for host in on))
+        self._announce(folder, report)
         ranks = sum(host.slots for host in on)
-        tell(f"smddp: job {name}: {ranks} ranks on {', '.join(host.name for host in on)}, in {folder.path}")
+        report(f"smddp: job {name}: {ranks} ranks on {', '.join(host.name for host in on)}, in {folder.path}")
         self._begin(
             name,
             folder,
-            lambda: running.Run(folder.path, on, commands, folder.code, rsh=rsh, python=python, tell=output),
-            tell,
+            lambda: running.Run(folder.path, on, commands, folder.code, rsh=rsh, python=python, report=output),
+            report,
             wait,
             found,
             kept,
@@ -249,64 +249,15 @@ class Framework:
             return engine.show(work)
         # The job's files are part of what is submitted.
         with tempfile.TemporaryDirectory() as folder:
-            self._make(job.Folder(Path(folder)), places, work.env, engine.channel, job.Folder(engine.folder))
+            prepare(self, job.Folder(Path(folder)), places, work.env, engine.channel, job.Folder(engine.folder))
             return engine.show(replace(work, folder=Path(folder)))
-
-    def _make(
-        self,
-        folder: job.Folder,
-        places: Mapping[str, str],
-        env: Mapping[str, str],
-        elsewhere: Callable[[str], str | None] = lambda place: None,
-        there: job.Folder | None = None,
-        *,
-        link_here: bool = False,
-    ) -> checkpoints.Checkpoints | None:
-        """Makes the job's folder.
-
-        elsewhere: returns where ranks find a channel outside of it. there: the folder's path for ranks; None is the
-        path here. link_here: see `Checkpoints.make`.
-        """
-        if folder.path.exists() and any(folder.path.iterdir()):
-            # Failure reports of its ranks would be taken for those of this job.
-            raise ValueError(f"job_name: there is a job in {folder.path}: give another name, or remove it")
-        here = {channel: place for channel, place in places.items() if elsewhere(place) is None}
-        local = {channel: inputs.local_path(place) for channel, place in here.items()}
-        with ExitStack() as stack:
-            script, source_dir, dependencies = self.entry_point, self.source_dir, self.dependencies
-            if self.git_config is not None:
-                cloned = Path(stack.enter_context(tempfile.TemporaryDirectory()), "repository")
-                repository.clone(self.git_config, cloned)
-                script, source_dir, dependencies = repository.source(cloned, script, source_dir, dependencies)
-            folder.make()
-            source.copy(source_dir, script, dependencies, folder, self._root())
-        for channel, path in local.items():
-            inputs.place_channel(places[channel], path, folder.channel(channel))
-        folder.write("hyperparameters", self._sent(there or folder, env))
-        folder.write("inputdataconfig", json.loads(env["SM_INPUT_DATA_CONFIG"]))
-        folder.write("resourceconfig", json.loads(env["SM_RESOURCE_CONFIG"]))
-        if self.checkpoint_s3_uri is None:
-            return None
-        kept = checkpoints.Checkpoints(self.checkpoint_s3_uri, self.checkpoint_local_path, folder)
-        kept.make(link_here)
-        return kept
-
-    def _sent(self, folder: job.Folder, env: Mapping[str, str]) -> dict[str, str]:
-        """Returns the content of hyperparameters.json: every value as JSON, with those that the SDK adds for a job."""
-        service = {
-            "sagemaker_program": self.entry_point_name,
-            "sagemaker_submit_directory": str(folder.code),
-            "sagemaker_container_log_level": self.container_log_level,
-            "sagemaker_job_name": env.get("TRAINING_JOB_NAME", ""),
-        }
-        return {name: json.dumps(value) for name, value in {**self._whole(folder), **service}.items()}
 
     def _begin(
         self,
         name: str,
         folder: job.Folder,
         make: Callable[[], engines.Started],
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         wait: bool,
         found: metrics.Metrics,
         kept: checkpoints.Checkpoints | None,
@@ -321,7 +272,7 @@ class Framework:
             metrics=found,
             checkpoints=kept,
         )
-        self.latest_training_job._start(make, tell)
+        self.latest_training_job._start(make, report)
         if wait:
             self.latest_training_job.wait()
 
@@ -344,7 +295,7 @@ class Framework:
     ) -> tuple[job.Folder, list[Host], list[Command], dict[str, str]]:
         validation.port(port)
         there = hosts_of(self.given, hosts, self.instance_count)
-        folder = job.Folder(self._root() / name)
+        folder = job.Folder(self.root() / name)
         env = self.variables(folder, [host.name for host in there], places, name, interface)
         path = os.environ.get("PATH", os.defpath)
         env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": source.python_path(folder.code)}
@@ -374,19 +325,19 @@ class Framework:
             instance_type=self.instance_type or "local",
             job_name=name,
             entry_point=self.entry_point_name,
-            hyperparameters=self._whole(folder),
+            hyperparameters=self.whole(folder),
             inputs=places,
             interface=interface,
             log_level=self.container_log_level,
         )
 
-    def _whole(self, folder: job.Folder) -> dict[str, Any]:
+    def whole(self, folder: job.Folder) -> dict[str, Any]:
         """Returns all hyperparameters, with paths of a training container replaced by the job's own."""
         return {key: folder.in_job(json.loads(value)) for key, value in self.hyperparameters().items()}
 
     def script(self, folder: job.Folder, python: str, mpi4py: bool = False) -> list[str]:
         """Returns the command of a rank: the script and its arguments. mpi4py: see `source.command`."""
-        words = [*variables.arguments(self._whole(folder)), *self.script_arguments]
+        words = [*variables.arguments(self.whole(folder)), *self.script_arguments]
         words = [validation.variable_value(word, "arguments") for word in words]
         return source.command(folder, self.entry_point_name, words, python, mpi4py)
 
@@ -413,18 +364,19 @@ class Framework:
         print(f"smddp: no mpirun on this machine: smddprun starts the ranks{more}", file=sys.stderr)
         return found
 
-    def _announce(self, folder: job.Folder, tell: Callable[[str], None]) -> None:
+    def _announce(self, folder: job.Folder, report: Callable[[str], None]) -> None:
         """Reports what differs from a job of SageMaker's."""
         if self._without_effect:
-            tell(f"smddp: no effect in a job that runs here: {', '.join(self._without_effect)}")
+            report(f"smddp: no effect in a job that runs here: {', '.join(self._without_effect)}")
         given = {**self._hyperparameters, **self.environment}
         replaced = [str(name) for name, value in given.items() if folder.in_job(value) != value]
         if replaced:
-            tell(f"smddp: /opt/ml is {folder.path} in {', '.join(replaced)}")
+            report(f"smddp: /opt/ml is {folder.path} in {', '.join(replaced)}")
         if (folder.code / "requirements.txt").is_file():
-            tell("smddp: requirements.txt is not installed: install it into the Python that runs the script")
+            report("smddp: requirements.txt is not installed: install it into the Python that runs the script")
 
-    def _root(self) -> Path:
+    def root(self) -> Path:
+        """The folder of all jobs. Raises ValueError for an output_path in S3."""
         output = self.output_path or "smddp-jobs"
         if output.startswith("s3://"):
             raise ValueError(f"output_path is {output!r}: jobs that run here write to a path or file://")

@@ -100,7 +100,7 @@ def _copy_from_s3(place: str, folder: Path) -> None:
         # "sync" copies what is below a prefix, and nothing for the key of one object.
         _aws("cp", place, f"{folder}/")
     if not any(folder.iterdir()):
-        raise ValueError(f"inputs: there is no object at {place!r}")
+        raise ValueError(f"inputs: no object found at {place!r}")
 
 
 def _aws(*words: str) -> None:

@@ -25,7 +25,7 @@ class Metric:
 
 
 class Metrics:
-    """Values found so far, in the order of the output."""
+    """Values found in the output, in its order."""
 
     def __init__(self, definitions: Any) -> None:
         """definitions: metric_definitions, a list of {"Name": ..., "Regex": ...} with one group for the number.

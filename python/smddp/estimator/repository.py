@@ -112,7 +112,7 @@ def _git(words: list[str], env: Mapping[str, str], action: str) -> None:
     try:
         done = subprocess.run(["git", *words], env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
-        raise ValueError(f"git_config: cannot {action}: there is no git program on this machine") from None
+        raise ValueError(f"git_config: cannot {action}: git is not installed on this machine") from None
     if done.returncode != 0:
         raise ValueError(f"git_config: cannot {action}: {done.stderr.strip()[-500:]}")
 

@@ -103,14 +103,14 @@ class Run:
         *,
         rsh: str = "ssh",
         python: str = sys.executable,
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        """Start it. tell: called with each line of the ranks' output.
+        """Start it. report: called with each line of the ranks' output.
 
         Raises LaunchError where a host's agent does not begin.
         """
         self._folder = folder
-        self._tell = tell or (lambda line: None)
+        self._report = report or (lambda line: None)
         self._said: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self._agents: list[_Agent] = []
         self._failures: dict[int, Failure] = {}
@@ -200,12 +200,12 @@ class Run:
             agent.runs = False
         elif "line" in what:
             agent.last = [*agent.last[-19:], what["line"]]
-            self._tell(what["line"])
+            self._report(what["line"])
         elif "failed" in what:
             failure = Failure.parse(what["failed"])
             if failure is not None and failure.rank not in self._failures:
                 self._failures[failure.rank] = failure
-                self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
+                self._report(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
         elif "unable" in what:
             agent.status, agent.runs = 127, False
             agent.last.append(what["unable"])

@@ -21,9 +21,9 @@ def copy(source_dir: str | None, entry_point: str, dependencies: Sequence[str], 
     """
     script = Path(entry_point) if source_dir is None else Path(source_dir, entry_point)
     if source_dir is not None and not Path(source_dir).is_dir():
-        raise ValueError(f"source_dir: there is no folder {source_dir!r}")
+        raise ValueError(f"source_dir: folder {source_dir!r} does not exist")
     if not script.is_file():
-        raise ValueError(f"entry_point: there is no file {str(script)!r}")
+        raise ValueError(f"entry_point: file {str(script)!r} does not exist")
     if source_dir is not None:
         _copy_tree(Path(source_dir), folder.code, jobs, _IGNORED)
     else:

@@ -43,10 +43,10 @@ class Job:
 
     @property
     def metrics(self) -> list[Metric]:
-        """Values of metric_definitions found so far."""
+        """Values of metric_definitions found up to now."""
         return list(self._metrics.values)
 
-    def _start(self, make: Callable[[], engines.Started], tell: Callable[[str], None]) -> None:
+    def _start(self, make: Callable[[], engines.Started], report: Callable[[str], None]) -> None:
         begun = time.monotonic()
         try:
             self._run = make()
@@ -69,7 +69,7 @@ class Job:
                 else:
                     self.status = "Completed"
                     (self._files.output / "success").touch()
-                tell(f"smddp: job {self.name} ended after {time.monotonic() - begun:.1f} s")
+                report(f"smddp: job {self.name} ended after {time.monotonic() - begun:.1f} s")
             except BaseException as error:
                 self.status = "Failed"
                 self._report_failure(str(error))

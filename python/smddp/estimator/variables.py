@@ -63,7 +63,7 @@ def variables(
     interface: str | None,
     log_level: int,
 ) -> dict[str, str]:
-    """Returns the SM_* variables that all ranks share; `of_rank` adds those that depend on the host.
+    """Returns the SM_* variables that all ranks share; `of_rank` adds those of a host.
 
     entry_point: path in the code folder. hyperparameters: the script's and the job's own.
     """
@@ -130,7 +130,7 @@ def of_hosts(hosts: list[str], instance_type: str, interface: str | None = None)
 
 def of_rank(env: MutableMapping[str, str]) -> None:
     """Adds the variables of a rank's own host to `env`, which has SM_CURRENT_HOST and those of `variables`."""
-    env |= {"SM_NUM_GPUS": str(count_devices()), "SM_NUM_CPUS": str(os.cpu_count()), "SM_NUM_NEURONS": "0"}
+    env.update(SM_NUM_GPUS=str(count_devices()), SM_NUM_CPUS=str(os.cpu_count()), SM_NUM_NEURONS="0")
     resources = {**json.loads(env["SM_RESOURCE_CONFIG"]), "current_host": env["SM_CURRENT_HOST"]}
     env["SM_RESOURCE_CONFIG"] = _text(resources)
     whole = _text(_training_env(env))

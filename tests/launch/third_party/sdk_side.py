@@ -40,7 +40,7 @@ def one(case: dict) -> dict:
 
 
 def signature(kind: type) -> list[str]:
-    """Returns the constructor's arguments, of the class and those that it inherits from."""
+    """Returns the constructor's arguments, with inherited ones."""
     found = {name for each in kind.__mro__ if "__init__" in vars(each) for name in parameters(each)}
     return sorted(found - {"self", "args", "kwargs"})
 
