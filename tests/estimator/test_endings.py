@@ -73,7 +73,7 @@ def test_a_later_job_finds_the_checkpoints_of_an_earlier_one(place):
     run(STEP, **given, hyperparameters={"dir": "/opt/ml/checkpoints"})
     run(STEP, **given, hyperparameters={"dir": str(local)})
     assert sorted(path.name for path in (place / "kept").iterdir()) == ["step-0", "step-1", "step-2"]
-    assert not local.is_symlink()
+    assert not local.is_symlink() and not local.parent.exists()
 
 
 def test_the_path_of_checkpoints_is_no_other_jobs(place):

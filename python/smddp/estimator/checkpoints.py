@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import warnings
@@ -52,7 +53,8 @@ class Checkpoints:
         self._path = Path(local_path or DEFAULT_PATH)
         self._folder = folder
         self._descriptor: int | None = None
-        self._linked = False
+        #: Folders above the link that did not exist, the innermost first.
+        self._new_folders: list[Path] = []
 
     def make(self, link_here: bool) -> None:
         """Makes the folder and the links. link_here: ranks run on this machine alone.
@@ -76,9 +78,9 @@ class Checkpoints:
             )
         self._hold()
         try:
+            self._new_folders = [parent for parent in self._path.parents if not parent.exists()]
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.symlink_to(self._place)
-            self._linked = True
         except OSError as error:
             self._warn(f"cannot be made a link to {self._place} ({error.strerror})")
 
@@ -88,16 +90,17 @@ class Checkpoints:
             return
         if self._path.is_symlink() and self._path.resolve() == self._place.resolve() and _unused(self._descriptor):
             self._path.unlink(missing_ok=True)
+            for folder in self._new_folders:
+                with contextlib.suppress(OSError):  # in use
+                    folder.rmdir()
         os.close(self._descriptor)
         self._descriptor = None
 
     def _hold(self) -> None:
         """Marks the folder as in use by a running job: a shared lock, which ends with this process."""
         self._descriptor = os.open(self._place, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            pass  # a file system without locks
 
     def _remove_unused_link(self) -> None:
         """Removes a link that an ended job left. Raises ValueError for the link of a running job."""

@@ -283,7 +283,7 @@ def _count(given: Given) -> str | None:
 @_rule("torchrun runs Python files")
 def _entry_point(given: Given) -> str | None:
     if given.on("torch_distributed") and given.entry_point is not None and not given.entry_point.endswith(".py"):
-        return f"entry_point is {given.entry_point!r}: give a file that ends in .py"
+        return f"entry_point is {given.entry_point!r}: give a file that ends in .py, or let mpi start the script"
     return None
 
 
