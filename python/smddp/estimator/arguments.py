@@ -55,3 +55,9 @@ def check(kind: str, given: Mapping[str, Any]) -> list[str]:
         if name in WARNED:
             warnings.warn(f"{kind}: {name} has no effect: {WARNED[name]}", stacklevel=4)
     return [name for name in given if name in NO_EFFECT]
+
+
+def check_max_run(seconds: object) -> None:
+    """Raises ValueError for a time limit other than None or a whole number of seconds."""
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int) or seconds < 1):
+        raise ValueError(f"max_run is {seconds!r}: expected a time limit in seconds, 1 or more")

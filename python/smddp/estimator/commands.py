@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from smddp import validation
 from smddp.estimator import machines
@@ -38,6 +38,15 @@ class Command:
     def __str__(self) -> str:
         words = [*(f"{name}={value}" for name, value in self.env.items()), *self.argv]
         return f"{self.host}: {shlex.join(words)}"
+
+
+def with_groups(given: Given, instance_count: int | None) -> tuple[Given, int | None]:
+    """Returns `given` and the number of instances, both of the instance group that trains where there are groups."""
+    groups = given.distribution.get("instance_groups") or given.instance_groups or []
+    if given.instance_type is not None or not groups:
+        return given, instance_count
+    # The rules allow one.
+    return replace(given, instance_type=groups[0].instance_type), groups[0].instance_count
 
 
 def hosts_of(given: Given, hosts: Sequence[str] | None, instance_count: int | None) -> list[Host]:

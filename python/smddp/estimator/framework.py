@@ -28,7 +28,7 @@ from smddp.estimator import (
     strategies,
     variables,
 )
-from smddp.estimator.commands import MASTER_PORT, Command, Host, build, hosts_of, split_exports
+from smddp.estimator.commands import MASTER_PORT, Command, Host, build, hosts_of, split_exports, with_groups
 from smddp.estimator.engines.work import work as engine_work
 from smddp.estimator.preparation import prepare
 from smddp.estimator.training_job import Job
@@ -83,13 +83,11 @@ class Framework:
             validation.label(instance_type, "instance_type")
         if image_uri is not None:
             validation.image_name(image_uri)
-        if max_run is not None and (isinstance(max_run, bool) or not isinstance(max_run, int) or max_run < 1):
-            raise ValueError(f"max_run is {max_run!r}: expected a time limit in seconds, 1 or more")
+        arguments.check_max_run(max_run)
         inputs.check_mode(input_mode)
         checkpoints.check(checkpoint_s3_uri, checkpoint_local_path)
         self.framework_version, self.py_version, self.image_uri = framework_version, py_version, image_uri
-        self.instance_type, self.instance_count = instance_type, instance_count
-        self.instance_groups = instance_groups
+        self.instance_type, self.instance_count, self.instance_groups = instance_type, instance_count, instance_groups
         self.base_job_name, self.output_path = base_job_name, output_path
         self.dependencies = list(dependencies or [])
         self.environment = validation.environment(environment or {})
@@ -203,12 +201,12 @@ class Framework:
             runs.ready()
             there = job.Folder(runs.folder) if runs.folder is not None else folder
             kept = prepare(self, folder, places, work.env, runs.channel, there)
-            self._announce(there, report)
+            self._announce(there, report, work.image if engine != "slurm" else None)
             self._begin(name, folder, lambda: runs.start(work, output), report, wait, found, kept, runs.folder is None)
             return None
         if engine_options is not None:
             raise ValueError("engine_options: there is no engine: give engine=, or leave them out")
-        if processes_per_host is not None and (hosts or (self.instance_count or 1) == 1):
+        if processes_per_host is not None and (hosts or (with_groups(self.given, self.instance_count)[1] or 1) == 1):
             hosts = [host if ":" in host else f"{host}:{processes_per_host}" for host in hosts or ["localhost"]]
         running.remote_shell(rsh)
         folder, on, commands, env = self._plan(hosts, places, name, interface, port, python)
@@ -294,14 +292,15 @@ class Framework:
         mpirun: bool = True,
     ) -> tuple[job.Folder, list[Host], list[Command], dict[str, str]]:
         validation.port(port)
-        there = hosts_of(self.given, hosts, self.instance_count)
+        given, count = with_groups(self.given, self.instance_count)
+        there = hosts_of(given, hosts, count)
         folder = job.Folder(self.root() / name)
         env = self.variables(folder, [host.name for host in there], places, name, interface)
         path = os.environ.get("PATH", os.defpath)
         env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": source.python_path(folder.code)}
         env = validation.environment({**env, **folder.in_job(self.environment)})
         found = build(
-            self.given,
+            given,
             there,
             lambda mpi4py: self.script(folder, python, mpi4py),
             env,
@@ -322,7 +321,7 @@ class Framework:
         return variables.variables(
             folder,
             hosts=hosts,
-            instance_type=self.instance_type or "local",
+            instance_type=with_groups(self.given, None)[0].instance_type or "local",
             job_name=name,
             entry_point=self.entry_point_name,
             hyperparameters=self.whole(folder),
@@ -364,12 +363,16 @@ class Framework:
         print(f"smddp: no mpirun on this machine: smddprun starts the ranks{more}", file=sys.stderr)
         return found
 
-    def _announce(self, folder: job.Folder, report: Callable[[str], None]) -> None:
-        """Reports what differs from a job of SageMaker's."""
-        if self._without_effect:
-            report(f"smddp: no effect in a job that runs here: {', '.join(self._without_effect)}")
-        given = {**self._hyperparameters, **self.environment}
-        replaced = [str(name) for name, value in given.items() if folder.in_job(value) != value]
+    def _announce(self, folder: job.Folder, report: Callable[[str], None], image: str | None = None) -> None:
+        """Reports what differs from a job of SageMaker's. image: the image that runs the job, if one does."""
+        names = list(self._without_effect)
+        if image in (None, engines.NO_IMAGE):
+            given = {name: getattr(self, name) for name in ("framework_version", "py_version", "image_uri")}
+            names += [name for name, value in given.items() if value not in (None, engines.NO_IMAGE)]
+        if names:
+            report(f"smddp: no effect in a job that runs here: {', '.join(names)}")
+        texts = {**self._hyperparameters, **self.environment}
+        replaced = [str(name) for name, value in texts.items() if folder.in_job(value) != value]
         if replaced:
             report(f"smddp: /opt/ml is {folder.path} in {', '.join(replaced)}")
         if (folder.code / "requirements.txt").is_file():

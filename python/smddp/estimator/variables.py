@@ -72,14 +72,14 @@ def variables(
     framework = {
         name: value for name, value in hyperparameters.items() if name.startswith(_FRAMEWORK) and name not in _SERVICE
     }
-    distributed = any(framework.get(name) for name in _DISTRIBUTED)
-    groups = framework.get("sagemaker_distribution_instance_groups", [_GROUP] if distributed else [])
+    # A job here has one group, whatever the name of the group that trains.
+    distributed = any(framework.get(name) for name in (*_DISTRIBUTED, "sagemaker_distribution_instance_groups"))
     values: dict[str, Any] = {
         **of_hosts(hosts, instance_type, interface),
         "SM_CURRENT_INSTANCE_TYPE": instance_type,
         "SM_CURRENT_INSTANCE_GROUP": _GROUP,
         "SM_INSTANCE_GROUPS": [_GROUP],
-        "SM_DISTRIBUTION_INSTANCE_GROUPS": groups,
+        "SM_DISTRIBUTION_INSTANCE_GROUPS": [_GROUP] if distributed else [],
         "SM_IS_HETERO": False,
         "SM_NETWORK_INTERFACE_NAME": interface or "",
         "SM_HPS": script,

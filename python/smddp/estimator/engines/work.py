@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from smddp import validation
 from smddp.estimator import engines, job, machines
-from smddp.estimator.commands import MASTER_PORT, efa_variables, exported_variables
+from smddp.estimator.commands import MASTER_PORT, efa_variables, exported_variables, with_groups
 from smddp.estimator.source import python_path
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ def work(
     python: str,
 ) -> engines.Work:
     """Raises ValueError for a job that engines do not run, or not this one."""
-    given = estimator.given
+    given, count = with_groups(estimator.given, estimator.instance_count)
     for strategy in ("parameter_server", "multi_worker_mirrored_strategy"):
         if given.on(strategy):
             raise ValueError(f"{strategy} is not started here: use smdistributed.dataparallel or mpi")
-    nodes = estimator.instance_count or 1
+    nodes = count or 1
     if nodes < 1:
         raise ValueError(f"instance_count is {nodes}: give 1 or more")
     each = given.processes_per_host or 1 if processes_per_host is None else processes_per_host
@@ -64,8 +64,8 @@ def work(
         command=[*job.rank_program(there, python), *estimator.script(there, python)],
         env=validation.environment({**env, **there.in_job(estimator.environment)}),
         python=python,
-        instance_type=estimator.instance_type or "local",
-        gpus=machines.GPUS.get(estimator.instance_type or ""),
+        instance_type=given.instance_type or "local",
+        gpus=machines.GPUS.get(given.instance_type or ""),
         port=None if port == MASTER_PORT else port,
         image=estimator.image_uri,
         max_run=estimator.max_run,
