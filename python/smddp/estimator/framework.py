@@ -386,12 +386,10 @@ class Framework:
         return Path(validation.line(output, "output_path").removeprefix("file://")).absolute()
 
     def _name(self, given: str | None) -> str:
-        return validation.job_name(self._new_name() if given is None else given)
-
-    def _new_name(self) -> str:
-        base = self.base_job_name or f"{self._framework_name}-training"
         now = time.time()
-        return f"{base}-{time.strftime('%Y-%m-%d-%H-%M-%S', time.gmtime(now))}-{int(now % 1 * 1000):03d}"
+        stamp = f"{time.strftime('%Y-%m-%d-%H-%M-%S', time.gmtime(now))}-{int(now % 1 * 1000):03d}"
+        base = self.base_job_name or f"{self._framework_name}-training"
+        return validation.job_name(f"{base}-{stamp}" if given is None else given)
 
 
 def _print(line: str) -> None:

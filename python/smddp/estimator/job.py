@@ -70,7 +70,7 @@ class Folder:
     def in_job(self, value: Any) -> Any:
         """Returns `value` with paths of a training container, such as /opt/ml/model, replaced by the job's own.
 
-        Texts in lists and dicts are replaced as well. Other values stay as they are.
+        Texts in lists and dicts are replaced as well. Other values are returned unchanged.
         """
         if isinstance(value, str):
             return f"{self.path}{value[len('/opt/ml') :]}" if _IN_CONTAINER.match(value) else value
