@@ -12,17 +12,6 @@ import torch.distributed as dist
 
 from smddp.launching.variables import complete
 
-# The launcher's configuration, a JSON object.
-LAUNCHER = "SM_HP_MP_PARAMETERS"
-
-
-def read_json(text: str, source: str) -> Any:
-    """What ``text`` says; ValueError names ``source`` where it is no JSON."""
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{source} is not JSON ({error}): {text[:200]!r}") from None
-
 
 def make_default_group(caller: str, backend: str = "smddp") -> None:
     """Make the default group from the launcher's environment, for ``caller``, which the error names."""

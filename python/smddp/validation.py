@@ -109,7 +109,13 @@ def variable_value(text: object, argument: str) -> str:
 
 
 def environment(variables: Mapping[Any, Any]) -> dict[str, str]:
-    """Environment variables of a job."""
+    """Environment variables of a job. Raises ValueError for values other than text, such as numbers."""
+    for name, value in variables.items():
+        if not isinstance(value, str):
+            raise ValueError(
+                f"environment variable {name}: invalid value {value!r} ({type(value).__name__}): expected text, "
+                f"such as {str(value)!r}"
+            )
     return {
         variable_name(name): variable_value(value, f"environment variable {name}") for name, value in variables.items()
     }

@@ -1,9 +1,11 @@
 """What an estimator would start: the toolkit's own commands, one host and several."""
 
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from smddp.estimator import PyTorch
+from smddp.estimator import PyTorch, job
 
 ON = {"enabled": True}
 VERSIONS = {"framework_version": "2.2.0", "py_version": "py310"}
@@ -35,12 +37,12 @@ SCRIPT = "/jobs/j/code/train.py --epochs 3 -z a=1,b=2"
 def test_torchrun_of_one_host_and_of_two():
     (one,) = commands({"torch_distributed": ON})
     start = "/bin/python -m torch.distributed.run --nnodes"
-    assert text(one) == f"{start} 1 --nproc_per_node 8 --standalone --no-python {RANK} {SCRIPT}"
+    assert text(one) == f"{start} 1 --nproc_per_node 8 --standalone --no-python -- {RANK} {SCRIPT}"
     assert one.env["FI_PROVIDER"] == "efa" and one.env["FI_EFA_USE_DEVICE_RDMA"] == "1"
     two = commands({"torch_distributed": ON}, ["a", "b:8"], count=2, interface="eth1")
     for number, (command, host) in enumerate(zip(two, "ab")):
         place = f"--master_addr a --master_port 7777 --node_rank {number}"
-        assert text(command) == f"{start} 2 --nproc_per_node 8 {place} --no-python {RANK} {SCRIPT}"
+        assert text(command) == f"{start} 2 --nproc_per_node 8 {place} --no-python -- {RANK} {SCRIPT}"
         assert (command.host, command.env["SM_CURRENT_HOST"]) == (host, host)
         assert command.env["NCCL_SOCKET_IFNAME"] == "eth1" and command.env["SM_HOSTS"] == '["a","b"]'
 
@@ -108,3 +110,22 @@ def test_without_a_strategy_the_script_is_one_process():
 def test_hosts_that_do_not_fit_are_named(hosts, count, says):
     with pytest.raises(ValueError, match=says):
         commands({"torch_distributed": ON}, hosts, count=count)
+
+
+def test_instance_groups_say_type_and_number_of_hosts():
+    """A group is the estimator's machines, as instance_type and instance_count are."""
+    group = SimpleNamespace(instance_group_name="train", instance_type="ml.p4d.24xlarge", instance_count=2)
+    other = SimpleNamespace(instance_group_name="other", instance_type="ml.m5.xlarge", instance_count=1)
+    form = {"mpi": {"enabled": True}, "instance_groups": [group]}
+    made = PyTorch("train.py", distribution=form, instance_groups=[group, other], output_path="/jobs", **VERSIONS)
+    (command,) = made.commands(["a", "b"])
+    assert "--host a:8,b:8 -np 16" in text(command)
+    assert command.env["SM_CURRENT_INSTANCE_TYPE"] == "ml.p4d.24xlarge"
+    with pytest.raises(ValueError, match="instance_count is 2, and ranks are started here: name the hosts"):
+        made.commands()
+
+
+def test_an_image_and_versions_that_nothing_runs_are_reported():
+    said = []
+    PyTorch("train.py", image_uri="registry/train", **VERSIONS)._announce(job.Folder(Path("/jobs/j")), said.append)
+    assert said == ["smddp: no effect in a job that runs here: framework_version, py_version, image_uri"]

@@ -53,7 +53,7 @@ def test_slurm_runs_torchrun_once_on_each_node(make, capsys, tmp_path):
         "partition": "gpu",
     }
     place = "--master_addr '$FIRST_HOST' --master_port '$PORT' --node_rank '$SLURM_NODEID'"
-    run = f"{sys.executable} -m torch.distributed.run --nnodes 2 --nproc_per_node 8 {place} --no-python"
+    run = f"{sys.executable} -m torch.distributed.run --nnodes 2 --nproc_per_node 8 {place} --no-python --"
     folder = tmp_path / "smddp-jobs" / "j"
     script = f"{sys.executable} {folder}/code/train.py --epochs 3"
     assert f"{run} {sys.executable} -m smddp.estimator.rank {folder} {script}" in command
@@ -76,7 +76,7 @@ def test_a_trainjob_carries_the_job(make, capsys):
     assert (trainer["image"], trainer["numNodes"], trainer["numProcPerNode"]) == (IMAGE, 2, 8)
     assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 8}}
     assert " ".join(trainer["command"]) == (
-        "python -m smddp.estimator.engines.pod /opt/ml python -m torch.distributed.run --no-python "
+        "python -m smddp.estimator.engines.pod /opt/ml python -m torch.distributed.run --no-python -- "
         "python -m smddp.estimator.rank /opt/ml python /opt/ml/code/train.py --epochs 3"
     )
     env = {each["name"]: each["value"] for each in trainer["env"]}

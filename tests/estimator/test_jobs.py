@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from smddp.estimator import LaunchError, PyTorch
+from smddp.launching.local import count_devices
 
 ON = {"enabled": True}
 FORMS = {
@@ -106,7 +107,7 @@ def test_ranks_run_and_the_jobs_folder_has_what_they_leave(place, form, capfd):
     assert (folder / "output" / "success").exists() and not (folder / "output" / "failure").exists()
     assert made.model_data == f"file://{folder}/model.tar.gz"
     assert (env["SM_HOSTS"], env["SM_CURRENT_HOST"], env["SM_HP_EPOCHS"]) == ('["localhost"]', "localhost", "3")
-    assert env["SM_MODEL_DIR"] == str(folder / "model") and env["SM_NUM_GPUS"] == "2"
+    assert env["SM_MODEL_DIR"] == str(folder / "model") and env["SM_NUM_GPUS"] == str(count_devices())
     sent = json.loads((folder / "input" / "config" / "hyperparameters.json").read_text())
     assert sent["epochs"] == "3"
 

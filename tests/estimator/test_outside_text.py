@@ -15,6 +15,7 @@ import pytest
 from smddp.estimator import PyTorch, engines, job, running, shell
 from smddp.estimator.engines import slurm_task
 from smddp.estimator.engines.work import work as make_work
+from smddp.estimator.preparation import prepare
 from smddp.launching import programs
 
 TORCHRUN = {"torch_distributed": {"enabled": True}}
@@ -178,9 +179,9 @@ def test_options_of_ssh_end_before_the_host():
 def test_dependencies_are_copied_under_names_of_their_own(place: Path):
     """The folder ".." has no name to be copied under."""
     with pytest.raises(ValueError, match="is the root folder"):
-        estimator(place, dependencies=["/"])._make(_folder(place / "one"), {}, _CONFIG, lambda _: None)
-    estimator(place, dependencies=["../../a/b/.."])._make(
-        _folder(place.parents[1] / "two"), {}, _CONFIG, lambda _: None
+        prepare(estimator(place, dependencies=["/"]), _folder(place / "one"), {}, _CONFIG, lambda _: None)
+    prepare(
+        estimator(place, dependencies=["../../a/b/.."]), _folder(place.parents[1] / "two"), {}, _CONFIG, lambda _: None
     )
     assert (place.parents[1] / "two" / "code" / "a" / "b" / "train.py").exists()
 
@@ -241,7 +242,7 @@ def kubernetes(text: str) -> str:
 
 def of_torchrun(words: list[str]) -> list[str]:
     """The command that torchrun starts."""
-    return [template(word) for word in words[words.index("--no-python") + 1 :]]
+    return [template(word) for word in words[words.index("--no-python") + 2 :]]
 
 
 def local(made: PyTorch, capsys: Any) -> tuple[list[str], dict[str, str]]:
@@ -282,7 +283,7 @@ def by_torchx(scheduler: str) -> Callable[[PyTorch, Any], tuple[list[str], dict[
 
         def ddp(*args: str, m: str, env: dict[str, str], **_: object) -> object:
             taken.update(args=[m, *args], env=env)
-            return object()
+            return SimpleNamespace(roles=[])
 
         modules = {
             "torchx.runner": SimpleNamespace(get_runner=Runner),

@@ -130,9 +130,11 @@ def test_the_first_failure_of_a_local_rank_is_named_and_ends_all(tmp_path):
             os.kill(int(file.read_text()), 0)
 
 
-def test_a_rank_that_a_signal_ended_gives_its_number():
-    done = run("smddprun", "--nproc", "2", "sh", "-c", "kill -9 $$")
-    assert done.returncode == 128 + 9 and "SIGKILL" in done.stderr
+@pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (40, "40")])
+def test_a_rank_that_a_signal_ended_gives_its_number(number, name):
+    """A real-time signal has no name in Python."""
+    done = run("smddprun", "--nproc", "2", sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})")
+    assert done.returncode == 128 + number and f"by signal {name};" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

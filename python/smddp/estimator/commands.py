@@ -1,12 +1,11 @@
-"""What starts a job's ranks: one command for each host that gets one, as the training toolkit would have it."""
+"""Commands that start a job's ranks, with the launchers and options of SageMaker's training toolkit."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib.util import find_spec
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from smddp import validation
 from smddp.estimator import machines
@@ -15,6 +14,9 @@ from smddp.estimator.rules import Given
 #: The toolkit's, for torchrun and for what its own mpirun hands to smddprun.
 MASTER_PORT = 7777
 SERVER_PORT = 7592
+#: torchrun's words before the command of a rank. After "--" it parses no options: it would take an argument of the
+#: script, such as --log, for an abbreviated option of torchrun.
+COMMAND_FOLLOWS = ("--no-python", "--")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,15 @@ class Command:
     def __str__(self) -> str:
         words = [*(f"{name}={value}" for name, value in self.env.items()), *self.argv]
         return f"{self.host}: {shlex.join(words)}"
+
+
+def with_groups(given: Given, instance_count: int | None) -> tuple[Given, int | None]:
+    """Returns `given` and the number of instances, both of the instance group that trains where there are groups."""
+    groups = given.distribution.get("instance_groups") or given.instance_groups or []
+    if given.instance_type is not None or not groups:
+        return given, instance_count
+    # The rules allow one.
+    return replace(given, instance_type=groups[0].instance_type), groups[0].instance_count
 
 
 def hosts_of(given: Given, hosts: Sequence[str] | None, instance_count: int | None) -> list[Host]:
@@ -72,41 +83,43 @@ def hosts_of(given: Given, hosts: Sequence[str] | None, instance_count: int | No
 def build(
     given: Given,
     hosts: Sequence[Host],
-    script: Sequence[str],
+    script: Callable[[bool], list[str]],
     env: Mapping[str, str],
     *,
     interface: str | None = None,
     rank_program: Sequence[str] = (),
     port: int = MASTER_PORT,
     python: str = sys.executable,
+    mpirun: bool = True,
 ) -> list[Command]:
-    """The commands that run `script`, a Python file and its arguments, on `hosts`.
+    """Returns the commands that run a script on `hosts`.
 
-    env: variables of every rank. interface: the network interface between hosts, for mpirun and NCCL; what they choose
-    themselves where there is none. rank_program: what each rank's command is put behind.
+    script: returns the command of a rank; its argument selects `python -m mpi4py`, for ranks of mpirun. env: variables
+    of every rank. interface: network interface between hosts, for mpirun and NCCL; None leaves the choice to them.
+    rank_program: words before each rank's command. mpirun: False starts the ranks of one host by smddprun instead.
     Raises ValueError where hosts have different numbers of ranks, or a strategy has no command here.
     """
     slots = {host.slots for host in hosts}
     if len(slots) > 1:
         raise ValueError(f"hosts have different numbers of ranks: {', '.join(f'{h.name}:{h.slots}' for h in hosts)}")
-    program = [*rank_program, python, *script]
+    program = [*rank_program, *script(False)]
     if len(hosts) == 1:
         env = {**env, "SM_CURRENT_HOST": hosts[0].name}
     if given.on("torch_distributed"):
         return _torchrun(given, hosts, program, env, interface, port, python)
+    parallel = given.on("pytorchddp") or given.on("smdistributed.dataparallel")
+    if (given.on("mpi") or parallel) and not mpirun:
+        variables, _ = split_exports(given)
+        words = ["smddprun", "--nproc", str(hosts[0].slots), *program]
+        return [Command(hosts[0].name, words, {**env, **variables})]
     if given.on("mpi"):
-        return [_mpi(given, hosts, [*rank_program, python, *_mpi4py(), *script], env, interface)]
-    if given.on("pytorchddp") or given.on("smdistributed.dataparallel"):
-        return [_data_parallel(given, hosts, [*rank_program, python, *_mpi4py(), *script], env, interface)]
+        return [_mpi(given, hosts, [*rank_program, *script(True)], env, interface)]
+    if parallel:
+        return [_data_parallel(given, hosts, [*rank_program, *script(True)], env, interface)]
     for name in ("parameter_server", "multi_worker_mirrored_strategy"):
         if given.on(name):
             raise ValueError(f"{name} is not started here: use smdistributed.dataparallel or mpi")
     return [Command(host.name, program, dict(env)) for host in hosts]
-
-
-def _mpi4py() -> list[str]:
-    """It ends all ranks where one has an exception that nobody catches."""
-    return ["-m", "mpi4py"] if find_spec("mpi4py") else []
 
 
 def _network(interface: str | None) -> list[str]:
@@ -204,26 +217,36 @@ def efa_variables(given: Given) -> dict[str, str]:
 
 
 def exported_variables(given: Given) -> dict[str, str]:
-    """Those that custom_mpi_options give by -x, for a launcher that is not mpirun.
+    """Returns the variables that custom_mpi_options export by -x, for a launcher other than mpirun.
 
-    Raises ValueError where they have other options.
+    Raises ValueError for other options.
     """
-    found = {}
+    found, others = split_exports(given)
+    if others:
+        raise ValueError(
+            f"custom_mpi_options: {others[0]!r} is for mpirun, which does not start these ranks: "
+            "give -x NAME=VALUE alone"
+        )
+    return found
+
+
+def split_exports(given: Given) -> tuple[dict[str, str], list[str]]:
+    """Returns the variables of `-x NAME=VALUE` in custom_mpi_options, and the remaining words, which need mpirun."""
+    found: dict[str, str] = {}
+    others: list[str] = []
     for name in ("mpi", "pytorchddp", "smdistributed.dataparallel"):
         options = given.of(name).get("custom_mpi_options", "") if given.on(name) else ""
         debug, words = _split(options)
         if "--NCCL_DEBUG" in options:
             found["NCCL_DEBUG"] = debug
         while words:
-            if words[0] != "-x" or len(words) < 2 or "=" not in words[1]:
-                raise ValueError(
-                    f"custom_mpi_options: {words[0]!r} is for mpirun, which does not start these ranks: "
-                    "give -x NAME=VALUE alone"
-                )
-            variable, _, value = words[1].partition("=")
-            found[variable] = value
-            words = words[2:]
-    return found
+            word = words.pop(0)
+            if word == "-x" and words and "=" in words[0]:
+                variable, _, value = words.pop(0).partition("=")
+                found[variable] = value
+            else:
+                others.append(word)
+    return found, others
 
 
 def _torchrun(
@@ -247,5 +270,5 @@ def _torchrun(
         place = [*where, "--node_rank", str(number)] if len(hosts) > 1 else ["--standalone"]
         own = {**more, "SM_CURRENT_HOST": host.name}
         words = [validation.escape_dollars(word) for word in program]
-        made.append(Command(host.name, [*start, *place, "--no-python", *words], own))
+        made.append(Command(host.name, [*start, *place, *COMMAND_FOLLOWS, *words], own))
     return made

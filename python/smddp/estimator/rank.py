@@ -1,7 +1,7 @@
 """One rank of a job: `python -m smddp.estimator.rank FOLDER COMMAND ...`.
 
-Its output goes on as it comes and into a file of its own; how it fails, and its last words, into another one. Whoever
-started the rank sees the command's own exit status and signals.
+The command's output is passed on and written to a log file of the rank. A failure report has the exit status and the
+last lines of stderr. The process ends with the command's own exit status or signal.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from smddp.estimator.variables import of_rank
+
 _LAST_LINES = 20
 _PR_SET_PDEATHSIG = 1
 
@@ -31,8 +33,11 @@ def main(argv: list[str]) -> int:
         (folder / part).mkdir(parents=True, exist_ok=True)
     env = dict(os.environ)
     if "SM_CURRENT_HOST" not in env and "GROUP_RANK" in env and "SM_HOSTS" in env:
-        # torchrun by other hands than ours.
+        # torchrun of another launcher, such as torchx.
         env["SM_CURRENT_HOST"] = json.loads(env["SM_HOSTS"])[int(env["GROUP_RANK"])]
+    if "SM_RESOURCE_CONFIG" in env:
+        env.setdefault("SM_CURRENT_HOST", socket.gethostname())
+        of_rank(env)
     code = folder / "code"
     child = subprocess.Popen(
         command,

@@ -18,6 +18,9 @@ from typing import Any
 
 from smddp import files
 from smddp.estimator import machines
+from smddp.modelparallel import config as v1
+from smddp.smp import v2_keys as v2
+from smddp.smp.layout import layout
 from smddp.text import did_you_mean
 
 #: What each strategy's dict may have.
@@ -108,12 +111,10 @@ class Given:
     def is_v1(self) -> bool:
         """Whether the modelparallel parameters are those of SMP v1: under mpi unless keys of v2 are there; else where
         they ask for a pipeline."""
-        from smddp.sagemaker.config import KEYS, V1_ONLY
-
         parameters = self.parameters
         if any(name in parameters for name in _V1_DEGREES):
             return True
-        return self.on("mpi") and not any(name in KEYS and name not in V1_ONLY for name in parameters)
+        return self.on("mpi") and not any(name in v2.KEYS and name not in v2.V1_ONLY for name in parameters)
 
     @property
     def processes_per_host(self) -> int | None:
@@ -282,7 +283,7 @@ def _count(given: Given) -> str | None:
 @_rule("torchrun runs Python files")
 def _entry_point(given: Given) -> str | None:
     if given.on("torch_distributed") and given.entry_point is not None and not given.entry_point.endswith(".py"):
-        return f"entry_point is {given.entry_point!r}: give a file that ends in .py"
+        return f"entry_point is {given.entry_point!r}: give a file that ends in .py, or let mpi start the script"
     return None
 
 
@@ -353,9 +354,6 @@ def _efa(given: Given) -> str | None:
 
 @_rule("parameters of modelparallel are those of its library")
 def _parameters(given: Given) -> str | None:
-    from smddp.modelparallel import config as v1
-    from smddp.sagemaker import config as v2
-
     try:
         parameters = given.parameters
         if given.is_v1:
@@ -400,8 +398,6 @@ def _degrees(given: Given) -> str | None:
         if ranks % product:
             return f"{each} x {given.instance_count} ranks, and the degrees are {product} together: change either"
         return None
-    from smddp.sagemaker.parallel import layout
-
     names = ("tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree")
     try:
         layout(ranks, parameters.get("hybrid_shard_degree", 0), *(parameters.get(name, 1) for name in names))

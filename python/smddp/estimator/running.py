@@ -103,14 +103,14 @@ class Run:
         *,
         rsh: str = "ssh",
         python: str = sys.executable,
-        tell: Callable[[str], None] | None = None,
+        report: Callable[[str], None] | None = None,
     ) -> None:
-        """Start it. tell: called with each line of the ranks' output.
+        """Start it. report: called with each line of the ranks' output.
 
         Raises LaunchError where a host's agent does not begin.
         """
         self._folder = folder
-        self._tell = tell or (lambda line: None)
+        self._report = report or (lambda line: None)
         self._said: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self._agents: list[_Agent] = []
         self._failures: dict[int, Failure] = {}
@@ -200,12 +200,12 @@ class Run:
             agent.runs = False
         elif "line" in what:
             agent.last = [*agent.last[-19:], what["line"]]
-            self._tell(what["line"])
+            self._report(what["line"])
         elif "failed" in what:
             failure = Failure.parse(what["failed"])
             if failure is not None and failure.rank not in self._failures:
                 self._failures[failure.rank] = failure
-                self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
+                self._report(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
         elif "unable" in what:
             agent.status, agent.runs = 127, False
             agent.last.append(what["unable"])
@@ -233,7 +233,7 @@ class _Agent:
         self.status = 0
         self.last: list[str] = []
         self.command_name = command.argv[0] if command else "its agent"
-        here = host in (*_HERE, socket.gethostname())
+        here = is_here(host)
         words = [python, "-m", "smddp.estimator.agent"]
         self._process = subprocess.Popen(
             words if here else [*remote_shell(rsh), validation.host_name(host), shlex.join(words)],
@@ -324,6 +324,11 @@ def remote_shell(rsh: str) -> list[str]:
     if not words:
         raise ValueError(f"rsh: invalid value {rsh!r}: expected a command, as ssh")
     return [*words, "--"] if os.path.basename(words[0]) == "ssh" else words
+
+
+def is_here(host: str) -> bool:
+    """Returns whether the name of a host is this machine's."""
+    return host in (*_HERE, socket.gethostname())
 
 
 def _listed(ranks: list[int]) -> str:

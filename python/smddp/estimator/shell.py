@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from smddp import files
+from smddp.estimator.classes import PyTorch
 from smddp.estimator.commands import MASTER_PORT
 from smddp.estimator.engines import ENGINES, NO_IMAGE
-from smddp.estimator.framework import PyTorch
 from smddp.estimator.running import LaunchError
 
 

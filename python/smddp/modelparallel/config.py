@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from smddp.joining import LAUNCHER, read_json
+from smddp.smp.launcher import LAUNCHER, read_json
 from smddp.text import did_you_mean
 
 log = logging.getLogger("smddp.modelparallel")

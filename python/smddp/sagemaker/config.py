@@ -1,125 +1,22 @@
-"""The configuration of `tsm.init()`: its keys, where they come from, and what is wrong with them.
+"""Sources of the configuration of `tsm.init()`; `smddp.smp.v2_keys` has the keys.
 
-Nine keys are documented for SMP v2; tensor_parallel_checks is ours. The values come, the strongest first, from degrees
-assigned to `tsm.state` before `init`, from the launcher (the environment variable SM_HP_MP_PARAMETERS, a JSON object),
-from `init`'s argument (a dict, or the path of a JSON file), and from the defaults.
+Sources in order of precedence: degrees assigned to `tsm.state` before `init`, the launcher (the environment variable
+SM_HP_MP_PARAMETERS, a JSON object), the argument of `init` (a dict, or the path of a JSON file), the defaults.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from smddp import files
-from smddp.joining import LAUNCHER, read_json
-from smddp.text import did_you_mean
+from smddp.smp.launcher import LAUNCHER, read_json
+from smddp.smp.v2_keys import KEYS, OLDER_NAMES, V1_ONLY, check, check_value
+
+__all__ = ["KEYS", "OLDER_NAMES", "V1_ONLY", "check", "check_value", "read"]
 
 log = logging.getLogger("smddp.sagemaker")
-
-
-@dataclass(frozen=True)
-class Key:
-    """One key: its type, its default and its range (``most`` None: no upper bound but the world's size)."""
-
-    name: str
-    type: type[int]
-    default: int | bool
-    least: int = 0
-    bounded_by_world: bool = False
-    meaning: str = ""
-
-
-KEYS = {
-    key.name: key
-    for key in (
-        Key(
-            "hybrid_shard_degree",
-            int,
-            0,
-            0,
-            True,
-            "ranks that share one copy of the parameters; 0 leaves FSDP as the script made it, 1 shards nothing",
-        ),
-        Key("sm_activation_offloading", bool, True, meaning="`offload_wrapper` prefetches, instead of on demand"),
-        Key(
-            "activation_loading_horizon",
-            int,
-            2,
-            1,
-            meaning="layers loaded back ahead of the backward pass",
-        ),
-        Key("fsdp_cache_flush_warnings", bool, True, meaning="warn when the CUDA allocator had to flush its cache"),
-        Key("allow_empty_shards", bool, False, meaning="accepted; torch's engines always allow empty shards"),
-        Key("tensor_parallel_degree", int, 1, 1, True, "ranks that share each layer; takes effect in `transform`"),
-        Key(
-            "tensor_parallel_checks",
-            int,
-            10,
-            meaning="forward passes in which the ranks of a tensor group are held to have the same inputs; 0: none",
-        ),
-        Key("context_parallel_degree", int, 1, 1, True, "ranks that hold parts of the same sequences; see `transform`"),
-        Key(
-            "expert_parallel_degree",
-            int,
-            1,
-            1,
-            True,
-            "ranks among which experts are spread; takes effect in `transform` with a `MoEConfig`",
-        ),
-        Key("random_seed", int, 12345, 0, meaning="seed of what is random in `torch.sagemaker`"),
-    )
-}
-
-OLDER_NAMES = {"tensor_parallel_seed": "random_seed"}
-
-# SMP v1 configured pipelines and its own data parallelism through the same dictionary, and launchers still send
-# some of it (placement_strategy) to v2 jobs.
-V1_ONLY = frozenset(
-    """partitions pipeline_parallel_degree microbatches pipeline optimize placement_strategy auto_partition
-    default_partition contiguous horovod ddp ddp_port ddp_dist_backend memory_weight active_microbatches
-    deterministic_server offload_activations fp16 fp16_params bf16 shard_optimizer_state prescaled_batch
-    skip_tracing sharded_data_parallel_degree sdp_reduce_bucket_size sdp_param_persistence_threshold
-    sdp_max_live_parameters sdp_hierarchical_allgather sdp_gradient_clipping load_partition partition_file
-    delayed_parameter_initialization fast_mode static_mode""".split()
-)
-
-
-def check(values: dict[str, Any], source: str) -> dict[str, Any]:
-    """``values`` under today's names, without SMP v1's keys. ``source`` is where they come from, for the errors.
-
-    Raises:
-        TypeError: ``values`` is no dictionary, or a value has the wrong type.
-        ValueError: an unknown key (with the nearest known one), or a value out of range.
-    """
-    if not isinstance(values, dict):
-        raise TypeError(f"{source}: expected a dictionary of SMP keys, got {type(values).__name__}: {values!r}")
-    checked: dict[str, Any] = {}
-    for given, value in values.items():
-        name = OLDER_NAMES.get(given, given)
-        if name in V1_ONLY:
-            log.warning("%s: %r is a key of SMP v1 and has no effect here (value %r)", source, given, value)
-            continue
-        if name not in KEYS:
-            hint = did_you_mean(name, [*KEYS, *OLDER_NAMES, *V1_ONLY])
-            raise ValueError(f"{source}: unknown key {given!r}{hint or '.'} The keys are {', '.join(KEYS)}.")
-        if name in checked and checked[name] != value:
-            raise ValueError(f"{source}: {given!r} is the older name of {name!r}, and both are given: keep {name!r}")
-        checked[name] = _checked(KEYS[name], given, value, source)
-    return checked
-
-
-def _checked(key: Key, given: str, value: Any, source: str) -> int | bool:
-    # bool is an int in Python, and True is no degree.
-    if type(value) is not key.type:
-        raise TypeError(
-            f"{source}: {given!r} must be {key.type.__name__}, got {type(value).__name__}: {value!r}"
-            f" (default {key.default!r})"
-        )
-    if key.type is int and value < key.least:
-        raise ValueError(f"{source}: {given!r} must be at least {key.least}, got {value}")
-    return value
 
 
 def read(argument: dict[str, Any] | str | os.PathLike | None, assigned: dict[str, int]) -> dict[str, int | bool]:
@@ -157,5 +54,5 @@ def read(argument: dict[str, Any] | str | os.PathLike | None, assigned: dict[str
             log.warning(
                 "tsm.state.%s=%r, assigned before init(), replaces the launcher's %r", name, value, launcher[name]
             )
-        values[name] = _checked(KEYS[name], name, value, "tsm.state")
+        values[name] = check_value(KEYS[name], name, value, "tsm.state")
     return values

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from smddp.sagemaker.config import KEYS, _checked
+from smddp.smp.v2_keys import KEYS, check_value
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -254,7 +254,7 @@ def _key(name: str) -> property:
         return self.config[name]
 
     def put(self: State, value: int) -> None:
-        value = _checked(KEYS[name], name, value, "tsm.state")
+        value = check_value(KEYS[name], name, value, "tsm.state")
         if self._config is None:
             self._assigned[name] = value
         elif self._config[name] != value:

@@ -1,5 +1,6 @@
 """The real SDK's side of test_sdk.py, in the environment that has it: cases on its input, what it did in a file."""
 
+import inspect
 import json
 import os
 import sys
@@ -7,6 +8,7 @@ from unittest.mock import MagicMock
 
 os.environ.setdefault("SAGEMAKER_SUPPRESS_V2_WARNING", "1")
 
+from sagemaker.huggingface import HuggingFace
 from sagemaker.instance_group import InstanceGroup
 from sagemaker.pytorch import PyTorch
 from sagemaker.tensorflow import TensorFlow
@@ -37,8 +39,20 @@ def one(case: dict) -> dict:
         return {"error": type(error).__name__, "text": str(error)}
 
 
+def signature(kind: type) -> list[str]:
+    """Returns the constructor's arguments, with inherited ones."""
+    found = {name for each in kind.__mro__ if "__init__" in vars(each) for name in parameters(each)}
+    return sorted(found - {"self", "args", "kwargs"})
+
+
+def parameters(kind: type) -> list[str]:
+    return list(inspect.signature(kind.__init__).parameters)
+
+
 if __name__ == "__main__":
     cases = json.load(sys.stdin)
-    # Its output is the SDK's.
+    found = {name: one(case) for name, case in cases.items()}
+    found["arguments"] = {each.__name__: signature(each) for each in (PyTorch, TensorFlow, HuggingFace)}
+    # The SDK prints to stdout.
     with open(sys.argv[1], "w") as file:
-        json.dump({name: one(case) for name, case in cases.items()}, file)
+        json.dump(found, file)

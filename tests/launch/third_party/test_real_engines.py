@@ -179,7 +179,7 @@ def test_torchx_writes_for_its_other_schedulers(place, capfd):
     options = {"scheduler": "slurm", "cfg": {"partition": "gpu"}, "cpu": 4}
     estimator(place, TORCHRUN, 2).fit(engine="torchx", engine_options=options, dry_run=True, job_name="j")
     said = capfd.readouterr().out
-    assert "sbatch" in said and "--partition=gpu" in said and "-m smddp.estimator.rank" in said
+    assert "sbatch" in said and "--partition=gpu" in said and "-m -- smddp.estimator.rank" in said
     with pytest.raises(ValueError, match="torchx has no scheduler 'slurn'; it has local_docker"):
         estimator(place, TORCHRUN).fit(engine="torchx", engine_options={"scheduler": "slurn"}, job_name="j")
 

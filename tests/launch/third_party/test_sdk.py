@@ -5,11 +5,15 @@ The SDK has an environment of its own (.venvs/sdk, by `make test-launch`): it wa
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from smddp.estimator import PyTorch, TensorFlow
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "estimator"))
+from sdk_arguments import SDK_ARGUMENTS
 
 SDK = Path(__file__).parents[3] / ".venvs" / "sdk" / "bin" / "python"
 ON = {"enabled": True}
@@ -172,3 +176,9 @@ def test_a_rule_that_the_sdk_lets_through(sdk, name):
 def test_what_the_sdk_refuses_and_runs_here(sdk, name):
     assert sdk[name].get("error") == "ValueError", sdk[name]
     ours(TAKEN_HERE[name])
+
+
+@pytest.mark.parametrize("kind", SDK_ARGUMENTS)
+def test_the_table_of_arguments_is_the_sdks(sdk, kind):
+    """tests/estimator/test_arguments.py has what becomes of each."""
+    assert SDK_ARGUMENTS[kind] == sdk["arguments"][kind]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from smddp.estimator.commands import COMMAND_FOLLOWS
 from smddp.text import did_you_mean
 from smddp.validation import escape_dollars
 
@@ -38,11 +39,13 @@ class Work:
     #: Where ranks of several nodes meet; the engine's choice where it is None.
     port: int | None
     image: str | None
+    #: Time limit in seconds; None without one.
+    max_run: int | None = None
 
     def torchrun_command(self, *place: str) -> list[str]:
         """torchrun on one node; place: the options that say which."""
         words = [self.python, "-m", "torch.distributed.run", "--nnodes", str(self.nodes)]
-        return [*words, "--nproc_per_node", str(self.ranks_per_node), *place, "--no-python", *self.torchrun_words()]
+        return [*words, "--nproc_per_node", str(self.ranks_per_node), *place, *COMMAND_FOLLOWS, *self.torchrun_words()]
 
     def torchrun_words(self) -> list[str]:
         """The command of each rank, escaped for torchrun, which replaces ${local_rank} in words."""

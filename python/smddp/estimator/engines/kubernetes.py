@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smddp.estimator import engines
+from smddp.estimator.commands import COMMAND_FOLLOWS
 from smddp.estimator.engines import pod
 from smddp.estimator.running import Failure, LaunchError, launch_error
 from smddp.validation import dns_name, escape_dollars
@@ -71,7 +72,7 @@ class Kubernetes:
                 f"image_uri is {work.image!r}: give the image that the pods run, with smddp in it (docs/containers.md)"
             )
         # The runtime's controller passes torchrun the rest in PET_* variables.
-        torchrun = [work.python, "-m", "torch.distributed.run", "--no-python", *work.torchrun_words()]
+        torchrun = [work.python, "-m", "torch.distributed.run", *COMMAND_FOLLOWS, *work.torchrun_words()]
         words = [work.python, "-m", "smddp.estimator.engines.pod", str(self.folder), *torchrun]
         if len(words) > _MOST_WORDS or max(map(len, words)) > _LONGEST_WORD:
             raise ValueError(

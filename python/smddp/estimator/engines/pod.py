@@ -16,7 +16,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-from smddp.estimator.job import Folder, python_path
+from smddp.estimator.job import Folder
+from smddp.estimator.source import python_path
 
 #: The variable with the job's files.
 FILES = "SMDDP_JOB_FILES"

@@ -16,7 +16,7 @@ from smddp.estimator.engines.following import Follower
 from smddp.estimator.running import LaunchError, launch_error, need
 from smddp.validation import lines
 
-#: The SDK's max_run, in minutes.
+#: Default time limit in minutes, the SDK's.
 _DAY = 24 * 60
 #: Between questions to Slurm, which many ask; files tell sooner.
 _ASK = 5.0
@@ -66,7 +66,7 @@ class Slurm:
 
     def parameters(self, work: engines.Work) -> dict[str, Any]:
         """What submitit is given."""
-        found: dict[str, Any] = {"job_name": work.name, "nodes": work.nodes, "time": _DAY}
+        found: dict[str, Any] = {"job_name": work.name, "nodes": work.nodes, "time": _minutes(work.max_run)}
         found["ntasks_per_node"] = 1 if work.torchrun else work.ranks_per_node
         if work.torchrun:
             # Without this all ranks of a node share one processor.
@@ -111,6 +111,10 @@ class Slurm:
             raise LaunchError(f"Slurm does not take the job: {error}", work.folder) from error
         tell(f"smddp: Slurm job {job.job_id}")
         return _Run(job, work.folder, tasks, tell)
+
+
+def _minutes(max_run: int | None) -> int:
+    return _DAY if max_run is None else -(-max_run // 60)
 
 
 class _Run:

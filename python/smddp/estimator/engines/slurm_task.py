@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from smddp.estimator import job
+from smddp.estimator.variables import of_hosts
 
 #: Words of a command that each task puts its own in for.
 NODE = "$SLURM_NODEID"
@@ -25,7 +25,12 @@ def run(command: Sequence[str], env: Mapping[str, str], folder: str, instance_ty
     # Below the ports that systems give to whoever asks; another job on these hosts has another number.
     port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
     own = {NODE: str(node), FIRST_HOST: hosts[0], PORT: str(port)}
-    whole = {**os.environ, **env, **job.of_hosts(hosts, instance_type), "SM_CURRENT_HOST": hosts[node]}
+    whole = {
+        **os.environ,
+        **env,
+        **of_hosts(hosts, instance_type, env.get("SM_NETWORK_INTERFACE_NAME")),
+        "SM_CURRENT_HOST": hosts[node],
+    }
     tasks = Path(folder, "tasks")
     tasks.mkdir(exist_ok=True)
     try:

@@ -84,14 +84,17 @@ class Torchx:
             given["tee"] = 0
         at = work.command.index("-m")
         app = ddp(
-            *(self._escaped(word) for word in work.torchrun_words()[at + 2 :]),
-            m=work.command[at + 1],
+            *(self._escaped(word) for word in work.torchrun_words()[at + 1 :]),
+            # torchx writes `-m MODULE ARGUMENTS`. After "--" torchrun takes no argument of the script for its own.
+            m="--",
             image=work.image or str(work.folder),
             name=f"/{work.name}",
             j=f"{work.nodes}x{work.ranks_per_node}",
             env={name: self._escaped(value) for name, value in work.env.items()},
             **given,
         )
+        for role in app.roles:
+            role.name = "rank"
         return runner.dryrun(app, self._scheduler, self._cfg)
 
     def _escaped(self, text: str) -> str:

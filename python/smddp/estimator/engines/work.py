@@ -1,4 +1,4 @@
-"""An estimator's job as an engine is told of it."""
+"""Description of an estimator's job for an engine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 from smddp import validation
 from smddp.estimator import engines, job, machines
-from smddp.estimator.commands import MASTER_PORT, efa_variables, exported_variables
+from smddp.estimator.commands import MASTER_PORT, efa_variables, exported_variables, with_groups
+from smddp.estimator.source import python_path
 
 if TYPE_CHECKING:
-    from smddp.estimator.framework import _Framework
+    from smddp.estimator.framework import Framework
 
 
 def work(
-    estimator: _Framework,
+    estimator: Framework,
     engine: engines.Engine,
     folder: job.Folder,
     places: Mapping[str, str],
@@ -27,11 +28,11 @@ def work(
     python: str,
 ) -> engines.Work:
     """Raises ValueError for a job that engines do not run, or not this one."""
-    given = estimator.given
+    given, count = with_groups(estimator.given, estimator.instance_count)
     for strategy in ("parameter_server", "multi_worker_mirrored_strategy"):
         if given.on(strategy):
             raise ValueError(f"{strategy} is not started here: use smdistributed.dataparallel or mpi")
-    nodes = estimator.instance_count or 1
+    nodes = count or 1
     if nodes < 1:
         raise ValueError(f"instance_count is {nodes}: give 1 or more")
     each = given.processes_per_host or 1 if processes_per_host is None else processes_per_host
@@ -39,7 +40,7 @@ def work(
         raise ValueError(f"processes_per_host is {each}: give 1 or more")
     there = folder if engine.folder is None else job.Folder(engine.folder)
     hosts = engine.hosts(name, nodes)
-    env = estimator.variables(there, hosts, each, places, name, interface)
+    env = estimator.variables(there, hosts, places, name, interface)
     if nodes == 1:
         env["SM_CURRENT_HOST"] = hosts[0]
     for channel, place in places.items():
@@ -52,7 +53,7 @@ def work(
         env["NCCL_SOCKET_IFNAME"] = interface
     if engine.folder is None:
         path = os.environ.get("PATH", os.defpath)
-        env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": job.python_path(there.code)}
+        env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": python_path(there.code)}
     python = engine.python or python
     return engines.Work(
         name=name,
@@ -60,11 +61,12 @@ def work(
         nodes=nodes,
         ranks_per_node=each,
         torchrun=given.on("torch_distributed"),
-        command=[*job.rank_program(there, python), python, *estimator.script(there)],
-        env=validation.environment({**env, **estimator.environment}),
+        command=[*job.rank_program(there, python), *estimator.script(there, python)],
+        env=validation.environment({**env, **there.in_job(estimator.environment)}),
         python=python,
-        instance_type=estimator.instance_type or "local",
-        gpus=machines.GPUS.get(estimator.instance_type or ""),
+        instance_type=given.instance_type or "local",
+        gpus=machines.GPUS.get(given.instance_type or ""),
         port=None if port == MASTER_PORT else port,
         image=estimator.image_uri,
+        max_run=estimator.max_run,
     )
