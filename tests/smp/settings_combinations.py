@@ -1,4 +1,4 @@
-"""The product of training settings that the settings suite covers: engines, degrees, precision, optimizers and the rest."""
+"""The product of training settings: engines, degrees, precision, optimizers, memory, checkpoints and adapters."""
 
 from __future__ import annotations
 
