@@ -20,6 +20,8 @@ DIMENSIONS: dict[str, list] = {
     "resume": ["none", "same", "other"],
     "adapter": [False, True],
 }
+
+
 def possible(row: dict) -> bool:
     """Degrees must fit the world, and torch must be able to do the same in one process."""
     ranks = combinations.RANKS // row["tensor"]

@@ -190,7 +190,7 @@ def _refuse_sums_of_shards(optimizer: torch.optim.Optimizer) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if name not in _SUMMING or not any(map(_is_fsdp_flattened, parameters)):
         return
-    if state.shard_size > 1:
+    if state.shard_size != 1:
         reason = "each rank's parameters are plain shards here, so every rank would take another step"
         remedy = "set hybrid_shard_degree=1"
     elif len({isinstance(parameter, DTensor) for parameter in parameters}) > 1:
