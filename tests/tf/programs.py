@@ -49,7 +49,7 @@ def results(module: str, size: int, names: tuple[str, ...] = ()) -> tuple[dict, 
     """Runs the cases of a module, or those of `names`. Returns each rank's results by case, and all output."""
     found: dict = {}
     output = ""
-    for out in outputs(start(size, str(HERE / "run.py"), module, *(f"case_{name}" for name in names)), 500):
+    for out in outputs(start(size, str(HERE / "run.py"), module, *(f"case_{name}" for name in names)), 250):
         for said in words(out):
             found.setdefault(said["case"], {})[said["rank"]] = said
         output += out[-3000:]

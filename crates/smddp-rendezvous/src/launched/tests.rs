@@ -104,7 +104,7 @@ fn a_sagemaker_job_tells_its_first_host() {
     assert_eq!(address(&vars).0, "algo-1");
     vars.extend([("SMDATAPARALLEL_SERVER_ADDR", "algo-9"), ("SMDATAPARALLEL_SERVER_PORT", "7592")]);
     assert_eq!(address(&vars), ("algo-9".into(), 7592));
-    // mpirun leaves them to the ranks of its own host alone.
+    // mpirun passes them to the ranks on its host alone.
     vars.extend([("MASTER_ADDR", "algo-1"), ("MASTER_PORT", "7777")]);
     assert_eq!(address(&vars), ("algo-9".into(), 7592));
     vars.retain(|(name, _)| !name.starts_with("SMDATAPARALLEL"));
