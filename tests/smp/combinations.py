@@ -53,12 +53,13 @@ def choose(rows: list[dict]) -> list[dict]:
 
     Greedy: always the row with the most pairs that are not held yet.
     """
-    missing = {pair for row in rows for pair in _pairs(row)}
+    pairs = [_pairs(row) for row in rows]
+    missing = set().union(*pairs)
     chosen = []
     while missing:
-        best = max(rows, key=lambda row: len(missing & _pairs(row)))
-        missing -= _pairs(best)
-        chosen.append(best)
+        best = max(range(len(rows)), key=lambda index: len(missing & pairs[index]))
+        missing -= pairs[best]
+        chosen.append(rows[best])
     return chosen
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
+import random
 
 import combinations
 
@@ -50,23 +49,19 @@ def product() -> list[dict]:
     return combinations.product(DIMENSIONS, possible)
 
 
-def pairs(row: dict) -> set:
-    """Every pair of values of a combination."""
-    return set(itertools.combinations(row.items(), 2))
-
-
-@functools.cache
 def pairwise() -> list[dict]:
-    """Few combinations that hold every pair of values which some possible combination holds."""
-    found, missing = [], {pair for row in product() for pair in pairs(row)}
-    rows = [(row, pairs(row)) for row in product()]
-    while missing:
-        row, held = max(rows, key=lambda each: len(missing & each[1]))
-        missing -= held
-        found.append(row)
+    """Few combinations that hold every pair of values that trains, then the same of those that are refused."""
+    train, refused = [], []
+    for row in product():
+        (refused if refusal(row) else train).append(row)
+    return [*combinations.choose(train), *combinations.choose(refused)]
+
+
+def drawn(count: int) -> list[dict]:
+    """``count`` possible combinations that train, always the same; the product is too large to list in a short test."""
+    draw, found = random.Random(1), []
+    while len(found) < count:
+        row = {key: draw.choice(values) for key, values in DIMENSIONS.items()}
+        if possible(row) and refusal(row) is None:
+            found.append(row)
     return found
-
-
-def name(row: dict) -> str:
-    """A test's id."""
-    return "-".join(f"{key}_{value}" for key, value in row.items())
