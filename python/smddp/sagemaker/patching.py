@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from smddp.sagemaker.after_import import after_import
 from smddp.sagemaker.parallel import Layout
 
 Undo = Callable[[], None]
@@ -226,6 +227,22 @@ def _adapters() -> Undo:
     return register_module_module_registration_hook(injection.on_registration).remove  # type: ignore[arg-type]
 
 
+def _accelerate() -> Undo:
+    from smddp.sagemaker.tensor_parallel import accelerate
+
+    return after_import(
+        "accelerate.accelerator", lambda module: _all(*(_replace(*each) for each in accelerate.of_accelerate(module)))
+    )
+
+
+def _trainer() -> Undo:
+    from smddp.sagemaker.tensor_parallel import accelerate
+
+    return after_import(
+        "transformers.trainer", lambda module: _all(*(_replace(*each) for each in accelerate.of_trainer(module)))
+    )
+
+
 def _no_distributed_data_parallel() -> Undo:
     from torch.nn.parallel import DistributedDataParallel
 
@@ -348,6 +365,20 @@ PATCHES = (
         "what a torch.nn.Module does with a module that becomes part of it (a global hook)",
         "adapters of layers that are shared already are shared as they come",
         _adapters,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "accelerate",
+        "accelerate.Accelerator: __init__, prepare, gather, gather_for_metrics, reduce (once it is imported)",
+        "a tensor group gets the same samples and counts as one process; other degrees are refused",
+        _accelerate,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "trainer",
+        "transformers.Trainer._get_num_items_in_batch and get_tp_size (once it is imported)",
+        "the loss counts the tokens of each tensor group once",
+        _trainer,
         lambda values, sizes: sizes.tensor > 1,
     ),
     Patch(
