@@ -21,6 +21,8 @@ from smddp.sagemaker.tensor_parallel import adapters, sequence, share
 from smddp.sagemaker.tensor_parallel import layers as layers_from
 from smddp.sagemaker.tensor_parallel import plan as plans
 from smddp.sagemaker.tensor_parallel.agreement import Agreement
+from smddp.sagemaker.tensor_parallel.by_head import refuse_by_head
+from smddp.sagemaker.tensor_parallel.loading import accept_whole_values
 from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import put
@@ -218,6 +220,8 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
         sequence.apply(layers, planner.blocks, modules, state.random_seed)
     _tell_share(model, tp)
     hold_whole(model, tp, READ_LOCAL)
+    accept_whole_values(model)
+    refuse_by_head(model, planner.heads.of)
     layers_from.use(model, chosen)
     _seed_tracker()
     share_default_state(tp.group, torch.device(tp.mesh.device_type))

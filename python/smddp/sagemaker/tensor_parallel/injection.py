@@ -16,13 +16,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from smddp.sagemaker.delayed_param import shards
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import agreement, share, styles
 from smddp.sagemaker.tensor_parallel.adapters import BASE, COMPLETE, Adapted
+from smddp.sagemaker.tensor_parallel.loading import accept_whole_values
 from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
-from smddp.sagemaker.tensor_parallel.state_dict import translate_hf_state_dict, translate_state_dict_to_hf
+from smddp.sagemaker.tensor_parallel.state_dict import translate_state_dict_to_hf
 from smddp.sagemaker.tensor_parallel.whole import WHOLE, hold_whole
 
 # Attribute of a stand-in: the layer.
@@ -112,17 +112,4 @@ def _complete(adapter: nn.Module, layer: nn.Module) -> None:
             border.attach(adapter.get_submodule(part))
     hold_whole(adapter, tp, READ_LOCAL)
     agreement.know(adapter)
-    for module in adapter.modules():
-        if module is not layer:
-            module.register_load_state_dict_pre_hook(_cut_values)
-
-
-def _cut_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """torch's hook: ``module`` is about to load values, which are whole in PEFT's files."""
-    found = {name: state_dict.get(prefix + name) for name in module._parameters}
-    whole = {name: value for name, value in found.items() if value is not None and not isinstance(value, DTensor)}
-    for name, value in translate_hf_state_dict(module, whole).items():
-        parameter = module._parameters[name]
-        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-            mine = shards.cut(value, parameter).to(parameter.device)
-            state_dict[prefix + name] = shards.around(mine, parameter)
+    accept_whole_values(adapter)
