@@ -220,7 +220,7 @@ def cached_keys(cache: Any) -> torch.Tensor | None:
 
 
 def key_value_heads(model: nn.Module) -> int | None:
-    """The number of key and value heads, None where there is no configuration that gives it."""
+    """The number of key and value heads, None if no configuration gives it."""
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "get_text_config"):
         config = config.get_text_config()

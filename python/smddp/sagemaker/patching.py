@@ -159,6 +159,14 @@ def _fsdp1_parameters() -> Undo:
     )
 
 
+def _fsdp2_parameters() -> Undo:
+    from smddp.sagemaker import sharding
+    from smddp.sagemaker.tensor_parallel import whole
+
+    kind = sharding.fully_shard_globals()[0]["FSDPState"]
+    return _replace(kind, "_lazy_init", whole.outside_passes(kind._lazy_init))
+
+
 def _fsdp1_chunks() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
@@ -344,6 +352,13 @@ PATCHES = (
         "tensor-parallel parameters of units that are not sharded stay the ones that the optimizer holds, all of them "
         "accumulate gradients in no_sync(), and frozen ones stay frozen",
         _fsdp1_parameters,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "fsdp2_parameters",
+        "FSDPState._lazy_init of torch.distributed.fsdp.fully_shard",
+        "it finds the parameters of modules that no plan names, inside forward passes of a part of the model, too",
+        _fsdp2_parameters,
         lambda values, sizes: sizes.tensor > 1,
     ),
     Patch(

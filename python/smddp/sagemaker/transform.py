@@ -27,7 +27,7 @@ from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import put
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
-from smddp.sagemaker.tensor_parallel.whole import hold_whole, refuse_max_norm
+from smddp.sagemaker.tensor_parallel.whole import hold_whole, refuse_embeddings
 
 log = logging.getLogger("smddp.sagemaker")
 
@@ -202,7 +202,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
             'one for them, config={"tp_plan": {...}}, or set tensor_parallel_degree=1'
         )
     hf.refuse_variant(model)
-    refuse_max_norm(model)
+    refuse_embeddings(model)
     in_sequence = options.get("sequence_parallel", False)
     if in_sequence:
         sequence.check(model)

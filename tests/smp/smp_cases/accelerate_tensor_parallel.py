@@ -19,7 +19,7 @@ TOLERANCE = 2e-4
 
 @contextlib.contextmanager
 def devices():
-    """Accelerate in a state that it has with one GPU for each rank; tensors stay on the CPU."""
+    """Accelerate in a state that it has with one GPU for each rank, with tensors on the CPU."""
     place = {
         "ACCELERATE_USE_CPU": "true",
         "RANK": dist.get_rank(),

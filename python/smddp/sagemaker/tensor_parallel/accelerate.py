@@ -23,7 +23,7 @@ from smddp.sagemaker.state_handler import state
 
 
 def is_shared(module: Any) -> bool:
-    """Whether ``module`` is a model that `transform` has shared among the ranks of a tensor group."""
+    """Return whether ``module`` is a model that `transform` has shared among the ranks of a tensor group."""
     if not isinstance(module, nn.Module) or state.mesh is None:
         return False
     first = next(module.parameters(), None)

@@ -1,4 +1,4 @@
-"""Arguments of a model that are, or ask for, something for every head, of which a rank computes its own alone."""
+"""Refusal of arguments that hold, or ask for, values of every head, since each rank computes its share of the heads."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refuse_by_head(model: nn.Module, heads: Mapping[str, tuple[int, int]]) -> No
 
 
 def _shares_heads(module: nn.Module) -> bool:
-    """Whether ``module`` is an attention module with a projection by heads."""
+    """Return whether ``module`` is an attention module with a projection by heads."""
     if hf.head_dim(module) is None and hf.heads_of(module)[0] is None:
         return False
     kinds = (Column, FusedGroupColumn, KeyValueColumn)
@@ -52,14 +52,14 @@ class _Refusal:
         if asked:
             raise NotImplementedError(
                 f"{self._name}: output_attentions=True with tensor_parallel_degree={state.tp_size}: each rank computes "
-                "the attention weights of its own heads only. Leave output_attentions out, or load the model with "
+                "the attention weights of its share of the heads. Leave output_attentions out, or load the model with "
                 "tensor_parallel_degree=1 for it"
             )
         for mask in _MASKS:
             if kwargs.get(mask) is not None:
                 raise NotImplementedError(
                     f"{self._name}: {mask} with tensor_parallel_degree={state.tp_size}: it is for all heads, and each "
-                    f"rank computes its own only. Leave {mask} out, or set tensor_parallel_degree=1"
+                    f"rank computes its share of them. Leave {mask} out, or set tensor_parallel_degree=1"
                 )
         keys = hf.cached_keys(kwargs.get("past_key_values"))
         # Other numbers are families' own forms of a cache.

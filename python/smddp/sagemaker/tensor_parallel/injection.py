@@ -22,9 +22,12 @@ from smddp.sagemaker.tensor_parallel.adapters import BASE, COMPLETE, Adapted
 from smddp.sagemaker.tensor_parallel.loading import accept_whole_values
 from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
+from smddp.sagemaker.tensor_parallel.shards import NAME
 from smddp.sagemaker.tensor_parallel.state_dict import translate_state_dict_to_hf
 from smddp.sagemaker.tensor_parallel.whole import WHOLE, hold_whole
 
+# Attribute of PEFT's adapter of single rows of an embedding or head (trainable_token_indices).
+_ROWS = "trainable_tokens_delta"
 # Attribute of a stand-in: the layer.
 _STANDS_FOR = "_tp_stands_for"
 
@@ -96,6 +99,12 @@ class _Absent(torch.Tensor):
 def _complete(adapter: nn.Module, layer: nn.Module) -> None:
     """Give ``adapter`` its ``layer``, and share it with the ranks that share this one. Collective over them."""
     assert state.mesh is not None  # nothing is shared before `init`
+    if hasattr(adapter, _ROWS):
+        raise NotImplementedError(
+            f"{layer.__dict__.get(NAME) or type(layer).__name__}: trainable_token_indices after transform() with "
+            f"tensor_parallel_degree={state.tp_size}: the adapter reads rows of a weight that is a DTensor. Call "
+            "get_peft_model() before transform(), with a layer that the plan leaves whole"
+        )
     shared = styles.shared(layer)
     tp = TensorGroup(state.mesh["tensor"])
     adapted = Adapted(shared.name.removesuffix(f".{BASE}"), adapter, shared.style) if shared is not None else None
