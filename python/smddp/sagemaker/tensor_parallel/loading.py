@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.delayed_param import shards
 from smddp.sagemaker.tensor_parallel.shards import RELAID
-from smddp.sagemaker.tensor_parallel.state_dict import translate_hf_state_dict
 
 # Module attribute: set once `_cut_values` is a hook of the module.
 _CUTS = "_tp_cuts"
@@ -33,7 +32,12 @@ def _cut_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: 
     names = {*module._parameters, *(name for record in records for name in record.sources)}
     found = {name: state_dict.get(prefix + name) for name in names}
     whole = {name: value for name, value in found.items() if _is_plain(value)}
-    ours = translate_hf_state_dict(module, whole)
+    ours = dict(whole)
+    for record in records:
+        stored_already = any(prefix + name in state_dict for name in set(record.stored) - set(record.sources))
+        if not stored_already and all(name in ours for name in record.sources):
+            parts = record.split_all(*(ours.pop(name) for name in record.sources))
+            ours.update(zip(record.stored, parts))
     for name in whole.keys() - ours.keys():
         del state_dict[prefix + name]
     for name, value in ours.items():
