@@ -274,7 +274,7 @@ def test_adapters_of_layers_that_the_plan_shares_are_refused(world):
 
 
 class Rows(torch.nn.Module):
-    """What PEFT puts around an embedding for trainable_token_indices."""
+    """An adapter with the attributes of PEFT's for trainable_token_indices."""
 
     def __init__(self, base):
         super().__init__()

@@ -43,12 +43,16 @@ class Whole(Mixin):
     """A module whose parameters named in `WHOLE` are plain tensors in forward passes."""
 
     def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
-        if isinstance(value, DTensor) and name in self.__dict__.get(WHOLE, ()):
-            # FSDP's hooks read parameters that are not gathered, so this function must not raise; `_enter` does.
-            if torch.compiler.is_compiling() or (_passes.modules and is_gathered(value, self)):
-                return local(value)
-        return value
+        return as_read(super().__getattr__(name), self, name)
+
+
+def as_read(value: Any, module: nn.Module, name: str) -> Any:
+    """Return attribute ``name`` of ``module``: ``value``, or its plain tensor if a forward pass reads a whole one."""
+    if isinstance(value, DTensor) and name in module.__dict__.get(WHOLE, ()):
+        # FSDP's hooks read parameters that are not gathered, so this function must not raise; `_enter` does.
+        if torch.compiler.is_compiling() or (_passes.modules and is_gathered(value, module)):
+            return local(value)
+    return value
 
 
 def _enter(module: nn.Module, *_: Any) -> None:
@@ -56,8 +60,12 @@ def _enter(module: nn.Module, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
     for name in module.__dict__.get(WHOLE, ()):
+        # FSDP1 computes with attributes, which it keeps beside the parameters or in their place.
+        attribute = module.__dict__.get(name)
         parameter = module._parameters.get(name)
-        if parameter is not None:
+        if isinstance(attribute, DTensor):
+            module.__dict__[name] = local(attribute)
+        elif attribute is None and parameter is not None:
             check_gathered(parameter, module, name)
     _passes.modules.append(module)
 
