@@ -147,8 +147,10 @@ def check_gathered(tensor: torch.Tensor, module: nn.Module, name: str) -> None:
 def is_gathered(tensor: torch.Tensor, module: nn.Module) -> bool:
     """Return whether this rank has all values of ``tensor``, a parameter of ``module``, that FSDP shards elsewhere."""
     if not isinstance(tensor, DTensor):
-        # FSDP1 leaves slices of its flat parameter as parameters, and computes with plain tensors.
-        return not (isinstance(tensor, nn.Parameter) and NAME in module.__dict__)
+        # FSDP1 with use_orig_params=True leaves slices of its flat parameter as parameters, and computes with plain
+        # tensors.
+        original = module.__dict__.get("_fsdp_use_orig_params", False) and NAME in module.__dict__
+        return not (original and isinstance(tensor, nn.Parameter))
     placements = tensor.placements
     if len(placements) == 1:
         return True
