@@ -11,7 +11,12 @@ import pytest
 from ranks import case_names
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-CASES = case_names(os.path.join(HERE, "smp_cases"))
+# Modules whose imports alone take long on two cores.
+SLOW = ("trainer_tensor_parallel",)
+CASES = [
+    pytest.param(module, function, marks=[pytest.mark.slow] if module in SLOW else [])
+    for module, function in case_names(os.path.join(HERE, "smp_cases"))
+]
 
 
 @pytest.mark.parametrize(("module", "function"), CASES, ids=lambda part: part.removeprefix("case_"))

@@ -273,6 +273,22 @@ def test_adapters_of_layers_that_the_plan_shares_are_refused(world):
         refused(wrapped, NotImplementedError, r"self_attn\.q_proj is a .*Adapted around.*tensor_parallel_degree=1")
 
 
+class Rows(torch.nn.Module):
+    """An adapter with the attributes of PEFT's for trainable_token_indices."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer, self.trainable_tokens_delta = base, torch.nn.ParameterDict()
+
+
+def test_adapters_of_single_rows_after_transform_are_refused_with_the_remedy(world):
+    world(tensor_parallel_degree=2)
+    for tied in (False, True):  # whole on every rank, and shared
+        model = tsm.transform(tiny(tie_word_embeddings=tied))
+        with pytest.raises(NotImplementedError, match=r"embed_tokens: trainable_token_indices after transform\(\)"):
+            model.model.token_adapter = Rows(model.model.embed_tokens)
+
+
 @pytest.mark.parametrize(("degree", "becomes"), [(1, "NO_SHARD"), (2, "HYBRID_SHARD")])
 def test_a_strategy_that_the_shard_degree_replaces_is_said(world, degree, becomes, caplog, monkeypatch):
     world(hybrid_shard_degree=degree)

@@ -205,6 +205,28 @@ def localise_heads(attention: Attention, query: int, key_value: int) -> None:
         attention.num_key_value_groups = query // key_value
 
 
+def cached_keys(cache: Any) -> torch.Tensor | None:
+    """The first layer's keys in ``cache``, (batch, key and value heads, sequence, head_dim); None if there are none.
+
+    ``cache`` is what a model takes as past_key_values: one of transformers' caches, or a tuple with a pair for each
+    layer.
+    """
+    cache = getattr(cache, "self_attention_cache", cache)
+    layers = getattr(cache, "layers", cache)
+    if not isinstance(layers, list | tuple) or not layers:
+        return None
+    keys = layers[0][0] if isinstance(layers[0], list | tuple) else getattr(layers[0], "keys", None)
+    return keys if isinstance(keys, torch.Tensor) and keys.dim() == 4 and keys.numel() else None
+
+
+def key_value_heads(model: nn.Module) -> int | None:
+    """The number of key and value heads, None if no configuration gives it."""
+    config = getattr(model, "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    return getattr(config, "num_key_value_heads", None) or attention_heads(model)
+
+
 def refuse_variant(model: nn.Module) -> None:
     """Raise NotImplementedError for a variant of a family that its plan does not fit."""
     config: Any = getattr(model, "config", None)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from smddp.sagemaker.after_import import after_import
 from smddp.sagemaker.parallel import Layout
 
 Undo = Callable[[], None]
@@ -160,6 +161,14 @@ def _fsdp1_parameters() -> Undo:
     )
 
 
+def _fsdp2_parameters() -> Undo:
+    from smddp.sagemaker import sharding
+    from smddp.sagemaker.tensor_parallel import whole
+
+    kind = sharding.fully_shard_globals()[0]["FSDPState"]
+    return _replace(kind, "_lazy_init", whole.outside_passes(kind._lazy_init))
+
+
 def _fsdp1_chunks() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
@@ -222,6 +231,22 @@ def _adapters() -> Undo:
 
     # Its type does not say that a hook may return what becomes part instead.
     return register_module_module_registration_hook(injection.on_registration).remove  # type: ignore[arg-type]
+
+
+def _accelerate() -> Undo:
+    from smddp.sagemaker.tensor_parallel import accelerate
+
+    return after_import(
+        "accelerate.accelerator", lambda module: _all(*(_replace(*each) for each in accelerate.of_accelerate(module)))
+    )
+
+
+def _trainer() -> Undo:
+    from smddp.sagemaker.tensor_parallel import accelerate
+
+    return after_import(
+        "transformers.trainer", lambda module: _all(*(_replace(*each) for each in accelerate.of_trainer(module)))
+    )
 
 
 def _no_distributed_data_parallel() -> Undo:
@@ -328,6 +353,13 @@ PATCHES = (
         lambda values, sizes: sizes.tensor > 1,
     ),
     Patch(
+        "fsdp2_parameters",
+        "FSDPState._lazy_init of torch.distributed.fsdp.fully_shard",
+        "it finds the parameters of modules that no plan names, inside forward passes of a part of the model, too",
+        _fsdp2_parameters,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
         "fsdp1_grad_norm",
         "torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_",
         "its norm is the sum over the ranks of the tensor group, too, as torch.sagemaker.grad_norm has it",
@@ -346,6 +378,20 @@ PATCHES = (
         "what a torch.nn.Module does with a module that becomes part of it (a global hook)",
         "adapters of layers that are shared already are shared as they come",
         _adapters,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "accelerate",
+        "accelerate.Accelerator: __init__, prepare, gather, gather_for_metrics, reduce (once it is imported)",
+        "a tensor group gets the same samples and counts as one process; other degrees are refused",
+        _accelerate,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "trainer",
+        "transformers.Trainer._get_num_items_in_batch and get_tp_size (once it is imported)",
+        "the loss counts the tokens of each tensor group once",
+        _trainer,
         lambda values, sizes: sizes.tensor > 1,
     ),
     Patch(

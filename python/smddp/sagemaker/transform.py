@@ -22,11 +22,13 @@ from smddp.sagemaker.tensor_parallel import adapters, sequence, share
 from smddp.sagemaker.tensor_parallel import layers as layers_from
 from smddp.sagemaker.tensor_parallel import plan as plans
 from smddp.sagemaker.tensor_parallel.agreement import Agreement
+from smddp.sagemaker.tensor_parallel.by_head import refuse_by_head
+from smddp.sagemaker.tensor_parallel.loading import accept_whole_values
 from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import put
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
-from smddp.sagemaker.tensor_parallel.whole import hold_whole, refuse_max_norm
+from smddp.sagemaker.tensor_parallel.whole import hold_whole, refuse_embeddings
 
 log = logging.getLogger("smddp.sagemaker")
 
@@ -202,7 +204,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
             'one for them, config={"tp_plan": {...}}, or set tensor_parallel_degree=1'
         )
     hf.refuse_variant(model)
-    refuse_max_norm(model)
+    refuse_embeddings(model)
     in_sequence = options.get("sequence_parallel", False)
     if in_sequence:
         sequence.check(model)
@@ -220,6 +222,8 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
         sequence.apply(layers, planner.blocks, modules, state.random_seed)
     _tell_share(model, tp)
     hold_whole(model, tp, READ_LOCAL)
+    accept_whole_values(model)
+    refuse_by_head(model, planner.heads.of)
     layers_from.use(model, chosen)
     _seed_tracker()
     share_default_state(tp.group, torch.device(tp.mesh.device_type))

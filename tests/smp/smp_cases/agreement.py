@@ -18,7 +18,7 @@ def refused(*words: str):
         yield
     except RuntimeError as error:
         group = ", ".join(str(first + rank) for rank in range(tsm.state.tp_size))
-        for word in (f"ranks {group} share each layer", "tsm.state.dp_rank", "ParallelismConfig", *words):
+        for word in (f"ranks {group} share each layer", "tsm.state.dp_rank", "Trainer", *words):
             assert word in str(error), (word, str(error))
     else:
         raise AssertionError("no error")

@@ -2,6 +2,7 @@
 
 import functools
 
+import pytest
 import smddp.sagemaker as tsm
 import torch
 import torch.nn.functional as F
@@ -57,7 +58,7 @@ class ReadsTied(nn.Module):
 
 
 class ReadsList(nn.Module):
-    """Parameters in a list and in a dictionary, and one of its own."""
+    """Parameters in a list and in a dictionary, and one beside them."""
 
     def __init__(self):
         super().__init__()
@@ -141,7 +142,7 @@ PLAN = {"blocks.*.0": "colwise", "blocks.*.2": "rowwise"}
 
 
 def _wrap2(model):
-    # The module after the block is a unit of its own, the one before it belongs to the root.
+    # The module after the block is a separate unit, the one before it belongs to the root.
     for module in (*model.blocks, model.after):
         fully_shard(module)
     return fully_shard(model)
@@ -193,16 +194,13 @@ def case_modules_beside_a_plan_train_as_in_one_process_under_fsdp1():
                 assert difference < TOLERANCE, (original, kind, difference)
 
 
-def case_an_embedding_that_rescales_its_rows_is_refused():
+def case_embeddings_that_change_their_weight_or_have_sparse_gradients_are_refused():
     with initialized(tensor_parallel_degree=2):
-        for make in (nn.Embedding, nn.EmbeddingBag):
-            model = nn.Sequential(make(4, WIDTH, max_norm=1.0), nn.Linear(WIDTH, WIDTH))
-            try:
-                tsm.transform(model, config={"tp_plan": {"1": "colwise_gather_output"}})
-            except NotImplementedError as error:
-                assert "0: Embedding" in str(error) and "set max_norm=None" in str(error), error
-            else:
-                raise AssertionError(f"{make.__name__}(max_norm=) was accepted")
+        for option, text in (("max_norm", "set max_norm=None"), ("sparse", "set sparse=False")):
+            for make in (nn.Embedding, nn.EmbeddingBag):
+                model = nn.Sequential(make(4, WIDTH, **{option: True}), nn.Linear(WIDTH, WIDTH))
+                with pytest.raises(NotImplementedError, match=rf"0: {make.__name__}\({option}=.*{text}"):
+                    tsm.transform(model, config={"tp_plan": {"1": "colwise_gather_output"}})
 
 
 # ---- models of images and text, whose vision towers pool by torch's attention or read their children ----

@@ -94,9 +94,8 @@ class Agreement(SharedInput):
             f"ranks {ranks} share each layer (tensor_parallel_degree={size}), but came to {where} with different "
             "inputs: outside of shared layers they must see the same samples and draw the same random numbers. Split "
             "the data by tsm.state.dp_rank of tsm.state.dp_size, not by the ranks of the world, and seed by "
-            "tsm.state.dp_rank. Accelerate and Trainer do so when they know the degree: "
-            f"ParallelismConfig(dp_shard_size=..., tp_size={size}). tensor_parallel_checks=0 in the configuration "
-            "turns this check off"
+            "tsm.state.dp_rank. Accelerate and Trainer do so where they are made after tsm.init(). "
+            "tensor_parallel_checks=0 in the configuration turns this check off"
         )
 
 

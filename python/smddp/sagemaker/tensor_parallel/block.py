@@ -15,7 +15,7 @@ from torch import nn
 
 from smddp.sagemaker.rng import RegionRandomness
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup, copy_to_region
-from smddp.sagemaker.tensor_parallel.shards import local_parameter
+from smddp.sagemaker.tensor_parallel.shards import local
 
 
 class Block:
@@ -84,7 +84,8 @@ class Block:
     def _cross(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Takes ``tensors``, and the partial parameters if they have not crossed yet, over one border."""
         partial = [] if self._aliases else self.partial
-        inputs = (*tensors, *(local_parameter(module, name) for module, name in partial))
+        # Projections of the block have checked that FSDP has gathered its unit; FSDP1 may hold norms as parameters.
+        inputs = (*tensors, *(local(getattr(module, name)) for module, name in partial))
         if not inputs:
             return ()
         aliases = copy_to_region(self.tp, *inputs)

@@ -26,6 +26,7 @@ from torch.distributed.fsdp._common_utils import HandleTrainingState, _set_fsdp_
 from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend, is_extended
+from smddp.sagemaker.tensor_parallel.whole import as_read
 
 _COMPUTING = (HandleTrainingState.FORWARD, HandleTrainingState.BACKWARD_PRE)
 # Module attribute: {parameter name: (the module that has it, its name there)}.
@@ -37,7 +38,7 @@ class Tied(Mixin):
 
     def __getattr__(self, name: str) -> Any:
         owner = self.__dict__.get(REFERENCES, {}).get(name)
-        return getattr(*owner) if owner is not None else super().__getattr__(name)
+        return as_read(getattr(*owner), self, name) if owner is not None else super().__getattr__(name)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         # State dicts hold the tied names too; the first module loads the values.

@@ -16,15 +16,18 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from smddp.sagemaker.delayed_param import shards
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import agreement, share, styles
 from smddp.sagemaker.tensor_parallel.adapters import BASE, COMPLETE, Adapted
+from smddp.sagemaker.tensor_parallel.loading import accept_whole_values
 from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
-from smddp.sagemaker.tensor_parallel.state_dict import translate_hf_state_dict, translate_state_dict_to_hf
+from smddp.sagemaker.tensor_parallel.shards import NAME
+from smddp.sagemaker.tensor_parallel.state_dict import translate_state_dict_to_hf
 from smddp.sagemaker.tensor_parallel.whole import WHOLE, hold_whole
 
+# Attribute of PEFT's adapter of single rows of an embedding or head (trainable_token_indices).
+_ROWS = "trainable_tokens_delta"
 # Attribute of a stand-in: the layer.
 _STANDS_FOR = "_tp_stands_for"
 
@@ -96,6 +99,12 @@ class _Absent(torch.Tensor):
 def _complete(adapter: nn.Module, layer: nn.Module) -> None:
     """Give ``adapter`` its ``layer``, and share it with the ranks that share this one. Collective over them."""
     assert state.mesh is not None  # nothing is shared before `init`
+    if hasattr(adapter, _ROWS):
+        raise NotImplementedError(
+            f"{layer.__dict__.get(NAME) or type(layer).__name__}: trainable_token_indices after transform() with "
+            f"tensor_parallel_degree={state.tp_size}: the adapter reads rows of a weight that is a DTensor. Call "
+            "get_peft_model() before transform(), with a layer that the plan leaves whole"
+        )
     shared = styles.shared(layer)
     tp = TensorGroup(state.mesh["tensor"])
     adapted = Adapted(shared.name.removesuffix(f".{BASE}"), adapter, shared.style) if shared is not None else None
@@ -112,17 +121,4 @@ def _complete(adapter: nn.Module, layer: nn.Module) -> None:
             border.attach(adapter.get_submodule(part))
     hold_whole(adapter, tp, READ_LOCAL)
     agreement.know(adapter)
-    for module in adapter.modules():
-        if module is not layer:
-            module.register_load_state_dict_pre_hook(_cut_values)
-
-
-def _cut_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """torch's hook: ``module`` is about to load values, which are whole in PEFT's files."""
-    found = {name: state_dict.get(prefix + name) for name in module._parameters}
-    whole = {name: value for name, value in found.items() if value is not None and not isinstance(value, DTensor)}
-    for name, value in translate_hf_state_dict(module, whole).items():
-        parameter = module._parameters[name]
-        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-            mine = shards.cut(value, parameter).to(parameter.device)
-            state_dict[prefix + name] = shards.around(mine, parameter)
+    accept_whole_values(adapter)

@@ -277,10 +277,9 @@ class Planner:
     def _embedding(self, name: str, module: nn.Module) -> ParallelStyle:
         if not isinstance(module, nn.Embedding):
             raise ValueError(f"plan entry {name!r}: style embedding_rowwise is for nn.Embedding, not {_kind(module)}")
-        if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
+        if module.scale_grad_by_freq:
             raise NotImplementedError(
-                f"{name}: an embedding with max_norm, sparse or scale_grad_by_freq needs all its rows on one rank; "
-                "leave it out of the plan"
+                f"{name}: an embedding with scale_grad_by_freq needs all its rows on one rank; leave it out of the plan"
             )
         if module.weight.shape[0] % self.tp.size:
             self._stays_whole(name, module.weight.shape[0])

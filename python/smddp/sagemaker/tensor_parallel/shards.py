@@ -120,7 +120,7 @@ def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def local_parameter(module: nn.Module, name: str) -> torch.Tensor:
-    """What this rank holds of parameter ``name`` of ``module``, for its arithmetic.
+    """Return this rank's part of parameter ``name`` of ``module``, for its arithmetic.
 
     Raises RuntimeError if FSDP has not gathered the parameter.
     """
@@ -138,17 +138,19 @@ def check_gathered(tensor: torch.Tensor, module: nn.Module, name: str) -> None:
     raise RuntimeError(
         f"rank {rank}: parameter {name!r} of {path} is sharded by FSDP and not gathered, because {path} runs outside "
         f"of the forward pass of the FSDP unit that holds it. Call the wrapped model, or a unit that holds {path}; or "
-        f"make {path} a unit of its own by fully_shard() before the modules around it; or, with FSDP2, call unshard() "
+        f"make {path} a separate unit by fully_shard() before the modules around it; or, with FSDP2, call unshard() "
         "on the unit first. A method that calls parts of the model, as generate() does, takes "
         "torch.distributed.fsdp.register_fsdp_forward_method(model, 'generate')"
     )
 
 
 def is_gathered(tensor: torch.Tensor, module: nn.Module) -> bool:
-    """Whether FSDP shards ``tensor``, a parameter of ``module``, over no ranks at the moment."""
+    """Return whether this rank has all values of ``tensor``, a parameter of ``module``, that FSDP shards elsewhere."""
     if not isinstance(tensor, DTensor):
-        # FSDP1 leaves slices of its flat parameter as parameters, and computes with plain tensors.
-        return not (isinstance(tensor, nn.Parameter) and NAME in module.__dict__)
+        # FSDP1 with use_orig_params=True leaves slices of its flat parameter as parameters, and computes with plain
+        # tensors.
+        original = module.__dict__.get("_fsdp_use_orig_params", False) and NAME in module.__dict__
+        return not (original and isinstance(tensor, nn.Parameter))
     placements = tensor.placements
     if len(placements) == 1:
         return True

@@ -43,12 +43,16 @@ class Whole(Mixin):
     """A module whose parameters named in `WHOLE` are plain tensors in forward passes."""
 
     def __getattr__(self, name: str) -> Any:
-        value = super().__getattr__(name)
-        if isinstance(value, DTensor) and name in self.__dict__.get(WHOLE, ()):
-            # FSDP's own hooks read parameters that are not gathered, so that is no error here; `_enter` checks.
-            if torch.compiler.is_compiling() or (_passes.modules and is_gathered(value, self)):
-                return local(value)
-        return value
+        return as_read(super().__getattr__(name), self, name)
+
+
+def as_read(value: Any, module: nn.Module, name: str) -> Any:
+    """Return attribute ``name`` of ``module``: ``value``, or its plain tensor if a forward pass reads a whole one."""
+    if isinstance(value, DTensor) and name in module.__dict__.get(WHOLE, ()):
+        # FSDP's hooks read parameters that are not gathered, so this function must not raise; `_enter` does.
+        if torch.compiler.is_compiling() or (_passes.modules and is_gathered(value, module)):
+            return local(value)
+    return value
 
 
 def _enter(module: nn.Module, *_: Any) -> None:
@@ -56,8 +60,12 @@ def _enter(module: nn.Module, *_: Any) -> None:
     if torch.compiler.is_compiling():
         return
     for name in module.__dict__.get(WHOLE, ()):
+        # FSDP1 computes with attributes, which it keeps beside the parameters or in their place.
+        attribute = module.__dict__.get(name)
         parameter = module._parameters.get(name)
-        if parameter is not None:
+        if isinstance(attribute, DTensor):
+            module.__dict__[name] = local(attribute)
+        elif attribute is None and parameter is not None:
             check_gathered(parameter, module, name)
     _passes.modules.append(module)
 
@@ -75,7 +83,7 @@ def _leave(module: nn.Module, *_: Any) -> None:
 
 
 def outside_passes(original: Callable[..., T]) -> Callable[..., T]:
-    """``original``, a function of FSDP1 that compares attributes of modules with parameters, during a pass too."""
+    """``original``, a function of FSDP that needs a module's parameters as they are, during a pass too."""
 
     @functools.wraps(original)
     def reading_parameters(*args: Any, **kwargs: Any) -> T:
@@ -100,7 +108,7 @@ def hold_whole(model: nn.Module, tp: TensorGroup, but: tuple[type, ...]) -> None
     Args:
         but: classes of modules whose forward reads the local tensors itself.
     """
-    made: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+    made: dict[int, nn.Parameter] = {}  # by the parameter replaced, so that tied ones remain tied
     for path, module in model.named_modules():
         module.__dict__.setdefault(NAME, path)
         names = [name for name, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)]
@@ -116,7 +124,7 @@ def hold_whole(model: nn.Module, tp: TensorGroup, but: tuple[type, ...]) -> None
 
 
 def _watch_passes(module: nn.Module) -> bool:
-    """Register `_enter` and `_leave` at `Whole` modules and those that hold one; returns whether ``module`` is such."""
+    """Register `_enter` and `_leave` at `Whole` modules and modules around them; return whether ``module`` is one."""
     holds = WHOLE in module.__dict__
     for child in module.children():
         holds = _watch_passes(child) or holds
@@ -127,12 +135,19 @@ def _watch_passes(module: nn.Module) -> bool:
     return holds
 
 
-def refuse_max_norm(model: nn.Module) -> None:
-    """Raise NotImplementedError for an embedding whose forward pass rescales its rows in place."""
+def refuse_embeddings(model: nn.Module) -> None:
+    """Raise NotImplementedError for embeddings that rescale their rows in place or have sparse gradients."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        what = f"{name}: {type(module).__name__}"
+        if module.max_norm is not None:
             raise NotImplementedError(
-                f"{name}: {type(module).__name__}(max_norm={module.max_norm}) rescales its rows in the forward pass, "
-                "which tensor parallelism and FSDP do not keep: set max_norm=None and rescale after each optimizer "
-                "step, or set tensor_parallel_degree=1"
+                f"{what}(max_norm={module.max_norm}) rescales its rows in the forward pass, which sharded parameters "
+                "lose: set max_norm=None and rescale after each optimizer step, or set tensor_parallel_degree=1"
+            )
+        if module.sparse:
+            raise NotImplementedError(
+                f"{what}(sparse=True) has sparse gradients, which no DTensor can hold: set sparse=False, or set "
+                "tensor_parallel_degree=1"
             )

@@ -1,0 +1,280 @@
+"""Accelerate and transformers' Trainer with tensor parallelism: a tensor group counts as one data-parallel process.
+
+The ranks of a tensor group get the same samples. So losses, counts of tokens and metrics must be taken once for each
+group, not once for each rank. The functions here replace those of Accelerate and Trainer while tensor_parallel_degree
+is above 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from smddp.sagemaker.distributed.checkpoint import hf
+from smddp.sagemaker.state_handler import state
+
+
+def is_shared(module: Any) -> bool:
+    """Return whether ``module`` is a model that `transform` has shared among the ranks of a tensor group."""
+    if not isinstance(module, nn.Module) or state.mesh is None:
+        return False
+    first = next(module.parameters(), None)
+    return isinstance(first, DTensor) and "tensor" in (first.device_mesh.mesh_dim_names or ())
+
+
+def of_accelerate(module: Any) -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement) of what is replaced in ``module``, which is `accelerate.accelerator`."""
+    kind, apply = module.Accelerator, module.recursively_apply
+    return [
+        (kind, "__init__", init(kind.__init__, module.ParallelismConfig)),
+        (kind, "prepare", prepare(kind.prepare)),
+        (kind, "_prepare_tp", prepare_tp(kind._prepare_tp)),
+        (kind, "gather", gather(kind.gather, apply)),
+        (kind, "reduce", reduce(kind.reduce, apply)),
+        (module, "gather_object", gather_object(module.gather_object)),
+        (module, "get_model_tp_size", model_tp_size(module.get_model_tp_size)),
+    ]
+
+
+def of_trainer(module: Any) -> list[tuple[Any, str, Any]]:
+    """(owner, attribute, replacement) of what is replaced in ``module``, which is `transformers.trainer`."""
+    kind = module.Trainer
+    # transformers 5 multiplies the loss by the number of tensor groups, 4.57 by that of ranks.
+    copies = 1 if "get_tp_size" in kind.compute_loss.__code__.co_names else state.tp_size
+    return [
+        (kind, "_get_num_items_in_batch", num_items(kind._get_num_items_in_batch, copies)),
+        (kind, "get_tp_size", tp_size(kind.get_tp_size)),
+        (kind, "train", train(kind.train)),
+        (kind, "save_model", save_model(kind.save_model)),
+    ]
+
+
+def init(original: Callable[..., None], config: type) -> Callable[..., None]:
+    """`Accelerator.__init__` with a ``config`` (`ParallelismConfig`) of the degrees of `tsm.init()` by default."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        by_environment = os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() == "true"
+        names = ("parallelism_config", "torch_tp_plugin", "deepspeed_plugin", "deepspeed_plugins")
+        if not by_environment and not any(bound.arguments.get(name) for name in names):
+            bound.arguments["parallelism_config"] = config(**_degrees())
+        with _second_fsdp():
+            original(*bound.args, **bound.kwargs)
+        _check(self.parallelism_config)
+
+    return __init__
+
+
+def _degrees() -> dict[str, int]:
+    """The arguments of `ParallelismConfig` for the mesh of `tsm.state`. Raises ValueError if it cannot express it."""
+    mesh = state.mesh
+    assert mesh is not None  # `init` has made it
+    replicate, shard, tensor = mesh.shape
+    if replicate > 1 and shard == 1:
+        raise ValueError(
+            f"Accelerate with tensor_parallel_degree={tensor} has no form for {replicate} copies that are not sharded: "
+            f"set hybrid_shard_degree to a divisor of {replicate} above 1, or to {replicate}"
+        )
+    return {"dp_replicate_size": replicate, "dp_shard_size": shard, "tp_size": tensor}
+
+
+@contextlib.contextmanager
+def _second_fsdp() -> Iterator[None]:
+    """FSDP2 as the default of Accelerate's FSDP plugin, since FSDP1 takes no `ParallelismConfig`."""
+    given = "FSDP_VERSION" in os.environ
+    os.environ.setdefault("FSDP_VERSION", "2")
+    try:
+        yield
+    finally:
+        if not given:
+            del os.environ["FSDP_VERSION"]
+
+
+def _check(config: Any) -> None:
+    """Raise ValueError if ``config``, an Accelerator's, is not that of `tsm.state`."""
+    assert state.mesh is not None  # `init` has made it
+    found = None if config is None else {name: getattr(config, name) for name in (*_degrees(), "cp_size", "sp_size")}
+    wanted = {**_degrees(), "cp_size": 1, "sp_size": 1}
+    if found != wanted:
+        shown = "no ParallelismConfig" if found is None else f"ParallelismConfig({_arguments(found)})"
+        raise ValueError(
+            f"this Accelerator has {shown}, and tsm.init() has tensor_parallel_degree={state.tp_size}: its ranks would "
+            f"train on other samples. Make the Accelerator or Trainer after tsm.init() without one, or with "
+            f"ParallelismConfig({_arguments(_degrees())})"
+        )
+    if not torch.equal(state.mesh.mesh.flatten(), torch.arange(state.mesh.size())):
+        raise ValueError(
+            "Accelerate numbers tensor groups by rank, and the ranks of this job's nodes take turns, so tsm.init() has "
+            f"other groups: {state.mesh.mesh.tolist()}. Start all ranks of a node with consecutive numbers"
+        )
+
+
+def _arguments(values: dict[str, int]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def prepare(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Accelerator.prepare` that raises ValueError if a shared model comes with other degrees than its own."""
+
+    @functools.wraps(original)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(map(is_shared, args)):
+            _check(self.parallelism_config)
+        return original(self, *args, **kwargs)
+
+    return checked
+
+
+def prepare_tp(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Accelerator._prepare_tp` that leaves shared models alone; the original imports what transformers 5 lacks."""
+
+    @functools.wraps(original)
+    def _prepare_tp(self: Any, *args: Any) -> Any:
+        if not any(map(is_shared, args)):
+            return original(self, *args)
+        first = [each if isinstance(each, nn.Module) else self._prepare_one(each, first_pass=True) for each in args]
+        return [each if isinstance(each, nn.Module) else self._prepare_one(each) for each in first]
+
+    return _prepare_tp
+
+
+def model_tp_size(original: Callable[[nn.Module], int | None]) -> Callable[[nn.Module], int | None]:
+    """Accelerate's `get_model_tp_size`, for shared models, too."""
+
+    @functools.wraps(original)
+    def get_model_tp_size(model: nn.Module) -> int | None:
+        return state.tp_size if is_shared(model) else original(model)
+
+    return get_model_tp_size
+
+
+def _data_ranks() -> list[int]:
+    """The ranks of the world with this one's place in their tensor groups, in the order of their samples."""
+    assert state.mesh is not None  # `init` has made it
+    ranks: list[int] = state.mesh.mesh[..., state.tp_rank].flatten().tolist()
+    return ranks
+
+
+def gather(original: Callable[..., Any], apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`Accelerator.gather` with one part for each tensor group. ``apply``: Accelerate's `recursively_apply`."""
+
+    def of_groups(tensor: torch.Tensor) -> torch.Tensor:
+        assert state.mesh is not None  # `init` has made it
+        return tensor.unflatten(0, (state.mesh.size(), -1))[_data_ranks()].flatten(0, 1)
+
+    @functools.wraps(original)
+    def gathered(self: Any, tensor: Any) -> Any:
+        return apply(of_groups, original(self, tensor), error_on_other_type=True)
+
+    return gathered
+
+
+def gather_object(original: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
+    """Accelerate's `gather_object`, of lists, with the objects of one rank of each tensor group."""
+
+    @functools.wraps(original)
+    def gathered(objects: Any) -> list[Any]:
+        of_all = original([objects])
+        return [each for rank in _data_ranks() for each in of_all[rank]]
+
+    return gathered
+
+
+def reduce(original: Callable[..., Any], apply: Callable[..., Any]) -> Callable[..., Any]:
+    """`Accelerator.reduce` whose sums count each tensor group once. ``apply``: Accelerate's `recursively_apply`."""
+
+    def of_groups(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor / state.tp_size if tensor.is_floating_point() else tensor // state.tp_size
+
+    @functools.wraps(original)
+    def reduced(self: Any, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        found = original(self, tensor, reduction, scale)
+        return apply(of_groups, found, error_on_other_type=True) if reduction == "sum" else found
+
+    return reduced
+
+
+def num_items(original: Callable[..., Any], copies: int) -> Callable[..., Any]:
+    """`Trainer._get_num_items_in_batch` that counts the tokens of each tensor group once.
+
+    Args:
+        copies: ranks that `Trainer.compute_loss` counts for each tensor group when it multiplies the loss.
+    """
+
+    @functools.wraps(original)
+    def _get_num_items_in_batch(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _without_degree(self):
+            count = original(self, *args, **kwargs)
+        return count * copies if count is not None and self.args.average_tokens_across_devices else count
+
+    return _get_num_items_in_batch
+
+
+@contextlib.contextmanager
+def _without_degree(trainer: Any) -> Iterator[None]:
+    """Hide the tensor degree from ``trainer``, which would divide counts by it that `gather` has taken once."""
+    shared = trainer.accelerator.state
+    config, shared.parallelism_config = shared.parallelism_config, None
+    trainer.get_tp_size = lambda: 1
+    try:
+        yield
+    finally:
+        shared.parallelism_config = config
+        del trainer.get_tp_size
+
+
+def tp_size(original: Callable[[Any], int]) -> Callable[[Any], int]:
+    """`Trainer.get_tp_size` of a shared model."""
+
+    @functools.wraps(original)
+    def get_tp_size(self: Any) -> int:
+        return state.tp_size if is_shared(self.model) else original(self)
+
+    return get_tp_size
+
+
+def train(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Trainer.train` that refuses checkpoints without FSDP, since one rank would write its part of the optimizer."""
+
+    @functools.wraps(original)
+    def checked(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        saves = getattr(self.args.save_strategy, "value", self.args.save_strategy) != "no"
+        if _without_fsdp(self) and (resume_from_checkpoint or (saves and not self.args.save_only_model)):
+            raise ValueError(
+                f"Trainer checkpoints with tensor_parallel_degree={state.tp_size} and without FSDP: Trainer would save "
+                "one rank's part of the optimizer, and load it on all ranks. Set save_strategy='no' or "
+                "save_only_model=True and start without resume_from_checkpoint, or let FSDP shard the model "
+                "(hybrid_shard_degree above 1 and fsdp='full_shard')"
+            )
+        return original(self, resume_from_checkpoint, *args, **kwargs)
+
+    return checked
+
+
+def save_model(original: Callable[..., None]) -> Callable[..., None]:
+    """`Trainer.save_model` that writes the whole of a shared model that FSDP does not hold. Collective."""
+
+    @functools.wraps(original)
+    def saved(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        if not _without_fsdp(self):
+            return original(self, output_dir, _internal_call)
+        directory = output_dir or self.args.output_dir
+        hf.save_pretrained(self.model, directory)
+        if self.args.should_save and self.processing_class is not None:
+            self.processing_class.save_pretrained(directory)
+
+    return saved
+
+
+def _without_fsdp(trainer: Any) -> bool:
+    return is_shared(trainer.model) and not trainer.is_fsdp_enabled
