@@ -30,15 +30,23 @@ def possible(row: dict) -> bool:
     # torch's GradScaler takes no closure, and its sharded state dicts have no form of this optimizer's state.
     if row["optimizer"] == "lbfgs" and (row["precision"] == "fp16" or row["resume"] != "none"):
         return False
+    # The other degree of FSDP1 is one that Adafactor refuses.
+    if row["optimizer"] == "adafactor" and row["engine"] == "fsdp1" and row["resume"] == "other":
+        return False
+    # Muon takes matrices, which the shards of FSDP1 are not.
+    if row["optimizer"] == "muon" and row["engine"] == "fsdp1":
+        return False
     return row["shard"] <= ranks and row["context"] <= row["shard"] and row["expert"] <= ranks
 
 
 def refusal(row: dict) -> tuple[type[Exception], str] | None:
     """The error that is the right result of a combination, or None if it trains."""
-    if row["optimizer"] == "muon" and row["engine"] == "fsdp1":
-        return ValueError, "Muon only supports 2D parameters"
-    if row["optimizer"] in ("adafactor", "lbfgs") and row["engine"] == "fsdp1" and row["shard"] * row["expert"] > 1:
-        return ValueError, "it adds up over all elements"
+    experts = row["expert"] > 1 and not row["adapter"]  # experts are frozen beside an adapter
+    if row["optimizer"] in ("adafactor", "lbfgs") and row["engine"] == "fsdp1":
+        if row["shard"] > 1 or (experts and row["tensor"] == 1):
+            return ValueError, "adds up over all elements"
+    if row["optimizer"] == "lbfgs" and experts:
+        return ValueError, "experts lie on another mesh"
     if row["optimizer"] == "adafactor" and (row["tensor"] > 1 or row["engine"] == "fsdp2"):
         return RuntimeError, "no valid strategy preserves this placement"  # torch's, for any DTensor
     return None

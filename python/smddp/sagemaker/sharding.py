@@ -168,7 +168,7 @@ def watch_optimizers() -> Callable[[], None]:
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         watch.check(optimizer)
-        _refuse_sums_of_shards(optimizer)
+        _refuse_sums(optimizer)
         unchecked.check(optimizer)
 
     remove = register_optimizer_step_pre_hook(before_step).remove
@@ -184,24 +184,26 @@ def watch_optimizers() -> Callable[[], None]:
 _SUMMING = ("LBFGS", "Adafactor")
 
 
-def _refuse_sums_of_shards(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError for an optimizer that would add up over this rank's shards of FSDP1 alone."""
+def _refuse_sums(optimizer: torch.optim.Optimizer) -> None:
+    """Raises ValueError for an optimizer that adds up elements which do not lie on one mesh of DTensors."""
     name = type(optimizer).__name__
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if name not in _SUMMING or not any(map(_is_fsdp_flattened, parameters)):
+    if name not in _SUMMING:
         return
-    if state.shard_size != 1:
-        reason = "each rank's parameters are plain shards here, so every rank would take another step"
-        remedy = "set hybrid_shard_degree=1"
-    elif len({isinstance(parameter, DTensor) for parameter in parameters}) > 1:
-        reason = "experts are DTensors beside plain parameters here, which torch cannot add up"
-        remedy = "set expert_parallel_degree=1"
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    sharded = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
+    flat = any(map(_is_fsdp_flattened, parameters))
+    if flat and state.shard_size != 1:
+        reason = "each rank's parameters are plain shards under FSDP1, so every rank would take another step"
+        remedy = "Wrap the model with fully_shard, or set hybrid_shard_degree=1"
+    elif flat and 0 < len(sharded) < len(parameters):
+        reason = "experts are DTensors beside plain parameters under FSDP1, which torch cannot add up"
+        remedy = "Wrap the model with fully_shard, or set expert_parallel_degree=1"
+    elif name == "LBFGS" and len({parameter.device_mesh for parameter in sharded}) > 1:
+        reason = "experts lie on another mesh than the other parameters, and torch adds up DTensors of one mesh only"
+        remedy = "Set expert_parallel_degree=1, or take another optimizer"
     else:
         return
-    raise ValueError(
-        f"{name} with FSDP1 and hybrid_shard_degree={state.hybrid_shard_degree}: it adds up over all elements, and "
-        f"{reason}. Wrap the model with fully_shard, whose DTensors are summed over all ranks, or {remedy}"
-    )
+    raise ValueError(f"{name} adds up over all elements: {reason}. {remedy}")
 
 
 def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
