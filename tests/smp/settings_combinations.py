@@ -30,7 +30,7 @@ def possible(row: dict) -> bool:
     # torch's GradScaler takes no closure, and its sharded state dicts have no form of this optimizer's state.
     if row["optimizer"] == "lbfgs" and (row["precision"] == "fp16" or row["resume"] != "none"):
         return False
-    # The other degree of FSDP1 is one that Adafactor refuses.
+    # Adafactor refuses the other degree of FSDP1.
     if row["optimizer"] == "adafactor" and row["engine"] == "fsdp1" and row["resume"] == "other":
         return False
     # Muon takes matrices, which the shards of FSDP1 are not.
@@ -46,7 +46,7 @@ def refusal(row: dict) -> tuple[type[Exception], str] | None:
         if row["shard"] > 1 or (experts and row["tensor"] == 1):
             return ValueError, "adds up over all elements"
     if row["optimizer"] == "lbfgs" and experts:
-        return ValueError, "experts lie on another mesh"
+        return ValueError, "experts are on another mesh"
     if row["optimizer"] == "adafactor" and (row["tensor"] > 1 or row["engine"] == "fsdp2"):
         return RuntimeError, "no valid strategy preserves this placement"  # torch's, for any DTensor
     return None
@@ -58,7 +58,7 @@ def product() -> list[dict]:
 
 
 def pairwise() -> list[dict]:
-    """Few combinations that hold every pair of values that trains, then the same of those that are refused."""
+    """Few combinations that hold every pair of values that trains, then the same for refused combinations."""
     train, refused = [], []
     for row in product():
         (refused if refusal(row) else train).append(row)

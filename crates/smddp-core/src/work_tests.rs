@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::work::Shared;
 
 #[test]
-fn a_sleep_until_a_call_is_on_a_device_ends_at_once_where_it_is() {
+fn waiting_for_a_call_on_a_device_returns_if_it_is_enqueued_already() {
     let shared = Shared::new(None);
     shared.enqueued();
     let begun = Instant::now();

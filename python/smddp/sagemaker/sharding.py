@@ -185,7 +185,7 @@ _SUMMING = ("LBFGS", "Adafactor")
 
 
 def _refuse_sums(optimizer: torch.optim.Optimizer) -> None:
-    """Raises ValueError for an optimizer that adds up elements which do not lie on one mesh of DTensors."""
+    """Raises ValueError for an optimizer that adds up elements of several meshes, or of this rank's shards alone."""
     name = type(optimizer).__name__
     if name not in _SUMMING:
         return
@@ -199,7 +199,7 @@ def _refuse_sums(optimizer: torch.optim.Optimizer) -> None:
         reason = "experts are DTensors beside plain parameters under FSDP1, which torch cannot add up"
         remedy = "Wrap the model with fully_shard, or set expert_parallel_degree=1"
     elif name == "LBFGS" and len({parameter.device_mesh for parameter in sharded}) > 1:
-        reason = "experts lie on another mesh than the other parameters, and torch adds up DTensors of one mesh only"
+        reason = "experts are on another mesh than the other parameters, and torch adds up DTensors of one mesh only"
         remedy = "Set expert_parallel_degree=1, or take another optimizer"
     else:
         return
