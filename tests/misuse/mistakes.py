@@ -297,7 +297,7 @@ def _programs() -> dict[str, Case]:
         "no ranks to show": (smddp_("info", "-n", "0"), "at least 1", "0"),
         "a pid that is no number": (smddp_("status", "abc"), "'abc'"),
         "launch without a script": (smddp_("launch"), "SCRIPT"),
-        "launch of no file": (smddp_("launch", "no.py"), "no file 'no.py'"),
+        "launch of no file": (smddp_("launch", "no.py"), "entry_point", "file 'no.py' does not exist"),
         "nodes without an engine": (smddp_("launch", HERE, "--nodes", "2"), "--engine", "--hosts"),
         "a host's ranks in letters": (smddp_("launch", HERE, "--hosts", "a:x"), "'a:x'", "NAME:RANKS"),
         "a distribution that is no JSON": (smddp_("launch", HERE, "--distribution", "{bad"), "no JSON", "'{bad'"),
