@@ -1,4 +1,4 @@
-"""The record of tests/estimator/test_toolkit_parity.py is what the unmodified training toolkit does: `make test-launch`."""
+"""Comparison of the record in tests/estimator/parity.json with the unmodified training toolkit: `make test-launch`."""
 
 import sys
 from pathlib import Path

@@ -180,5 +180,5 @@ def test_what_the_sdk_refuses_and_runs_here(sdk, name):
 
 @pytest.mark.parametrize("kind", SDK_ARGUMENTS)
 def test_the_table_of_arguments_is_the_sdks(sdk, kind):
-    """tests/estimator/test_estimator_arguments.py has what becomes of each."""
+    """See tests/estimator/test_estimator_arguments.py for the effect of each."""
     assert SDK_ARGUMENTS[kind] == sdk["arguments"][kind]
