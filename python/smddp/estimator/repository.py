@@ -18,6 +18,12 @@ from smddp.text import did_you_mean
 _KEYS = ("repo", "branch", "commit", "2FA_enabled", "username", "password", "token")
 _URL = re.compile(r"(https://|ssh://|git@[\w.-]+:|file://|/)\S*")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./+@-]*")
+# Git ends a transfer of less than 1,000 bytes per second after a minute, and ssh a connection without answers.
+_SILENT_SERVERS = {
+    "GIT_HTTP_LOW_SPEED_LIMIT": "1000",
+    "GIT_HTTP_LOW_SPEED_TIME": "60",
+    "GIT_SSH_COMMAND": "ssh -oBatchMode=yes -oConnectTimeout=30 -oServerAliveInterval=20",
+}
 _CREDENTIALS = ("username", "password", "token")
 
 
@@ -51,8 +57,7 @@ def clone(config: Mapping[str, Any], to: Path) -> None:
     Without a branch and a commit it is the default branch. Git asks no questions. Raises ValueError where Git fails.
     """
     repo = config["repo"]
-    env = {**os.environ, "GIT_TERMINAL_PROMPT": "0", **_authorization(config)}
-    env.setdefault("GIT_SSH_COMMAND", "ssh -oBatchMode=yes")
+    env = {**_SILENT_SERVERS, **os.environ, "GIT_TERMINAL_PROMPT": "0", **_authorization(config)}
     _git(["clone", "--quiet", "--", repo, str(to)], env, f"clone {repo}")
     for key in ("branch", "commit"):
         if key in config:
