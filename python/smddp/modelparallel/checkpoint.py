@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from smddp.modelparallel import model_state, sharded, sharded_state
-from smddp.modelparallel.objects import barrier
 from smddp.modelparallel.optimizer_state import HELD
 from smddp.modelparallel.saved_files import SavedFiles, partial_tags
 from smddp.modelparallel.saving import Save, find
@@ -131,10 +130,8 @@ def save_checkpoint(
             values = optimizer.state_dict()
             if ranks.rank == 0:
                 save.add(values, f"optimizer_{tag}")
-    save.finish(user_content)
-    if ranks.rank == 0 and partial and num_kept_partial_checkpoints is not None:
-        _keep(Path(path), num_kept_partial_checkpoints)
-    barrier()
+    kept = num_kept_partial_checkpoints
+    save.finish(user_content, None if kept is None or not partial else lambda: _keep(Path(path), kept))
 
 
 def _own(model: Any, optimizer: Any = None) -> str:
@@ -148,7 +145,10 @@ def _own(model: Any, optimizer: Any = None) -> str:
 def _keep(folder: Path, number: int) -> None:
     parts = sorted(folder.glob("*_partial"), key=lambda each: each.stat().st_mtime_ns)
     for old in parts[:-number]:
-        shutil.rmtree(old)
+        # Under another name first: half a folder is no checkpoint.
+        removed = old.with_name(f".{old.name}.removed")
+        shutil.rmtree(removed, ignore_errors=True)
+        shutil.rmtree(old.rename(removed))
         (folder / f"user_content_{old.name.removesuffix('_partial')}").unlink(missing_ok=True)
 
 

@@ -71,6 +71,17 @@ def write_manifest(manifest: Path, save: str, names: Iterable[str], content: boo
     manifest.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"save": save, "files": sorted(names), "user_content": content}, indent=1)
     files.write_text(manifest, text + "\n")
+    for path in (manifest, manifest.parent):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file or a folder's entries are on the disk: parts of the save before are removed afterwards."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_manifest(manifest: Path, folder: Path) -> SavedFiles | None:
@@ -133,5 +144,6 @@ def rename(paths: Iterable[Path], save: str) -> None:
     for path in paths:
         os.replace(temporary(path, save), path)
         for other in path.parent.glob(f".{glob.escape(path.name)}.*"):
-            if re.fullmatch("[0-9a-f]{12}", other.name.rpartition(".")[2]):
+            # Not the files of another tag, such as `.ckpt.best.0123456789ab` beside the tag `ckpt`.
+            if re.fullmatch(re.escape(f".{path.name}.") + "[0-9a-f]{12}", other.name):
                 other.unlink(missing_ok=True)

@@ -47,17 +47,20 @@ class Save:
         if self._error is None:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                torch.save(value, saved_files.temporary(path, self._id))
+                with open(saved_files.temporary(path, self._id), "wb") as file:
+                    torch.save(value, file)
+                    file.flush()
+                    os.fsync(file.fileno())
             except Exception as error:
                 self._error = error
 
-    def finish(self, user_content: Any) -> None:
-        """Make the files of all ranks the checkpoint, and its tag the newest.
+    def finish(self, user_content: Any, afterwards: Callable[[], None] | None = None) -> None:
+        """Make the files of all ranks the checkpoint, and its tag the newest; then run `afterwards` on rank 0.
 
         Raises OSError on every rank if one rank could not write; the checkpoint before this save then still loads.
         """
         _, ranks = state.made("save_checkpoint()")
-        names = [path.name for path in self._written]
+        names = [path.relative_to(self._folder).as_posix() for path in self._written]
         has_content = user_content is not None
         if has_content and ranks.rank == 0:
             self.add(user_content, f"user_content_{self._tag}", self._path)
@@ -79,6 +82,8 @@ class Save:
             self._attempt(lambda: saved_files.remove_other_parts(self._folder, self._id, names))
         if ranks.rank == 0:
             self._attempt(lambda: files.write_text(self._path / "newest", self._tag))
+            if afterwards is not None:
+                self._attempt(afterwards)
         self._exchange(None)
 
     def _attempt(self, function: Callable[[], None]) -> None:
@@ -107,7 +112,7 @@ def find(folder: Path, tag: str | None, partial: bool) -> tuple[SavedFiles, str]
     try:
         tag = saved_files.newest(folder) if tag is None else tag
         saved = saved_files.of(folder, tag, partial)
-    except (FileNotFoundError, ValueError) as wrong:
+    except (OSError, ValueError) as wrong:
         error = wrong
     of_all = allgather((tag, saved.save if saved else None, None if error is None else str(error)))
     if error is not None:

@@ -27,11 +27,13 @@ class UntrainedParameters(ValueError):
 def recording(module: nn.Module, call: str) -> Iterator[None]:
     """Marks the parameters that ``module`` has before the block and not after it as replaced by ``call``."""
     global _replacements
-    before = dict(module.named_parameters())
+    # Weak references, so that the wrapper can free the memory of what it replaces.
+    before = [(name, weakref.ref(parameter)) for name, parameter in module.named_parameters()]
     yield
     after = set(map(id, module.parameters()))
-    for name, parameter in before.items():
-        if id(parameter) not in after:
+    for name, reference in before:
+        parameter = reference()
+        if parameter is not None and id(parameter) not in after:
             setattr(parameter, _REPLACED, (call, name))
             _replacements += 1
 

@@ -34,10 +34,14 @@ class Unchecked:
 
     def __init__(self) -> None:
         self._modules: list[weakref.ref[nn.Module]] = []
+        self._added = 0
+        # By optimizer: modules that had been added when it was checked.
+        self._checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 
     def add(self, module: nn.Module) -> None:
         """Have ``module``, which FSDP has wrapped over `tsm.state.mesh`, compared before the first step."""
         self._modules.append(weakref.ref(module))
+        self._added += 1
 
     def clear(self) -> None:
         """Forgets all modules."""
@@ -48,8 +52,11 @@ class Unchecked:
 
         Raises DifferentReplicas on every rank, with the ranks that differ and the first parameter.
         """
-        if not self._modules or not any(float(group.get("lr", 1.0)) for group in optimizer.param_groups):
+        if self._checked.get(optimizer) == self._added or not self._modules:
+            return
+        if not any(float(group.get("lr", 1.0)) for group in optimizer.param_groups):
             return  # checkpoints make an optimizer's state by a step at rate zero, before they load values
+        self._checked[optimizer] = self._added
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         modules: list[nn.Module] = []
         rest: list[nn.Module] = []

@@ -48,8 +48,11 @@ def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
             refer_to_first(module)
         with recording(module, f"FSDP({type(module).__name__})"):
             original(*bound.args, **bound.kwargs)
-        if "replicate" in _names(bound.arguments.get("device_mesh")):
-            unchecked.add(self)
+        given: DeviceMesh | None = bound.arguments.get("device_mesh")
+        # A script's own mesh may have the same names and other groups.
+        if given is not None and state.mesh is not None and "replicate" in _names(given):
+            if given.shape == state.mesh.shape[: given.ndim]:
+                unchecked.add(self)
 
     return __init__
 
