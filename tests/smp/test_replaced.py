@@ -12,5 +12,5 @@ def test_a_record_frees_the_parameters_that_are_replaced():
     with replaced.recording(model, "wrap(Sequential)"):
         for layer in model:
             layer.weight = torch.nn.Parameter(torch.zeros(2, 2))
-            assert layer is not model[0] or freed() is None, "the whole model would stay in memory"
+            assert layer is not model[0] or freed() is None, "the record keeps the whole model in memory"
     assert hasattr(held, replaced._REPLACED) and not hasattr(model[0].bias, replaced._REPLACED)

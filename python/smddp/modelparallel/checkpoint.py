@@ -145,7 +145,7 @@ def _own(model: Any, optimizer: Any = None) -> str:
 def _keep(folder: Path, number: int) -> None:
     parts = sorted(folder.glob("*_partial"), key=lambda each: each.stat().st_mtime_ns)
     for old in parts[:-number]:
-        # Under another name first: half a folder is no checkpoint.
+        # Under another name first: a partly removed folder must not be read as a checkpoint.
         removed = old.with_name(f".{old.name}.removed")
         shutil.rmtree(removed, ignore_errors=True)
         shutil.rmtree(old.rename(removed))
