@@ -28,7 +28,8 @@ class Launch:
     #: Whether the doctor started the ranks, and no launcher, so that they compute nothing.
     by_doctor: bool = False
 
-    def told(self) -> dict[str, int | None]:
+    def facts(self) -> dict[str, int | None]:
+        """The ranks and sizes that the launcher gave, by their names in the report."""
         return {
             "rank": self.rank,
             "size": self.size,

@@ -33,7 +33,7 @@ class Wishes:
 def rank_zero(launch: Launch, wishes: Wishes, client: Client) -> dict[str, Any]:
     """Rank 0's part. Returns the job's facts, for the checks. Raises Lost where its own server is gone."""
     deadline = time.monotonic() + wishes.wait
-    client.tell("facts/0", facts.collect(launch.told()))
+    client.tell("facts/0", facts.collect(launch.facts()))
     # A rank that looks for as long as this one did comes in time.
     deadline = max(deadline, time.monotonic() + 2.0)
     told = _all(client, "facts", range(launch.size), deadline)
@@ -58,7 +58,7 @@ def rank_zero(launch: Launch, wishes: Wishes, client: Client) -> dict[str, Any]:
 
 def other_rank(launch: Launch, wishes: Wishes, client: Client) -> None:
     """The part of all others. Raises Lost where rank 0 is gone or says nothing."""
-    client.tell(f"facts/{launch.rank}", facts.collect(launch.told()))
+    client.tell(f"facts/{launch.rank}", facts.collect(launch.facts()))
     came = client.ask("came", wishes.wait + facts.PATIENCE * 2 + _SLACK)
     if came is None:
         raise Lost("rank 0 did not say who came")

@@ -56,7 +56,6 @@ class Unchecked:
             return
         if not any(float(group.get("lr", 1.0)) for group in optimizer.param_groups):
             return  # checkpoints make an optimizer's state by a step at rate zero, before they load values
-        self._checked[optimizer] = self._added
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         modules: list[nn.Module] = []
         rest: list[nn.Module] = []
@@ -66,9 +65,11 @@ class Unchecked:
                 trains = any(id(parameter) in held for parameter in module.parameters())
                 (modules if trains else rest).append(module)
         if modules:
-            self._modules = [weakref.ref(module) for module in rest]
             # The outermost module was wrapped last, and has the full names.
             _compare(list(_copies(modules[::-1])))
+        # Not before: a step after an error compares again.
+        self._modules = [weakref.ref(module) for module in rest]
+        self._checked[optimizer] = self._added
 
 
 def _copies(modules: list[nn.Module]) -> Iterator[Copy]:

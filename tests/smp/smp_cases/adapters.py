@@ -113,13 +113,9 @@ def case_adapters_of_shared_layers_train_under_fsdp():
                         step.zero_grad()
                     mean = torch.tensor(losses)
                     dist.all_reduce(mean)
-                    assert torch.allclose(mean / dist.get_world_size(), torch.tensor(wanted), atol=TOLERANCE), (
-                        tensor,
-                        shard,
-                        engine,
-                        mean / 4,
-                        wanted,
-                    )
+                    mean /= dist.get_world_size()
+                    layout = (tensor, shard, engine)
+                    assert torch.allclose(mean, torch.tensor(wanted), atol=TOLERANCE), (layout, mean, wanted)
                     # The learning rate is 1: what parameters moved is what gradients were.
                     found = values(model)
                     for name, parameter in plain.named_parameters():
