@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::Card;
 use smddp_transport::bootstrap::{CardTree, MAX_RECORD};
-use smddp_transport::joint::{JoinError, Joined, Prepared};
+use smddp_transport::joint::{JoinError, Joined, OpenEndpoint, Prepared};
 use smddp_transport::shm::Unreachable;
 use smddp_transport::warn::Told;
 
@@ -88,6 +88,11 @@ impl Pending {
     /// What all other ranks of the group must get, by whatever store.
     pub fn card(&self) -> Vec<u8> {
         self.prepared.card().to_bytes()
+    }
+
+    /// Keeps this process's endpoint open to the other ranks after [`Pending::connect`] has failed.
+    pub(super) fn open_endpoint(&self) -> OpenEndpoint {
+        self.prepared.open_endpoint()
     }
 
     /// This rank's part of the tree along which cards may travel.
