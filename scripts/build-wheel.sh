@@ -18,12 +18,12 @@ portable=
 # A wheel appears in OUT when it is whole; those of other platforms stay there.
 built=$(mktemp -d)
 trap 'rm -rf "$built"' EXIT
-options=(--release --out "$built")
+options=(--profile wheel --out "$built")
 if [ "${1:-}" = --portable ]; then
     shift
     portable=1
     options+=(--zig --compatibility manylinux_2_28)
-    export CARGO_PROFILE_RELEASE_STRIP=none
+    export CARGO_PROFILE_WHEEL_STRIP=none
     if [[ "${1:-}" == *-linux-* ]]; then
         target=$1
         shift
@@ -51,6 +51,8 @@ flags=${CARGO_ENCODED_RUSTFLAGS:-}
 for remap in "${remaps[@]}"; do
     flags+=${flags:+$'\x1f'}--remap-path-prefix=$remap
 done
+# Symbol names without a hash in each: the wheel is 50 KB smaller, and backtraces show generic arguments.
+flags+=$'\x1f'-Csymbol-mangling-version=v0
 export CARGO_ENCODED_RUSTFLAGS=$flags
 
 # 100 KB (3 %) smaller than by the usual level, for two seconds.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -136,6 +137,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         self._all_ranks: Sequence[int] = global_ranks or range(size)
         self._mailbox = Mailbox(rank)
         self._sent: dict[int, tuple[int, int]] = {}
+        self._count_sent = threading.Lock()
         self._cuda = None
         self._forget_threads()
 
@@ -211,8 +213,9 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
 
     @property
     def sent(self) -> dict[int, tuple[int, int]]:
-        """Point-to-point messages that this rank has begun to send, and their bytes, by their receivers' rank here."""
-        return dict(self._sent)
+        """Started sends by the receiver's rank in this group: number of messages, and their bytes."""
+        with self._count_sent:
+            return dict(self._sent)
 
     def _get_sequence_number_for_group(self) -> int:
         return self._comm.sequence()

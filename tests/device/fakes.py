@@ -9,6 +9,7 @@ The log holds, in order: ("collective", number, device, stream), ("stream waits"
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from types import SimpleNamespace
@@ -274,6 +275,7 @@ class Group(SmddpCollectives):
         self._serves_cpu, self._serves_cuda, self._bound = cpu, cuda, bound
         self._mailbox = Mailbox(0)
         self._sent = {}
+        self._count_sent = threading.Lock()
         self._timeout = timedelta(seconds=5)
 
     def _dispatched(self, method: str) -> None:

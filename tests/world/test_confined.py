@@ -7,6 +7,7 @@ from launching import outputs, ranks
 
 CONFINED = str(Path(__file__).with_name("confined.py"))
 GROUP = str(Path(__file__).with_name("small_group.py"))
+SLOW_STORE = str(Path(__file__).with_name("slow_store_group.py"))
 
 
 def confined(how: str, **environment: str) -> list[tuple[int, str]]:
@@ -43,7 +44,15 @@ def test_a_rank_that_cannot_map_an_unlimited_peer_names_its_own_limit():
     for status, text in confined("address-space-2-gib", CONFINED_RANK="1"):
         last = text.strip().splitlines()[-1]
         assert status == 1 and "ulimit -v" in last and "SMDDP_SHM=0" in last, text
-        assert "does not answer" not in last, "the peer is blamed: " + text
+        assert "unix socket" not in last, "the peer is blamed: " + text
+
+
+def test_a_rank_that_fails_in_init_is_not_reported_as_dead_before_its_reason_arrives(tmp_path):
+    script = [CONFINED, "address-space-2-gib", SLOW_STORE, str(tmp_path / "store"), "8"]
+    for status, text in outputs(ranks(script, 2, CONFINED_RANK="1")):
+        reasons = [line for line in text.splitlines() if "Error: " in line or line == "made"]
+        assert status == 0 and len(reasons) == 8, text
+        assert all("ulimit -v" in reason for reason in reasons), text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -27,6 +28,7 @@ class Messages(Base):
     _mailbox: Mailbox
     _timeout: timedelta
     _sent: dict[int, tuple[int, int]]  # by receiver: messages and their bytes
+    _count_sent: Lock  # guards `_sent`: several threads may send
 
     @collective("send")
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:
@@ -45,8 +47,9 @@ class Messages(Base):
             return self._note(DoneWork([tensor]))
         place, code = block(source), code_of(tensor.dtype)
         native = self._begin("send", source, self._comm.send, place, code, dstRank, tag, (source,), 0.0)
-        messages, size = self._sent.get(dstRank, (0, 0))
-        self._sent[dstRank] = messages + 1, size + source.nbytes
+        with self._count_sent:
+            messages, size = self._sent.get(dstRank, (0, 0))
+            self._sent[dstRank] = messages + 1, size + source.nbytes
         if staged:
             return self._note(self._device_side().message(native, tensor, (), self._ranks))
         return self._note(SmddpWork(native, [tensor], (), self._ranks))

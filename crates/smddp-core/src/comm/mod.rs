@@ -365,10 +365,38 @@ impl Communicator {
 
     /// Returns when all ranks of the group have called it.
     pub fn barrier(&self, options: Options) -> Result<()> {
-        let (collective, dtype, redop) = (Collective::Barrier, DType::U8, RedOp::Sum);
-        let call = Call { collective, dtype, redop, root: 0, input: Blocks::None, output: Blocks::None };
         // SAFETY: a barrier has no buffers.
-        unsafe { self.run(&call, options) }
+        unsafe { self.run(&BARRIER, options) }
+    }
+
+    /// Waits at a barrier as [`Communicator::barrier`] does, and calls `check` after each pause, the first of which is `pause`.
+    /// Pauses grow to ten times that.
+    ///
+    /// # Errors
+    /// The barrier's, or that of `check`, which aborts the group.
+    pub(crate) fn checked_barrier(
+        &self,
+        options: Options,
+        pause: Duration,
+        mut check: impl FnMut() -> Result<()>,
+    ) -> Result<()> {
+        // SAFETY: a barrier has no buffers.
+        let work = unsafe { self.begin(&BARRIER, options) }?;
+        let mut next = pause;
+        loop {
+            let outcome = work.wait(Some(next));
+            if work.is_done() {
+                return work.wait(None);
+            }
+            if outcome == Err(Error::Interrupted) {
+                return outcome;
+            }
+            if let Err(error) = check() {
+                self.abort("another rank could not join");
+                return Err(error);
+            }
+            next = (2 * next).min(10 * pause);
+        }
     }
 
     /// Starts `call`; it goes on by itself.
@@ -613,6 +641,15 @@ impl Communicator {
 }
 
 /// Reason of calls after [`Communicator::close`].
+const BARRIER: Call<'static> = Call {
+    collective: Collective::Barrier,
+    dtype: DType::U8,
+    redop: RedOp::Sum,
+    root: 0,
+    input: Blocks::None,
+    output: Blocks::None,
+};
+
 const DESTROYED: &str = "it was destroyed";
 
 /// What was called for on devices may take this long to end when its group is closed.

@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED, who};
+use smddp_transport::joint::OpenEndpoint;
 use smddp_transport::process::leave_error;
 
 use super::pending::{LOST_WHILE_MADE, Pending};
@@ -43,6 +44,9 @@ const FAIL_TOGETHER: Duration = Duration::from_secs(2);
 
 /// Between two questions whether a rank that others wait for is still there.
 const KNOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Time at the last barrier of `init` before a rank looks for another rank's reason to fail.
+const FIRST_REFUSAL_CHECK: Duration = Duration::from_millis(100);
 
 /// Pause between two checks that no other process has claimed this rank, at first and at most.
 const FIRST_CHECK: Duration = Duration::from_millis(20);
@@ -129,8 +133,8 @@ impl Communicator {
                 return Err(error);
             }
         };
-        let mut tree = None;
-        let mut made = meeting.meet(pending, &mut tree);
+        let (mut tree, mut endpoint) = (None, None);
+        let mut made = meeting.meet(pending, &mut tree, &mut endpoint);
         match &made {
             Err(Error::Timeout { missing, .. }) => {
                 meeting.fail_together(missing);
@@ -146,7 +150,7 @@ impl Communicator {
         if meeting.found.borrow().is_none() {
             let _ = store.delete(&key("card", rank));
         }
-        drop(tree);
+        drop((tree, endpoint));
         if let Err(error) = &made {
             leave_error(&format!("rank {rank} (pid {}) of group `{name}`: {error}", std::process::id()));
         }
@@ -172,8 +176,14 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    /// `tree`: with what the others find this rank, from then on.
-    fn meet(&self, mut pending: Pending, tree: &mut Option<CardTree>) -> Result<Communicator> {
+    /// `tree` and `endpoint`: sockets through which the other ranks reach this one. They outlive an error until it is in the
+    /// store.
+    fn meet(
+        &self,
+        mut pending: Pending,
+        tree: &mut Option<CardTree>,
+        endpoint: &mut Option<OpenEndpoint>,
+    ) -> Result<Communicator> {
         let new = pending.tree().map_err(|error| Error::System {
             what: format!("group `{}`: no sockets to exchange cards", self.name),
             why: error.to_string(),
@@ -193,10 +203,16 @@ impl Meeting<'_> {
                 other => self.failure(other),
             });
         }
-        let comm = pending.connect(&outcome?)?;
-        // Nobody passes before all have read all cards.
+        let cards = outcome?;
+        *endpoint = Some(pending.open_endpoint());
+        let comm = pending.connect(&cards)?;
+        // All ranks have read all address records before one of them returns. A rank that failed to connect stores its reason.
         let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        comm.barrier(Options { timeout: Some(left), ..Options::default() })?;
+        let options = Options { timeout: Some(left), ..Options::default() };
+        let pause = FIRST_REFUSAL_CHECK.max(FOR_EACH_RANK * self.size as u32);
+        comm.checked_barrier(options, pause, || {
+            self.refusal()?.map_or(Ok(()), |failure| Err(self.told(failure)))
+        })?;
         Ok(comm)
     }
 

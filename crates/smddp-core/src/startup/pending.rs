@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::Card;
 use smddp_transport::bootstrap::{CardTree, MAX_RECORD};
-use smddp_transport::joint::{JoinError, Joined, Prepared};
+use smddp_transport::joint::{JoinError, Joined, OpenEndpoint, Prepared};
 use smddp_transport::shm::Unreachable;
 use smddp_transport::warn::Told;
 
@@ -90,6 +90,11 @@ impl Pending {
         self.prepared.card().to_bytes()
     }
 
+    /// Keeps this process's endpoint open to the other ranks after [`Pending::connect`] has failed.
+    pub(super) fn open_endpoint(&self) -> OpenEndpoint {
+        self.prepared.open_endpoint()
+    }
+
     /// This rank's part of the tree along which cards may travel.
     pub(crate) fn tree(&mut self) -> std::io::Result<CardTree> {
         self.prepared.tree()
@@ -124,8 +129,12 @@ impl Pending {
         let here_at = Instant::now();
         let cards = self.checked(cards)?;
         let known = network::noted(cards.iter().map(|card| card.note.as_slice()));
+        let me = {
+            let Card { rank, host, pid, .. } = self.prepared.card();
+            format!("rank {rank} (host {host}, pid {pid})")
+        };
         let Joined { group, nodes, crowd, told } =
-            self.prepared.connect(cards).map_err(|error| unjoined(&self.call, &self.name, error))?;
+            self.prepared.connect(cards).map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
         wait::note_group(crowd);
         tell_once(&told);
         let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
@@ -215,8 +224,8 @@ fn fits(name: &str, rank: usize, card: &Card, config: &Config) -> Result<()> {
     )))
 }
 
-/// Why ranks that know of each other do not come together.
-fn unjoined(call: &str, name: &str, error: JoinError) -> Error {
+/// Failure of `call` at the connections between ranks that have exchanged their address records.
+fn unjoined(call: &str, name: &str, me: &str, error: JoinError) -> Error {
     match error {
         JoinError::Unreachable(Unreachable { rank, host, pid, gone: true, why }) => Error::PeerLost {
             what: call.to_owned(),
@@ -226,7 +235,7 @@ fn unjoined(call: &str, name: &str, error: JoinError) -> Error {
             how: format!("ended before the group was made: {why}"),
             advice: LOST_WHILE_MADE,
         },
-        error => Error::Topology(format!("group `{name}`: {error}")),
+        error => Error::Topology(format!("{call} of group '{name}' failed on {me}: {error}")),
     }
 }
 

@@ -35,6 +35,14 @@ pub struct Joined {
     pub told: Vec<String>,
 }
 
+/// Keeps this process's endpoint open to the other ranks of a group.
+///
+/// A rank that fails in `init` holds it until its error is in the store: a closed socket looks like the end of the process.
+pub struct OpenEndpoint {
+    _endpoint: Option<Arc<Endpoint>>,
+    _token: Option<Arc<Token>>,
+}
+
 /// First half of making a group: nobody waits.
 pub struct Prepared {
     shm: shm::Prepared,
@@ -65,6 +73,11 @@ impl Prepared {
 
     pub fn card(&self) -> &Card {
         self.shm.card()
+    }
+
+    /// Keeps the endpoint open after [`Prepared::connect`] has failed.
+    pub fn open_endpoint(&self) -> OpenEndpoint {
+        OpenEndpoint { _endpoint: Endpoint::existing(), _token: self.token.clone() }
     }
 
     /// Puts a word of the caller's own on the card.

@@ -11,7 +11,7 @@ mod scripted;
 mod simulated;
 
 pub use group::Group;
-pub use join::{JoinError, Joined, Prepared};
+pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
 pub use means::{Between, Means};
 pub use offer::may_have_efa;
 pub use reach::{Reach, Wired};

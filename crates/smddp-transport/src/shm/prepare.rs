@@ -149,7 +149,7 @@ fn reach(
         } else if card.uid != mine.uid {
             format!("it runs as user {}, this process as user {} ({error})", card.uid, mine.uid)
         } else {
-            format!("its unix socket does not answer ({error})")
+            format!("it rejects connections to its unix socket ({error}). Its log names the reason; SMDDP_SHM=0 uses the network instead")
         };
         Unreachable { gone: gone && here, ..fail(why) }
     })
