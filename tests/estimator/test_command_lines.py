@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from smddp.estimator import PyTorch, job
+from smddp.estimator import PyTorch, fitting, job
 
 ON = {"enabled": True}
 VERSIONS = {"framework_version": "2.2.0", "py_version": "py310"}
@@ -139,5 +139,6 @@ def test_instance_groups_say_type_and_number_of_hosts():
 
 def test_an_image_and_versions_that_nothing_runs_are_reported():
     said = []
-    PyTorch("train.py", image_uri="registry/train", **VERSIONS)._announce(job.Folder(Path("/jobs/j")), said.append)
+    made = PyTorch("train.py", image_uri="registry/train", **VERSIONS)
+    fitting.announce(made, job.Folder(Path("/jobs/j")), said.append)
     assert said == ["smddp: no effect in a job that runs here: framework_version, py_version, image_uri"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from sdk_arguments import SDK_ARGUMENTS
-from smddp.estimator import HuggingFace, PyTorch, TensorFlow, arguments, framework
+from smddp.estimator import HuggingFace, PyTorch, TensorFlow, arguments, fitting, framework
 
 CLASSES = {"PyTorch": PyTorch, "TensorFlow": TensorFlow, "HuggingFace": HuggingFace}
 REQUIRED = {
@@ -54,14 +54,14 @@ def test_an_argument_without_an_effect_is_reported(name, tmp_path, monkeypatch, 
         assert f"{name} has no effect: {arguments.WARNED[name]}" in text and seen[0].filename == __file__
     else:
         assert seen == []
-        made._announce(made._plan(None, {}, "j", None, 7777, "python")[0], print)
+        fitting.announce(made, made.plan(None, {}, "j", None, 7777, "python")[0], print)
         assert f"no effect in a job that runs here: {name}" in capsys.readouterr().out
 
 
 def test_none_and_false_count_as_not_given(recwarn):
     off = dict.fromkeys([*arguments.NO_EFFECT, *arguments.WARNED, *arguments.REFUSED], False)
     made = PyTorch(**REQUIRED["PyTorch"], **off, instance_type="local")
-    assert made._without_effect == [] and len(recwarn) == 0
+    assert made.without_effect == [] and len(recwarn) == 0
 
 
 def test_an_experiment_is_reported(tmp_path, monkeypatch):
@@ -73,6 +73,19 @@ def test_an_experiment_is_reported(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
+        ({"tags": ["a"]}, r"tags: invalid value \['a'\]: expected"),
+        (
+            {"encrypt_inter_container_traffic": True, "environment": {"SMDDP_TRANSPORT": "fabric"}},
+            "environment has SMDDP_TRANSPORT=fabric, and only tcp is encrypted",
+        ),
+        (
+            {"encrypt_inter_container_traffic": True, "environment": {"SMDDP_REQUIRE": "efa"}},
+            "SMDDP_REQUIRE=efa, and only tcp is encrypted",
+        ),
+        (
+            {"encrypt_inter_container_traffic": True, "environment": {"SMDDP_ENCRYPT": "0"}},
+            "SMDDP_ENCRYPT=0, and only tcp is encrypted: expected '1'",
+        ),
         ({"input_mode": "Pipe"}, "input_mode is 'Pipe', and channels are folders here"),
         ({"max_run": 0}, "max_run is 0: expected a time limit in seconds"),
         ({"max_run": "60"}, "max_run is '60'"),

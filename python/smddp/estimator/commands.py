@@ -120,7 +120,7 @@ def build(
     for name in ("parameter_server", "multi_worker_mirrored_strategy"):
         if given.on(name):
             raise ValueError(f"{name} is not started here: use smdistributed.dataparallel or mpi")
-    return [Command(host.name, program, dict(env)) for host in hosts]
+    return [Command(host.name, program, {**env, "SM_CURRENT_HOST": host.name}) for host in hosts]
 
 
 def _network(interface: str | None) -> list[str]:

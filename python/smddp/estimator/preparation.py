@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smddp.estimator import checkpoints, inputs, job, repository, source
+from smddp.estimator import checkpoints, encryption, inputs, job, repository, source
 
 if TYPE_CHECKING:
     from smddp.estimator.framework import Framework
@@ -48,6 +48,8 @@ def prepare(
     folder.write("hyperparameters", _sent(estimator, there or folder, env))
     folder.write("inputdataconfig", json.loads(env["SM_INPUT_DATA_CONFIG"]))
     folder.write("resourceconfig", json.loads(env["SM_RESOURCE_CONFIG"]))
+    if env.get("SMDDP_JOB_TOKEN_FILE") == str(folder.token):
+        encryption.write_token(folder)
     if estimator.checkpoint_s3_uri is None:
         return None
     kept = checkpoints.Checkpoints(estimator.checkpoint_s3_uri, estimator.checkpoint_local_path, folder)
