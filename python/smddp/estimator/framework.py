@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ class Framework:
         max_retry_attempts: int | None = None,
         encrypt_inter_container_traffic: bool = False,
         tags: Sequence[Mapping[str, str]] | Mapping[str, str] | None = None,
+        processes_per_host: int | None = None,
         **more: Any,
     ) -> None:
         if entry_point is None:
@@ -86,7 +88,7 @@ class Framework:
             validation.image_name(image_uri)
         arguments.check_max_run(max_run)
         inputs.check_mode(input_mode)
-        checkpoints.check(checkpoint_s3_uri, checkpoint_local_path)
+        self.set_checkpoints(checkpoint_s3_uri, checkpoint_local_path)
         self.framework_version, self.py_version, self.image_uri = framework_version, py_version, image_uri
         self.instance_type, self.instance_count, self.instance_groups = instance_type, instance_count, instance_groups
         self.base_job_name, self.output_path = base_job_name, output_path
@@ -94,7 +96,6 @@ class Framework:
         self.environment = validation.environment(environment or {})
         self.container_log_level = container_log_level
         self.git_config = None if git_config is None else repository.check(git_config)
-        self.checkpoint_s3_uri, self.checkpoint_local_path = checkpoint_s3_uri, checkpoint_local_path
         self.max_run = max_run
         self.restarts = Restarts(bool(use_spot_instances), max_retry_attempts or None, max_wait or None)
         self.restarts.check(max_run)
@@ -102,7 +103,7 @@ class Framework:
         if self.encrypt_inter_container_traffic:
             encryption.check(self.environment)
         self.tags = arguments.tags(tags)
-        self.metric_definitions = metrics.definitions(metric_definitions)
+        self.set_metrics(metric_definitions)
         self.model_uri, self.model_channel_name = model_uri, model_channel_name
         self.disable_output_compression = disable_output_compression
         self.script_hyperparameters = dict(hyperparameters or {})
@@ -118,11 +119,27 @@ class Framework:
             image_uri=image_uri,
             entry_point=self.entry_point,
             instance_groups=instance_groups,
+            ranks=processes_per_host,
         )
         self.distribution = dict(self.given.distribution)
         #: Arguments of the script after those of its hyperparameters.
         self.script_arguments: list[str] = []
+        #: Names in source_dir that are not copied.
+        self.ignore_patterns = source.IGNORED
         self.latest_training_job: Job | None = None
+
+    def set_checkpoints(self, checkpoint_s3_uri: str | None, checkpoint_local_path: str | None = None) -> None:
+        """Sets the checkpoints of later jobs. Raises ValueError for a folder that no job here can have."""
+        checkpoints.check(checkpoint_s3_uri, checkpoint_local_path)
+        self.checkpoint_s3_uri, self.checkpoint_local_path = checkpoint_s3_uri, checkpoint_local_path
+
+    def set_metrics(self, metric_definitions: Sequence[Mapping[str, str]] | None) -> None:
+        """Sets the metrics of later jobs. Raises ValueError for an invalid definition."""
+        self.metric_definitions = metrics.definitions(metric_definitions)
+
+    def set_attempts(self, max_retry_attempts: int | None) -> None:
+        """Sets the number of restarts of later jobs. Raises ValueError for an invalid number."""
+        self.restarts = replace(self.restarts, attempts=max_retry_attempts)
 
     def hyperparameters(self) -> dict[str, str]:
         """Returns the script's and the job's hyperparameters, each value as JSON, as the SDK sends them."""

@@ -29,6 +29,8 @@ class Given:
     image_uri: str | None = None
     entry_point: str | None = None
     instance_groups: Sequence[Any] | None = None
+    #: Ranks of each host, where neither mpi nor the instance type decides.
+    ranks: int | None = None
 
     def on(self, name: str) -> bool:
         """Whether a strategy is enabled; libraries by "smdistributed.dataparallel"."""
@@ -85,4 +87,4 @@ class Given:
             asked = self.of("mpi").get("processes_per_host")
             if asked is not None:
                 return int(asked)
-        return machines.gpus(self.instance_type)
+        return self.ranks or machines.gpus(self.instance_type)

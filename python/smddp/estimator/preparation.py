@@ -42,7 +42,7 @@ def prepare(
             repository.clone(estimator.git_config, cloned)
             script, source_dir, dependencies = repository.source(cloned, script, source_dir, dependencies)
         folder.make()
-        source.copy(source_dir, script, dependencies, folder, estimator.root())
+        source.copy(source_dir, script, dependencies, folder, estimator.root(), estimator.ignore_patterns)
     for channel, path in local.items():
         inputs.place_channel(places[channel], path, folder.channel(channel))
     folder.write("hyperparameters", _sent(estimator, there or folder, env))

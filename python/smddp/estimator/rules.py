@@ -82,6 +82,7 @@ def validate(
     image_uri: str | None = None,
     entry_point: str | None = None,
     instance_groups: Sequence[Any] | None = None,
+    ranks: int | None = None,
 ) -> Given:
     """Checks a `distribution=` dict by every rule. Returns the arguments.
 
@@ -98,6 +99,7 @@ def validate(
         image_uri,
         entry_point,
         instance_groups,
+        ranks,
     )
     for rule in RULES:
         found = rule.check(given)
@@ -247,7 +249,7 @@ def _groups(given: Given) -> str | None:
 
 @_rule("processes_per_host is a number of ranks that the instance has GPUs for")
 def _processes(given: Given) -> str | None:
-    asked = given.of("mpi").get("processes_per_host")
+    asked = given.of("mpi").get("processes_per_host", given.ranks)
     if asked is None:
         return None
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:

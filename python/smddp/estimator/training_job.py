@@ -37,7 +37,7 @@ class Job:
         checkpoints: Checkpoints | None,
         tags: Sequence[Mapping[str, str]],
     ) -> None:
-        self.name = self.job_name = name
+        self.name = self.job_name = self.training_job_name = name
         self.folder = folder.path
         self.status = "InProgress"
         self.restarts = 0
