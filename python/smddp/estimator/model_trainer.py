@@ -93,7 +93,9 @@ class ModelTrainer:
             "environment": environment,
             "hyperparameters": self.hyperparameters,
             "input_mode": training_input_mode,
-            "tags": [{"Key": each.key, "Value": each.value} for each in tags or []],
+            "tags": [
+                each if isinstance(each, Mapping) else {"Key": each.key, "Value": each.value} for each in tags or []
+            ],
         }
         self.estimator = _Trainer(**given)
         self.estimator.script_arguments = [str(each) for each in self.source_code.args or []]
