@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from sdk_arguments import SDK_ARGUMENTS
+from sdk_arguments import SDK_ARGUMENTS, TRAINER_ARGUMENTS
 from smddp.estimator import HuggingFace, PyTorch, TensorFlow, arguments, fitting, framework
 
 CLASSES = {"PyTorch": PyTorch, "TensorFlow": TensorFlow, "HuggingFace": HuggingFace}
@@ -58,6 +58,15 @@ def test_an_argument_without_an_effect_is_reported(name, tmp_path, monkeypatch, 
         assert f"no effect in a job that runs here: {name}" in capsys.readouterr().out
 
 
+def test_a_metric_without_a_group_is_a_warning():
+    with pytest.warns(UserWarning, match="base_metric: the regular expression finds no number"):
+        PyTorch(
+            **REQUIRED["PyTorch"],
+            instance_type="local",
+            metric_definitions=[{"Name": "base_metric", "Regex": "<><><><><><>"}],
+        )
+
+
 def test_none_and_false_count_as_not_given(recwarn):
     off = dict.fromkeys([*arguments.NO_EFFECT, *arguments.WARNED, *arguments.REFUSED], False)
     made = PyTorch(**REQUIRED["PyTorch"], **off, instance_type="local")
@@ -91,7 +100,6 @@ def test_an_experiment_is_reported(tmp_path, monkeypatch):
         ({"max_run": "60"}, "max_run is '60'"),
         ({"metric_definitions": [{"Name": "loss"}]}, "metric_definitions: "),
         ({"metric_definitions": [{"Name": "loss", "Regex": "loss=("}]}, "Regex of 'loss' is invalid"),
-        ({"metric_definitions": [{"Name": "loss", "Regex": "loss"}]}, "expected a group"),
         ({"checkpoint_s3_uri": "s3://bucket/prefix"}, "keep checkpoints in a folder: give a path or file://"),
         ({"checkpoint_local_path": "/opt/ml/checkpoints"}, "without checkpoint_s3_uri"),
         ({"checkpoint_s3_uri": "c", "checkpoint_local_path": "c"}, "expected an absolute path"),
@@ -107,3 +115,16 @@ def test_an_experiment_is_reported(tmp_path, monkeypatch):
 def test_a_value_that_no_job_here_can_follow_is_refused(given, says):
     with pytest.raises(ValueError, match=says):
         PyTorch(**REQUIRED["PyTorch"], instance_type="local", **given)
+
+
+def test_the_documentation_has_each_argument_in_one_table_row():
+    page = (Path(__file__).parents[2] / "docs" / "estimator.md").read_text()
+    sections = {
+        "## Arguments": {name for names in SDK_ARGUMENTS.values() for name in names},
+        "## ModelTrainer": set(TRAINER_ARGUMENTS),
+    }
+    for title, names in sections.items():
+        section = page.partition(title)[2].partition("\n## ")[0]
+        cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+        found = [name for cell in cells for name in cell.strip("| `").replace("`", "").split(", ")]
+        assert names - set(found) == set() and len(found) == len(set(found)), title

@@ -26,6 +26,7 @@ from smddp.estimator.configs import (
 from smddp.estimator.model_trainer import Mode, ModelTrainer
 from smddp.estimator.rules import RULES, validate
 from smddp.estimator.running import Failure, LaunchError
+from smddp.estimator.serving import DeployError, Predictor
 
 __all__ = [
     "MPI",
@@ -34,6 +35,7 @@ __all__ = [
     "CheckpointConfig",
     "Command",
     "Compute",
+    "DeployError",
     "Failure",
     "HuggingFace",
     "InputData",
@@ -43,6 +45,7 @@ __all__ = [
     "ModelTrainer",
     "Networking",
     "OutputDataConfig",
+    "Predictor",
     "PyTorch",
     "RetryStrategy",
     "S3DataSource",

@@ -12,7 +12,7 @@ from smddp.text import did_you_mean
 class _Config:
     """Base of configurations. An unknown keyword is a TypeError with the nearest known one."""
 
-    def __new__(cls, *args: Any, **given: Any) -> Any:
+    def __new__(cls, *_args: Any, **given: Any) -> Any:
         known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
         for name in given:
             if name not in known:

@@ -22,6 +22,7 @@ from smddp.estimator import (
     metrics,
     repository,
     rules,
+    serving,
     source,
     strategies,
     variables,
@@ -31,7 +32,7 @@ from smddp.estimator.restarts import Restarts
 from smddp.estimator.training_job import Job
 
 
-class Framework:
+class Framework(serving.ServiceMethods):
     """An estimator: checked arguments, hyperparameters, commands, `fit`."""
 
     _framework_name = ""
@@ -234,6 +235,19 @@ class Framework:
         last = self.latest_training_job
         name = "model" if self.disable_output_compression else "model.tar.gz"
         return None if last is None else f"file://{last.folder / name}"
+
+    def deploy(
+        self, *, port: int | None = None, server_arguments: Sequence[str] = (), **more: Any
+    ) -> serving.Predictor:
+        """Serves the last job's model on this machine. See `serving.deploy` for arguments and errors.
+
+        Raises RuntimeError before `fit` has ended with a model.
+        """
+        last = self.latest_training_job
+        if last is None or last.status not in ("Completed", "Stopped"):
+            state = "no job" if last is None else f"job {last.name} is {last.status}"
+            raise RuntimeError(f"deploy: {state}: call fit() first, and wait for its end")
+        return serving.deploy(last.folder / "model", port, server_arguments, **more)
 
     def plan(
         self,

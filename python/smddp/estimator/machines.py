@@ -49,10 +49,12 @@ def unknown(instance_type: str) -> str | None:
     """Returns what is wrong with an unknown instance type, with the nearest known one; None for a known type."""
     if instance_type in _TYPES:
         return None
+    family = [name for name in _TYPES if name.startswith(instance_type.rpartition(".")[0] + ".")]
+    found = nearest(instance_type, sorted(family or _TYPES)) or "ml.p4d.24xlarge"
     return (
-        f"{instance_type!r} is unknown, and so is its number of ranks; the nearest known type is "
-        f"{nearest(instance_type, _TYPES) or 'ml.p4d.24xlarge'!r}. For a type that is missing here give 'local' and "
-        "the number of ranks: fit(processes_per_host=N), or processes_per_host of 'mpi'"
+        f"{instance_type!r} is unknown, and so is its number of ranks; the nearest known type is {found!r}. For a type "
+        "that is missing here give 'local' and the number of ranks: fit(processes_per_host=N), or processes_per_host "
+        "of 'mpi'"
     )
 
 

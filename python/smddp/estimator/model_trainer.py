@@ -155,12 +155,12 @@ class ModelTrainer:
     with_infra_check_config = with_session_chaining_config = with_remote_debug_config = _without_effect
 
     @classmethod
-    def from_recipe(cls, *args: Any, **given: Any) -> ModelTrainer:
+    def from_recipe(cls, *_args: Any, **_given: Any) -> ModelTrainer:
         """Raises ValueError: recipes are not run here."""
         raise ValueError(f"from_recipe: {REFUSED['from_recipe']}")
 
     @classmethod
-    def from_jumpstart_config(cls, *args: Any, **given: Any) -> ModelTrainer:
+    def from_jumpstart_config(cls, *_args: Any, **_given: Any) -> ModelTrainer:
         """Raises ValueError: JumpStart's models are not fetched here."""
         raise ValueError(f"from_jumpstart_config: {REFUSED['from_jumpstart_config']}")
 
