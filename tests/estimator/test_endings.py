@@ -211,12 +211,17 @@ def test_the_summary_has_the_last_metrics_and_the_tags(capsys):
 
 
 def test_encryption_is_the_ranks_setting_with_a_token_that_others_cannot_read(capsys):
-    script = "pathlib.Path(os.environ['SM_MODEL_DIR'], 'env').write_text(repr(dict(os.environ)))"
+    script = (
+        "token = pathlib.Path(os.environ['SMDDP_JOB_TOKEN_FILE'])\n"
+        "found = dict(os.environ, mode=token.stat().st_mode & 0o777, size=len(token.read_text()))\n"
+        "pathlib.Path(os.environ['SM_MODEL_DIR'], 'env').write_text(repr(found))"
+    )
     _, folder = run(script, fit={"logs": True}, encrypt_inter_container_traffic=True)
     env = eval((folder / "model/env").read_text())
     assert (env["SMDDP_ENCRYPT"], env["SMDDP_TRANSPORT"]) == ("1", "tcp")
-    token = Path(env["SMDDP_JOB_TOKEN_FILE"])
-    assert token.parent == folder and len(token.read_text()) > 32 and token.stat().st_mode & 0o777 == 0o600
+    assert env["size"] > 32 and env["mode"] == 0o600
+    # The token ends with the job.
+    assert env["SMDDP_JOB_TOKEN_FILE"] == str(folder / "job-token") and not (folder / "job-token").exists()
     assert "traffic of smddp between hosts is encrypted" in capsys.readouterr().out
     made = PyTorch("train.py", image_uri="registry/x", instance_type="local", encrypt_inter_container_traffic=True)
     with pytest.raises(ValueError, match="kubernetes would store the job token in the TrainJob"):

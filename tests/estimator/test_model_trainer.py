@@ -42,6 +42,8 @@ print({"loss": 0.5})
 """
 CODE = {"source_dir": "./scripts", "entry_script": "train.py"}
 slow = pytest.mark.slow
+#: torchrun of two hosts imports torch twice.
+SLOW = ("torchrun, two hosts", "torchrun with SMP")
 
 #: Calls of public documentation (SDK 3's pages, SageMaker's guide, Hugging Face's pages) and their ranks of one host.
 #: Buckets are folders here.
@@ -130,7 +132,7 @@ def test_a_published_call_has_its_number_of_ranks(name):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=slow if "two hosts" in name or "limits" in name else ()) for name in PUBLISHED]
+    "name", [pytest.param(name, marks=slow if name in SLOW else ()) for name in PUBLISHED]
 )
 def test_a_published_call_runs(name, place):
     """With two ranks where torchrun starts them: each takes a second to start."""

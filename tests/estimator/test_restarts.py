@@ -131,7 +131,7 @@ def test_a_lost_host_is_an_error_without_spot_instances_and_after_the_last_attem
     assert raised.value.lost_host and made.latest_training_job.restarts == 0
 
 
-def test_hosts_that_stay_away_end_the_job_at_max_wait(place):
+def test_unreachable_hosts_end_the_job_at_max_wait(place):
     (place / "rsh").write_text("#!/bin/sh\nexit 255\n")
     with pytest.raises(LaunchError, match="elsewhere cannot be used") as raised:
         run(place, "away", use_spot_instances=True)

@@ -122,7 +122,7 @@ BROKEN = {
         (
             {"smdistributed": {"modelparallel": {"enabled": True, "parameters": "/no/such/file"}}, **TORCH},
             P4D,
-            "there is no file '/no/such/file'",
+            "file '/no/such/file' does not exist",
         ),
         ({"smdistributed": {"modelparallel": {"enabled": True, "parameters": 3}}, **TORCH}, P4D, "they are 3"),
     ],

@@ -28,17 +28,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    told = json.loads(sys.stdin.buffer.readline())
-    folder = Path(told["folder"])
-    if told["restart"]:
+    given = json.loads(sys.stdin.buffer.readline())
+    folder = Path(given["folder"])
+    if given["restart"]:
         Folder(folder).reset()
-    if told["files"] is not None:
+    if given["files"] is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(told["files"])), mode="r:gz") as archive:
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(given["files"])), mode="r:gz") as archive:
             # The sender runs commands here. Channels are links to places outside of the folder.
             archive.extractall(folder, filter="fully_trusted")
     say({"ready": os.getpid()})
-    if told["argv"] is None:
+    if given["argv"] is None:
         # Another host's command starts this one's ranks.
         watching = threading.Event()
         threading.Thread(target=_report_failures, args=(folder, watching), daemon=True).start()
@@ -49,9 +49,9 @@ def main() -> int:
         return 0
     try:
         child = subprocess.Popen(
-            told["argv"],
-            env={**os.environ, **told["env"]},
-            cwd=told["cwd"],
+            given["argv"],
+            env={**os.environ, **given["env"]},
+            cwd=given["cwd"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -60,7 +60,7 @@ def main() -> int:
             preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
     except OSError as error:
-        say({"unable": f"{told['argv'][0]}: {error.strerror}"})
+        say({"unable": f"{given['argv'][0]}: {error.strerror}"})
         return 0
     over = threading.Event()
     helpers = [threading.Thread(target=_report_failures, args=(folder, over), daemon=True)]

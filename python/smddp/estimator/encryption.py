@@ -30,7 +30,7 @@ def check(environment: Mapping[str, str]) -> None:
 
 
 def check_pods(environment: Mapping[str, str]) -> None:
-    """Raises ValueError for a job in pods without a token file of its own: its description would contain the token."""
+    """Raises ValueError for a job in pods without a token file of a volume: the TrainJob would contain the token."""
     if _TOKEN not in environment:
         raise ValueError(
             f"{_NAME}: kubernetes would store the job token in the TrainJob, readable by others: let the runtime mount "

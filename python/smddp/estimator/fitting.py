@@ -71,7 +71,7 @@ def fit(
         _begin(estimator, name, folder, lambda restart: runs.start(work, output), report, wait, found, kept, packs)
         return None
     if engine_options is not None:
-        raise ValueError("engine_options: there is no engine: give engine=, or leave them out")
+        raise ValueError("engine_options: given without an engine: give engine=, or leave them out")
     if processes_per_host is not None and (
         hosts or (with_groups(estimator.given, estimator.instance_count)[1] or 1) == 1
     ):

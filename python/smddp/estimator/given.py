@@ -33,7 +33,7 @@ class Given:
     ranks: int | None = None
 
     def on(self, name: str) -> bool:
-        """Whether a strategy is enabled; libraries by "smdistributed.dataparallel"."""
+        """Returns whether a strategy is enabled; libraries by "smdistributed.dataparallel"."""
         part: Any = self.distribution
         for key in name.split("."):
             part = part.get(key, {})
@@ -61,7 +61,7 @@ class Given:
         found = self.of("smdistributed.modelparallel").get("parameters", {})
         if isinstance(found, str):
             if not os.path.exists(found):
-                raise ValueError(f"there is no file {found!r}: give a dict or the path of a JSON file")
+                raise ValueError(f"file {found!r} does not exist: give a dict or the path of a JSON file")
             text = files.read_text(found)
             try:
                 found = json.loads(text)
@@ -73,8 +73,10 @@ class Given:
 
     @property
     def is_v1(self) -> bool:
-        """Whether the modelparallel parameters are those of SMP v1: under mpi unless keys of v2 are there; else where
-        they ask for a pipeline."""
+        """Returns whether the modelparallel parameters are those of SMP v1.
+
+        They are under mpi, unless keys of v2 are there, and with a number of stages.
+        """
         parameters = self.parameters
         if any(name in parameters for name in V1_DEGREES):
             return True

@@ -62,7 +62,7 @@ class Folder:
         (self.path / "input" / "config").mkdir(exist_ok=True)
 
     def reset(self) -> None:
-        """Removes results and failure reports of an earlier attempt. Logs, code, channels and checkpoints stay."""
+        """Removes results and failure reports of an earlier attempt. Logs, code, channels and checkpoints remain."""
         for part in (self.model, self.output / "data", self.output / "intermediate", self.failures):
             for each in part.iterdir() if part.is_dir() else ():
                 shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink(missing_ok=True)

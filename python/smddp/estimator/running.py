@@ -89,7 +89,7 @@ class LaunchError(RuntimeError):
 def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
     """Of the first of the ranks that failed; at least one."""
     first = min(failures, key=lambda failure: failure.order)
-    # Each of these ranks lost another one, which ended without a report of its own: its host is lost.
+    # Each of these ranks lost another one, which ended without a report: its host is lost.
     lost_host = first.order[0]
     others = sorted(failure.rank for failure in failures if failure.rank != first.rank)
     after = f"; after it {_listed(others)}" if others else ""
@@ -213,7 +213,7 @@ class Run:
     def _take(self, number: int, what: dict[str, Any] | None) -> None:
         agent = self._agents[number]
         if what is None:
-            # An agent without a command of its own ends with its input.
+            # An agent without a command ends with its input.
             agent.lost = not self._stopping and (agent.runs or not agent.has_command)
             if agent.runs:
                 agent.status = agent.status or 255

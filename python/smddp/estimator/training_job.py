@@ -167,6 +167,7 @@ class Job:
             file.write_text(text)
 
     def _release(self) -> None:
+        self._files.token.unlink(missing_ok=True)
         if self._checkpoints is not None:
             self._checkpoints.release()
 
