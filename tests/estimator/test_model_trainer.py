@@ -131,9 +131,7 @@ def test_a_published_call_has_its_number_of_ranks(name):
         assert int(words[words.index("-np") + 1]) == ranks
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=slow if name in SLOW else ()) for name in PUBLISHED]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=slow if name in SLOW else ()) for name in PUBLISHED])
 def test_a_published_call_runs(name, place):
     """With two ranks where torchrun starts them: each takes a second to start."""
     given, ranks = PUBLISHED[name]

@@ -1,6 +1,6 @@
 """Launches of published notebooks, guides and tests: accepted, or refused for the documented reason.
 
-Only keys and values. Parameters of SMP v1 are a table of their own.
+Only keys and values. Another table has the parameters of SMP v1.
 """
 
 import json
