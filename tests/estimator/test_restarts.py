@@ -17,8 +17,9 @@ TRAIN = """
 import json, os, pathlib, sys, time
 import numpy as np, smddp
 if "RANK" not in os.environ:
-    rank = json.loads(os.environ["SM_HOSTS"]).index(os.environ["SM_CURRENT_HOST"])
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[-1])
+    hosts = json.loads(os.environ["SM_HOSTS"])
+    rank = hosts.index(os.environ["SM_CURRENT_HOST"])
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR=hosts[0], MASTER_PORT=sys.argv[-1])
 me = smddp.init()
 kept, marker = pathlib.Path(sys.argv[2], "state.json"), pathlib.Path(sys.argv[4])
 state = json.loads(kept.read_text()) if kept.exists() else {"step": 0, "weight": [0.0] * 3, "losses": []}
