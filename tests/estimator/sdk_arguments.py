@@ -1,4 +1,7 @@
-"""Names of the constructor arguments of SageMaker's SDK 2.257.7; tests/launch/third_party/test_sdk.py compares them."""
+"""Names of the constructor arguments of SageMaker's SDK 2.257.7, which tests/launch/third_party/test_sdk.py compares.
+
+Those of ModelTrainer and its configurations are of the packages sagemaker-train 1.27.0 and sagemaker-core 2.27.0.
+"""
 
 _ALL = """
 base_job_name checkpoint_local_path checkpoint_s3_uri code_location container_arguments container_entry_point
@@ -17,3 +20,26 @@ _OWN = {
     "HuggingFace": "compiler_config distribution py_version pytorch_version tensorflow_version transformers_version",
 }
 SDK_ARGUMENTS = {kind: sorted([*_ALL, *names.split()]) for kind, names in _OWN.items()}
+TRAINER_ARGUMENTS = """
+algorithm_name base_job_name checkpoint_config compute distributed environment hyperparameters input_data_config
+input_s3_key_prefix local_container_root model_package_config networking output_data_config role sagemaker_session
+source_code stopping_condition tags training_image training_image_config training_input_mode training_mode
+""".split()
+#: Without fields that the service sets itself.
+TRAINER_CONFIGS = {
+    kind: names.split()
+    for kind, names in {
+        "SourceCode": "source_dir requirements entry_script command args ignore_patterns",
+        "Compute": "instance_type instance_count volume_size_in_gb volume_kms_key_id keep_alive_period_in_seconds "
+        "instance_groups training_plan_arn instance_placement_config instance_preferences enable_managed_spot_training",
+        "Networking": "security_group_ids subnets enable_network_isolation enable_inter_container_traffic_encryption",
+        "StoppingCondition": "max_runtime_in_seconds max_wait_time_in_seconds max_pending_time_in_seconds",
+        "InputData": "channel_name data_source content_type",
+        "OutputDataConfig": "s3_output_path kms_key_id compression_type",
+        "CheckpointConfig": "s3_uri local_path",
+        "SMP": "hybrid_shard_degree sm_activation_offloading activation_loading_horizon fsdp_cache_flush_warnings "
+        "allow_empty_shards tensor_parallel_degree context_parallel_degree expert_parallel_degree random_seed",
+        "Torchrun": "process_count_per_node smp",
+        "MPI": "process_count_per_node mpi_additional_options",
+    }.items()
+}

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from smddp.estimator import PyTorch, job
+from smddp.estimator import PyTorch, fitting, job
 
 ON = {"enabled": True}
 VERSIONS = {"framework_version": "2.2.0", "py_version": "py310"}
@@ -73,6 +73,18 @@ def test_mpirun_of_mpi_with_a_users_options_in_their_place():
     assert "-x NCCL_DEBUG=WARN -x LD_LIBRARY_PATH -x PATH -x A=1 --mca pls_rsh_agent ssh -x FI_PROVIDER=efa" in said
 
 
+def test_a_parameter_of_the_job_that_a_user_gives_too_is_in_the_command_once():
+    options = "-verbose --mca btl_vader_single_copy_mechanism none -mca pml ob1 --mca a b"
+    for strategy in (
+        {"mpi": {**ON, "custom_mpi_options": options}},
+        {"pytorchddp": {**ON, "custom_mpi_options": options}},
+    ):
+        (one,) = commands(strategy)
+        said = text(one)
+        assert said.count("btl_vader_single_copy_mechanism") == said.count("pml") == 1
+        assert "-verbose --mca a b" in said
+
+
 def test_a_job_of_the_model_parallel_library_goes_through_smddpmprun():
     form = {
         "smdistributed": {"modelparallel": {"enabled": True, "parameters": {"partitions": 2}}},
@@ -127,5 +139,6 @@ def test_instance_groups_say_type_and_number_of_hosts():
 
 def test_an_image_and_versions_that_nothing_runs_are_reported():
     said = []
-    PyTorch("train.py", image_uri="registry/train", **VERSIONS)._announce(job.Folder(Path("/jobs/j")), said.append)
+    made = PyTorch("train.py", image_uri="registry/train", **VERSIONS)
+    fitting.announce(made, job.Folder(Path("/jobs/j")), said.append)
     assert said == ["smddp: no effect in a job that runs here: framework_version, py_version, image_uri"]

@@ -192,3 +192,37 @@ def test_gpus_and_ranks_are_different_numbers():
         assert env["LOCAL_WORLD_SIZE"] == "2" and env["SM_NUM_CPUS"] == str(os.cpu_count())
         whole = json.loads(env["SM_TRAINING_ENV"])
         assert whole["num_gpus"] == count_devices() and whole["is_master"]
+
+
+def test_the_summary_has_the_last_metrics_and_the_tags(capsys):
+    found = [{"Name": "loss", "Regex": r"loss=(\S+)"}]
+    script = "print('loss=2.5'); print('loss=1.5')"
+    made, folder = run(script, fit={"logs": True}, metric_definitions=found, tags={"team": "a"})
+    summary = json.loads((folder / "job.json").read_text())
+    assert summary == made.latest_training_job.describe()
+    assert (summary["TrainingJobStatus"], summary["Restarts"]) == ("Completed", 0)
+    assert [(each["MetricName"], each["Value"]) for each in summary["FinalMetricDataList"]] == [("loss", 1.5)]
+    assert summary["Tags"] == [{"Key": "team", "Value": "a"}]
+    assert " s loss=1.5" in capsys.readouterr().out
+    with pytest.raises(LaunchError):
+        run("sys.exit(3)", fit={"job_name": "failed"})
+    failed = json.loads(Path("smddp-jobs/failed/job.json").read_text())
+    assert failed["TrainingJobStatus"] == "Failed" and "exit status 3" in failed["FailureReason"]
+
+
+def test_encryption_is_the_ranks_setting_with_a_token_that_others_cannot_read(capsys):
+    script = (
+        "token = pathlib.Path(os.environ['SMDDP_JOB_TOKEN_FILE'])\n"
+        "found = dict(os.environ, mode=token.stat().st_mode & 0o777, size=len(token.read_text()))\n"
+        "pathlib.Path(os.environ['SM_MODEL_DIR'], 'env').write_text(repr(found))"
+    )
+    _, folder = run(script, fit={"logs": True}, encrypt_inter_container_traffic=True)
+    env = eval((folder / "model/env").read_text())
+    assert (env["SMDDP_ENCRYPT"], env["SMDDP_TRANSPORT"]) == ("1", "tcp")
+    assert env["size"] > 32 and env["mode"] == 0o600
+    # The token ends with the job.
+    assert env["SMDDP_JOB_TOKEN_FILE"] == str(folder / "job-token") and not (folder / "job-token").exists()
+    assert "traffic of smddp between hosts is encrypted" in capsys.readouterr().out
+    made = PyTorch("train.py", image_uri="registry/x", instance_type="local", encrypt_inter_container_traffic=True)
+    with pytest.raises(ValueError, match="kubernetes would store the job token in the TrainJob"):
+        made.fit(engine="kubernetes", dry_run=True)

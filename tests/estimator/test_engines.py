@@ -119,7 +119,7 @@ REFUSED = [
     ({"image_uri": "here"}, {"engine": "kubernetes"}, "image_uri is 'here': give the image that the pods run"),
     ({"environment": dict.fromkeys(map(str, range(128)), "")}, {"engine": "kubernetes"}, "takes 128 variables"),
     ({"hyperparameters": {"a": "x" * 70000}}, {"engine": "kubernetes"}, "put them into a file of source_dir"),
-    ({}, {"engine_options": {"time": 1}}, "there is no engine"),
+    ({}, {"engine_options": {"time": 1}}, "given without an engine"),
     (
         {"distribution": {"pytorchddp": {"enabled": True, "custom_mpi_options": "--mca a 1"}}},
         {"engine": "slurm"},
@@ -169,7 +169,7 @@ def test_from_a_shell(make, capsys):
     [
         (["--nodes", "2"], "--nodes is for --engine: name the hosts by --hosts"),
         (["--engine", "slurm", "-o", "time"], "--option takes NAME=VALUE, not 'time'"),
-        (["-o", "time=5"], "there is no engine: give engine="),
+        (["-o", "time=5"], "given without an engine: give engine="),
     ],
 )
 def test_from_a_shell_what_does_not_fit_is_status_2(make, capsys, words, says):

@@ -5,8 +5,8 @@ import warnings
 from pathlib import Path
 
 import pytest
-from sdk_arguments import SDK_ARGUMENTS
-from smddp.estimator import HuggingFace, PyTorch, TensorFlow, arguments, framework
+from sdk_arguments import SDK_ARGUMENTS, TRAINER_ARGUMENTS
+from smddp.estimator import HuggingFace, PyTorch, TensorFlow, arguments, fitting, framework
 
 CLASSES = {"PyTorch": PyTorch, "TensorFlow": TensorFlow, "HuggingFace": HuggingFace}
 REQUIRED = {
@@ -54,14 +54,23 @@ def test_an_argument_without_an_effect_is_reported(name, tmp_path, monkeypatch, 
         assert f"{name} has no effect: {arguments.WARNED[name]}" in text and seen[0].filename == __file__
     else:
         assert seen == []
-        made._announce(made._plan(None, {}, "j", None, 7777, "python")[0], print)
+        fitting.announce(made, made.plan(None, {}, "j", None, 7777, "python")[0], print)
         assert f"no effect in a job that runs here: {name}" in capsys.readouterr().out
+
+
+def test_a_metric_without_a_group_is_a_warning():
+    with pytest.warns(UserWarning, match="base_metric: the regular expression finds no number"):
+        PyTorch(
+            **REQUIRED["PyTorch"],
+            instance_type="local",
+            metric_definitions=[{"Name": "base_metric", "Regex": "<><><><><><>"}],
+        )
 
 
 def test_none_and_false_count_as_not_given(recwarn):
     off = dict.fromkeys([*arguments.NO_EFFECT, *arguments.WARNED, *arguments.REFUSED], False)
     made = PyTorch(**REQUIRED["PyTorch"], **off, instance_type="local")
-    assert made._without_effect == [] and len(recwarn) == 0
+    assert made.without_effect == [] and len(recwarn) == 0
 
 
 def test_an_experiment_is_reported(tmp_path, monkeypatch):
@@ -73,12 +82,24 @@ def test_an_experiment_is_reported(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
+        ({"tags": ["a"]}, r"tags: invalid value \['a'\]: expected"),
+        (
+            {"encrypt_inter_container_traffic": True, "environment": {"SMDDP_TRANSPORT": "fabric"}},
+            "environment has SMDDP_TRANSPORT=fabric, and only tcp is encrypted",
+        ),
+        (
+            {"encrypt_inter_container_traffic": True, "environment": {"SMDDP_REQUIRE": "efa"}},
+            "SMDDP_REQUIRE=efa, and only tcp is encrypted",
+        ),
+        (
+            {"encrypt_inter_container_traffic": True, "environment": {"SMDDP_ENCRYPT": "0"}},
+            "SMDDP_ENCRYPT=0, and only tcp is encrypted: expected '1'",
+        ),
         ({"input_mode": "Pipe"}, "input_mode is 'Pipe', and channels are folders here"),
         ({"max_run": 0}, "max_run is 0: expected a time limit in seconds"),
         ({"max_run": "60"}, "max_run is '60'"),
         ({"metric_definitions": [{"Name": "loss"}]}, "metric_definitions: "),
         ({"metric_definitions": [{"Name": "loss", "Regex": "loss=("}]}, "Regex of 'loss' is invalid"),
-        ({"metric_definitions": [{"Name": "loss", "Regex": "loss"}]}, "expected a group"),
         ({"checkpoint_s3_uri": "s3://bucket/prefix"}, "keep checkpoints in a folder: give a path or file://"),
         ({"checkpoint_local_path": "/opt/ml/checkpoints"}, "without checkpoint_s3_uri"),
         ({"checkpoint_s3_uri": "c", "checkpoint_local_path": "c"}, "expected an absolute path"),
@@ -94,3 +115,16 @@ def test_an_experiment_is_reported(tmp_path, monkeypatch):
 def test_a_value_that_no_job_here_can_follow_is_refused(given, says):
     with pytest.raises(ValueError, match=says):
         PyTorch(**REQUIRED["PyTorch"], instance_type="local", **given)
+
+
+def test_the_documentation_has_each_argument_in_one_table_row():
+    page = (Path(__file__).parents[2] / "docs" / "estimator.md").read_text()
+    sections = {
+        "## Arguments": {name for names in SDK_ARGUMENTS.values() for name in names},
+        "## ModelTrainer": set(TRAINER_ARGUMENTS),
+    }
+    for title, names in sections.items():
+        section = page.partition(title)[2].partition("\n## ")[0]
+        cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| `")]
+        found = [name for cell in cells for name in cell.strip("| `").replace("`", "").split(", ")]
+        assert names - set(found) == set() and len(found) == len(set(found)), title

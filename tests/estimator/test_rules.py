@@ -64,6 +64,13 @@ BROKEN = {
         ({"smdistributed": {"dataparallel": ON}}, {"py_version": "py27", **P4D}, "py_version is 'py27'"),
         ({"smdistributed": {"dataparallel": ON}}, {"py_version": "py310"}, "there is no instance_type"),
     ],
+    "instance_type": [
+        (TORCH, {"instance_type": "ml.p4d.24xlarg"}, "the nearest known type is 'ml.p4d.24xlarge'"),
+        (None, {"instance_type": "ml.p3.8xlage"}, "the nearest known type is 'ml.p3.8xlarge'"),
+        (None, {"instance_type": "locale"}, "the nearest known type is 'local'"),
+        (None, {"instance_type": "p3.16xlarge"}, "the nearest known type is 'ml.p3.16xlarge'"),
+        (MPI8, {"instance_groups": [SimpleNamespace(instance_type="ml.p4d")]}, "'ml.p4d' is unknown"),
+    ],
     "count": [(TORCH, {"instance_count": 0, **P4D}, "it is 0"), (TORCH, {"instance_count": 1.5, **P4D}, "it is 1.5")],
     "entry_point": [(TORCH, {"entry_point": "train.sh", **P4D}, "'train.sh': give a file that ends in .py")],
     "trainium": [
@@ -83,21 +90,14 @@ BROKEN = {
     ],
     "mpi_options": [
         (mpi(["-x", "A=1"]), P4D, "those of 'mpi' are ['-x', 'A=1']"),
-        (mpi("--mca btl_vader_single_copy_mechanism none"), P4D, "btl_vader_single_copy_mechanism"),
-        (mpi("-mca pml ob1"), P4D, "give pml, and mpirun refuses"),
+        (mpi("--mca btl_vader_single_copy_mechanism cma"), P4D, "the job gives btl_vader_single_copy_mechanism itself"),
+        (mpi("-mca pml ucx"), P4D, "give pml ucx, and the job gives pml itself: expected ob1"),
+        (mpi("--mca btl_tcp_if_include eth0"), P4D, "give fit(interface=...)"),
         (mpi("--mca a 1 --mca a 2"), P4D, "give a twice"),
         (
             {"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_options": "--mca btl self"}}},
             P4D,
-            "those of 'smdistributed.dataparallel' give btl",
-        ),
-    ],
-    "efa": [
-        (mpi("-x FI_PROVIDER=efa"), {"instance_type": "ml.p3.16xlarge"}, "FI_PROVIDER=efa on ml.p3.16xlarge"),
-        (
-            {"mpi": {"enabled": True, "custom_mpi_options": "-x FI_EFA_USE_DEVICE_RDMA=1"}},
-            {"instance_type": "local"},
-            "FI_EFA_USE_DEVICE_RDMA=1 on local",
+            "those of 'smdistributed.dataparallel' give btl self",
         ),
     ],
     "parameters": [
@@ -122,7 +122,7 @@ BROKEN = {
         (
             {"smdistributed": {"modelparallel": {"enabled": True, "parameters": "/no/such/file"}}, **TORCH},
             P4D,
-            "there is no file '/no/such/file'",
+            "file '/no/such/file' does not exist",
         ),
         ({"smdistributed": {"modelparallel": {"enabled": True, "parameters": 3}}, **TORCH}, P4D, "they are 3"),
     ],
@@ -147,6 +147,7 @@ FINE = [
     ({"smdistributed": {"dataparallel": ON}}, {"framework": "tensorflow", **P4D}),
     ({"mpi": ON}, {"instance_type": "ml.m5.xlarge"}),
     (mpi("-x FI_PROVIDER=efa -x FI_EFA_USE_DEVICE_RDMA=1"), P4D),
+    (mpi("-verbose --mca orte_base_help_aggregate 0 --mca btl_vader_single_copy_mechanism none -mca pml ob1"), P4D),
     ({**MPI8, "instance_groups": [GROUP]}, {"instance_groups": [GROUP, OTHER]}),
     ({"parameter_server": ON}, {"framework": "tensorflow"}),
     (modelparallel(MPI8, partitions=2, microbatches=4, placement_strategy="spread", pipeline="interleaved"), P4D),
@@ -184,6 +185,15 @@ def test_what_breaks_a_rule_is_an_error_with_the_rule_and_the_value(name, distri
 @pytest.mark.parametrize(("distribution", "beside"), FINE)
 def test_documented_forms_pass(distribution, beside):
     validate(distribution, **beside)
+
+
+@pytest.mark.parametrize("instance_type", ["ml.p3.16xlarge", "ml.p2.xlarge", "ml.g5.2xlarge", "local"])
+def test_efa_variables_without_efa_are_one_warning(instance_type):
+    options = mpi("-x FI_PROVIDER=efa -x FI_EFA_USE_DEVICE_RDMA=1")
+    options["mpi"].pop("processes_per_host")
+    with pytest.warns(UserWarning, match=f"{instance_type} has no EFA") as seen:
+        validate(options, instance_type=instance_type)
+    assert len(seen) == 1 and "FI_PROVIDER=efa, FI_EFA_USE_DEVICE_RDMA=1 without effect" in str(seen[0].message)
 
 
 def test_parameters_may_be_a_file(tmp_path):

@@ -7,7 +7,52 @@ PyTorch(entry_point="train.py", ..., distribution={"torch_distributed": {"enable
 
 from smddp.estimator.classes import HuggingFace, PyTorch, TensorFlow
 from smddp.estimator.commands import Command
+from smddp.estimator.configs import (
+    MPI,
+    SMP,
+    CheckpointConfig,
+    Compute,
+    InputData,
+    MetricDefinition,
+    Networking,
+    OutputDataConfig,
+    RetryStrategy,
+    S3DataSource,
+    SourceCode,
+    StoppingCondition,
+    Tag,
+    Torchrun,
+)
+from smddp.estimator.model_trainer import Mode, ModelTrainer
 from smddp.estimator.rules import RULES, validate
 from smddp.estimator.running import Failure, LaunchError
+from smddp.estimator.serving import DeployError, Predictor
 
-__all__ = ["RULES", "Command", "Failure", "HuggingFace", "LaunchError", "PyTorch", "TensorFlow", "validate"]
+__all__ = [
+    "MPI",
+    "RULES",
+    "SMP",
+    "CheckpointConfig",
+    "Command",
+    "Compute",
+    "DeployError",
+    "Failure",
+    "HuggingFace",
+    "InputData",
+    "LaunchError",
+    "MetricDefinition",
+    "Mode",
+    "ModelTrainer",
+    "Networking",
+    "OutputDataConfig",
+    "Predictor",
+    "PyTorch",
+    "RetryStrategy",
+    "S3DataSource",
+    "SourceCode",
+    "StoppingCondition",
+    "Tag",
+    "TensorFlow",
+    "Torchrun",
+    "validate",
+]

@@ -1,12 +1,13 @@
-"""What runs on each host of a job: `python -m smddp.estimator.agent`, told what to do by one line of JSON on its input.
+"""The process of a job on each host: `python -m smddp.estimator.agent`, with one line of JSON on its input.
 
-It makes the job's folder, starts the host's command, sends on its output and how ranks failed, and ends everything that
-it started when its input ends: by the launcher's wish, its death, or a broken connection.
+It makes the job's folder and starts the host's command. It sends the command's output and failure reports of ranks. All
+of its processes end when its input ends: the launcher closed it or ended, or the connection broke.
 """
 
 from __future__ import annotations
 
 import base64
+import ctypes
 import io
 import json
 import os
@@ -19,20 +20,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: How long ranks have after they were asked to end.
+from smddp.estimator.job import Folder
+
+#: Seconds that ranks have after SIGTERM.
 _GRACE = 3.0
+_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
-    told = json.loads(sys.stdin.buffer.readline())
-    folder = Path(told["folder"])
-    if told["files"] is not None:
+    given = json.loads(sys.stdin.buffer.readline())
+    folder = Path(given["folder"])
+    if given["restart"]:
+        Folder(folder).reset()
+    if given["files"] is not None:
         folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(told["files"])), mode="r:gz") as archive:
-            # Who sent it runs commands here; its channels are links to places outside.
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(given["files"])), mode="r:gz") as archive:
+            # The sender runs commands here. Channels are links to places outside of the folder.
             archive.extractall(folder, filter="fully_trusted")
     say({"ready": os.getpid()})
-    if told["argv"] is None:
+    if given["argv"] is None:
         # Another host's command starts this one's ranks.
         watching = threading.Event()
         threading.Thread(target=_report_failures, args=(folder, watching), daemon=True).start()
@@ -43,16 +49,18 @@ def main() -> int:
         return 0
     try:
         child = subprocess.Popen(
-            told["argv"],
-            env={**os.environ, **told["env"]},
-            cwd=told["cwd"],
+            given["argv"],
+            env={**os.environ, **given["env"]},
+            cwd=given["cwd"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # Ranks end with an agent that is killed.
+            preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
         )
     except OSError as error:
-        say({"unable": f"{told['argv'][0]}: {error.strerror}"})
+        say({"unable": f"{given['argv'][0]}: {error.strerror}"})
         return 0
     over = threading.Event()
     helpers = [threading.Thread(target=_report_failures, args=(folder, over), daemon=True)]

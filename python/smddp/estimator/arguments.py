@@ -1,4 +1,4 @@
-"""Arguments of SageMaker's estimators without an effect in a job that runs here: reported, or refused with a reason."""
+"""Arguments of SageMaker's estimators that a job here reports, warns of or refuses, and checks of simple ones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from smddp.text import did_you_mean
 
 #: Arguments that describe resources of AWS. `fit` prints the given names.
 NO_EFFECT = frozenset(
-    """role sagemaker_session volume_size tags subnets security_group_ids max_wait enable_sagemaker_metrics
-    disable_profiler max_retry_attempts keep_alive_period_in_seconds training_repository_access_mode
+    """role sagemaker_session volume_size subnets security_group_ids enable_sagemaker_metrics
+    disable_profiler keep_alive_period_in_seconds training_repository_access_mode
     training_repository_credentials_provider_arn enable_infra_check enable_remote_debug enable_session_tag_chaining
     code_location training_plan instance_placement_config""".split()
 )
 #: Arguments that change what a job does. A warning has the reason why nothing changes here.
 WARNED = {
-    "use_spot_instances": "a job here is never interrupted; a later job with the same checkpoint_s3_uri continues",
-    "encrypt_inter_container_traffic": "traffic between hosts is not encrypted here; see docs/security.md",
     "enable_network_isolation": "the script has the network of its host",
     "volume_kms_key": "files are not encrypted here",
     "output_kms_key": "files are not encrypted here",
@@ -61,3 +59,13 @@ def check_max_run(seconds: object) -> None:
     """Raises ValueError for a time limit other than None or a whole number of seconds."""
     if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int) or seconds < 1):
         raise ValueError(f"max_run is {seconds!r}: expected a time limit in seconds, 1 or more")
+
+
+def tags(given: Any) -> list[dict[str, str]]:
+    """Returns tags as a list of {"Key": ..., "Value": ...}; a dict has them by key. Raises ValueError."""
+    if isinstance(given, Mapping):
+        given = [{"Key": key, "Value": value} for key, value in given.items()]
+    found = given or []
+    if not all(isinstance(each, Mapping) and set(each) == {"Key", "Value"} for each in found):
+        raise ValueError(f'tags: invalid value {given!r}: expected [{{"Key": "team", "Value": "a"}}]')
+    return [{name: str(each[name]) for name in ("Key", "Value")} for each in found]

@@ -109,4 +109,4 @@ class TensorFlow(Framework):
             **more,
         )
         if model_dir is not False:
-            self._hyperparameters["model_dir"] = model_dir or CONTAINER_MODEL
+            self.script_hyperparameters["model_dir"] = model_dir or CONTAINER_MODEL

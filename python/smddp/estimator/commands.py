@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from smddp import validation
 from smddp.estimator import machines
-from smddp.estimator.rules import Given
+from smddp.estimator.given import Given
+from smddp.estimator.rules import GIVEN_BY_TOOLKIT, MPI_STRATEGIES
 
 #: The toolkit's, for torchrun and for what its own mpirun hands to smddprun.
 MASTER_PORT = 7777
@@ -119,7 +120,7 @@ def build(
     for name in ("parameter_server", "multi_worker_mirrored_strategy"):
         if given.on(name):
             raise ValueError(f"{name} is not started here: use smdistributed.dataparallel or mpi")
-    return [Command(host.name, program, dict(env)) for host in hosts]
+    return [Command(host.name, program, {**env, "SM_CURRENT_HOST": host.name}) for host in hosts]
 
 
 def _network(interface: str | None) -> list[str]:
@@ -129,7 +130,10 @@ def _network(interface: str | None) -> list[str]:
 
 
 def _split(options: str) -> tuple[str, list[str]]:
-    """The toolkit's one option of its own, --NCCL_DEBUG, and what mpirun is given."""
+    """Returns the value of --NCCL_DEBUG, the toolkit's own option, and the options for mpirun.
+
+    Parameters that the job gives with the same value are left out: mpirun refuses a parameter that is given twice.
+    """
     debug, rest, words = "INFO", [], options.split()
     while words:
         word = words.pop(0)
@@ -137,6 +141,8 @@ def _split(options: str) -> tuple[str, list[str]]:
             debug = word.partition("=")[2]
         elif word == "--NCCL_DEBUG" and words:
             debug = words.pop(0)
+        elif word in ("-mca", "--mca") and len(words) > 1 and GIVEN_BY_TOOLKIT.get(words[0]) == words[1]:
+            del words[:2]
         else:
             rest.append(word)
     return debug, rest
@@ -234,7 +240,7 @@ def split_exports(given: Given) -> tuple[dict[str, str], list[str]]:
     """Returns the variables of `-x NAME=VALUE` in custom_mpi_options, and the remaining words, which need mpirun."""
     found: dict[str, str] = {}
     others: list[str] = []
-    for name in ("mpi", "pytorchddp", "smdistributed.dataparallel"):
+    for name in MPI_STRATEGIES:
         options = given.of(name).get("custom_mpi_options", "") if given.on(name) else ""
         debug, words = _split(options)
         if "--NCCL_DEBUG" in options:

@@ -1,14 +1,12 @@
-"""The base of all estimators: arguments, commands, and `fit`, which runs the job here."""
+"""The base of all estimators: their arguments, variables and commands."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,24 +15,24 @@ from smddp import validation
 from smddp.estimator import (
     arguments,
     checkpoints,
-    engines,
+    encryption,
+    fitting,
     inputs,
     job,
     metrics,
     repository,
     rules,
-    running,
+    serving,
     source,
     strategies,
     variables,
 )
-from smddp.estimator.commands import MASTER_PORT, Command, Host, build, hosts_of, split_exports, with_groups
-from smddp.estimator.engines.work import work as engine_work
-from smddp.estimator.preparation import prepare
+from smddp.estimator.commands import MASTER_PORT, Command, Host, build, hosts_of, with_groups
+from smddp.estimator.restarts import Restarts
 from smddp.estimator.training_job import Job
 
 
-class Framework:
+class Framework(serving.ServiceMethods):
     """An estimator: checked arguments, hyperparameters, commands, `fit`."""
 
     _framework_name = ""
@@ -66,6 +64,12 @@ class Framework:
         model_channel_name: str = "model",
         input_mode: str = "File",
         disable_output_compression: bool = False,
+        use_spot_instances: bool = False,
+        max_wait: int | None = None,
+        max_retry_attempts: int | None = None,
+        encrypt_inter_container_traffic: bool = False,
+        tags: Sequence[Mapping[str, str]] | Mapping[str, str] | None = None,
+        processes_per_host: int | None = None,
         **more: Any,
     ) -> None:
         if entry_point is None:
@@ -75,7 +79,7 @@ class Framework:
                 f"{type(self).__name__}: give framework_version and py_version, or image_uri (as for a job of "
                 "SageMaker's; here the Python that calls fit runs the script)"
             )
-        self._without_effect = arguments.check(type(self).__name__, more)
+        self.without_effect = arguments.check(type(self).__name__, more)
         self.entry_point, self.source_dir = validation.line(str(entry_point), "entry_point"), source_dir
         if source_dir is not None or git_config is not None:
             validation.relative_path(self.entry_point, "entry_point")
@@ -85,7 +89,7 @@ class Framework:
             validation.image_name(image_uri)
         arguments.check_max_run(max_run)
         inputs.check_mode(input_mode)
-        checkpoints.check(checkpoint_s3_uri, checkpoint_local_path)
+        self.set_checkpoints(checkpoint_s3_uri, checkpoint_local_path)
         self.framework_version, self.py_version, self.image_uri = framework_version, py_version, image_uri
         self.instance_type, self.instance_count, self.instance_groups = instance_type, instance_count, instance_groups
         self.base_job_name, self.output_path = base_job_name, output_path
@@ -93,13 +97,18 @@ class Framework:
         self.environment = validation.environment(environment or {})
         self.container_log_level = container_log_level
         self.git_config = None if git_config is None else repository.check(git_config)
-        self.checkpoint_s3_uri, self.checkpoint_local_path = checkpoint_s3_uri, checkpoint_local_path
         self.max_run = max_run
-        self.metric_definitions = metrics.definitions(metric_definitions)
+        self.restarts = Restarts(bool(use_spot_instances), max_retry_attempts or None, max_wait or None)
+        self.restarts.check(max_run)
+        self.encrypt_inter_container_traffic = bool(encrypt_inter_container_traffic)
+        if self.encrypt_inter_container_traffic:
+            encryption.check(self.environment)
+        self.tags = arguments.tags(tags)
+        self.set_metrics(metric_definitions)
         self.model_uri, self.model_channel_name = model_uri, model_channel_name
         self.disable_output_compression = disable_output_compression
-        self._hyperparameters = dict(hyperparameters or {})
-        for name in self._hyperparameters:
+        self.script_hyperparameters = dict(hyperparameters or {})
+        for name in self.script_hyperparameters:
             validation.variable_name(str(name), "hyperparameters")
         self.given = rules.validate(
             distribution,
@@ -111,15 +120,31 @@ class Framework:
             image_uri=image_uri,
             entry_point=self.entry_point,
             instance_groups=instance_groups,
+            ranks=processes_per_host,
         )
         self.distribution = dict(self.given.distribution)
         #: Arguments of the script after those of its hyperparameters.
         self.script_arguments: list[str] = []
+        #: Names in source_dir that are not copied.
+        self.ignore_patterns = source.IGNORED
         self.latest_training_job: Job | None = None
+
+    def set_checkpoints(self, checkpoint_s3_uri: str | None, checkpoint_local_path: str | None = None) -> None:
+        """Sets the checkpoints of later jobs. Raises ValueError for a folder that no job here can have."""
+        checkpoints.check(checkpoint_s3_uri, checkpoint_local_path)
+        self.checkpoint_s3_uri, self.checkpoint_local_path = checkpoint_s3_uri, checkpoint_local_path
+
+    def set_metrics(self, metric_definitions: Sequence[Mapping[str, str]] | None) -> None:
+        """Sets the metrics of later jobs. Raises ValueError for an invalid definition."""
+        self.metric_definitions = metrics.definitions(metric_definitions)
+
+    def set_attempts(self, max_retry_attempts: int | None) -> None:
+        """Sets the number of restarts of later jobs. Raises ValueError for an invalid number."""
+        self.restarts = replace(self.restarts, attempts=max_retry_attempts)
 
     def hyperparameters(self) -> dict[str, str]:
         """Returns the script's and the job's hyperparameters, each value as JSON, as the SDK sends them."""
-        whole = {**self._hyperparameters, **strategies.hyperparameters(self.given)}
+        whole = {**self.script_hyperparameters, **strategies.hyperparameters(self.given)}
         return {str(name): json.dumps(value) for name, value in whole.items()}
 
     def commands(
@@ -138,8 +163,8 @@ class Framework:
         port: where torchrun's ranks of several hosts meet, on the first of them.
         Raises ValueError where the hosts do not fit the job.
         """
-        name = self._name(job_name)
-        return self._plan(hosts, self._channels(inputs), name, interface, port, python)[2]
+        name = self.job_name(job_name)
+        return self.plan(hosts, self.channels(inputs), name, interface, port, python)[2]
 
     def fit(
         self,
@@ -175,63 +200,25 @@ class Framework:
         engine; smddp.estimator.LaunchError, a RuntimeError, where the job fails, with the first rank that failed, its
         host, its exit status or signal, and its last lines.
         """
-        name = self._name(job_name)
-        places = self._channels(inputs)
-        report = _print if logs not in (False, None, "None") else _quiet
-        arguments.check("fit", {"experiment_config": experiment_config})
-        found = metrics.Metrics(self.metric_definitions)
-        output = found.watch(report)
-        if engine is not None:
-            if hosts is not None or rsh != "ssh":
-                raise ValueError(
-                    f"hosts, rsh: {engine} finds the hosts itself: give instance_count and processes_per_host"
-                )
-            runs = engines.find(engine, engine_options)
-            folder = job.Folder(self.root() / name)
-            work = engine_work(self, runs, folder, places, name, processes_per_host, interface, port, python)
-            if runs.folder is not None and self.checkpoint_s3_uri is not None:
-                raise ValueError(
-                    f"checkpoint_s3_uri: {engine} has the job's folder in each pod: leave it out, and let the runtime "
-                    "mount a volume at the path of the checkpoints"
-                )
-            if dry_run:
-                print(self._shown(runs, work, places))
-                return None
-            runs.show(work)  # raises its errors before anything is written
-            runs.ready()
-            there = job.Folder(runs.folder) if runs.folder is not None else folder
-            kept = prepare(self, folder, places, work.env, runs.channel, there)
-            self._announce(there, report, work.image if engine != "slurm" else None)
-            self._begin(name, folder, lambda: runs.start(work, output), report, wait, found, kept, runs.folder is None)
-            return None
-        if engine_options is not None:
-            raise ValueError("engine_options: there is no engine: give engine=, or leave them out")
-        if processes_per_host is not None and (hosts or (with_groups(self.given, self.instance_count)[1] or 1) == 1):
-            hosts = [host if ":" in host else f"{host}:{processes_per_host}" for host in hosts or ["localhost"]]
-        running.remote_shell(rsh)
-        folder, on, commands, env = self._plan(hosts, places, name, interface, port, python)
-        if dry_run:
-            for command in commands:
-                print(command)
-            return commands
-        if commands[0].argv[0] == "mpirun" and shutil.which("mpirun") is None:
-            commands = self._without_mpirun(hosts, places, name, interface, port, python)
-        kept = prepare(self, folder, places, env, link_here=all(running.is_here(host.name) for host in on))
-        self._announce(folder, report)
-        ranks = sum(host.slots for host in on)
-        report(f"smddp: job {name}: {ranks} ranks on {', '.join(host.name for host in on)}, in {folder.path}")
-        self._begin(
-            name,
-            folder,
-            lambda: running.Run(folder.path, on, commands, folder.code, rsh=rsh, python=python, report=output),
-            report,
+        return fitting.fit(
+            self,
+            inputs,
             wait,
-            found,
-            kept,
+            logs,
+            job_name,
+            experiment_config,
+            hosts=hosts,
+            dry_run=dry_run,
+            interface=interface,
+            port=port,
+            rsh=rsh,
+            python=python,
+            processes_per_host=processes_per_host,
+            engine=engine,
+            engine_options=engine_options,
         )
-        return None
 
-    def _channels(self, given: Any) -> dict[str, str]:
+    def channels(self, given: Any) -> dict[str, str]:
         """Returns the channels of `fit(inputs)` and, with model_uri, the one of a model to start from."""
         found = inputs.channels(given)
         if self.model_uri is not None:
@@ -242,38 +229,6 @@ class Framework:
             found |= inputs.channels({self.model_channel_name: self.model_uri})
         return found
 
-    def _shown(self, engine: engines.Engine, work: engines.Work, places: Mapping[str, str]) -> str:
-        if engine.folder is None:
-            return engine.show(work)
-        # The job's files are part of what is submitted.
-        with tempfile.TemporaryDirectory() as folder:
-            prepare(self, job.Folder(Path(folder)), places, work.env, engine.channel, job.Folder(engine.folder))
-            return engine.show(replace(work, folder=Path(folder)))
-
-    def _begin(
-        self,
-        name: str,
-        folder: job.Folder,
-        make: Callable[[], engines.Started],
-        report: Callable[[str], None],
-        wait: bool,
-        found: metrics.Metrics,
-        kept: checkpoints.Checkpoints | None,
-        packs: bool = True,
-    ) -> None:
-        self.latest_training_job = Job(
-            name,
-            folder,
-            packs=packs,
-            packs_model=not self.disable_output_compression,
-            max_run=self.max_run,
-            metrics=found,
-            checkpoints=kept,
-        )
-        self.latest_training_job._start(make, report)
-        if wait:
-            self.latest_training_job.wait()
-
     @property
     def model_data(self) -> str | None:
         """The last job's model.tar.gz as file://; its model folder with disable_output_compression."""
@@ -281,7 +236,20 @@ class Framework:
         name = "model" if self.disable_output_compression else "model.tar.gz"
         return None if last is None else f"file://{last.folder / name}"
 
-    def _plan(
+    def deploy(
+        self, *, port: int | None = None, server_arguments: Sequence[str] = (), **more: Any
+    ) -> serving.Predictor:
+        """Serves the last job's model on this machine. See `serving.deploy` for arguments and errors.
+
+        Raises RuntimeError before `fit` has ended with a model.
+        """
+        last = self.latest_training_job
+        if last is None or last.status not in ("Completed", "Stopped"):
+            state = "no job" if last is None else f"job {last.name} is {last.status}"
+            raise RuntimeError(f"deploy: {state}: call fit() first, and wait for its end")
+        return serving.deploy(last.folder / "model", port, server_arguments, **more)
+
+    def plan(
         self,
         hosts: Sequence[str] | None,
         places: Mapping[str, str],
@@ -291,6 +259,7 @@ class Framework:
         python: str,
         mpirun: bool = True,
     ) -> tuple[job.Folder, list[Host], list[Command], dict[str, str]]:
+        """Returns the job's folder, its hosts, their commands, and the variables of all ranks. See `commands`."""
         validation.port(port)
         given, count = with_groups(self.given, self.instance_count)
         there = hosts_of(given, hosts, count)
@@ -298,7 +267,7 @@ class Framework:
         env = self.variables(folder, [host.name for host in there], places, name, interface)
         path = os.environ.get("PATH", os.defpath)
         env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": source.python_path(folder.code)}
-        env = validation.environment({**env, **folder.in_job(self.environment)})
+        env = validation.environment({**env, **self.rank_environment(folder)})
         found = build(
             given,
             there,
@@ -330,6 +299,11 @@ class Framework:
             log_level=self.container_log_level,
         )
 
+    def rank_environment(self, folder: job.Folder) -> dict[str, str]:
+        """Returns the variables of `environment` and of encryption, in a job whose folder is `folder`."""
+        secure = encryption.variables(folder) if self.encrypt_inter_container_traffic else {}
+        return {**secure, **folder.in_job(self.environment)}
+
     def whole(self, folder: job.Folder) -> dict[str, Any]:
         """Returns all hyperparameters, with paths of a training container replaced by the job's own."""
         return {key: folder.in_job(json.loads(value)) for key, value in self.hyperparameters().items()}
@@ -345,39 +319,6 @@ class Framework:
         """The script's path in the job's code folder."""
         return self.entry_point if self.source_dir is not None else Path(self.entry_point).name
 
-    def _without_mpirun(
-        self,
-        hosts: Sequence[str] | None,
-        places: Mapping[str, str],
-        name: str,
-        interface: str | None,
-        port: int,
-        python: str,
-    ) -> list[Command]:
-        """Returns the commands of a machine without mpirun: smddprun starts the ranks of one host. Reports that."""
-        _, there, found, _ = self._plan(hosts, places, name, interface, port, python, mpirun=False)
-        if len(there) > 1:
-            running.need("mpirun", "which starts ranks on several hosts: install Open MPI, or use torch_distributed")
-        unused = split_exports(self.given)[1]
-        more = f", without the custom_mpi_options {' '.join(unused)}" if unused else ""
-        print(f"smddp: no mpirun on this machine: smddprun starts the ranks{more}", file=sys.stderr)
-        return found
-
-    def _announce(self, folder: job.Folder, report: Callable[[str], None], image: str | None = None) -> None:
-        """Reports what differs from a job of SageMaker's. image: the image that runs the job, if one does."""
-        names = list(self._without_effect)
-        if image in (None, engines.NO_IMAGE):
-            given = {name: getattr(self, name) for name in ("framework_version", "py_version", "image_uri")}
-            names += [name for name, value in given.items() if value not in (None, engines.NO_IMAGE)]
-        if names:
-            report(f"smddp: no effect in a job that runs here: {', '.join(names)}")
-        texts = {**self._hyperparameters, **self.environment}
-        replaced = [str(name) for name, value in texts.items() if folder.in_job(value) != value]
-        if replaced:
-            report(f"smddp: /opt/ml is {folder.path} in {', '.join(replaced)}")
-        if (folder.code / "requirements.txt").is_file():
-            report("smddp: requirements.txt is not installed: install it into the Python that runs the script")
-
     def root(self) -> Path:
         """The folder of all jobs. Raises ValueError for an output_path in S3."""
         output = self.output_path or "smddp-jobs"
@@ -385,16 +326,9 @@ class Framework:
             raise ValueError(f"output_path is {output!r}: jobs that run here write to a path or file://")
         return Path(validation.line(output, "output_path").removeprefix("file://")).absolute()
 
-    def _name(self, given: str | None) -> str:
+    def job_name(self, given: str | None) -> str:
+        """Returns the name of a job: `given`, or one with the time. Raises ValueError for an invalid name."""
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%d-%H-%M-%S', time.gmtime(now))}-{int(now % 1 * 1000):03d}"
         base = self.base_job_name or f"{self._framework_name}-training"
         return validation.job_name(f"{base}-{stamp}" if given is None else given)
-
-
-def _print(line: str) -> None:
-    print(line, flush=True)
-
-
-def _quiet(line: str) -> None:
-    pass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ class Folder:
         return self.path / "checkpoints"
 
     @property
+    def token(self) -> Path:
+        """The secret of a job with encryption."""
+        return self.path / "job-token"
+
+    @property
     def failures(self) -> Path:
         """Failure reports of ranks."""
         return self.path / "failures"
@@ -54,6 +60,13 @@ class Folder:
         for part in (self.code, *outputs, self.failures, self.logs, self.channel("")):
             part.mkdir(parents=True, exist_ok=True)
         (self.path / "input" / "config").mkdir(exist_ok=True)
+
+    def reset(self) -> None:
+        """Removes results and failure reports of an earlier attempt. Logs, code, channels and checkpoints remain."""
+        for part in (self.model, self.output / "data", self.output / "intermediate", self.failures):
+            for each in part.iterdir() if part.is_dir() else ():
+                shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink(missing_ok=True)
+        (self.output / "failure").unlink(missing_ok=True)
 
     def write(self, name: str, value: object) -> None:
         """Writes a configuration file: hyperparameters, resourceconfig, inputdataconfig."""

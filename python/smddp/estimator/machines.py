@@ -1,6 +1,8 @@
-"""Instance types: how many GPUs each has, and which have EFA. What is not here is taken as it is."""
+"""Instance types: their names, their numbers of GPUs, and which have EFA."""
 
 from __future__ import annotations
+
+from smddp.text import nearest
 
 _G5 = {
     **dict.fromkeys(("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"), 1),
@@ -23,8 +25,17 @@ _FAMILIES = {
     "ml.g5": _G5,
     "ml.g6": _G5,
     "ml.g6e": _G5,
+    "ml.g7": (_G7 := {"2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "12xlarge": 2, "24xlarge": 4, "48xlarge": 8}),
+    "ml.g7e": _G7,
 }
 GPUS = {f"{family}.{size}": gpus for family, sizes in _FAMILIES.items() for size, gpus in sizes.items()}
+#: Families without GPUs, and Trainium's; their sizes are among `_SIZES`.
+_OTHERS = (
+    "c4 c5 c5n c6i c7i c7i-flex c8i c8i-flex m4 m5 m5d m6i m7i m7i-flex m8i m8i-flex r5 r5d r6i r7i r8i r8i-flex t3 "
+    "trn1 trn1n trn2"
+).split()
+_SIZES = ("medium", "large", "xlarge", *(f"{number}xlarge" for number in (2, 4, 8, 9, 10, 12, 16, 18, 24, 32, 48, 96)))
+_TYPES = frozenset(("local", "local_gpu", *GPUS, *(f"ml.{family}.{size}" for family in _OTHERS for size in _SIZES)))
 
 #: Those whose messages between hosts the training toolkit sends through EFA; a set of its own for RDMA from GPU memory.
 EFA_RDMA = frozenset(
@@ -32,6 +43,19 @@ EFA_RDMA = frozenset(
 )
 EFA = EFA_RDMA | frozenset("ml.g4dn.8xlarge ml.g4dn.12xlarge ml.g5.48xlarge ml.p3dn.24xlarge".split())
 _NO_EFA = ("local", "local_gpu", "ml.p2.", "ml.p3.")
+
+
+def unknown(instance_type: str) -> str | None:
+    """Returns what is wrong with an unknown instance type, with the nearest known one; None for a known type."""
+    if instance_type in _TYPES:
+        return None
+    family = [name for name in _TYPES if name.startswith(instance_type.rpartition(".")[0] + ".")]
+    found = nearest(instance_type, sorted(family or _TYPES)) or "ml.p4d.24xlarge"
+    return (
+        f"{instance_type!r} is unknown, and so is its number of ranks; the nearest known type is {found!r}. For a type "
+        "that is missing here give 'local' and the number of ranks: fit(processes_per_host=N), or processes_per_host "
+        "of 'mpi'"
+    )
 
 
 def gpus(instance_type: str | None) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ class Metrics:
     def __init__(self, definitions: Any) -> None:
         """definitions: metric_definitions, a list of {"Name": ..., "Regex": ...} with one group for the number.
 
-        Raises ValueError for anything else.
+        A regular expression without a group finds no number. Raises ValueError for anything else.
         """
         self.values: list[Metric] = []
         self._patterns: list[tuple[str, re.Pattern[str]]] = []
@@ -43,12 +44,8 @@ class Metrics:
                 pattern = re.compile(each["Regex"])
             except (re.error, TypeError) as error:
                 raise ValueError(f"metric_definitions: Regex of {each['Name']!r} is invalid: {error}") from None
-            if not pattern.groups:
-                raise ValueError(
-                    f"metric_definitions: Regex of {each['Name']!r} is {each['Regex']!r}: expected a group, such as "
-                    "([0-9.]+), around the number"
-                )
-            self._patterns.append((str(each["Name"]), pattern))
+            if pattern.groups:
+                self._patterns.append((str(each["Name"]), pattern))
 
     def watch(self, output: Callable[[str], None]) -> Callable[[str], None]:
         """Returns a receiver of lines that records metrics and passes the lines to `output`."""
@@ -78,6 +75,17 @@ class Metrics:
 
 
 def definitions(given: Sequence[Any] | None) -> list[Any]:
-    """Returns the validated metric_definitions. Raises ValueError as `Metrics` does."""
+    """Returns the validated metric_definitions. Raises ValueError as `Metrics` does.
+
+    Warns of regular expressions without a group, which published notebooks have as a placeholder.
+    """
     Metrics(given)
-    return list(given or [])
+    found = list(given or [])
+    empty = [str(each["Name"]) for each in found if not re.compile(each["Regex"]).groups]
+    if empty:
+        warnings.warn(
+            f"metric_definitions: {', '.join(empty)}: the regular expression finds no number, for it has no group such "
+            "as ([0-9.]+)",
+            stacklevel=4,
+        )
+    return found

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from smddp.estimator import checkpoints, inputs, job, repository, source
+from smddp.estimator import checkpoints, encryption, inputs, job, repository, source
 
 if TYPE_CHECKING:
     from smddp.estimator.framework import Framework
@@ -42,12 +42,14 @@ def prepare(
             repository.clone(estimator.git_config, cloned)
             script, source_dir, dependencies = repository.source(cloned, script, source_dir, dependencies)
         folder.make()
-        source.copy(source_dir, script, dependencies, folder, estimator.root())
+        source.copy(source_dir, script, dependencies, folder, estimator.root(), estimator.ignore_patterns)
     for channel, path in local.items():
         inputs.place_channel(places[channel], path, folder.channel(channel))
     folder.write("hyperparameters", _sent(estimator, there or folder, env))
     folder.write("inputdataconfig", json.loads(env["SM_INPUT_DATA_CONFIG"]))
     folder.write("resourceconfig", json.loads(env["SM_RESOURCE_CONFIG"]))
+    if env.get("SMDDP_JOB_TOKEN_FILE") == str(folder.token):
+        encryption.write_token(folder)
     if estimator.checkpoint_s3_uri is None:
         return None
     kept = checkpoints.Checkpoints(estimator.checkpoint_s3_uri, estimator.checkpoint_local_path, folder)

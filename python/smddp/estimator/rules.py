@@ -1,23 +1,19 @@
-"""What a `distribution=` dict may say: a table of rules, each with its text, its check and what to do instead.
+"""Rules of a `distribution=` dict: each has a text, a check and a remedy.
 
-The rules are those of the SDK 2.x (`sagemaker.fw_utils`) and of AWS's pages on the two libraries, of which the SDK lets
-several through to a job that fails, or runs one process, or hangs. Not taken over: lists of versions and of instance
-types.
+The rules are those of the SDK 2.x (`sagemaker.fw_utils`) and of AWS's pages on the two libraries. Where the SDK does
+not check a rule, such a job fails, runs one process, or hangs. Lists of versions are not among the rules.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections import Counter
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-from smddp import files
 from smddp.estimator import machines
+from smddp.estimator.given import V1_DEGREES, Given
 from smddp.modelparallel import config as v1
 from smddp.smp import v2_keys as v2
 from smddp.smp.layout import layout
@@ -37,93 +33,22 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "dataparallel": ("enabled", "custom_mpi_options"),
     "modelparallel": ("enabled", "parameters"),
 }
+#: Strategies with custom_mpi_options.
+MPI_STRATEGIES = ("mpi", "pytorchddp", "smdistributed.dataparallel")
 _OF_TORCH = ("torch_distributed", "pytorchddp", "pytorchxla")
 _OF_TENSORFLOW = ("parameter_server", "multi_worker_mirrored_strategy")
-#: Options that the toolkit's mpirun line has already; Open MPI refuses a parameter that has two values.
-GIVEN_BY_TOOLKIT = (
-    "btl_vader_single_copy_mechanism",
-    "btl_tcp_if_include",
-    "oob_tcp_if_include",
-    "plm_rsh_no_tree_spawn",
-    "plm_rsh_num_concurrent",
-    "orte_abort_on_non_zero_status",
-    "pml",
-    "btl",
-)
+#: Parameters that the toolkit's mpirun line has already, with their values; None: the value depends on the job.
+GIVEN_BY_TOOLKIT: dict[str, str | None] = {
+    "btl_vader_single_copy_mechanism": "none",
+    "btl_tcp_if_include": None,
+    "oob_tcp_if_include": None,
+    "plm_rsh_no_tree_spawn": "1",
+    "plm_rsh_num_concurrent": None,
+    "orte_abort_on_non_zero_status": "1",
+    "pml": "ob1",
+    "btl": "^openib",
+}
 _EFA_VARIABLES = ("FI_PROVIDER=efa", "FI_EFA_USE_DEVICE_RDMA=1")
-_V1_DEGREES = ("pipeline_parallel_degree", "partitions")
-
-
-@dataclass(frozen=True)
-class Given:
-    """What an estimator was given that the rules look at."""
-
-    distribution: Any
-    instance_type: str | None = None
-    instance_count: int | None = 1
-    framework: str = "pytorch"
-    framework_version: str | None = None
-    py_version: str | None = None
-    image_uri: str | None = None
-    entry_point: str | None = None
-    instance_groups: Sequence[Any] | None = None
-
-    def on(self, name: str) -> bool:
-        """Whether a strategy is enabled; libraries by "smdistributed.dataparallel"."""
-        part: Any = self.distribution
-        for key in name.split("."):
-            part = part.get(key, {})
-        return bool(part.get("enabled", False))
-
-    def of(self, name: str) -> dict[str, Any]:
-        part: Any = self.distribution
-        for key in name.split("."):
-            part = part.get(key, {})
-        return dict(part)
-
-    @property
-    def starts(self) -> list[str]:
-        """The strategies that start ranks. The data parallel library leaves that to torchrun where it is asked for."""
-        found = [name for name in ("mpi", "torch_distributed", "pytorchddp") if self.on(name)]
-        if self.on("smdistributed.dataparallel") and not self.on("torch_distributed"):
-            found.append("smdistributed.dataparallel")
-        return found
-
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """Of modelparallel; those of a file are read. Raises ValueError where it is not there or no JSON object."""
-        if not self.on("smdistributed.modelparallel"):
-            return {}
-        found = self.of("smdistributed.modelparallel").get("parameters", {})
-        if isinstance(found, str):
-            if not os.path.exists(found):
-                raise ValueError(f"there is no file {found!r}: give a dict or the path of a JSON file")
-            text = files.read_text(found)
-            try:
-                found = json.loads(text)
-            except (json.JSONDecodeError, RecursionError) as error:
-                raise ValueError(f"the file {found!r} is not JSON ({error})") from None
-        if not isinstance(found, dict):
-            raise ValueError(f"they are {found!r}: give a dict or the path of a JSON file")
-        return found
-
-    @property
-    def is_v1(self) -> bool:
-        """Whether the modelparallel parameters are those of SMP v1: under mpi unless keys of v2 are there; else where
-        they ask for a pipeline."""
-        parameters = self.parameters
-        if any(name in parameters for name in _V1_DEGREES):
-            return True
-        return self.on("mpi") and not any(name in v2.KEYS and name not in v2.V1_ONLY for name in parameters)
-
-    @property
-    def processes_per_host(self) -> int | None:
-        """As the toolkit counts: what mpi says, else the instance's GPUs; None where nothing says."""
-        if self.on("mpi"):
-            asked = self.of("mpi").get("processes_per_host")
-            if asked is not None:
-                return int(asked)
-        return machines.gpus(self.instance_type)
 
 
 @dataclass(frozen=True)
@@ -157,10 +82,12 @@ def validate(
     image_uri: str | None = None,
     entry_point: str | None = None,
     instance_groups: Sequence[Any] | None = None,
+    ranks: int | None = None,
 ) -> Given:
-    """Hold a `distribution=` dict against every rule. Returns what was given.
+    """Checks a `distribution=` dict by every rule. Returns the arguments.
 
-    Raises ValueError with the rule, what breaks it and what to do instead, for the first that does not hold.
+    Raises ValueError for the first broken rule: its text, the value that breaks it and the remedy. Warns of variables
+    of EFA for an instance type without EFA.
     """
     given = Given(
         {} if distribution is None else distribution,
@@ -172,11 +99,13 @@ def validate(
         image_uri,
         entry_point,
         instance_groups,
+        ranks,
     )
     for rule in RULES:
         found = rule.check(given)
         if found:
             raise ValueError(f"distribution: {rule.text}; {found}")
+    _warn_of_efa(given)
     return given
 
 
@@ -272,6 +201,13 @@ def _python(given: Given) -> str | None:
     return None
 
 
+@_rule("instance types are SageMaker's, or local")
+def _instance_type(given: Given) -> str | None:
+    groups = [] if given.instance_type is not None else given.instance_groups or []
+    types = [given.instance_type, *(getattr(group, "instance_type", None) for group in groups)]
+    return next((text for each in types if each is not None and (text := machines.unknown(each))), None)
+
+
 @_rule("instance_count is one or more")
 def _count(given: Given) -> str | None:
     count = given.instance_count
@@ -313,7 +249,7 @@ def _groups(given: Given) -> str | None:
 
 @_rule("processes_per_host is a number of ranks that the instance has GPUs for")
 def _processes(given: Given) -> str | None:
-    asked = given.of("mpi").get("processes_per_host")
+    asked = given.of("mpi").get("processes_per_host", given.ranks)
     if asked is None:
         return None
     if isinstance(asked, bool) or not isinstance(asked, int) or asked < 1:
@@ -324,32 +260,39 @@ def _processes(given: Given) -> str | None:
     return None
 
 
-@_rule("custom_mpi_options are options of mpirun in one string, none of them one that the job gives already")
+@_rule("custom_mpi_options are options of mpirun in one string, none of them with another value than the job's")
 def _mpi_options(given: Given) -> str | None:
-    for name in ("mpi", "pytorchddp", "smdistributed.dataparallel"):
+    for name in MPI_STRATEGIES:
         options = given.of(name).get("custom_mpi_options", "")
         if not isinstance(options, str):
             return f'those of {name!r} are {options!r}: give "-x NAME=VALUE --mca NAME VALUE"'
-        words = options.split()
-        settings = [after for word, after in pairwise(words) if word in ("-mca", "--mca")]
-        for setting in settings:
-            if setting in GIVEN_BY_TOOLKIT:
-                return f"those of {name!r} give {setting}, and mpirun refuses what is given twice: leave it out"
-        twice = [setting for setting, times in Counter(settings).items() if times > 1]
-        if twice:
-            return f"those of {name!r} give {twice[0]} twice: leave one out"
+        values: dict[str, str] = {}
+        for setting, value in mca_parameters(options):
+            job = GIVEN_BY_TOOLKIT.get(setting, value)
+            if job != value:
+                instead = "give fit(interface=...)" if setting.endswith("_if_include") else f"expected {job or 'none'}"
+                return f"those of {name!r} give {setting} {value}, and the job gives {setting} itself: {instead}"
+            if setting in values and setting not in GIVEN_BY_TOOLKIT:
+                return f"those of {name!r} give {setting} twice, {values[setting]} and {value}: leave one out"
+            values[setting] = value
     return None
 
 
-@_rule("EFA's variables are for instances with EFA")
-def _efa(given: Given) -> str | None:
-    if not machines.lacks_efa(given.instance_type):
-        return None
-    for name in ("mpi", "pytorchddp", "smdistributed.dataparallel"):
-        for variable in _EFA_VARIABLES:
-            if variable in given.of(name).get("custom_mpi_options", "").split():
-                return f"{variable} on {given.instance_type}, where nothing would be found: leave it out"
-    return None
+def mca_parameters(options: str) -> list[tuple[str, str]]:
+    """Returns the names and values of `--mca NAME VALUE` in options of mpirun."""
+    words = options.split()
+    return [(words[at + 1], words[at + 2]) for at, word in enumerate(words[:-2]) if word in ("-mca", "--mca")]
+
+
+def _warn_of_efa(given: Given) -> None:
+    words = [word for name in MPI_STRATEGIES for word in given.of(name).get("custom_mpi_options", "").split()]
+    found = [variable for variable in _EFA_VARIABLES if variable in words]
+    if found and machines.lacks_efa(given.instance_type):
+        warnings.warn(
+            f"custom_mpi_options: {', '.join(found)} without effect: {given.instance_type} has no EFA, and its ranks "
+            "use tcp between hosts",
+            stacklevel=3,
+        )
 
 
 @_rule("parameters of modelparallel are those of its library")
@@ -380,7 +323,7 @@ def _placement(given: Given) -> str | None:
 def _partitions(given: Given) -> str | None:
     if not given.on("smdistributed.modelparallel") or not given.is_v1:
         return None
-    if any(name in given.parameters for name in _V1_DEGREES):
+    if any(name in given.parameters for name in V1_DEGREES):
         return None
     return "neither partitions nor pipeline_parallel_degree is there: give 1 where the model stays whole"
 

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from smddp import validation
 from smddp.estimator.commands import Command, Host
+from smddp.estimator.job import Folder
 from smddp.launching.local import signal_name
 
 #: After a first failure is known, others may turn out to have been earlier.
@@ -70,17 +71,26 @@ class Failure:
 
 
 class LaunchError(RuntimeError):
-    """A job that failed. `failure` is the first rank that did, where one is known; `folder` has all logs."""
+    """A job that failed.
 
-    def __init__(self, text: str, folder: Path, failure: Failure | None = None) -> None:
+    Attributes:
+        failure: the first rank that failed; None where no rank has reported.
+        folder: path of the job's folder, with all logs.
+        lost_host: the job has lost a host, or a host could not be reached.
+    """
+
+    def __init__(self, text: str, folder: Path, failure: Failure | None = None, lost_host: bool = False) -> None:
         super().__init__(text)
         self.folder = folder
         self.failure = failure
+        self.lost_host = lost_host
 
 
 def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
     """Of the first of the ranks that failed; at least one."""
     first = min(failures, key=lambda failure: failure.order)
+    # Each of these ranks lost another one, which ended without a report: its host is lost.
+    lost_host = first.order[0]
     others = sorted(failure.rank for failure in failures if failure.rank != first.rank)
     after = f"; after it {_listed(others)}" if others else ""
     return LaunchError(
@@ -88,6 +98,7 @@ def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
         f"{first.last.rstrip() or '(none)'}\nAll output: {folder / 'logs'}",
         folder,
         first,
+        lost_host,
     )
 
 
@@ -104,8 +115,9 @@ class Run:
         rsh: str = "ssh",
         python: str = sys.executable,
         report: Callable[[str], None] | None = None,
+        restart: bool = False,
     ) -> None:
-        """Start it. report: called with each line of the ranks' output.
+        """Starts the job. report: called with each line of the ranks' output. restart: remove results of an attempt.
 
         Raises LaunchError where a host's agent does not begin.
         """
@@ -114,12 +126,14 @@ class Run:
         self._said: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
         self._agents: list[_Agent] = []
         self._failures: dict[int, Failure] = {}
-        self._over: list[int] | None = None
+        self._stopping = False
         by_host = {command.host: command for command in commands}
+        if restart:
+            Folder(folder).reset()  # before it is packed for other hosts
         try:
             for number, host in enumerate(hosts):
                 self._agents.append(
-                    _Agent(number, host.name, folder, cwd, by_host.get(host.name), rsh, python, self._said)
+                    _Agent(number, host.name, folder, cwd, by_host.get(host.name), rsh, python, self._said, restart)
                 )
             self._begin()
         except BaseException:
@@ -127,29 +141,33 @@ class Run:
             raise
 
     def wait(self) -> None:
-        """Until all ranks have ended. A Ctrl-C ends them everywhere.
+        """Waits until all ranks have ended. A Ctrl-C ends them on all hosts.
 
-        Raises LaunchError with the first rank that failed, its host, how it ended and its last lines.
+        Raises LaunchError with the first rank that failed, its host, its exit status or signal, and its last lines.
         """
         try:
             self._follow()
         finally:
             self.stop()
         failed = [agent for agent in self._agents if agent.status]
-        if not failed and not self._failures:
-            return
-        if not self._failures:
+        lost = [agent.host for agent in self._agents if agent.lost]
+        if self._failures:
+            error = launch_error(list(self._failures.values()), self._folder)
+            error.lost_host |= bool(lost)
+            raise error
+        if failed:
             agent = failed[0]
             said = "\n".join(agent.last)
             raise LaunchError(
                 f"{agent.command_name} on {agent.host} ended with exit status {agent.status}, and no rank says why:\n"
                 f"{said}",
                 self._folder,
+                lost_host=bool(lost),
             )
-        raise launch_error(list(self._failures.values()), self._folder)
 
     def stop(self) -> None:
-        """End what is left of it, on all hosts."""
+        """Ends the remaining processes on all hosts."""
+        self._stopping = True
         for agent in self._agents:
             agent.release()
         until = time.monotonic() + _END
@@ -170,10 +188,11 @@ class Run:
                 number, what = self._said.get(timeout=max(until - time.monotonic(), 0))
             except queue.Empty:
                 names = ", ".join(agent.host for agent in waiting)
-                raise LaunchError(f"no answer from {names} after {_BEGIN:.0f} s", self._folder) from None
+                text = f"no answer from {names} after {_BEGIN:.0f} s"
+                raise LaunchError(text, self._folder, lost_host=True) from None
             agent = self._agents[number]
             if what is None:
-                raise LaunchError(f"{agent.host} cannot be used: {agent.words()}", self._folder)
+                raise LaunchError(f"{agent.host} cannot be used: {agent.words()}", self._folder, lost_host=True)
             agent.ready = "ready" in what
         for agent in self._agents:
             agent.start()
@@ -194,6 +213,8 @@ class Run:
     def _take(self, number: int, what: dict[str, Any] | None) -> None:
         agent = self._agents[number]
         if what is None:
+            # An agent without a command ends with its input.
+            agent.lost = not self._stopping and (agent.runs or not agent.has_command)
             if agent.runs:
                 agent.status = agent.status or 255
                 agent.last.append(f"the connection to {agent.host} ended: {agent.words()}")
@@ -226,10 +247,13 @@ class _Agent:
         rsh: str,
         python: str,
         said: queue.Queue[tuple[int, dict[str, Any] | None]],
+        restart: bool,
     ) -> None:
         self.host = host
         self.ready = False
-        self.runs = command is not None
+        self.runs = self.has_command = command is not None
+        #: Its connection ended before its command.
+        self.lost = False
         self.status = 0
         self.last: list[str] = []
         self.command_name = command.argv[0] if command else "its agent"
@@ -247,6 +271,7 @@ class _Agent:
         told = {
             "folder": str(folder),
             "cwd": str(cwd),
+            "restart": restart,
             "files": None if here else _packed(folder),
             "argv": command.argv if command else None,
             "env": command.env if command else {},
@@ -308,10 +333,10 @@ def _keep(pipe: IO[bytes], lines: list[str]) -> None:
 
 
 def _packed(folder: Path) -> str:
-    """The job's folder as it is before it starts, without its channels: they are where they are on each host."""
+    """Returns the job's folder before its ranks start. Channels are links; logs of an earlier attempt are left out."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        archive.add(folder, ".")
+        archive.add(folder, ".", filter=lambda each: None if each.name.startswith("./logs/") else each)
     return base64.b64encode(data.getvalue()).decode()
 
 

@@ -6,16 +6,31 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 
 from smddp.estimator.job import Folder, is_job_folder
 
-_IGNORED = ("__pycache__", ".git")
+IGNORED = ("__pycache__", ".git")
 
 
-def copy(source_dir: str | None, entry_point: str, dependencies: Sequence[str], folder: Folder, jobs: Path) -> None:
+def ignored(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Returns a function that says whether a file's name matches one of the patterns."""
+    return lambda name: any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def copy(
+    source_dir: str | None,
+    entry_point: str,
+    dependencies: Sequence[str],
+    folder: Folder,
+    jobs: Path,
+    patterns: Iterable[str] = IGNORED,
+) -> None:
     """Copies the code into the job's folder. jobs: the folder of all jobs, which is not copied.
+
+    patterns: names in source_dir that are not copied.
 
     Raises ValueError for a missing script, source_dir or dependency.
     """
@@ -25,7 +40,7 @@ def copy(source_dir: str | None, entry_point: str, dependencies: Sequence[str], 
     if not script.is_file():
         raise ValueError(f"entry_point: file {str(script)!r} does not exist")
     if source_dir is not None:
-        _copy_tree(Path(source_dir), folder.code, jobs, _IGNORED)
+        _copy_tree(Path(source_dir), folder.code, jobs, patterns)
     else:
         shutil.copy(script, folder.code)
     for each in dependencies:
@@ -44,16 +59,16 @@ def copy(source_dir: str | None, entry_point: str, dependencies: Sequence[str], 
         copied.chmod(copied.stat().st_mode | 0o755)
 
 
-def _copy_tree(source: Path, to: Path, jobs: Path, ignored: Iterable[str]) -> None:
-    shutil.copytree(source, to, dirs_exist_ok=True, ignore=_without_jobs(source, jobs, ignored))
+def _copy_tree(source: Path, to: Path, jobs: Path, patterns: Iterable[str]) -> None:
+    shutil.copytree(source, to, dirs_exist_ok=True, ignore=_without_jobs(source, jobs, patterns))
 
 
-def _without_jobs(source: Path, jobs: Path, ignored: Iterable[str]) -> Callable[[str, list[str]], set[str]]:
+def _without_jobs(source: Path, jobs: Path, patterns: Iterable[str]) -> Callable[[str, list[str]], set[str]]:
     """Returns a filter for copytree: without the folders of jobs, links to a folder around the source, broken links.
 
     The first two would copy a folder into itself.
     """
-    top, jobs, names = source.resolve(), jobs.resolve(), set(ignored)
+    top, jobs, is_ignored = source.resolve(), jobs.resolve(), ignored(patterns)
     jobs_inside = top in jobs.parents
 
     def left_out(folder: str, entries: list[str]) -> set[str]:
@@ -63,7 +78,7 @@ def _without_jobs(source: Path, jobs: Path, ignored: Iterable[str]) -> Callable[
             real = path.resolve()
             unusable = path.is_symlink() and (real == top or real in top.parents or not real.exists())
             of_jobs = is_job_folder(path) or (jobs_inside and (real == jobs or jobs in real.parents))
-            if entry in names or unusable or of_jobs:
+            if is_ignored(entry) or unusable or of_jobs:
                 found.add(entry)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smddp.estimator.rules import Given
+from smddp.estimator.given import Given
 
 
 def hyperparameters(given: Given) -> dict[str, Any]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smddp.estimator import engines, job
 from smddp.estimator.checkpoints import Checkpoints
 from smddp.estimator.metrics import Metric, Metrics
+from smddp.estimator.restarts import Restarts
 
 
 class Job:
     """A job that was started.
 
     Attributes:
-        status: "InProgress", "Completed", "Failed", or "Stopped" after max_run, as SageMaker names them.
+        status: "InProgress", "Completed", "Failed", or "Stopped" after max_run or max_wait, as SageMaker names them.
         folder: path of the job's folder.
+        restarts: number of restarts after a lost host.
     """
 
     def __init__(
@@ -29,14 +32,22 @@ class Job:
         packs: bool,
         packs_model: bool,
         max_run: int | None,
+        restarts: Restarts,
         metrics: Metrics,
         checkpoints: Checkpoints | None,
+        tags: Sequence[Mapping[str, str]],
     ) -> None:
-        self.name = self.job_name = name
+        self.name = self.job_name = self.training_job_name = name
         self.folder = folder.path
         self.status = "InProgress"
+        self.restarts = 0
         self._files, self._packs, self._packs_model = folder, packs, packs_model
-        self._max_run, self._metrics, self._checkpoints = max_run, metrics, checkpoints
+        self._limits = {"max_run": max_run, "max_wait": restarts.max_wait}
+        self._policy, self._metrics, self._checkpoints, self._tags = restarts, metrics, checkpoints, tags
+        self._begun = time.monotonic()
+        self._seconds: float | None = None
+        self._ends = threading.Event()
+        self._stopped_by = ""
         self._error: BaseException | None = None
         self._run: engines.Started | None = None
         self._thread: threading.Thread | None = None
@@ -46,22 +57,39 @@ class Job:
         """Values of metric_definitions found up to now."""
         return list(self._metrics.values)
 
-    def _start(self, make: Callable[[], engines.Started], report: Callable[[str], None]) -> None:
-        begun = time.monotonic()
+    def describe(self) -> dict[str, Any]:
+        """Returns the job's summary with the names of SageMaker's DescribeTrainingJob; `job.json` has it at the end."""
+        seconds = time.monotonic() - self._begun if self._seconds is None else self._seconds
+        found: dict[str, Any] = {
+            "TrainingJobName": self.name,
+            "TrainingJobStatus": self.status,
+            "TrainingTimeInSeconds": round(seconds, 1),
+            "FinalMetricDataList": [
+                {"MetricName": each.name, "Value": each.value, "Timestamp": each.timestamp}
+                for each in self._last_metrics()
+            ],
+            "Tags": [dict(each) for each in self._tags],
+            "Restarts": self.restarts,
+        }
+        if self._error is not None:
+            found["FailureReason"] = str(self._error)
+        return found
+
+    def _start(self, make: Callable[[bool], engines.Started], report: Callable[[str], None]) -> None:
+        """make: starts the ranks; its argument is whether the job is restarted."""
         try:
-            self._run = make()
+            self._run = make(False)
         except BaseException:
             self._release()
             raise
-        limit = threading.Timer(self._max_run or 0, self._stop_at_limit)
-        limit.daemon = True
-        if self._max_run is not None:
+        limits = [threading.Timer(limit, self._stop_at, (name,)) for name, limit in self._limits.items() if limit]
+        for limit in limits:
+            limit.daemon = True
             limit.start()
 
         def follow() -> None:
-            assert self._run is not None
             try:
-                self._wait_for_ranks()
+                self._wait_for_ranks(make, report)
                 if self._packs:
                     self._files.pack(self._packs_model)
                 if self.status == "Stopped":
@@ -69,35 +97,68 @@ class Job:
                 else:
                     self.status = "Completed"
                     (self._files.output / "success").touch()
-                report(f"smddp: job {self.name} ended after {time.monotonic() - begun:.1f} s")
             except BaseException as error:
                 self.status = "Failed"
                 self._report_failure(str(error))
                 self._error = error
             finally:
-                limit.cancel()
+                for limit in limits:
+                    limit.cancel()
+                self._seconds = time.monotonic() - self._begun
                 self._metrics.write(self.folder / "metrics.jsonl")
+                if self.folder.is_dir():
+                    (self.folder / "job.json").write_text(json.dumps(self.describe(), indent=1))
                 self._release()
+                if self._error is None:
+                    last = "".join(f" {each.name}={each.value:g}" for each in self._last_metrics())
+                    report(f"smddp: job {self.name} ended after {self._seconds:.1f} s{last}")
 
         self._thread = threading.Thread(target=follow, daemon=True)
         self._thread.start()
 
-    def _wait_for_ranks(self) -> None:
-        assert self._run is not None
-        try:
-            self._run.wait()
-        except BaseException:
-            if self.status != "Stopped":
-                raise
+    def _last_metrics(self) -> list[Metric]:
+        return list({each.name: each for each in self.metrics}.values())
 
-    def _stop_at_limit(self) -> None:
-        assert self._run is not None
+    def _wait_for_ranks(self, make: Callable[[bool], engines.Started], report: Callable[[str], None]) -> None:
+        """Waits for the ranks, and restarts them after a lost host where the job's conditions allow it."""
+        restarting = False
+        while True:
+            try:
+                if restarting:
+                    self._run = make(True)
+                    if self._ends.is_set():
+                        self._run.stop()
+                assert self._run is not None
+                self._run.wait()
+                return
+            except BaseException as error:
+                if self.status == "Stopped":
+                    return
+                pause = None if self._ends.is_set() else self._policy.pause(error, self.restarts)
+                if pause is None:
+                    raise
+                self.restarts += 1
+                restarting = True
+                first = str(error).partition("\n")[0]
+                report(f"smddp: job {self.name}: restart {self.restarts} in {pause:g} s after a lost host: {first}")
+                if self._ends.wait(pause) and self.status != "Stopped":
+                    raise
+
+    def _stop_at(self, limit: str) -> None:
         if self.status == "InProgress":
-            self.status = "Stopped"
-            self._run.stop()
+            self._stopped_by, self.status = limit, "Stopped"
+            self._end_ranks()
+
+    def _end_ranks(self) -> None:
+        self._ends.set()
+        assert self._run is not None
+        self._run.stop()
 
     def _stopped_text(self) -> str:
-        return f"job {self.name} was stopped after max_run={self._max_run} seconds; its model is what was there then"
+        limit = self._stopped_by
+        return (
+            f"job {self.name} was stopped after {limit}={self._limits[limit]} seconds; its model is what was there then"
+        )
 
     def _report_failure(self, text: str) -> None:
         """Writes output/failure, unless the script has written its own reason."""
@@ -106,13 +167,14 @@ class Job:
             file.write_text(text)
 
     def _release(self) -> None:
+        self._files.token.unlink(missing_ok=True)
         if self._checkpoints is not None:
             self._checkpoints.release()
 
     def wait(self, logs: Any = "All") -> None:
         """Waits for the end of the job. A Ctrl-C ends the job on all hosts.
 
-        Raises LaunchError where it failed. Warns where max_run ended it, as the SDK does.
+        Raises LaunchError where it failed. Warns where max_run or max_wait ended it, as the SDK does.
         """
         assert self._thread is not None and self._run is not None
         try:
@@ -127,6 +189,6 @@ class Job:
 
     def stop(self) -> None:
         """Ends the job on all hosts."""
-        assert self._thread is not None and self._run is not None
-        self._run.stop()
+        assert self._thread is not None
+        self._end_ranks()
         self._thread.join()

@@ -62,7 +62,7 @@ def work(
         ranks_per_node=each,
         torchrun=given.on("torch_distributed"),
         command=[*job.rank_program(there, python), *estimator.script(there, python)],
-        env=validation.environment({**env, **there.in_job(estimator.environment)}),
+        env=validation.environment({**env, **estimator.rank_environment(there)}),
         python=python,
         instance_type=given.instance_type or "local",
         gpus=machines.GPUS.get(given.instance_type or ""),
