@@ -17,6 +17,11 @@ def marked(module: nn.Module) -> bool:
     return module.__dict__.get(MARK) is not None
 
 
+def any_marked(model: nn.Module) -> bool:
+    """Whether a module in ``model``, or the whole of it, is to be shared."""
+    return any(map(marked, model.modules()))
+
+
 def options_of(module: nn.Module) -> dict[str, Any]:
     """What was given with the mark."""
     return dict(module.__dict__.get(MARK) or {})

@@ -1,1 +1,5 @@
-"""Translation of state dicts, one module for each of transformers' families that the original knew."""
+"""Translators of state dicts: a module for each transformers family that the original supported."""
+
+from smdistributed.modelparallel.torch.nn.huggingface import bert, gpt2, gptj, gptneo, gptneox, roberta
+
+__all__ = ["bert", "gpt2", "gptj", "gptneo", "gptneox", "roberta"]

@@ -1,8 +1,5 @@
-"""Names of bert's parameters: those of transformers."""
+"""Translators of bert's state dicts: parameters keep transformers' names."""
 
-from smddp.modelparallel.names import same
+from smddp.modelparallel.names import translators
 
-translate_state_dict_to_hf_bert = same
-translate_hf_state_dict_to_smdistributed_bert = same
-
-__all__ = ["translate_hf_state_dict_to_smdistributed_bert", "translate_state_dict_to_hf_bert"]
+globals().update(translators("bert"))

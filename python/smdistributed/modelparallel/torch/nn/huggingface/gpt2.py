@@ -1,8 +1,5 @@
-"""Names of gpt2's parameters: those of transformers."""
+"""Translators of gpt2's state dicts: parameters keep transformers' names."""
 
-from smddp.modelparallel.names import same
+from smddp.modelparallel.names import translators
 
-translate_state_dict_to_hf_gpt2 = same
-translate_hf_state_dict_to_smdistributed_gpt2 = same
-
-__all__ = ["translate_hf_state_dict_to_smdistributed_gpt2", "translate_state_dict_to_hf_gpt2"]
+globals().update(translators("gpt2"))

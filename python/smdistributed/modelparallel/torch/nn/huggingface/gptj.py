@@ -1,8 +1,5 @@
-"""Names of gptj's parameters: those of transformers."""
+"""Translators of gptj's state dicts: parameters keep transformers' names."""
 
-from smddp.modelparallel.names import same
+from smddp.modelparallel.names import translators
 
-translate_state_dict_to_hf_gptj = same
-translate_hf_state_dict_to_smdistributed_gptj = same
-
-__all__ = ["translate_hf_state_dict_to_smdistributed_gptj", "translate_state_dict_to_hf_gptj"]
+globals().update(translators("gptj"))

@@ -1,8 +1,5 @@
-"""Names of gptneo's parameters: those of transformers."""
+"""Translators of gptneo's state dicts: parameters keep transformers' names."""
 
-from smddp.modelparallel.names import same
+from smddp.modelparallel.names import translators
 
-translate_state_dict_to_hf_gptneo = same
-translate_hf_state_dict_to_smdistributed_gptneo = same
-
-__all__ = ["translate_hf_state_dict_to_smdistributed_gptneo", "translate_state_dict_to_hf_gptneo"]
+globals().update(translators("gptneo"))

@@ -1,8 +1,5 @@
-"""Names of gptneox's parameters: those of transformers."""
+"""Translators of gptneox's state dicts: parameters keep transformers' names."""
 
-from smddp.modelparallel.names import same
+from smddp.modelparallel.names import translators
 
-translate_state_dict_to_hf_gptneox = same
-translate_hf_state_dict_to_smdistributed_gptneox = same
-
-__all__ = ["translate_hf_state_dict_to_smdistributed_gptneox", "translate_state_dict_to_hf_gptneox"]
+globals().update(translators("gptneox"))

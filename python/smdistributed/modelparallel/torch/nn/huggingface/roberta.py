@@ -1,8 +1,5 @@
-"""Names of roberta's parameters: those of transformers."""
+"""Translators of roberta's state dicts: parameters keep transformers' names."""
 
-from smddp.modelparallel.names import same
+from smddp.modelparallel.names import translators
 
-translate_state_dict_to_hf_roberta = same
-translate_hf_state_dict_to_smdistributed_roberta = same
-
-__all__ = ["translate_hf_state_dict_to_smdistributed_roberta", "translate_state_dict_to_hf_roberta"]
+globals().update(translators("roberta"))

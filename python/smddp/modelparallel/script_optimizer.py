@@ -1,0 +1,66 @@
+"""Optimizers of scripts that are no `torch.optim.Optimizer` and hold one, as apex's FP16_Optimizer does.
+
+The script keeps its object, which steps, scales and clips. Its methods of state dicts become those of the
+`DistributedOptimizer` of the torch optimizer inside. Once the model is cut it may replace parameters by copies of its
+own, at their places in the groups.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from smddp.modelparallel.state import state
+
+_LEVELS = 4
+_METHODS = "state_dict local_state_dict load_state_dict save_optimizer_backcompat load_optimizer_backcompat".split()
+
+
+def torch_optimizer(optimizer: Any) -> Any:
+    """Return ``optimizer``, or the torch optimizer that it holds as ``optimizer``.
+
+    Raises TypeError where there is none.
+    """
+    found = optimizer
+    for _ in range(_LEVELS):
+        if isinstance(found, torch.optim.Optimizer):
+            return found
+        found = getattr(found, "optimizer", None)
+    raise TypeError(
+        "smp.DistributedOptimizer() takes a torch.optim.Optimizer, or an object with one as its attribute 'optimizer', "
+        f"got {type(optimizer).__name__}"
+    )
+
+
+def override(script: Any, core: Any) -> Any:
+    """Return ``script`` with the methods of ``core``, the DistributedOptimizer of the torch optimizer inside.
+
+    Raises ValueError for keys under which the library itself must step.
+    """
+    cfg, _ = state.made("DistributedOptimizer()")
+    for key in ("fp16", "shard_optimizer_state", "sharded_data_parallel_degree"):
+        if getattr(cfg, key) > 1 or getattr(cfg, key) is True:
+            raise ValueError(
+                f"smp.DistributedOptimizer(): {key!r}={getattr(cfg, key)} needs a torch.optim.Optimizer, got "
+                f"{type(script).__name__}, which steps by itself: wrap its attribute 'optimizer' instead"
+            )
+    script.orig_state_dict = script.state_dict
+    for name in _METHODS:
+        setattr(script, name, getattr(core, name))
+    core.script = script
+    return script
+
+
+def check_parameters(core: Any) -> None:
+    """Raise ValueError for copies of parameters that a script's optimizer made before the model was cut."""
+    _, ranks = state.made("DistributedOptimizer()")
+    if core.script is core or ranks.mp_size == 1:
+        return
+    known = {id(parameter) for parameter in state.model.parameters()}
+    odd = sum(id(parameter) not in known for group in core.param_groups for parameter in group["params"])
+    if odd:
+        raise ValueError(
+            f"smp.DistributedOptimizer(): {odd} parameters of {type(core.script).__name__} are copies that it made "
+            "before the first step cut the model. Make them in model.register_post_step_hook(), or use 'fp16': True"
+        )

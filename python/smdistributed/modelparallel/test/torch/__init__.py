@@ -1,0 +1,1 @@
+"""Package of the helpers that the BERT example imports."""
