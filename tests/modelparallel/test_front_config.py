@@ -80,7 +80,7 @@ def test_a_key_whose_feature_is_not_there_raises_and_its_default_does_not():
         other = {bool: not field.default, int: 7, float: 0.5, str: "file"}[field.metadata["kind"]]
         with pytest.raises(NotImplementedError, match=f"'{name}'=.*Instead: "):
             config.read({name: other})
-    assert told >= 5
+    assert told == 2
 
 
 def test_a_key_without_effect_says_so(caplog):

@@ -48,7 +48,7 @@ def _name_parts(layer: nn.Module, implementation: str) -> None:
     children = dict(layer.named_children())
     attention = _add(layer, "attention", (children.get(name) for name in _ATTENTION), "DistributedAttentionLayer")
     _add(layer, "output", (children.get(name) for name in _OUTPUT), "DistributedTransformerOutputLayer")
-    if attention is not None and options_of(attention).get("flash_attention") and implementation != "eager":
+    if attention is not None and options_of(attention).get("flash_attention", True) and implementation != "eager":
         attention.__dict__[KIND] += " FlashAttentionLayer"
 
 
