@@ -32,6 +32,10 @@ class Alias:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._module(*args, **kwargs)
 
+    def __getitem__(self, key: Any) -> Any:
+        module: Any = self._module
+        return module[key]
+
     def __reduce_ex__(self, _protocol: Any) -> Any:
         return Alias, (self._module, self._levels)
 
