@@ -54,5 +54,5 @@ def add_aliases(module: nn.Module) -> None:
     while isinstance(inner := module._modules.get("module"), nn.Module):
         module = inner
     if not hasattr(module, "module"):
-        # Outside nn.Module's registry: names in state dicts stay.
+        # Outside nn.Module's registry, which gives state dicts their names.
         module.__dict__["module"] = Alias(module, _LEVELS)

@@ -30,7 +30,7 @@ class OptimizerDicts(torch.optim.Optimizer):
     _scale: LossScale | None
     _waiting: dict[str, Any] | None
     _cut: bool
-    # By group, the numbers of all parameters, and of those that this stage holds.
+    # By group: numbers of all parameters, and of this stage's.
     _all: list[list[int]]
     _held: list[list[int]]
     # Splits of the parameters at the cut, by number.
@@ -89,7 +89,7 @@ class OptimizerDicts(torch.optim.Optimizer):
         return {**packed, IS_PARTIAL: partial, HELD: stepped, **of_tensors.told(self._splits())}
 
     def _splits(self) -> dict[int, Split]:
-        """How this rank's parameters are split, by their number, of those that are.
+        """Return the splits of this rank's shared parameters by number.
 
         A script's own float32 copy of a parameter is split as the parameter that it replaced.
         """

@@ -43,7 +43,7 @@ def override(script: Any, core: Any) -> Any:
         if getattr(cfg, key) > 1 or getattr(cfg, key) is True:
             raise ValueError(
                 f"smp.DistributedOptimizer(): {key!r}={getattr(cfg, key)} needs a torch.optim.Optimizer, got "
-                f"{type(script).__name__}, which steps by itself: wrap its attribute 'optimizer' instead"
+                f"{type(script).__name__}, which has its own step(): wrap its attribute 'optimizer' instead"
             )
     script.orig_state_dict = script.state_dict
     for name in _METHODS:

@@ -52,7 +52,7 @@ def step(
     """
     if not detach_outputs:
         log.warning(
-            "@smp.step(detach_outputs=False) has no effect: results carry no graph, since it lies on several stages; "
+            "@smp.step(detach_outputs=False) has no effect: results carry no graph, which spans the stages; "
             "call model.backward(loss) in the step"
         )
     options = frozenset(non_split_inputs), dict(input_split_axes or {})

@@ -18,7 +18,7 @@ def marked(module: nn.Module) -> bool:
 
 
 def any_marked(model: nn.Module) -> bool:
-    """Whether a module in ``model``, or the whole of it, is to be shared."""
+    """Return True if ``model``, or a module in it, is to be shared."""
     return any(map(marked, model.modules()))
 
 

@@ -1,6 +1,6 @@
 """Names of the original's transformer layers on models under `smp.tensor_parallelism()`, at every degree.
 
-The modules stay transformers' own. ``seq_layers``, ``transformer``, ``attention`` and ``output`` name them in addition,
+The modules remain transformers' own. ``seq_layers``, ``transformer``, ``attention`` and ``output`` name them in addition,
 and `isinstance` with the classes of `smp.nn` holds.
 """
 
