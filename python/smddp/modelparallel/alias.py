@@ -40,11 +40,11 @@ class Alias:
         return Alias, (self._module, self._levels)
 
     # `isinstance` and marks in a module's attributes hold under every name.
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self._module)
 
-    @property
+    @property  # type: ignore[override]
     def __dict__(self) -> Any:
         return self._module.__dict__
 

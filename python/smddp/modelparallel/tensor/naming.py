@@ -1,12 +1,13 @@
 """Names of the original's transformer layers on models under `smp.tensor_parallelism()`, at every degree.
 
-The modules remain transformers' own. ``seq_layers``, ``transformer``, ``attention`` and ``output`` name them in addition,
-and `isinstance` with the classes of `smp.nn` holds.
+The modules remain transformers' own. ``seq_layers``, ``transformer``, ``attention`` and ``output`` name them, too, and
+`isinstance` with the classes of `smp.nn` holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -26,6 +27,7 @@ class Layers(activation.CalledApart):
 
 def name_layers(model: nn.Module) -> None:
     """Add the names to every marked transformers model in ``model``."""
+    module: Any
     for module in list(model.modules()):
         if not marked(module) or not hf.is_pretrained(module):
             continue
