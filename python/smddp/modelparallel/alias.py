@@ -44,8 +44,8 @@ class Alias:
     def __class__(self) -> Any:
         return type(self._module)
 
-    @property  # type: ignore[override]
-    def __dict__(self) -> Any:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
         return self._module.__dict__
 
 

@@ -15,7 +15,7 @@ from smddp.modelparallel.optimizer_dicts import OptimizerDicts
 from smddp.modelparallel.sharded_half import Unscaled
 from smddp.modelparallel.shares import Shares
 from smddp.modelparallel.state import state as smp
-from smddp.modelparallel.tensor.split import follow, split_of
+from smddp.modelparallel.tensor.split import follow
 
 log = logging.getLogger("smddp.modelparallel")
 
@@ -143,6 +143,22 @@ class DistributedOptimizer(OptimizerDicts):
     def lose(self, parameters: Iterable[torch.Tensor]) -> None:
         """The model was cut: ``parameters`` belong to other stages. What waited to be loaded is loaded."""
         lost = {id(parameter): parameter for parameter in parameters}
+        self._remove(lost)
+        self._cut = True
+        script_optimizer.check_parameters(self)
+        self._noted = self._splits()
+        if self.shares is not None:
+            masters = self.masters.is_master if self.masters is not None else (lambda parameter: False)
+            self.shares.divide(q for group in self.param_groups for q in group["params"] if not masters(q))
+            if self.script is not self:
+                others = (q for group in self.param_groups for q in group["params"] if not self.shares.mine(q))
+                self._remove({id(q): q for q in others})
+        if self._scale is not None:
+            self.masters = self.masters or (Masters() if self._shared is None else Unscaled())
+            self.masters.adopt(self.optimizer, self._steps)
+        self._load_what_waits()
+
+    def _remove(self, lost: dict[int, torch.Tensor]) -> None:
         for group, numbers in zip(self.param_groups, self._held):
             kept = [(n, parameter) for n, parameter in zip(numbers, group["params"]) if id(parameter) not in lost]
             # In place: schedulers and scripts may hold the group.
@@ -150,18 +166,6 @@ class DistributedOptimizer(OptimizerDicts):
             numbers[:] = [number for number, _ in kept]
         for parameter in lost.values():
             self.optimizer.state.pop(parameter, None)
-        script_optimizer.check_parameters(self)
-        everything = (parameter for group in self.param_groups for parameter in group["params"])
-        found = ((number, split_of(parameter)) for number, parameter in zip(self.held, everything))
-        self._noted.update({number: split for number, split in found if split is not None})
-        self._cut = True
-        if self.shares is not None:
-            masters = self.masters.is_master if self.masters is not None else (lambda parameter: False)
-            self.shares.divide(q for group in self.param_groups for q in group["params"] if not masters(q))
-        if self._scale is not None:
-            self.masters = self.masters or (Masters() if self._shared is None else Unscaled())
-            self.masters.adopt(self.optimizer, self._steps)
-        self._load_what_waits()
 
     # ---- steps ----
 

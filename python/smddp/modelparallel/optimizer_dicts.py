@@ -21,10 +21,12 @@ class OptimizerDicts(torch.optim.Optimizer):
 
     Attributes:
         optimizer: the wrapped optimizer.
+        script: the optimizer that the script holds; see `script_optimizer`.
         masters, shares: float32 copies under ``fp16``, and this replica's share under ``shard_optimizer_state``.
     """
 
     optimizer: torch.optim.Optimizer
+    script: Any
     masters: Masters | None
     shares: Shares | None
     _scale: LossScale | None
@@ -54,7 +56,8 @@ class OptimizerDicts(torch.optim.Optimizer):
         return [number for number, parameter in zip(self.held, everything) if self._steps(parameter)]
 
     def _steps(self, parameter: torch.Tensor) -> bool:
-        if self.shares is None or not self._cut:
+        # The groups of a script's own optimizer hold its share alone.
+        if self.shares is None or not self._cut or self.script is not self:
             return True
         return self.shares.mine(parameter) or (self.masters is not None and self.masters.is_master(parameter))
 
@@ -69,8 +72,9 @@ class OptimizerDicts(torch.optim.Optimizer):
         found = self._pack()
         shared = self._shared
         if self.shares is not None and self._cut and gather_if_shard:
-            partial = {IS_PARTIAL: self._stages * self._tensor_ranks > 1, HELD: self.held}
-            return {**merged(self.shares.gather(on_cpu(found))), **partial}
+            parts = self.shares.gather(on_cpu(found))
+            held = sorted(number for part in parts for number in part[HELD])
+            return {**merged(parts), IS_PARTIAL: self._stages * self._tensor_ranks > 1, HELD: held}
         return found if shared is None else sharded_state.local_optimizer(found, shared.rank, shared.degree)
 
     def _pack(self) -> dict[str, Any]:
@@ -85,21 +89,18 @@ class OptimizerDicts(torch.optim.Optimizer):
                 values = [master for group in self.param_groups for master in group["params"]]
                 packed[MASTERS] = {number: q for number, q in zip(held, values) if self._steps(q)}
         stepped = self.stepped
-        partial = self._stages * self._tensor_ranks > 1 or len(stepped) < len(held)
+        shared = len(stepped) < len(held) or (self.shares is not None and self.script is not self)
+        partial = self._stages * self._tensor_ranks > 1 or shared
         return {**packed, IS_PARTIAL: partial, HELD: stepped, **of_tensors.told(self._splits())}
 
     def _splits(self) -> dict[int, Split]:
-        """Return the splits of this rank's shared parameters by number.
+        """Return the splits of this stage's shared parameters by number.
 
         A script's own float32 copy of a parameter is split as the parameter that it replaced.
         """
-        found: dict[int, Split] = {}
-        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        for number, parameter in zip(self.held, parameters):
-            split = split_of(parameter) or self._noted.get(number)
-            if split is not None and tuple(parameter.shape) == split.part:
-                found[number] = split
-        return found
+        parameters = (parameter for group in self.param_groups for parameter in group["params"])
+        found = ((number, split_of(parameter)) for number, parameter in zip(self.held, parameters))
+        return {**self._noted, **{number: split for number, split in found if split is not None}}
 
     def state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:  # type: ignore[override]
         """The whole state, as in one process. Collective over all that hold parts of it, once the model is cut."""

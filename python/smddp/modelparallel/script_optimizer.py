@@ -2,7 +2,7 @@
 
 The script keeps its object, which steps, scales and clips. Its methods of state dicts become those of the
 `DistributedOptimizer` of the torch optimizer inside. Once the model is cut it may replace parameters by copies of its
-own, at their places in the groups.
+own, at their places in the groups. Under the key ``shard_optimizer_state`` the groups then hold this replica's share.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from smddp.modelparallel.shares import Shares
 from smddp.modelparallel.state import state
 
 _LEVELS = 4
@@ -39,17 +40,35 @@ def override(script: Any, core: Any) -> Any:
     Raises ValueError for keys under which the library itself must step.
     """
     cfg, _ = state.made("DistributedOptimizer()")
-    for key in ("fp16", "shard_optimizer_state", "sharded_data_parallel_degree"):
+    for key in ("fp16", "sharded_data_parallel_degree"):
         if getattr(cfg, key) > 1 or getattr(cfg, key) is True:
             raise ValueError(
                 f"smp.DistributedOptimizer(): {key!r}={getattr(cfg, key)} needs a torch.optim.Optimizer, got "
                 f"{type(script).__name__}, which has its own step(): wrap its attribute 'optimizer' instead"
             )
+    if core.shares is not None:
+        script.step, script.zero_grad = _of_share(script.step, script.zero_grad, core.shares)
     script.orig_state_dict = script.state_dict
     for name in _METHODS:
         setattr(script, name, getattr(core, name))
     core.script = script
     return script
+
+
+def _of_share(step: Any, zero_grad: Any, shares: Shares) -> tuple[Any, Any]:
+    """Return ``step`` and ``zero_grad`` of an optimizer that holds this replica's share of a stage's parameters."""
+
+    def step_and_spread(*args: Any, **options: Any) -> Any:
+        found = step(*args, **options)
+        shares.spread()
+        return found
+
+    def zero_all(*args: Any, **options: Any) -> None:
+        zero_grad(*args, **options)
+        for parameter in state.model.local_parameters():
+            parameter.grad = None
+
+    return step_and_spread, zero_all
 
 
 def check_parameters(core: Any) -> None:

@@ -116,16 +116,26 @@ def distributed(dtype):
 def train(model, optimizer, numbers):
     losses = []
     for number in numbers:
-        losses.append(train_step(model, optimizer, batch(number)).reduce_mean().item())
+        mine = batch(number).chunk(smp.rdp_size())[smp.rdp_rank()]
+        loss = train_step(model, optimizer, mine).reduce_mean().item()
+        losses.append(sum(smp.allgather(loss)) / smp.size())
         optimizer.update_master_grads()
         optimizer.step()
         optimizer.zero_grad(set_grads_to_None=True)
     return losses
 
 
+SHARDED = [{"tensor_parallel_degree": 2, "prescaled_batch": True}, {"partitions": 2}]
+
+
 def case_wrapped_optimizer_trains_and_saves_as_in_one_process(directory):
     expected, alone = of_one_process(torch.float32, range(4))
-    with job(**BOTH):
+    for keys in (BOTH, *({**each, "microbatches": 2, "ddp": True, "shard_optimizer_state": True} for each in SHARDED)):
+        check_against(expected, alone, keys, directory)
+
+
+def check_against(expected, alone, keys, directory):
+    with job(**keys):
         model, optimizer = distributed(torch.float32)
         assert train(model, optimizer, range(4)) == pytest.approx(expected, rel=1e-5)
         whole, reference = copy.deepcopy(optimizer.state_dict()), alone.state_dict()
@@ -134,6 +144,10 @@ def case_wrapped_optimizer_trains_and_saves_as_in_one_process(directory):
             for name, value in values.items():
                 torch.testing.assert_close(whole["state"][number][name], value, rtol=1e-4, atol=1e-6)
         assert len(optimizer.orig_state_dict()["state"]) == len(optimizer.optimizer.param_groups[0]["params"])
+        smp.save_checkpoint(directory, tag="parts", partial=True, model=model, optimizer=optimizer)
+        smp.save_checkpoint(directory, tag="whole", partial=False, model=model, optimizer=optimizer)
+        saved = torch.load(f"{directory}/optimizer_whole")["state"]
+        assert all(torch.equal(x["exp_avg"], saved[n]["exp_avg"]) for n, x in whole["state"].items())
         part = copy.deepcopy(optimizer.save_optimizer_backcompat(gather_if_shard=1))
         for values in (whole, part):
             for held in optimizer.optimizer.state.values():
@@ -144,10 +158,10 @@ def case_wrapped_optimizer_trains_and_saves_as_in_one_process(directory):
 
 
 def case_wrapped_optimizer_that_cannot_work_is_refused(directory):
-    for key in ("fp16", "shard_optimizer_state"):
-        with job(partitions=2, ddp=True, **{key: True}):
+    for key, value in (("fp16", True), ("sharded_data_parallel_degree", 2)):
+        with job(ddp=True, **{key: value}):
             model = smp.DistributedModel(layers(torch.float32))
-            with pytest.raises(ValueError, match=f"'{key}'=True needs a torch.optim.Optimizer, got FP16_Optimizer"):
+            with pytest.raises(ValueError, match=f"'{key}'={value} needs a torch.optim.Optimizer, got FP16_Optimizer"):
                 smp.DistributedOptimizer(FP16_Optimizer(torch.optim.SGD(model.parameters(), lr=0.1)))
     with job(**BOTH):
         model, optimizer = distributed(torch.float32)
