@@ -1,1 +1,0 @@
-"""Package of the helpers that the BERT example imports."""

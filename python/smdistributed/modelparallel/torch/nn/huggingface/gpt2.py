@@ -1,5 +1,0 @@
-"""Translators of gpt2's state dicts: parameters keep transformers' names."""
-
-from smddp.modelparallel.names import translators
-
-globals().update(translators("gpt2"))

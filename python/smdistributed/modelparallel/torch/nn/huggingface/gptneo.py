@@ -1,5 +1,0 @@
-"""Translators of gptneo's state dicts: parameters keep transformers' names."""
-
-from smddp.modelparallel.names import translators
-
-globals().update(translators("gptneo"))
