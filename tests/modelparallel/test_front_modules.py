@@ -57,7 +57,6 @@ def test_checkpoint_calls_a_module_and_a_sequential():
 @pytest.mark.parametrize(
     ("module", "strategy", "error", "text"),
     [
-        (nn.ModuleList([nn.ReLU()]), "each", TypeError, "a ModuleList is never called"),
         (nn.Sequential(nn.ReLU()), "pairs", ValueError, "'each', 'contiguous' or 'group_N'"),
         (nn.Linear(1, 1), "contiguous", ValueError, r"is for a torch\.nn\.Sequential, not Linear"),
     ],

@@ -33,18 +33,16 @@ def set_activation_checkpointing(
         pack_args_as_tuple: of a torch.nn.Sequential: a tuple passes from module to module as one argument. It always
             does, as in torch.
 
+    The modules of a ModuleList or ModuleDict, which is never called itself, are checkpointed one by one.
+
     Raises:
-        TypeError: a ModuleList, which is never called.
-        ValueError: an unknown strategy, or one for a module that is no Sequential.
+        ValueError: an unknown strategy, or one for a single module.
         RuntimeError: the model is already cut.
     """
-    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
-        raise TypeError(
-            f"set_activation_checkpointing(): a {type(module).__name__} is never called; set it for each module in it"
-        )
     size = _group(strategy)
-    if isinstance(module, CalledApart) or (isinstance(module, nn.Sequential) and size == 1):
-        for child in module:
+    apart = isinstance(module, (CalledApart, nn.ModuleList, nn.ModuleDict))
+    if apart or (isinstance(module, nn.Sequential) and size == 1):
+        for child in module.children():
             _mark(child, preserve_rng_state, 0)
         return
     if not isinstance(module, nn.Sequential) and size != 1:

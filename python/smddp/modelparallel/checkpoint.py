@@ -108,7 +108,7 @@ def save_checkpoint(
     """
     _, ranks = state.made("save_checkpoint()")
     model = state.model if model is None else model
-    optimizer = state.optimizer if optimizer is None else optimizer
+    optimizer = state.optimizer if optimizer in (None, state.script_optimizer) else optimizer
     if model is None:
         raise RuntimeError("smp.save_checkpoint() needs a smp.DistributedModel")
     if num_kept_partial_checkpoints is not None and num_kept_partial_checkpoints < 1:

@@ -1,7 +1,8 @@
-"""The configuration of `smp.init()`: its keys, where they come from, and what is wrong with them.
+"""Configuration of `smp.init()`: keys, sources and checks.
 
 The launcher's values (the environment variable SM_HP_MP_PARAMETERS, a JSON object) win over those of the dict that the
-script gives to `init`. A key whose feature is not there raises, unless its value asks for nothing.
+script gives to `init`. A key without its feature raises, unless its value is the default. Keys that only published
+scripts and notebooks use are accepted; a value without effect is logged once with the reason.
 """
 
 from __future__ import annotations
@@ -17,10 +18,9 @@ from smddp.text import did_you_mean
 
 log = logging.getLogger("smddp.modelparallel")
 
-ALIASES = {"partitions": "pipeline_parallel_degree"}
+ALIASES = {"partitions": "pipeline_parallel_degree", "_prescaled_batch": "prescaled_batch"}
 
-# What stands in for each feature that is not there.
-_HALF = "smp.model_creation(dtype=torch.float16); or 'fp16': True, with float32 masters"
+_SCHEDULE = "every step exchanges the same messages"
 
 # SMP v2's own keys: they say which library a configuration was written for.
 _V2 = frozenset(
@@ -94,7 +94,7 @@ class Config:
     tensor_parallel_degree: int = _key(1, "ranks that share each layer", least=1)
     prescaled_batch: bool = _key(False, "the ranks of a tensor group read the same batch")
     fp16: bool = _key(False, "float16 model, float32 master weights")
-    fp16_params: bool = _key(False, "parameters made in float16", instead=_HALF)
+    fp16_params: bool = _key(False, "modules under smp.tensor_parallelism() get float16 parameters")
     bf16: bool = _key(False, "bfloat16 computation, float32 masters; under sharded data parallelism")
     shard_optimizer_state: bool = _key(False, "replicas share the optimizer's state")
     offload_activations: bool = _key(False, "checkpointed modules' inputs wait in host memory")
@@ -108,8 +108,18 @@ class Config:
     )
     sdp_gradient_clipping: float = _key(1.0, "norm that a step's gradients are clipped to; 0: none", least=0)
     delayed_parameter_initialization: bool = _key(False, "parameters get values when the model is cut or sharded")
-    fast_mode: bool = _key(False, "undocumented in the original", instead="no key")
-    static_mode: bool = _key(False, "undocumented in the original", instead="no key")
+    overlapping_allreduce: bool = _key(True, "average over replicas during backward; also of DistributedModel")
+    fast_mode: bool = _key(False, "published only", no_effect=_SCHEDULE)
+    static_mode: bool = _key(False, "published only", no_effect=_SCHEDULE)
+    checkpoint_attentions: bool = _key(
+        False, "published only", no_effect="smp.set_activation_checkpointing() names the modules to checkpoint"
+    )
+    _match_weights: bool = _key(
+        False, "published only", no_effect="shared layers always have the values of the script's modules"
+    )
+    _fp32_grad_accumulation: bool = _key(
+        False, "published only", no_effect="gradients of microbatches add up in the type of their parameters"
+    )
 
     def __post_init__(self) -> None:
         if self.active_microbatches is None:
@@ -159,6 +169,10 @@ def _checked(name: str, given: str, value: Any, source: str) -> Any:
     kind = about["kind"]
     if kind is float and type(value) is int:
         value = float(value)
+    elif kind is int and type(value) is float and value.is_integer():
+        value = int(value)  # JSON's 5e8
+    elif kind is bool and type(value) is int and value in (0, 1):
+        value = bool(value)
     if value is None and field.default is None:
         return None
     # bool is an int in Python, and True is no degree.

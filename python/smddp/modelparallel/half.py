@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from smddp.modelparallel import batch, grad_norm
 from smddp.modelparallel.state import state
+from smddp.modelparallel.tensor.marks import marked
 from smddp.modelparallel.tensor.split import SPLIT
 
 DYNAMIC = {
@@ -65,6 +66,13 @@ class LossScale:
 
     def load_state_dict(self, values: dict[str, float]) -> None:
         self.scale, self._left, self._finite = values["scale"], int(values["left"]), int(values["finite"])
+
+
+def halve_marked(module: torch.nn.Module) -> None:
+    """Make the parameters of modules under `smp.tensor_parallelism()` float16: the key ``fp16_params``."""
+    for each in filter(marked, module.modules()):
+        for parameter in each.parameters(recurse=False):
+            parameter.data = parameter.data.half()
 
 
 class Masters:

@@ -9,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.modelparallel import current, cutting, delayed, glue, half, model_state, partition, partition_file
+from smddp.modelparallel import alias, current, cutting, delayed, glue, half, model_state, partition, partition_file
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
+from smddp.modelparallel.hooks import Hooks
 from smddp.modelparallel.measured import Measured
 from smddp.modelparallel.partition import Cost, Unit
 from smddp.modelparallel.parts import Part
@@ -21,13 +22,14 @@ from smddp.modelparallel.sharded import Sharded
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import registry
 from smddp.modelparallel.tensor.answers import Answers
+from smddp.modelparallel.tensor.marks import any_marked
 from smddp.modelparallel.tensor.split import follow
 from smddp.modelparallel.transport import Mail
 
 _MEGABYTE = 1 << 20
 
 
-class DistributedModel(Answers, nn.Module):
+class DistributedModel(Answers, Hooks, nn.Module):
     """A model over the stages of a pipeline. One per script; it is called inside functions decorated with `step` alone.
 
     Every process makes the whole model; stage 0 of the first replica gives the values. The first step cuts it.
@@ -70,6 +72,8 @@ class DistributedModel(Answers, nn.Module):
             raise TypeError(f"smp.DistributedModel() takes a torch.nn.Module, got {type(module).__name__}")
         if self._ranks.tp_size > 1:
             module = registry.replace(module)
+        if self._cfg.fp16_params:
+            half.halve_marked(module)
         shared = self._cfg.sharded_data_parallel_degree > 1
         self.module = module.half() if self._cfg.fp16 and not shared else module
         self.sharded: Sharded | None = None
@@ -81,10 +85,10 @@ class DistributedModel(Answers, nn.Module):
         self.measured = Measured()
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self._times = trace_execution_times
-        self._bucket_bytes, self._overlapping = int(bucket_cap_mb * _MEGABYTE), overlapping_allreduce
+        self._bucket_bytes = int(bucket_cap_mb * _MEGABYTE)
+        self._overlapping = overlapping_allreduce and self._cfg.overlapping_allreduce
         self.tracing = False
-        self._after_cut: list[Callable[..., Any]] = []
-        self._after_step: list[Callable[..., Any]] = []
+        self._make_hooks()
         self._stage_of: dict[int, int] = {}
         self.parameters_of_parts: dict[int, tuple[str, int]] = {}
         self.replicas: Replicas | None = None
@@ -106,6 +110,11 @@ class DistributedModel(Answers, nn.Module):
             of_tensors.share(self.module, self._ranks)
             if state.optimizer is not None:
                 follow(state.optimizer.optimizer)
+        if any_marked(self.module):
+            from smddp.modelparallel.tensor import naming  # with all of torch.sagemaker's translator
+
+            naming.name_layers(self.module)
+        alias.add_aliases(self.module)
         if self._ranks.turn_group is not None:
             self.turn_mail = Mail(self._ranks.tp_rank, self._ranks.tp_ranks, self._ranks.turn_group)
             self.turn_mail.changed = self.mail.changed
@@ -224,23 +233,16 @@ class DistributedModel(Answers, nn.Module):
         _refuse("local_state_dict", destination=destination, prefix=prefix, keep_vars=keep_vars)
         return model_state.local(self)
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load a whole state, or this stage's part of one. Raises ValueError for ``assign=True``."""
+    def load_state_dict(
+        self, state_dict: Any, strict: bool = True, assign: bool = False, same_partition_load: bool = False
+    ) -> Any:
+        """Load a whole state, or this stage's part of one. Raises ValueError for ``assign=True``.
+
+        ``same_partition_load`` changes nothing: a part records its own cut.
+        """
+        del same_partition_load
         _refuse("load_state_dict", assign=assign)
         return model_state.load(self, state_dict, strict)
-
-    # ---- hooks ----
-
-    def register_post_partition_hook(self, hook: Callable[..., Any]) -> None:
-        """Have ``hook(model, optimizer)`` called once the model is cut, or now if it is."""
-        if self.partitioned:
-            hook(self, state.optimizer)
-        else:
-            self._after_cut.append(hook)
-
-    def register_post_step_hook(self, hook: Callable[..., Any]) -> None:
-        """Have ``hook(model, optimizer)`` called after the next step, once: transformers loads the optimizer in it."""
-        self._after_step.append(hook)
 
     # ---- the cut ----
 
@@ -303,9 +305,7 @@ class DistributedModel(Answers, nn.Module):
         self.partitioned = True
         if state.optimizer is not None:
             state.optimizer.lose(lost)
-        hooks, self._after_cut = self._after_cut, []
-        for hook in hooks:
-            hook(self, state.optimizer)
+        self._call(self._after_cut)
 
     def _shard(self) -> None:
         """Have ranks share the parameters, in place of a cut: there is one stage."""
@@ -337,9 +337,7 @@ class DistributedModel(Answers, nn.Module):
             self.replicas.end()
         elif self.replicas is not None and self.replicas.owed:
             self.replicas.agree()
-        hooks, self._after_step = self._after_step, []
-        for hook in hooks:
-            hook(self, state.optimizer)
+        self._call(self._after_step)
 
     def forget_descriptions(self) -> None:
         """Some stages may have heard what a module returns before the step failed and some not: all hear it again."""

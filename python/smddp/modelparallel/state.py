@@ -40,6 +40,11 @@ class State:
         """Whether `init` has run."""
         return self.cfg is not None
 
+    @property
+    def script_optimizer(self) -> Any:
+        """The optimizer that the script holds: what `smp.DistributedOptimizer()` returned."""
+        return None if self.optimizer is None else self.optimizer.script
+
     def made(self, what: str) -> tuple[Config, Ranks]:
         """The configuration and the ranks; RuntimeError names ``what`` before `init`."""
         if self.cfg is None or self.ranks is None:

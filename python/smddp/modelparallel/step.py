@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,8 @@ from smddp.modelparallel.tensor import batch as together
 from smddp.modelparallel.tensor.turns import Turns
 
 __all__ = ["StepOutput", "is_tracing", "step"]
+
+log = logging.getLogger("smddp.modelparallel")
 
 
 def is_tracing() -> bool:
@@ -43,14 +46,14 @@ def step(
     Args:
         non_split_inputs: names of arguments that every microbatch gets whole.
         input_split_axes: by name of an argument, the axis along which its tensors are split; 0 by default.
-        detach_outputs: results carry no graph; must be true.
+        detach_outputs: results never carry a graph; False logs a warning.
 
     Returns what the function returns, with a `StepOutput` in place of each tensor and a list in place of the rest.
     """
     if not detach_outputs:
-        raise NotImplementedError(
-            "@smp.step(detach_outputs=False) is not there: a result's graph lies on several stages. Call "
-            "model.backward(loss) inside of the step"
+        log.warning(
+            "@smp.step(detach_outputs=False) has no effect: results carry no graph, which spans the stages; "
+            "call model.backward(loss) in the step"
         )
     options = frozenset(non_split_inputs), dict(input_split_axes or {})
     return functools.partial(_decorate, options=options) if function is None else _decorate(function, options)

@@ -78,7 +78,8 @@ V1_ONLY = frozenset(
     deterministic_server offload_activations fp16 fp16_params bf16 shard_optimizer_state prescaled_batch
     skip_tracing sharded_data_parallel_degree sdp_reduce_bucket_size sdp_param_persistence_threshold
     sdp_max_live_parameters sdp_hierarchical_allgather sdp_gradient_clipping load_partition partition_file
-    delayed_parameter_initialization fast_mode static_mode""".split()
+    delayed_parameter_initialization fast_mode static_mode overlapping_allreduce checkpoint_attentions _match_weights
+    _fp32_grad_accumulation _prescaled_batch""".split()
 )
 
 

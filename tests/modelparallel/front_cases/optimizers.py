@@ -131,8 +131,8 @@ def case_schedulers_hooks_and_new_groups_work_through_it(directory):
         optimizer.add_param_group({"params": [later]})
         assert optimizer.param_groups[2]["params"] == [later]
         assert optimizer.state_dict()["param_groups"][2]["params"] == [8]
-        with pytest.raises(ValueError, match="loss scales need the key 'fp16': True"):
-            DistributedOptimizer(torch.optim.SGD([later]), dynamic_loss_scale=True)
+        scaled = {"static_loss_scale": 128.0, "dynamic_loss_scale": True, "dynamic_loss_args": {"scale_window": 1000}}
+        assert DistributedOptimizer(torch.optim.SGD([later]), **scaled).loss_scale == 1.0
         with pytest.raises(TypeError, match=r"takes a torch\.optim\.Optimizer"):
             DistributedOptimizer(optimizer)
 

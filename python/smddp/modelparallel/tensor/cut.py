@@ -12,14 +12,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from smddp.modelparallel import activation
 from smddp.modelparallel.ranks import Ranks
 from smddp.modelparallel.tensor import registry
 from smddp.modelparallel.tensor.choose import Chosen
-from smddp.modelparallel.tensor.marks import marked, options_of
+from smddp.modelparallel.tensor.marks import any_marked, options_of
 from smddp.modelparallel.tensor.split import REPLACED, SPLIT, Split
-from smddp.sagemaker import hf
-from smddp.sagemaker.tensor_parallel import plan as plans
 from smddp.sagemaker.tensor_parallel import share as sharing
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import RELAID, put
@@ -37,7 +34,7 @@ _SEED = 12345
 
 def share(model: nn.Module, ranks: Ranks) -> None:
     """Share the marked modules of ``model``, whose values are the same on all ranks. No communication."""
-    if not any(map(marked, model.modules())):
+    if not any_marked(model):
         log.warning(
             "smp.DistributedModel(): 'tensor_parallel_degree' is %d and nothing is shared: make the model under "
             "smp.tensor_parallelism(), or call smp.set_tensor_parallelism(model)",
@@ -51,9 +48,6 @@ def share(model: nn.Module, ranks: Ranks) -> None:
     before = dict(model.named_parameters(remove_duplicate=False))
     sharing.cut(model, tp, chosen.planner, chosen.styles, chosen.one)
     _unwrap(model, tp, before)
-    for module in model.modules():
-        if marked(module) and hf.is_pretrained(module) and module.base_model is module:
-            _name_layers(module)
 
 
 def _tell_options(model: nn.Module) -> None:
@@ -65,17 +59,6 @@ def _tell_options(model: nn.Module) -> None:
             "smp.tensor_parallelism(): %s has no effect here: modules compute what they compute in one process",
             ", ".join(odd),
         )
-
-
-class Layers(activation.CalledApart):
-    """The layers of a transformers model under the name that scripts know."""
-
-
-def _name_layers(model: nn.Module) -> None:
-    layers = plans.layers_of(model, hf.plan_of(model))
-    if layers and not hasattr(model, "seq_layers"):
-        # Past nn.Module's own: the layers keep their names in state dicts.
-        model.__dict__["seq_layers"] = Layers(*layers)
 
 
 def _unwrap(model: nn.Module, tp: TensorGroup, before: dict[str, nn.Parameter]) -> None:

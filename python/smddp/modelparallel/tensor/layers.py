@@ -13,18 +13,23 @@ from torch import nn
 from smddp.modelparallel.tensor.marks import MARK
 from smddp.modelparallel.tensor.split import split_of
 
+# Attribute of a transformers module: names of the classes of `smp.nn` whose place it takes.
+KIND = "_smp_kind"
 
-class _Kind(type):
-    """`isinstance` also holds for a module of the plain class that has been shared."""
+
+class Kind(type):
+    """`isinstance` also holds for a shared module of the plain class, and for modules that `naming` has named."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         if type.__instancecheck__(cls, instance):
+            return True
+        if cls.__name__ in getattr(instance, "__dict__", {}).get(KIND, "").split():
             return True
         plain = cls.__dict__.get("_plain")
         return plain is not None and isinstance(instance, plain) and split_of(instance.weight) is not None
 
 
-class DistributedModule(nn.Module, metaclass=_Kind):
+class DistributedModule(nn.Module, metaclass=Kind):
     """What `tp_register` puts in the place of other modules: it is shared wherever it is made."""
 
     def shared(self) -> None:

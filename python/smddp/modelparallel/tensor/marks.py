@@ -17,6 +17,11 @@ def marked(module: nn.Module) -> bool:
     return module.__dict__.get(MARK) is not None
 
 
+def any_marked(model: nn.Module) -> bool:
+    """Return True if ``model``, or a module in it, is to be shared."""
+    return any(map(marked, model.modules()))
+
+
 def options_of(module: nn.Module) -> dict[str, Any]:
     """What was given with the mark."""
     return dict(module.__dict__.get(MARK) or {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
@@ -10,7 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from smddp.modelparallel.names import keep
 from smddp.modelparallel.tensor.marks import marked, options_of
+
+log = logging.getLogger("smddp.modelparallel")
 
 Hook = Callable[..., Any]
 # The arguments that a registered module was made with.
@@ -60,6 +64,9 @@ def tp_register_with_module(
     for name, value in (("module_cls", module_cls), ("dist_module", dist_module)):
         if not (isinstance(value, type) and issubclass(value, nn.Module)):
             raise TypeError(f"smp.tp_register(): {name} must be a class of modules, got {value!r}")
+    if init_hook is keep:
+        log.info("smp.tp_register(): %s stays in place, and its own plan shares it", module_cls.__name__)
+        return
     if module_cls not in _registered:
         _note_arguments(module_cls)
     _registered[module_cls] = _Entry(dist_module, init_hook, forward_hook, return_hook)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from smddp.modelparallel.tensor.layers import DistributedModule
+from smddp.modelparallel.tensor.layers import DistributedModule, Kind
 
 _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
@@ -270,7 +270,7 @@ class DistributedTransformerLMHead(DistributedModule):
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), logits
 
 
-class FlashAttentionLayer(nn.Module):
+class FlashAttentionLayer(nn.Module, metaclass=Kind):
     """Attention of ``(query, key, value)``, each (batch, heads, sequence, head size), by torch's fused kernels."""
 
     def __init__(

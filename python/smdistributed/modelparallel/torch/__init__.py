@@ -50,11 +50,25 @@ from smddp.modelparallel.state import state
 from smddp.modelparallel.step import StepOutput, is_tracing, step
 from smddp.modelparallel.tensor.marks import set_tensor_parallelism, tensor_parallelism
 from smddp.modelparallel.tensor.registry import tp_register, tp_register_with_module
-from smdistributed.modelparallel.torch import amp, model, nn, optimizers, patches
+from smdistributed.modelparallel.torch import amp, model, nn, optimizers, patches, state_mod, utils
 
 reset = state.reset
+WORLD, MP_GROUP, DP_GROUP, TP_GROUP, PP_GROUP, RDP_GROUP = CommGroup
+WORLD_RANK, MP_RANK, DP_RANK, TP_RANK, PP_RANK, RDP_RANK = RankType
 
 __all__ = [
+    "DP_GROUP",
+    "DP_RANK",
+    "MP_GROUP",
+    "MP_RANK",
+    "PP_GROUP",
+    "PP_RANK",
+    "RDP_GROUP",
+    "RDP_RANK",
+    "TP_GROUP",
+    "TP_RANK",
+    "WORLD",
+    "WORLD_RANK",
     "CommGroup",
     "DistributedModel",
     "DistributedOptimizer",
@@ -111,10 +125,12 @@ __all__ = [
     "set_tensor_parallelism",
     "size",
     "state",
+    "state_mod",
     "step",
     "tensor_parallelism",
     "tp_rank",
     "tp_register",
     "tp_register_with_module",
     "tp_size",
+    "utils",
 ]

@@ -9,6 +9,7 @@ from smddp.modelparallel.tensor.transformer import (
     DistributedTransformerOutputLayer,
     FlashAttentionLayer,
 )
+from smdistributed.modelparallel.torch.nn import huggingface
 from torch.nn import LayerNorm as _LayerNorm
 
 
@@ -27,4 +28,5 @@ __all__ = [
     "DistributedTransformerOutputLayer",
     "FlashAttentionLayer",
     "FusedLayerNorm",
+    "huggingface",
 ]

@@ -1,1 +1,14 @@
-"""Translation of state dicts, one module for each of transformers' families that the original knew."""
+"""Translators of state dicts: a module for each transformers family that the original supported."""
+
+import sys
+from types import ModuleType
+
+from smddp.modelparallel.names import translators
+
+__all__ = ["bert", "gpt2", "gptj", "gptneo", "gptneox", "roberta"]
+
+# The modules differ in nothing but the family in their functions' names.
+for _family in __all__:
+    _module = ModuleType(f"{__name__}.{_family}", f"Translators of {_family}: parameters keep transformers' names.")
+    _module.__dict__.update(translators(_family))
+    sys.modules[_module.__name__] = globals()[_family] = _module
