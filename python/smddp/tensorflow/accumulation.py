@@ -69,7 +69,7 @@ class Accumulation:
     def _all_of(self, used: Any, earlier: list[int], present: set[int], applied: Callable[[set[int]], Any]) -> Any:
         """Applies sums of a graph's earlier passes. A graph cannot leave out a part of them: this is an error."""
         message = (
-            f"backward_passes_per_step={self._passes}: of variables {earlier}, which have no gradient in the last pass, "
+            f"backward_passes_per_step={self._passes}: of variables {earlier}, which lack a gradient in the last pass, "
             "a part had one in earlier passes: use them together, or leave the step outside tf.function"
         )
         with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(used), [message, used])]):

@@ -47,6 +47,22 @@ def devices():
         os.environ.update(before)
 
 
+@contextlib.contextmanager
+def alone():
+    """Accelerate in a state that it has in one process."""
+    before = dict(os.environ)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        os.environ.pop(name, None)
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        yield
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        os.environ.clear()
+        os.environ.update(before)
+
+
 def rows_of(count):
     """Rows with different numbers of labels, so that a mean of means is not the mean."""
     generator = torch.Generator().manual_seed(5)

@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.distributed.checkpoint import hf
+from smddp.sagemaker.distributed.checkpoint.full_state_dict import translate_full_state_dict
 from smddp.sagemaker.state_handler import state
 
 
@@ -262,18 +263,38 @@ def train(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def save_model(original: Callable[..., None]) -> Callable[..., None]:
-    """`Trainer.save_model` that writes the whole of a shared model that FSDP does not hold. Collective."""
+    """`Trainer.save_model` that writes the whole of a shared model that FSDP does not hold. Collective.
+
+    The other files are those of Trainer: tokenizer, arguments, and the push to the Hub.
+    """
 
     @functools.wraps(original)
     def saved(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if not _without_fsdp(self):
             return original(self, output_dir, _internal_call)
         directory = output_dir or self.args.output_dir
-        hf.save_pretrained(self.model, directory)
-        if self.args.should_save and self.processing_class is not None:
-            self.processing_class.save_pretrained(directory)
+        values = None
+        if hasattr(self.model, "peft_type"):  # PEFT selects the adapters' values
+            values = translate_full_state_dict(self.model, self.model.state_dict(), rank0_only=True)
+        else:
+            hf.save_pretrained(self.model, directory)
+        if self.args.should_save:
+            with _unsaved(self.model) if values is None else contextlib.nullcontext():
+                self._save(directory, values)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     return saved
+
+
+@contextlib.contextmanager
+def _unsaved(model: Any) -> Iterator[None]:
+    """Let `Trainer._save` write every file but those of ``model``."""
+    model.save_pretrained = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        del model.save_pretrained
 
 
 def _without_fsdp(trainer: Any) -> bool:
