@@ -170,16 +170,18 @@ def _fsdp2_parameters() -> Undo:
 
 
 def _fsdp1_chunks() -> Undo:
-    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp import FullyShardedDataParallel, _optim_utils
     from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 
     from smddp.sagemaker.distributed.checkpoint import fsdp1_chunks
 
+    name = "_unflatten_orig_param_states"
     chunk_dtensor = fsdp1_chunks.chunk_dtensor(DTensorExtensions.chunk_dtensor)
     to_load = staticmethod(fsdp1_chunks.optim_state_dict_to_load(FullyShardedDataParallel.optim_state_dict_to_load))
     of_optimizer = staticmethod(fsdp1_chunks.optim_state_dict(FullyShardedDataParallel.optim_state_dict))
     return _all(
         _replace(DTensorExtensions, "chunk_dtensor", chunk_dtensor),
+        _replace(_optim_utils, name, fsdp1_chunks.in_own_memory(getattr(_optim_utils, name))),
         _replace(FullyShardedDataParallel, "optim_state_dict", of_optimizer),
         _replace(FullyShardedDataParallel, "optim_state_dict_to_load", to_load),
     )
@@ -405,7 +407,7 @@ PATCHES = (
         "fsdp1_chunks",
         "DTensorExtensions.chunk_dtensor, and optim_state_dict(_to_load) of FullyShardedDataParallel",
         "sharded state dicts are cut over the shard dimension, and loaded over the tensor dimension; those of flat "
-        "parameters are made by any group",
+        "parameters are made by any group; full ones have copies of each state",
         _fsdp1_chunks,
         lambda values, sizes: not sizes.native,
     ),

@@ -35,6 +35,7 @@ def devices():
         made(self, *args, **kwargs)
         if self.distributed_type == DistributedType.MULTI_CPU:
             self.distributed_type = DistributedType.MULTI_GPU
+            self.device = torch.device("cpu")  # FSDP1 compares it with the parameters' device, which has no index
 
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState.__init__ = with_devices

@@ -40,6 +40,7 @@ def of_accelerate(module: Any) -> list[tuple[Any, str, Any]]:
         (kind, "_prepare_tp", prepare_tp(kind._prepare_tp)),
         (kind, "gather", gather(kind.gather, apply)),
         (kind, "reduce", reduce(kind.reduce, apply)),
+        *((kind, name, refuse_states(getattr(kind, name))) for name in ("save_state", "load_state")),
         (module, "gather_object", gather_object(module.gather_object)),
         (module, "get_model_tp_size", model_tp_size(module.get_model_tp_size)),
     ]
@@ -147,6 +148,23 @@ def prepare_tp(original: Callable[..., Any]) -> Callable[..., Any]:
         return [each if isinstance(each, nn.Module) else self._prepare_one(each) for each in first]
 
     return _prepare_tp
+
+
+def refuse_states(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Accelerator.save_state` or `load_state` that refuses a shared model without FSDP, before any file is touched."""
+
+    @functools.wraps(original)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(map(is_shared, self._models)) and getattr(self.state, "fsdp_plugin", None) is None:
+            raise ValueError(
+                f"Accelerator.{original.__name__} with tensor_parallel_degree={state.tp_size} and without FSDP: "
+                "Accelerate would write one rank's part of the model and optimizer. Use save() and load() of "
+                "torch.sagemaker.distributed.checkpoint, or let FSDP shard the model (hybrid_shard_degree above 1 and "
+                "an fsdp_plugin)"
+            )
+        return original(self, *args, **kwargs)
+
+    return checked
 
 
 def model_tp_size(original: Callable[[nn.Module], int | None]) -> Callable[[nn.Module], int | None]:
