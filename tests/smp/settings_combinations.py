@@ -58,15 +58,27 @@ def _client_can(row: dict) -> bool:
     # Both wrap the model themselves, inside of the offloading wrapper, and take float16 on GPUs only.
     if row["precision"] == "fp16" or row["memory"] == "offload":
         return False
+    # They compute with parameters in bf16, whose rounding Adafactor's relative steps magnify.
+    if row["precision"] == "bf16" and row["optimizer"] == "adafactor":
+        return False
     return client == "accelerate" or row["context"] == 1  # Trainer gives each rank samples of its own
 
 
-def refusal(row: dict) -> tuple[type[Exception], str] | None:
+Refusal = tuple[type[BaseException], str] | None
+
+
+def refusal(row: dict) -> Refusal:
     """The error that is the right result of a combination, or None if it trains."""
-    if row["client"] in ("accelerate", "trainer"):
-        refused = _wrapping_refusal(row)
-        if refused is not None:
-            return refused
+    of_optimizer = _of_optimizer(row)
+    if row["client"] not in ("accelerate", "trainer"):
+        return of_optimizer
+    of_states = _of_states(row)
+    # Trainer refuses before it trains; Accelerator when it saves.
+    first = of_states if row["client"] == "trainer" else None
+    return _of_degrees(row) or first or of_optimizer or of_states or _of_other_degree(row)
+
+
+def _of_optimizer(row: dict) -> Refusal:
     experts = row["expert"] > 1 and not row["adapter"]  # experts are frozen beside an adapter
     if row["optimizer"] in ("adafactor", "lbfgs") and row["engine"] == "fsdp1":
         if row["shard"] > 1 or (experts and row["tensor"] == 1):
@@ -78,8 +90,7 @@ def refusal(row: dict) -> tuple[type[Exception], str] | None:
     return None
 
 
-def _wrapping_refusal(row: dict) -> tuple[type[Exception], str] | None:
-    """The refusal of clients that wrap the model themselves, from the degrees and the checkpoint."""
+def _of_degrees(row: dict) -> Refusal:
     tensor = row["tensor"]
     if tensor > 1 and row["shard"] == 1 and tensor < combinations.RANKS:
         return ValueError, "copies that are not sharded"
@@ -87,13 +98,18 @@ def _wrapping_refusal(row: dict) -> tuple[type[Exception], str] | None:
         return ValueError, "ParallelismConfig is only compatible"  # Accelerate's
     if tensor > 1 and row["engine"] == "fsdp2" and row["shard"] == 1:
         return ValueError, "no dimension for FSDP to shard across"  # Accelerate's
-    if row["engine"] == "none" and row["resume"] != "none":
-        # Accelerate raises when it saves, after the optimizer has stepped.
-        adafactor = row["client"] == "accelerate" and row["optimizer"] == "adafactor"
-        return None if adafactor else (ValueError, "let FSDP shard the model")
-    if row["engine"] == "fsdp2" and row["resume"] == "other" and row["expert"] and row["optimizer"] != "adafactor":
-        # Experts are stored in another form at another tensor degree, which torch's loading does not translate.
-        return Exception, "ize"
+    return None
+
+
+def _of_states(row: dict) -> Refusal:
+    part = row["engine"] == "none" or (row["engine"] == "fsdp1" and row["expert"] > 1)
+    return (ValueError, "let FSDP shard the model") if part and row["resume"] != "none" else None
+
+
+def _of_other_degree(row: dict) -> Refusal:
+    # Experts are stored in another form at another tensor degree, which torch's loading does not translate.
+    if row["engine"] == "fsdp2" and row["resume"] == "other" and row["expert"]:
+        return BaseException, "ize"
     return None
 
 

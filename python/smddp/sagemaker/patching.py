@@ -235,20 +235,25 @@ def _adapters() -> Undo:
     return register_module_module_registration_hook(injection.on_registration).remove  # type: ignore[arg-type]
 
 
-def _accelerate() -> Undo:
+def _clients(of_accelerate: str, of_trainer: str) -> Undo:
+    """Replacements that functions of `tensor_parallel.accelerate` list, once Accelerate and Trainer are imported."""
     from smddp.sagemaker.tensor_parallel import accelerate
 
-    return after_import(
-        "accelerate.accelerator", lambda module: _all(*(_replace(*each) for each in accelerate.of_accelerate(module)))
+    def made_by(name: str) -> Callable[[Any], Undo]:
+        return lambda module: _all(*(_replace(*each) for each in getattr(accelerate, name)(module)))
+
+    return _all(
+        after_import("accelerate.accelerator", made_by(of_accelerate)),
+        after_import("transformers.trainer", made_by(of_trainer)),
     )
 
 
-def _trainer() -> Undo:
-    from smddp.sagemaker.tensor_parallel import accelerate
+def _client_groups() -> Undo:
+    return _clients("of_accelerate", "of_trainer")
 
-    return after_import(
-        "transformers.trainer", lambda module: _all(*(_replace(*each) for each in accelerate.of_trainer(module)))
-    )
+
+def _client_states() -> Undo:
+    return _clients("states_of_accelerate", "states_of_trainer")
 
 
 def _no_distributed_data_parallel() -> Undo:
@@ -383,18 +388,18 @@ PATCHES = (
         lambda values, sizes: sizes.tensor > 1,
     ),
     Patch(
-        "accelerate",
-        "accelerate.Accelerator: __init__, prepare, gather, gather_for_metrics, reduce (once it is imported)",
+        "clients",
+        "accelerate.Accelerator (__init__, prepare, gather, reduce) and transformers.Trainer (once they are imported)",
         "a tensor group gets the same samples and counts as one process; other degrees are refused",
-        _accelerate,
+        _client_groups,
         lambda values, sizes: sizes.tensor > 1,
     ),
     Patch(
-        "trainer",
-        "transformers.Trainer._get_num_items_in_batch and get_tp_size (once it is imported)",
-        "the loss counts the tokens of each tensor group once",
-        _trainer,
-        lambda values, sizes: sizes.tensor > 1,
+        "client_states",
+        "accelerate.Accelerator.save_state and load_state, and transformers.Trainer.train (once they are imported)",
+        "checkpoints that would hold one rank's part of the optimizer are refused",
+        _client_states,
+        lambda values, sizes: sizes.tensor > 1 or sizes.expert > 1,
     ),
     Patch(
         "no_ddp",

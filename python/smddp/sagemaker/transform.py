@@ -110,6 +110,7 @@ def transform(
     else:
         if experts is not None:
             experts.apply()
+            accept_whole_values(model)
         mark(model, plans.layers_of(model, _plan(model, options)[0]))
     _move(model, device, dtype)
     if load_state_dict_from_rank0:

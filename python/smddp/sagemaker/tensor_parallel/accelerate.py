@@ -40,7 +40,6 @@ def of_accelerate(module: Any) -> list[tuple[Any, str, Any]]:
         (kind, "_prepare_tp", prepare_tp(kind._prepare_tp)),
         (kind, "gather", gather(kind.gather, apply)),
         (kind, "reduce", reduce(kind.reduce, apply)),
-        *((kind, name, refuse_states(getattr(kind, name))) for name in ("save_state", "load_state")),
         (module, "gather_object", gather_object(module.gather_object)),
         (module, "get_model_tp_size", model_tp_size(module.get_model_tp_size)),
     ]
@@ -54,9 +53,19 @@ def of_trainer(module: Any) -> list[tuple[Any, str, Any]]:
     return [
         (kind, "_get_num_items_in_batch", num_items(kind._get_num_items_in_batch, copies)),
         (kind, "get_tp_size", tp_size(kind.get_tp_size)),
-        (kind, "train", train(kind.train)),
         (kind, "save_model", save_model(kind.save_model)),
     ]
+
+
+def states_of_accelerate(module: Any) -> list[tuple[Any, str, Any]]:
+    """As `of_accelerate`: methods that read or write an optimizer's checkpoint."""
+    kind = module.Accelerator
+    return [(kind, name, refuse_states(getattr(kind, name))) for name in ("save_state", "load_state")]
+
+
+def states_of_trainer(module: Any) -> list[tuple[Any, str, Any]]:
+    """As `of_trainer`: the method that trains and writes checkpoints."""
+    return [(module.Trainer, "train", train(module.Trainer.train))]
 
 
 def init(original: Callable[..., None], config: type) -> Callable[..., None]:
@@ -151,20 +160,32 @@ def prepare_tp(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def refuse_states(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Accelerator.save_state` or `load_state` that refuses a shared model without FSDP, before any file is touched."""
+    """`Accelerator.save_state` or `load_state` that refuses what `_unsaved_part` finds, before any file is touched."""
 
     @functools.wraps(original)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(map(is_shared, self._models)) and getattr(self.state, "fsdp_plugin", None) is None:
+        part = _unsaved_part(self, self._models)
+        if part is not None:
             raise ValueError(
-                f"Accelerator.{original.__name__} with tensor_parallel_degree={state.tp_size} and without FSDP: "
-                "Accelerate would write one rank's part of the model and optimizer. Use save() and load() of "
-                "torch.sagemaker.distributed.checkpoint, or let FSDP shard the model (hybrid_shard_degree above 1 and "
-                "an fsdp_plugin)"
+                f"Accelerator.{original.__name__} {part}. Use save() and load() of "
+                "torch.sagemaker.distributed.checkpoint, or let FSDP shard the model with FSDP2 (hybrid_shard_degree "
+                "above 1 and an fsdp_plugin)"
             )
         return original(self, *args, **kwargs)
 
     return checked
+
+
+def _unsaved_part(accelerator: Any, models: list[Any]) -> str | None:
+    """The reason why Accelerate's checkpoint would hold a part of the optimizer, or None."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None and any(map(is_shared, models)):
+        return (
+            f"with tensor_parallel_degree={state.tp_size} and without FSDP would save one rank's part of the optimizer"
+        )
+    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1 and state.ep_size > 1:
+        return f"with expert_parallel_degree={state.ep_size} and FSDP1 would save one rank's part of the optimizer"
+    return None
 
 
 def model_tp_size(original: Callable[[nn.Module], int | None]) -> Callable[[nn.Module], int | None]:
@@ -263,17 +284,17 @@ def tp_size(original: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def train(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Trainer.train` that refuses checkpoints without FSDP, since one rank would write its part of the optimizer."""
+    """`Trainer.train` that refuses checkpoints of which one rank would write its part of the optimizer."""
 
     @functools.wraps(original)
     def checked(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         saves = getattr(self.args.save_strategy, "value", self.args.save_strategy) != "no"
-        if _without_fsdp(self) and (resume_from_checkpoint or (saves and not self.args.save_only_model)):
+        part = _unsaved_part(self.accelerator, [self.model])
+        if part is not None and (resume_from_checkpoint or (saves and not self.args.save_only_model)):
             raise ValueError(
-                f"Trainer checkpoints with tensor_parallel_degree={state.tp_size} and without FSDP: Trainer would save "
-                "one rank's part of the optimizer, and load it on all ranks. Set save_strategy='no' or "
+                f"Trainer checkpoints: Trainer {part}, and load it on all ranks. Set save_strategy='no' or "
                 "save_only_model=True and start without resume_from_checkpoint, or let FSDP shard the model "
-                "(hybrid_shard_degree above 1 and fsdp='full_shard')"
+                "(hybrid_shard_degree above 1, fsdp='full_shard' and FSDP2)"
             )
         return original(self, resume_from_checkpoint, *args, **kwargs)
 

@@ -87,7 +87,7 @@ def optim_state_dict(original: Callable[..., dict[str, Any]]) -> Callable[..., d
 def in_own_memory(original: Callable[..., None]) -> Callable[..., None]:
     """torch's function behind `optim_state_dict` that unflattens one state of all parameters, with copies.
 
-    torch gathers each state into the same buffer. Without a copy, on the CPU, a state would have the values of the next.
+    torch gathers each state into the same buffer. Without a copy, on the CPU, each state has the values of the last.
     """
 
     @functools.wraps(original)
