@@ -19,7 +19,7 @@ from smddp.modelparallel.tensor.choose import Chosen
 from smddp.modelparallel.tensor.marks import marked, options_of
 from smddp.modelparallel.tensor.split import REPLACED, SPLIT, Split
 from smddp.sagemaker import hf
-from smddp.sagemaker.tensor_parallel import plan as plans
+from smddp.sagemaker.tensor_parallel import plan_entries
 from smddp.sagemaker.tensor_parallel import share as sharing
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import RELAID, put
@@ -72,7 +72,7 @@ class Layers(activation.CalledApart):
 
 
 def _name_layers(model: nn.Module) -> None:
-    layers = plans.layers_of(model, hf.plan_of(model))
+    layers = plan_entries.layers_of(model, hf.plan_of(model))
     if layers and not hasattr(model, "seq_layers"):
         # Past nn.Module's own: the layers keep their names in state dicts.
         model.__dict__["seq_layers"] = Layers(*layers)
