@@ -61,7 +61,7 @@ def _client_can(row: dict) -> bool:
     # They compute with parameters in bf16, whose rounding Adafactor's relative steps magnify.
     if row["precision"] == "bf16" and row["optimizer"] == "adafactor":
         return False
-    return client == "accelerate" or row["context"] == 1  # Trainer gives each rank samples of its own
+    return client == "accelerate" or row["context"] == 1  # Trainer gives each rank other samples
 
 
 Refusal = tuple[type[BaseException], str] | None

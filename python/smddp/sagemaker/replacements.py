@@ -19,7 +19,7 @@ def _replace(owner: Any, attribute: str, value: Any) -> Undo:
     if attribute not in vars(owner):
         setattr(owner, attribute, value)
         return lambda: delattr(owner, attribute)
-    # As it lies there: a static method is more than the function that attribute access gives.
+    # The entry of the namespace: attribute access would give the function of a static method.
     before = vars(owner)[attribute]
     setattr(owner, attribute, value)
     return lambda: setattr(owner, attribute, before)

@@ -42,7 +42,7 @@ def _saved(call, values, directory, group):
 
 
 def _loads(values, directory):
-    """Each rank's part by itself, into zeros."""
+    """Loads each rank's part into zeros; returns True if all values are equal."""
     found = {name: torch.zeros_like(value) for name, value in values.items()}
     load({"model": found}, checkpoint_id=directory)
     return all(torch.equal(found[name].to_local(), values[name].to_local()) for name in values)
@@ -54,7 +54,7 @@ def _parts(shard, tensor, expert):
 
 
 def _check(name, group, call, values, degrees):
-    """Copies that a script saves by groups of its own are its own; FSDP's group leaves them to the first copy."""
+    """Saves into one directory, then into the directory of each part. FSDP's group leaves copies to the first one."""
     state, where = tsm.state, (degrees, name, call.__name__)
     first = state.rep_rank == 0
     with shared_directory() as directory:

@@ -199,7 +199,7 @@ def trainer(row: dict, model: torch.nn.Module, directory: str):
 
 
 class _LightningLoop(Loop):
-    """Lightning in each rank by itself, around a model that `fully_shard` or FSDP holds."""
+    """One Lightning Trainer in each rank, around a model that `fully_shard` or FSDP holds."""
 
     def train(self, begin: int, end: int) -> list[float]:
         import lightning

@@ -84,7 +84,7 @@ def train_as_one_process(row: dict) -> None:
     with shared_directory() as directory:
         try:
             losses, values = _train(row, directory)
-        except BaseException as error:  # torch's CheckpointException is no Exception
+        except BaseException as error:  # torch's CheckpointException derives from BaseException
             if refusal and isinstance(error, refusal[0]) and refusal[1] in str(error):
                 return
             raise AssertionError(f"in the combination {row}") from error

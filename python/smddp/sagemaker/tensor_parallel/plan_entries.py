@@ -90,7 +90,7 @@ def layers_of(model: nn.Module, plan: Mapping[str, Any]) -> list[nn.Module]:
 
 
 def reach(model: nn.Module, entries: Mapping[str, Any], layers: list[nn.Module]) -> bool:
-    """Whether any of ``entries`` is in one of ``layers``."""
+    """Returns True if any of ``entries`` is in one of ``layers``."""
     prefixes = tuple(f"{name}." for name, module in model.named_modules() if any(module is layer for layer in layers))
     return any(name.startswith(prefixes) for name in entries)
 
