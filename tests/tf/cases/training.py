@@ -231,6 +231,26 @@ def check_absent_gradients(uses, make, traced, label):
         np.testing.assert_allclose(found.numpy(), want.numpy(), rtol=1e-5, atol=1e-6, err_msg=label)
 
 
+def case_functions_that_use_a_part_of_the_absent_variables_are_refused():
+    optimizer = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.9), backward_passes_per_step=2)
+    three = [tf.Variable([1.0]) for _ in range(3)]
+    optimizer.build(three)
+
+    def step(*used):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([three[at] for at in used])
+        optimizer.apply_gradients(zip(tape.gradient(loss, three), three))
+
+    every, second, first = (tf.function(lambda used=used: step(*used)) for used in ((0, 1, 2), (0, 1), (0,)))
+    every(), first()
+    try:
+        second(), first()
+    except tf.errors.InvalidArgumentError as error:
+        assert "use them together" in str(error), error
+    else:
+        raise AssertionError("not refused")
+
+
 def case_an_optimizer_inside_a_loss_scale_optimizer_is_wrapped_once():
     inner = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(0.1))
     try:
