@@ -241,6 +241,7 @@ test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Acce
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python scripts/layered_venv.py .venvs/clients --no-build-isolation \
 	    -r tests/clients/third_party/requirements-clients.txt
 	.venvs/clients/bin/python -m pytest tests/clients/third_party -m ""
+	.venvs/clients/bin/python -m pytest tests/smp/test_settings_parity.py -m "" -k "every_pair and lightning"
 
 # The toolkit for TensorFlow asks for a numpy and a toolkit that are older than TensorFlow's: it is installed by itself, into an
 # environment that has no torch.

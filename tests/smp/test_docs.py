@@ -1,4 +1,4 @@
-"""The scripts in docs/smp.md run as written, in the ranks of a pool; `make test-slow` has torchrun start the first."""
+"""The scripts in docs/smp.md run as written, in the ranks of a pool; `make test-slow` has torchrun start them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_the_page_holds_a_script_for_each_of_the_five_features():
 
 
 @pytest.mark.slow
-def test_a_script_of_the_page_runs_under_torchrun(tmp_path):
-    ranks, code = scripts()[0].values
+@pytest.mark.parametrize(("size", "code"), scripts())
+def test_a_script_of_the_page_runs_under_torchrun(size, code, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(code)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*launch, str(script)], env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-6000:]

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 import settings_combinations as combinations
 
@@ -21,15 +23,21 @@ SPREAD = {
     "memory": "none",
     "resume": "same",
     "adapter": False,
+    "client": "loop",
 }
+CLIENTS = combinations.DIMENSIONS["client"]
 
 
 def test_some_combinations(ranks):
-    rows = [SPREAD, *combinations.drawn(4)]
+    rows = [SPREAD, *combinations.drawn(4), *combinations.drawn(1, "accelerate"), *combinations.drawn(1, "trainer")]
     ranks.run("smp_cases.settings_parity", "train_all", seconds=280.0, rows=rows)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_every_pair(ranks):
-    ranks.run("smp_cases.settings_parity", "train_all", seconds=1400.0, rows=combinations.pairwise())
+@pytest.mark.parametrize("client", CLIENTS)
+def test_every_pair(ranks, client):
+    if client == "lightning" and importlib.util.find_spec(client) is None:
+        pytest.skip("Lightning is not installed: make test-clients")
+    rows = combinations.pairwise(client)
+    ranks.run("smp_cases.settings_parity", "train_all", seconds=1400.0, rows=rows)

@@ -12,7 +12,7 @@ from smddp import _info, joining, text
 from smddp.estimator import PyTorch, engines
 from smddp.modelparallel import config as v1
 from smddp.sagemaker import config as v2
-from smddp.sagemaker.tensor_parallel import plan
+from smddp.sagemaker.tensor_parallel import plan_entries
 
 ROOT = Path(__file__).parents[2] / "python"
 
@@ -35,14 +35,14 @@ def argument(name: str) -> object:
 
 
 def pattern(name: str) -> object:
-    return plan.expand(torch.nn.ModuleDict({"linear": torch.nn.ReLU()}), {name: "colwise"}, True)
+    return plan_entries.expand(torch.nn.ModuleDict({"linear": torch.nn.ReLU()}), {name: "colwise"}, True)
 
 
 #: A function that refuses an unknown name, and a misspelt name with the right one.
 ENTRIES: dict[str, tuple[Callable[[str], object], str, str]] = {
     "SMP v1": (lambda name: v1.check({name: 2}, "init()"), "microbatchs", "microbatches"),
     "SMP v2": (lambda name: v2.check({name: 2}, "init()"), "hybrid_shard_degre", "hybrid_shard_degree"),
-    "style": (lambda name: plan.style_name(name, "a.*"), "colwis", "colwise"),
+    "style": (lambda name: plan_entries.style_name(name, "a.*"), "colwis", "colwise"),
     "pattern": (pattern, "linaer", "linear"),
     "strategy": (estimator, "torch_distribute", "torch_distributed"),
     "key of a strategy": (strategy, "process_per_host", "processes_per_host"),

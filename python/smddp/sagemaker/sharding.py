@@ -170,6 +170,7 @@ def watch_optimizers() -> Callable[[], None]:
     watch = Watch()
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        _follow_groups(optimizer)
         watch.check(optimizer)
         _refuse_sums(optimizer)
         unchecked.check(optimizer)
@@ -181,6 +182,12 @@ def watch_optimizers() -> Callable[[], None]:
         unchecked.clear()
 
     return undo
+
+
+def _follow_groups(optimizer: torch.optim.Optimizer) -> None:
+    """Let LBFGS step the parameters of its group: Accelerate puts those of FSDP2 there only."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        optimizer._params = optimizer.param_groups[0]["params"]
 
 
 # They add up over all elements of a parameter, or of all parameters.

@@ -18,13 +18,13 @@ from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.replaced import recorded
 from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker, share_default_state
 from smddp.sagemaker.state_handler import state
-from smddp.sagemaker.tensor_parallel import adapters, sequence, share
+from smddp.sagemaker.tensor_parallel import adapters, plan_entries, sequence, share
 from smddp.sagemaker.tensor_parallel import layers as layers_from
-from smddp.sagemaker.tensor_parallel import plan as plans
 from smddp.sagemaker.tensor_parallel.agreement import Agreement
 from smddp.sagemaker.tensor_parallel.by_head import refuse_by_head
 from smddp.sagemaker.tensor_parallel.loading import accept_whole_values
 from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
+from smddp.sagemaker.tensor_parallel.plan import Planner
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import put
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
@@ -110,7 +110,8 @@ def transform(
     else:
         if experts is not None:
             experts.apply()
-        mark(model, plans.layers_of(model, _plan(model, options)[0]))
+            accept_whole_values(model)
+        mark(model, plan_entries.layers_of(model, _plan(model, options)[0]))
     _move(model, device, dtype)
     if load_state_dict_from_rank0:
         from smddp.sagemaker import rank0
@@ -189,7 +190,7 @@ def _plan(model: nn.Module, options: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], experts: Spreader | None, same: bool) -> None:
     plan, strict = _plan(model, options)
-    entries = plans.expand(model, plan, strict)
+    entries = plan_entries.expand(model, plan, strict)
     if experts is not None:
         entries = experts.without_experts(entries)
     if not entries:
@@ -197,8 +198,8 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
             f"{type(model).__name__} carries no plan for tensor parallelism. Give one: transform(model, "
             'config={"tp_plan": {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}}), or as its attribute _tp_plan'
         )
-    layers = plans.layers_of(model, plan)
-    if hf.is_pretrained(model) and not plans.reach(model, entries, layers):
+    layers = plan_entries.layers_of(model, plan)
+    if hf.is_pretrained(model) and not plan_entries.reach(model, entries, layers):
         raise ValueError(
             f"the plan of {type(model).__name__} shares nothing in its layers, only {', '.join(sorted(entries))}: give "
             'one for them, config={"tp_plan": {...}}, or set tensor_parallel_degree=1'
@@ -210,7 +211,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
         sequence.check(model)
     chosen = layers_from.provider(options.get("layers", "plain"))
     tied = share.tied(model)
-    planner = plans.Planner(model, tp, state.random_seed, in_sequence)
+    planner = Planner(model, tp, state.random_seed, in_sequence)
     styles = planner.styles(planner.with_tied(entries, tied))
     if same:
         _tell_differences(share.make_same(model, tp), tp)

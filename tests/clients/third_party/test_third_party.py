@@ -42,6 +42,10 @@ def test_peft_on_shared_layers_equals_one_process(tmp_path):
     _run("peft", "peft_lora.py", 4, tmp_path)
 
 
+def test_trainer_saves_adapters_of_shared_layers_as_one_process(tmp_path):
+    _run("peft", "peft_trainer.py", 4, tmp_path)
+
+
 def _run(package, script, world_size, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install -r tests/clients/third_party/requirements-clients.txt")

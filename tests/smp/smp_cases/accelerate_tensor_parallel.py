@@ -35,6 +35,7 @@ def devices():
         made(self, *args, **kwargs)
         if self.distributed_type == DistributedType.MULTI_CPU:
             self.distributed_type = DistributedType.MULTI_GPU
+            self.device = torch.device("cpu")  # FSDP1 compares it with the parameters' device, which has no index
 
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState.__init__ = with_devices
@@ -42,6 +43,22 @@ def devices():
         yield
     finally:
         PartialState.__init__ = made
+        AcceleratorState._reset_state(reset_partial_state=True)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def alone():
+    """Accelerate in a state that it has in one process."""
+    before = dict(os.environ)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        os.environ.pop(name, None)
+    os.environ["ACCELERATE_USE_CPU"] = "true"
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        yield
+    finally:
         AcceleratorState._reset_state(reset_partial_state=True)
         os.environ.clear()
         os.environ.update(before)

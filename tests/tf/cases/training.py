@@ -1,5 +1,7 @@
 """Ranks on shards against one process on the whole batch: tape, optimizer, embeddings, loops and branches."""
 
+import itertools
+
 import numpy as np
 import smdistributed.dataparallel.tensorflow as sdp
 import tensorflow as tf
@@ -162,6 +164,91 @@ def case_a_gradient_absent_from_the_first_pass_is_summed_or_refused():
         assert "variable 1 has a gradient in this pass" in str(error), error
     else:
         raise AssertionError("the second variable's gradient was dropped")
+
+
+def case_a_variable_without_a_gradient_in_a_step_keeps_its_value():
+    """By pass of two steps of two passes: the second variable's use, on every rank or on one pass per rank."""
+    schedules = {
+        "absent in the second step": ("sparse", "sparse", None, None),
+        "in one pass": ("dense", None, None, "dense"),
+        "in another pass on each rank": ("sparse", "sparse", "by rank", "by other rank"),
+        "sparse and dense": ("dense", "dense", "kind by rank", "kind by other rank"),
+        "none at first": (None, None, "dense", None),
+    }
+    makers = {
+        "momentum": lambda: tf.keras.optimizers.SGD(0.1, momentum=0.9),
+        "decay": lambda: tf.keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    }
+    for (schedule, uses), (maker, make), traced in itertools.product(schedules.items(), makers.items(), (False, True)):
+        if traced and schedule != "absent in the second step" and schedule != "in one pass":
+            continue
+        label = f"{schedule}, {maker}, traced={traced}"
+        check_absent_gradients(uses, make, traced, label)
+
+
+def use_at(use, rank):
+    """This rank's use of the second variable in a pass."""
+    if use in ("by rank", "by other rank"):
+        return "dense" if (rank % 2 == 0) == (use == "by rank") else None
+    if use in ("kind by rank", "kind by other rank"):
+        return "dense" if (rank % 2 == 0) == (use == "kind by rank") else "sparse"
+    return use
+
+
+def check_absent_gradients(uses, make, traced, label):
+    def variables():
+        return [tf.Variable([1.0]), tf.Variable([[1.0], [2.0], [3.0]])]
+
+    def loss(both, use, factor):
+        value = tf.reduce_sum(both[0]) * factor
+        if use == "dense":
+            return value + tf.reduce_sum(both[1] ** 2)
+        return value if use is None else value + tf.reduce_sum(tf.gather(both[1], [0, 2]) ** 2)
+
+    def step(optimizer, both, use, factor):
+        with tf.GradientTape() as tape:
+            total = loss(both, use, factor)
+        optimizer.apply_gradients(zip(tape.gradient(total, both), both))
+
+    distributed, both = make(), variables()
+    distributed = sdp.DistributedOptimizer(distributed, backward_passes_per_step=2, average_aggregated_gradients=True)
+    plain, wanted = make(), variables()
+    for optimizer, own in ((distributed, both), (plain, wanted)):
+        if hasattr(optimizer, "build"):
+            optimizer.build(own)
+    run = tf.function(step) if traced else step
+    for at in range(0, len(uses), 2):
+        for use in uses[at : at + 2]:
+            run(distributed, both, use_at(use, sdp.rank()), 1.0 + sdp.rank())
+        with tf.GradientTape() as tape:
+            parts = [
+                loss(wanted, use_at(use, rank), 1.0 + rank) for use in uses[at : at + 2] for rank in range(sdp.size())
+            ]
+            total = tf.add_n(parts) / len(parts)
+        gradients = tape.gradient(total, wanted)
+        plain.apply_gradients(zip(gradients, wanted))
+    for found, want in zip(both, wanted):
+        np.testing.assert_allclose(found.numpy(), want.numpy(), rtol=1e-5, atol=1e-6, err_msg=label)
+
+
+def case_functions_that_use_a_part_of_the_absent_variables_are_refused():
+    optimizer = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(0.1, momentum=0.9), backward_passes_per_step=2)
+    three = [tf.Variable([1.0]) for _ in range(3)]
+    optimizer.build(three)
+
+    def step(*used):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([three[at] for at in used])
+        optimizer.apply_gradients(zip(tape.gradient(loss, three), three))
+
+    every, second, first = (tf.function(lambda used=used: step(*used)) for used in ((0, 1, 2), (0, 1), (0,)))
+    every(), first()
+    try:
+        second(), first()
+    except tf.errors.InvalidArgumentError as error:
+        assert "use them together" in str(error), error
+    else:
+        raise AssertionError("not refused")
 
 
 def case_an_optimizer_inside_a_loss_scale_optimizer_is_wrapped_once():

@@ -11,8 +11,8 @@ from torch import nn
 from smddp.modelparallel.tensor.layers import DistributedEmbedding, DistributedLinear
 from smddp.modelparallel.tensor.marks import marked
 from smddp.sagemaker import hf
-from smddp.sagemaker.tensor_parallel import plan as plans
-from smddp.sagemaker.tensor_parallel import share, styles
+from smddp.sagemaker.tensor_parallel import plan_entries, share, styles
+from smddp.sagemaker.tensor_parallel.plan import Planner
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
 log = logging.getLogger("smddp.modelparallel")
@@ -41,12 +41,12 @@ class Chosen:
         kept: dict[str, Any] = {}
         for names in self._pieces(entries):
             kept.update(self._divides({name: entries[name] for name in names}))
-        self.planner = plans.Planner(model, tp, seed, False)
+        self.planner = Planner(model, tp, seed, False)
         self.styles = self.planner.styles(self.planner.with_tied(kept, self.one)) if kept else {}
 
     def _planned(self) -> dict[str, Any]:
         """What plans say of modules that are marked."""
-        found = plans.expand(self._model, hf.plan_of(self._model), strict=False)
+        found = plan_entries.expand(self._model, hf.plan_of(self._model), strict=False)
         return {name: style for name, style in found.items() if marked(self._owner(name))}
 
     def _owner(self, name: str) -> nn.Module:
@@ -96,7 +96,7 @@ class Chosen:
     def _pieces(self, entries: dict[str, Any]) -> Iterable[list[str]]:
         """Names that are shared together or not at all: those of one layer, or of one block where a layer is marked
         in part. What lies outside of layers is alone."""
-        layers = {id(layer) for layer in plans.layers_of(self._model, hf.plan_of(self._model))}
+        layers = {id(layer) for layer in plan_entries.layers_of(self._model, hf.plan_of(self._model))}
         blocks = {"colwise_gather_output", "embedding_rowwise"}
         pieces: dict[str, list[str]] = {}
         for name, style in entries.items():
@@ -116,7 +116,7 @@ class Chosen:
 
     def _divides(self, entries: dict[str, Any]) -> dict[str, Any]:
         """``entries`` if they can be shared; else nothing, and the log says why."""
-        planner = plans.Planner(self._model, self._tp, self._seed, False)
+        planner = Planner(self._model, self._tp, self._seed, False)
         try:
             made = planner.styles(planner.with_tied(entries, self.one))
         except (ValueError, NotImplementedError) as error:

@@ -15,7 +15,7 @@ from smddp.modelparallel import activation
 from smddp.modelparallel.tensor.layers import KIND
 from smddp.modelparallel.tensor.marks import marked, options_of
 from smddp.sagemaker import hf
-from smddp.sagemaker.tensor_parallel import plan as plans
+from smddp.sagemaker.tensor_parallel import plan_entries
 
 _ATTENTION = ("attention", "attn", "self_attn", "self_attention")
 _OUTPUT = ("output", "mlp", "feed_forward")
@@ -34,7 +34,7 @@ def name_layers(model: nn.Module) -> None:
         if module.base_model is not module:
             _add(module, "transformer", [module.base_model], "DistributedTransformer")
             continue
-        layers = plans.layers_of(module, hf.plan_of(module))
+        layers = plan_entries.layers_of(module, hf.plan_of(module))
         if not layers:
             continue
         module.__dict__[KIND] = "DistributedTransformer"

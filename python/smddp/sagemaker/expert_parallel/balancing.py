@@ -87,7 +87,7 @@ class _Scale:
 class _Observed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
-        return loss.view_as(loss)
+        return loss.clone()  # scripts and Trainer scale the loss in place, which autograd refuses for a view
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:

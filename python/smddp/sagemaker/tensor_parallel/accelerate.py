@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.distributed.checkpoint import hf
+from smddp.sagemaker.distributed.checkpoint.full_state_dict import translate_full_state_dict
 from smddp.sagemaker.state_handler import state
 
 
@@ -52,9 +53,19 @@ def of_trainer(module: Any) -> list[tuple[Any, str, Any]]:
     return [
         (kind, "_get_num_items_in_batch", num_items(kind._get_num_items_in_batch, copies)),
         (kind, "get_tp_size", tp_size(kind.get_tp_size)),
-        (kind, "train", train(kind.train)),
         (kind, "save_model", save_model(kind.save_model)),
     ]
+
+
+def states_of_accelerate(module: Any) -> list[tuple[Any, str, Any]]:
+    """As `of_accelerate`: methods that read or write an optimizer's checkpoint."""
+    kind = module.Accelerator
+    return [(kind, name, refuse_states(getattr(kind, name))) for name in ("save_state", "load_state")]
+
+
+def states_of_trainer(module: Any) -> list[tuple[Any, str, Any]]:
+    """As `of_trainer`: the method that trains and writes checkpoints."""
+    return [(module.Trainer, "train", train(module.Trainer.train))]
 
 
 def init(original: Callable[..., None], config: type) -> Callable[..., None]:
@@ -146,6 +157,35 @@ def prepare_tp(original: Callable[..., Any]) -> Callable[..., Any]:
         return [each if isinstance(each, nn.Module) else self._prepare_one(each) for each in first]
 
     return _prepare_tp
+
+
+def refuse_states(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Accelerator.save_state` or `load_state` that refuses what `_unsaved_part` finds, before any file is touched."""
+
+    @functools.wraps(original)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        part = _unsaved_part(self, self._models)
+        if part is not None:
+            raise ValueError(
+                f"Accelerator.{original.__name__} {part}. Use save() and load() of "
+                "torch.sagemaker.distributed.checkpoint, or let FSDP shard the model with FSDP2 (hybrid_shard_degree "
+                "above 1 and an fsdp_plugin)"
+            )
+        return original(self, *args, **kwargs)
+
+    return checked
+
+
+def _unsaved_part(accelerator: Any, models: list[Any]) -> str | None:
+    """The reason why Accelerate's checkpoint would hold a part of the optimizer, or None."""
+    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    if plugin is None and any(map(is_shared, models)):
+        return (
+            f"with tensor_parallel_degree={state.tp_size} and without FSDP would save one rank's part of the optimizer"
+        )
+    if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1 and state.ep_size > 1:
+        return f"with expert_parallel_degree={state.ep_size} and FSDP1 would save one rank's part of the optimizer"
+    return None
 
 
 def model_tp_size(original: Callable[[nn.Module], int | None]) -> Callable[[nn.Module], int | None]:
@@ -244,17 +284,17 @@ def tp_size(original: Callable[[Any], int]) -> Callable[[Any], int]:
 
 
 def train(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`Trainer.train` that refuses checkpoints without FSDP, since one rank would write its part of the optimizer."""
+    """`Trainer.train` that refuses checkpoints of which one rank would write its part of the optimizer."""
 
     @functools.wraps(original)
     def checked(self: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         saves = getattr(self.args.save_strategy, "value", self.args.save_strategy) != "no"
-        if _without_fsdp(self) and (resume_from_checkpoint or (saves and not self.args.save_only_model)):
+        part = _unsaved_part(self.accelerator, [self.model])
+        if part is not None and (resume_from_checkpoint or (saves and not self.args.save_only_model)):
             raise ValueError(
-                f"Trainer checkpoints with tensor_parallel_degree={state.tp_size} and without FSDP: Trainer would save "
-                "one rank's part of the optimizer, and load it on all ranks. Set save_strategy='no' or "
+                f"Trainer checkpoints: Trainer {part}, and load it on all ranks. Set save_strategy='no' or "
                 "save_only_model=True and start without resume_from_checkpoint, or let FSDP shard the model "
-                "(hybrid_shard_degree above 1 and fsdp='full_shard')"
+                "(hybrid_shard_degree above 1, fsdp='full_shard' and FSDP2)"
             )
         return original(self, resume_from_checkpoint, *args, **kwargs)
 
@@ -262,18 +302,38 @@ def train(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def save_model(original: Callable[..., None]) -> Callable[..., None]:
-    """`Trainer.save_model` that writes the whole of a shared model that FSDP does not hold. Collective."""
+    """`Trainer.save_model` that writes the whole of a shared model that FSDP does not hold. Collective.
+
+    The other files are those of Trainer: tokenizer, arguments, and the push to the Hub.
+    """
 
     @functools.wraps(original)
     def saved(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
         if not _without_fsdp(self):
             return original(self, output_dir, _internal_call)
         directory = output_dir or self.args.output_dir
-        hf.save_pretrained(self.model, directory)
-        if self.args.should_save and self.processing_class is not None:
-            self.processing_class.save_pretrained(directory)
+        values = None
+        if hasattr(self.model, "peft_type"):  # PEFT selects the adapters' values
+            values = translate_full_state_dict(self.model, self.model.state_dict(), rank0_only=True)
+        else:
+            hf.save_pretrained(self.model, directory)
+        if self.args.should_save:
+            with _unsaved(self.model) if values is None else contextlib.nullcontext():
+                self._save(directory, values)
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
     return saved
+
+
+@contextlib.contextmanager
+def _unsaved(model: Any) -> Iterator[None]:
+    """Let `Trainer._save` write every file but those of ``model``."""
+    model.save_pretrained = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        del model.save_pretrained
 
 
 def _without_fsdp(trainer: Any) -> bool:

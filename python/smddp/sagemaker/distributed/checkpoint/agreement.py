@@ -118,9 +118,10 @@ class Participants:
         """
         from smddp.sagemaker.state_handler import state
 
-        if not self.given or self.size == 1 or not state.is_initialized or state.native or state.shard_size != 1:
+        if not self.given or not state.is_initialized or state.native or state.shard_size != 1:
             return True
-        if self.group is not state.replication_process_group:
+        # FSDP's group is that of the copies, or of this rank alone.
+        if self.group not in (state.replication_process_group, state.shard_process_group):
             return True
         if state.ranker.get_rep_rank(self.rank) != 0:
             return False

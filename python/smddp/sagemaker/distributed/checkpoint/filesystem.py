@@ -26,12 +26,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from smddp.sagemaker.distributed.checkpoint import layout
+from smddp.sagemaker.distributed.checkpoint.places import PART_DIRECTORY
 from smddp.sagemaker.distributed.checkpoint.posix_filesystem import PARTIAL, PosixFileSystem
 from smddp.sagemaker.distributed.checkpoint.s3_filesystem import S3FileSystem, is_s3_uri
 
 METADATA = ".metadata"
 INCOMPLETE = ".incomplete-"
-_TENSOR_DIRECTORY = re.compile(r"tp\d+_ep\d+|tp\d+-\d+")
 # Saves that this process coordinates and that have not ended.
 _under_way: set[str] = set()
 _RANK_OF_FILE = re.compile(r"__(\d+)_")
@@ -219,13 +219,13 @@ class DistributedFileSystemReader(FileSystemReader):
     def _parts(self) -> list[str]:
         """Which directories make up the checkpoint, relative to the path."""
         name = os.path.basename(os.fspath(self.path).rstrip("/"))
-        if not _TENSOR_DIRECTORY.fullmatch(name):
+        if not PART_DIRECTORY.fullmatch(name):
             return ["."]
         own = self._load(".")
         if own is not None and layout.of(own).get("slices", 1) == 1:
             return ["."]
         parent = self.fs.concat_path(self.path, "..")
-        siblings = {f"../{n}": self._load(f"../{n}") for n in self.fs.ls(parent) if _TENSOR_DIRECTORY.fullmatch(n)}
+        siblings = {f"../{n}": self._load(f"../{n}") for n in self.fs.ls(parent) if PART_DIRECTORY.fullmatch(n)}
         whole = [part for part, metadata in siblings.items() if metadata and layout.of(metadata).get("slices", 1) == 1]
         if own is None and whole and len(siblings) == 1 and not self.fs.ls(self.path):
             # More tensor ranks than there were: the checkpoint of one directory is all of it.

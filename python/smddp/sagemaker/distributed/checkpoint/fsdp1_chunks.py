@@ -84,6 +84,25 @@ def optim_state_dict(original: Callable[..., dict[str, Any]]) -> Callable[..., d
     return replacement
 
 
+def in_own_memory(original: Callable[..., None]) -> Callable[..., None]:
+    """torch's function behind `optim_state_dict` that unflattens one state of all parameters, with copies.
+
+    torch gathers each state into the same buffer. Without a copy, on the CPU, each state has the values of the last.
+    """
+
+    @functools.wraps(original)
+    def replacement(info: Any, states: dict[str, dict[str, Any]], name: str, *args: Any) -> None:
+        gathered = {id(values): values.get(name) for values in states.values()}
+        original(info, states, name, *args)
+        for values in states.values():
+            value, buffer = values.get(name), gathered[id(values)]
+            if type(value) is type(buffer) is torch.Tensor:
+                if value.untyped_storage().data_ptr() == buffer.untyped_storage().data_ptr():
+                    values[name] = value.clone()
+
+    return replacement
+
+
 def either_order(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     """`optim_state_dict_to_load` of FSDP1 that takes (state, model, optimizer), as torch 2.0 did, too."""
 

@@ -1,13 +1,17 @@
-"""One directory for one save: ranks that name different ones are an error, or follow the coordinator."""
+"""One directory for one save, and another for each save of a part of the model; other names are errors."""
 
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from smddp.sagemaker.distributed.checkpoint.agreement import Participants
+
+#: Directories of parts, which `DistributedFileSystemReader` joins.
+PART_DIRECTORY = re.compile(r"tp\d+_ep\d+|tp\d+-\d+")
 
 
 def agree(storage: Any, ranks: Participants) -> None:
@@ -41,4 +45,44 @@ def check_same(storage: Any, ranks: Participants) -> None:
         raise ValueError(
             f"saving: the ranks of one save name different directories, {named}. Choose the name on one rank and "
             "broadcast it, for example by torch.distributed.broadcast_object_list"
+        )
+
+
+def check_part(storage: Any, ranks: Participants, slices: int) -> None:
+    """Raises ValueError on a coordinator whose directory is not named after the part that its group saves.
+
+    Groups that name one directory would replace each other's files, and only directories of these names are joined.
+
+    Args:
+        slices: number of parts of the model, of which ``ranks`` save one.
+    """
+    from smddp.sagemaker.state_handler import state
+
+    if slices == 1 or not ranks.is_coordinator or not isinstance(storage, FileSystemWriter):
+        return
+    place = os.fspath(storage.path)
+    name = os.path.basename(place.rstrip("/"))
+    own = []
+    if state.is_initialized and (state.tp_size > 1 or state.ep_size > 1):
+        own = [f"tp{state.tp_rank}_ep{state.ep_rank}"]
+        if slices == state.tp_size:
+            own.append(f"tp{slices}-{state.tp_rank}")
+    if name in own or (not own and PART_DIRECTORY.fullmatch(name)):
+        return
+    raise ValueError(
+        f"saving {place}: the process group of ranks {ranks.ranks} holds one of {slices} parts of the model, and other "
+        f"groups would replace its files. Save without process_group, so that all ranks save together; or name the "
+        f"directory {' or '.join(own) or 'tp{r}_ep{r}'}, as each group's own"
+    )
+
+
+def check_apart(storage: Any, ranks: Participants) -> None:
+    """Raises ValueError on ``ranks``, which save one part each, if DCP's writers of two name one directory."""
+    place = os.fspath(storage.path) if isinstance(storage, FileSystemWriter) else None
+    places = ranks.exchange("saving", lambda: place)
+    if place is not None and len(set(places)) < ranks.size:
+        raise ValueError(
+            f"saving {place}: the tensor-parallel ranks {ranks.ranks} save one part of the model each, and would "
+            f"replace each other's files in {sorted(set(map(str, places)))}. Name a directory for each tensor rank, "
+            "such as tp{degree}-{rank}"
         )

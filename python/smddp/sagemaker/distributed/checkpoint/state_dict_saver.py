@@ -48,9 +48,9 @@ def save(
             one is whole.
         storage_writer: instead of (or with) ``checkpoint_id``; any DCP writer.
         planner: DCP save planner; ours if None.
-        process_group: the ranks that save; together they hold each tensor once. The default group if None. Given
-            FSDP's own at a shard degree of 1, whose ranks hold copies, the first copy writes, and the others return at
-            once.
+        process_group: the ranks that save. The default group if None. Given FSDP's own at a shard degree of 1, the
+            first copy of the model writes, and the others return at once. A group that holds one part of the model
+            saves into a directory named `tp{r}_ep{r}`.
         coordinator_rank: global rank that plans and writes `.metadata`. The default 0 means the group's first rank
             where the group does not hold rank 0.
         wait_error_handling: False: a failed save is logged on every rank instead of raised, and leaves an incomplete
@@ -60,7 +60,8 @@ def save(
 
     Raises:
         ValueError: neither ``checkpoint_id`` nor ``storage_writer``; ranks that name different directories; a
-            coordinator outside the group; parts that do not make whole tensors.
+            coordinator outside the group; parts that do not make whole tensors; a part of the model in a directory
+            that is not named after it.
         CheckpointError, OSError: on every rank, if any could not write.
     """
     call = _begin(

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 
-from smddp.sagemaker.distributed.checkpoint import layout
+from smddp.sagemaker.distributed.checkpoint import layout, places
 from smddp.sagemaker.distributed.checkpoint.agreement import (
     CheckpointError,
     Failure,
@@ -183,7 +183,11 @@ class PyTorchDistSaveShardedStrategy:
             # One replica writes a local checkpoint: each keeps the same parts, and the others' disks may be elsewhere.
             planner = SavePlanner(lowest_rank=saved["kind"] == layout.LOCAL, whole=saved.get("slices", 1) == 1)
 
-        asked = attempt(lambda: self._ask(state_dict, writer, planner, participants))
+        def ask() -> SavePlan:
+            places.check_part(writer, participants, saved.get("slices", 1))
+            return self._ask(state_dict, writer, planner, participants)
+
+        asked = attempt(ask)
         key = (tuple(participants.ranks), participants.coordinator, type(planner), saved["kind"])
         told, metadata = self._agree(where, asked, writer, planner, participants, key, force_check_all_plans)
         told = planner.finish_plan(told)

@@ -46,7 +46,11 @@ def saving(original: Callable[..., Any]) -> Callable[..., Any]:
         if ranks.size == 1:
             given |= {"process_group": None, "no_dist": True}
         places.agree(given["storage_writer"], ranks)
-        given["state_dict"], _ = _parts(given["state_dict"], lambda _, tensor: _beyond(tensor, ranks.ranks), fill=True)
+        given["state_dict"], parts = _parts(
+            given["state_dict"], lambda _, tensor: _beyond(tensor, ranks.ranks), fill=True
+        )
+        if parts:
+            places.check_apart(given["storage_writer"], Participants(state.tp_process_group))
         _refuse_spread(given["state_dict"], ranks.ranks)
         return original(**given)
 

@@ -1,0 +1,268 @@
+"""The replacements in torch, Accelerate and transformers that `patching.PATCHES` lists; each returns its undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from smddp.sagemaker.after_import import after_import
+
+Undo = Callable[[], None]
+
+
+def _replace(owner: Any, attribute: str, value: Any) -> Undo:
+    """Sets an attribute, or an item of a namespace, and returns what restores it."""
+    if isinstance(owner, dict):
+        before = owner[attribute]
+        owner[attribute] = value
+        return lambda: owner.__setitem__(attribute, before)
+    if attribute not in vars(owner):
+        setattr(owner, attribute, value)
+        return lambda: delattr(owner, attribute)
+    # The entry of the namespace: attribute access would give the function of a static method.
+    before = vars(owner)[attribute]
+    setattr(owner, attribute, value)
+    return lambda: setattr(owner, attribute, before)
+
+
+def _all(*undo: Undo) -> Undo:
+    def undo_all() -> None:
+        for one in undo:
+            one()
+
+    return undo_all
+
+
+def post_param_init_fn() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker.delayed_param.fsdp import with_post_param_init_fn
+
+    original = FullyShardedDataParallel.__init__
+    return _replace(FullyShardedDataParallel, "__init__", with_post_param_init_fn(original))
+
+
+def hybrid_fsdp() -> Undo:
+    import functools
+
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker import sharding
+
+    original = FullyShardedDataParallel.__init__
+    replacement = functools.wraps(original)(sharding.fsdp_init(original))
+    return _all(_replace(FullyShardedDataParallel, "__init__", replacement), sharding.forget_warnings)
+
+
+def unsharded_frozen() -> Undo:
+    from torch.distributed.fsdp import _runtime_utils
+
+    from smddp.sagemaker import sharding
+
+    replacement = sharding.registering_again(_runtime_utils._catch_all_reshard)
+    return _replace(_runtime_utils, "_catch_all_reshard", replacement)
+
+
+def hybrid_fully_shard() -> Undo:
+    from smddp.sagemaker import sharding
+
+    names, found = sharding.fully_shard_globals()
+    if not found:
+        raise RuntimeError("this torch's fully_shard has no default mesh to replace: pass mesh= to it, and report this")
+    return _all(*(_replace(names, name, sharding.default_mesh) for name in found))
+
+
+def optimizers() -> Undo:
+    from smddp.sagemaker import sharding
+    from smddp.sagemaker.expert_parallel import fsdp
+
+    return _all(fsdp.replace_in_fully_shard(sharding.around_fully_shard), sharding.watch_optimizers())
+
+
+def cache_flushes() -> Undo:
+    from smddp.sagemaker import sharding
+
+    return sharding.watch_cache_flushes()
+
+
+def offload() -> Undo:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import OffloadWrapper
+
+    from smddp.sagemaker import offload
+    from smddp.sagemaker.state_handler import state
+
+    replacement = offload.prefetching_forward(OffloadWrapper.forward, lambda: state.activation_loading_horizon)
+    undo = _replace(OffloadWrapper, "forward", replacement)
+
+    def undo_both() -> None:
+        undo()
+        offload.forget_layers()
+
+    return undo_both
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def sharded_optimizer() -> Undo:
+    from smddp.sagemaker.distributed.checkpoint import optimizer
+
+    return optimizer.replace_in_torch()
+
+
+def fsdp1_parameters() -> Undo:
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+    from smddp.sagemaker.tensor_parallel import fsdp1, whole
+
+    parameters = fsdp1.keeping_parameters(FlatParamHandle._use_unsharded_views)
+    gradients = fsdp1.giving_gradients(FlatParamHandle._use_sharded_grad_views)
+    frozen = fsdp1.keeping_frozen(FlatParamHandle._init_flat_param_and_metadata)
+    accumulated = fsdp1.plain_gradients(FlatParamHandle._use_unsharded_grad_views)
+    return _all(
+        _replace(FlatParamHandle, "_init_flat_param_and_metadata", frozen),
+        _replace(FlatParamHandle, "_use_unsharded_grad_views", accumulated),
+        _replace(FlatParamHandle, "_use_unsharded_views", parameters),
+        _replace(FlatParamHandle, "_use_sharded_grad_views", gradients),
+        _replace(
+            FlatParamHandle, "_writeback_orig_params", whole.outside_passes(FlatParamHandle._writeback_orig_params)
+        ),
+    )
+
+
+def fsdp2_parameters() -> Undo:
+    from smddp.sagemaker import sharding
+    from smddp.sagemaker.tensor_parallel import whole
+
+    kind = sharding.fully_shard_globals()[0]["FSDPState"]
+    return _replace(kind, "_lazy_init", whole.outside_passes(kind._lazy_init))
+
+
+def fsdp1_chunks() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel, _optim_utils
+    from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
+
+    from smddp.sagemaker.distributed.checkpoint import fsdp1_chunks
+
+    name = "_unflatten_orig_param_states"
+    chunk_dtensor = fsdp1_chunks.chunk_dtensor(DTensorExtensions.chunk_dtensor)
+    to_load = staticmethod(fsdp1_chunks.optim_state_dict_to_load(FullyShardedDataParallel.optim_state_dict_to_load))
+    of_optimizer = staticmethod(fsdp1_chunks.optim_state_dict(FullyShardedDataParallel.optim_state_dict))
+    return _all(
+        _replace(DTensorExtensions, "chunk_dtensor", chunk_dtensor),
+        _replace(_optim_utils, name, fsdp1_chunks.in_own_memory(getattr(_optim_utils, name))),
+        _replace(FullyShardedDataParallel, "optim_state_dict", of_optimizer),
+        _replace(FullyShardedDataParallel, "optim_state_dict_to_load", to_load),
+    )
+
+
+def tensor_parts() -> Undo:
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+    from smddp.sagemaker.distributed.checkpoint import tensor_parts
+
+    # Scripts have bound the names of the public functions already; these are what they call.
+    return _all(
+        _replace(state_dict_saver, "_save_state_dict", tensor_parts.saving(state_dict_saver._save_state_dict)),
+        _replace(state_dict_loader, "_load_state_dict", tensor_parts.loading(state_dict_loader._load_state_dict)),
+    )
+
+
+def older_order() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker.distributed.checkpoint import fsdp1_chunks
+
+    to_load = fsdp1_chunks.either_order(FullyShardedDataParallel.optim_state_dict_to_load)
+    return _replace(FullyShardedDataParallel, "optim_state_dict_to_load", staticmethod(to_load))
+
+
+def tensor_groups_norm() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker import grad_norm
+
+    return _replace(FullyShardedDataParallel, "clip_grad_norm_", grad_norm.clip_grad_norm_)
+
+
+def agreed_overflow() -> Undo:
+    from torch.amp import GradScaler
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    from smddp.sagemaker.grad_scaler import agreed
+
+    kinds = (GradScaler, ShardedGradScaler)
+    return _all(*(_replace(kind, "_unscale_grads_", agreed(vars(kind)["_unscale_grads_"])) for kind in kinds))
+
+
+def adapters() -> Undo:
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    from smddp.sagemaker.tensor_parallel import injection
+
+    # Its type does not say that a hook may return what becomes part instead.
+    return register_module_module_registration_hook(injection.on_registration).remove  # type: ignore[arg-type]
+
+
+def _clients(of_accelerate: str, of_trainer: str) -> Undo:
+    """Replacements that functions of `tensor_parallel.accelerate` list, once Accelerate and Trainer are imported."""
+    from smddp.sagemaker.tensor_parallel import accelerate
+
+    def made_by(name: str) -> Callable[[Any], Undo]:
+        return lambda module: _all(*(_replace(*each) for each in getattr(accelerate, name)(module)))
+
+    return _all(
+        after_import("accelerate.accelerator", made_by(of_accelerate)),
+        after_import("transformers.trainer", made_by(of_trainer)),
+    )
+
+
+def client_groups() -> Undo:
+    return _clients("of_accelerate", "of_trainer")
+
+
+def client_states() -> Undo:
+    return _clients("states_of_accelerate", "states_of_trainer")
+
+
+def no_distributed_data_parallel() -> Undo:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from smddp.sagemaker import sharding
+
+    original = DistributedDataParallel.__init__
+    return _replace(DistributedDataParallel, "__init__", sharding.refusing_shared(original))
+
+
+def translate_on_save() -> Undo:
+    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
+
+    from smddp.sagemaker.distributed.checkpoint import full_state_dict
+
+    init = full_state_dict.config_init(FullStateDictConfig.__init__)
+    state_dict = full_state_dict.fsdp_state_dict(FullyShardedDataParallel.state_dict)
+    return _all(
+        _replace(FullStateDictConfig, "__init__", init),
+        _replace(FullyShardedDataParallel, "state_dict", state_dict),
+    )
+
+
+def idle_experts() -> Undo:
+    from smddp.sagemaker import idle_experts
+    from smddp.sagemaker.expert_parallel import fsdp
+
+    return fsdp.replace_in_fully_shard(idle_experts.around_fully_shard)
+
+
+def spread_experts() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker.expert_parallel import fsdp
+
+    return _all(
+        fsdp.replace_in_fully_shard(fsdp.around_fully_shard),
+        _replace(FullyShardedDataParallel, "__init__", fsdp.around_fsdp1(FullyShardedDataParallel.__init__)),
+    )
