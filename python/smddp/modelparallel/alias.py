@@ -32,6 +32,9 @@ class Alias:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._module(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        return repr(self._module)
+
     def __getitem__(self, key: Any) -> Any:
         module: Any = self._module
         return module[key]

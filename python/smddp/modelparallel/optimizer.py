@@ -58,10 +58,10 @@ class DistributedOptimizer(OptimizerDicts):
         if isinstance(optimizer, DistributedOptimizer):
             raise TypeError("smp.DistributedOptimizer() takes a torch.optim.Optimizer, got DistributedOptimizer")
         options = {**(dynamic_loss_args or {}), **loss_args}
-        self._scale: LossScale | None = None
-        if cfg.fp16:
-            self._scale = LossScale(static_loss_scale, dynamic_loss_scale, options)
-        elif dynamic_loss_scale or static_loss_scale not in (None, 1.0):
+        # Options are checked in each precision.
+        scale = LossScale(static_loss_scale, dynamic_loss_scale, options)
+        self._scale: LossScale | None = scale if cfg.fp16 else None
+        if not cfg.fp16 and (dynamic_loss_scale or static_loss_scale not in (None, 1.0)):
             log.info("smp.DistributedOptimizer(): loss scales have no effect without the key 'fp16': True")
         self.masters: Masters | None = None
         self._overflow = False

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor.split import split_of
@@ -25,12 +26,11 @@ def rmsg(*message: Any) -> None:
 
 
 def dump_model(model: Any, path: Any) -> None:
-    """Write the whole state of a DistributedModel to ``path`` on rank 0, on the CPU. Collective over the pipeline."""
-    values = model.state_dict()
+    """Write the tensors of a DistributedModel's whole state to ``path`` on rank 0. Collective over all ranks."""
+    values = _tensors(model.state_dict())
     if state.made("dump_model()")[1].rank == 0:
-        torch.save(
-            {name: value.cpu() if isinstance(value, torch.Tensor) else value for name, value in values.items()}, path
-        )
+        torch.save(values, path)
+    dist.barrier()
 
 
 def verify(model: Any, path: Any) -> None:

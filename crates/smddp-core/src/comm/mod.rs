@@ -370,7 +370,7 @@ impl Communicator {
     }
 
     /// Waits at a barrier as [`Communicator::barrier`] does, and calls `check` after each pause, the first of which is `pause`.
-    /// Pauses grow to ten times that.
+    /// Pauses grow to ten times `pause`.
     ///
     /// # Errors
     /// The barrier's, or that of `check`, which aborts the group.
@@ -392,6 +392,9 @@ impl Communicator {
                 return outcome;
             }
             if let Err(error) = check() {
+                if work.poll() {
+                    return work.wait(None);
+                }
                 self.abort("another rank could not join");
                 return Err(error);
             }
@@ -640,7 +643,6 @@ impl Communicator {
     }
 }
 
-/// Reason of calls after [`Communicator::close`].
 const BARRIER: Call<'static> = Call {
     collective: Collective::Barrier,
     dtype: DType::U8,
@@ -650,6 +652,7 @@ const BARRIER: Call<'static> = Call {
     output: Blocks::None,
 };
 
+/// Reason of calls after [`Communicator::close`].
 const DESTROYED: &str = "it was destroyed";
 
 /// What was called for on devices may take this long to end when its group is closed.

@@ -141,6 +141,7 @@ fn reach(
                 | ErrorKind::UnexpectedEof
         );
         let here = (card.netns, card.uid) == (mine.netns, mine.uid);
+        let gone = gone && here;
         // A limit of this process: the other one is well.
         let why = if error.kind() == ErrorKind::OutOfMemory {
             format!("{error}; or set SMDDP_SHM=0 for all ranks to go over the network")
@@ -148,9 +149,11 @@ fn reach(
             format!("its network namespace differs, so its unix socket is out of reach ({error})")
         } else if card.uid != mine.uid {
             format!("it runs as user {}, this process as user {} ({error})", card.uid, mine.uid)
+        } else if gone {
+            format!("its unix socket is closed ({error})")
         } else {
-            format!("it rejects connections to its unix socket ({error}). Its log names the reason; SMDDP_SHM=0 uses the network instead")
+            format!("its unix socket fails ({error}). Its log names the reason; SMDDP_SHM=0 uses the network instead")
         };
-        Unreachable { gone: gone && here, ..fail(why) }
+        Unreachable { gone, ..fail(why) }
     })
 }
