@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.modelparallel import current, cutting, delayed, glue, half, model_state, partition, partition_file
+from smddp.modelparallel import current, cutting, delayed, glue, half, model_state, outside, partition, partition_file
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
@@ -28,7 +28,7 @@ _MEGABYTE = 1 << 20
 
 
 class DistributedModel(Answers, nn.Module):
-    """A model over the stages of a pipeline. One per script; it is called inside functions decorated with `step` alone.
+    """A model over the stages of a pipeline. One per script; functions decorated with `step` call it.
 
     Every process makes the whole model; stage 0 of the first replica gives the values. The first step cuts it.
 
@@ -88,6 +88,7 @@ class DistributedModel(Answers, nn.Module):
         self._stage_of: dict[int, int] = {}
         self.parameters_of_parts: dict[int, tuple[str, int]] = {}
         self.replicas: Replicas | None = None
+        self._averaging: outside.Averaging | None = None
         self.sums = Sums({})
         self._parts: list[Part] = []
         self.mail = Mail(self._ranks.pp_rank, self._ranks.pp_ranks, self._ranks.mail_group)
@@ -119,18 +120,24 @@ class DistributedModel(Answers, nn.Module):
     # ---- calls ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward; inside a step."""
-        if current.microbatch is None and not self.tracing and self._ranks.pp_size > 1:
+        """The model's own forward, inside a step; also outside of one if there is one stage, see `outside`."""
+        if current.microbatch is not None or self.tracing:
+            return self._compute(*args, **kwargs)
+        if self._ranks.pp_size > 1:
             raise RuntimeError(
                 "the model is called outside of a step: call it in a function decorated with @smp.step, for "
                 "evaluation too"
             )
-        apart = self._ranks.tp_size > 1 and not self._cfg.prescaled_batch
-        if apart and current.microbatch is None and not self.tracing:
-            raise RuntimeError(
-                "the model is called outside of a step, where the batches of the ranks that share its layers are not "
-                "put together: call it in a function decorated with @smp.step, or set 'prescaled_batch': True"
-            )
+        if not self.partitioned:
+            self.install(self._decide(lambda: None))
+        found = outside.call(self._compute, args, kwargs, self._cfg.prescaled_batch, self._ranks)
+        if not torch.is_grad_enabled():
+            return found
+        if self._averaging is None:
+            self._averaging = outside.Averaging(self.replicas, self._cfg.fp16, self._ranks)
+        return self._averaging.watch(found)
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
         if self.sharded is not None:
             return self.sharded(*args, **kwargs)
         if self._cfg.fp16:
