@@ -9,7 +9,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.modelparallel import current, cutting, delayed, glue, half, model_state, outside, partition, partition_file
+from smddp.modelparallel import (
+    current,
+    cutting,
+    delayed,
+    gathering,
+    glue,
+    half,
+    model_state,
+    outside,
+    partition,
+    partition_file,
+)
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
@@ -43,6 +54,7 @@ class DistributedModel(Answers, nn.Module):
     Attributes:
         module: the script's model.
         partitioned: whether it is cut.
+        gathered: whether `cpu` has gathered the parameters of all ranks.
         where: the stage of each part, by the module's name.
         tracing: whether the step function runs for the costs of the cut.
         sums: how the gradients of a step are added up.
@@ -73,7 +85,7 @@ class DistributedModel(Answers, nn.Module):
         shared = self._cfg.sharded_data_parallel_degree > 1
         self.module = module.half() if self._cfg.fp16 and not shared else module
         self.sharded: Sharded | None = None
-        self.partitioned = False
+        self.partitioned, self.gathered = False, False
         self.where: dict[str, int] = {}
         self.parameter_shapes = {name: tuple(q.shape) for name, q in module.named_parameters(remove_duplicate=False)}
         self.units: list[Unit] = []
@@ -172,6 +184,26 @@ class DistributedModel(Answers, nn.Module):
     def get_module(self) -> nn.Module:
         """The script's model."""
         return self.module
+
+    def cpu(self) -> DistributedModel:
+        """Moves the model to the CPU, with the parameters and buffers that other ranks hold. Collective over a copy.
+
+        Where each rank holds a part, the model can be saved afterwards, but not called.
+        """
+        if not self.gathered and (self.sharded is not None or self._ranks.mp_size > 1) and self.partitioned:
+            gathering.gather(self, self._ranks)
+            self.gathered = True
+        return self if self.gathered else super().cpu()
+
+    def to(self, *args: Any, **kwargs: Any) -> DistributedModel:
+        """As torch's; a move from another device to the CPU is `cpu`."""
+        if gathering.moves_to_cpu(self, *args, **kwargs):
+            self.cpu()
+        if self.gathered and self.sharded is not None:
+            raise RuntimeError(
+                "model.to() after model.cpu() of a sharded model: load model.state_dict() into a new model"
+            )
+        return super().to(*args, **kwargs)
 
     # ---- what lies here ----
 

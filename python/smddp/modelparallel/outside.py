@@ -158,8 +158,8 @@ class Averaging:
     def _begin(self, _: torch.Tensor) -> None:
         if self._fp16:
             raise RuntimeError(
-                "loss.backward() outside of a step under 'fp16': expected a loss that model.backward(loss) scales. Call "
-                "the model and model.backward(loss) in a function decorated with @smp.step"
+                "loss.backward() outside of a step under 'fp16': expected a loss that model.backward(loss) scales. "
+                "Call the model and model.backward(loss) in a function decorated with @smp.step"
             )
         number = torch._C._current_graph_task_id()
         if self._replicas is None or number == self._pass:

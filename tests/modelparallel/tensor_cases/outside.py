@@ -1,4 +1,4 @@
-"""`model(x); loss.backward()` without `@smp.step`: losses and parameters are those of one process, or it is an error."""
+"""`model(x); loss.backward()` without `@smp.step`: the losses of one process, or an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
-from tensor_cases.families import adam, batch, gpt2, loss_of, made, mine, one_process
+from tensor_cases.families import adam, gpt2, loss_of, made, mine, one_process
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
