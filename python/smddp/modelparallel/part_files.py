@@ -73,12 +73,11 @@ def load(
         return torch.load(path, map_location=map_location, **torch_load)
     try:
         return torch.load(path, map_location=map_location, weights_only=True, **torch_load)
-    except pickle.UnpicklingError as error:
+    except pickle.UnpicklingError:
         log.warning(
-            "smp.load(): %s holds more than tensors and plain values, so it is unpickled, which can run code. Load only "
-            "files that you trust; weights_only=True refuses them (%s)",
+            "smp.load(): %s holds more than tensors and plain values, so it is unpickled, which can run code. Load "
+            "only files that you trust; weights_only=True refuses them",
             path,
-            str(error).partition("\n")[0],
         )
     return torch.load(path, map_location=map_location, weights_only=False, **torch_load)
 

@@ -22,7 +22,7 @@ from smddp import files
 # The user's content in the folder of a partial checkpoint.
 CONTENT = "user_content.pt"
 # Files of partial checkpoints, also under temporary names.
-_PART = re.compile(r"(\.?)((model|optimizer)_[0-9_]+|user_content)\.pt(?(1)\.[0-9a-f]+)")
+_PART = re.compile(r"(\.)?((model|optimizer)_[0-9_]+|user_content)\.pt(?(1)\.[0-9a-f]+)")
 _TAIL_BYTES = 65536
 
 

@@ -88,8 +88,10 @@ class Save:
 
     def _marks(self) -> dict[str, list[int]]:
         """Of the whole model's file, which scripts write with torch.save, too."""
-        whole = [] if self._partial else [path for path in self._written if path == self._folder / self._tag]
-        return {self._tag: saved_files.mark(saved_files.temporary(path, self._id)) for path in whole}
+        path = self._folder / self._tag
+        if self._partial or path not in self._written:
+            return {}
+        return {self._tag: saved_files.mark(saved_files.temporary(path, self._id))}
 
     def _attempt(self, function: Callable[[], None]) -> None:
         try:
