@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import logging
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch.distributed as dist
 from smddp.sagemaker import logger as logging_module
 from smddp.sagemaker.checkpoint.utils import SORT_BY_LAST_INT, limit_num_subdirs
 from smddp.sagemaker.context_parallel.utils import setup_transformer_engine_cp_groups
+from smddp.sagemaker.distributed.checkpoint.state_dict_utils import _Interval, compute_auto_checkpoint_interval
 from smddp.sagemaker.logger import get_logger
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.moe.moe_layer import MoELayer
@@ -219,6 +222,54 @@ def test_other_orders(tmp_path):
         os.utime(tmp_path / name, (age, age))
     assert limit_num_subdirs(tmp_path, 2, sort_fn=None) == [str(tmp_path / "yy")]
     assert limit_num_subdirs(tmp_path, 1, sort_fn=lambda name: -len(name)) == [str(tmp_path / "zzz")]
+
+
+def test_all_ranks_may_limit_at_once(tmp_path):
+    names = [f"llama-{step}steps" for step in (2, 4, 6)]
+    for round in range(5):
+        root = tmp_path / str(round)
+        for name in names:
+            (root / name).mkdir(parents=True)
+            for file in range(100):
+                (root / name / f"__{file}.distcp").touch()
+        with ThreadPoolExecutor(4) as ranks:
+            found = list(ranks.map(lambda _: limit_num_subdirs(root, 1, regex=r"^.*\d+steps$"), range(4)))  # noqa: B023
+        assert os.listdir(root) == names[2:]
+        assert sorted(path for of_rank in found for path in of_rank) == [str(root / name) for name in names[:2]]
+
+
+def test_a_checkpoint_s_own_folder_stands_for_those_beside_it(tmp_path):
+    regex = r"^.*\d+steps$"
+    for inner in ("", "ep2-0"):
+        root = tmp_path / f"run-9steps{inner}"
+        for step in (2, 4, 6):
+            folder = root / f"mixtral-{step}steps" / inner
+            folder.mkdir(parents=True)
+            (folder / ".metadata").touch()
+        (root / "logs").mkdir()
+        # An expert rank that wrote nothing, then the rank that did.
+        assert limit_num_subdirs(root / "mixtral-6steps" / "ep2-1", 1, regex=regex) == []
+        gone = limit_num_subdirs(root / "mixtral-6steps" / inner, 1, regex=regex)
+        assert gone == [str(root / "mixtral-2steps"), str(root / "mixtral-4steps")]
+        assert sorted(os.listdir(root)) == ["logs", "mixtral-6steps"]
+        # A folder of checkpoints has no files of one, whatever its name is.
+        assert limit_num_subdirs(root / "logs", 1, regex=regex) == []
+    (tmp_path / "run-1steps" / ".deleted.llama-2steps.of_an_interrupted_call").mkdir(parents=True)
+    assert limit_num_subdirs(tmp_path / "run-1steps", 1, regex=regex) == []
+    assert limit_num_subdirs(tmp_path / "run-1steps", 1) == []
+    assert limit_num_subdirs(tmp_path / "nothing", 2) == []
+    assert (tmp_path / "run-9steps").exists()
+
+
+def test_a_checkpoint_interval_covers_writing_and_overhead():
+    assert _Interval().interval == 0
+    found = compute_auto_checkpoint_interval([1.0, 1.0], [1.5, 1.3], [0.1, 0.2], [2.0, 6.5])
+    assert found == _Interval(7, 1.0, pytest.approx(0.4), 6.5)
+    assert _Interval(**dataclasses.asdict(found)) == found
+    assert compute_auto_checkpoint_interval([1.0], [3.0], [0.1], [0.5]).interval == 20
+    assert compute_auto_checkpoint_interval([1.0], [0.9], [0.0], [0.5]).interval == 1
+    with pytest.raises(ValueError, match="step_durations: expected positive"):
+        compute_auto_checkpoint_interval([], [], [], [])
 
 
 def test_what_cannot_be_is_refused_before_anything_is_deleted(tmp_path):

@@ -21,7 +21,9 @@ SYMBOLS = {
     "distributed.checkpoint.s3_filesystem": (
         "S3FileSystem is_s3_uri parse_s3_uri format_s3_path retry_with_jitter get_s3_region_from_uri"
     ),
-    "distributed.checkpoint.state_dict_utils": "sm_state_dict_type SMStateDictType init_optim_state",
+    "distributed.checkpoint.state_dict_utils": (
+        "sm_state_dict_type SMStateDictType init_optim_state _Interval compute_auto_checkpoint_interval"
+    ),
     "distributed.checkpoint.hf": "save_pretrained load_pretrained",
     "distributed.fsdp.checkpoint": "save_model_checkpoint load_model_checkpoint",
     "grad_norm": "clip_grad_norm_",

@@ -1,12 +1,13 @@
-"""Checkpoints: `smp.save` and `smp.load` of any object, `smp.save_checkpoint` and `smp.resume_from_checkpoint`.
+"""Checkpoints of model and optimizer: `smp.save_checkpoint` and `smp.resume_from_checkpoint`.
 
     PATH/newest                             the newest tag
-    PATH/user_content_TAG                   the script's own content
     PATH/TAG_partial/model_{pp}_{tp}.pt     a stage's part of the model
     PATH/TAG_partial/optimizer_{pp}_{tp}.pt
+    PATH/TAG_partial/user_content.pt        the script's own content
     PATH/TAG_partial/files.json             the files of the last save
     PATH/TAG                                the whole model, a plain torch file
     PATH/optimizer_TAG                      the whole optimizer, a plain torch file
+    PATH/user_content_TAG                   the script's own content
     PATH/files_TAG.json                     the files of the last save
 
 Parts are found by the names and numbers in them, so that a checkpoint resumes under another cut.
@@ -14,6 +15,7 @@ Parts are found by the names and numbers in them, so that a checkpoint resumes u
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -24,67 +26,15 @@ import torch
 
 from smddp.modelparallel import model_state, sharded, sharded_state
 from smddp.modelparallel.optimizer_state import HELD
-from smddp.modelparallel.saved_files import SavedFiles, partial_tags
+from smddp.modelparallel.saved_files import CONTENT, SavedFiles, partial_tags
 from smddp.modelparallel.saving import Save, find
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import whole as of_tensors
 
+log = logging.getLogger("smddp.modelparallel")
+
 # Where transformers puts a model that it is told to call pytorch_model.bin.
 _SAFE = {"pytorch_model.bin": "model.safetensors"}
-
-
-def save(obj: Any, f: str | os.PathLike[str], partial: bool = True, v3: bool = False, **torch_save: Any) -> None:
-    """torch.save to ``f``, or with ``partial`` to ``f_{mp_rank}``, one file for each part of the model.
-
-    Every process that calls it writes: let one replica do so (``smp.rdp_rank() == 0``).
-
-    Args:
-        v3: under the key ``shard_optimizer_state``, to ``f_{mp_rank}_{rdp_rank}``: each replica has its share.
-        torch_save: as torch.save takes them.
-    """
-    _write(obj, _part(f, "save()", v3) if partial else Path(f), **torch_save)
-
-
-def load(
-    f: str | os.PathLike[str],
-    map_location: Any = None,
-    partial: bool = True,
-    back_compat: bool = False,
-    **torch_load: Any,
-) -> Any:
-    """torch.load of ``f``, or with ``partial`` of ``f_{mp_rank}``, what `save` wrote, the replica's own first.
-
-    Args:
-        back_compat: accepted; there are no older files.
-        torch_load: as torch.load takes them.
-    """
-    path = Path(f)
-    if partial:
-        path = _part(f, "load()", True)
-        path = path if path.exists() else _part(f, "load()")
-    return torch.load(path, map_location=map_location, **torch_load)
-
-
-def _part(f: str | os.PathLike[str], caller: str, v3: bool = False) -> Path:
-    cfg, ranks = state.made(caller)
-    own = str(ranks.mp_rank) if ranks.tp_size == 1 else f"{ranks.pp_rank}_{ranks.tp_rank}"
-    shared = sharded.of(state.model)
-    if v3 and cfg.shard_optimizer_state:
-        own = f"{own}_{ranks.rdp_rank}"
-    elif shared is not None:
-        own = f"{own}_{shared.rank}"
-    return Path(f"{os.fspath(f)}_{own}")
-
-
-def _write(obj: Any, path: Path, **torch_save: Any) -> None:
-    """torch.save under another name, then a rename: a reader never sees half of a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        torch.save(obj, unfinished, **torch_save)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def save_checkpoint(
@@ -149,7 +99,9 @@ def _keep(folder: Path, number: int) -> None:
         removed = old.with_name(f".{old.name}.removed")
         shutil.rmtree(removed, ignore_errors=True)
         shutil.rmtree(old.rename(removed))
-        (folder / f"user_content_{old.name.removesuffix('_partial')}").unlink(missing_ok=True)
+        tag = old.name.removesuffix("_partial")
+        if not (folder / tag).exists():  # of earlier versions, which had one for both forms
+            (folder / f"user_content_{tag}").unlink(missing_ok=True)
 
 
 def resume_from_checkpoint(
@@ -170,7 +122,8 @@ def resume_from_checkpoint(
         tag: the newest by default.
         partial: which of the two forms.
         strict: whether names that are missing or unexpected raise.
-        load_optimizer: false leaves the optimizer as it is.
+        load_optimizer: false leaves the optimizer as it is. A whole checkpoint may have no optimizer's state: then only
+            the model is loaded.
         load_sharded_optimizer_state: under the key ``shard_optimizer_state``, false loads of an optimizer's parts the
             masters and the loss scale alone.
         translate_function: applied to a whole model's state before it is loaded.
@@ -180,32 +133,57 @@ def resume_from_checkpoint(
     """
     state.made("resume_from_checkpoint()")
     model, optimizer = state.model, state.optimizer if load_optimizer else None
-    if model is None or (load_optimizer and optimizer is None):
+    if model is None or (load_optimizer and partial and optimizer is None):
         what = "DistributedModel" if model is None else "DistributedOptimizer (or load_optimizer=False)"
         raise RuntimeError(f"smp.resume_from_checkpoint() needs a smp.{what}")
     folder = Path(path)
     saved, tag = find(folder, tag, partial)
-    if partial:
-        shares = load_sharded_optimizer_state or optimizer is None or optimizer.shares is None
-        _when_cut(model, lambda: _load_parts(saved, model, optimizer, strict, shares))
-    else:
-        values = _read_whole(saved, tag)
-        if translate_function is not None:
-            values = translate_function(values)
-        model_state.load(model, values, strict)
-        if optimizer is not None:
-            if not saved.has(f"optimizer_{tag}"):
-                raise FileNotFoundError(
-                    f"the checkpoint {folder / tag} has no optimizer_{tag}: load_optimizer=False resumes without one"
-                )
-            optimizer.load_state_dict(_read(saved.path(f"optimizer_{tag}"), mmap=False))
-    content = saved.current(folder / f"user_content_{tag}")
+    if not partial:
+        return _load_whole(saved, tag, model, optimizer, strict, translate_function)
+    shares = load_sharded_optimizer_state or optimizer is None or optimizer.shares is None
+    _when_cut(model, lambda: _load_parts(saved, model, optimizer, strict, shares))
+    return _content(saved, CONTENT if CONTENT in saved.names else f"../user_content_{tag}")
+
+
+def _load_whole(
+    saved: SavedFiles, tag: str, model: Any, optimizer: Any, strict: bool, translate: Callable[..., Any] | None
+) -> Any:
+    """Load a whole model, and the optimizer's state if the same save wrote it. Returns the user's content."""
+    values = _read_whole(saved, tag)
+    model_state.load(model, values if translate is None else translate(values), strict)
+    name = f"optimizer_{tag}"
+    if saved.replaced(tag):
+        log.warning(
+            "smp.resume_from_checkpoint(): %s is not the file that smp.save_checkpoint() wrote, so neither %s nor the "
+            "user's content, which belong to that one, are loaded",
+            saved.folder / tag,
+            name,
+        )
+        return None
+    if optimizer is not None and name not in saved.names:
+        log.info("smp.resume_from_checkpoint(): %s was saved without an optimizer's state", saved.folder / tag)
+    elif optimizer is not None and (saved.save or saved.has(name)):
+        values = _read(saved.path(name), mmap=False)
+        try:
+            optimizer.load_state_dict(values)
+            if not saved.save:
+                log.warning("smp.resume_from_checkpoint(): no list of files says that %s belongs to %s", name, tag)
+        except ValueError as error:
+            if saved.save:
+                raise
+            log.warning("smp.resume_from_checkpoint(): %s is of another run and not loaded: %s", name, error)
+    return _content(saved, f"user_content_{tag}")
+
+
+def _content(saved: SavedFiles, name: str) -> Any:
+    """The user's content in the file ``name``; None if the save had none."""
+    path = saved.current(saved.folder / name)
     # The script's own objects, of any class.
-    return torch.load(content, map_location="cpu", weights_only=False) if _has_content(saved, content) else None
-
-
-def _has_content(saved: SavedFiles, content: Path) -> bool:
-    return saved.content is not False and content.exists()
+    return (
+        torch.load(path, map_location="cpu", weights_only=False)
+        if saved.content is not False and path.exists()
+        else None
+    )
 
 
 def _when_cut(model: Any, load: Callable[[], None]) -> None:

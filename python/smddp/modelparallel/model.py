@@ -9,7 +9,19 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.modelparallel import alias, current, cutting, delayed, glue, half, model_state, partition, partition_file
+from smddp.modelparallel import (
+    alias,
+    current,
+    cutting,
+    delayed,
+    gathering,
+    glue,
+    half,
+    model_state,
+    outside,
+    partition,
+    partition_file,
+)
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
@@ -30,7 +42,7 @@ _MEGABYTE = 1 << 20
 
 
 class DistributedModel(Answers, Hooks, nn.Module):
-    """A model over the stages of a pipeline. One per script; it is called inside functions decorated with `step` alone.
+    """A model over the stages of a pipeline. One per script; functions decorated with `step` call it.
 
     Every process makes the whole model; stage 0 of the first replica gives the values. The first step cuts it.
 
@@ -45,6 +57,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
     Attributes:
         module: the script's model.
         partitioned: whether it is cut.
+        gathered: whether `cpu` has gathered the parameters of all ranks.
         where: the stage of each part, by the module's name.
         tracing: whether the step function runs for the costs of the cut.
         sums: how the gradients of a step are added up.
@@ -77,7 +90,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         shared = self._cfg.sharded_data_parallel_degree > 1
         self.module = module.half() if self._cfg.fp16 and not shared else module
         self.sharded: Sharded | None = None
-        self.partitioned = False
+        self.partitioned, self.gathered = False, False
         self.where: dict[str, int] = {}
         self.parameter_shapes = {name: tuple(q.shape) for name, q in module.named_parameters(remove_duplicate=False)}
         self.units: list[Unit] = []
@@ -92,6 +105,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         self._stage_of: dict[int, int] = {}
         self.parameters_of_parts: dict[int, tuple[str, int]] = {}
         self.replicas: Replicas | None = None
+        self._averaging: outside.Averaging | None = None
         self.sums = Sums({})
         self._parts: list[Part] = []
         self.mail = Mail(self._ranks.pp_rank, self._ranks.pp_ranks, self._ranks.mail_group)
@@ -128,18 +142,24 @@ class DistributedModel(Answers, Hooks, nn.Module):
     # ---- calls ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward; inside a step."""
-        if current.microbatch is None and not self.tracing and self._ranks.pp_size > 1:
+        """The model's own forward, inside a step; also outside of one if there is one stage, see `outside`."""
+        if current.microbatch is not None or self.tracing:
+            return self._compute(*args, **kwargs)
+        if self._ranks.pp_size > 1:
             raise RuntimeError(
                 "the model is called outside of a step: call it in a function decorated with @smp.step, for "
                 "evaluation too"
             )
-        apart = self._ranks.tp_size > 1 and not self._cfg.prescaled_batch
-        if apart and current.microbatch is None and not self.tracing:
-            raise RuntimeError(
-                "the model is called outside of a step, where the batches of the ranks that share its layers are not "
-                "put together: call it in a function decorated with @smp.step, or set 'prescaled_batch': True"
-            )
+        if not self.partitioned:
+            self.install(self._decide(lambda: None))
+        found = outside.call(self._compute, args, kwargs, self._cfg.prescaled_batch, self._ranks)
+        if not torch.is_grad_enabled():
+            return found
+        if self._averaging is None:
+            self._averaging = outside.Averaging(self.replicas, self._cfg.fp16, self._ranks)
+        return self._averaging.watch(found)
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
         if self.sharded is not None:
             return self.sharded(*args, **kwargs)
         if self._cfg.fp16:
@@ -174,6 +194,26 @@ class DistributedModel(Answers, Hooks, nn.Module):
     def get_module(self) -> nn.Module:
         """The script's model."""
         return self.module
+
+    def cpu(self) -> DistributedModel:
+        """Moves the model to the CPU, with the parameters and buffers that other ranks hold. Collective over a copy.
+
+        Where each rank holds a part, the model can be saved afterwards, but not called.
+        """
+        if not self.gathered and (self.sharded is not None or self._ranks.mp_size > 1) and self.partitioned:
+            gathering.gather(self, self._ranks)
+            self.gathered = True
+        return self if self.gathered else super().cpu()
+
+    def to(self, *args: Any, **kwargs: Any) -> DistributedModel:
+        """As torch's; a move from another device to the CPU is `cpu`."""
+        if gathering.moves_to_cpu(self, *args, **kwargs):
+            self.cpu()
+        if self.gathered and self.sharded is not None:
+            raise RuntimeError(
+                "model.to() after model.cpu() of a sharded model: load model.state_dict() into a new model"
+            )
+        return super().to(*args, **kwargs)
 
     # ---- what lies here ----
 

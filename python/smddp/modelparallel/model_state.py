@@ -21,7 +21,12 @@ _MARKS = (IS_PARTIAL, sharded_state.SHARD, of_tensors.SPLITS)
 
 def _cut(model: Any) -> bool:
     """Whether the stages hold different parts of ``model``."""
-    return model.partitioned and state.ranks is not None and state.ranks.pp_size > 1
+    return (
+        model.partitioned
+        and not getattr(model, "gathered", False)
+        and state.ranks is not None
+        and state.ranks.pp_size > 1
+    )
 
 
 def _stage_of(model: Any, name: str, parameters: set[str]) -> int | None:
@@ -47,6 +52,8 @@ def local(model: Any) -> dict[str, Any]:
     Raises RuntimeError where the model is still to be cut.
     """
     _, ranks = state.made("DistributedModel.local_state_dict()")
+    if getattr(model, "gathered", False):
+        raise RuntimeError("local_state_dict() after model.cpu(): every rank holds the whole model; use state_dict()")
     everything = model.get_module().state_dict()
     if (shared := sharded.of(model)) is not None:
         return sharded_state.local_model(everything, shared.rank, shared.degree)
@@ -69,6 +76,8 @@ def whole(model: Any) -> dict[str, Any]:
     What other stages hold passes one tensor at a time, and lies on the CPU.
     """
     everything = model.get_module().state_dict()
+    if getattr(model, "gathered", False):
+        return dict(everything)
     if sharded.of(model) is not None:
         return sharded_state.whole_model(everything, _first_names(model.get_module()))
     splits = of_tensors.by_name(model.get_module())
@@ -174,7 +183,7 @@ def load_now(model: Any, values: dict[str, Any], partial: bool, strict: bool) ->
             f"the loaded state does not fit the model {type(module).__name__}: missing {_some(missing)}; unexpected "
             f"{_some(unexpected)}"
         )
-    splits = of_tensors.by_name(module)
+    splits = {} if getattr(model, "gathered", False) else of_tensors.by_name(module)
     values = {name: splits[name].mine(value) if name in splits else value for name, value in values.items()}
     if sharded.of(model) is not None:
         sharded_state.load_model(module, values, values.keys() & here, pieces)

@@ -13,6 +13,7 @@ from smddp.modelparallel.described import Description, Input, Unsaid
 from smddp.modelparallel.glue import check_plain
 from smddp.modelparallel.microbatch import Microbatch
 from smddp.modelparallel.placed import Form, Placed
+from smddp.modelparallel.state import state
 
 
 class Part:
@@ -34,6 +35,8 @@ class Part:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         mb = current.microbatch
         if mb is None:
+            if state.ranks is not None and state.ranks.pp_size == 1:
+                return self.forward(*args, **kwargs)
             raise RuntimeError(
                 f"module {self.name} lies on stage {self.owner}: call the model in a function decorated with @smp.step"
             )

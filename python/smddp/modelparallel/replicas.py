@@ -186,6 +186,8 @@ class Replicas:
         with torch.no_grad():
             for bucket in self._buckets:
                 bucket.arrive(self._size)
+        # A backward pass outside of a step may follow.
+        self._final.clear()
 
     def agree(self) -> None:
         """Hear whether the step went well everywhere, and raise if not. Collective."""

@@ -12,14 +12,18 @@ import glob
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from smddp import files
 
-# Files of partial checkpoints: parts, and parts under temporary names.
-_PART = re.compile(r"(model|optimizer)_[0-9_]+\.pt|\.(model|optimizer)_[0-9_]+\.pt\.[0-9a-f]+")
+# The user's content in the folder of a partial checkpoint.
+CONTENT = "user_content.pt"
+# Files of partial checkpoints, also under temporary names.
+_PART = re.compile(r"(\.)?((model|optimizer)_[0-9_]+|user_content)\.pt(?(1)\.[0-9a-f]+)")
+_TAIL_BYTES = 65536
 
 
 def temporary(path: Path, save: str) -> Path:
@@ -36,12 +40,14 @@ class SavedFiles:
         save: identifier of the save; "" for a checkpoint without a manifest, as earlier versions saved them.
         names: of the files.
         content: whether the save had content of the user; None without a manifest.
+        marks: of files that another program may replace, `mark` at the time of the save.
     """
 
     folder: Path
     save: str
     names: frozenset[str]
     content: bool | None = None
+    marks: dict[str, list[int]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
         """The file ``name``. Raises FileNotFoundError if the checkpoint has no such file, or has lost it."""
@@ -61,15 +67,30 @@ class SavedFiles:
         unfinished = temporary(path, self.save)
         return unfinished if self.save and unfinished.exists() else path
 
+    def replaced(self, name: str) -> bool:
+        """True if the file ``name`` is not the one that the save wrote."""
+        path = self.current(self.folder / name)
+        return name in self.marks and path.exists() and self.marks[name] != mark(path)
+
     def has(self, name: str) -> bool:
         """True if the file ``name`` belongs to the checkpoint and exists on this machine."""
         return name in self.names and self.current(self.folder / name).exists()
 
 
-def write_manifest(manifest: Path, save: str, names: Iterable[str], content: bool) -> None:
+def mark(path: Path) -> list[int]:
+    """Size in bytes and checksum of the end of a file, which in torch's files holds the checksum of every tensor."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TAIL_BYTES))
+        return [size, zlib.crc32(file.read())]
+
+
+def write_manifest(
+    manifest: Path, save: str, names: Iterable[str], content: bool, marks: dict[str, list[int]] | None = None
+) -> None:
     """Makes the files ``names`` of ``save``, written under temporary names, the checkpoint."""
     manifest.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"save": save, "files": sorted(names), "user_content": content}, indent=1)
+    text = json.dumps({"save": save, "files": sorted(names), "user_content": content, "marks": marks or {}}, indent=1)
     files.write_text(manifest, text + "\n")
     for path in (manifest, manifest.parent):
         _sync(path)
@@ -88,7 +109,9 @@ def read_manifest(manifest: Path, folder: Path) -> SavedFiles | None:
     """The files that ``manifest`` lists; None if it does not exist. Raises ValueError for another file."""
     try:
         found = json.loads(files.read_text(manifest))
-        return SavedFiles(folder, found["save"], frozenset(found["files"]), found["user_content"])
+        return SavedFiles(
+            folder, found["save"], frozenset(found["files"]), found["user_content"], found.get("marks", {})
+        )
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

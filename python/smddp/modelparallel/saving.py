@@ -40,9 +40,9 @@ class Save:
             )
         self._id = of_all[0][1]
 
-    def add(self, value: Any, name: str, folder: Path | None = None) -> None:
+    def add(self, value: Any, name: str) -> None:
         """Write a file of this rank under a temporary name; `finish` raises what goes wrong."""
-        path = (folder or self._folder) / name
+        path = self._folder / name
         self._written.append(path)
         if self._error is None:
             try:
@@ -60,10 +60,10 @@ class Save:
         Raises OSError on every rank if one rank could not write; the checkpoint before this save then still loads.
         """
         _, ranks = state.made("save_checkpoint()")
-        names = [path.relative_to(self._folder).as_posix() for path in self._written]
         has_content = user_content is not None
         if has_content and ranks.rank == 0:
-            self.add(user_content, f"user_content_{self._tag}", self._path)
+            self.add(user_content, saved_files.CONTENT if self._partial else f"user_content_{self._tag}")
+        names = [path.relative_to(self._folder).as_posix() for path in self._written]
         try:
             of_all = self._exchange((names, has_content))
         except OSError:
@@ -74,7 +74,7 @@ class Save:
         # Nodes without a common file system have a manifest of the parts each.
         if ranks.rank == 0 or (self._partial and ranks.local_rank == 0):
             manifest = saved_files.manifest_of(self._path, self._tag, self._partial)
-            self._attempt(lambda: saved_files.write_manifest(manifest, self._id, names, of_all[0][1]))
+            self._attempt(lambda: saved_files.write_manifest(manifest, self._id, names, of_all[0][1], self._marks()))
         self._exchange(None)
         self._attempt(lambda: saved_files.rename(self._written, self._id))
         self._exchange(None)
@@ -85,6 +85,13 @@ class Save:
             if afterwards is not None:
                 self._attempt(afterwards)
         self._exchange(None)
+
+    def _marks(self) -> dict[str, list[int]]:
+        """Of the whole model's file, which scripts write with torch.save, too."""
+        path = self._folder / self._tag
+        if self._partial or path not in self._written:
+            return {}
+        return {self._tag: saved_files.mark(saved_files.temporary(path, self._id))}
 
     def _attempt(self, function: Callable[[], None]) -> None:
         try:

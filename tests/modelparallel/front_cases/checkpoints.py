@@ -10,7 +10,7 @@ import pytest
 import torch
 from front_cases.by_hand import OTHERWISE, WHERE, job
 from front_cases.optimizers import assert_same, cut_model, groups, steps
-from smddp.modelparallel import checkpoint, objects
+from smddp.modelparallel import checkpoint, objects, part_files
 from smddp.modelparallel.state import state
 
 
@@ -30,10 +30,9 @@ def case_parts_resume_under_their_cut_and_under_another(directory):
         checkpoint.save_checkpoint(directory, "two", model=model, optimizer=optimizer, user_content=content)
         values, whole = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
         files = sorted(os.listdir(f"{directory}/two_partial"))
-        assert files == ["files.json"] + [
-            f"{what}_{stage}_0.pt" for what in ("model", "optimizer") for stage in range(4)
-        ]
-        assert sorted(os.listdir(directory)) == ["newest", "two_partial", "user_content_two"]
+        parts = [f"{what}_{stage}_0.pt" for what in ("model", "optimizer") for stage in range(4)]
+        assert files == ["files.json", *parts, "user_content.pt"]
+        assert sorted(os.listdir(directory)) == ["newest", "two_partial"]
         own = torch.load(f"{directory}/two_partial/model_1_0.pt")
         assert "middle.1.running_mean" in own and "first.weight" not in own and own["_smp_is_partial"]
         again, after = cut_model(WHERE)
@@ -92,7 +91,7 @@ def case_old_partial_checkpoints_go_and_what_lacks_is_named(directory):
         model.cut()
         for tag in ("a", "b", "c"):
             checkpoint.save_checkpoint(directory, tag, user_content=tag, num_kept_partial_checkpoints=2)
-        kept = ["b_partial", "c_partial", "newest", "user_content_b", "user_content_c"]
+        kept = ["b_partial", "c_partial", "newest"]
         assert sorted(os.listdir(directory)) == kept
         assert checkpoint.resume_from_checkpoint(directory) == "c"
         objects.barrier()
@@ -110,10 +109,10 @@ def case_old_partial_checkpoints_go_and_what_lacks_is_named(directory):
 def case_any_object_is_saved_for_each_part_of_the_model(directory):
     with job(partitions=2, ddp=True) as ranks:
         if ranks.rdp_rank == 0:
-            checkpoint.save({"of": ranks.mp_rank}, f"{directory}/object.pt")
+            part_files.save({"of": ranks.mp_rank}, f"{directory}/object.pt")
         objects.barrier()
-        assert sorted(os.listdir(directory)) == ["object.pt_0", "object.pt_1"]
+        assert sorted(os.listdir(directory)) == ["object.pt_0_0", "object.pt_1_0"]
         objects.barrier()
-        assert checkpoint.load(f"{directory}/object.pt") == {"of": ranks.mp_rank}
-        checkpoint.save([ranks.rank], f"{directory}/{ranks.rank}.pt", partial=False)
-        assert checkpoint.load(f"{directory}/{ranks.rank}.pt", partial=False) == [ranks.rank]
+        assert part_files.load(f"{directory}/object.pt") == {"of": ranks.mp_rank}
+        part_files.save([ranks.rank], f"{directory}/{ranks.rank}.pt", partial=False)
+        assert part_files.load(f"{directory}/{ranks.rank}.pt", partial=False) == [ranks.rank]

@@ -66,7 +66,7 @@ def case_the_last_save_of_a_tag_loads_under_every_cut(directory):
         for partitions in CUTS:
             check(where, partitions, wanted, 2)
         files = os.listdir(f"{where}/last_partial")
-        assert len(files) == 2 * after + 1, files
+        assert len(files) == 2 * after + 2, files
     # A save without an optimizer leaves none of an older save.
     for partial in (True, False):
         saved(f"{directory}/without", 4, 1, partial=partial)
@@ -75,8 +75,11 @@ def case_the_last_save_of_a_tag_loads_under_every_cut(directory):
             checkpoint.save_checkpoint(f"{directory}/without", "last", partial, model)
         with job(partitions=2, ddp=True):
             cut_model(OTHERWISE)[0].cut()
-            with pytest.raises(FileNotFoundError, match="no optimizer"):
+            # A whole checkpoint may have no optimizer's state, a partial one must say load_optimizer=False.
+            refused = pytest.raises(FileNotFoundError, match="no optimizer") if partial else contextlib.nullcontext()
+            with refused:
                 checkpoint.resume_from_checkpoint(f"{directory}/without", "last", partial=partial)
+            assert not state.optimizer.state_dict()["state"]
 
 
 def case_shards_saved_under_one_tag_are_never_mixed(directory):
@@ -152,7 +155,7 @@ def case_an_error_on_one_rank_leaves_the_older_checkpoint_and_is_raised_on_all(d
         with pytest.raises(ValueError, match=r"different places, rank 0: .*tag='step0'.*; rank 3: .*tag='step3'"):
             checkpoint.save_checkpoint(directory, f"step{ranks.rank // 3 * 3}", model=model)
         objects.barrier()
-        assert sorted(os.listdir(directory)) == ["last_partial", "newest", "user_content_last"]
+        assert sorted(os.listdir(directory)) == ["last_partial", "newest"]
     check(directory, 4, wanted, 1)
 
 

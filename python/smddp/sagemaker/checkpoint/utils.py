@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Callable
 from typing import Any
 
 from smddp.sagemaker.logger import get_logger
+
+# Prefix of folders that a rank is deleting.
+_DELETED = ".deleted."
 
 
 def SORT_BY_LAST_INT(name: str) -> int:
@@ -29,20 +33,24 @@ def limit_num_subdirs(
     regex: str | None = None,
     log: bool = True,
 ) -> list[str]:
-    """Delete the oldest sub-folders of ``dir`` until ``n`` are left. Call it on one rank of each file system.
+    """Delete the oldest sub-folders of ``dir`` until ``n`` are left. All ranks may call it at once.
 
     Args:
-        dir: the folder that holds the checkpoints' folders.
+        dir: the folder that holds the checkpoints' folders. With ``regex`` also a checkpoint itself, with files of
+            `torch.distributed.checkpoint` in it: then the checkpoints beside it count, where its name, or the name of
+            the folder around it, begins with a match.
         n: how many to keep, at least 1.
         sort_fn: of a sub-folder's name; the smallest value is the oldest. None: by the time of modification.
         regex: only sub-folders whose name begins with a match count, and may be deleted. None: all; with
             SORT_BY_LAST_INT those whose name holds a number.
         log: log what is deleted.
 
-    Returns the paths deleted, the oldest first. Links are never followed or deleted.
+    Returns the paths that this call deleted, the oldest first; an empty list if there is no ``dir``. Links are never
+    followed or deleted. A folder is renamed before it is deleted, so one rank deletes it;
+    an interrupted call leaves a folder ``.deleted.*``, which no later call counts.
 
     Raises TypeError or ValueError for a wrong ``n`` or ``regex``, or for a name that ``sort_fn`` refuses, before
-    anything is deleted; FileNotFoundError if there is no ``dir``.
+    anything is deleted.
     """
     if isinstance(n, bool) or not isinstance(n, int):
         raise TypeError(f"n is the number of sub-folders to keep, an int, not {n!r}")
@@ -52,17 +60,46 @@ def limit_num_subdirs(
         wanted = re.compile(regex or "")
     except re.error as error:
         raise ValueError(f"regex {regex!r} is not a regular expression: {error}")
-    with os.scandir(dir) as entries:
-        found = [e for e in entries if e.is_dir(follow_symlinks=False) and wanted.match(e.name)]
+    root = os.fspath(dir) if regex is None else _around(os.fspath(dir), wanted)
+    found = _subdirs(root, wanted)
     if sort_fn is SORT_BY_LAST_INT and regex is None:
         found = [e for e in found if re.search(r"\d", e.name)]
-    if sort_fn is None:
-        found.sort(key=lambda entry: entry.stat().st_mtime_ns)
-    else:
-        found.sort(key=lambda entry: sort_fn(entry.name))
-    oldest = [entry.path for entry in found[:-n]]
-    for path in oldest:
+    found.sort(key=_modified if sort_fn is None else lambda entry: sort_fn(entry.name))
+    deleted = []
+    for path in (entry.path for entry in found[:-n]):
+        doomed = os.path.join(root, f"{_DELETED}{os.path.basename(path)}.{uuid.uuid4().hex}")
+        try:
+            os.rename(path, doomed)
+        except FileNotFoundError:
+            continue  # another rank deletes it
         if log:
             get_logger().info("deleting %s: %d newer ones are kept", path, n)
-        shutil.rmtree(path)
-    return oldest
+        shutil.rmtree(doomed)
+        deleted.append(path)
+    return deleted
+
+
+def _subdirs(folder: str, wanted: re.Pattern[str]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            found = [e for e in entries if e.is_dir(follow_symlinks=False) and wanted.match(e.name)]
+    except FileNotFoundError:  # such as that of an expert rank that wrote nothing
+        return []
+    return [e for e in found if not e.name.startswith(_DELETED)]
+
+
+def _modified(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime_ns
+    except FileNotFoundError:  # another rank has renamed it
+        return 0
+
+
+def _around(folder: str, wanted: re.Pattern[str]) -> str:
+    """The folder of the checkpoints: ``folder``, or the one around it if ``folder`` is a checkpoint."""
+    folder = os.path.abspath(folder)
+    if os.path.isdir(folder) and any(name == ".metadata" or name.endswith(".distcp") for name in os.listdir(folder)):
+        for checkpoint in (folder, os.path.dirname(folder)):
+            if wanted.match(os.path.basename(checkpoint)):
+                return os.path.dirname(checkpoint)
+    return folder

@@ -1,7 +1,7 @@
 """SMP v1: `import smdistributed.modelparallel.torch as smp`. docs/smp-v1.md lists every symbol and key."""
 
 from smddp.modelparallel.activation import set_activation_checkpointing
-from smddp.modelparallel.checkpoint import load, resume_from_checkpoint, save, save_checkpoint
+from smddp.modelparallel.checkpoint import resume_from_checkpoint, save_checkpoint
 from smddp.modelparallel.creation import delay_param_initialization, model_creation
 from smddp.modelparallel.explain import explain
 from smddp.modelparallel.model import DistributedModel
@@ -17,6 +17,7 @@ from smddp.modelparallel.objects import (
     send,
 )
 from smddp.modelparallel.optimizer import DistributedOptimizer
+from smddp.modelparallel.part_files import load, save
 from smddp.modelparallel.partition import partition, set_partition
 from smddp.modelparallel.places import (
     dp_rank,

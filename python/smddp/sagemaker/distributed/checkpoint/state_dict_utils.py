@@ -12,8 +12,19 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from torch.distributed.tensor import DTensor
 
+from smddp.sagemaker.distributed.checkpoint.interval import _Interval, compute_auto_checkpoint_interval
 from smddp.sagemaker.distributed.checkpoint.layout import Cut, LocalStateDict, cuts
 from smddp.sagemaker.names import plain_name
+
+__all__ = [
+    "SMStateDictType",
+    "_Interval",
+    "compute_auto_checkpoint_interval",
+    "init_optim_state",
+    "load_local_state_dict",
+    "local_state_dict",
+    "sm_state_dict_type",
+]
 
 _EXTRA = "_extra_state"
 
