@@ -73,7 +73,7 @@ def case_shards_resume_under_any_degree(directory):
         smp.save_checkpoint(directory, "parts", user_content={"step": 2})
         smp.save_checkpoint(directory, "whole", partial=False)
         files = [f"{what}_0_0_{shard}.pt" for what in ("model", "optimizer") for shard in range(2)]
-        assert sorted(os.listdir(f"{directory}/parts_partial")) == ["files.json", *files]
+        assert sorted(os.listdir(f"{directory}/parts_partial")) == ["files.json", *files, "user_content.pt"]
         own = model.local_state_dict()
         assert own["_smp_is_partial"] and own["transformer.wte.weight"].shape == (32, 16)
         values, whole = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
