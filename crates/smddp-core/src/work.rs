@@ -167,10 +167,12 @@ thread_local! {
     static CHECKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs the program's signal handlers, which may call the core. Returns true where the wait is to end.
+/// Runs the program's signal handlers, which may call the core. Returns true where the wait is to end, also because the check
+/// panicked: the caller's buffers may be in use.
 pub fn interrupted() -> bool {
     let outer = CHECKING.replace(true);
-    let interrupted = INTERRUPT.get().is_some_and(|check| check());
+    let check = || INTERRUPT.get().is_some_and(|check| check());
+    let interrupted = catch_unwind(check).unwrap_or(true);
     CHECKING.set(outer);
     interrupted
 }

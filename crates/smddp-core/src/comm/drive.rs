@@ -251,8 +251,8 @@ impl Inner {
         }
     }
 
-    /// The driver, from whoever has it for a moment; `None` where a thread waits for something, also where a signal handler
-    /// interrupted that wait.
+    /// The driver, once another thread that moves the group on for a moment has released it. `None` where a thread waits in
+    /// this group, also where a signal handler interrupted that wait.
     pub(crate) fn drive_soon(&self) -> Option<MutexGuard<'_, Driver>> {
         let begun = Instant::now();
         loop {
