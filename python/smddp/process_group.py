@@ -137,7 +137,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         self._all_ranks: Sequence[int] = global_ranks or range(size)
         self._mailbox = Mailbox(rank)
         self._sent: dict[int, tuple[int, int]] = {}
-        self._count_sent = threading.Lock()
+        self._count_sent = threading.RLock()  # a signal handler may call in between
         self._cuda = None
         self._forget_threads()
 

@@ -31,7 +31,7 @@ class Received:
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call in between
 
     def end(self, message: Tensor | None, error: BaseException | None = None) -> None:
         if message is not None:
@@ -94,7 +94,7 @@ class Mailbox:
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call in between
         self._sent: dict[int, deque[Tensor]] = defaultdict(deque)
         self._wanted: dict[int, deque[Received]] = defaultdict(deque)
         self._closed = False

@@ -1,6 +1,7 @@
 //! The handle of a call under way.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{OnceLock, PoisonError};
 use std::time::Duration;
@@ -161,7 +162,22 @@ pub fn set_interrupt(check: fn() -> bool) {
     let _ = INTERRUPT.set(check);
 }
 
-/// Whether a signal's handler wants to run: for who waits outside the core.
+thread_local! {
+    /// Set while this thread checks for a signal, and thus in the program's handlers.
+    static CHECKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs the program's signal handlers, which may call the core. Returns true where the wait is to end, also because the check
+/// panicked: the caller's buffers may be in use.
 pub fn interrupted() -> bool {
-    INTERRUPT.get().is_some_and(|check| check())
+    let outer = CHECKING.replace(true);
+    let check = || INTERRUPT.get().is_some_and(|check| check());
+    let interrupted = catch_unwind(check).unwrap_or(true);
+    CHECKING.set(outer);
+    interrupted
+}
+
+/// Returns whether the caller is a signal handler that interrupted a call of this thread.
+pub(crate) fn in_handler() -> bool {
+    CHECKING.get()
 }

@@ -21,8 +21,8 @@ use pyo3::prelude::*;
 
 /// Returns whether a signal handler wants to run; threads that wait in the core call it a few times a second.
 ///
-/// Python runs handlers on the main thread only. Another thread must not wait for the interpreter here: it holds a group's
-/// driver, and is stopped for ever where the interpreter has exited meanwhile.
+/// Python runs handlers on the main thread only. Another thread must not wait for the interpreter here: it is stopped for
+/// ever where the interpreter has exited meanwhile.
 fn signal_waits() -> bool {
     if smddp_tensorflow::in_kernel() || rustix::thread::gettid() != rustix::process::getpid() {
         return false;

@@ -1,6 +1,6 @@
 //! Calls on devices. All ranks of a group come to the same way for its devices: once, at the first call on them.
 
-use std::sync::Arc;
+use std::sync::{Arc, TryLockError};
 
 use smddp_cuda::Uuid;
 use smddp_plan::Memory;
@@ -14,6 +14,7 @@ use crate::driver::Item;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::sync::lock;
+use crate::work::in_handler;
 
 /// What a rank says of its device: its name for itself, and the number of a sample of its memory.
 const CARD: usize = 24;
@@ -50,6 +51,14 @@ impl Communicator {
         let inner = &self.0;
         if let Some(known) = self.prepared(on.device.ordinal()) {
             return Ok(known);
+        }
+        if in_handler() && matches!(inner.preparing.try_lock(), Err(TryLockError::WouldBlock)) {
+            return Err(Error::System {
+                what: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), inner.name),
+                why: "the call that the handler interrupted, or another thread, prepares a device of this group; make the \
+                      call after the handler has returned"
+                    .to_owned(),
+            });
         }
         let _preparing = lock(&inner.preparing);
         if let Some(known) = self.prepared(on.device.ordinal()) {

@@ -1,7 +1,7 @@
 //! Driving: whoever waits for something in a group moves the group on until it is there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -75,19 +75,47 @@ impl Limit {
         Self { until, interruptible: false, asked: None }
     }
 
-    /// Whether the time is up; or a signal waits, which is looked for a few times a second.
-    fn over(&mut self, now: Instant) -> Result<bool> {
-        if self.interruptible && now.duration_since(*self.asked.get_or_insert(now)) > SIGNAL_INTERVAL {
+    /// Returns whether the time is up.
+    fn over(&self, now: Instant) -> bool {
+        self.until.is_some_and(|until| now >= until)
+    }
+
+    /// Returns whether the next check for a signal is due.
+    fn check_due(&mut self, now: Instant) -> bool {
+        self.interruptible && now.duration_since(*self.asked.get_or_insert(now)) > SIGNAL_INTERVAL
+    }
+
+    /// Checks for a signal where that is due. Handlers of the program run here and may call this group, so the calling
+    /// thread must not own the driver.
+    fn check_signals(&mut self) -> Result<()> {
+        let now = Instant::now();
+        if self.check_due(now) {
             self.asked = Some(now);
             if interrupted() {
                 return Err(Error::Interrupted);
             }
         }
-        Ok(self.until.is_some_and(|until| now >= until))
+        Ok(())
     }
 
     fn left(&self, now: Instant) -> Duration {
         self.until.map_or(Duration::MAX, |until| until - now)
+    }
+}
+
+/// A wait that releases the driver for signal checks; closing the group then does not wait for the pending call.
+struct LongWait<'a>(&'a AtomicUsize);
+
+impl<'a> LongWait<'a> {
+    fn new(inner: &'a Inner) -> Self {
+        inner.long_waits.fetch_add(1, Ordering::Relaxed);
+        Self(&inner.long_waits)
+    }
+}
+
+impl Drop for LongWait<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -223,10 +251,14 @@ impl Inner {
         }
     }
 
-    /// The driver, from whoever has it for a moment; `None` where a thread waits for something.
+    /// The driver, once another thread that moves the group on for a moment has released it. `None` where a thread waits in
+    /// this group, also where a signal handler interrupted that wait.
     pub(crate) fn drive_soon(&self) -> Option<MutexGuard<'_, Driver>> {
         let begun = Instant::now();
         loop {
+            if self.long_waits.load(Ordering::Relaxed) > 0 {
+                return None;
+            }
             let driver = self.try_drive();
             if driver.is_some() || begun.elapsed() > Duration::from_millis(50) {
                 return driver;
@@ -274,7 +306,8 @@ impl Inner {
         }
     }
 
-    /// The caller owns the driver and drives until `target` is reached, a signal waits, or the time is up: `None`.
+    /// The caller owns the driver and drives until `target` is reached. `None`: the time is up, or the caller has to release
+    /// the driver for a signal check.
     pub(crate) fn drive(
         &self,
         driver: &mut Driver,
@@ -321,10 +354,8 @@ impl Inner {
                     return Some(outcome);
                 }
                 let now = Instant::now();
-                match limit.over(now) {
-                    Ok(false) => {}
-                    Ok(true) => return None,
-                    Err(interrupted) => return Some(Err(interrupted)),
+                if limit.over(now) || limit.check_due(now) {
+                    return None;
                 }
                 if let Some(about_to_sleep) = about_to_sleep.take() {
                     backoff.nap(&about_to_sleep, &driver.group, limit.left(now).min(driver.nap(now)));
@@ -338,23 +369,65 @@ impl Inner {
         }
     }
 
+    /// Drives until collective `number`, which this thread has entered, is over. After an interrupt the collective goes on
+    /// with copies of its buffers.
+    pub(super) fn complete(self: &Arc<Self>, mut driver: MutexGuard<'_, Driver>, number: u64) -> Result<()> {
+        let mut limit = Limit::new(None);
+        let target = Target::Number(number);
+        let work = loop {
+            if let Some(outcome) = self.drive(&mut driver, &target, &mut limit) {
+                if driver.pending() {
+                    self.leave(driver);
+                }
+                return outcome;
+            }
+            // Without the driver, only a work shows that the collective is over.
+            if let Some(work) = driver.work_of(number) {
+                break work;
+            }
+        };
+        drop(driver);
+        match self.reach_within(&Target::Work(&work), &mut limit) {
+            Err(Error::Interrupted) => {
+                self.detach(&work);
+                Err(Error::Interrupted)
+            }
+            Err(error) => Err(error),
+            Ok(_) => work.outcome().map_err(|error| self.tell(&error)),
+        }
+    }
+
     /// Drives, or sleeps while another thread does, until `target`, a work, is reached; false if the time was up first.
     pub(crate) fn reach(self: &Arc<Self>, target: &Target<'_>, timeout: Option<Duration>) -> Result<bool> {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
         }
         let mut limit = Limit::new(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
+        self.reach_within(target, &mut limit)
+    }
+
+    fn reach_within(self: &Arc<Self>, target: &Target<'_>, limit: &mut Limit) -> Result<bool> {
         // The progress thread has the driver for one look as a rule: far shorter than a sleep.
         let (mut looks, mut nap) = (LOOKS, Duration::from_micros(50));
-        while !target.is_seen() {
-            if let Some(mut driver) = self.try_drive() {
-                let outcome = self.drive(&mut driver, target, &mut limit);
-                self.leave(driver);
-                match outcome {
-                    Some(Err(Error::Interrupted)) => return Err(Error::Interrupted),
-                    Some(_) => break,
-                    None => {}
+        let (mut long_wait, mut unregistered) = (None, false);
+        let outcome = loop {
+            if target.is_seen() {
+                break Ok(true);
+            }
+            if limit.check_due(Instant::now()) {
+                long_wait.get_or_insert_with(|| LongWait::new(self));
+                if let Err(interrupted) = limit.check_signals() {
+                    break Err(interrupted);
                 }
+                // A handler may have made calls of this group, and may have taken longer than the wait.
+                continue;
+            }
+            if let Some(mut driver) = self.try_drive() {
+                if self.drive(&mut driver, target, limit).is_some() {
+                    self.leave(driver);
+                    return Ok(true);
+                }
+                unregistered = true;
             } else if looks > 0 {
                 looks -= 1;
                 std::thread::yield_now();
@@ -366,11 +439,15 @@ impl Inner {
                 work.sleep(nap, matches!(target, Target::Enqueued(..)));
                 nap = (nap * 2).min(Duration::from_millis(5));
             }
-            if limit.over(Instant::now())? && !target.is_seen() {
-                return Ok(false);
+            if limit.over(Instant::now()) && !target.is_seen() {
+                break Ok(false);
             }
+        };
+        // Another owner of the driver registers what is pending when it leaves.
+        if unregistered && let Some(driver) = self.try_drive() {
+            self.leave(driver);
         }
-        Ok(true)
+        outcome
     }
 
     /// Drives for at most `limit`, and only where no other thread waits in this group. No signal ends it.
@@ -400,13 +477,6 @@ impl Inner {
         }
     }
 
-    /// The same for collective `number`, where this thread drives.
-    pub(crate) fn detach_here(&self, driver: &mut Driver, number: u64) {
-        if let Some(Err(error)) = self.guard(driver, |driver| driver.detach(number)) {
-            self.die(driver, error);
-        }
-    }
-
     /// What is left behind is the progress thread's.
     pub(crate) fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
         let watched = driver.watched && driver.landing();
@@ -425,12 +495,12 @@ mod tests {
     #[test]
     fn a_wait_gives_up_once_its_time_is_up_and_no_moment_earlier() {
         let (now, time) = (Instant::now(), Duration::from_secs(9));
-        let mut limit = Limit::new(Some(now + time));
+        let limit = Limit::new(Some(now + time));
         for (waited, over) in [(Duration::ZERO, false), (time - Duration::from_nanos(1), false), (time, true)]
         {
-            assert_eq!(limit.over(now + waited), Ok(over), "{waited:?}");
+            assert_eq!(limit.over(now + waited), over, "{waited:?}");
             assert_eq!(limit.left(now + waited), time - waited);
         }
-        assert_eq!(Limit::new(None).over(now + 1000 * time), Ok(false));
+        assert!(!Limit::new(None).over(now + 1000 * time));
     }
 }

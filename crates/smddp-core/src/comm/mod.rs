@@ -10,7 +10,7 @@ mod others;
 mod prepare;
 mod progress;
 
-use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use smddp_transport::Board;
 use smddp_transport::fork::{self, PerProcess};
 use smddp_transport::{Group, Sleeper};
 
-use self::drive::{Limit, Target};
+use self::drive::Target;
 use self::handle::Asked;
 pub use self::handle::Work;
 use crate::bind::{self, Cache, GroupFacts};
@@ -37,7 +37,7 @@ use crate::recorder::{self, Recorder, Taken, Tally};
 use crate::sync::lock;
 use crate::types::{DType, RedOp};
 use crate::wait::SpinPolicy;
-use crate::work::{Keep, Shared};
+use crate::work::{Keep, Shared, in_handler};
 
 /// How a call deviates from what its group does.
 #[derive(Default)]
@@ -68,6 +68,8 @@ pub(crate) struct Inner {
     /// A call has told the caller why the group is dead.
     told: AtomicBool,
     timeout: AtomicU64,
+    /// Threads that wait in this group and have released the driver for a signal check.
+    long_waits: AtomicUsize,
     closed: AtomicBool,
     pub(crate) rank: usize,
     pub(crate) size: usize,
@@ -139,6 +141,7 @@ impl Communicator {
             poison: OnceLock::new(),
             told: AtomicBool::new(false),
             timeout: AtomicU64::new(0),
+            long_waits: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
             rank,
             size,
@@ -328,21 +331,21 @@ impl Communicator {
             } else if brief {
                 outcome = inner.drive_briefly(&mut driver, &target);
             }
-            if outcome.is_none() {
-                aside(&mut || outcome = inner.drive(&mut driver, &target, &mut Limit::new(None)));
+            if let Some(outcome) = outcome {
+                if driver.pending() {
+                    inner.leave(driver);
+                }
+                return outcome;
             }
+            let mut held = Some(driver);
+            aside(&mut || {
+                if let Some(driver) = held.take() {
+                    outcome = Some(inner.complete(driver, number));
+                }
+            });
             // The buffers are in use until the operation is over, whatever `aside` did.
-            let outcome = match outcome {
-                Some(outcome) => outcome,
-                None => inner.drive(&mut driver, &target, &mut Limit::new(None)).unwrap_or(Ok(())),
-            };
-            if outcome == Err(Error::Interrupted) {
-                inner.detach_here(&mut driver, number);
-            }
-            if driver.pending() {
-                inner.leave(driver);
-            }
-            return outcome;
+            let rest = held.take().map(|driver| inner.complete(driver, number));
+            return outcome.or(rest).unwrap_or(Ok(()));
         }
         let mut outcome = Ok(());
         let mut options = Some(options);
@@ -558,12 +561,13 @@ impl Communicator {
     /// Leaves in good order, together with the other ranks, which all do: waits for them for `limit` at most, and holds what
     /// each called against what the others did. [`Error::Mismatch`] where that differs and no call has raised so: another
     /// root, a message that nobody received. Ranks that are late or gone are not held against, which is no error. The group is
-    /// closed in any case. [`Error::Interrupted`] if a signal ended the wait: the group is closed then, too.
+    /// closed in any case, and at once where a signal handler that interrupted a call leaves. [`Error::Interrupted`] if a signal ended the wait: the group is closed then, too.
     pub fn finish(&self, limit: Duration) -> Result<()> {
         let inner = &self.0;
         let mut outcome = Ok(false);
         let mut interrupted = false;
-        if inner.forks == fork::generation() && inner.size > 1 && !inner.closed.load(Ordering::Acquire) {
+        let open = inner.forks == fork::generation() && !inner.closed.load(Ordering::Acquire);
+        if open && inner.size > 1 && !in_handler() {
             inner.drive_to(&Target::Landed, COMPLETION);
             let begun = Instant::now();
             let left = || limit.saturating_sub(begun.elapsed());

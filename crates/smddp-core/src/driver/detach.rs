@@ -11,6 +11,12 @@ use crate::relocation::{self, Relocation};
 use crate::work::Shared;
 
 impl Driver {
+    /// The work of collective `seq`, made where it has none; `None` where the collective is over.
+    pub(crate) fn work_of(&mut self, seq: u64) -> Option<Arc<Shared>> {
+        let op = self.queue.iter_mut().find(|op| op.seq == seq)?;
+        Some(op.work.get_or_insert_with(|| Arc::new(Shared::new(None))).clone())
+    }
+
     /// Moves collective `seq`, if it is not over, to private memory, which its work holds until the end. Fails where that is
     /// impossible: other ranks read the buffers themselves, a pending call still writes the input, or the copies do not fit in
     /// memory. The error ends the group.
@@ -43,8 +49,9 @@ impl Driver {
             .map_err(|bytes| refused(&format!("a copy of its {bytes} bytes does not fit in memory")))?;
         relocation.apply(execution);
         self.group.relocate(&|address| relocation.address(address));
-        let work = work.get_or_insert_with(|| Arc::new(Shared::new(None)));
-        work.detach(Box::new(relocation));
+        if let Some(work) = work {
+            work.detach(Box::new(relocation));
+        }
         Ok(())
     }
 }

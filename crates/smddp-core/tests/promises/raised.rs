@@ -42,6 +42,16 @@ const COLLECTIVES: [Collective; 5] = [
 thread_local! {
     /// Set while a signal waits for this thread.
     static SIGNAL: Cell<bool> = const { Cell::new(false) };
+    /// Runs once, at the next check for a signal.
+    static HANDLER: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
+}
+
+/// Checks for a signal as a host language does: its handlers run in the check.
+fn check() -> bool {
+    if let Some(handler) = HANDLER.take() {
+        handler();
+    }
+    SIGNAL.get()
 }
 
 /// Buffers of one call with the value of every element.
@@ -254,7 +264,7 @@ fn interrupted(wire: Wire, collective: Collective, busy: bool) {
 
 #[test]
 fn an_interrupted_call_gives_its_memory_back_and_the_other_ranks_finish() {
-    set_interrupt(|| SIGNAL.get());
+    set_interrupt(check);
     for wire in [Wire::Nodes(1), Wire::Sealed(1), Wire::Shm, Wire::Srd(7)] {
         for collective in COLLECTIVES {
             interrupted(wire, collective, false);
@@ -263,10 +273,44 @@ fn an_interrupted_call_gives_its_memory_back_and_the_other_ranks_finish() {
     }
 }
 
+/// A signal handler of rank 0 calls the group whose call it interrupts: a barrier that misses the other rank, then a close.
+#[test]
+fn a_signal_handler_may_call_the_group_whose_call_it_interrupts() {
+    set_interrupt(check);
+    for (wire, closes) in
+        [Wire::Nodes(1), Wire::Shm].into_iter().flat_map(|wire| [(wire, true), (wire, false)])
+    {
+        let over_all = Gate::new(2);
+        over(wire.links(2), PATIENCE, |comm| {
+            if comm.rank() == 0 {
+                comm.set_timeout(Duration::from_millis(500));
+                let nested = comm.clone();
+                HANDLER.set(Some(Box::new(move || {
+                    if closes {
+                        return nested.finish(PATIENCE).unwrap();
+                    }
+                    let outcome = nested.barrier(Options::default());
+                    assert!(matches!(outcome, Err(Error::Timeout { .. })), "{outcome:?}");
+                })));
+                let begun = Instant::now();
+                let outcome = Buffers::new(comm, Collective::AllReduce).run(comm, false);
+                assert!(HANDLER.take().is_none(), "{wire:?}: the handler has not run");
+                assert!(begun.elapsed() < SOON, "{wire:?}: {:?}", begun.elapsed());
+                match outcome {
+                    Err(Error::Closed { .. }) => assert!(closes),
+                    Err(Error::Timeout { .. }) => assert!(!closes),
+                    other => panic!("{wire:?}: {other:?}"),
+                }
+            }
+            over_all.wait();
+        });
+    }
+}
+
 /// The input of the interrupted call is the output of a pending one: a copy of it would be stale.
 #[test]
 fn an_interrupted_call_whose_input_is_still_written_ends_the_group() {
-    set_interrupt(|| SIGNAL.get());
+    set_interrupt(check);
     for wire in [Wire::Nodes(1), Wire::Shm] {
         let came = Gate::new(2);
         over(wire.links(2), PATIENCE, |comm| {
