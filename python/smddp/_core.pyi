@@ -248,7 +248,8 @@ class AtOnce:
 class BoundCall:
     """What `smddp.bind` gives: one collective, made each time it is called, on what its tensors then hold.
 
-    Raises the call's error, and RuntimeError where a tensor has other memory than when it was bound.
+    Raises the call's error, and RuntimeError where a tensor has other memory, another shape or another dtype than
+    when it was bound.
     """
 
     def __new__(
@@ -260,7 +261,7 @@ class BoundCall:
         root: int,
         input: _Blocks,
         output: _Blocks,
-        tensors: Sequence[tuple[object, int]],
+        tensors: Sequence[object],
         timeout: float,
         translate: Callable[[BaseException], BaseException],
     ) -> Self: ...
