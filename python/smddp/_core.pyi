@@ -246,9 +246,9 @@ class AtOnce:
 
 @final
 class BoundCall:
-    """What `smddp.bind` gives: one collective, made each time it is called, on what its tensors then hold.
+    """A collective that `smddp.bind` has prepared: each call runs it on the present values of its tensors.
 
-    Raises the call's error, and RuntimeError where a tensor has other memory than when it was bound.
+    Raises the call's error, and RuntimeError if a tensor has other memory or another shape than when it was bound.
     """
 
     def __new__(
@@ -260,7 +260,7 @@ class BoundCall:
         root: int,
         input: _Blocks,
         output: _Blocks,
-        tensors: Sequence[tuple[object, int]],
+        tensors: Sequence[object],
         timeout: float,
         translate: Callable[[BaseException], BaseException],
     ) -> Self: ...

@@ -69,7 +69,6 @@ def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BoundCall:
             )
     group = _ours(given.get("group"))
     call = _taken(group, functools.partial(function, *args, **kwargs))
-    places = [(tensor, tensor.data_ptr()) for tensor in tensors]
     ranks, limit = group._ranks, given.get("timeout")
     return core().BoundCall(
         group._comm,
@@ -79,7 +78,7 @@ def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BoundCall:
         call.root,
         call.source,
         call.target,
-        places,
+        tensors,
         0.0 if limit is None else limit.total_seconds(),
         lambda error: translate(error, ranks),
     )

@@ -25,6 +25,7 @@ from smddp._register import NAME
 from smddp.abilities import answering
 from smddp.at_exit import shut_down_at_exit
 from smddp.at_once import at_once
+from smddp.batch_checks import check_batches
 from smddp.collectives import SmddpCollectives
 from smddp.collectives.base import BARRIER, PLAIN, UINT8
 from smddp.devices import Request, current_request, device_backend, mesh_siblings, others
@@ -363,6 +364,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
 
 
 hear_of_ends(SmddpProcessGroup)
+check_batches(SmddpProcessGroup)
 
 
 def _device_of_default_group() -> torch.device | None:

@@ -134,3 +134,35 @@ def test_a_rank_that_calls_something_else_is_told_of_on_both():
     with pytest.raises(smddp.MismatchError, match="broadcast") as caught:
         bound() if dist.get_rank() == 0 else dist.broadcast(tensor, 0, group)
     assert "all_reduce" in str(caught.value)
+
+
+@on_ranks(2)
+def test_a_call_on_a_tensor_that_changed_after_bind_raises_and_writes_nothing():
+    def shrunk_storage(tensor):
+        tensor.untyped_storage().resize_(0)
+        tensor.untyped_storage().resize_(tensor.nbytes // 2)
+
+    def shrunk(tensor):
+        tensor.untyped_storage().resize_(0)
+        tensor.resize_(25, 500)
+
+    changes = [
+        shrunk_storage,
+        shrunk,
+        lambda tensor: tensor.resize_(10),
+        lambda tensor: tensor.t_(),
+        lambda tensor: tensor.set_(tensor.untyped_storage(), 4, (20, 1000), (1000, 1)),
+    ]
+    for position in range(2):
+        for number, change in enumerate(changes):
+            # An allocator returns the same address for smaller memory in some of the turns.
+            for _ in range(5):
+                tensors = [torch.ones(50, 1000), torch.ones(25, 1000)]
+                bound = smddp.bind(dist.reduce_scatter_tensor, tensors[1], tensors[0])
+                change(tensors[position])
+                with pytest.raises(RuntimeError, match="bind it anew"):
+                    bound()
+                with pytest.raises(RuntimeError, match="bind it anew"):
+                    bound.start()
+                assert bound.is_done(), number
+    dist.barrier()

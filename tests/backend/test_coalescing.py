@@ -131,3 +131,35 @@ def test_blocks_and_estimates_of_a_thread_are_not_another_threads():
     assert not isinstance(bound, Exception), bound
     group.allreduce([tensor := torch.full((2,), 5.0)]).wait()
     assert tensor.tolist() == [5.0, 5.0]
+
+
+@on_ranks(2)
+def test_messages_of_a_batch_with_an_invalid_part_do_not_start():
+    """Sends and receives, to the peer and to the own rank, before and after the invalid part."""
+    rank, peer = dist.get_rank(), 1 - dist.get_rank()
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    batches = [
+        [dist.P2POp(dist.irecv, torch.zeros(4), peer), dist.P2POp(dist.isend, bad, peer)]
+        for bad in (freed, torch.eye(2).to_sparse())
+    ] + [
+        [dist.P2POp(dist.isend, torch.ones(4), peer), dist.P2POp(dist.irecv, torch.zeros(1).expand(4), peer)],
+        [dist.P2POp(dist.isend, torch.ones(4), rank), dist.P2POp(dist.irecv, freed, rank)],
+        [dist.P2POp(dist.irecv, torch.zeros(4), rank), dist.P2POp(dist.isend, freed, rank)],
+        [dist.P2POp(dist.isend, torch.ones(4), peer), dist.P2POp(dist.isend, torch.ones(4), peer, tag=-1)],
+    ]
+    for batch in batches:
+        try:
+            dist.batch_isend_irecv(batch)
+            raise AssertionError("not refused")
+        except ValueError:
+            pass
+    for other in (peer, rank):
+        got = torch.zeros(4)
+        sent = dist.isend(torch.full((4,), 7.0), other)
+        dist.irecv(got, other).wait()
+        sent.wait()
+        assert got.tolist() == [7.0] * 4
+    for batch in batches:
+        for part in batch:
+            assert part.op is not dist.irecv or part.tensor is freed or not part.tensor.any()

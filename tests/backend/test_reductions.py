@@ -1,6 +1,9 @@
 """Reductions: every operation on every type that has it, the same bits everywhere."""
 
+import datetime
+
 import pytest
+import smddp
 import torch
 import torch.distributed as dist
 
@@ -176,6 +179,38 @@ def test_sparse_tensors_are_summed():
     same(empty.to_dense(), torch.tensor([0.0, 0.0, 5.0, 0.0]))
     with pytest.raises(ValueError, match="differ"):
         dist.all_reduce(torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (4 + rank,)))
+
+
+@on_ranks(2)
+def test_sparse_tensors_without_sparse_dimensions_or_elements_are_summed():
+    shapes = [((0, 2), (2,), ()), ((0, 1), (1, 3), (3,)), ((1, 2), (2, 0), (4, 0)), ((2, 0), (0, 0), (3, 2, 0))]
+    for indices, values, shape in shapes:
+        tensor = torch.sparse_coo_tensor(torch.zeros(indices, dtype=torch.int64), torch.ones(values), shape)
+        expected = tensor.to_dense() * 2
+        dist.all_reduce(tensor)
+        same(tensor.to_dense(), expected)
+
+
+@on_ranks(2)
+def test_sparse_all_reduce_has_the_timeout_of_its_options():
+    group = dist.new_group()
+    if dist.get_rank() == 0:
+        options = dist.AllreduceOptions()
+        options.timeout = datetime.timedelta(seconds=0.2)
+        with pytest.raises(smddp.CollectiveTimeoutError):
+            group.allreduce([torch.eye(2).to_sparse()], options)
+    dist.barrier()
+
+
+@on_ranks(2)
+def test_sparse_all_reduce_is_not_an_all_gather():
+    group = dist.new_group()
+    with pytest.raises(smddp.MismatchError, match="of a sparse all_reduce"):
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.eye(2).to_sparse(), group=group)
+        else:
+            dist.all_gather([torch.zeros(1, dtype=torch.int64) for _ in range(2)], torch.tensor([5]), group=group)
+    dist.barrier()
 
 
 @on_ranks(2)

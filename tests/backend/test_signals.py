@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+import pytest
 import smddp
 import torch
 import torch.distributed as dist
@@ -109,3 +110,84 @@ def test_a_signal_while_a_group_is_left_raises_its_handlers_exception() -> None:
                 leave(group)
     dist.all_reduce(tensor := torch.ones(2))
     assert tensor.tolist() == [2.0, 2.0]
+
+
+def _interrupt_once_waiting(call: Any) -> None:
+    """Makes the call, which the other rank has not made, and interrupts it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    timer = threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGINT, before)
+
+
+@on_ranks(2)
+def test_all_parts_of_an_interrupted_coalesced_call_go_on() -> None:
+    world, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+    counts = (4, 1000, 3)
+
+    def options(kind: type) -> Any:
+        made = kind()
+        made.asyncOp = False
+        return made
+
+    def ones(scale: int = 1) -> list[torch.Tensor]:
+        return [torch.ones(scale * count) for count in counts]
+
+    reduced, gathered, scattered = ones(), [torch.zeros(2 * count) for count in counts], ones()
+    listed = [[torch.zeros(count) for count in counts] for _ in range(2)]
+    calls = {
+        "all_reduce": (
+            lambda: world.allreduce_coalesced(reduced, options(dist.distributed_c10d.AllreduceCoalescedOptions)),
+            reduced,
+            2,
+        ),
+        "all_gather_into_tensor": (
+            lambda: world.all_gather_single_coalesced(
+                gathered, ones(), options(dist.distributed_c10d.AllgatherOptions)
+            ),
+            gathered,
+            1,
+        ),
+        "all_gather": (
+            lambda: world.allgather_coalesced(listed, ones(), options(dist.distributed_c10d.AllgatherOptions)),
+            [*listed[0], *listed[1]],
+            1,
+        ),
+        "reduce_scatter": (
+            lambda: world.reduce_scatter_single_coalesced(
+                scattered, ones(2), options(dist.distributed_c10d.ReduceScatterOptions)
+            ),
+            scattered,
+            2,
+        ),
+    }
+    for name, (call, outputs, value) in calls.items():
+        if dist.get_rank() == 0:
+            _interrupt_once_waiting(call)
+            store.set(f"left {name}", "yes")
+        else:
+            store.wait([f"left {name}"])
+            call()
+        dist.barrier()
+        for output in outputs:
+            assert output.unique().tolist() == [value], name
+
+
+@on_ranks(2)
+def test_interrupted_sparse_all_reduce_ends_the_call_of_the_other_rank() -> None:
+    group = dist.new_group()
+    store = dist.distributed_c10d._get_default_store()
+    tensor = torch.eye(3).to_sparse()
+    if dist.get_rank() == 0:
+        _interrupt_once_waiting(lambda: dist.all_reduce(tensor, group=group))
+        store.set("left sparse", "yes")
+    else:
+        store.wait(["left sparse"])
+        with pytest.raises(smddp.Error, match="rank 0 left a sparse all_reduce before its end"):
+            dist.all_reduce(tensor, group=group)
+    dist.barrier()

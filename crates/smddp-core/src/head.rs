@@ -7,7 +7,7 @@ use smddp_plan::{Collective, Counts, Decision};
 use smddp_transport::Head;
 
 use crate::call::name_of;
-use crate::key::Key;
+use crate::key::{Key, SPARSE};
 use crate::types::{DType, RedOp};
 
 /// Of `count`: it is a name and a number.
@@ -101,6 +101,9 @@ pub(crate) fn call(head: Head) -> String {
     if collective.has_root() {
         text += &format!(", root {}", (head.what >> 24) & 0xffff);
     }
+    if collective == Collective::AllGather && (head.what >> 16) as u8 & 0x7f == SPARSE.code() {
+        text += ", of a sparse all_reduce";
+    }
     if head.what & CODED != 0 {
         text += ", as SMDDP_WIRE_FORMAT says";
     }
@@ -162,6 +165,15 @@ mod tests {
         }
         assert!(call(head(&keys[0])).contains("6 elements of float32, sum, blocks of sizes #"));
         assert!(call(head(&keys[6])).contains("2 elements of float32, premul_sum, factor #"));
+    }
+
+    #[test]
+    fn all_gather_of_a_sparse_all_reduce_has_a_header_of_its_own() {
+        let plain = key(Collective::AllGather, Counts::Even(1), 0.0);
+        let sparse = Key { redop: SPARSE.code(), ..plain.clone() };
+        assert_ne!(head(&plain), head(&sparse));
+        assert!(call(head(&sparse)).ends_with(", of a sparse all_reduce)"));
+        assert!(!call(head(&plain)).contains("sparse"));
     }
 
     #[test]

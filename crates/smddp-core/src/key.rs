@@ -6,12 +6,16 @@ use crate::call::Call;
 use crate::exact::is_exact;
 use crate::types::{DType, RedOp};
 
+/// Mark of an all_gather that is a part of a sparse all_reduce: its fingerprint differs from other all_gathers.
+pub(crate) const SPARSE: RedOp = RedOp::Bxor;
+
 /// What a binding depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) collective: Collective,
     pub(crate) dtype: DType,
-    /// Code of the reduction, 0 where there is none.
+    /// Code of the reduction. Of an all_gather: `RedOp::Sum`, or `SPARSE` for a part of a sparse all_reduce. Of other
+    /// collectives: 0.
     pub(crate) redop: u8,
     /// Bits of what each rank multiplies its input by, 0 where it does not.
     pub(crate) factor: u64,
@@ -27,7 +31,11 @@ pub(crate) struct Key {
 impl Key {
     pub(crate) fn of(call: &Call<'_>, counts: Counts, (memory, site): (Memory, usize)) -> Self {
         let reducing = call.collective.reduces();
-        let redop = if reducing { call.redop.code() } else { 0 };
+        let redop = match call.collective {
+            Collective::AllGather if call.redop == SPARSE => SPARSE.code(),
+            _ if reducing => call.redop.code(),
+            _ => 0,
+        };
         let factor = match call.redop {
             RedOp::PremulSum(factor) if reducing => factor.to_bits(),
             _ => 0,

@@ -14,10 +14,34 @@ use crate::comm::{Comm, Sendable, Wait, collective_of, dtype_of, redop_of};
 use crate::errors::raise;
 use smddp_core::duration as seconds;
 
-/// A tensor, and where its elements are.
+/// A tensor and the memory that it had when it was bound. A call reads and writes `elements` elements at `address`.
 struct Placed {
     tensor: Py<PyAny>,
+    storage: Py<PyAny>,
     address: usize,
+    elements: usize,
+    /// Bytes of the storage up to the end of the tensor.
+    end: usize,
+}
+
+impl Placed {
+    fn new(py: Python<'_>, tensor: Py<PyAny>) -> PyResult<Self> {
+        let bound = tensor.bind(py);
+        let storage = bound.call_method0(intern!(py, "untyped_storage"))?.unbind();
+        let number = |name| bound.call_method0(name)?.extract::<usize>();
+        let (address, elements) = (number("data_ptr")?, number("numel")?);
+        let end = (number("storage_offset")? + elements) * number("element_size")?;
+        Ok(Self { tensor, storage, address, elements, end })
+    }
+
+    /// Returns false after a resize, a transposition, `set_` or an assignment to `data`, or with a smaller storage.
+    fn is_unchanged(&self, py: Python<'_>) -> PyResult<bool> {
+        let tensor = self.tensor.bind(py);
+        Ok(tensor.call_method0(intern!(py, "data_ptr"))?.extract::<usize>()? == self.address
+            && tensor.call_method0(intern!(py, "numel"))?.extract::<usize>()? == self.elements
+            && tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?
+            && self.storage.bind(py).call_method0(intern!(py, "nbytes"))?.extract::<usize>()? >= self.end)
+    }
 }
 
 #[pyclass(frozen)]
@@ -50,10 +74,10 @@ impl BoundCall {
     fn options(this: &Bound<'_, Self>) -> PyResult<Options> {
         let py = this.py();
         for placed in &this.get().tensors {
-            let address = placed.tensor.bind(py).call_method0(intern!(py, "data_ptr"))?.extract::<usize>()?;
-            if address != placed.address {
+            if !placed.is_unchanged(py)? {
                 return Err(PyRuntimeError::new_err(
-                    "a tensor of this bound call has other memory now (it was resized, set or freed): bind it anew",
+                    "a tensor of this bound call has other memory or another shape now (it was \
+                     resized, transposed, set or freed): bind it anew",
                 ));
             }
         }
@@ -86,7 +110,7 @@ impl BoundCall {
         root: usize,
         input: &Bound<'_, PyAny>,
         output: &Bound<'_, PyAny>,
-        tensors: Vec<(Py<PyAny>, usize)>,
+        tensors: Vec<Py<PyAny>>,
         timeout: f64,
         translate: Py<PyAny>,
     ) -> PyResult<Self> {
@@ -94,7 +118,10 @@ impl BoundCall {
             comm: comm.communicator().clone(),
             what: (collective_of(collective)?, dtype_of(dtype)?, redop_of(redop.0, redop.1)?, root),
             buffers: (parse(input)?, parse(output)?),
-            tensors: tensors.into_iter().map(|(tensor, address)| Placed { tensor, address }).collect(),
+            tensors: tensors
+                .into_iter()
+                .map(|tensor| Placed::new(input.py(), tensor))
+                .collect::<PyResult<_>>()?,
             timeout: (timeout > 0.0).then(|| seconds(timeout)),
             translate,
             busy: AtomicBool::new(false),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -210,6 +210,21 @@ class Base(Estimating):
                 step()
             return DONE
         return self._note(SmddpWork(native, call.outputs, call.after, self._ranks))
+
+    def _start_parts(self, parts: Iterable[Work], outputs: list[Tensor], options: Any) -> Work:
+        """Starts all parts of a call, and waits for them where the call is synchronous.
+
+        parts: makes a call for each part. All are started before the first wait: after an interrupt they go on, and the
+        other ranks' calls end.
+        """
+        block, self._batch = self._batch, []
+        try:
+            work = join(list(parts), outputs)
+        finally:
+            self._batch = block
+        if block is None and not getattr(options, "asyncOp", True):
+            work.wait()
+        return self._note(work)
 
     def _note(self, work: Work) -> Work:
         batch = self._batch

@@ -25,7 +25,6 @@ from smddp.tensors import (
     one,
     readable,
 )
-from smddp.work import join
 
 
 class Gathering(Base):
@@ -147,11 +146,11 @@ class Gathering(Base):
             "all_gather_coalesced",
             [([of_rank[index] for of_rank in output_lists], tensor) for index, tensor in enumerate(input_list)],
         )
-        works = [
+        works = (
             self._allgather("all_gather_coalesced", [of_rank[index] for of_rank in output_lists], tensor, opts)
             for index, tensor in enumerate(input_list)
-        ]
-        return join(works, [output for outputs in output_lists for output in outputs])
+        )
+        return self._start_parts(works, [output for outputs in output_lists for output in outputs], opts)
 
     @collective("all_gather_single_coalesced")
     def all_gather_single_coalesced(
@@ -175,10 +174,10 @@ class Gathering(Base):
                     f"{describe(tensor)}"
                 )
         check_apart(what, [((output,), tensor) for output, tensor in zip(output_lists, input_list, strict=True)])
-        works = [
+        works = (
             self._all_gather_single(what, output, tensor, opts)
             for output, tensor in zip(output_lists, input_list, strict=True)
-        ]
-        return join(works, list(output_lists))
+        )
+        return self._start_parts(works, list(output_lists), opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced

@@ -7,7 +7,8 @@ from datetime import timedelta
 from threading import Lock
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.distributed import Work
 
 from smddp import profiling
@@ -16,10 +17,11 @@ from smddp.compat import profiler_enabled
 from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.selfsend import Mailbox
-from smddp.tensors import block, landing, one, readable
+from smddp.tensors import block, check_writable, landing, one, readable
 from smddp.work import DoneWork, SmddpWork
 
 _ANY_SOURCE = -1
+_PLAIN_TYPES = (Tensor, nn.Parameter)
 
 
 class Messages(Base):
@@ -73,6 +75,19 @@ class Messages(Base):
     # The name that torch's C++ side looks up.
     recvAnysource = recv_anysource
 
+    def check_message(self, receives: bool, tensor: Tensor, peer: int, tag: int) -> None:
+        """Raises what `send` or `recv` of these arguments raises before anything moves."""
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
+            self._elsewhere(tensor)
+            return
+        self._check_strided(tensor)
+        self._check_peer("recv" if receives else "send", peer, tag)
+        code_of(tensor.dtype)
+        if type(tensor) in _PLAIN_TYPES and _has_address(tensor):  # the call unwraps other tensors
+            block(tensor)
+            if receives:
+                check_writable(tensor)
+
     def _receive(self, tensor: Tensor, source: int, tag: int) -> Work:
         self._check_strided(tensor)
         if self._estimate is not None:
@@ -105,3 +120,14 @@ class Messages(Base):
             raise ValueError(f"{what}: invalid rank {peer} in a group of {self._size} ranks")
         if tag < 0:
             raise ValueError(f"{what}: tags must not be negative, got {tag}")
+
+
+def _has_address(tensor: Tensor) -> bool:
+    """Returns False for a wrapper of a torch.func transform."""
+    if torch._is_functional_tensor(tensor):
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        return False
+    return True

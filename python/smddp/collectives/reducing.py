@@ -27,7 +27,6 @@ from smddp.tensors import (
     one,
     readable,
 )
-from smddp.work import join
 
 
 class Reducing(SparseAllReduce):
@@ -74,7 +73,7 @@ class Reducing(SparseAllReduce):
             check_memory(tensor)
             check_writable(tensor)
         check_apart("all_reduce_coalesced", [((tensor,), None) for tensor in tensors])
-        return join([self._allreduce(tensor, opts) for tensor in tensors], list(tensors))
+        return self._start_parts((self._allreduce(tensor, opts) for tensor in tensors), list(tensors), opts)
 
     @collective("reduce")
     def reduce(
@@ -220,10 +219,10 @@ class Reducing(SparseAllReduce):
                     f"{describe(output)}"
                 )
         check_apart(what, [((output,), tensor) for output, tensor in zip(outputTensors, inputTensors, strict=True)])
-        works = [
+        works = (
             self._reduce_scatter_single(what, output, tensor, opts)
             for output, tensor in zip(outputTensors, inputTensors, strict=True)
-        ]
-        return join(works, list(outputTensors))
+        )
+        return self._start_parts(works, list(outputTensors), opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +13,14 @@ from torch.distributed import Work
 
 from smddp.collectives.base import ALL_GATHER, Base
 from smddp.doors import collective
-from smddp.dtypes import SUM, code_of, reduction
+from smddp.dtypes import BXOR, SUM, code_of, reduction
+from smddp.errors import CoreError
 from smddp.options import gather_options
 from smddp.tensors import block, one
 from smddp.work import DoneWork
+
+# The mark of the parts in the core (`key.rs`): a plain all_gather of another rank differs from them.
+_SPARSE = BXOR
 
 
 class SparseAllReduce(Base):
@@ -43,23 +48,17 @@ class SparseAllReduce(Base):
         if number != SUM:
             raise ValueError(f"sparse all_reduce can only sum, got {opts.reduceOp.op}")
         mine = tensor.detach().coalesce()
-        head = _numbers(mine._nnz(), mine.sparse_dim(), mine.dense_dim(), *mine.shape)
-        # Ranks may even disagree about the number of dimensions, which must be an error and not a hang.
-        width = self._gather_now(_numbers(head.numel()), [1] * self._size)
-        heads = self._gather_now(head, [int(count) for count in width])
-        for rank, other in enumerate(heads):
-            if other[1:].tolist() != head[1:].tolist():
-                raise ValueError(
-                    f"sparse all_reduce: this rank's (sparse dims, dense dims, shape) {head[1:].tolist()} differ from "
-                    f"{other[1:].tolist()} of rank {rank}"
-                )
-        entries = [int(other[0]) for other in heads]
-        places = self._gather_now(mine.indices().t().contiguous(), [n * mine.sparse_dim() for n in entries])
-        row = mine.values()[0].numel() if entries[self._rank] else _product(mine.shape[mine.sparse_dim() :])
-        values = self._gather_now(mine.values().contiguous(), [n * row for n in entries])
+        try:
+            places, values = self._gather_entries(mine, opts.timeout.total_seconds())
+        except (CoreError, ValueError):  # on all ranks alike
+            raise
+        except BaseException as error:
+            # The other ranks would wait for the parts that this rank does not start any more.
+            self._comm.abort(f"rank {self._rank} left a sparse all_reduce before its end ({type(error).__name__})")
+            raise
         total = torch.sparse_coo_tensor(
-            torch.cat([p.view(-1, mine.sparse_dim()) for p in places]).t(),
-            torch.cat([v.view(-1, *mine.shape[mine.sparse_dim() :]) for v in values]),
+            torch.cat(places).t(),
+            torch.cat(values),
             mine.shape,
             device="cpu",
         ).coalesce()
@@ -67,12 +66,34 @@ class SparseAllReduce(Base):
             tensor.copy_(total)
         return self._note(DoneWork([tensor]))
 
-    def _gather_now(self, mine: Tensor, counts: Sequence[int]) -> list[Tensor]:
-        """All ranks' flat tensors of these element counts, in rank order."""
-        parts = [torch.empty(count, dtype=mine.dtype, device="cpu") for count in counts]
+    def _gather_entries(self, mine: Tensor, limit: float) -> tuple[list[Tensor], list[Tensor]]:
+        """Returns the indices, a row for each entry, and the values of all ranks, in rank order.
+
+        limit: seconds for all parts; 0: the group's timeout for each. Raises ValueError where shapes differ.
+        """
+        end = time.monotonic() + limit if limit > 0 else None
+        head = _numbers(mine._nnz(), mine.sparse_dim(), mine.dense_dim(), *mine.shape)
+        # Ranks may even disagree about the number of dimensions, which must be an error and not a hang.
+        width = self._gather_now(_numbers(head.numel()), [(1,)] * self._size, end)
+        heads = self._gather_now(head, [(int(count),) for count in width], end)
+        for rank, other in enumerate(heads):
+            if other[1:].tolist() != head[1:].tolist():
+                raise ValueError(
+                    f"sparse all_reduce: this rank's (sparse dims, dense dims, shape) {head[1:].tolist()} differ from "
+                    f"{other[1:].tolist()} of rank {rank}"
+                )
+        entries = [int(other[0]) for other in heads]
+        places = self._gather_now(mine.indices().t().contiguous(), [(n, mine.sparse_dim()) for n in entries], end)
+        row = mine.shape[mine.sparse_dim() :]
+        return places, self._gather_now(mine.values().contiguous(), [(n, *row) for n in entries], end)
+
+    def _gather_now(self, mine: Tensor, shapes: Sequence[tuple[int, ...]], end: float | None) -> list[Tensor]:
+        """Returns all ranks' tensors, which have these shapes, in rank order. end: on the monotonic clock."""
+        parts = [torch.empty(shape, dtype=mine.dtype, device="cpu") for shape in shapes]
+        limit = 0.0 if end is None else max(end - time.monotonic(), 1e-6)
         targets = [block(part) for part in parts]
         self._comm.collective(
-            ALL_GATHER, code_of(mine.dtype), SUM, 1.0, 0, block(mine), targets, (mine, parts), 0.0, False
+            ALL_GATHER, code_of(mine.dtype), _SPARSE, 1.0, 0, block(mine), targets, (mine, parts), limit, False
         )
         return parts
 
@@ -80,10 +101,3 @@ class SparseAllReduce(Base):
 def _numbers(*values: int) -> Tensor:
     # The device is named because programs may set another default.
     return torch.tensor(values, dtype=torch.int64, device="cpu")
-
-
-def _product(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
