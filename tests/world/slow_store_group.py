@@ -10,7 +10,7 @@ from smddp._native import core
 
 
 class SlowStore:
-    """Files in a folder. A rank's reason why there is no group arrives `DELAY` seconds late."""
+    """Files in a folder. A rank's reason for a failure arrives `DELAY` seconds late."""
 
     DELAY = 0.2
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from threading import Lock
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ class Messages(Base):
     _mailbox: Mailbox
     _timeout: timedelta
     _sent: dict[int, tuple[int, int]]  # by receiver: messages and their bytes
-    _count_sent: Lock  # guards `_sent`: several threads may send
+    _count_sent: AbstractContextManager[Any]  # guards `_sent`: several threads may send
 
     @collective("send")
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:
