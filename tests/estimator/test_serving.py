@@ -43,7 +43,7 @@ def install(place: Path) -> None:
 
 def test_a_model_is_served_until_its_endpoint_is_deleted(made, tmp_path):
     install(tmp_path)
-    predictor = made.deploy(initial_instance_count=1, instance_type="ml.g5.xlarge")
+    predictor = made.deploy(1, "ml.g5.xlarge")
     try:
         assert predictor.predict("abc") == {"text": "cba"} == predictor.predict({"prompt": "abc", "max_tokens": 1})
         with pytest.raises(DeployError, match=r"answers 400: .*no prompt"):
