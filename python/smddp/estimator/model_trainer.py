@@ -248,7 +248,14 @@ def _distribution(distributed: Any) -> tuple[dict[str, Any] | None, int | None]:
             found["smdistributed"] = {"modelparallel": {"enabled": True, "parameters": parameters}}
         return found, processes
     if kind == "MPI":
-        options = " ".join(distributed.mpi_additional_options or [])
+        words = list(distributed.mpi_additional_options or [])
+        for word in words:
+            if not isinstance(word, str) or word.split() != [word]:
+                raise ValueError(
+                    f"mpi_additional_options: {word!r} is not one word of mpirun's command: expected a list such as "
+                    '["-x", "NAME=VALUE"]; give values with whitespace as environment='
+                )
+        options = " ".join(words)
         return {"mpi": {"enabled": True, "processes_per_host": processes, "custom_mpi_options": options}}, processes
     raise TypeError(f"distributed is {distributed!r}: expected Torchrun or MPI; drivers of your own are not run here")
 
