@@ -254,6 +254,16 @@ def test_every_field_of_a_configuration_has_an_effect_or_a_message():
                 (1, "1 is not one word"),
             )
         ),
+        (
+            lambda: trainer(checkpoint_config=CheckpointConfig(local_path="/ckpt")),
+            ValueError,
+            "checkpoint_local_path is given without checkpoint_s3_uri",
+        ),
+        (
+            lambda: trainer().with_checkpoint_config(CheckpointConfig(local_path="/ckpt")),
+            ValueError,
+            "checkpoint_local_path is given without checkpoint_s3_uri",
+        ),
         (lambda: trainer(algorithm_name="a"), ValueError, "has no script here"),
         (lambda: trainer(output_data_config=OutputDataConfig(compression_type="ZIP")), ValueError, "GZIP or NONE"),
         (lambda: trainer(hyperparameters="a.yaml"), ValueError, "not a readable JSON object"),

@@ -207,7 +207,9 @@ class ModelTrainer:
 
     def _checkpoints(self) -> dict[str, str | None]:
         kept = self.checkpoint_config
-        return {"checkpoint_s3_uri": kept.s3_uri, "checkpoint_local_path": kept.local_path if kept.s3_uri else None}
+        # The default path without s3_uri is a configuration without checkpoints.
+        unset = kept.s3_uri is None and kept.local_path == configs.CheckpointConfig().local_path
+        return {"checkpoint_s3_uri": kept.s3_uri, "checkpoint_local_path": None if unset else kept.local_path}
 
     def _unused(self) -> dict[str, Any]:
         """Returns the fields without an effect that differ from their defaults."""
