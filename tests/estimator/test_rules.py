@@ -124,7 +124,7 @@ BROKEN = {
             P4D,
             "file '/no/such/file' does not exist",
         ),
-        ({"smdistributed": {"modelparallel": {"enabled": True, "parameters": 3}}, **TORCH}, P4D, "they are 3"),
+        ({"smdistributed": {"modelparallel": {"enabled": True, "parameters": 3}}, **TORCH}, P4D, "parameters is 3"),
     ],
     "placement": [(modelparallel(TORCH, placement_strategy="DDP"), P4D, "it is 'DDP': give cluster")],
     "partitions": [(modelparallel(MPI8, microbatches=4), P4D, "neither partitions nor pipeline_parallel_degree")],
