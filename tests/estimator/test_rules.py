@@ -93,6 +93,7 @@ BROKEN = {
         (mpi("--mca btl_vader_single_copy_mechanism cma"), P4D, "the job gives btl_vader_single_copy_mechanism itself"),
         (mpi("-mca pml ucx"), P4D, "give pml ucx, and the job gives pml itself: expected ob1"),
         (mpi("--mca btl_tcp_if_include eth0"), P4D, "give fit(interface=...)"),
+        (mpi("--mca plm_rsh_num_concurrent 4"), P4D, "the job gives plm_rsh_num_concurrent itself: leave it out"),
         (mpi("--mca a 1 --mca a 2"), P4D, "give a twice"),
         (
             {"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_options": "--mca btl self"}}},
