@@ -246,6 +246,24 @@ def test_every_field_of_a_configuration_has_an_effect_or_a_message():
         (lambda: trainer(compute={"instance_type": "a"}), TypeError, "expected a Compute"),
         (lambda: trainer(compute=Compute(instance_type="ml.g6.12xlage")), ValueError, "nearest known type"),
         (lambda: trainer(distributed="torchrun"), TypeError, "expected Torchrun or MPI"),
+        *(
+            (lambda word=word: trainer(distributed=MPI(mpi_additional_options=["-x", word])), ValueError, says)
+            for word, says in (
+                ("MSG=a b", r"'MSG=a b' is not one word of mpirun's command.*environment="),
+                ("", "'' is not one word"),
+                (1, "1 is not one word"),
+            )
+        ),
+        (
+            lambda: trainer(checkpoint_config=CheckpointConfig(local_path="/ckpt")),
+            ValueError,
+            "checkpoint_local_path is given without checkpoint_s3_uri",
+        ),
+        (
+            lambda: trainer().with_checkpoint_config(CheckpointConfig(local_path="/ckpt")),
+            ValueError,
+            "checkpoint_local_path is given without checkpoint_s3_uri",
+        ),
         (lambda: trainer(algorithm_name="a"), ValueError, "has no script here"),
         (lambda: trainer(output_data_config=OutputDataConfig(compression_type="ZIP")), ValueError, "GZIP or NONE"),
         (lambda: trainer(hyperparameters="a.yaml"), ValueError, "not a readable JSON object"),

@@ -93,6 +93,7 @@ BROKEN = {
         (mpi("--mca btl_vader_single_copy_mechanism cma"), P4D, "the job gives btl_vader_single_copy_mechanism itself"),
         (mpi("-mca pml ucx"), P4D, "give pml ucx, and the job gives pml itself: expected ob1"),
         (mpi("--mca btl_tcp_if_include eth0"), P4D, "give fit(interface=...)"),
+        (mpi("--mca plm_rsh_num_concurrent 4"), P4D, "the job gives plm_rsh_num_concurrent itself: leave it out"),
         (mpi("--mca a 1 --mca a 2"), P4D, "give a twice"),
         (
             {"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_options": "--mca btl self"}}},
@@ -124,7 +125,7 @@ BROKEN = {
             P4D,
             "file '/no/such/file' does not exist",
         ),
-        ({"smdistributed": {"modelparallel": {"enabled": True, "parameters": 3}}, **TORCH}, P4D, "they are 3"),
+        ({"smdistributed": {"modelparallel": {"enabled": True, "parameters": 3}}, **TORCH}, P4D, "parameters is 3"),
     ],
     "placement": [(modelparallel(TORCH, placement_strategy="DDP"), P4D, "it is 'DDP': give cluster")],
     "partitions": [(modelparallel(MPI8, microbatches=4), P4D, "neither partitions nor pipeline_parallel_degree")],

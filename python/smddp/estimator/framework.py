@@ -237,12 +237,20 @@ class Framework(serving.ServiceMethods):
         return None if last is None else f"file://{last.folder / name}"
 
     def deploy(
-        self, *, port: int | None = None, server_arguments: Sequence[str] = (), **more: Any
+        self,
+        initial_instance_count: int | None = None,
+        instance_type: str | None = None,
+        *,
+        port: int | None = None,
+        server_arguments: Sequence[str] = (),
+        **more: Any,
     ) -> serving.Predictor:
         """Serves the last job's model on this machine. See `serving.deploy` for arguments and errors.
 
-        Raises RuntimeError before `fit` has ended with a model.
+        initial_instance_count, instance_type: arguments of the SDK, without an effect. Raises RuntimeError before `fit`
+        has ended with a model.
         """
+        del initial_instance_count, instance_type
         last = self.latest_training_job
         if last is None or last.status not in ("Completed", "Stopped"):
             state = "no job" if last is None else f"job {last.name} is {last.status}"

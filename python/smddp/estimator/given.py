@@ -47,7 +47,7 @@ class Given:
 
     @property
     def starts(self) -> list[str]:
-        """The strategies that start ranks. The data parallel library leaves that to torchrun where it is asked for."""
+        """Returns the strategies that start ranks: torchrun starts those of the data parallel library, if enabled."""
         found = [name for name in ("mpi", "torch_distributed", "pytorchddp") if self.on(name)]
         if self.on("smdistributed.dataparallel") and not self.on("torch_distributed"):
             found.append("smdistributed.dataparallel")
@@ -55,7 +55,10 @@ class Given:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Of modelparallel; those of a file are read. Raises ValueError where it is not there or no JSON object."""
+        """Returns modelparallel's parameters, read from a file where they are its path.
+
+        Raises ValueError for a missing file, and for one without a JSON object.
+        """
         if not self.on("smdistributed.modelparallel"):
             return {}
         found = self.of("smdistributed.modelparallel").get("parameters", {})
@@ -68,7 +71,7 @@ class Given:
             except (json.JSONDecodeError, RecursionError) as error:
                 raise ValueError(f"the file {found!r} is not JSON ({error})") from None
         if not isinstance(found, dict):
-            raise ValueError(f"they are {found!r}: give a dict or the path of a JSON file")
+            raise ValueError(f"parameters is {found!r}: expected a dict or the path of a JSON file")
         return found
 
     @property
@@ -84,7 +87,7 @@ class Given:
 
     @property
     def processes_per_host(self) -> int | None:
-        """As the toolkit counts: what mpi says, else the instance's GPUs; None where nothing says."""
+        """Returns the number of ranks of a host: mpi's, else the instance's GPUs, as the toolkit counts; else None."""
         if self.on("mpi"):
             asked = self.of("mpi").get("processes_per_host")
             if asked is not None:

@@ -207,7 +207,9 @@ class ModelTrainer:
 
     def _checkpoints(self) -> dict[str, str | None]:
         kept = self.checkpoint_config
-        return {"checkpoint_s3_uri": kept.s3_uri, "checkpoint_local_path": kept.local_path if kept.s3_uri else None}
+        # The default path without s3_uri is a configuration without checkpoints.
+        unset = kept.s3_uri is None and kept.local_path == configs.CheckpointConfig().local_path
+        return {"checkpoint_s3_uri": kept.s3_uri, "checkpoint_local_path": None if unset else kept.local_path}
 
     def _unused(self) -> dict[str, Any]:
         """Returns the fields without an effect that differ from their defaults."""
@@ -248,7 +250,14 @@ def _distribution(distributed: Any) -> tuple[dict[str, Any] | None, int | None]:
             found["smdistributed"] = {"modelparallel": {"enabled": True, "parameters": parameters}}
         return found, processes
     if kind == "MPI":
-        options = " ".join(distributed.mpi_additional_options or [])
+        words = list(distributed.mpi_additional_options or [])
+        for word in words:
+            if not isinstance(word, str) or word.split() != [word]:
+                raise ValueError(
+                    f"mpi_additional_options: {word!r} is not one word of mpirun's command: expected a list such as "
+                    '["-x", "NAME=VALUE"]; give values with whitespace as environment='
+                )
+        options = " ".join(words)
         return {"mpi": {"enabled": True, "processes_per_host": processes, "custom_mpi_options": options}}, processes
     raise TypeError(f"distributed is {distributed!r}: expected Torchrun or MPI; drivers of your own are not run here")
 

@@ -270,7 +270,8 @@ def _mpi_options(given: Given) -> str | None:
         for setting, value in mca_parameters(options):
             job = GIVEN_BY_TOOLKIT.get(setting, value)
             if job != value:
-                instead = "give fit(interface=...)" if setting.endswith("_if_include") else f"expected {job or 'none'}"
+                instead = "leave it out" if job is None else f"expected {job}"
+                instead = "give fit(interface=...)" if setting.endswith("_if_include") else instead
                 return f"those of {name!r} give {setting} {value}, and the job gives {setting} itself: {instead}"
             if setting in values and setting not in GIVEN_BY_TOOLKIT:
                 return f"those of {name!r} give {setting} twice, {values[setting]} and {value}: leave one out"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
+import atexit
+import contextlib
 import json
 import os
 import shutil
@@ -18,11 +19,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from smddp import validation
 from smddp.text import did_you_mean
 
-#: Seconds until a server must be healthy, and for each answer.
-_START, _ANSWER = 600.0, 120.0
-_PR_SET_PDEATHSIG = 1
+#: Seconds until a server must be healthy, for each response, and between SIGTERM and SIGKILL.
+_START, _ANSWER, _END = 600.0, 120.0, 10.0
 #: Arguments of the SDK's deploy without an effect here.
 _NO_EFFECT = frozenset(
     """initial_instance_count instance_type serializer deserializer accelerator_type wait tags use_compiled_model
@@ -47,16 +48,17 @@ class DeployError(RuntimeError):
 
 
 class Predictor:
-    """A server of a model on this machine, at `url`. Its end is that of this process, or `delete_endpoint`."""
+    """A server of a model on this machine, at `url`. It ends by `delete_endpoint`, or when Python exits."""
 
     def __init__(self, process: subprocess.Popen[bytes], url: str, log: Path) -> None:
         self.url = url
-        self._process, self._log = process, log
+        self._process, self._log, self._ended = process, log, False
+        atexit.register(self.delete_endpoint)
 
     def predict(self, data: Mapping[str, Any] | str) -> Any:
-        """Returns the server's answer to a request of OpenAI's completions API, or to a prompt.
+        """Returns the server's response to a request of OpenAI's completions API, or to a prompt.
 
-        Raises DeployError with the server's words where it refuses the request.
+        Raises DeployError with the server's response where it refuses the request.
         """
         body = {"prompt": data} if isinstance(data, str) else dict(data)
         request = urllib.request.Request(
@@ -68,17 +70,25 @@ class Predictor:
         except urllib.error.HTTPError as error:
             raise DeployError(f"predict: {self.url} answers {error.code}: {error.read()[:500]!r}") from None
         except OSError as error:
-            raise DeployError(f"predict: no answer of {self.url} ({error}); its log: {self._log}") from None
+            raise DeployError(f"predict: no response from {self.url} ({error}); its log: {self._log}") from None
 
     def delete_endpoint(self, delete_endpoint_config: bool = True) -> None:
-        """Ends the server. delete_endpoint_config: of the SDK; there is none here."""
+        """Ends the server and its children. delete_endpoint_config: an argument of the SDK, without an effect."""
         del delete_endpoint_config
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._ended:
+            return
+        self._ended = True
+        atexit.unregister(self.delete_endpoint)
+        server = self._process.pid
+        if self._process.returncode is None:
+            # The server stays a zombie until the second signal, so that its number remains that of its group.
+            until = time.monotonic() + _END
+            _signal(server, signal.SIGTERM)
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while os.waitid(os.P_PID, server, options) is None and time.monotonic() < until:
+                time.sleep(0.05)
+        _signal(server, signal.SIGKILL)
+        self._process.wait()
 
 
 def deploy(model: Path, port: int | None = None, server_arguments: Sequence[str] = (), **more: Any) -> Predictor:
@@ -86,7 +96,8 @@ def deploy(model: Path, port: int | None = None, server_arguments: Sequence[str]
 
     model: a causal language model as transformers saves it. port: by default a free one. server_arguments: options of
     `vllm serve`. more: arguments of the SDK, without an effect. Raises TypeError for unknown arguments, ValueError
-    for a folder without such a model, ImportError without a server, DeployError where it does not start.
+    for a folder without such a model or an invalid port, ImportError without a server, DeployError where the port is in
+    use or the server does not start.
     """
     for name in more:
         if name not in _NO_EFFECT:
@@ -97,10 +108,7 @@ def deploy(model: Path, port: int | None = None, server_arguments: Sequence[str]
             "save_pretrained() to SM_MODEL_DIR; serve other models by a server of your own"
         )
     words = _server()
-    if port is None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+    port = _free_port(port)
     log = model.parent / "server.log"
     command = [*words, str(model), "--host", "127.0.0.1", "--port", str(port), *server_arguments]
     with open(log, "ab") as output:
@@ -108,15 +116,36 @@ def deploy(model: Path, port: int | None = None, server_arguments: Sequence[str]
             [*command, "--served-model-name", "model"],
             stdout=output,
             stderr=output,
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            start_new_session=True,
         )
     predictor = Predictor(process, f"http://127.0.0.1:{port}", log)
     try:
         _wait_until_healthy(process, predictor.url, log)
+        _check_model(predictor.url, model)
     except BaseException:
         predictor.delete_endpoint()
         raise
     return predictor
+
+
+def _free_port(port: int | None) -> int:
+    """Returns the port, by default a free one. Raises DeployError where it is in use."""
+    if port is not None:
+        validation.port(port)
+    with socket.socket() as free:
+        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            free.bind(("127.0.0.1", port or 0))
+        except OSError as error:
+            raise DeployError(
+                f"deploy: port {port} of 127.0.0.1 cannot be used ({error.strerror}): give another, or leave it out"
+            ) from None
+        return int(free.getsockname()[1])
+
+
+def _signal(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
 
 
 def _server() -> list[str]:
@@ -135,17 +164,30 @@ def _server() -> list[str]:
 def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     until = time.monotonic() + _START
     while time.monotonic() < until:
+        healthy = False
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+            healthy = True
+        # A server that ended did not send the response: another one has its port.
         if process.poll() is not None:
             last = log.read_text(errors="replace").splitlines()[-20:]
             raise DeployError(
                 f"deploy: the server ended with exit status {process.returncode}; its last lines:\n" + "\n".join(last)
             )
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.2)
+        if healthy:
+            return
+        time.sleep(0.2)
     raise DeployError(f"deploy: the server is not healthy after {_START:.0f} s; its log: {log}")
+
+
+def _check_model(url: str, model: Path) -> None:
+    """Raises DeployError where the server at `url` names the path of another model than `model`."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=_ANSWER) as response:
+            roots = [model_entry["root"] for model_entry in json.load(response)["data"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return  # Servers need not give the path.
+    if roots and str(model) not in roots:
+        raise DeployError(f"deploy: the server at {url} has {roots[0]}: expected {model}: give another port")
 
 
 class ServiceMethods:

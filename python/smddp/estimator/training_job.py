@@ -157,7 +157,8 @@ class Job:
     def _stopped_text(self) -> str:
         limit = self._stopped_by
         return (
-            f"job {self.name} was stopped after {limit}={self._limits[limit]} seconds; its model is what was there then"
+            f"job {self.name} was stopped after {limit}={self._limits[limit]} seconds; "
+            "its model folder has the files written before that"
         )
 
     def _report_failure(self, text: str) -> None:
