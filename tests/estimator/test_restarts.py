@@ -4,13 +4,16 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from smddp.estimator import LaunchError, PyTorch
+from smddp.estimator import LaunchError, PyTorch, agent
+from smddp.estimator.job import Folder
 from smddp.estimator.restarts import Restarts
+from smddp.estimator.running import Failure, launch_error
 
 #: Least squares on two ranks. Rank 1 halts once in step 4, and the test ends its host there.
 TRAIN = """
@@ -179,3 +182,30 @@ def test_only_a_lost_host_restarts_a_job():
     assert spot.pause(failed, 0) is None and spot.pause(KeyboardInterrupt(), 0) is None
     assert [counted.pause(lost, number) for number in (0, 1, 2)] == [1, 2, None]
     assert Restarts().pause(lost, 0) is None
+
+
+def test_a_rank_that_reports_a_lost_peer_is_not_a_lost_host():
+    """Its peer may have ended with exit status 0, which no rank reports: a restart would repeat that without an end."""
+    failure = Failure(1, "localhost", 7, 1, 0.0, "smddp.PeerLostError: rank 0 left the group")
+    assert not launch_error([failure], Path()).lost_host
+
+
+def test_results_that_are_links_keep_their_targets_in_a_restart(tmp_path):
+    folder = Folder(tmp_path / "job")
+    folder.make()
+    (shared := tmp_path / "shared").mkdir()
+    (shared / "kept").touch()
+    folder.model.rmdir()
+    folder.model.symlink_to(shared)
+    folder.reset()
+    assert (shared / "kept").exists() and folder.model.is_dir() and not folder.model.is_symlink()
+
+
+def test_a_restart_ends_ranks_that_ignore_the_end_of_their_agent(tmp_path):
+    script = "trap '' TERM; echo ready; sleep 60"
+    rank = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert rank.stdout is not None and rank.stdout.readline()
+    (tmp_path / agent._GROUP).write_text(f"{rank.pid} {agent._begun(rank.pid)}")
+    agent._end_earlier_attempt(tmp_path)
+    assert rank.wait(10) < 0
+    agent._end_earlier_attempt(tmp_path)

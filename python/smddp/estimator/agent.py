@@ -25,25 +25,45 @@ from smddp.estimator.job import Folder
 #: Seconds that ranks have after SIGTERM.
 _GRACE = 3.0
 _PR_SET_PDEATHSIG = 1
+#: File with the process group of a host's command, and the start time of its leader.
+_GROUP = "command.pid"
 
 
 def main() -> int:
     given = json.loads(sys.stdin.buffer.readline())
     folder = Path(given["folder"])
     if given["restart"]:
+        _end_earlier_attempt(folder)
         Folder(folder).reset()
-    if given["files"] is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(given["files"])), mode="r:gz") as archive:
-            # The sender runs commands here. Channels are links to places outside of the folder.
-            archive.extractall(folder, filter="fully_trusted")
+    if given["files"] is None:
+        return _run(given, folder)
+    try:
+        _unpack(given["files"], folder)
+        return _run(given, folder)
+    finally:
+        Folder(folder).token.unlink(missing_ok=True)
+
+
+def _unpack(files: str, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    # No other user reads a file before it has its sender's mode.
+    mask = os.umask(0o077)
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(files)), mode="r:gz") as archive:
+        # The sender runs commands here. Channels are links to places outside of the folder.
+        archive.extractall(folder, filter="fully_trusted")
+    os.umask(mask)
+
+
+def _run(given: dict[str, Any], folder: Path) -> int:
     say({"ready": os.getpid()})
+    over = threading.Event()
+    reporting = threading.Thread(target=_report_failures, args=(folder, over), daemon=True)
     if given["argv"] is None:
         # Another host's command starts this one's ranks.
-        watching = threading.Event()
-        threading.Thread(target=_report_failures, args=(folder, watching), daemon=True).start()
+        reporting.start()
         _input_ends()
-        watching.set()
+        over.set()
+        reporting.join()
         return 0
     if sys.stdin.buffer.readline() != b"start\n":
         return 0
@@ -62,21 +82,37 @@ def main() -> int:
     except OSError as error:
         say({"unable": f"{given['argv'][0]}: {error.strerror}"})
         return 0
-    over = threading.Event()
-    helpers = [threading.Thread(target=_report_failures, args=(folder, over), daemon=True)]
+    (folder / _GROUP).write_text(f"{child.pid} {_begun(child.pid)}")
     threading.Thread(target=_end_with_input, args=(child, over), daemon=True).start()
-    for helper in helpers:
-        helper.start()
+    reporting.start()
     assert child.stdout is not None
     for line in child.stdout:
         say({"line": line.decode(errors="replace").rstrip("\n")})
     status = child.wait()
     over.set()
-    for helper in helpers:
-        helper.join()
+    reporting.join()
     _end(child.pid)
     say({"status": status})
     return 0
+
+
+def _begun(pid: int) -> str:
+    """Returns the start time of a process, in the system's clock ticks; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
+
+
+def _end_earlier_attempt(folder: Path) -> None:
+    """Ends the ranks of an agent that was killed: they would write into the checkpoints of the next attempt."""
+    try:
+        pid, begun = (folder / _GROUP).read_text().split()
+    except (OSError, ValueError):
+        return
+    # A group may outlive its leader. No other process has the leader's number as long as the group exists.
+    if _begun(int(pid)) in (begun, ""):
+        _end(int(pid))
 
 
 def _input_ends() -> None:

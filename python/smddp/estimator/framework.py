@@ -98,7 +98,7 @@ class Framework(serving.ServiceMethods):
         self.container_log_level = container_log_level
         self.git_config = None if git_config is None else repository.check(git_config)
         self.max_run = max_run
-        self.restarts = Restarts(bool(use_spot_instances), max_retry_attempts or None, max_wait or None)
+        self.restarts = Restarts(bool(use_spot_instances), max_retry_attempts, max_wait)
         self.restarts.check(max_run)
         self.encrypt_inter_container_traffic = bool(encrypt_inter_container_traffic)
         if self.encrypt_inter_container_traffic:

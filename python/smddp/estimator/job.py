@@ -64,6 +64,9 @@ class Folder:
     def reset(self) -> None:
         """Removes results and failure reports of an earlier attempt. Logs, code, channels and checkpoints remain."""
         for part in (self.model, self.output / "data", self.output / "intermediate", self.failures):
+            if part.is_symlink():  # a script's link to a folder outside of the job's
+                part.unlink()
+                part.mkdir()
             for each in part.iterdir() if part.is_dir() else ():
                 shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink(missing_ok=True)
         (self.output / "failure").unlink(missing_ok=True)

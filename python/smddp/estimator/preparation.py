@@ -48,12 +48,13 @@ def prepare(
     folder.write("hyperparameters", _sent(estimator, there or folder, env))
     folder.write("inputdataconfig", json.loads(env["SM_INPUT_DATA_CONFIG"]))
     folder.write("resourceconfig", json.loads(env["SM_RESOURCE_CONFIG"]))
+    kept = None
+    if estimator.checkpoint_s3_uri is not None:
+        kept = checkpoints.Checkpoints(estimator.checkpoint_s3_uri, estimator.checkpoint_local_path, folder)
+        kept.make(link_here)
+    # Last: an error above would leave the token behind.
     if env.get("SMDDP_JOB_TOKEN_FILE") == str(folder.token):
         encryption.write_token(folder)
-    if estimator.checkpoint_s3_uri is None:
-        return None
-    kept = checkpoints.Checkpoints(estimator.checkpoint_s3_uri, estimator.checkpoint_local_path, folder)
-    kept.make(link_here)
     return kept
 
 

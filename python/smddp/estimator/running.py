@@ -89,8 +89,6 @@ class LaunchError(RuntimeError):
 def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
     """Of the first of the ranks that failed; at least one."""
     first = min(failures, key=lambda failure: failure.order)
-    # Each of these ranks lost another one, which ended without a report: its host is lost.
-    lost_host = first.order[0]
     others = sorted(failure.rank for failure in failures if failure.rank != first.rank)
     after = f"; after it {_listed(others)}" if others else ""
     return LaunchError(
@@ -98,7 +96,6 @@ def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
         f"{first.last.rstrip() or '(none)'}\nAll output: {folder / 'logs'}",
         folder,
         first,
-        lost_host,
     )
 
 
@@ -147,13 +144,14 @@ class Run:
         """
         try:
             self._follow()
+            self._take_queued()
         finally:
             self.stop()
         failed = [agent for agent in self._agents if agent.status]
         lost = [agent.host for agent in self._agents if agent.lost]
         if self._failures:
             error = launch_error(list(self._failures.values()), self._folder)
-            error.lost_host |= bool(lost)
+            error.lost_host = bool(lost)
             raise error
         if failed:
             agent = failed[0]
@@ -173,7 +171,9 @@ class Run:
         until = time.monotonic() + _END
         for agent in self._agents:
             agent.end(max(until - time.monotonic(), 0.1))
-        # Failures that were told while they ended.
+        self._take_queued()  # failures that ranks reported while they ended
+
+    def _take_queued(self) -> None:
         while True:
             try:
                 self._take(*self._said.get_nowait())
@@ -205,7 +205,7 @@ class Run:
                 self._take(*self._said.get(timeout=0.2))
             except queue.Empty:
                 pass
-            if self._failures and last is None:
+            if last is None and (self._failures or any(agent.lost for agent in self._agents)):
                 last = time.monotonic() + _EARLIER + _END
             if last is not None and time.monotonic() > last:
                 return

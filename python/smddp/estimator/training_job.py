@@ -105,10 +105,12 @@ class Job:
                 for limit in limits:
                     limit.cancel()
                 self._seconds = time.monotonic() - self._begun
-                self._metrics.write(self.folder / "metrics.jsonl")
-                if self.folder.is_dir():
-                    (self.folder / "job.json").write_text(json.dumps(self.describe(), indent=1))
-                self._release()
+                try:
+                    self._metrics.write(self.folder / "metrics.jsonl")
+                    if self.folder.is_dir():
+                        (self.folder / "job.json").write_text(json.dumps(self.describe(), indent=1))
+                finally:
+                    self._release()
                 if self._error is None:
                     last = "".join(f" {each.name}={each.value:g}" for each in self._last_metrics())
                     report(f"smddp: job {self.name} ended after {self._seconds:.1f} s{last}")
@@ -141,7 +143,9 @@ class Job:
                 restarting = True
                 first = str(error).partition("\n")[0]
                 report(f"smddp: job {self.name}: restart {self.restarts} in {pause:g} s after a lost host: {first}")
-                if self._ends.wait(pause) and self.status != "Stopped":
+                if self._ends.wait(pause):
+                    if self.status == "Stopped":
+                        return
                     raise
 
     def _stop_at(self, limit: str) -> None:
