@@ -190,7 +190,7 @@ fn a_listener_that_speaks_something_else_or_is_gone_is_an_error_naming_the_rank(
 
     let (prepared, cards, ..) = false_peer();
     let text = prepared.connect(cards).err().unwrap().to_string();
-    assert!(text.contains("rank 0") && text.contains("does not answer"), "{text}");
+    assert!(text.contains("rank 0") && text.contains("socket is closed"), "{text}");
 }
 
 #[test]
