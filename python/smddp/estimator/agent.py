@@ -12,6 +12,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tarfile
@@ -25,8 +26,6 @@ from smddp.estimator.job import Folder
 #: Seconds that ranks have after SIGTERM.
 _GRACE = 3.0
 _PR_SET_PDEATHSIG = 1
-#: File with the process group of a host's command, and the start time of its leader.
-_GROUP = "command.pid"
 
 
 def main() -> int:
@@ -37,11 +36,14 @@ def main() -> int:
         Folder(folder).reset()
     if given["files"] is None:
         return _run(given, folder)
+    # In a folder that hosts share the token is the launcher's, which restarts need.
+    token, shared = Folder(folder).token, Folder(folder).token.exists()
     try:
         _unpack(given["files"], folder)
         return _run(given, folder)
     finally:
-        Folder(folder).token.unlink(missing_ok=True)
+        if not shared:
+            token.unlink(missing_ok=True)
 
 
 def _unpack(files: str, folder: Path) -> None:
@@ -82,7 +84,7 @@ def _run(given: dict[str, Any], folder: Path) -> int:
     except OSError as error:
         say({"unable": f"{given['argv'][0]}: {error.strerror}"})
         return 0
-    (folder / _GROUP).write_text(f"{child.pid} {_begun(child.pid)}")
+    _note_group(folder, child.pid)
     threading.Thread(target=_end_with_input, args=(child, over), daemon=True).start()
     reporting.start()
     assert child.stdout is not None
@@ -104,15 +106,23 @@ def _begun(pid: int) -> str:
         return ""
 
 
+def _note_group(folder: Path, group: int) -> None:
+    """Notes the process group of this host's command, with the start time of its leader."""
+    file = Folder(folder).logs / f"command-{socket.gethostname()}-{group}.pid"
+    file.write_text(f"{group} {_begun(group)}")
+
+
 def _end_earlier_attempt(folder: Path) -> None:
-    """Ends the ranks of an agent that was killed: they would write into the checkpoints of the next attempt."""
-    try:
-        pid, begun = (folder / _GROUP).read_text().split()
-    except (OSError, ValueError):
-        return
-    # A group may outlive its leader. No other process has the leader's number as long as the group exists.
-    if _begun(int(pid)) in (begun, ""):
-        _end(int(pid))
+    """Ends the ranks of agents that were killed: they would write into the checkpoints of the next attempt."""
+    for file in Folder(folder).logs.glob(f"command-{socket.gethostname()}-*.pid"):
+        try:
+            group, begun = file.read_text().split()
+        except (OSError, ValueError):
+            continue  # another agent of this host has ended it
+        # A group may outlive its leader. No other process has the leader's number as long as the group exists.
+        if _begun(int(group)) in (begun, ""):
+            _end(int(group))
+        file.unlink(missing_ok=True)
 
 
 def _input_ends() -> None:

@@ -162,6 +162,8 @@ class Run:
                 self._folder,
                 lost_host=bool(lost),
             )
+        if lost:
+            raise LaunchError(f"the connection to {lost[0]} ended before the job", self._folder, lost_host=True)
 
     def stop(self) -> None:
         """Ends the remaining processes on all hosts."""

@@ -161,8 +161,10 @@ def _load_whole(
         )
         return None
     if optimizer is not None and name not in saved.names:
-        log.info("smp.resume_from_checkpoint(): %s was saved without an optimizer's state", saved.folder / tag)
-    elif optimizer is not None and (saved.save or saved.has(name)):
+        log.warning("smp.resume_from_checkpoint(): %s was saved without an optimizer's state", saved.folder / tag)
+    elif optimizer is not None and not (saved.save or saved.has(name)):
+        log.warning("smp.resume_from_checkpoint(): there is no %s: the optimizer keeps its state", saved.folder / name)
+    elif optimizer is not None:
         values = _read(saved.path(name), mmap=False)
         try:
             optimizer.load_state_dict(values)

@@ -86,7 +86,9 @@ class Accumulation:
             sparse = isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense
             with tf.init_scope():
                 self._sums[at] = _Sparse(gradient) if sparse else _Dense(gradient)
-        elif isinstance(self._sums[at], _Sparse) and not isinstance(gradient, tf.IndexedSlices) and not self._traced:
+        elif isinstance(self._sums[at], _Sparse) and not (
+            isinstance(gradient, tf.IndexedSlices) or self._traced or not tf.executing_eagerly()
+        ):
             # As in one backward pass over the joined batch, in whichever order the passes come.
             rows = self._sums[at].read(1)
             self._sums[at] = _Dense(gradient)

@@ -47,11 +47,9 @@ def compute_auto_checkpoint_interval(
         ckpt_preprocessing_durations: of what a checkpoint does in such a step before it is written.
         ckpt_io_durations: of writing in the background.
 
-    Raises ValueError if this rank measured no step, or only steps of no duration.
+    Raises ValueError on every rank if one measured no step, or only steps of no duration.
     """
     step = fmean(step_durations) if step_durations else 0.0
-    if not step > 0:
-        raise ValueError(f"step_durations: expected positive durations in seconds, got {list(step_durations)}")
     added = fmean(step_ckpt_durations) - step if step_ckpt_durations else 0.0
     added = max([0.0, added, *([fmean(ckpt_preprocessing_durations)] if ckpt_preprocessing_durations else [])])
     # The largest of all ranks; of the steps the smallest.
@@ -60,5 +58,8 @@ def compute_auto_checkpoint_interval(
         of_all: list[torch.Tensor] = [torch.empty(0)] * dist.get_world_size()
         dist.all_gather_object(of_all, measured)
         measured = torch.stack(of_all).amax(0)
+    # On every rank: the others would wait for one that raised before.
+    if not -measured[0] > 0:
+        raise ValueError("step_durations: expected positive durations in seconds on each rank")
     step, added, written = -measured[0].item(), measured[1].item(), measured[2].item()
     return _Interval(max(1, math.ceil(written / step), math.ceil(added / (_OVERHEAD * step))), step, added, written)
