@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smddp.modelparallel import grad_norm, sharded, sharded_state
+from smddp.modelparallel import grad_norm, sharded, sharded_state, sharded_views
 from smddp.modelparallel.half import LossScale, Masters
 from smddp.modelparallel.optimizer_state import HELD, IS_PARTIAL, LOSS_SCALE, MASTERS, merged, on_cpu
 from smddp.modelparallel.sharded_half import Unscaled
@@ -84,6 +84,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def __getattr__(self, name: str) -> Any:
         if "optimizer" not in self.__dict__:
             raise AttributeError(name)
+        if name in sharded_views.OF_OPTIMIZER and self._shared is not None:
+            return sharded_views.of_optimizer(name, self.param_groups, self._shared.mesh)
         return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
