@@ -56,7 +56,8 @@ def _whole(parameter: nn.Parameter, value: torch.Tensor, trained: bool) -> nn.Pa
     if parameter.grad is not None and parameter.shape != value.shape:
         parameter.grad = None
     parameter.data = value
-    return parameter.requires_grad_(trained)
+    parameter.requires_grad_(trained)
+    return parameter
 
 
 def _refuse(module: nn.Module, _: Any) -> None:

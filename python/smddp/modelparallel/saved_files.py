@@ -68,7 +68,7 @@ class SavedFiles:
         return unfinished if self.save and unfinished.exists() else path
 
     def replaced(self, name: str) -> bool:
-        """True if the file ``name`` is not the one that the save wrote."""
+        """True if the file ``name`` differs from the file that the save wrote."""
         path = self.current(self.folder / name)
         return name in self.marks and path.exists() and self.marks[name] != mark(path)
 

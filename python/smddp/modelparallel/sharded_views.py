@@ -61,7 +61,7 @@ class Elements:
 
 def _piece(parameter: Any) -> torch.Tensor:
     if parameter is None:
-        raise RuntimeError("the parameter of this view is gone: read the views of the model that is trained now")
+        raise RuntimeError("the parameter of this view was freed: read the views of the model that is trained now")
     return parameter.to_local().detach().reshape(-1)
 
 

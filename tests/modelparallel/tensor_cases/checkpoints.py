@@ -33,7 +33,7 @@ def case_parts_resume_under_this_and_other_degrees_and_the_whole_is_plain_torch(
         smp.save(model.local_state_dict(), f"{directory}/by_hand")
         smp.barrier()
         files = [f"{what}_{pp}_{tp}.pt" for what in ("model", "optimizer") for pp in (0, 1) for tp in (0, 1)]
-        assert sorted(os.listdir(f"{directory}/parts_partial")) == ["files.json", *files]
+        assert sorted(os.listdir(f"{directory}/parts_partial")) == ["files.json", *files, "user_content.pt"]
         assert os.path.exists(f"{directory}/by_hand_{smp.pp_rank()}_{smp.tp_rank()}")
         # What a step more gives, to which those that resume are held.
         further = train(model, optimizer, range(2, 3))
