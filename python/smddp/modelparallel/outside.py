@@ -1,7 +1,7 @@
 """Calls of a model outside of a step, as scripts with tensor parallelism alone make them: one stage, no microbatches.
 
 ``loss.backward()`` averages the gradients over the replicas at its end, as DDP does. Where the ranks of a tensor group
-read different batches, the forward pass computes all of them, and each rank receives the outputs of the samples that it gave.
+read different batches, the forward pass computes all of them, and each rank receives the outputs of its part.
 """
 
 from __future__ import annotations
