@@ -224,7 +224,7 @@ def test_other_orders(tmp_path):
     assert limit_num_subdirs(tmp_path, 1, sort_fn=lambda name: -len(name)) == [str(tmp_path / "zzz")]
 
 
-def test_all_ranks_may_limit_at_once(tmp_path):
+def test_all_ranks_may_limit_concurrently(tmp_path):
     names = [f"llama-{step}steps" for step in (2, 4, 6)]
     for round in range(5):
         root = tmp_path / str(round)
@@ -249,8 +249,8 @@ def test_a_checkpoint_s_own_folder_stands_for_those_beside_it(tmp_path):
         (root / "logs").mkdir()
         # An expert rank that wrote nothing, then the rank that did.
         assert limit_num_subdirs(root / "mixtral-6steps" / "ep2-1", 1, regex=regex) == []
-        gone = limit_num_subdirs(root / "mixtral-6steps" / inner, 1, regex=regex)
-        assert gone == [str(root / "mixtral-2steps"), str(root / "mixtral-4steps")]
+        deleted = limit_num_subdirs(root / "mixtral-6steps" / inner, 1, regex=regex)
+        assert deleted == [str(root / "mixtral-2steps"), str(root / "mixtral-4steps")]
         assert sorted(os.listdir(root)) == ["logs", "mixtral-6steps"]
         # A folder of checkpoints has no files of one, whatever its name is.
         assert limit_num_subdirs(root / "logs", 1, regex=regex) == []

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from smddp.modelparallel import grad_norm, script_optimizer
+from smddp.modelparallel import grad_norm, script_optimizer, sharded_views
 from smddp.modelparallel.half import LossScale, Masters
 from smddp.modelparallel.optimizer_dicts import OptimizerDicts
 from smddp.modelparallel.sharded_half import Unscaled
@@ -88,6 +88,8 @@ class DistributedOptimizer(OptimizerDicts):
     def __getattr__(self, name: str) -> Any:
         if "optimizer" not in self.__dict__:
             raise AttributeError(name)
+        if name in sharded_views.OF_OPTIMIZER and self._shared is not None:
+            return sharded_views.of_optimizer(name, self.param_groups, self._shared.mesh)
         return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from smddp.modelparallel import current, delayed, sharded_units
+from smddp.modelparallel import current, delayed, sharded_units, sharded_views
 from smddp.modelparallel.parts import Part
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class Sharded:
     def fill(self, seed: int) -> None:
         """Give parameters on the meta device their values. Afterwards parameters stay the objects that they are."""
         delayed.everywhere(self.module, seed)
+        sharded_views.attach(self.module)
         after = dict(self.module.named_parameters())
         # What the parameters of before have become, for an optimizer that was made before.
         self._became = {number: (ref, after[name]) for name, (ref, number) in self._before.items()}

@@ -220,3 +220,35 @@ def case_a_scaler_s_verdict_is_that_of_all_shards(directory):
             optimizer.zero_grad()
             assert torch.equal(model.state_dict()["transformer.wte.weight"], before["transformer.wte.weight"]) is bad
         assert scaler.get_scale() == 2.0
+
+
+def case_published_scripts_read_pieces_groups_and_shapes(directory):
+    """Norms, offsets and shapes as logging and checkpoint code of published scripts compute them."""
+    for keys in ({}, {"bf16": True}, {"sharded_data_parallel_degree": 4}):
+        with job(**{**TWO_BY_TWO, **keys}):
+            model, optimizer = wrapped()
+            offsets, buffers = [], {}
+            for number, group in enumerate(optimizer.param_groups):
+                first, held = 0, {}
+                for q in group["params"]:
+                    held[id(q)] = first, q.ds_tensor.ds_numel
+                    first += q.ds_tensor.ds_numel
+                offsets.append(held)
+                flat = optimizer.fp32_partitioned_groups_flat[number]
+                assert flat.shape == (first,) and flat.dtype == torch.float32
+                buffers |= {key: flat.narrow(0, *place) for key, place in held.items()}
+            # Buffers are read while the training goes on.
+            train(model, optimizer, range(2))
+            whole = model.state_dict()
+            for name, q in model.get_module().named_parameters():
+                for piece in (buffers[id(q)], q.ds_tensor.data):
+                    norm = torch.linalg.norm(piece) ** 2
+                    torch.distributed.all_reduce(norm, group=optimizer.ds_param_shard_group)
+                    assert norm.sqrt().item() == pytest.approx(whole[name].norm().item(), rel=1e-4)
+            names = {q: name for name, q in model.get_module().named_parameters()}
+            shapes = {names[q]: q.ds_shape for group in optimizer.fp16_groups for q in group}
+            assert shapes == {name: whole[name].shape for name in names.values()}
+            assert all(q.ds_numel == whole[name].numel() for q, name in names.items())
+            assert torch.equal(flat.narrow(0, 1, 3), flat.data[1:4])
+    with job(ddp=True), pytest.raises(AttributeError, match="fp16_groups"):
+        _ = wrapped()[1].fp16_groups

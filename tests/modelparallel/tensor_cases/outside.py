@@ -97,7 +97,7 @@ def case_losses_and_parameters_are_those_of_one_process(directory):
                     loss = in_a_step(model, x.detach()).reduce_mean()
                 else:
                     loss = forms(model, number, x)
-                    # This rank's loss is the mean of its own samples.
+                    # This rank's loss is the mean over the samples that it gave.
                     torch.testing.assert_close(x.grad, own(input_gradients[number]) * (8 / len(x)), msg=str(layout))
                 assert mean(loss) == pytest.approx(losses[number], rel=1e-5), (layout, number)
                 optimizer.step()
