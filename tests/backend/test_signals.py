@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -191,3 +192,22 @@ def test_interrupted_sparse_all_reduce_ends_the_call_of_the_other_rank() -> None
         with pytest.raises(smddp.Error, match="rank 0 left a sparse all_reduce before its end"):
             dist.all_reduce(tensor, group=group)
     dist.barrier()
+
+
+@on_ranks(2)
+def test_an_interrupt_between_two_parts_ends_the_call_of_the_other_rank() -> None:
+    group = dist.new_group()
+    tensors = [torch.ones(4), torch.ones(4)]
+    options = dist.distributed_c10d.AllreduceCoalescedOptions()
+    options.asyncOp = False
+    if dist.get_rank() == 0:
+
+        def parts() -> Iterator[Any]:
+            yield group.allreduce([tensors[0]])
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            group._start_parts(parts(), tensors, options)
+    else:
+        with pytest.raises(smddp.ClosedError, match="rank 0 left a coalesced call before its end"):
+            group.allreduce_coalesced(tensors, options)

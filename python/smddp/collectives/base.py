@@ -215,11 +215,15 @@ class Base(Estimating):
         """Starts all parts of a call, and waits for them where the call is synchronous.
 
         parts: makes a call for each part. All are started before the first wait: after an interrupt they go on, and the
-        other ranks' calls end.
+        other ranks' calls end. An interrupt between two starts aborts the group.
         """
         block, self._batch = self._batch, []
         try:
             work = join(list(parts), outputs)
+        except (KeyboardInterrupt, SystemExit) as error:
+            # The other ranks would wait for the parts that this rank does not start any more.
+            self._comm.abort(f"rank {self._rank} left a coalesced call before its end ({type(error).__name__})")
+            raise
         finally:
             self._batch = block
         if block is None and not getattr(options, "asyncOp", True):

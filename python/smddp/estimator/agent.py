@@ -99,7 +99,7 @@ def _run(given: dict[str, Any], folder: Path) -> int:
 
 
 def _begun(pid: int) -> str:
-    """Returns the start time of a process, in the system's clock ticks; empty if there is no such process."""
+    """Returns the start time of a process, in the system's clock ticks; empty after its end."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

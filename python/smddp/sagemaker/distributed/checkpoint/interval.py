@@ -58,7 +58,7 @@ def compute_auto_checkpoint_interval(
         of_all: list[torch.Tensor] = [torch.empty(0)] * dist.get_world_size()
         dist.all_gather_object(of_all, measured)
         measured = torch.stack(of_all).amax(0)
-    # On every rank: the others would wait for one that raised before.
+    # Raised on every rank: a rank that raises before the exchange leaves the others waiting.
     if not -measured[0] > 0:
         raise ValueError("step_durations: expected positive durations in seconds on each rank")
     step, added, written = -measured[0].item(), measured[1].item(), measured[2].item()
