@@ -36,7 +36,7 @@ def values(me: Rank) -> None:
     import torch
     import torch.distributed as dist
     from backend.oracle import MOVING, REDUCING, contribution, reduced
-    from smddp.dtypes import code_of, reduction
+    from smddp.torch.dtypes import code_of, reduction
 
     rank, size, device = me.rank, me.size, me.device
     moving = [t for t in MOVING if me.given.get("types") is None or str(t) in me.given["types"]]

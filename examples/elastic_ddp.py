@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from smddp.reconfigure import ReconfigureOptions
+from smddp import ReconfigureOptions
 from torch.nn.parallel import DistributedDataParallel
 
 SAMPLES = 24  # of each step, for 2, 3 or 4 ranks

@@ -54,7 +54,7 @@ def doctor(page: Path) -> list[str]:
 @contextmanager
 def hanging_job(folder: Path) -> Iterator[list[str]]:
     """The pids of a job in which rank 3 reads a batch and all others wait for it."""
-    from smddp import _status
+    from smddp.observability import status as _status
 
     # The name that status shows.
     shutil.copy(JOB, folder / "train.py")

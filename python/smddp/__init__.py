@@ -13,7 +13,8 @@ or, without torch, on numpy arrays:
 
 from __future__ import annotations
 
-from smddp import _alias, at_exit
+from smddp import _alias
+from smddp.exit_hooks import at_exit
 
 # Without the import of typing, which takes longer than all else here.
 TYPE_CHECKING = False
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
     import logging
     from typing import Any
 
-    from smddp.bound import bind
-    from smddp.feedback import ErrorFeedback, error_feedback_hook
-    from smddp.feedback_fsdp import error_feedback_fsdp
+    from smddp.arrays.communicator import Communicator, init
+    from smddp.arrays.symmetric import empty
     from smddp.formats import exact
-    from smddp.overlapping import overlap_fsdp
-    from smddp.symmetric import empty
-    from smddp.world import Communicator, init
+    from smddp.torch.bound_calls import bind
+    from smddp.torch.error_feedback.ddp import ErrorFeedback, error_feedback_hook
+    from smddp.torch.error_feedback.fsdp import error_feedback_fsdp
+    from smddp.torch.fsdp_overlap import overlap_fsdp
+    from smddp.torch.reconfigure import ReconfigureOptions
 
 # `import torch.sagemaker` works after `import smddp`, too, where torch's discovery of backends is off.
 _alias.install()
@@ -49,20 +51,22 @@ _FROM_CORE = (
 
 # What is in modules of its own, of which most need torch.
 _FROM = {
-    "Communicator": "world",
-    "init": "world",
-    "bind": "bound",
-    "empty": "symmetric",
-    "ErrorFeedback": "feedback",
-    "error_feedback_hook": "feedback",
-    "error_feedback_fsdp": "feedback_fsdp",
+    "Communicator": "arrays.communicator",
+    "init": "arrays.communicator",
+    "bind": "torch.bound_calls",
+    "empty": "arrays.symmetric",
+    "ErrorFeedback": "torch.error_feedback.ddp",
+    "error_feedback_hook": "torch.error_feedback.ddp",
+    "error_feedback_fsdp": "torch.error_feedback.fsdp",
     "exact": "formats",
-    "overlap_fsdp": "overlapping",
+    "overlap_fsdp": "torch.fsdp_overlap",
+    "ReconfigureOptions": "torch.reconfigure",
 }
 
 __all__ = [
     "Communicator",
     "ErrorFeedback",
+    "ReconfigureOptions",
     "bind",
     "dump",
     "empty",
@@ -84,7 +88,7 @@ def info() -> dict[str, Any]:
 
     `smddp info` on the command line prints the same.
     """
-    from smddp._info import collect
+    from smddp.observability.info import collect
 
     return collect()
 
@@ -94,7 +98,7 @@ def paths() -> dict[str, str]:
 
     Across nodes the way names the interface, too: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)".
     """
-    from smddp._info import taken
+    from smddp.observability.info import taken
 
     return taken()
 
@@ -107,7 +111,7 @@ def traffic() -> list[dict[str, Any]]:
     Messages that this rank sent, "collective": "send", are counted by where they went: nodes is 1 for its own, 2 for
     another.
     """
-    from smddp._info import traffic as counted
+    from smddp.observability.info import traffic as counted
 
     return counted()
 
@@ -141,7 +145,7 @@ def log_to(logger: logging.Logger | str = "smddp") -> None:
         logging.basicConfig(level=logging.INFO)
         smddp.log_to()
     """
-    from smddp.logged import log_to
+    from smddp.observability.logging_records import log_to
 
     log_to(logger)
 

@@ -2,6 +2,6 @@
 
 import sys
 
-from smddp.cli import main
+from smddp.tools.cli import main
 
 sys.exit(main())

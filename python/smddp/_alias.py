@@ -1,4 +1,4 @@
-"""Makes `torch.sagemaker` another name of `smddp.sagemaker`.
+"""Makes `torch.sagemaker` another name of `smddp.sagemaker`, and keeps documented names of moved modules.
 
 Scripts written for SMP import `torch.sagemaker` and its submodules. A finder answers for those names with the modules
 of `smddp.sagemaker` themselves, so each module exists once whatever it is called. A `torch/sagemaker` on disk wins.
@@ -16,6 +16,13 @@ from types import ModuleType
 
 ALIAS = "torch.sagemaker"
 REAL = "smddp.sagemaker"
+
+# Documented modules under their former names, which warn.
+MOVED = {
+    "smddp.devices": "smddp.torch.device_map",
+    "smddp.process_group": "smddp.torch.process_group",
+    "smddp.reconfigure": "smddp.torch.reconfigure",
+}
 
 
 class _Loader:
@@ -37,6 +44,8 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname in MOVED:
+            return _moved(fullname, MOVED[fullname])
         if fullname == ALIAS:
             if PathFinder.find_spec(fullname, path) is not None:
                 return None
@@ -52,8 +61,15 @@ class _Finder:
         return ModuleSpec(fullname, _Loader(real), is_package=package)  # type: ignore[arg-type]
 
 
+def _moved(former: str, real: str) -> ModuleSpec:
+    import warnings
+
+    warnings.warn(f"{former} is deprecated: import {real}", DeprecationWarning, stacklevel=2)
+    return ModuleSpec(former, _Loader(real))  # type: ignore[arg-type]
+
+
 def install() -> None:
-    """Answer for `torch.sagemaker` from now on. Idempotent; imports nothing."""
+    """Registers the finder for `torch.sagemaker` and moved modules. Idempotent; imports nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         # First, since the path finder would find the submodules on the package's path, under the alias's name.
         sys.meta_path.insert(0, _Finder())

@@ -12,16 +12,15 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from smddp import _alias, _historic
+from smddp._constants import NAME
 
 if TYPE_CHECKING:
-    from smddp.process_group import SmddpProcessGroup
-
-NAME = "smddp"
+    from smddp.torch.process_group import SmddpProcessGroup
 
 
 def _create(options: Any, backend_options: Any) -> SmddpProcessGroup:
     """torch's creator for one group (extended form). Raises ImportError if the core cannot be loaded."""
-    from smddp.process_group import create
+    from smddp.torch.process_group import create
 
     return create(options, backend_options)
 

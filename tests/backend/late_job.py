@@ -17,8 +17,8 @@ from typing import Any
 import smddp
 import torch
 import torch.distributed as dist
-from smddp import _status, stragglers, watch
 from smddp._register import register
+from smddp.observability import status, stragglers, watcher
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -47,16 +47,16 @@ def rank_main(rank: int, folder: Path) -> None:
     train(model, STEPS, lambda: False)
     dist.barrier()
     if rank == 0:
-        told["without"] = [str(one) for one in (*watch._watch.compare(), *stragglers.told(_status.job()))]
+        told["without"] = [str(one) for one in (*watcher._watch.compare(), *stragglers.told(status.job()))]
     dist.barrier()
     if rank == LATE:
         layers[3].register_full_backward_hook(lambda *_: time.sleep(SECONDS))
-    told["steps"] = train(model, STEPS, lambda: bool(watch._watch._named))
-    told["first"] = bool(_status.job()) == (rank == 0)
+    told["steps"] = train(model, STEPS, lambda: bool(watcher._watch._named))
+    told["first"] = bool(status.job()) == (rank == 0)
     smddp.dump(f"{folder}/dump-{rank}.json")
     dist.barrier()
     if rank == 0:
-        told["status"] = [str(one) for one in stragglers.told(_status.job())]
+        told["status"] = [str(one) for one in stragglers.told(status.job())]
         (folder / "told.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 

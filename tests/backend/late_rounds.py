@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from late_job import forked
-from smddp import _status, stragglers, watch
 from smddp._register import register
+from smddp.observability import status, stragglers, watcher
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -29,7 +29,7 @@ EVEN, JITTER = 0.1, 0.02
 
 def named(group: str) -> list[int]:
     """The ranks of that group of which this process said that they are late."""
-    return [rank for name, rank in watch._watch._named if name == group]
+    return [rank for name, rank in watcher._watch._named if name == group]
 
 
 def round_of(late: int | None, bucket: float, chance: random.Random) -> dict[str, Any]:
@@ -53,9 +53,9 @@ def round_of(late: int | None, bucket: float, chance: random.Random) -> dict[str
         if enough:
             break
     if rank == 0:
-        watch._watch.compare()
+        watcher._watch.compare()
     found = {"late": late, "steps": steps, "named": named(name)}
-    found["status"] = [one.rank for one in stragglers.told(_status.job()) if one.group == name] if rank == 0 else []
+    found["status"] = [one.rank for one in stragglers.told(status.job()) if one.group == name] if rank == 0 else []
     dist.barrier(group)
     dist.destroy_process_group(group)
     return found

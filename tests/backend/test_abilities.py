@@ -185,7 +185,7 @@ def test_every_question_that_torch_asks_a_group_is_answered():
 
 @on_ranks(2)
 def test_every_question_that_torch_asks_a_backend_is_answered():
-    from smddp.devices import SmddpDevice
+    from smddp.torch.device_map import SmddpDevice
 
     group = dist.new_group([0, 1])
     backend = backend_of(group)
@@ -199,7 +199,7 @@ def test_every_question_that_torch_asks_a_backend_is_answered():
 
 @on_ranks(2)
 def test_what_ends_a_group_may_be_called_on_the_group_and_on_its_backend():
-    from smddp.devices import SmddpDevice
+    from smddp.torch.device_map import SmddpDevice
 
     for name in sorted(ENDING):
         for show in (lambda group: group, backend_of):
@@ -226,7 +226,7 @@ def test_a_group_says_that_it_can_be_reconfigured_and_has_no_windows():
 
 @on_ranks(2)
 def test_a_backend_tells_its_groups_error():
-    from smddp.devices import SmddpDevice
+    from smddp.torch.device_map import SmddpDevice
 
     group = dist.new_group([0, 1])
     backend = backend_of(group)

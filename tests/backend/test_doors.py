@@ -155,7 +155,7 @@ class Group:
 
 
 def test_asking_whether_anybody_listens_costs_three_tenths_of_a_microsecond_at_most():
-    from smddp.doors import collective
+    from smddp.torch.dispatch import collective
     from torch.autograd import _profiler_enabled
 
     def method(self: Any, tensors: Any, opts: Any) -> None:
@@ -246,9 +246,9 @@ def test_fr_trace_names_the_rank_that_called_something_else(recording, caplog):
 
 
 def start_anew() -> None:
-    from smddp import flight
+    from smddp.torch import flight_recorder
 
-    flight._dumped = False
+    flight_recorder._dumped = False
     c10d._reset_fr_trace(backend="smddp")
 
 

@@ -11,8 +11,8 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-from smddp import errors, rendezvous
-from smddp.process_group import SmddpProcessGroup
+from smddp.torch import errors, rendezvous
+from smddp.torch.process_group import SmddpProcessGroup
 
 from backend.ranks import on_ranks
 
@@ -93,7 +93,7 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
 
 
 def smddp_work() -> Any:
-    from smddp import work
+    from smddp.torch import work
 
     return work
 
@@ -124,7 +124,7 @@ def test_the_classes_are_found_under_the_names_that_errors_print():
         assert pickle.loads(pickle.dumps(shown)) is shown
     for name in NAMES:
         dressed = getattr(errors, name)
-        assert (dressed.__module__, dressed.__qualname__) == ("smddp.errors", name)
+        assert (dressed.__module__, dressed.__qualname__) == ("smddp.torch.errors", name)
         assert issubclass(dressed, getattr(smddp, name)) and issubclass(dressed, dist.DistBackendError)
     assert issubclass(smddp.ConfigError, ValueError)
 
@@ -144,7 +144,7 @@ def test_every_entry_point_raises_the_documented_class_of_every_error():
                 error.ranks = [0]
                 group._comm = Failing(error)
                 group._size = 1 if entry not in ("send", "recv") else 2
-                smddp.process_group._open[id(group)] = group
+                smddp.torch.process_group._open[id(group)] = group
                 with pytest.raises(dist.DistBackendError) as raised:
                     call(group)
                 assert type(raised.value) is getattr(errors, name), (entry, name, raised.value)

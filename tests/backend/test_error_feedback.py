@@ -11,9 +11,9 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-from smddp import overlapping
-from smddp.crossing import Crossing, crossing
-from smddp.rounding import GROUP, round_off, rounded
+from smddp.torch import fsdp_overlap
+from smddp.torch.error_feedback.internode import Crossing, crossing
+from smddp.torch.error_feedback.rounding import GROUP, round_off, rounded
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -341,8 +341,8 @@ def shards_of_gradients_stay_within_a_step() -> None:
 @_case("apart", "uneven")
 def what_a_unit_owes_is_what_was_rounded_away() -> None:
     model = _sharded()
-    units = overlapping.fsdp_units(model, "")
-    groups = [group for unit in units.values() for group in overlapping.fsdp_groups(unit)]
+    units = fsdp_overlap.fsdp_units(model, "")
+    groups = [group for unit in units.values() for group in fsdp_overlap.fsdp_groups(unit)]
     sent = [_Heard(group._reduce_scatter_comm) for group in groups]
     for group, heard in zip(groups, sent, strict=True):
         group._reduce_scatter_comm = heard

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from smddp import first_cause
-from smddp.errors import PeerLostError
+from smddp.exit_hooks import first_cause
+from smddp.torch.errors import PeerLostError
 
 
 class Clock:

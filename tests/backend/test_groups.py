@@ -248,7 +248,7 @@ def test_the_ranks_that_did_not_come_are_named():
 
 @on_ranks(2)
 def test_a_rank_that_never_makes_the_group_is_named():
-    from smddp.rendezvous import connect
+    from smddp.torch.rendezvous import connect
 
     if dist.get_rank() == 0:
         store = dist.HashStore()
@@ -381,7 +381,7 @@ def test_a_device_given_to_another_backend_is_served_by_it():
 def test_a_device_whose_backend_cannot_be_made_is_named():
     if torch.cuda.is_available():
         pytest.skip("nccl can be made here")
-    from smddp.devices import Request, others
+    from smddp.torch.device_map import Request, others
 
     with pytest.raises(RuntimeError, match=r"could not make 'nccl' for 'cuda'"):
         others(

@@ -6,14 +6,15 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from smddp import PeerLostError, last_error
+from smddp import PeerLostError
+from smddp.exit_hooks import uncaught
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    core = SimpleNamespace(Error=last_error.core().Error, stacks=lambda: False, leave_error=lines.append)
-    monkeypatch.setattr(last_error, "core", lambda: core)
+    core = SimpleNamespace(Error=uncaught.core().Error, stacks=lambda: False, leave_error=lines.append)
+    monkeypatch.setattr(uncaught, "core", lambda: core)
     return lines
 
 
@@ -28,7 +29,7 @@ CASES = [(ValueError("two\nlines"), "ValueError: two lines"), (Unspeakable(), "U
 @pytest.mark.parametrize(("error", "words"), CASES)
 def test_an_exception_is_one_line_whatever_its_text_does(told, monkeypatch, error, words) -> None:
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    last_error.leave()
+    uncaught.leave()
     assert len(told) == 1 and words in told[0] and "\n" not in told[0]
 
 
@@ -36,5 +37,5 @@ def test_what_came_of_a_groups_error_is_the_cores_to_tell(told, monkeypatch) -> 
     error = RuntimeError("while cleaning up")
     error.__cause__ = PeerLostError("rank 1 died")
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    last_error.leave()
+    uncaught.leave()
     assert told == []

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from smddp import metrics_server, watch
-from smddp.exposition import Exposition, listener, place
+from smddp.observability import metrics_server, watcher
+from smddp.observability.exporter import Exposition, listener, place
 
 from backend.ranks import Pool
 
@@ -41,7 +41,7 @@ def parsed(text: str) -> dict[tuple[str, ...], float]:
 
 
 def served() -> dict[tuple[str, ...], float]:
-    address = watch.address()
+    address = watcher.address()
     assert address is not None and address[0] == "127.0.0.1", address
     with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/metrics", timeout=20) as answer:
         return parsed(answer.read().decode())
@@ -67,9 +67,9 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
         dist.send(torch.ones(4), 1, group=group)
     else:
         dist.recv(torch.ones(4), 0, group=group)
-    watch.look()
+    watcher.look()
     # A second look counts nothing twice.
-    watch.look()
+    watcher.look()
     found = served()
     assert found["smddp_operations_total", name, "all_reduce"] == 3, found
     assert found["smddp_bytes_total", name, "all_reduce"] == 60, found
@@ -85,7 +85,7 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
     # What a group did is told when it is gone.
     dist.all_reduce(torch.ones(5), group=group)
     dist.destroy_process_group(group)
-    watch.look()
+    watcher.look()
     assert served()["smddp_operations_total", name, "all_reduce"] == 4
     dist.barrier()
 
@@ -98,14 +98,14 @@ def _a_waiting_rank_tells_for_how_long() -> None:
         work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
         age = 0.0
         while age == 0:
-            watch.look()
+            watcher.look()
             age = served()["smddp_present_operation_seconds", name, ""]
         store.set("age", "seen")
         work.wait()
     else:
         store.get("age")
         dist.all_reduce(torch.ones(2), group=group)
-    watch.look()
+    watcher.look()
     assert served()["smddp_present_operation_seconds", name, ""] == 0
     dist.barrier()
 
@@ -115,7 +115,7 @@ def _a_failure_is_counted() -> None:
     name = group.communicator.name
     with pytest.raises(Exception, match="all_reduce"):
         dist.all_reduce(torch.ones(2 + dist.get_rank()), group=group)
-    watch.look()
+    watcher.look()
     found = served()
     assert found["smddp_group_failed", name, ""] == 1, found
     assert found["smddp_failed_operations_total", name, "all_reduce"] == 1, found
@@ -181,12 +181,12 @@ def test_the_dashboard_asks_for_what_a_job_leaves_at_its_end_and_for_nothing_els
 def test_without_the_library_the_job_goes_on_with_a_warning(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SMDDP_METRICS_PORT", "0")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    monkeypatch.setattr(watch, "_pid", None)
-    monkeypatch.setattr(watch, "_watch", None)
+    monkeypatch.setattr(watcher, "_pid", None)
+    monkeypatch.setattr(watcher, "_watch", None)
     with pytest.warns(RuntimeWarning, match=r"SMDDP_METRICS_PORT: no metrics .*pip install 'smddp\[metrics\]'"):
-        watch.start(0)
-    assert watch.address() is None
-    watch.look()
+        watcher.start(0)
+    assert watcher.address() is None
+    watcher.look()
 
 
 def test_a_port_or_a_file_that_cannot_be_had_is_told_and_no_more(tmp_path: Path):

@@ -11,7 +11,7 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-from smddp import overlapping
+from smddp.torch import fsdp_overlap
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
@@ -98,8 +98,10 @@ class Deferred:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reasons: list[str | None] = []
-        asked = overlapping._reader
-        monkeypatch.setattr(overlapping, "_reader", lambda *call: self.reasons.append(asked(*call)) or self.reasons[-1])
+        asked = fsdp_overlap._reader
+        monkeypatch.setattr(
+            fsdp_overlap, "_reader", lambda *call: self.reasons.append(asked(*call)) or self.reasons[-1]
+        )
 
 
 @on_ranks(3)
@@ -178,7 +180,7 @@ def test_gradients_are_under_way_while_backward_goes_on():
 @on_ranks(2)
 def test_the_next_unit_is_gathered_while_one_computes():
     model = _sharded(True)
-    following = overlapping.fsdp_groups(model.layers[2])[0]
+    following = fsdp_overlap.fsdp_groups(model.layers[2])[0]
     seen = []
 
     def before() -> None:

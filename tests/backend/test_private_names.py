@@ -7,7 +7,7 @@ import inspect
 import forked
 import pytest
 import torch.distributed as dist
-from smddp.devices import HELPER_LOCALS
+from smddp.torch.device_map import HELPER_LOCALS
 from torch.distributed import distributed_c10d as dist_c10d
 
 # Each removes one name that smddp uses, as a later torch might.
@@ -17,7 +17,7 @@ NAMES = {
     "ranges": "del torch._C._profiler._RecordFunctionFast",
     "transforms": "del torch._C._DisableFuncTorch",
     "batches": "import torch.distributed.distributed_c10d as c10d; del c10d._check_p2p_op_list",
-    "request": "from smddp import devices; devices.HELPER_LOCALS = ('renamed', 'pg', 'device_id')",
+    "request": "from smddp.torch import device_map as devices; devices.HELPER_LOCALS = ('renamed', 'pg', 'device_id')",
 }
 # Names are read when smddp's modules are first imported.
 PROGRAM = """
@@ -76,7 +76,7 @@ def test_this_torch_has_the_names_that_smddp_reads():
 
 
 def test_other_backends_are_found_without_the_table_of_plugins(monkeypatch: pytest.MonkeyPatch):
-    from smddp.compat import backend_plugins
+    from smddp.torch.compat import backend_plugins
 
     class Backend:
         """As torch's, without the table."""

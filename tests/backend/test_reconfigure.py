@@ -25,7 +25,7 @@ def handles_of(group) -> list[str]:
 
 
 def again(group, handles, uuid=None, timeout=LIMIT, hints=None) -> None:
-    from smddp.reconfigure import ReconfigureOptions
+    from smddp.torch.reconfigure import ReconfigureOptions
 
     uuid = next(_numbers) if uuid is None else uuid
     group.reconfigure(ReconfigureOptions(uuid, handles, timeout, hints or {})).wait()
@@ -187,8 +187,8 @@ def test_a_store_that_is_hinted_at_serves_where_the_groups_own_is_gone():
 def test_a_group_that_waits_for_its_first_ranks_says_so():
     if not hasattr(dist, "_reconfigure"):
         pytest.skip("this torch makes no groups with enable_reconfigure")
-    from smddp.devices import Request
-    from smddp.process_group import SmddpProcessGroup
+    from smddp.torch.device_map import Request
+    from smddp.torch.process_group import SmddpProcessGroup
 
     store = dist.PrefixStore("first", dist_c10d._get_default_store())
     rank = dist.get_rank()

@@ -155,7 +155,7 @@ except RuntimeError as error:
 
 def test_info_tells_the_path_of_every_collective():
     done = subprocess.run(
-        [sys.executable, "-m", "smddp.cli", "info", "--json"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "smddp.tools.cli", "info", "--json"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)

@@ -12,7 +12,7 @@ from pathlib import Path
 import smddp
 import torch
 import torch.distributed as dist
-from smddp.errors import CollectiveTimeoutError, MismatchError
+from smddp.torch.errors import CollectiveTimeoutError, MismatchError
 
 from backend.ranks import on_ranks
 

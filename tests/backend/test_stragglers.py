@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smddp import _trace
-from smddp.stragglers import Stragglers, told
+from smddp.observability import trace
+from smddp.observability.stragglers import Stragglers, told
 
 JOB = Path(__file__).with_name("late_job.py")
 
@@ -30,7 +30,7 @@ def test_a_rank_that_is_late_in_the_backward_pass_is_named_within_fifty_steps(
     assert found["steps"] < 50, found
     assert job.stderr.count("was last in") == 1 and "SMDDP WARN rank 2 was last in" in job.stderr, job.stderr
     assert [line.partition(" was")[0] for line in found["status"]] == ["rank 2"], found
-    assert _trace.main([str(tmp_path / f"dump-{rank}.json") for rank in range(3)], str(tmp_path / "trace.json")) == 0
+    assert trace.main([str(tmp_path / f"dump-{rank}.json") for rank in range(3)], str(tmp_path / "trace.json")) == 0
     assert "rank 2 was last in" in capsys.readouterr().out
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from smddp.devices import SmddpDevice
+from smddp.torch.device_map import SmddpDevice
 
 from backend.ranks import on_ranks
 

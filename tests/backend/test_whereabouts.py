@@ -22,7 +22,7 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-from smddp import _bars, _status, _trace
+from smddp.observability import status, timeline, trace
 
 from backend.ranks import Pool
 
@@ -151,7 +151,7 @@ def _a_stopped_one_is_told() -> None:
         try:
             with pytest.raises(smddp.CollectiveTimeoutError, match=r"rank 1 is stopped \(by a signal"):
                 dist.all_reduce(torch.ones(2), group=group)
-            assert _status._gather([pids[1]], 2)[1][pids[1]].startswith("stopped")
+            assert status._gather([pids[1]], 2)[1][pids[1]].startswith("stopped")
         finally:
             os.kill(pids[1], signal.SIGCONT)
             _store().add("stopped", 1)
@@ -189,24 +189,24 @@ def _one_that_stopped_after_it_arrived_is_told_beside_the_late_one() -> None:
 def _a_waiting_rank_is_seen() -> None:
     pids = [None] * 4
     dist.all_gather_object(pids, os.getpid())
-    assert set(pids) <= set(_status.pids())
+    assert set(pids) <= set(status.pids())
     # Whoever only connects, or says anything else, keeps nobody from being answered.
     silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
     foreign = socket.socket(socket.AF_UNIX)
     foreign.bind(b"\0\xa1\xff\r" + bytes(str(os.getpid()), "ascii"))
     if dist.get_rank() == 0:
         for one in silent:
-            one.connect("\0" + next(p.socket for p in _status.processes() if p.pid == pids[1]))
+            one.connect("\0" + next(p.socket for p in status.processes() if p.pid == pids[1]))
             one.sendall(b"smddp-q1" + bytes(16))
         until = time.monotonic() + 20
         while True:
-            told = [_status.ask(pid) for pid in pids[1:]]
+            told = [status.ask(pid) for pid in pids[1:]]
             does = [next(group["present"] for group in one["groups"] if group["size"] == 4) for one in told]
             if all(one and one["what"].startswith("barrier") for one in does) or time.monotonic() > until:
                 break
         assert all(one and one["what"].startswith("barrier") and one["seconds"] < 60 for one in does), does
         assert all(f"{Path(__file__).name}:" in one["at"] for one in told), told
-        table = "\n".join(_status.lines(told, {}))
+        table = "\n".join(status.lines(told, {}))
         assert all(f"{pid}" in table for pid in pids[1:]) and "barrier #" in table, table
         command = [sys.executable, "-m", "smddp", "status", str(pids[1]), "--json"]
         said = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -301,12 +301,12 @@ def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: P
     assert len(dumps) == 4 and sum(failed) == 3, failed
     (asleep,) = (dump for dump, has in zip(dumps, failed) if not has)
     assert asleep["rank"] == 3 and "asleep_in_user_code" in asleep["at"], asleep["at"]
-    bars = [event for event in _trace.merged(dumps)["traceEvents"] if event["ph"] == "X"]
+    bars = [event for event in trace.merged(dumps)["traceEvents"] if event["ph"] == "X"]
     calls = [group[kind] for dump in dumps for group in dump["groups"] for kind in ("operations", "messages")]
     assert len(bars) == sum(map(len, calls))
     assert sum(bar["cat"] == "failed" and bar["name"].startswith("all_reduce") for bar in bars) >= 3
     assert all(bar["ts"] >= 0 and bar["dur"] >= 0 for bar in bars)
-    picture = ElementTree.fromstring(_bars.drawn(_trace.merged(dumps)))
+    picture = ElementTree.fromstring(timeline.drawn(trace.merged(dumps)))
     titles = [element.text for element in picture.iter() if element.tag.endswith("title")]
     assert len(titles) == len(bars) and sum(title.endswith("failed") for title in titles) >= 3, titles
 
@@ -332,16 +332,16 @@ def test_whereabouts(pool: Pool, case: str):
 def test_a_trace_of_no_dump_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     bad = tmp_path / "bad.json"
     bad.write_text('{"groups": 1}')
-    assert _trace.main([str(bad)], str(tmp_path / "trace.json")) == 1
+    assert trace.main([str(bad)], str(tmp_path / "trace.json")) == 1
     assert "bad.json is no dump" in capsys.readouterr().err
 
 
 def test_dumps_of_several_jobs_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     parents = {11: "1", 12: "1", 21: "2"}
-    monkeypatch.setattr(_status, "_stat", lambda pid, field: parents[pid])
+    monkeypatch.setattr(status, "_stat", lambda pid, field: parents[pid])
     told = [{"host": "h", "pid": pid} for pid in parents]
     for name, some in (("two", told), ("one", told[:2])):
-        _status._write(some, tmp_path / name)
+        status._write(some, tmp_path / name)
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
     two = ["two/job-1/smddp-h-11.json", "two/job-1/smddp-h-12.json", "two/job-2/smddp-h-21.json"]
     assert found == ["one/smddp-h-11.json", "one/smddp-h-12.json", *two]

@@ -43,7 +43,7 @@ def test_backends_of_torch_leave_a_file_each(runs):
 def test_collectives_through_torch_are_checked(collective):
     """In ranks that a launcher started, such as torchrun; `runs` are of the program's own."""
     words = [collective, "--torch=smddp", "-b", "1K", "-e", "1K", "-n", "1", "-w", "1", "-d", "int32"]
-    code = f"import sys; from smddp.cli import bench; sys.exit(bench({words}))"
+    code = f"import sys; from smddp.tools.cli import bench; sys.exit(bench({words}))"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

@@ -21,11 +21,12 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from smddp import _info, machine
-from smddp.doctor import checks, facts, heat, hints, launch, measure, report
-from smddp.doctor.checks.pairs import common, slow
-from smddp.doctor.finding import FAIL, OF_JOB, OF_RANK, OK, WARN, judge
-from smddp.doctor.meeting import Client, Lost, Server
+from smddp.observability import info, machine
+from smddp.tools.doctor import checks, facts, heatmap, launch, measure, report
+from smddp.tools.doctor.checks.pairs import common, slow
+from smddp.tools.doctor.finding import FAIL, OF_JOB, OF_RANK, OK, WARN, judge
+from smddp.tools.doctor.rendezvous import Client, Lost, Server
+from smddp.torch import error_hints
 
 ROOT = Path(__file__).parents[2]
 NAMES = {*OF_RANK, *OF_JOB}
@@ -292,7 +293,7 @@ class Delayed:
 
 def measured(delays: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
     """The pairs of four ranks, threads of this process; delays: by rank, to whom and how long."""
-    store, name = _info._Values(), f"doctor-{time.monotonic_ns()}"
+    store, name = info._Values(), f"doctor-{time.monotonic_ns()}"
 
     def rank(me: int) -> list[dict[str, Any]]:
         from smddp._native import core
@@ -356,7 +357,7 @@ def test_every_pair_meets_once_and_nobody_twice_at_a_time():
 
 def test_the_map_marks_slow_pairs_and_leaves_out_what_is_not_known():
     rows = rows_of(4, lambda a, b: (900.0, 0.1) if (a, b) == (0, 3) else (30.0, 1.0))
-    root = ElementTree.fromstring(heat.drawn(rows, [0, 1, 2, 3], ["a", "b<", "c", "d"]))
+    root = ElementTree.fromstring(heatmap.drawn(rows, [0, 1, 2, 3], ["a", "b<", "c", "d"]))
     framed = [it for it in root.iter() if it.get("stroke") == "#d00000"]
     assert len(framed) == 4
 
@@ -433,14 +434,14 @@ def test_what_never_answers_is_given_up():
 
 def test_errors_point_at_lines_that_exist_by_words_that_the_core_has():
     sources = "".join(path.read_text() for path in ROOT.glob("crates/smddp-*/src/**/*.rs"))
-    for words, line in hints.HINTS:
+    for words, line in error_hints.HINTS:
         assert line in NAMES, line
         # The kernel's own words, and a sentence that is put together.
         assert words.removesuffix(" differs") in sources or words == "Too many open files", words
-    assert hints.SETTING in NAMES
+    assert error_hints.SETTING in NAMES
     text = 'group `g`: SMDDP_ALGO differs: "" on rank 0, "publish" on rank 1 (host h, pid 3)'
-    assert hints.hint(text) == "; `smddp doctor` shows it: settings between ranks"
-    assert hints.hint("anything else") == ""
+    assert error_hints.hint(text) == "; `smddp doctor` shows it: settings between ranks"
+    assert error_hints.hint("anything else") == ""
 
 
 def test_the_page_shows_lines_that_exist():

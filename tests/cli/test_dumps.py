@@ -15,7 +15,11 @@ from xml.etree import ElementTree
 
 import pytest
 import smddp
-from smddp import _bars, _status, _trace, cli, dumps, files, stragglers
+from smddp import files
+from smddp.observability import dumps, stragglers, timeline
+from smddp.observability import status as _status
+from smddp.observability import trace as _trace
+from smddp.tools import cli
 
 #: No process has such a number.
 PID = 5_000_000
@@ -129,7 +133,7 @@ def test_any_part_of_a_dump_may_be_strange(tmp_path: Path, capsys: pytest.Captur
             assert told.replace("\n", "").isprintable(), (place, to)
             stragglers.told(both)
             trace = _trace.merged(both)
-            ElementTree.fromstring(_bars.drawn(trace))
+            ElementTree.fromstring(timeline.drawn(trace))
             json.dumps(found, indent=2)
             if place == ("host",):
                 _status._write([found], outside)

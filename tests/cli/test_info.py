@@ -8,7 +8,10 @@ from types import SimpleNamespace
 
 import forked
 import pytest
-from smddp import _info, _report, _surroundings, machine
+from smddp.observability import info as _info
+from smddp.observability import machine
+from smddp.tools import environment as _surroundings
+from smddp.tools import info_text
 
 
 def smddp(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -50,7 +53,7 @@ def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():
 
 def test_a_setting_that_is_not_valid_is_told_and_hides_nothing_else():
     wrong = {"SMDDP_ALGO": "foo", "SMDDP_STAGING_BYTES": "1", "SMDDP_DEBUG": "debug"}
-    info = "import sys; from smddp.cli import main; sys.exit(main(['info', {}]))"
+    info = "import sys; from smddp.tools.cli import main; sys.exit(main(['info', {}]))"
     programs = [(info.format("'--json'"), {setting: value}) for setting, value in wrong.items()]
     *told, text = forked.run_all([*programs, (info.format(""), {"SMDDP_ALGO": "foo"})])
     for (setting, value), answer in zip(wrong.items(), told):
@@ -82,7 +85,7 @@ def test_another_package_at_the_same_paths_is_told(tmp_path, monkeypatch):
 
 def cuda_of(monkeypatch: pytest.MonkeyPatch, **found) -> str:
     monkeypatch.setattr(_info, "core", lambda: SimpleNamespace(cuda=lambda start: found))
-    return "\n".join(f"{name} {text}" for name, text in _report.cuda(_info.cuda()))
+    return "\n".join(f"{name} {text}" for name, text in info_text.cuda(_info.cuda()))
 
 
 def test_a_missing_driver_is_told_with_its_reason(monkeypatch):

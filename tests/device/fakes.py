@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 import torch
-from smddp import cuda
-from smddp.collectives import SmddpCollectives, device
-from smddp.selfsend import Mailbox
+from smddp.torch import cuda
+from smddp.torch.collectives import SmddpCollectives
+from smddp.torch.collectives import cuda as device
+from smddp.torch.loopback import Mailbox
 
 HOST_BLOCKING = ("host waits", "host waits for stream")
 COMM_STREAM = 9000
@@ -118,7 +119,7 @@ class Future:
 
 
 class FakeCuda:
-    """What smddp.cuda has, with one current stream for each device."""
+    """What smddp.torch.cuda has, with one current stream for each device."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []

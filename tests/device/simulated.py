@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from smddp import at_once, cuda
+from smddp.torch import cuda, fast_path
 
 _NOT_READY = 600
 _NON_BLOCKING = 1
@@ -404,7 +404,7 @@ def exchange() -> Any:
 _tables: list[_Exchange] = []
 
 
-# The place of smddp.cuda
+# The place of smddp.torch.cuda
 
 
 class Future:
@@ -555,8 +555,8 @@ def install() -> None:
         setattr(cuda, name, globals()[name])
     # Else Python's way serves all.
     if os.environ.get("SMDDP_TEST_SHORT", "1") == "1":
-        at_once.exchange = exchange
-        at_once.KINDS.extend((OnDevice, OnDevice1))
+        fast_path.exchange = exchange
+        fast_path.KINDS.extend((OnDevice, OnDevice1))
     # torch's broadcast asks it, for 8-bit floats.
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.accelerator.device_count = lambda: 2

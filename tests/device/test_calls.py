@@ -10,8 +10,8 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-from smddp import cuda, keeping
-from smddp.collectives.base import (
+from smddp.torch import cuda, retained_handles
+from smddp.torch.collectives.base import (
     ALL_GATHER,
     ALL_REDUCE,
     ALL_TO_ALL,
@@ -380,7 +380,7 @@ def test_tensors_live_until_the_device_is_through(fake):
     native.end()
     gc.collect()
     # Before torch 2.7 a handle that nobody looked at is kept for C++, with its outputs.
-    assert gone() is None or keeping.NEEDED
+    assert gone() is None or retained_handles.NEEDED
 
 
 def test_a_future_is_complete_at_once_and_its_callbacks_run_after_the_call(fake):
@@ -565,7 +565,7 @@ def test_the_backend_string_says_which_devices_are_ours(backend, ours):
 def test_backends_beside_ours_are_told_the_device_that_the_group_is_bound_to(monkeypatch):
     """torch gives a backend the device that the group has when the backend is registered."""
     from smddp._register import register
-    from smddp.process_group import SmddpProcessGroup
+    from smddp.torch.process_group import SmddpProcessGroup
 
     told = {}
 
@@ -607,7 +607,7 @@ register()
 dist.init_process_group("smddp", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(1)); dist.barrier(); dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
 dist.destroy_process_group()
-print([name for name in sys.modules if name.startswith("smddp.cuda") or name == "smddp.collectives.device"])
+print([name for name in sys.modules if name.startswith("smddp.torch.cuda") or name == "smddp.torch.collectives.cuda"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -213,7 +213,7 @@ def test_a_bound_group_says_so_of_another_device():
 @on_machines("reference")
 def test_a_group_without_cpu_tensors_leaves_them_to_others():
     comm = dist.group.WORLD._comm
-    from smddp.at_once import at_once
+    from smddp.torch.fast_path import at_once
 
     assert at_once(comm, host=False).all_reduce([torch.ones(1)], options(AllreduceOptions, False)) is False
 

@@ -177,7 +177,7 @@ def test_a_signal_is_named_and_is_the_exit_status_of_the_shell_command(number, c
 
 def test_gpus_and_ranks_are_different_numbers():
     """The variables are the host's, and LOCAL_WORLD_SIZE is the number of ranks."""
-    from smddp.launching.local import count_devices
+    from smddp.launch.local import count_devices
 
     script = "pathlib.Path(os.environ['SM_MODEL_DIR'], os.environ.get('RANK', '0')).write_text(repr(dict(os.environ)))"
     _, folder = run(

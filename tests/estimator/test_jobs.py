@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from smddp.estimator import LaunchError, PyTorch
-from smddp.launching.local import count_devices
+from smddp.launch.local import count_devices
 
 ON = {"enabled": True}
 FORMS = {

@@ -16,7 +16,7 @@ from smddp.estimator import PyTorch, engines, job, running, shell
 from smddp.estimator.engines import slurm_task
 from smddp.estimator.engines.work import work as make_work
 from smddp.estimator.preparation import prepare
-from smddp.launching import programs
+from smddp.launch import programs
 
 TORCHRUN = {"torch_distributed": {"enabled": True}}
 MPI = {"mpi": {"enabled": True, "processes_per_host": 2}}

@@ -309,7 +309,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     # Once, for all the ranks that are forked from here.
-    import smddp.process_group  # noqa: F401
+    import smddp.torch.process_group  # noqa: F401
     from smddp._register import register
 
     register()

@@ -72,7 +72,7 @@ class _Member:
         return plan
 
     def _join(self, plan: dict) -> None:
-        from smddp.reconfigure import ReconfigureOptions
+        from smddp.torch.reconfigure import ReconfigureOptions
 
         limit = datetime.timedelta(seconds=SECONDS)
         options = ReconfigureOptions(plan["uuid"], plan["handles"], limit)

@@ -151,7 +151,7 @@ def between_nodes(outcome: netlab.Outcome, host: int) -> str:
 def info(**env: str) -> netlab.Outcome:
     # Lines as long as they are, whatever the width is that whoever runs the tests has.
     env = {"COLUMNS": "1000", **env}
-    return netlab.run([sys.executable, "-m", "smddp.cli", "info"], hosts=2, procs=1, env=env, seconds=40)
+    return netlab.run([sys.executable, "-m", "smddp.tools.cli", "info"], hosts=2, procs=1, env=env, seconds=40)
 
 
 def test_info_tells_which_interface_serves_between_hosts() -> None:

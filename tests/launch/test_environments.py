@@ -19,7 +19,7 @@ NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 #: Reads environments by name, and prints for each torch's variables, or the error and the seconds until it was raised.
 COMPLETE = f"""
 import json, os, sys, time
-from smddp.launching.variables import complete
+from smddp.launch.environment import complete
 clean, found = dict(os.environ), {{}}
 for name, environment in json.load(sys.stdin).items():
     os.environ.clear()

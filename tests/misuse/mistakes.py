@@ -23,8 +23,8 @@ import numpy as np
 import smddp
 import torch
 import torch.distributed as dist
-from smddp import cli
-from smddp.launching import programs
+from smddp.launch import programs
+from smddp.tools import cli
 
 ONES = np.ones(4)
 HERE = str(Path(__file__))

@@ -9,41 +9,42 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from smddp.modelparallel import config, ranks
-from smddp.modelparallel.config import Config
+from smddp.modelparallel import ranks
+from smddp.smp import v1_keys
+from smddp.smp.v1_keys import Config
 
 DIVISORS = st.sampled_from([1, 2, 3, 4, 6])
 
 
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
-    monkeypatch.delenv(config.LAUNCHER, raising=False)
+    monkeypatch.delenv(v1_keys.LAUNCHER, raising=False)
 
 
 def test_without_any_source_every_key_has_its_default():
-    assert config.read(None) == Config()
+    assert v1_keys.read(None) == Config()
     assert Config().active_microbatches == 3 and Config(pipeline_parallel_degree=4).active_microbatches == 6
     assert (Config().memory_weight, Config(optimize="speed").memory_weight) == (0.8, 0.2)
 
 
 def test_both_names_of_a_key_say_the_same():
-    assert config.read({"partitions": 4}) == config.read({"pipeline_parallel_degree": 4})
-    assert config.read({"partitions": 4, "pipeline_parallel_degree": 4}).partitions == 4
+    assert v1_keys.read({"partitions": 4}) == v1_keys.read({"pipeline_parallel_degree": 4})
+    assert v1_keys.read({"partitions": 4, "pipeline_parallel_degree": 4}).partitions == 4
     with pytest.raises(ValueError, match=r"'partitions' and 'pipeline_parallel_degree' are one key.*4 and 2"):
-        config.read({"partitions": 4, "pipeline_parallel_degree": 2})
+        v1_keys.read({"partitions": 4, "pipeline_parallel_degree": 2})
 
 
 def test_the_launcher_wins_and_the_script_hears_of_it(monkeypatch, caplog):
-    monkeypatch.setenv(config.LAUNCHER, json.dumps({"partitions": 2, "ddp": True}))
-    found = config.read({"pipeline_parallel_degree": 4, "microbatches": 8})
+    monkeypatch.setenv(v1_keys.LAUNCHER, json.dumps({"partitions": 2, "ddp": True}))
+    found = v1_keys.read({"pipeline_parallel_degree": 4, "microbatches": 8})
     assert (found.partitions, found.microbatches, found.ddp) == (2, 8, True)
     assert "replaces the script's 4" in caplog.text
-    monkeypatch.setenv(config.LAUNCHER, "{partitions")
+    monkeypatch.setenv(v1_keys.LAUNCHER, "{partitions")
     with pytest.raises(ValueError, match=r"SM_HP_MP_PARAMETERS is not JSON"):
-        config.read(None)
-    monkeypatch.setenv(config.LAUNCHER, "[1]")
+        v1_keys.read(None)
+    monkeypatch.setenv(v1_keys.LAUNCHER, "[1]")
     with pytest.raises(TypeError, match="SM_HP_MP_PARAMETERS: expected a dictionary"):
-        config.read(None)
+        v1_keys.read(None)
 
 
 WRONG = {
@@ -67,38 +68,38 @@ WRONG = {
 def test_what_is_wrong_is_named_with_what_is_allowed(key):
     value, error, text = WRONG[key]
     with pytest.raises(error, match=text):
-        config.read({key: value})
+        v1_keys.read({key: value})
 
 
 def test_a_key_whose_feature_is_not_there_raises_and_its_default_does_not():
     refused = 0
-    for name, field in config.KEYS.items():
+    for name, field in v1_keys.KEYS.items():
         if not field.metadata["instead"]:
             continue
         refused += 1
-        config.read({name: field.default})
+        v1_keys.read({name: field.default})
         other = {bool: not field.default, int: 7, float: 0.5, str: "file"}[field.metadata["kind"]]
         with pytest.raises(NotImplementedError, match=f"'{name}'=.*Instead: "):
-            config.read({name: other})
+            v1_keys.read({name: other})
     assert refused == 2
 
 
 def test_a_key_without_effect_says_so(caplog):
-    config.read({"ddp": True, "ddp_port": 2345})
+    v1_keys.read({"ddp": True, "ddp_port": 2345})
     assert "'ddp_port' has no effect here" in caplog.text
 
 
 def test_a_key_of_sharding_without_sharding_says_so(caplog):
-    config.read({"sdp_reduce_bucket_size": 1000, "sdp_gradient_clipping": 1.0})
+    v1_keys.read({"sdp_reduce_bucket_size": 1000, "sdp_gradient_clipping": 1.0})
     assert "'sdp_reduce_bucket_size' has no effect" in caplog.text and "gradient_clipping" not in caplog.text
-    config.read({"sharded_data_parallel_degree": 2, "sdp_hierarchical_allgather": False})
+    v1_keys.read({"sharded_data_parallel_degree": 2, "sdp_hierarchical_allgather": False})
     assert "'sdp_hierarchical_allgather' has no effect here" in caplog.text
 
 
 def test_every_key_of_the_original_is_there():
     from smddp.sagemaker.config import V1_ONLY
 
-    assert V1_ONLY | {"tensor_parallel_degree", "activation_loading_horizon"} == {*config.KEYS, *config.ALIASES}
+    assert V1_ONLY | {"tensor_parallel_degree", "activation_loading_horizon"} == {*v1_keys.KEYS, *v1_keys.ALIASES}
     assert all(field.metadata["meaning"] for field in dataclasses.fields(Config))
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from smddp.modelparallel import activation, creation
-from smddp.modelparallel.optimizers import FusedLAMB, FusedNovoGrad
+from smddp.modelparallel.optim.optimizers import FusedLAMB, FusedNovoGrad
 from torch import nn
 
 

@@ -46,7 +46,7 @@ def test_step_is_the_decorator_whatever_else_is_imported():
 
 def test_the_page_names_every_symbol_and_key():
     import smdistributed.modelparallel.torch as smp
-    from smddp.modelparallel.config import ALIASES, KEYS
+    from smddp.smp.v1_keys import ALIASES, KEYS
 
     words = set(re.findall(r"\w+", PAGE.read_text(encoding="utf-8")))
     # Those of smp.nn that begin with Distributed are told together, and each family's translators.

@@ -7,8 +7,8 @@ import random
 
 import pytest
 import torch
-from smddp.modelparallel import partition
-from smddp.modelparallel.cutting import Cut
+from smddp.modelparallel.partitioning import partition
+from smddp.modelparallel.partitioning.cutting import Cut
 from torch import nn
 
 

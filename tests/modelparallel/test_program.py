@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from smddp.modelparallel import batch
-from smddp.modelparallel.program import Program, parting
+from smddp.modelparallel.pipeline import microbatching
+from smddp.modelparallel.pipeline.program import Program, parting
 
 
 def programs(*of):
@@ -36,19 +36,19 @@ def test_a_program_that_is_only_slower_does_not_part():
 
 def test_a_batch_that_does_not_divide_is_named_with_its_size():
     with pytest.raises(ValueError, match=r"x\['a'\] has 7 elements along axis 0, which 2 microbatches do not divide"):
-        batch.split({"a": torch.zeros(7)}, 2, 0, "x")
+        microbatching.split({"a": torch.zeros(7)}, 2, 0, "x")
     with pytest.raises(ValueError, match="has no axis 3"):
-        batch.split(torch.zeros(4, 4), 2, 3, "x")
+        microbatching.split(torch.zeros(4, 4), 2, 3, "x")
 
 
 def test_containers_are_split_along_their_own_axes():
     value = {"a": torch.arange(8).reshape(2, 4), "b": [torch.arange(4), torch.tensor(1.0), "text"]}
-    parts = batch.split(value, 2, {"a": 1}, "x")
+    parts = microbatching.split(value, 2, {"a": 1}, "x")
     assert parts[1]["a"].tolist() == [[2, 3], [6, 7]]
     assert parts[1]["b"][0].tolist() == [2, 3] and parts[1]["b"][2] == "text"
 
 
 def test_results_keep_their_containers():
-    found = batch.joined([{"loss": torch.tensor(float(n)), "n": n} for n in range(4)])
+    found = microbatching.joined([{"loss": torch.tensor(float(n)), "n": n} for n in range(4)])
     assert found["loss"].reduce_mean() == 1.5 and found["loss"].reduce_sum() == 6.0 and found["n"] == [0, 1, 2, 3]
     assert found["loss"].stack().tolist() == found["loss"].concat().tolist() == [0.0, 1.0, 2.0, 3.0]

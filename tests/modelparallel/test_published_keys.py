@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from smddp.modelparallel import config
+from smddp.smp import v1_keys
 
 PUBLISHED = json.loads(Path(__file__).with_name("published_keys.json").read_text(encoding="utf-8"))
 VALUES = [(key, value) for key, values in PUBLISHED["values"].items() for value in values]
@@ -18,36 +18,36 @@ VALUES = [(key, value) for key, values in PUBLISHED["values"].items() for value 
 
 @pytest.fixture(autouse=True)
 def without_launcher(monkeypatch):
-    monkeypatch.delenv(config.LAUNCHER, raising=False)
+    monkeypatch.delenv(v1_keys.LAUNCHER, raising=False)
 
 
 @pytest.mark.parametrize(("key", "value"), VALUES)
 def test_published_value_is_accepted(key, value):
-    accepted = config.check({key: value}, "smp.init()")
-    name = config.ALIASES.get(key, key)
+    accepted = v1_keys.check({key: value}, "smp.init()")
+    name = v1_keys.ALIASES.get(key, key)
     assert accepted == {name: value}
-    assert value is None or type(accepted[name]) is config.KEYS[name].metadata["kind"]
+    assert value is None or type(accepted[name]) is v1_keys.KEYS[name].metadata["kind"]
 
 
 @pytest.mark.parametrize("name", PUBLISHED["configurations"])
 def test_published_configuration_is_accepted_from_script_and_launcher(name, monkeypatch):
     values = PUBLISHED["configurations"][name]
     assert values.keys() <= PUBLISHED["values"].keys()
-    found = config.read(values)
-    monkeypatch.setenv(config.LAUNCHER, json.dumps(values))
-    assert config.read(None) == found
+    found = v1_keys.read(values)
+    monkeypatch.setenv(v1_keys.LAUNCHER, json.dumps(values))
+    assert v1_keys.read(None) == found
 
 
 @pytest.mark.parametrize("name", PUBLISHED["refused"])
 def test_configuration_outside_the_documentation_is_refused(name):
     values, message = PUBLISHED["refused"][name]
     with pytest.raises(ValueError, match=message):
-        config.read(values)
+        v1_keys.read(values)
 
 
 def test_data_covers_every_key_with_published_use():
     assert len(VALUES) == 89
-    assert config.KEYS.keys() | config.ALIASES.keys() == PUBLISHED["values"].keys() | {
+    assert v1_keys.KEYS.keys() | v1_keys.ALIASES.keys() == PUBLISHED["values"].keys() | {
         "ddp_port",
         "load_partition",
         "partition_file",
@@ -56,13 +56,13 @@ def test_data_covers_every_key_with_published_use():
 
 @pytest.mark.parametrize("key", ["fast_mode", "static_mode", "checkpoint_attentions", "_match_weights"])
 def test_value_without_effect_is_logged_once_with_the_reason(key, caplog):
-    config.read({key: True})
+    v1_keys.read({key: True})
     assert caplog.text.count(f"'{key}' has no effect here (value True): ") == 1
     caplog.clear()
-    config.read({key: False})
+    v1_keys.read({key: False})
     assert not caplog.text
 
 
 def test_key_that_was_never_published_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match=r"unknown key '_match_weight'; did you mean '_match_weights'\?"):
-        config.read({"_match_weight": True})
+        v1_keys.read({"_match_weight": True})

@@ -10,7 +10,7 @@ import pytest
 import torch
 from smddp.modelparallel import activation, alias
 from smddp.modelparallel.names import keep
-from smddp.modelparallel.partition import CHECKPOINTED
+from smddp.modelparallel.partitioning.partition import CHECKPOINTED
 from torch import nn
 
 GROUPS = "WORLD MP_GROUP DP_GROUP TP_GROUP PP_GROUP RDP_GROUP"

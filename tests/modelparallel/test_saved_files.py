@@ -1,6 +1,6 @@
 """Files of one save beside files of other tags, without ranks."""
 
-from smddp.modelparallel import saved_files
+from smddp.modelparallel.checkpointing import saved_files
 
 SAVE, OTHER = "0123456789ab", "ba9876543210"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from smddp.modelparallel.schedule import simulate
+from smddp.modelparallel.pipeline.schedule import simulate
 
 STAGES = range(1, 9)
 MICROBATCHES = range(1, 17)

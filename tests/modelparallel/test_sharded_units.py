@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smddp.modelparallel.sharded_units import elements, units
+from smddp.modelparallel.data_parallel.sharded_units import elements, units
 from torch import nn
 
 

@@ -316,24 +316,24 @@ def test_every_name_that_scripts_import_is_there():
 
 def test_the_optimizers_loader_takes_process_group_until_the_patch_is_undone():
     import torch.distributed.checkpoint.optimizer as torch_optimizer
-    from smddp.sagemaker import patching
+    from smddp.sagemaker import torch_patches
 
     bound = torch_optimizer.load_sharded_optimizer_state_dict
-    patching.undo_all()
+    torch_patches.undo_all()
     try:
         with pytest.raises(TypeError, match="process_group"):
             bound({}, "optimizer", None, process_group=None)
     finally:
-        patching.apply_import()
+        torch_patches.apply_import()
     with pytest.raises(AttributeError, match="read_metadata"):
         bound({}, "optimizer", None, process_group=None)
 
 
 def test_full_state_dict_configs_take_translate_on_save_while_patched():
-    from smddp.sagemaker import patching
+    from smddp.sagemaker import torch_patches
     from torch.distributed.fsdp import FullStateDictConfig
 
-    undo = next(patch for patch in patching.PATCHES if patch.name == "translate_on_save").apply()
+    undo = next(patch for patch in torch_patches.PATCHES if patch.name == "translate_on_save").apply()
     try:
         assert FullStateDictConfig(True, translate_on_save=False).translate_on_save is False
         with pytest.raises(TypeError, match="translate_on_save must be a bool"):

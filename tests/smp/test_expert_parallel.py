@@ -7,7 +7,7 @@ import pytest
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
-from smddp.sagemaker import exchanges
+from smddp.sagemaker import autograd_collectives
 from smddp.sagemaker.expert_parallel import balancing
 from smddp.sagemaker.expert_parallel.experts import scaled
 from smddp.sagemaker.moe.moe_config import MoEConfig
@@ -130,7 +130,7 @@ def test_distributed_data_parallel_is_refused_with_spread_experts(world):
 
 
 def test_reset_takes_back_what_experts_changed_in_torch(world):
-    from smddp.sagemaker.expert_parallel.fsdp import composable
+    from smddp.sagemaker.fsdp.spread_experts import composable
 
     def called():
         wrapper = composable()
@@ -214,11 +214,11 @@ def test_gradients_of_gradients_go_through_every_exchange(world):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
     for there in (
-        lambda rows: exchanges.exchange(rows, [3], [3], group),
-        lambda rows: exchanges.gather(rows, group),
-        lambda rows: exchanges.scatter(rows, group),
-        lambda rows: exchanges.gather(rows, group, 1),
-        lambda rows: exchanges.scatter(rows, group, 1),
+        lambda rows: autograd_collectives.exchange(rows, [3], [3], group),
+        lambda rows: autograd_collectives.gather(rows, group),
+        lambda rows: autograd_collectives.scatter(rows, group),
+        lambda rows: autograd_collectives.gather(rows, group, 1),
+        lambda rows: autograd_collectives.scatter(rows, group, 1),
         lambda rows: scaled(rows, 0.5),
     ):
         assert torch.autograd.gradgradcheck(there, (torch.rand(3, 2, dtype=torch.double, requires_grad=True),))

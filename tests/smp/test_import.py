@@ -128,7 +128,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 import inspect
 before = FSDP.__init__, inspect.unwrap(loader).__code__, dict(vars(FSDP))
 import torch.sagemaker as tsm
-from smddp.sagemaker import patching
+from smddp.sagemaker import torch_patches as patching
 print(sorted(patch.name for patch in tsm.patches()))
 changed = sorted(name for name, value in vars(FSDP).items() if before[2].get(name) is not value)
 assert changed == ["__init__"], changed

@@ -64,7 +64,7 @@ def test_the_documentation_names_every_symbol_and_key():
 
 
 def test_a_flushed_cache_is_told_once_per_step_and_not_after_the_watch_has_ended():
-    from smddp.sagemaker.sharding import watch_cache_flushes
+    from smddp.sagemaker.fsdp.hybrid import watch_cache_flushes
 
     flushes = {"num_alloc_retries": 0}
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])

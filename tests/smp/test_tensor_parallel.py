@@ -8,7 +8,8 @@ import sys
 import pytest
 import smddp.sagemaker as tsm
 import torch
-from smddp.sagemaker import hf, sharding
+from smddp.sagemaker import hf
+from smddp.sagemaker.fsdp import hybrid
 from smddp.sagemaker.rng import RngStateTracker
 from smddp.sagemaker.tensor_parallel import layers, modules
 from smddp.sagemaker.tensor_parallel.heads import wanted_heads
@@ -292,12 +293,12 @@ def test_adapters_of_single_rows_after_transform_are_refused_with_the_remedy(wor
 @pytest.mark.parametrize(("degree", "becomes"), [(1, "NO_SHARD"), (2, "HYBRID_SHARD")])
 def test_a_strategy_that_the_shard_degree_replaces_is_said(world, degree, becomes, caplog, monkeypatch):
     world(hybrid_shard_degree=degree)
-    monkeypatch.setattr(sharding, "_said", set())
+    monkeypatch.setattr(hybrid, "_said", set())
     caplog.clear()  # of what `init` says
     for asked in (None, ShardingStrategy.FULL_SHARD, ShardingStrategy[becomes]):
-        assert sharding.placed(asked)[0].name == becomes
+        assert hybrid.placed(asked)[0].name == becomes
     assert not caplog.text
-    assert sharding.placed(ShardingStrategy.SHARD_GRAD_OP)[0].name == becomes
+    assert hybrid.placed(ShardingStrategy.SHARD_GRAD_OP)[0].name == becomes
     assert f"asked for SHARD_GRAD_OP: hybrid_shard_degree={degree} makes it {becomes}" in caplog.text
 
 

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from smddp import _info, joining, text
+from smddp import text
 from smddp.estimator import PyTorch, engines
-from smddp.modelparallel import config as v1
+from smddp.observability import info
 from smddp.sagemaker import config as v2
 from smddp.sagemaker.tensor_parallel import plan_entries
+from smddp.smp import v1_keys as v1
+from smddp.torch import bootstrap
 
 ROOT = Path(__file__).parents[2] / "python"
 
 
 def test_suggestions_are_made_in_one_module():
     users = [file.name for file in ROOT.rglob("*.py") if "get_close_matches" in file.read_text()]
-    assert users == ["text.py"] and not hasattr(joining, "hint")
+    assert users == ["text.py"] and not hasattr(bootstrap, "hint")
 
 
 def estimator(name: str) -> object:
@@ -70,7 +72,7 @@ def test_a_prefix_that_all_names_share_is_not_compared(monkeypatch: pytest.Monke
     settings = dict.fromkeys(("SMDDP_TUNE", "SMDDP_PEER_TIMEOUT", "SMDDP_WIRE_FORMAT", "SMDDP_STAGING_BYTES"))
     for name in ("SMDDP_TIMEOUT", "SMDDP_FOO_BAR_BAZ", "SMDDP_STAGING_BYTE"):
         monkeypatch.setenv(name, "1")
-    found = _info._unknown(settings)
+    found = info._unknown(settings)
     assert found["SMDDP_TIMEOUT"] == "SMDDP_PEER_TIMEOUT" and found["SMDDP_STAGING_BYTE"] == "SMDDP_STAGING_BYTES"
     assert found["SMDDP_FOO_BAR_BAZ"] is None
     assert text.did_you_mean("tune", ["tune"]) == "; did you mean 'tune'?" and text.did_you_mean("", []) == ""

@@ -7,14 +7,14 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 
 import numpy as np
 import smddp
-from smddp import _status
+from smddp.observability import status
 
 LATE, DYING = 1, 2
 
 
 def own_sockets() -> list[str]:
-    here = (os.getpid(), _status._own_namespace())
-    return [name for pid, namespace, name in _status._sockets() if (pid, namespace) == here]
+    here = (os.getpid(), status._own_namespace())
+    return [name for pid, namespace, name in status._sockets() if (pid, namespace) == here]
 
 
 def main(comm: smddp.Communicator) -> None:
@@ -25,9 +25,9 @@ def main(comm: smddp.Communicator) -> None:
 
     # Each process answers each other one, also where its id means nothing.
     names = [name for one in comm.all_gather_object(own_sockets()) for name in one]
-    found = [one for one in _status.processes() if one.socket in names]
+    found = [one for one in status.processes() if one.socket in names]
     assert len(found) == len(names) == comm.size, (found, names)
-    groups = [_status._ask(one, _status._STATUS)["groups"][0] for one in found]
+    groups = [status._ask(one, status._STATUS)["groups"][0] for one in found]
     assert sorted(group["rank"] for group in groups) == [0, 1, 2], groups
     assert sum(one.visible for one in found) == (3 if comm.rank == 0 else 1), found
 

@@ -13,7 +13,7 @@ import smddp
 
 logging.basicConfig(level=logging.{level}, format="%(levelname)s|%(name)s|%(message)s", stream=sys.stdout)
 smddp.log_to({name})
-from smddp.telling import tell, warn
+from smddp.observability.log import tell, warn
 {body}
 """
 
@@ -68,7 +68,7 @@ def test_what_is_no_logger_is_refused():
 
 
 def test_a_full_log_file_is_reported_once_and_lines_go_to_standard_error():
-    script = "from smddp.telling import tell\nfor i in range(3): tell(f'fact {i}')"
+    script = "from smddp.observability.log import tell\nfor i in range(3): tell(f'fact {i}')"
     settings = {"SMDDP_DEBUG": "INFO", "SMDDP_DEBUG_FILE": "/dev/full"}
     done = subprocess.run(
         [sys.executable, "-c", script], env={**clean(), **settings}, capture_output=True, text=True, timeout=60

@@ -168,7 +168,7 @@ def test_an_environment_that_makes_no_sense_is_named(environment: dict, says: st
 
 def test_ranks_meet_at_a_store_of_torch_or_of_their_own(tmp_path):
     """Threads as ranks: torch's FileStore, and the least that a store can be."""
-    from smddp._info import _Values
+    from smddp.observability.info import _Values
     from torch.distributed import HashStore
 
     for store in (HashStore(), _Values()):

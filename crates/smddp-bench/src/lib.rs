@@ -77,7 +77,7 @@ const NAME: (&str, &str) = ("making it", "bench");
 /// makes no sense.
 ///
 /// `args` are the arguments without the program's name. `spawn` is the command that starts one rank of
-/// `--nproc N`, to which `args` are appended: the executable itself, or `[python, "-m", "smddp.cli", "bench"]`.
+/// `--nproc N`, to which `args` are appended: the executable itself, or `[python, "-m", "smddp.tools.cli", "bench"]`.
 /// The calling process should have the default reaction to SIGINT (Python replaces it): the ranks follow their
 /// parent into death.
 pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {

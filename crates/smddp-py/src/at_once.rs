@@ -32,7 +32,7 @@ struct Exchange {
     current: Option<Current>,
 }
 
-/// Memory that was given back has an address like its offset; see `block` in `smddp.tensors`.
+/// Memory that was given back has an address like its offset; see `block` in `smddp.torch.arguments`.
 const LOW: usize = 1 << 40;
 
 /// A tensor's elements, in a row.

@@ -161,7 +161,7 @@ type Told = (usize, usize, Option<usize>, Option<usize>, Option<(String, u16, bo
 #[pyfunction]
 pub(crate) fn bench_main(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
     let python: String = py.import("sys")?.getattr("executable")?.extract()?;
-    let spawn = [python, "-m".to_owned(), "smddp.cli".to_owned(), "bench".to_owned()];
+    let spawn = [python, "-m".to_owned(), "smddp.tools.cli".to_owned(), "bench".to_owned()];
     Ok(py.detach(|| smddp_bench::main_from(argv, &spawn)))
 }
 

@@ -157,7 +157,7 @@ impl PyStore {
             let port: Option<u16> =
                 self.innermost(py).getattr("port").ok().and_then(|port| port.extract().ok());
             let ended = PyCFunction::new_closure(py, None, None, move |_, _| ended.load(Ordering::Acquire))?;
-            py.import("smddp.silent_store")?.call_method1("leave_behind", (port, ended)).map(drop)
+            py.import("smddp.exit_hooks.silent_store")?.call_method1("leave_behind", (port, ended)).map(drop)
         });
         if let Err(error) = left {
             log::say(log::Level::Warn, &format!("a thread that asks the store cannot be ended: {error}"));

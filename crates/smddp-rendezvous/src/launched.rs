@@ -13,7 +13,7 @@
 //!
 //! In a SageMaker job of several hosts under mpirun, `SMDATAPARALLEL_SERVER_ADDR` or `SM_HOSTS` name the first host on every
 //! rank. `MASTER_ADDR` and `MASTER_PORT` do not count there, since mpirun passes them to the ranks on its host alone.
-//! In other jobs a Python caller asks mpirun's process manager for a missing address (`smddp.launching`).
+//! In other jobs a Python caller asks mpirun's process manager for a missing address (`smddp.launch`).
 //!
 //! Rank 0 serves the store at that address. The port is a function of the environment, which is the same on every rank:
 //! the requested port, else `MASTER_PORT` (in a SageMaker job `SMDATAPARALLEL_SERVER_PORT`), else one derived from the job's

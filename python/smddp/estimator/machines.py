@@ -61,7 +61,7 @@ def unknown(instance_type: str) -> str | None:
 def gpus(instance_type: str | None) -> int | None:
     """GPUs of an instance type; of this machine for "local" and "local_gpu"; None where that is not known."""
     if instance_type in ("local", "local_gpu"):
-        from smddp.launching.local import count_devices
+        from smddp.launch.local import count_devices
 
         return count_devices() or None
     return GPUS.get(instance_type or "")

@@ -14,7 +14,7 @@ from typing import Any
 
 from smddp.estimator import machines
 from smddp.estimator.given import V1_DEGREES, Given
-from smddp.modelparallel import config as v1
+from smddp.smp import v1_keys as v1
 from smddp.smp import v2_keys as v2
 from smddp.smp.layout import layout
 from smddp.text import did_you_mean

@@ -23,7 +23,7 @@ from typing import IO, Any
 from smddp import validation
 from smddp.estimator.commands import Command, Host
 from smddp.estimator.job import Folder
-from smddp.launching.local import signal_name
+from smddp.launch.local import signal_name
 
 #: After a first failure is known, others may turn out to have been earlier.
 _EARLIER = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from smddp.estimator.job import Folder
-from smddp.launching.local import count_devices
+from smddp.launch.local import count_devices
 
 #: Prefix of hyperparameters for the launcher, which the script does not receive.
 _FRAMEWORK = "sagemaker_"

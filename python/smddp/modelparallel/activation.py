@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import checkpoint as of_torch
 
 from smddp.modelparallel import offloading
-from smddp.modelparallel.partition import CHECKPOINTED
+from smddp.modelparallel.partitioning.partition import CHECKPOINTED
 from smddp.modelparallel.state import state
 
 

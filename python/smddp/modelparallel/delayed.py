@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from smddp.modelparallel.placed import Form
+from smddp.modelparallel.pipeline.placed_tensor import Form
 
 log = logging.getLogger("smddp.modelparallel")
 

@@ -9,34 +9,26 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.modelparallel import (
-    alias,
-    current,
-    cutting,
-    delayed,
-    gathering,
-    glue,
-    half,
-    model_state,
-    outside,
-    partition,
-    partition_file,
-)
-from smddp.modelparallel.backward import Sums
-from smddp.modelparallel.failures import Failure
-from smddp.modelparallel.failures import of as failure_of
+from smddp.modelparallel import alias, delayed, direct_calls
+from smddp.modelparallel.checkpointing import cpu_gather, model_state
+from smddp.modelparallel.data_parallel.replicas import Replicas
+from smddp.modelparallel.data_parallel.sharded import Sharded
 from smddp.modelparallel.hooks import Hooks
-from smddp.modelparallel.measured import Measured
-from smddp.modelparallel.partition import Cost, Unit
-from smddp.modelparallel.parts import Part
-from smddp.modelparallel.replicas import Replicas
-from smddp.modelparallel.sharded import Sharded
+from smddp.modelparallel.optim import half_precision
+from smddp.modelparallel.partitioning import cutting, partition, partition_file
+from smddp.modelparallel.partitioning.partition import Cost, Unit
+from smddp.modelparallel.pipeline import current, placed_operations
+from smddp.modelparallel.pipeline.backward import Sums
+from smddp.modelparallel.pipeline.failures import Failure
+from smddp.modelparallel.pipeline.failures import of as failure_of
+from smddp.modelparallel.pipeline.mailbox import Mail
+from smddp.modelparallel.pipeline.measurements import Measured
+from smddp.modelparallel.pipeline.parts import Part
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import registry
 from smddp.modelparallel.tensor.answers import Answers
 from smddp.modelparallel.tensor.marks import any_marked
 from smddp.modelparallel.tensor.split import follow
-from smddp.modelparallel.transport import Mail
 
 _MEGABYTE = 1 << 20
 
@@ -66,6 +58,9 @@ class DistributedModel(Answers, Hooks, nn.Module):
         sharded: how ranks share the parameters, under the key ``sharded_data_parallel_degree``; else None.
     """
 
+    # Read by `tensor.marks`, which this module imports.
+    _is_distributed_model = True
+
     def __init__(
         self,
         module: nn.Module,
@@ -86,7 +81,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         if self._ranks.tp_size > 1:
             module = registry.replace(module)
         if self._cfg.fp16_params:
-            half.halve_marked(module)
+            half_precision.halve_marked(module)
         shared = self._cfg.sharded_data_parallel_degree > 1
         self.module = module.half() if self._cfg.fp16 and not shared else module
         self.sharded: Sharded | None = None
@@ -105,7 +100,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         self._stage_of: dict[int, int] = {}
         self.parameters_of_parts: dict[int, tuple[str, int]] = {}
         self.replicas: Replicas | None = None
-        self._averaging: outside.Averaging | None = None
+        self._averaging: direct_calls.Averaging | None = None
         self.sums = Sums({})
         self._parts: list[Part] = []
         self.mail = Mail(self._ranks.pp_rank, self._ranks.pp_ranks, self._ranks.mail_group)
@@ -134,7 +129,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
             self.turn_mail.changed = self.mail.changed
         self._local: set[int] = {id(q) for q in module.parameters()}
         if self._ranks.pp_size > 1:
-            state.at_reset(glue.install())
+            state.at_reset(placed_operations.install())
         state.model = self
         if shared:
             self._shard()
@@ -152,18 +147,18 @@ class DistributedModel(Answers, Hooks, nn.Module):
             )
         if not self.partitioned:
             self.install(self._decide(lambda: None))
-        found = outside.call(self._compute, args, kwargs, self._cfg.prescaled_batch, self._ranks)
+        found = direct_calls.call(self._compute, args, kwargs, self._cfg.prescaled_batch, self._ranks)
         if not torch.is_grad_enabled():
             return found
         if self._averaging is None:
-            self._averaging = outside.Averaging(self.replicas, self._cfg.fp16, self._ranks)
+            self._averaging = direct_calls.Averaging(self.replicas, self._cfg.fp16, self._ranks)
         return self._averaging.watch(found)
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
         if self.sharded is not None:
             return self.sharded(*args, **kwargs)
         if self._cfg.fp16:
-            return half.outputs(self.module(*half.inputs(args), **half.inputs(kwargs)))
+            return half_precision.outputs(self.module(*half_precision.inputs(args), **half_precision.inputs(kwargs)))
         return self.module(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
@@ -201,13 +196,13 @@ class DistributedModel(Answers, Hooks, nn.Module):
         Where each rank holds a part, the model can be saved afterwards, but not called.
         """
         if not self.gathered and (self.sharded is not None or self._ranks.mp_size > 1) and self.partitioned:
-            gathering.gather(self, self._ranks)
+            cpu_gather.gather(self, self._ranks)
             self.gathered = True
         return self if self.gathered else super().cpu()
 
     def to(self, *args: Any, **kwargs: Any) -> DistributedModel:
         """As torch's; a move from another device to the CPU is `cpu`."""
-        if gathering.moves_to_cpu(self, *args, **kwargs):
+        if cpu_gather.moves_to_cpu(self, *args, **kwargs):
             self.cpu()
         if self.gathered and self.sharded is not None:
             raise RuntimeError(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smddp.modelparallel.partition import CHECKPOINTED
+from smddp.modelparallel.partitioning.partition import CHECKPOINTED
 from smddp.modelparallel.state import state
 
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from smddp.joining import agree, make_default_group, subgroup
+from smddp.torch.bootstrap import agree, make_default_group, subgroup
 
 if TYPE_CHECKING:
-    from smddp.modelparallel.config import Config
+    from smddp.smp.v1_keys import Config
 
 _STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smddp.modelparallel.config import Config
     from smddp.modelparallel.ranks import Ranks
+    from smddp.smp.v1_keys import Config
 
 
 class ModuleManager:

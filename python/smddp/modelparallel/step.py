@@ -13,15 +13,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smddp.modelparallel import batch, offloading
-from smddp.modelparallel.batch import StepOutput
-from smddp.modelparallel.measured import Measured
+from smddp.modelparallel import offloading
 from smddp.modelparallel.model import DistributedModel
-from smddp.modelparallel.runner import Runner
-from smddp.modelparallel.schedule import Plan
+from smddp.modelparallel.pipeline import microbatching
+from smddp.modelparallel.pipeline.measurements import Measured
+from smddp.modelparallel.pipeline.microbatching import StepOutput
+from smddp.modelparallel.pipeline.runner import Runner
+from smddp.modelparallel.pipeline.schedule import Plan
+from smddp.modelparallel.pipeline.turns import Turns
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import batch as together
-from smddp.modelparallel.tensor.turns import Turns
 
 __all__ = ["StepOutput", "is_tracing", "step"]
 
@@ -87,7 +88,7 @@ def _decorate(function: Callable[..., Any], options: tuple[frozenset[str], dict[
         except Exception as error:
             model.fail_step(error)
             raise
-        return batch.joined(share.mine(results))
+        return microbatching.joined(share.mine(results))
 
     return call
 
@@ -125,7 +126,7 @@ def _of_first_stage(
         mine[name] = leaf if isinstance(leaf, torch.Tensor) else None
         return leaf
 
-    inputs = batch.each(inputs, note, "")
+    inputs = microbatching.each(inputs, note, "")
     seed = int(torch.randint(1 << 62, ()).item())
     if ranks.mp_size == 1:
         return inputs, seed, together.Share()
@@ -144,7 +145,7 @@ def _of_first_stage(
     given, seed, counts = box[0]
     share = together.share(counts, ranks.tp_rank)
     if ranks.pp_size == 1:
-        return batch.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
+        return microbatching.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
     odd = sorted(given.keys() - mine.keys())
     # All hear of it: otherwise those that fit would wait for those that do not.
     everybody: list[Any] = [None] * ranks.pp_size
@@ -155,7 +156,7 @@ def _of_first_stage(
                 f"step: stage {stage} has no argument for {together.plain(lacking[0])}, which stage 0 gives: every "
                 "stage gives arguments of the same structure, with any tensors, or None, in it"
             )
-    return batch.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
+    return microbatching.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
 
 
 def _calls(
@@ -171,7 +172,7 @@ def _calls(
         if name in whole or isinstance(value, torch.nn.Module):
             split[name] = [value] * microbatches
         else:
-            split[name] = batch.split(value, microbatches, axes.get(name, 0), name)
+            split[name] = microbatching.split(value, microbatches, axes.get(name, 0), name)
     return [
         functools.partial(_call, function, signature, {name: parts[number] for name, parts in split.items()})
         for number in range(microbatches)

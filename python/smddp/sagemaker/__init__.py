@@ -15,12 +15,12 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from smddp.sagemaker import patching
-from smddp.sagemaker.patching import patches
-from smddp.sagemaker.start import init, is_initialized
+from smddp.sagemaker import torch_patches
+from smddp.sagemaker.initialize import init, is_initialized
 from smddp.sagemaker.state_handler import state
-from smddp.sagemaker.tensor_parallel.verify import verify
+from smddp.sagemaker.torch_patches import patches
 from smddp.sagemaker.transform import transform
+from smddp.sagemaker.verify import verify
 
 __all__ = ["init", "is_initialized", "patches", "state", "transform", "verify"]
 
@@ -34,4 +34,4 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
-patching.apply_import()
+torch_patches.apply_import()

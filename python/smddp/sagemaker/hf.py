@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import nn
 
-from smddp.sagemaker.tensor_parallel import families
+from smddp.sagemaker import hf_plans
 
 # Names of styles in 4.57 -> those of 5, which plans are translated to.
 STYLE_NAMES = {
@@ -93,8 +93,8 @@ def _own(module: nn.Module) -> dict[str, Any]:
     if not is_pretrained(module):
         # Its own: wrappers of models answer for attributes of what they hold.
         return dict(vars(module).get("_tp_plan") or getattr(type(module), "_tp_plan", None) or {})
-    if model_type(module) in families.PLANS:
-        return dict(families.PLANS[model_type(module)])
+    if model_type(module) in hf_plans.PLANS:
+        return dict(hf_plans.PLANS[model_type(module)])
     # The class's, because 4.57 and 5 merge different things into the instance's.
     plan = dict(getattr(type(module), "_tp_plan", None) or {})
     if module.base_model is module:

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from smddp.joining import subgroup
 from smddp.smp.layout import Layout, layout
+from smddp.torch.bootstrap import subgroup
 
 __all__ = ["Layout", "layout"]
 

@@ -28,7 +28,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-from smddp.sagemaker.delayed_param import shards
+from smddp.sagemaker import dtensor_shards
 from smddp.sagemaker.names import plain_name, some
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel.state_dict import translate_hf_state_dict
@@ -69,7 +69,7 @@ def load(
     for names, parameter, holders in _parameters(model):
         value = next((by_name[name]() for name in names if name in by_name), None)
         full = send(value, parameter.shape, parameter.dtype)
-        _set(holders, shards.cut(full, parameter) if isinstance(parameter, DTensor) else full)
+        _set(holders, dtensor_shards.cut(full, parameter) if isinstance(parameter, DTensor) else full)
     for (prefix, tensors), name, tensor in _others(model):
         value = by_name[prefix + name]() if prefix + name in by_name else tensor
         tensors[name] = send(value if dist.get_rank() == 0 else None, tensor.shape, tensor.dtype)
@@ -86,10 +86,10 @@ def take(model: nn.Module) -> dict[str, torch.Tensor] | None:
     mine = state.rep_rank == 0 and state.shard_rank == 0
     values: dict[str, torch.Tensor] = {}
     for (name, *_), parameter, holders in _parameters(model):
-        values[name] = shards.held(parameter)
+        values[name] = dtensor_shards.held(parameter)
         empty = torch.empty_like(values[name], device="meta")
         if isinstance(parameter, DTensor):
-            empty = shards.around(empty, parameter)
+            empty = dtensor_shards.around(empty, parameter)
         new = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         vars(new).update(vars(parameter))
         for module, attribute in holders:
@@ -138,9 +138,9 @@ def spread(
     for (name, *_), parameter, holders in _parameters(model):
         layout = parameter if isinstance(parameter, DTensor) else None
         meta = torch.empty(parameter.shape, device="meta")
-        shape = shards.cut_over(meta, layout, _TENSOR).shape if layout is not None else parameter.shape
+        shape = dtensor_shards.cut_over(meta, layout, _TENSOR).shape if layout is not None else parameter.shape
         whole = _broadcast(value_of(name, parameter), shape, parameter.dtype, device, route)
-        _set(holders, shards.cut_rest(whole, layout, _TENSOR) if layout is not None else whole)
+        _set(holders, dtensor_shards.cut_rest(whole, layout, _TENSOR) if layout is not None else whole)
     for (prefix, tensors), name, tensor in _others(model):
         tensors[name] = _broadcast(value_of(prefix + name, tensor), tensor.shape, tensor.dtype, device, route)
     return model
@@ -172,7 +172,7 @@ def _set(holders: list[tuple[nn.Module, str]], value: torch.Tensor) -> None:
     module, attribute = holders[0]
     held = module._parameters[attribute]
     assert held is not None  # `_parameters` lists no other
-    parameter = shards.put(value, held)
+    parameter = dtensor_shards.put(value, held)
     for module, attribute in holders:
         module._parameters[attribute] = parameter
 

@@ -1,4 +1,4 @@
-"""The replacements in torch, Accelerate and transformers that `patching.PATCHES` lists; each returns its undo."""
+"""The replacements in torch, Accelerate and transformers that `torch_patches.PATCHES` lists; each returns its undo."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _all(*undo: Undo) -> Undo:
 def post_param_init_fn() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    from smddp.sagemaker.delayed_param.fsdp import with_post_param_init_fn
+    from smddp.sagemaker.fsdp.post_init import with_post_param_init_fn
 
     original = FullyShardedDataParallel.__init__
     return _replace(FullyShardedDataParallel, "__init__", with_post_param_init_fn(original))
@@ -47,42 +47,41 @@ def hybrid_fsdp() -> Undo:
 
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    from smddp.sagemaker import sharding
+    from smddp.sagemaker.fsdp import hybrid
 
     original = FullyShardedDataParallel.__init__
-    replacement = functools.wraps(original)(sharding.fsdp_init(original))
-    return _all(_replace(FullyShardedDataParallel, "__init__", replacement), sharding.forget_warnings)
+    replacement = functools.wraps(original)(hybrid.fsdp_init(original))
+    return _all(_replace(FullyShardedDataParallel, "__init__", replacement), hybrid.forget_warnings)
 
 
 def unsharded_frozen() -> Undo:
     from torch.distributed.fsdp import _runtime_utils
 
-    from smddp.sagemaker import sharding
+    from smddp.sagemaker.fsdp import hybrid
 
-    replacement = sharding.registering_again(_runtime_utils._catch_all_reshard)
+    replacement = hybrid.registering_again(_runtime_utils._catch_all_reshard)
     return _replace(_runtime_utils, "_catch_all_reshard", replacement)
 
 
 def hybrid_fully_shard() -> Undo:
-    from smddp.sagemaker import sharding
+    from smddp.sagemaker.fsdp import hybrid
 
-    names, found = sharding.fully_shard_globals()
+    names, found = hybrid.fully_shard_globals()
     if not found:
         raise RuntimeError("this torch's fully_shard has no default mesh to replace: pass mesh= to it, and report this")
-    return _all(*(_replace(names, name, sharding.default_mesh) for name in found))
+    return _all(*(_replace(names, name, hybrid.default_mesh) for name in found))
 
 
 def optimizers() -> Undo:
-    from smddp.sagemaker import sharding
-    from smddp.sagemaker.expert_parallel import fsdp
+    from smddp.sagemaker.fsdp import hybrid, spread_experts
 
-    return _all(fsdp.replace_in_fully_shard(sharding.around_fully_shard), sharding.watch_optimizers())
+    return _all(spread_experts.replace_in_fully_shard(hybrid.around_fully_shard), hybrid.watch_optimizers())
 
 
 def cache_flushes() -> Undo:
-    from smddp.sagemaker import sharding
+    from smddp.sagemaker.fsdp import hybrid
 
-    return sharding.watch_cache_flushes()
+    return hybrid.watch_cache_flushes()
 
 
 def offload() -> Undo:
@@ -108,75 +107,76 @@ def has_gpu() -> bool:
 
 
 def sharded_optimizer() -> Undo:
-    from smddp.sagemaker.distributed.checkpoint import optimizer
+    from smddp.sagemaker.fsdp import fsdp1_optimizer
 
-    return optimizer.replace_in_torch()
+    return fsdp1_optimizer.replace_in_torch()
 
 
 def fsdp1_parameters() -> Undo:
     from torch.distributed.fsdp._flat_param import FlatParamHandle
 
-    from smddp.sagemaker.tensor_parallel import fsdp1, whole
+    from smddp.sagemaker.fsdp import fsdp1_views
+    from smddp.sagemaker.tensor_parallel import replicated
 
-    parameters = fsdp1.keeping_parameters(FlatParamHandle._use_unsharded_views)
-    gradients = fsdp1.giving_gradients(FlatParamHandle._use_sharded_grad_views)
-    frozen = fsdp1.keeping_frozen(FlatParamHandle._init_flat_param_and_metadata)
-    accumulated = fsdp1.plain_gradients(FlatParamHandle._use_unsharded_grad_views)
+    parameters = fsdp1_views.keeping_parameters(FlatParamHandle._use_unsharded_views)
+    gradients = fsdp1_views.giving_gradients(FlatParamHandle._use_sharded_grad_views)
+    frozen = fsdp1_views.keeping_frozen(FlatParamHandle._init_flat_param_and_metadata)
+    accumulated = fsdp1_views.plain_gradients(FlatParamHandle._use_unsharded_grad_views)
     return _all(
         _replace(FlatParamHandle, "_init_flat_param_and_metadata", frozen),
         _replace(FlatParamHandle, "_use_unsharded_grad_views", accumulated),
         _replace(FlatParamHandle, "_use_unsharded_views", parameters),
         _replace(FlatParamHandle, "_use_sharded_grad_views", gradients),
         _replace(
-            FlatParamHandle, "_writeback_orig_params", whole.outside_passes(FlatParamHandle._writeback_orig_params)
+            FlatParamHandle, "_writeback_orig_params", replicated.outside_passes(FlatParamHandle._writeback_orig_params)
         ),
     )
 
 
 def fsdp2_parameters() -> Undo:
-    from smddp.sagemaker import sharding
-    from smddp.sagemaker.tensor_parallel import whole
+    from smddp.sagemaker.fsdp import hybrid
+    from smddp.sagemaker.tensor_parallel import replicated
 
-    kind = sharding.fully_shard_globals()[0]["FSDPState"]
-    return _replace(kind, "_lazy_init", whole.outside_passes(kind._lazy_init))
+    kind = hybrid.fully_shard_globals()[0]["FSDPState"]
+    return _replace(kind, "_lazy_init", replicated.outside_passes(kind._lazy_init))
 
 
-def fsdp1_chunks() -> Undo:
+def fsdp1_state() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel, _optim_utils
     from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 
-    from smddp.sagemaker.distributed.checkpoint import fsdp1_chunks
+    from smddp.sagemaker.fsdp import fsdp1_state
 
     name = "_unflatten_orig_param_states"
-    chunk_dtensor = fsdp1_chunks.chunk_dtensor(DTensorExtensions.chunk_dtensor)
-    to_load = staticmethod(fsdp1_chunks.optim_state_dict_to_load(FullyShardedDataParallel.optim_state_dict_to_load))
-    of_optimizer = staticmethod(fsdp1_chunks.optim_state_dict(FullyShardedDataParallel.optim_state_dict))
+    chunk_dtensor = fsdp1_state.chunk_dtensor(DTensorExtensions.chunk_dtensor)
+    to_load = staticmethod(fsdp1_state.optim_state_dict_to_load(FullyShardedDataParallel.optim_state_dict_to_load))
+    of_optimizer = staticmethod(fsdp1_state.optim_state_dict(FullyShardedDataParallel.optim_state_dict))
     return _all(
         _replace(DTensorExtensions, "chunk_dtensor", chunk_dtensor),
-        _replace(_optim_utils, name, fsdp1_chunks.in_own_memory(getattr(_optim_utils, name))),
+        _replace(_optim_utils, name, fsdp1_state.in_own_memory(getattr(_optim_utils, name))),
         _replace(FullyShardedDataParallel, "optim_state_dict", of_optimizer),
         _replace(FullyShardedDataParallel, "optim_state_dict_to_load", to_load),
     )
 
 
-def tensor_parts() -> Undo:
+def tensor_rank_parts() -> Undo:
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-    from smddp.sagemaker.distributed.checkpoint import tensor_parts
+    from smddp.sagemaker.distributed.checkpoint import tensor_rank_parts
 
     # Scripts have bound the names of the public functions already; these are what they call.
     return _all(
-        _replace(state_dict_saver, "_save_state_dict", tensor_parts.saving(state_dict_saver._save_state_dict)),
-        _replace(state_dict_loader, "_load_state_dict", tensor_parts.loading(state_dict_loader._load_state_dict)),
+        _replace(state_dict_saver, "_save_state_dict", tensor_rank_parts.saving(state_dict_saver._save_state_dict)),
+        _replace(state_dict_loader, "_load_state_dict", tensor_rank_parts.loading(state_dict_loader._load_state_dict)),
     )
 
 
 def older_order() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    from smddp.sagemaker.distributed.checkpoint import fsdp1_chunks
+    from smddp.sagemaker.fsdp import fsdp1_state
 
-    to_load = fsdp1_chunks.either_order(FullyShardedDataParallel.optim_state_dict_to_load)
+    to_load = fsdp1_state.either_order(FullyShardedDataParallel.optim_state_dict_to_load)
     return _replace(FullyShardedDataParallel, "optim_state_dict_to_load", staticmethod(to_load))
 
 
@@ -192,7 +192,7 @@ def agreed_overflow() -> Undo:
     from torch.amp import GradScaler
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
-    from smddp.sagemaker.grad_scaler import agreed
+    from smddp.sagemaker.fsdp.grad_scaler import agreed
 
     kinds = (GradScaler, ShardedGradScaler)
     return _all(*(_replace(kind, "_unscale_grads_", agreed(vars(kind)["_unscale_grads_"])) for kind in kinds))
@@ -201,10 +201,10 @@ def agreed_overflow() -> Undo:
 def adapters() -> Undo:
     from torch.nn.modules.module import register_module_module_registration_hook
 
-    from smddp.sagemaker.tensor_parallel import injection
+    from smddp.sagemaker.tensor_parallel import adapter_hooks
 
     # Its type does not say that a hook may return what becomes part instead.
-    return register_module_module_registration_hook(injection.on_registration).remove  # type: ignore[arg-type]
+    return register_module_module_registration_hook(adapter_hooks.on_registration).remove  # type: ignore[arg-type]
 
 
 def _clients(of_accelerate: str, of_trainer: str) -> Undo:
@@ -231,19 +231,19 @@ def client_states() -> Undo:
 def no_distributed_data_parallel() -> Undo:
     from torch.nn.parallel import DistributedDataParallel
 
-    from smddp.sagemaker import sharding
+    from smddp.sagemaker.fsdp import hybrid
 
     original = DistributedDataParallel.__init__
-    return _replace(DistributedDataParallel, "__init__", sharding.refusing_shared(original))
+    return _replace(DistributedDataParallel, "__init__", hybrid.refusing_shared(original))
 
 
 def translate_on_save() -> Undo:
     from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
 
-    from smddp.sagemaker.distributed.checkpoint import full_state_dict
+    from smddp.sagemaker.fsdp import full_state
 
-    init = full_state_dict.config_init(FullStateDictConfig.__init__)
-    state_dict = full_state_dict.fsdp_state_dict(FullyShardedDataParallel.state_dict)
+    init = full_state.config_init(FullStateDictConfig.__init__)
+    state_dict = full_state.fsdp_state_dict(FullyShardedDataParallel.state_dict)
     return _all(
         _replace(FullStateDictConfig, "__init__", init),
         _replace(FullyShardedDataParallel, "state_dict", state_dict),
@@ -251,18 +251,17 @@ def translate_on_save() -> Undo:
 
 
 def idle_experts() -> Undo:
-    from smddp.sagemaker import idle_experts
-    from smddp.sagemaker.expert_parallel import fsdp
+    from smddp.sagemaker.fsdp import idle_experts, spread_experts
 
-    return fsdp.replace_in_fully_shard(idle_experts.around_fully_shard)
+    return spread_experts.replace_in_fully_shard(idle_experts.around_fully_shard)
 
 
 def spread_experts() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    from smddp.sagemaker.expert_parallel import fsdp
+    from smddp.sagemaker.fsdp import spread_experts
 
     return _all(
-        fsdp.replace_in_fully_shard(fsdp.around_fully_shard),
-        _replace(FullyShardedDataParallel, "__init__", fsdp.around_fsdp1(FullyShardedDataParallel.__init__)),
+        spread_experts.replace_in_fully_shard(spread_experts.around_fully_shard),
+        _replace(FullyShardedDataParallel, "__init__", spread_experts.around_fsdp1(FullyShardedDataParallel.__init__)),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from smddp.smp.v2_keys import KEYS, check_value
@@ -58,6 +59,7 @@ class State:
         self._assigned: dict[str, int] = {}
         self._config: dict[str, Any] | None = None
         self._parallel: ParallelState | None = None
+        self._at_reset: list[Callable[[], object]] = []
         self.ranker = Ranker(self)
 
     # ---- life cycle ----
@@ -65,14 +67,17 @@ class State:
     def _set(self, config: dict[str, Any], parallel: ParallelState) -> None:
         self._config, self._parallel = config, parallel
 
+    def at_reset(self, undo: Callable[[], object]) -> None:
+        """Registers a function that `reset` calls, the last registered first."""
+        self._at_reset.append(undo)
+
     def reset(self) -> None:
         """Forget the configuration, the mesh and assigned degrees, and undo what `init` patched in torch.
 
         The process groups stay open until torch destroys them; a new `init` makes new ones.
         """
-        from smddp.sagemaker import patching
-
-        patching.undo_init()
+        while self._at_reset:
+            self._at_reset.pop()()
         self._assigned, self._config, self._parallel = {}, None, None
 
     def _made(self, what: str) -> ParallelState:

@@ -20,15 +20,15 @@ from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker, share_de
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import adapters, plan_entries, sequence, share
 from smddp.sagemaker.tensor_parallel import layers as layers_from
-from smddp.sagemaker.tensor_parallel.agreement import Agreement
 from smddp.sagemaker.tensor_parallel.by_head import refuse_by_head
+from smddp.sagemaker.tensor_parallel.input_check import Agreement
 from smddp.sagemaker.tensor_parallel.loading import accept_whole_values
 from smddp.sagemaker.tensor_parallel.modules import READ_LOCAL
 from smddp.sagemaker.tensor_parallel.plan import Planner
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
+from smddp.sagemaker.tensor_parallel.replicated import hold_whole, refuse_embeddings
 from smddp.sagemaker.tensor_parallel.shards import put
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
-from smddp.sagemaker.tensor_parallel.whole import hold_whole, refuse_embeddings
 
 log = logging.getLogger("smddp.sagemaker")
 

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from smddp.tensorflow import world
+from smddp.tensorflow.all_reduce import all_reduce
 from smddp.tensorflow.collectives import broadcast_variables
-from smddp.tensorflow.reducing import all_reduce
 
 _Callback: Any = tf.keras.callbacks.Callback
 

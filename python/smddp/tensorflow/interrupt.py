@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -34,7 +35,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def watch() -> None:
+def watch(abort: Callable[[str], None]) -> None:
     """In the main thread, where SIGINT has a handler of Python's; else a waiting step lasts to its deadline."""
     global _writes, _before
     handler = signal.getsignal(signal.SIGINT)
@@ -44,7 +45,7 @@ def watch() -> None:
     os.set_blocking(_writes, False)
     _before = signal.set_wakeup_fd(_writes, warn_on_full_buffer=False), handler
     signal.signal(signal.SIGINT, _handle)
-    threading.Thread(target=_follow, args=(reads, _before[0]), name="smddp-signals", daemon=True).start()
+    threading.Thread(target=_follow, args=(reads, _before[0], abort), name="smddp-signals", daemon=True).start()
 
 
 def unwatch() -> None:
@@ -88,9 +89,7 @@ def _is_of_tensorflow(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).split(".")[0] in ("tensorflow", "keras", "tf_keras", "smddp")
 
 
-def _follow(reads: int, before: int) -> None:
-    from smddp.tensorflow import world
-
+def _follow(reads: int, before: int, abort: Callable[[str], None]) -> None:
     while numbers := os.read(reads, 64):
         if before >= 0:
             with contextlib.suppress(OSError):
@@ -100,7 +99,7 @@ def _follow(reads: int, before: int) -> None:
         while not _handled.wait(_POLL):
             if core().tensorflow_waits():
                 _ended.set()
-                world.abort("a step was interrupted (Ctrl-C)")
+                abort("a step was interrupted (Ctrl-C)")
                 break
         _handled.clear()
     os.close(reads)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from smddp.tensorflow import loss_scaling, world
 from smddp.tensorflow.accumulation import Accumulation
-from smddp.tensorflow.reducing import BUCKET_CAP_MB, Compression, ReduceOp, all_reduce, reduction
+from smddp.tensorflow.all_reduce import BUCKET_CAP_MB, Compression, ReduceOp, all_reduce, reduction
 from smddp.tensorflow.tape import no_devices
 
 

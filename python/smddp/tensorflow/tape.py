@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from smddp.tensorflow import world
-from smddp.tensorflow.reducing import Compression, ReduceOp, all_reduce, reduction
+from smddp.tensorflow.all_reduce import Compression, ReduceOp, all_reduce, reduction
 
 
 def DistributedGradientTape(

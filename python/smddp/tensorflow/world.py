@@ -6,8 +6,8 @@ from typing import Any
 
 import smddp
 from smddp._native import core
+from smddp.arrays.communicator import DEFAULT_TIMEOUT, Communicator
 from smddp.tensorflow import interrupt
-from smddp.world import DEFAULT_TIMEOUT, Communicator
 
 _world: Communicator | None = None
 
@@ -24,7 +24,7 @@ def init(timeout: float = DEFAULT_TIMEOUT) -> None:
     core().tensorflow(None)
     _world = smddp.init(timeout=timeout)
     core().tensorflow(_world.communicator)
-    interrupt.watch()
+    interrupt.watch(abort)
 
 
 def is_initialized() -> bool:

@@ -9,7 +9,8 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from smddp.modelparallel import model_state, start
+from smddp.modelparallel import initialize
+from smddp.modelparallel.checkpointing import model_state
 from smddp.modelparallel.state import state
 from torch import nn
 
@@ -17,7 +18,7 @@ from torch import nn
 @contextlib.contextmanager
 def job(**config) -> Iterator:
     """`smp.init` with these keys; forgotten afterwards."""
-    start.init(config)
+    initialize.init(config)
     try:
         yield state.ranks
     finally:

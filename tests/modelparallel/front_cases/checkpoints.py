@@ -10,7 +10,7 @@ import pytest
 import torch
 from front_cases.by_hand import OTHERWISE, WHERE, job
 from front_cases.optimizers import assert_same, cut_model, groups, steps
-from smddp.modelparallel import checkpoint, objects, part_files
+from smddp.modelparallel.checkpointing import checkpoint, objects, part_files
 from smddp.modelparallel.state import state
 
 

@@ -45,7 +45,7 @@ def wrapped():
 
 
 def case_values_are_the_same_under_every_cut(directory):
-    from smddp.sagemaker.delayed_param import shards
+    from smddp.sagemaker import dtensor_shards
 
     losses, norms, before, after = one_process(range(3))
     assert 0.01 < before["transformer.wte.weight"].std() < 0.03
@@ -55,7 +55,7 @@ def case_values_are_the_same_under_every_cut(directory):
         "one": {},
         "shards": {"sharded_data_parallel_degree": 2, "sdp_gradient_clipping": 0.5},
     }
-    real = shards.put
+    real = dtensor_shards.put
     for name, keys in cuts.items():
         made = []
 
@@ -64,7 +64,7 @@ def case_values_are_the_same_under_every_cut(directory):
             return real(value, target)
 
         with job(**KEYS, **keys):
-            shards.put = put
+            dtensor_shards.put = put
             try:
                 model, optimizer = wrapped()
                 train = sharded.train if name == "shards" else pipelines.train
@@ -81,7 +81,7 @@ def case_values_are_the_same_under_every_cut(directory):
                     values = copy.deepcopy(model.state_dict())
                     found = train(model, optimizer, range(3))
             finally:
-                shards.put = real
+                dtensor_shards.put = real
             torch.testing.assert_close(dict(values), dict(before), rtol=0, atol=0)
             # Of what lies elsewhere nothing was made.
             own = sum(getattr(q, "to_local", lambda q=q: q)().numel() for q in model.local_parameters())

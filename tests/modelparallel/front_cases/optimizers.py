@@ -7,9 +7,10 @@ import copy
 import pytest
 import torch
 from front_cases.by_hand import OTHERWISE, WHERE, HandCut, Net, give, gradients, job
-from smddp.modelparallel import amp, objects
-from smddp.modelparallel.optimizer import DistributedOptimizer
-from smddp.modelparallel.optimizers import FusedLAMB
+from smddp.modelparallel.checkpointing import objects
+from smddp.modelparallel.optim import amp
+from smddp.modelparallel.optim.optimizer import DistributedOptimizer
+from smddp.modelparallel.optim.optimizers import FusedLAMB
 from smddp.modelparallel.state import state
 from torch.nn.utils import clip_grad_norm_  # bound before `init`, as scripts do
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 from front_cases.by_hand import job
-from smddp.modelparallel import objects, places, start
-from smddp.modelparallel.objects import CommGroup, RankType
+from smddp.modelparallel import initialize, places
+from smddp.modelparallel.checkpointing import objects
+from smddp.modelparallel.checkpointing.objects import CommGroup, RankType
 from smddp.modelparallel.state import state
 
 
@@ -27,16 +28,16 @@ def case_groups_hold_the_ranks_that_placement_says(directory):
 
 def case_init_says_what_is_wrong_on_every_rank(directory):
     with pytest.raises(ValueError, match="4 ranks hold 2 replicas of the model, and 'ddp' is False"):
-        start.init({"partitions": 2})
+        initialize.init({"partitions": 2})
     with pytest.raises(ValueError, match="4 ranks do not fill 'pipeline_parallel_degree'=3"):
-        start.init({"partitions": 3, "ddp": True})
+        initialize.init({"partitions": 3, "ddp": True})
     with pytest.raises(ValueError, match="different configurations: microbatches is 1 on rank 0, 2, 3 and 2 on rank 1"):
-        start.init({"partitions": 4, "microbatches": 2 if dist.get_rank() == 1 else 1})
-    assert not start.is_initialized()
+        initialize.init({"partitions": 4, "microbatches": 2 if dist.get_rank() == 1 else 1})
+    assert not initialize.is_initialized()
     with job(partitions=4):
-        start.init({"partitions": 4})
+        initialize.init({"partitions": 4})
         with pytest.raises(RuntimeError, match=r"ran already.*smp\.reset"):
-            start.init({"partitions": 2, "ddp": True})
+            initialize.init({"partitions": 2, "ddp": True})
     with pytest.raises(RuntimeError, match=r"smp.rank\(\) needs smp.init\(\) first"):
         places.rank()
 

@@ -16,7 +16,7 @@ import torch
 from front_cases.by_hand import OTHERWISE, WHERE, job
 from front_cases.optimizers import assert_same, cut_model, steps
 from front_cases.sharded import wrapped
-from smddp.modelparallel import checkpoint, objects, saved_files, saving
+from smddp.modelparallel.checkpointing import checkpoint, objects, saved_files, saving
 from smddp.modelparallel.state import state
 
 CUTS = {4: WHERE, 2: OTHERWISE, 1: dict.fromkeys(WHERE, 0)}

@@ -6,10 +6,10 @@ import copy
 import warnings
 
 import smddp.modelparallel.model as of_model
-import smddp.modelparallel.partition as partition
+import smddp.modelparallel.partitioning.partition as partition
 import torch
 import torch.distributed as dist
-from smddp.modelparallel import start
+from smddp.modelparallel import initialize
 from smddp.modelparallel.activation import set_activation_checkpointing
 from smddp.modelparallel.state import state
 from smddp.modelparallel.step import step
@@ -77,7 +77,7 @@ class Pipeline:
             **({"auto_partition": False, "default_partition": 0} if place else {}),
             **config,
         }
-        start.init(config)
+        initialize.init(config)
         torch.manual_seed(1)
         self.module = make()
         self.alone = copy.deepcopy(self.module)

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from pipeline_cases.against import Pipeline, gradients
 from pipeline_cases.special import SIZE, Two, place, rows, square
+from smddp.modelparallel.data_parallel.replicas import Replicas
 from smddp.modelparallel.model import DistributedModel
-from smddp.modelparallel.replicas import Replicas
 from smddp.modelparallel.state import state
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from pipeline_cases.against import Pipeline
 from pipeline_cases.special import SIZE, Two, place, rows, square
 from smddp.modelparallel import ranks
+from smddp.modelparallel.pipeline.mailbox import Mail
 from smddp.modelparallel.state import state
-from smddp.modelparallel.transport import Mail
 from torch import nn
 
 

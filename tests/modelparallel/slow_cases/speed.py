@@ -5,7 +5,7 @@ import time
 import torch
 import torch.distributed as dist
 from pipeline_cases.against import Pipeline
-from smddp.modelparallel.schedule import simulate
+from smddp.modelparallel.pipeline.schedule import simulate
 from smddp.modelparallel.state import state
 from torch import nn
 

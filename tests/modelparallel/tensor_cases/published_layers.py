@@ -6,7 +6,7 @@ import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
-from smddp.modelparallel.partition import CHECKPOINTED
+from smddp.modelparallel.partitioning.partition import CHECKPOINTED
 from tensor_cases.families import adam, gpt2, made, one_process, train, wrapped
 
 LAYOUTS = [

@@ -8,7 +8,7 @@ import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
-from smddp.modelparallel.optimizers import FusedLAMB, FusedNovoGrad
+from smddp.modelparallel.optim.optimizers import FusedLAMB, FusedNovoGrad
 from smddp.modelparallel.tensor.split import split_of
 from tensor_cases.families import batch, loss_of, made, mine, train_step
 from torch import nn

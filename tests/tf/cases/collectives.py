@@ -114,7 +114,7 @@ def grad(call, value):
 def case_sparse_values_are_gathered_or_summed():
     rows = sdp.rank() + 1
     value = tf.IndexedSlices(tf.fill([rows, 2], sdp.rank() + 1.0), tf.range(rows), tf.constant([sdp.size() + 1, 2]))
-    from smddp.tensorflow.reducing import all_reduce
+    from smddp.tensorflow.all_reduce import all_reduce
 
     (kept,) = all_reduce([value], sdp.ReduceOp.SUM, sparse_as_dense=False)
     assert isinstance(kept, tf.IndexedSlices)
@@ -126,7 +126,7 @@ def case_sparse_values_are_gathered_or_summed():
 
 
 def case_buckets_have_one_type_and_are_full_or_an_eighth():
-    from smddp.tensorflow.reducing import buckets
+    from smddp.tensorflow.all_reduce import buckets
 
     mib = 2**18
     tensors = [tf.zeros(mib), tf.zeros(mib, tf.float64), tf.zeros(mib), tf.zeros(3 * mib), tf.zeros(0)]

@@ -36,7 +36,7 @@ class Share:
 
 
 def axes(value: Any, axis: Any, name: str) -> dict[str, int]:
-    """The axis along which each leaf of an argument is split, by the leaf's name, as `batch.split` does it."""
+    """The axis along which each leaf of an argument is split, by the leaf's name, as `microbatching.split` does it."""
     if isinstance(value, Mapping):
         of = axis if isinstance(axis, Mapping) else dict.fromkeys(value, axis)
         parts = [axes(value[key], of.get(key, 0), f"{name}[{key!r}]") for key in value]

@@ -51,9 +51,7 @@ def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **options: Any) -> None:
     """Have a module, and all in it, share its layers, or not. To be called before `DistributedModel`."""
-    from smddp.modelparallel.model import DistributedModel
-
-    if isinstance(module, DistributedModel):
+    if getattr(module, "_is_distributed_model", False):
         raise RuntimeError(
             "smp.set_tensor_parallelism() comes before smp.DistributedModel(), which shares the layers: give it the "
             "script's module"

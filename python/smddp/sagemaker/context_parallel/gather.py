@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from smddp.sagemaker.autograd_collectives import gather
 from smddp.sagemaker.context_parallel import chunks
 from smddp.sagemaker.context_parallel.kernels import Scores, attend
 from smddp.sagemaker.context_parallel.masks import Mask
-from smddp.sagemaker.exchanges import gather
 
 
 def gathered_attention(

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from smddp.sagemaker.autograd_collectives import gathered
 from smddp.sagemaker.checksum import checksum
 from smddp.sagemaker.context_parallel import chunks, record
 from smddp.sagemaker.context_parallel.masks import Tokens
-from smddp.sagemaker.exchanges import gathered
 
 IGNORED = -100  # the label that has no loss, as in torch's cross_entropy
 

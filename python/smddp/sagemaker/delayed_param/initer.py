@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from smddp.sagemaker.delayed_param import forms, plan, recipe, seeds, shards
+from smddp.sagemaker import dtensor_shards
+from smddp.sagemaker.delayed_param import forms, plan, recipe, seeds
 from smddp.sagemaker.delayed_param.inventory import Inventory
 from smddp.sagemaker.names import some
 from smddp.sagemaker.replaced import recording
@@ -189,8 +190,8 @@ class DelayedParamIniter:
         for name in names:
             value, target = values.pop(name).detach(), targets[name]
             assert target is not None  # the inventory holds those that are there
-            value = shards.cut(value, target) if isinstance(target, DTensor) else value
-            module._parameters[name] = shards.put(value, target)
+            value = dtensor_shards.cut(value, target) if isinstance(target, DTensor) else value
+            module._parameters[name] = dtensor_shards.put(value, target)
 
     def _compute(self, module: nn.Module, names: set[str]) -> dict[str, torch.Tensor]:
         """The whole values of the module's own parameters ``names`` (original ones).

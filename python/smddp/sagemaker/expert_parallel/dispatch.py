@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from smddp.sagemaker.exchanges import all_to_all, exchange, gather, gathered, scatter
+from smddp.sagemaker.autograd_collectives import all_to_all, exchange, gather, gathered, scatter
 from smddp.sagemaker.expert_parallel.group import ExpertGroup
 from smddp.sagemaker.parallel import Hierarchy
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from smddp.sagemaker.expert_parallel.dispatch import Dispatcher
 from smddp.sagemaker.expert_parallel.families import Family
-from smddp.sagemaker.tensor_parallel.dynamic import Mixin
+from smddp.sagemaker.tensor_parallel.mixins import Mixin
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup, copy_to_region, reduce_from_region
 from smddp.sagemaker.tensor_parallel.shards import local_parameter
 

@@ -16,7 +16,7 @@ from torch import nn
 from smddp.sagemaker.expert_parallel import balancing
 from smddp.sagemaker.expert_parallel.families import Family
 from smddp.sagemaker.moe.moe_config import MoEConfig
-from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend
+from smddp.sagemaker.tensor_parallel.mixins import Mixin, extend
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from smddp.sagemaker.expert_parallel.stacks import stacked
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.moe.moe_layer import MoELayer
 from smddp.sagemaker.state_handler import state
-from smddp.sagemaker.tensor_parallel.dynamic import extend
+from smddp.sagemaker.tensor_parallel.mixins import extend
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import Reshaped, put, relayout
 

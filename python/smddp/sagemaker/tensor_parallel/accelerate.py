@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.distributed.checkpoint import hf
-from smddp.sagemaker.distributed.checkpoint.full_state_dict import translate_full_state_dict
+from smddp.sagemaker.fsdp.full_state import translate_full_state_dict
 from smddp.sagemaker.state_handler import state
 
 

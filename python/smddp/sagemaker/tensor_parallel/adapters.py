@@ -9,7 +9,7 @@ Adaptation of Large Language Models*, 2021.)
     output is gathered       whole, outside of the region     whole, outside of the region
 
 So no rank holds more of an adapter than its part of the projection needs, and a forward pass sums r numbers a token
-more where rows are shared. Adapters that come after `transform` are shared in `injection.py`.
+more where rows are shared. Adapters that come after `transform` are shared in `adapter_hooks.py`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 from smddp.sagemaker.rng import RegionRandomness
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import styles
-from smddp.sagemaker.tensor_parallel.block import Block
-from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend
+from smddp.sagemaker.tensor_parallel.border import Block
+from smddp.sagemaker.tensor_parallel.mixins import Mixin, extend
 
 # What an adapter calls its projection.
 BASE = "base_layer"

@@ -7,15 +7,15 @@ what the tests prove of the plain form holds for the other, but for the kernels 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-# (activations (..., in), weight (out, in), bias (out,) or None) -> (..., out)
-Product = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+from smddp.sagemaker.tensor_parallel import modules
+from smddp.sagemaker.tensor_parallel.product import Product, substituted
+from smddp.sagemaker.tensor_parallel.shards import local
 
 
 def _has_gpu() -> bool:
@@ -67,8 +67,6 @@ class _EngineProduct:
         self._layer = layer
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        from smddp.sagemaker.tensor_parallel.modules import substituted
-
         with substituted(self._layer, {"weight": weight} if bias is None else {"weight": weight, "bias": bias}):
             return self._layer(x)
 
@@ -82,9 +80,6 @@ def use(model: nn.Module, chosen: LayerProvider) -> None:
     """Let every shared projection of ``model`` compute with ``chosen``."""
     if isinstance(chosen, Plain):
         return
-    from smddp.sagemaker.tensor_parallel import modules
-    from smddp.sagemaker.tensor_parallel.shards import local
-
     for module in model.modules():
         # Fused and transposed projections keep the plain product: their shard is no (out, in) matrix of its own.
         plain = type(module).forward in (modules.Column.forward, modules.Row.forward)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from smddp.sagemaker.delayed_param import shards
+from smddp.sagemaker import dtensor_shards
 from smddp.sagemaker.tensor_parallel.shards import RELAID
 
 # Module attribute: set once `_cut_values` is a hook of the module.
@@ -43,7 +43,9 @@ def _cut_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: 
     for name, value in ours.items():
         parameter = module._parameters.get(name)
         if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-            state_dict[prefix + name] = shards.around(shards.cut(value, parameter).to(parameter.device), parameter)
+            state_dict[prefix + name] = dtensor_shards.around(
+                dtensor_shards.cut(value, parameter).to(parameter.device), parameter
+            )
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Forward passes of sharded modules. Each class is mixed into a module's own class by `dynamic.extend`.
+"""Forward passes of sharded modules. Each class is mixed into a module's own class by `mixins.extend`.
 
 Parameters are DTensors over the tensor mesh, so that FSDP, optimizers and checkpoints know what they are; the
 arithmetic runs on their local shards, so that every operation of torch works inside.
@@ -6,8 +6,6 @@ arithmetic runs on their local shards, so that every operation of torch works in
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,9 +13,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from smddp.sagemaker import hf
-from smddp.sagemaker.tensor_parallel.block import Block
-from smddp.sagemaker.tensor_parallel.dynamic import Mixin
-from smddp.sagemaker.tensor_parallel.layers import Product
+from smddp.sagemaker.tensor_parallel.border import Block
+from smddp.sagemaker.tensor_parallel.mixins import Mixin
+from smddp.sagemaker.tensor_parallel.product import Product, substituted
 from smddp.sagemaker.tensor_parallel.regions import (
     TensorGroup,
     copy_to_region,
@@ -27,20 +25,6 @@ from smddp.sagemaker.tensor_parallel.regions import (
     split_to_region,
 )
 from smddp.sagemaker.tensor_parallel.shards import check_gathered, local_parameter
-
-
-@contextlib.contextmanager
-def substituted(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
-    """``module`` with ``tensors`` in place of its parameters of these names."""
-    # FSDP1 keeps parameters as plain attributes while it computes, some in both places; the attribute counts.
-    kept = {name: module.__dict__[name] for name in tensors if name in module.__dict__}
-    try:
-        module.__dict__.update(tensors)
-        yield
-    finally:
-        for name in tensors:
-            del module.__dict__[name]
-        module.__dict__.update(kept)
 
 
 class _Product(Mixin):

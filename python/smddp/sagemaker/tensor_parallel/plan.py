@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from smddp.sagemaker import hf
 from smddp.sagemaker.rng import RegionRandomness
 from smddp.sagemaker.tensor_parallel import adapters, styles
-from smddp.sagemaker.tensor_parallel.block import Block, is_random
+from smddp.sagemaker.tensor_parallel.border import Block, is_random
 from smddp.sagemaker.tensor_parallel.heads import Degrees, Heads
 from smddp.sagemaker.tensor_parallel.plan_entries import style_name
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup

@@ -28,13 +28,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from smddp.sagemaker.exchanges import gather, gathered, scatter
+from smddp.sagemaker.autograd_collectives import gather, gathered, scatter
 
 SEQUENCE = 1
 
 
 class SharedInput:
-    """Is told of what enters regions; see `agreement.py`, which compares it."""
+    """Is told of what enters regions; see `input_check.py`, which compares it."""
 
     def hold(self, tensor: torch.Tensor, where: str) -> None:
         """``tensor`` enters a region at the module ``where``."""

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from smddp.sagemaker import hf
 from smddp.sagemaker.rng import RegionRandomness
 from smddp.sagemaker.tensor_parallel import modules
-from smddp.sagemaker.tensor_parallel.block import Block, is_random
-from smddp.sagemaker.tensor_parallel.dynamic import extend
+from smddp.sagemaker.tensor_parallel.border import Block, is_random
+from smddp.sagemaker.tensor_parallel.mixins import extend
 from smddp.sagemaker.tensor_parallel.regions import (
     SEQUENCE,
     TensorGroup,

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from smddp.sagemaker.fsdp.fsdp1_views import REFERENCES
 from smddp.sagemaker.names import plain_name
-from smddp.sagemaker.tensor_parallel.fsdp1 import REFERENCES
 from smddp.sagemaker.tensor_parallel.shards import RELAID, Relayout
 
 
@@ -25,7 +25,7 @@ def records(model: nn.Module) -> Iterator[tuple[str, Relayout]]:
 
 
 def tied_names(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """(name, name of the parameter that it refers to) of what `fsdp1.refer_to_first` has taken out of the model."""
+    """(name, name of the parameter that it refers to) of entries that `fsdp1_views.refer_to_first` removed."""
     names = {id(module): plain_name(f"{name}.") for name, module in model.named_modules()}
     for name, module in model.named_modules():
         for attribute, (owner, there) in vars(module).get(REFERENCES, {}).items():

@@ -42,11 +42,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from smddp.sagemaker.tensor_parallel import modules
-from smddp.sagemaker.tensor_parallel.block import Block
-from smddp.sagemaker.tensor_parallel.dynamic import extend
+from smddp.sagemaker.tensor_parallel.border import Block
+from smddp.sagemaker.tensor_parallel.mixins import extend
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
+from smddp.sagemaker.tensor_parallel.replicated import read_plain
 from smddp.sagemaker.tensor_parallel.shards import Grouped, Reshaped, relayout, shard
-from smddp.sagemaker.tensor_parallel.whole import read_plain
 
 
 class Style(ParallelStyle):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from smddp.sagemaker.tensor_parallel.dynamic import extend
+from smddp.sagemaker.tensor_parallel.mixins import extend
 
 __all__ = ["TETransformerLayer", "TransformerLMHead", "TransformerLayer"]
 

@@ -1,6 +1,7 @@
 """Data parallel training with TensorFlow, under its historic name: docs/tensorflow.md has every symbol."""
 
 from smddp import __version__
+from smddp.tensorflow.all_reduce import Compression, ReduceOp
 from smddp.tensorflow.collectives import (
     BroadcastGlobalVariablesHook,
     allreduce,
@@ -11,7 +12,6 @@ from smddp.tensorflow.collectives import (
     overlap,
 )
 from smddp.tensorflow.optimizer import DistributedOptimizer
-from smddp.tensorflow.reducing import Compression, ReduceOp
 from smddp.tensorflow.tape import DistributedGradientTape
 from smddp.tensorflow.world import (
     get_worker_comm,

@@ -1,11 +1,8 @@
 """SMP v1: `import smdistributed.modelparallel.torch as smp`. docs/smp-v1.md lists every symbol and key."""
 
 from smddp.modelparallel.activation import set_activation_checkpointing
-from smddp.modelparallel.checkpoint import resume_from_checkpoint, save_checkpoint
-from smddp.modelparallel.creation import delay_param_initialization, model_creation
-from smddp.modelparallel.explain import explain
-from smddp.modelparallel.model import DistributedModel
-from smddp.modelparallel.objects import (
+from smddp.modelparallel.checkpointing.checkpoint import resume_from_checkpoint, save_checkpoint
+from smddp.modelparallel.checkpointing.objects import (
     CommGroup,
     RankType,
     allgather,
@@ -16,9 +13,13 @@ from smddp.modelparallel.objects import (
     recv_from,
     send,
 )
-from smddp.modelparallel.optimizer import DistributedOptimizer
-from smddp.modelparallel.part_files import load, save
-from smddp.modelparallel.partition import partition, set_partition
+from smddp.modelparallel.checkpointing.part_files import load, save
+from smddp.modelparallel.creation import delay_param_initialization, model_creation
+from smddp.modelparallel.initialize import init, is_initialized
+from smddp.modelparallel.model import DistributedModel
+from smddp.modelparallel.optim.optimizer import DistributedOptimizer
+from smddp.modelparallel.partitioning.explain import explain
+from smddp.modelparallel.partitioning.partition import partition, set_partition
 from smddp.modelparallel.places import (
     dp_rank,
     dp_size,
@@ -46,7 +47,6 @@ from smddp.modelparallel.places import (
     tp_rank,
     tp_size,
 )
-from smddp.modelparallel.start import init, is_initialized
 from smddp.modelparallel.state import state
 from smddp.modelparallel.step import StepOutput, is_tracing, step
 from smddp.modelparallel.tensor.marks import set_tensor_parallelism, tensor_parallelism

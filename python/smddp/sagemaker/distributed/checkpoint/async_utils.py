@@ -10,7 +10,7 @@ import weakref
 
 import torch.distributed as dist
 
-from smddp.sagemaker.distributed.checkpoint.agreement import least
+from smddp.sagemaker.distributed.checkpoint.participants import least
 from smddp.sagemaker.distributed.checkpoint.strategy import PendingSave
 
 _log = logging.getLogger(__name__)

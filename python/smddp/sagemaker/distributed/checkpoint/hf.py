@@ -18,17 +18,17 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 from smddp.formats import exact
 from smddp.sagemaker.distributed.checkpoint import safetensors_files as files
-from smddp.sagemaker.distributed.checkpoint.agreement import (
+from smddp.sagemaker.distributed.checkpoint.hf_names import Target, targets
+from smddp.sagemaker.distributed.checkpoint.participants import (
     Failure,
     Participants,
     attempt,
     device_of,
     raise_failures,
 )
-from smddp.sagemaker.distributed.checkpoint.full_state_dict import whole
-from smddp.sagemaker.distributed.checkpoint.hf_names import Target, targets
 from smddp.sagemaker.distributed.checkpoint.reshaped import fill
 from smddp.sagemaker.distributed.checkpoint.state_dict_loader import load
+from smddp.sagemaker.fsdp.full_state import whole
 from smddp.sagemaker.names import plain_name
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from smddp.sagemaker.distributed.checkpoint.agreement import Participants
+from smddp.sagemaker.distributed.checkpoint.participants import Participants
 
 #: Directories of parts, which `DistributedFileSystemReader` joins.
 PART_DIRECTORY = re.compile(r"tp\d+_ep\d+|tp\d+-\d+")

@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.stateful import Stateful
 
 from smddp.sagemaker.distributed.checkpoint import keys, layout, places, reshaped
-from smddp.sagemaker.distributed.checkpoint.agreement import Participants
 from smddp.sagemaker.distributed.checkpoint.filesystem import DistributedFileSystemReader
+from smddp.sagemaker.distributed.checkpoint.participants import Participants
 
 
 def load(

@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import SavePlanner, StorageWriter
 
 from smddp.sagemaker.distributed.checkpoint import places
-from smddp.sagemaker.distributed.checkpoint.agreement import CheckpointError, Participants
 from smddp.sagemaker.distributed.checkpoint.async_utils import DEFAULT_ASYNC_REQUEST_QUEUE, AsyncCallsQueue
 from smddp.sagemaker.distributed.checkpoint.filesystem import DistributedFileSystemWriter
+from smddp.sagemaker.distributed.checkpoint.participants import CheckpointError, Participants
 from smddp.sagemaker.distributed.checkpoint.strategy import PendingSave, PyTorchDistSaveShardedStrategy
 
 __all__ = [

@@ -23,14 +23,14 @@ from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.checkpoint.storage import WriteResult
 
 from smddp.sagemaker.distributed.checkpoint import layout, places
-from smddp.sagemaker.distributed.checkpoint.agreement import (
+from smddp.sagemaker.distributed.checkpoint.filesystem import DistributedFileSystemWriter
+from smddp.sagemaker.distributed.checkpoint.participants import (
     CheckpointError,
     Failure,
     Participants,
     attempt,
     raise_failures,
 )
-from smddp.sagemaker.distributed.checkpoint.filesystem import DistributedFileSystemWriter
 from smddp.sagemaker.distributed.checkpoint.planner import SavePlanner
 
 _log = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
 """The same for scripts that train with Keras."""
 
 from smddp import __version__
+from smddp.tensorflow.all_reduce import Compression, ReduceOp
 from smddp.tensorflow.collectives import (
     allreduce,
     broadcast,
@@ -9,7 +10,6 @@ from smddp.tensorflow.collectives import (
     oob_allreduce,
 )
 from smddp.tensorflow.optimizer import DistributedOptimizer
-from smddp.tensorflow.reducing import Compression, ReduceOp
 from smddp.tensorflow.world import init, is_initialized, local_rank, local_size, rank, shutdown, size
 from smdistributed.dataparallel.tensorflow.keras import callbacks
 

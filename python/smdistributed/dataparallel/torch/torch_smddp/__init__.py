@@ -6,10 +6,10 @@ on ModuleNotFoundError gets an ImportError, with the reason, from an installatio
 started this process, torch's variables (RANK, WORLD_SIZE, ...) are set from theirs.
 """
 
-from smddp import telling as _telling
 from smddp._native import core as _core
 from smddp._register import register as _register
-from smddp.launching.variables import complete as _complete
+from smddp.launch.environment import complete as _complete
+from smddp.observability import log as _telling
 
 _core()
 _register()

@@ -1,5 +1,5 @@
 """Mixed precision over stages."""
 
-from smddp.modelparallel.amp import GradScaler
+from smddp.modelparallel.optim.amp import GradScaler
 
 __all__ = ["GradScaler"]

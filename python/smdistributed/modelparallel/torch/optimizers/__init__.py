@@ -1,6 +1,6 @@
 """The optimizers that scripts took from apex."""
 
-from smddp.modelparallel.optimizers import FusedLAMB, FusedNovoGrad
+from smddp.modelparallel.optim.optimizers import FusedLAMB, FusedNovoGrad
 
 FusedLamb = FusedLAMB
 

@@ -1,0 +1,1 @@
+"""Groups of ranks on numpy arrays and DLPack buffers. Imports no torch."""

@@ -1,0 +1,275 @@
+"""Groups of ranks without torch: `smddp.init()` and `smddp.Communicator`.
+
+with smddp.init() as comm:  # one rank of those that mpirun, torchrun or srun started
+    total = comm.all_reduce(numpy.ones(1000, "float32"))
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import pickle
+import weakref
+from array import array
+from datetime import timedelta
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from smddp._native import core
+from smddp.exit_hooks.at_exit import shut_down_at_exit
+from smddp.launch.environment import launched
+from smddp.observability import stacks
+from smddp.observability.info import COLLECTIVES, say_paths
+
+if TYPE_CHECKING:
+    from smddp._core import Arrays, Comm
+else:
+    Arrays = core().Arrays
+
+#: What the ranks' meeting asks of a store.
+_STORE = ("set", "get", "check", "delete_key")
+
+# torch's own deadline of a group.
+DEFAULT_TIMEOUT = 1800.0
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_made = 0
+
+
+class Communicator(Arrays):
+    """One group of ranks, and its collectives and messages on arrays: numpy's, or anything with the buffer protocol or
+    DLPack, on the host or on a CUDA device, contiguous.
+
+    Made by `smddp.init`, `from_env` and `split`. Any thread may call; all ranks make the same collectives in the same
+    order. Counts are elements, times are seconds. The calls themselves (`all_reduce`, `all_gather`, `send`, ...) are
+    documented at `smddp._core.Arrays`. They raise ValueError and TypeError for bad arguments before anything moves, and
+    `smddp.CollectiveTimeoutError`, `MismatchError`, `PeerLostError` and `ClosedError` with the ranks that these are
+    about in `error.ranks`.
+    """
+
+    communicator: Comm
+    rank: int
+    size: int
+    name: str
+    local_rank: int
+    local_size: int
+
+    @classmethod
+    def from_env(cls, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Communicator:
+        """This process's rank among those that a launcher started. As `smddp.init()` without arguments."""
+        return init(timeout=timeout)
+
+    @classmethod
+    def over(cls, comm: Comm, local: tuple[int | None, int | None] = (None, None)) -> Communicator:
+        """Takes over the core's communicator.
+
+        local: this rank's number on its host and the number of ranks there, counted where the launcher sets neither.
+        """
+        made = cls.__new__(cls, comm)
+        nodes = comm.nodes()
+        near = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
+        local_rank, local_size = local
+        made.communicator = comm
+        made.rank, made.size, made.name = comm.rank, comm.size, comm.name
+        made.local_rank = near.index(comm.rank) if local_rank is None else local_rank
+        made.local_size = local_size or len(near)
+        _open.add(made)
+        stacks.offer()
+        shut_down_at_exit()
+        say_paths(comm)
+        weakref.finalize(made, _let_go, comm, os.getpid()).atexit = False
+        return made
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """The group of the ranks that give the same `color`, in the order of their `key`, then of their rank here; None
+        where `color` is None. All ranks of this group call it (as `MPI_Comm_split`).
+
+        Raises TopologyError, on all ranks of the new group, where one of them cannot make its part of it.
+        """
+        made = self.communicator.split(color, key)
+        return None if made is None else type(self).over(made)
+
+    def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
+        """What rank `root` gives, on every rank, pickled on the way: from peers that you trust."""
+        data = pickle.dumps(value) if self.rank == root else b""
+        length = array("q", [len(data)])
+        self.broadcast(length, root)
+        buffer = bytearray(data or length[0])
+        self.broadcast(buffer, root)
+        return value if self.rank == root else pickle.loads(buffer)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """What every rank gives, in rank order, pickled on the way: from peers that you trust."""
+        data = pickle.dumps(value)
+        lengths = array("q", [0] * self.size)
+        self.all_gather(array("q", [len(data)]), out=lengths)
+        buffer = bytearray(sum(lengths))
+        self.all_gather(data, out=buffer, counts=list(lengths))
+        starts = [sum(lengths[:rank]) for rank in range(self.size)]
+        return [pickle.loads(buffer[start : start + length]) for start, length in zip(starts, lengths)]
+
+    def set_timeout(self, timeout: float | timedelta) -> None:
+        """Deadline of the calls from now on that have none of their own. Raises ValueError where it is not positive."""
+        self.communicator.set_timeout(_deadline(timeout))
+
+    def path(self, collective: str, nbytes: int) -> str:
+        """The way that a collective on a whole buffer of so many bytes takes, in words: "shm mesh".
+
+        Raises ValueError for what is no collective.
+        """
+        if collective not in COLLECTIVES:
+            raise ValueError(f"no collective is called {collective!r}: there are {', '.join(COLLECTIVES)}")
+        return self.communicator.path(COLLECTIVES.index(collective), 0, nbytes)
+
+    @property
+    def way(self) -> str:
+        """What bytes go through: "shm", "tcp eth0 10.0.0.1", or both."""
+        return self.communicator.way()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why the group is of no more use, if it is."""
+        return self.communicator.error()
+
+    def close(self) -> None:
+        """Leave in good order, together with the other ranks: all calls are over then. Idempotent.
+
+        Raises MismatchError where ranks called different things and no call has said so.
+        """
+        if self in _open:
+            _open.discard(self)
+            try:
+                self.communicator.finish(core().Comm.leave_seconds())
+            finally:
+                self.communicator.close()
+
+    def abort(self, reason: str = "") -> None:
+        """Have all waiters raise ClosedError, here and at the other ranks. Never blocks."""
+        _open.discard(self)
+        self.communicator.abort(reason or f"rank {self.rank} aborted the group")
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if error is None:
+            self.close()
+        else:
+            # That error is the reason to tell; the others hear that this rank has left.
+            _open.discard(self)
+            self.communicator.let_go()
+
+    def __repr__(self) -> str:
+        return f"<smddp.Communicator {self.name!r}: rank {self.rank} of {self.size}, {self.way}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a smddp.Communicator belongs to its process and cannot be pickled")
+
+
+def init(
+    rank: int | None = None,
+    size: int | None = None,
+    address: str | None = None,
+    *,
+    port: int | None = None,
+    store: Any = None,
+    timeout: float | timedelta = DEFAULT_TIMEOUT,
+) -> Communicator:
+    """Meet all other ranks. Each further call makes another group of the same ranks.
+
+    Without arguments rank and address come from the environment of torchrun, Open MPI, MVAPICH2, MPICH, Intel MPI, HPE
+    PALS, Flux, jsrun, srun or smddprun. A process without a launcher is the only rank of its group.
+    Rank 0 serves there; `port` chooses another port than MASTER_PORT or one derived from the job.
+
+    rank, size, address: the same given by the caller; address is "host:port" of rank 0 ("[::1]:29500" for IPv6), or its
+    host alone with `port`.
+    store: in place of an address one of torch's stores, or any object with set(key, bytes), check([keys]), get(key) and
+    delete_key(key) that all ranks share.
+    timeout: seconds or a timedelta, to form the group, and the default deadline of the group's calls;
+    `float("inf")` is none.
+
+    Raises smddp.ConfigError, a ValueError, for an environment that is invalid, has no address of rank 0, or is that
+    of a Slurm batch script without srun; ValueError for invalid arguments; smddp.CollectiveTimeoutError naming the
+    ranks that did not join; smddp.TopologyError if rank 0 does not serve or ranks cannot reach each other.
+    """
+    global _made
+    seconds = _deadline(timeout)
+    if store is not None and (address is not None or port is not None):
+        raise ValueError(f"smddp.init: ranks meet at the store or at an address, not both ({address=}, {port=})")
+    if store is not None and not all(callable(getattr(store, name, None)) for name in _STORE):
+        kind = type(store).__name__
+        raise TypeError(f"smddp.init: store must have {', '.join(_STORE)}, as torch's stores do; {kind} has not")
+    given = (rank is not None, size is not None)
+    if given == (False, False) and store is None and address is None:
+        rank, size, local_rank, local_size, meet = launched(port) or (0, 1, 0, 1, None)
+        local: tuple[int | None, int | None] = (local_rank, local_size)
+    elif given != (True, True):
+        raise ValueError(f"smddp.init: rank and size go together, with address or store (rank {rank}, size {size})")
+    else:
+        local, meet = (None, None), None
+        if store is None and (size != 1 or address is not None):
+            meet = _meeting_point(address, port)
+    assert rank is not None and size is not None
+    rank, size = _integer("rank", rank), _integer("size", size)
+    if not 0 <= rank < size:
+        raise ValueError(f"smddp.init: rank {rank} is not in a group of {size}")
+    name = f"world {_made + 1}" if _made else "world"
+    native = core()
+    if store is not None:
+        comm = native.Comm.make(store, "init", name, rank, size, seconds)
+        comm.set_timeout(seconds)
+    else:
+        comm = native.Comm.join("init", name, rank, size, meet, seconds, local[1])
+    _made += 1
+    return Communicator.over(comm, local)
+
+
+def open_groups() -> list[Communicator]:
+    """The groups of this process that are open."""
+    return sorted(_open, key=lambda group: group.name)
+
+
+def _let_go(comm: Comm, owner: int) -> None:
+    if os.getpid() == owner:
+        comm.let_go()
+
+
+def _meeting_point(address: str | None, port: int | None) -> tuple[str, int, bool]:
+    host, written = _split(address or "")
+    if written and port is not None:
+        raise ValueError(f"smddp.init: address {address!r} has a port, and port {port} is given as well")
+    number = written or (str(port) if port is not None else "")
+    if not host or not number.isdecimal() or not 0 < int(number) < 65536:
+        raise ValueError(
+            'smddp.init: address must be "host:port" of rank 0 ("10.0.0.5:29500", "[::1]:29500"), '
+            f"or its host with port=, not {address!r}" + (f" with port {port}" if port is not None else "")
+        )
+    return host, int(number), host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _split(address: str) -> tuple[str, str]:
+    """Host and port of "host", "host:port", "[IPv6]" or "[IPv6]:port"; a bare IPv6 address has no port."""
+    if address.startswith("["):
+        host, closed, rest = address[1:].partition("]")
+        return (host, rest[1:]) if closed and (not rest or (rest[0] == ":" and rest[1:])) else ("", "")
+    host, _, port = address.rpartition(":") if address.count(":") == 1 else (address, "", "")
+    return host, port
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"smddp.init: {name} must be an integer, not {type(value).__name__} ({value!r})") from None
+
+
+def _deadline(timeout: float | timedelta) -> float:
+    """Seconds of a deadline. Raises ValueError where they are not positive, TypeError for another type."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        kind = type(timeout).__name__
+        raise TypeError(f"timeout must be a number of seconds or a datetime.timedelta, not {kind} ({timeout!r})")
+    if not timeout > 0:
+        raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+    return min(timeout, 1e18)  # a larger int has no float

@@ -1,0 +1,1 @@
+"""The end of a process: shutdown of its groups, uncaught exceptions, peer failures. Imports no torch."""

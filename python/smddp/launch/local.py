@@ -1,0 +1,112 @@
+"""Ranks on this machine without a launcher: started, watched, and ended together."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from smddp.launch.environment import free_port
+
+# After the first failure the others learn of it themselves and may say what they saw; then they are asked to end, then
+# killed.
+_GRACE = 3.0
+_ASKED = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def count_devices() -> int:
+    """CUDA devices of this machine that the driver shows; 0 without a driver."""
+    from smddp._native import core
+
+    return len(core().cuda(True)["devices"])
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL, or the number of a real-time signal, which has no name."""
+    return next((each.name for each in signal.Signals if each == number), str(number))
+
+
+def run(command: Sequence[str], size: int, program: str) -> int:
+    """Start `size` ranks of `command` and wait for all of them. Returns the exit status.
+
+    That is 0 where all ended well, else the first failing rank's own (128 and the signal's number where one ended it).
+    The others end with it, and with a SIGINT or SIGTERM to this process, and with this process.
+    """
+    port = free_port()
+    ranks: list[subprocess.Popen[bytes]] = []
+    asked: list[int] = []
+
+    def ask(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for rank in range(size):
+            ranks.append(subprocess.Popen(command, env=_environment(rank, size, port), preexec_fn=_follow_parent))
+        return _wait(ranks, asked, program)
+    except OSError as error:
+        sys.stderr.write(f"{program}: cannot start {command[0]!r}: {error.strerror}\n")
+        return 127 if isinstance(error, FileNotFoundError) else 126
+    finally:
+        _end(ranks)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _environment(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "NODE_RANK": "0",
+        "SMDATAPARALLEL_LOCAL_RANK": str(rank),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def _follow_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]], asked: list[int], program: str) -> int:
+    running = dict(enumerate(ranks))
+    status, until = 0, None
+    while running:
+        if asked:
+            return 128 + asked[0]
+        for rank, process in list(running.items()):
+            ended = process.poll()
+            if ended is None:
+                continue
+            del running[rank]
+            if ended != 0 and status == 0:
+                how = f"by signal {signal_name(-ended)}" if ended < 0 else f"with exit status {ended}"
+                sys.stderr.write(f"{program}: rank {rank} (pid {process.pid}) ended {how}; the others follow\n")
+                status, until = (128 - ended if ended < 0 else ended), time.monotonic() + _GRACE
+        if until is not None and time.monotonic() > until:
+            break
+        time.sleep(0.02)
+    return status
+
+
+def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """No rank outlives this."""
+    for process in ranks:
+        if process.poll() is None:
+            process.terminate()
+    until = time.monotonic() + _ASKED
+    for process in ranks:
+        try:
+            process.wait(max(until - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

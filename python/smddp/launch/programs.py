@@ -1,0 +1,115 @@
+"""`smddprun`, `smddpsinglenode`, `smddp_singlenode_dev`, `smddpmprun`: what toolkits put before a rank's command.
+
+mpirun -np 16 --host a:8,b:8 smddprun python -m mpi4py script.py
+srun -n 16 smddprun python script.py
+smddprun --nproc 4 python script.py                        # no launcher: four ranks on this machine
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from smddp.launch import environment
+
+#: Most ranks that one host starts, as smddp-bench.
+MAX_RANKS = 4096
+
+
+class _Asked:
+    """A command line: options of ours, then the rank's command."""
+
+    def __init__(self) -> None:
+        self.size: int | None = None
+        self.variables: dict[str, str] = {}
+        self.command: list[str] = []
+
+
+def smddprun() -> int:
+    """Under a launcher: become the command, as the rank that the launcher says. Else start local ranks."""
+    return _main("smddprun", sys.argv[1:])
+
+
+def smddpmprun() -> int:
+    """The same for modelparallel jobs, with the instance type, which changes nothing here."""
+    return _main("smddpmprun", sys.argv[1:], valued=("-i", "--instance-type"), flags=("--allow-bypass",))
+
+
+def smddpsinglenode() -> int:
+    """Local ranks, whatever launcher started this."""
+    return _main("smddpsinglenode", sys.argv[1:], alone=True)
+
+
+def smddp_singlenode_dev() -> int:
+    return _main("smddp_singlenode_dev", sys.argv[1:], alone=True)
+
+
+def _main(
+    program: str, argv: Sequence[str], valued: Sequence[str] = (), flags: Sequence[str] = (), alone: bool = False
+) -> int:
+    try:
+        asked = _parse(program, argv, valued, flags)
+        os.environ.update(asked.variables)
+        if not alone and asked.size is None and environment.complete():
+            return _become(program, asked.command)
+        from smddp.launch import local  # what a launcher's ranks need not load
+
+        size = asked.size or local.count_devices()
+        if size == 0:
+            raise ValueError(
+                "no launcher started this process and no CUDA device is found: say how many ranks with --nproc N, or "
+                "start it by mpirun, srun or torchrun"
+            )
+    except ValueError as error:
+        sys.stderr.write(f"{program}: {error}\n")
+        return 2
+    return local.run(asked.command, size, program)
+
+
+def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequence[str]) -> _Asked:
+    """Raises ValueError for a command line that makes no sense."""
+    asked, rest = _Asked(), list(argv)
+    while rest and rest[0].startswith("-"):
+        name, _, given = rest.pop(0).partition("=")
+        if name == "--":
+            break
+        if name in flags:
+            continue
+        if name in ("-h", "--help"):
+            print(f"usage: {program} [--nproc N] [-x NAME[=VALUE]] COMMAND ...\n\n{__doc__}")
+            raise SystemExit(0)
+        if name not in ("-x", "-n", "-np", "--nproc", "--nproc-per-node", *valued):
+            raise ValueError(f"unknown option {name}; usage: {program} [--nproc N] [-x NAME[=VALUE]] COMMAND ...")
+        if not given:
+            if not rest:
+                raise ValueError(f"{name} needs a value")
+            given = rest.pop(0)
+        if name == "-x":
+            variable, assigned, value = given.partition("=")
+            # Without a value it is the caller's own, which ranks have anyway.
+            if assigned:
+                from smddp.validation import variable_name  # a launcher's ranks seldom need it
+
+                asked.variables[variable_name(variable, "-x")] = value
+        elif name not in valued:
+            if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= MAX_RANKS:
+                raise ValueError(f"{name} must be a number of ranks from 1 to {MAX_RANKS}, not {given!r}")
+            asked.size = int(given)
+    if not rest:
+        raise ValueError(f"a command is missing; usage: {program} [--nproc N] [-x NAME[=VALUE]] COMMAND ...")
+    asked.command = rest
+    return asked
+
+
+def _become(program: str, command: list[str]) -> int:
+    """Replace this process by the command: exit status and signals are its own."""
+    if asked := sys.modules.get("smddp.launch.process_manager"):
+        asked.leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        sys.stderr.write(f"{program}: cannot start {command[0]!r}: {error.strerror}\n")
+        return 127 if isinstance(error, FileNotFoundError) else 126

@@ -1,0 +1,89 @@
+"""The state of shared parameters: whole ones out of the parts of a tensor group, for state dicts and in files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from smddp.modelparallel.checkpointing.optimizer_state import MASTERS
+from smddp.modelparallel.tensor.split import Split, split_of
+
+# In a part of a state: how each of its tensors is split, by name or number.
+SPLITS = "_smp_splits"
+
+
+def told(splits: dict[Any, Split]) -> dict[str, Any]:
+    """An entry of a part's state that says how it is split; none where nothing is."""
+    if not splits:
+        return {}
+    return {SPLITS: {key: (s.size, s.rank, s.dim, s.stored, s.whole) for key, s in splits.items()}}
+
+
+def by_name(module: torch.nn.Module) -> dict[str, Split]:
+    """How the parameters of a module are split, of those that are."""
+    found = ((name, split_of(q)) for name, q in module.named_parameters(remove_duplicate=False))
+    return {name: split for name, split in found if split is not None}
+
+
+def of_optimizer(packed: dict[str, Any], splits: dict[int, Split]) -> dict[str, Any]:
+    """This stage's state of an optimizer with whole tensors. Collective over the tensor group.
+
+    Raises NotImplementedError for a state of another shape than its parameter's.
+    """
+    return _changed(packed, splits, lambda split, part: split.gathered(part))
+
+
+def joined_optimizers(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The same, out of the states that the ranks of a tensor group have saved, in their order."""
+    first = {key: value for key, value in parts[0].items() if key != SPLITS}
+    splits = {number: Split(*about) for number, about in parts[0].get(SPLITS, {}).items()}
+    if not splits:
+        return first
+    places = iter(_tensors(first, splits))
+    others = [list(_tensors(part, splits)) for part in parts]
+    index = {id(tensor): number for number, tensor in enumerate(places)}
+    return _changed(first, splits, lambda split, part: split.joined([other[index[id(part)]] for other in others]))
+
+
+def joined_models(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The state of a stage's module out of the parts that the ranks of a tensor group have saved, in their order."""
+    found = {key: value for key, value in parts[0].items() if key != SPLITS}
+    for name, about in parts[0].get(SPLITS, {}).items():
+        found[name] = Split(*about).joined([part[name] for part in parts])
+    return found
+
+
+def fits(part: dict[str, Any], size: int) -> bool:
+    """Whether what a file holds was split over so many ranks, or not at all."""
+    return all(about[0] == size for about in part.get(SPLITS, {}).values())
+
+
+def _changed(packed: dict[str, Any], splits: dict[int, Split], change: Any) -> dict[str, Any]:
+    def whole(number: int, value: Any, name: str) -> Any:
+        split = splits.get(number)
+        if split is None or not isinstance(value, torch.Tensor) or value.dim() == 0:
+            return value
+        if tuple(value.shape) != split.part:
+            raise NotImplementedError(
+                f"the optimizer's {name!r} of a parameter that a tensor group shares has shape {tuple(value.shape)} "
+                f"and not the parameter's {split.part}, so the whole of it is not known: save with partial=True"
+            )
+        return change(split, value)
+
+    found = dict(packed)
+    found["state"] = {
+        number: {name: whole(number, value, name) for name, value in values.items()}
+        for number, values in packed["state"].items()
+    }
+    if MASTERS in packed:
+        found[MASTERS] = {number: whole(number, value, MASTERS) for number, value in packed[MASTERS].items()}
+    found.pop(SPLITS, None)
+    return found
+
+
+def _tensors(packed: dict[str, Any], splits: dict[int, Split]) -> Iterable[torch.Tensor]:
+    for number, values in packed["state"].items():
+        yield from (x for x in values.values() if number in splits and isinstance(x, torch.Tensor) and x.dim())
+    yield from (x for number, x in packed.get(MASTERS, {}).items() if number in splits)

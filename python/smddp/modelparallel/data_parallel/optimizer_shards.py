@@ -1,0 +1,81 @@
+"""The key ``shard_optimizer_state``: each replica of a stage steps a share of its parameters and gives it to others.
+
+All replicas have all gradients, averaged, so what clips and scales sees what it ever does; only states (and float32
+masters) are those of the share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from smddp.modelparallel.data_parallel.replicas import buckets
+
+if TYPE_CHECKING:
+    from smddp.modelparallel.ranks import Ranks
+
+# Parameters travel together in so many bytes at most.
+_BUCKET = 25 << 20
+
+
+class Shares:
+    """Who steps what, among the replicas of a stage.
+
+    Attributes:
+        replica, replicas: this one's number, and how many there are.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.replica, self.replicas, self._group = ranks.rdp_rank, ranks.rdp_size, ranks.rdp_group
+        self._ranks = dist.get_process_group_ranks(ranks.rdp_group)
+        self._of: list[list[torch.Tensor]] = [[] for _ in range(self.replicas)]
+        self._known: set[int] = set()
+        self._mine: set[int] = set()
+
+    def divide(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Give every parameter that is new to a replica: the largest first, each to the one that has least."""
+        new = {id(each): each for each in parameters if id(each) not in self._known}
+        loads = [sum(each.numel() for each in own) for own in self._of]
+        for parameter in sorted(new.values(), key=lambda each: -each.numel()):
+            owner = loads.index(min(loads))
+            self._of[owner].append(parameter)
+            loads[owner] += parameter.numel()
+        self._known |= new.keys()
+        self._mine = {id(each) for each in self._of[self.replica]}
+
+    def mine(self, parameter: torch.Tensor) -> bool:
+        """Whether this replica steps it."""
+        return id(parameter) in self._mine
+
+    @contextlib.contextmanager
+    def alone(self, groups: list[dict[str, Any]], mine: Callable[[Any], bool]) -> Iterator[None]:
+        """Inside, an optimizer's groups have nothing but this replica's share, of which ``mine`` knows."""
+        whole = [group["params"] for group in groups]
+        for group in groups:
+            group["params"] = [each for each in group["params"] if mine(each)]
+        try:
+            yield
+        finally:
+            for group, parameters in zip(groups, whole):
+                group["params"] = parameters
+
+    @torch.no_grad()
+    def spread(self) -> None:
+        """Give the others this replica's share, and take theirs. Collective over the replicas."""
+        for owner, parameters in zip(self._ranks, self._of):
+            for bucket in buckets(parameters, _BUCKET):
+                flat = _flatten_dense_tensors(bucket)
+                dist.broadcast(flat, owner, group=self._group)
+                for parameter, value in zip(bucket, _unflatten_dense_tensors(flat, bucket)):
+                    parameter.copy_(value)
+
+    def gather(self, part: Any) -> list[Any]:
+        """Every replica's ``part``. Collective over the replicas."""
+        found: list[Any] = [None] * self.replicas
+        dist.all_gather_object(found, part, group=self._group)
+        return found

@@ -1,0 +1,180 @@
+"""Sharded data parallelism: ranks share the parameters of a copy of the model, by torch's `fully_shard`.
+
+The ranks of a *shard group* are neighbours and hold one copy together; the copies are averaged over. A step's
+microbatches add up on each rank, and the last one's backward pass averages over all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from smddp.modelparallel import delayed
+from smddp.modelparallel.data_parallel import sharded_units, sharded_views
+from smddp.modelparallel.pipeline import current
+from smddp.modelparallel.pipeline.parts import Part
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from smddp.modelparallel.ranks import Ranks
+    from smddp.smp.v1_keys import Config
+
+log = logging.getLogger("smddp.modelparallel")
+
+
+def check(config: Config, ranks: Ranks) -> None:
+    """Raise ValueError where ``sharded_data_parallel_degree`` does not divide the data-parallel ranks."""
+    degree = config.sharded_data_parallel_degree
+    if ranks.dp_size % degree:
+        fitting = ", ".join(str(each) for each in range(1, ranks.dp_size + 1) if ranks.dp_size % each == 0)
+        raise ValueError(
+            f"smp.init(): 'sharded_data_parallel_degree'={degree} does not divide the {ranks.dp_size} data-parallel "
+            f"ranks; these do: {fitting}"
+        )
+
+
+class Sharded:
+    """A model under `fully_shard`, as `DistributedModel` uses it.
+
+    Args:
+        module: the whole model, whose parameters this replaces.
+        busy: as `Part` takes it.
+
+    Attributes:
+        mesh: (replicate, shard), or (shard) where there is one copy.
+        rank, degree: this rank's place in its shard group, and that group's size.
+        copy: which copy of the model this rank holds a part of.
+    """
+
+    def __init__(self, module: nn.Module, config: Config, ranks: Ranks, busy: Any) -> None:
+        self.module = module
+        self.degree = config.sharded_data_parallel_degree
+        self.rank, self.copy = ranks.dp_rank % self.degree, ranks.dp_rank // self.degree
+        self.mesh = _mesh(ranks.size, self.degree)
+        self._last = config.microbatches - 1
+        self._synced = True
+        self._before = {name: (weakref.ref(q), id(q)) for name, q in module.named_parameters()}
+        self._became: dict[int, Any] = {}
+        self._units: list[Any] = []
+        self._kept: list[Any] = []
+        self._shard(config)
+        # `fully_shard` works at the borders of a module's call, so the part is around these.
+        self._part = Part(0, "", module, 0, module, busy)
+
+    def _shard(self, config: Config) -> None:
+        fully_shard, policy = _torch_s()
+        if config.fp16 or config.bf16:
+            self.module.float()  # the masters
+        half = torch.float16 if config.fp16 else torch.bfloat16 if config.bf16 else None
+        reduced = None if half is None else torch.float32
+        inner = policy(param_dtype=half, reduce_dtype=reduced)
+        outer = policy(param_dtype=half, reduce_dtype=reduced, output_dtype=reduced)
+        modules = sharded_units.units(self.module, config.sdp_reduce_bucket_size)
+        sizes = {id(each): max(q.numel() for q in each.parameters()) for each in modules}
+        for each in reversed(modules):
+            kept = sizes[id(each)] < config.sdp_param_persistence_threshold
+            fully_shard(each, mesh=self.mesh, reshard_after_forward=not kept, mp_policy=inner)
+            if kept:
+                self._kept.append(each)
+        fully_shard(self.module, mesh=self.mesh, mp_policy=outer)
+        self._units = [*modules, self.module]
+        for each in self._units:
+            # Ranks may take different branches, and then a parameter has a gradient on some of them only.
+            set_unused = getattr(each, "set_reduce_scatter_unused_params", None)
+            if set_unused is not None:
+                set_unused(True, recurse=False)
+        self._limit_prefetch(modules, config.sdp_max_live_parameters)
+
+    @staticmethod
+    def _limit_prefetch(modules: list[Any], most: int) -> None:
+        """A unit gathers the one before it while its own backward pass runs, unless both together are too large."""
+        for before, each in zip([None, *modules], modules):
+            live = sharded_units.elements(each) + (0 if before is None else sharded_units.elements(before))
+            if live > most:
+                # It is there already, so this asks for nothing in place of torch's own choice.
+                each.set_modules_to_backward_prefetch([each])
+
+    # ---- steps ----
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current.microbatch is not None:
+            return self._part(*args, **kwargs)
+        found = self.module(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            self.reshard()
+        return found
+
+    def going_back(self, microbatch: int) -> None:
+        """The backward pass of a microbatch is next: only the last one's averages over the ranks."""
+        self._synced = microbatch == self._last
+        self.module.set_requires_gradient_sync(self._synced)  # type: ignore[operator]
+        for each in self._kept:
+            each.set_reshard_after_backward(self._synced, recurse=False)
+
+    def finish(self, gradients: bool) -> None:
+        """The step is done."""
+        if gradients and not self._synced:
+            raise RuntimeError(
+                "the step's last microbatch had no model.backward(), which averages the gradients of all of them over "
+                "the ranks under 'sharded_data_parallel_degree': let every microbatch call it"
+            )
+        self.reshard()
+
+    def reshard(self) -> None:
+        """Let go of what is gathered, so that the next pass sees new values."""
+        for each in self._units:
+            each.reshard()
+
+    # ---- parameters ----
+
+    def fill(self, seed: int) -> None:
+        """Give parameters on the meta device their values. Afterwards parameters stay the objects that they are."""
+        delayed.everywhere(self.module, seed)
+        sharded_views.attach(self.module)
+        after = dict(self.module.named_parameters())
+        # What the parameters of before have become, for an optimizer that was made before.
+        self._became = {number: (ref, after[name]) for name, (ref, number) in self._before.items()}
+
+    def replace(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give an optimizer that was made before the model was sharded the parameters that it has since."""
+        for group in optimizer.param_groups:
+            # In place: schedulers and scripts may hold the group.
+            group["params"][:] = [self._now(parameter) for parameter in group["params"]]
+
+    def _now(self, parameter: Any) -> Any:
+        ref, new = self._became.get(id(parameter), (None, parameter))
+        return new if ref is not None and ref() is parameter else parameter
+
+
+def _torch_s() -> tuple[Any, Any]:
+    """`fully_shard` and its policy of types, wherever this torch has them."""
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError:
+        from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[no-redef]
+    return fully_shard, MixedPrecisionPolicy
+
+
+def _mesh(size: int, degree: int) -> DeviceMesh:
+    """The mesh of all ranks: `torch.sagemaker`'s, whose first dimension is left out where there is one copy."""
+    from smddp.sagemaker.parallel import ParallelState, layout
+
+    # By number: a launcher counts the ranks of a node one after the other.
+    mesh = ParallelState(layout(size, degree, 1), [""] * size).mesh
+    return mesh["shard"] if degree == size else mesh["replicate", "shard"]
+
+
+def of(model: Any) -> Sharded | None:
+    """How a model is sharded; None if it is not."""
+    return getattr(model, "sharded", None)
+
+
+def writes(ranks: Ranks, model: Any) -> bool:
+    """Whether this rank writes its part of a partial checkpoint: one rank for each part does."""
+    sharded = of(model)
+    return ranks.rdp_rank == 0 if sharded is None else sharded.copy == 0

@@ -1,0 +1,1 @@
+"""`smp.DistributedOptimizer`, loss scaling and mixed precision."""

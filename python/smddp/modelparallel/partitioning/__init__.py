@@ -1,0 +1,1 @@
+"""The assignment of modules to pipeline stages."""

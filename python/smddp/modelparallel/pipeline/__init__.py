@@ -1,0 +1,1 @@
+"""Execution of a step: schedule, microbatches and messages between stages."""

@@ -1,0 +1,1 @@
+"""Logs, metrics, dumps and status of running groups. Imports no torch."""

@@ -1,0 +1,1 @@
+"""All that depends on FSDP1 or FSDP2."""

@@ -1,0 +1,1 @@
+"""The commands `smddp` and `smddp-bench`. Only `bench_torch` imports torch."""

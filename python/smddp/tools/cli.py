@@ -1,0 +1,191 @@
+"""The console commands `smddp` and `smddp-bench`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from smddp import validation
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """`smddp info`, `doctor`, `status`, `trace`, `launch` and `bench`. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="smddp", description="Collective communication for training.")
+    parser.add_argument("--version", action="store_true", help="the version, and that of the torch beside it")
+    commands = parser.add_subparsers(dest="command")
+    info = commands.add_parser("info", help="what was found here, the settings, and the path each collective takes")
+    info.add_argument("--json", action="store_true", help="the same for programs")
+    info.add_argument("-n", "--ranks", type=int, default=2, help="processes on this machine to show the paths for")
+    doctor = commands.add_parser(
+        "doctor", help="look for what is wrong here, or with a job (under torchrun), and measure"
+    )
+    from smddp.tools.doctor import command
+
+    command.arguments(doctor)
+    status = commands.add_parser("status", help="what live jobs of this user on this machine are doing")
+    status.add_argument("pid", nargs="*", type=int, help="these processes alone")
+    status.add_argument("--all", action="store_true", help="every process of this user (as without PID)")
+    status.add_argument("--json", action="store_true", help="the same for programs")
+    status.add_argument(
+        "--watch", nargs="?", type=validation.seconds, const=2.0, metavar="SECONDS", help="again every 2 seconds"
+    )
+    status.add_argument(
+        "--dump", metavar="DIR", help="write what their recorders have there, one file for each; a folder for each job"
+    )
+    trace = commands.add_parser("trace", help="the ranks' dumps as one trace for Perfetto or chrome://tracing")
+    trace.add_argument(
+        "dumps", nargs="+", metavar="DUMP", help="files of smddp.dump(), or folders of --dump or SMDDP_DUMP_DIR"
+    )
+    trace.add_argument("-o", "--output", default="trace.json", help="FILE.svg: a picture instead")
+    text = "run a script on ranks here or on several hosts, as an estimator does"
+    commands.add_parser("launch", help=text, add_help=False)
+    commands.add_parser("bench", help="measure collectives on this machine or across machines", add_help=False)
+    given = list(sys.argv[1:] if argv is None else argv)
+    # These two read their own arguments.
+    if given[:1] == ["bench"]:
+        return bench(given[1:])
+    if given[:1] == ["launch"]:
+        from smddp.estimator import shell
+
+        return shell.main(given[1:])
+    arguments, strange = parser.parse_known_args(given)
+    if strange:
+        # With the usage of the command that they were given to.
+        commands.choices.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(strange)}")
+    if arguments.version:
+        return _version()
+    if arguments.command is None:
+        parser.error("a command is missing: info, doctor, status, trace, launch or bench")
+    ranks = getattr(arguments, "ranks", None)
+    if ranks is not None and ranks < 1:
+        parser.error(f"--ranks must be at least 1, got {ranks}")
+    if arguments.command == "info":
+        from smddp.observability.info import MOST_RANKS
+
+        if arguments.ranks > MOST_RANKS:
+            parser.error(f"--ranks must be at most {MOST_RANKS}, got {arguments.ranks}")
+    try:
+        if arguments.command == "doctor":
+            return command.run(arguments, _columns())
+        if arguments.command == "status":
+            from smddp.observability import status as _status
+
+            return _status.main(arguments.pid, arguments.json, arguments.watch, arguments.dump)
+        if arguments.command == "trace":
+            from smddp.observability import trace as _trace
+
+            return _trace.main(arguments.dumps, arguments.output)
+        return _info(arguments.ranks, arguments.json)
+    except BrokenPipeError:
+        # Whoever reads has seen enough; nothing is left to be flushed into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ImportError as error:
+        print(f"smddp: {error}", file=sys.stderr)
+        return 1
+
+
+def _version() -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    print(f"smddp {version('smddp')}")
+    with contextlib.suppress(PackageNotFoundError):
+        print(f"torch {version('torch')}")
+    return 0
+
+
+def _info(ranks: int, as_json: bool) -> int:
+    """Tells what there is, whatever is wrong with it. Returns 1 where something is."""
+    from smddp._native import core
+    from smddp.observability.info import collect, local_paths
+    from smddp.tools import environment
+
+    found = collect(start_cuda=True)
+    found["surroundings"] = environment.collect()
+    found["libfabric"], found["paths"] = [], {}
+    if not found["problems"]:
+        found["libfabric"] = core().fabric()
+        try:
+            found["paths"] = {name: {"4 KiB": small, "64 MiB": large} for name, small, large in local_paths(ranks)}
+        except (RuntimeError, ValueError) as error:
+            found["problems"].append(f"{ranks} processes here form no group: {error}")
+    if as_json:
+        print(json.dumps(found, indent=2, default=str))
+    else:
+        from smddp.tools.info_text import lines
+
+        print("\n".join(lines(found, ranks, _columns())))
+    return 1 if found["problems"] else 0
+
+
+def _columns() -> int:
+    """The terminal's width; lines that go to a file or a pipe have none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000
+
+
+def bench(argv: Sequence[str] | None = None) -> int:
+    """`smddp-bench`, the benchmark program of the native core. Returns the exit status."""
+    import signal
+
+    from smddp._native import core
+    from smddp.launch.environment import launched
+
+    try:
+        native = core()
+    except ImportError as error:
+        print(f"smddp-bench: {error}", file=sys.stderr)
+        return 1
+    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        native.info()
+    except ValueError as error:
+        # Once, and not by every rank.
+        print(f"smddp-bench: {error}", file=sys.stderr)
+        return 2
+    # It runs without Python's help, and so does its end by Ctrl-C.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # The subcommands that draw write their own files.
+    if given[:1] in (["simulate"], ["explain"], ["tune"]):
+        return native.bench_main(given)
+    if not any(word.startswith("--nproc") for word in given):
+        try:
+            launched()
+        except ValueError as error:
+            # What is missing the core tells, if it needs it: a replay starts ranks of its own. That a manager was asked
+            # and does not say, it cannot know.
+            if error.__cause__ is not None:
+                print(f"smddp-bench: {error}", file=sys.stderr)
+                return 2
+    backends, rest = _taken(given, "--torch")
+    if backends is not None:
+        from smddp.tools import bench_torch
+
+        return bench_torch.main(rest, backends)
+    target, rest = _taken(given, "--plot")
+    if target is None:
+        return native.bench_main(given)
+    if not target:
+        print("smddp-bench: --plot takes a file name (.svg or .png)", file=sys.stderr)
+        return 2
+    from smddp.tools.plot import plotted
+
+    return plotted(native.bench_main, rest, target)
+
+
+def _taken(given: list[str], option: str) -> tuple[str | None, list[str]]:
+    """An option's value, None without it, and the other words."""
+    for at, word in enumerate(given):
+        if word == option:
+            return "".join(given[at + 1 : at + 2]), given[:at] + given[at + 2 :]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2], given[:at] + given[at + 1 :]
+    return None, given
+
+
+if __name__ == "__main__":
+    sys.exit(main())

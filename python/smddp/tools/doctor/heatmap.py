@@ -1,0 +1,85 @@
+"""The heat map of pairs, as SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smddp.observability.timeline import escape
+from smddp.tools.doctor.checks.pairs import slow
+
+_CELL, _LEFT, _TOP, _GAP = 44, 90, 70, 80
+# Of more ranks than that, cells have no figures.
+_WITH_FIGURES = 24
+_SMALL_CELL = 10
+
+
+def drawn(rows: Sequence[Mapping[str, Any]], nodes: Sequence[int], hosts: Sequence[str]) -> str:
+    """Two maps, latency and bandwidth, rank by rank; darker is worse, a red frame is a slow pair.
+
+    rows: as measured. nodes, hosts: of each rank. Between nodes the figures are those of their first ranks.
+    """
+    size = len(nodes)
+    cell = _CELL if size <= _WITH_FIGURES else _SMALL_CELL
+    leader = {node: nodes.index(node) for node in nodes}
+    known = {tuple(sorted(row["ranks"])): row for row in rows}
+    marked = {tuple(sorted(row["ranks"])) for row in slow(rows)}
+
+    def pair(a: int, b: int) -> tuple[int, int]:
+        one, other = (a, b) if nodes[a] == nodes[b] else (leader[nodes[a]], leader[nodes[b]])
+        return (min(one, other), max(one, other))
+
+    side = size * cell
+    width, height = _LEFT + 2 * side + _GAP + 20, _TOP + side + 30
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for number, (key, title) in enumerate((("latency us", "latency, us"), ("GB/s", "bandwidth, GB/s"))):
+        left = _LEFT + number * (side + _GAP)
+        values = [row[key] for row in rows]
+        parts.append(f'<text x="{left}" y="24" font-size="14">{title}</text>')
+        for a in range(size):
+            if cell == _CELL:
+                label = escape(f"{a} {hosts[a]}" if not number else str(a))
+                y = _TOP + a * cell + cell // 2 + 4
+                parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end">{label[:14]}</text>')
+                parts.append(f'<text x="{left + a * cell + cell // 2}" y="{_TOP - 8}" text-anchor="middle">{a}</text>')
+            for b in range(size):
+                row = known.get(pair(a, b)) if a != b else None
+                parts += _square(
+                    left + b * cell,
+                    _TOP + a * cell,
+                    cell,
+                    row[key] if row else None,
+                    values,
+                    number,
+                    pair(a, b) in marked,
+                )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _square(
+    x: int, y: int, cell: int, value: float | None, values: Sequence[float], high_is_good: int, marked: bool
+) -> list[str]:
+    if value is None:
+        return [f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" fill="#f0f0f0" stroke="white"/>']
+    low, high = math.log(max(min(values), 1e-9)), math.log(max(max(values), 1e-9))
+    # Less than a factor of two is noise, and not a whole scale's difference.
+    worse = (math.log(max(value, 1e-9)) - low) / max(high - low, math.log(2))
+    worse = 1 - worse if high_is_good else worse
+    red, green, blue = (round(good + (bad - good) * worse) for good, bad in ((222, 165), (235, 15), (247, 21)))
+    frame = 'stroke="#d00000" stroke-width="3"' if marked else 'stroke="white"'
+    inset = 2 if marked else 0
+    parts = [
+        f'<rect x="{x + inset}" y="{y + inset}" width="{cell - 2 * inset}" height="{cell - 2 * inset}" '
+        f'fill="rgb({red},{green},{blue})" {frame}/>'
+    ]
+    if cell == _CELL:
+        ink = "white" if worse > 0.5 else "black"
+        parts.append(
+            f'<text x="{x + cell // 2}" y="{y + cell // 2 + 4}" text-anchor="middle" fill="{ink}">{value:.3g}</text>'
+        )
+    return parts

@@ -1,0 +1,60 @@
+"""The doctor's text."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from smddp.text import printable
+from smddp.tools.doctor.checks.ranks import named
+from smddp.tools.doctor.finding import FAIL, OK, WARN, Finding
+
+_NAME = 24
+_HEAD = 8 + _NAME
+_LEAST = 40
+# Lines of one check.
+_FEW = 4
+_MARK = {FAIL: "FAIL", WARN: "warn"}
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """ "healthy", "warnings" or "failing"."""
+    statuses = {finding.status for finding in findings}
+    return "failing" if FAIL in statuses else "warnings" if WARN in statuses else "healthy"
+
+
+def lines(head: str, findings: Sequence[Finding], came: int, columns: int) -> list[str]:
+    """The text, in lines of at most that many columns. came: the number of ranks that came."""
+    told = [head, ""]
+    for finding in _few(findings):
+        about = f"{named(finding.ranks)}: " if finding.ranks and len(finding.ranks) < came else ""
+        told += _row(f"{_MARK.get(finding.status, 'ok'):<6}{finding.name}", about + finding.found, columns)
+        told += _row("", f"means: {finding.means}", columns) if finding.means else []
+        told += _row("", f"do: {finding.do}", columns) if finding.do else []
+    bad = [finding.name for finding in findings if finding.status == FAIL]
+    warned = [finding.name for finding in findings if finding.status == WARN]
+    told += ["", f"{verdict(findings)}: {len(findings) - len(bad) - len(warned)} ok"]
+    for what, names in (("warn", warned), ("FAIL", bad)):
+        told[-1] += f"; {what} {', '.join(dict.fromkeys(names))}" if names else ""
+    return told
+
+
+def _few(findings: Sequence[Finding]) -> list[Finding]:
+    """All but most of what is well, in different words, on many hosts: `--json` has those."""
+    shown: list[Finding] = []
+    for finding in findings:
+        like = [it for it in findings if (it.name, it.status) == (finding.name, OK)]
+        if finding.status != OK or len(like) <= _FEW or finding in like[: _FEW - 1]:
+            shown.append(finding)
+        elif finding == like[-1]:
+            ranks = tuple(sorted(rank for it in like[_FEW - 1 :] for rank in it.ranks))
+            shown.append(Finding(OK, "well, each in its own way (--json)", name=finding.name, ranks=ranks))
+    return shown
+
+
+def _row(name: str, text: str, columns: int) -> list[str]:
+    # Facts of other hosts are not trusted to be plain text.
+    wrapped = textwrap.wrap(
+        printable(" ".join(text.split())), max(columns - _HEAD, _LEAST), break_long_words=False, break_on_hyphens=False
+    )
+    return [f"  {name if at == 0 else '':<{_HEAD - 2}}{line}".rstrip() for at, line in enumerate(wrapped or [""])]

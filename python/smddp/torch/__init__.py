@@ -1,0 +1,1 @@
+"""The torch.distributed backend. Imports `observability`, `exit_hooks` and `arrays`."""

@@ -1,0 +1,275 @@
+"""What all collectives go through on their way to the core."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from smddp.torch import profiling
+from smddp.torch.arguments import check_dtype, describe
+from smddp.torch.compat import profiler_enabled
+from smddp.torch.dtypes import CODES, SUM
+from smddp.torch.errors import translate
+from smddp.torch.time_estimate import Estimating
+from smddp.torch.work import DoneWork, SmddpWork, join
+
+if TYPE_CHECKING:
+    from smddp.torch.collectives.cuda import DeviceSide
+
+# The numbers of smddp_plan::Collective.
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, REDUCE, GATHER, SCATTER, ALL_TO_ALL, BARRIER = range(9)
+
+UINT8 = CODES[torch.uint8]
+# The operation and factor of what does not reduce.
+PLAIN = (SUM, 1.0)
+_ZERO = timedelta(0)
+
+# For callers that wait at once: nothing in it can change, so one serves all.
+DONE = DoneWork([])
+
+After = list[Callable[[], None]]
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective call as the core takes it.
+
+    number, code: collective and dtype. like: a tensor on the call's device; None: the CPU. source, target: the core's
+    blocks (see smddp._core). keep: what must live until the call is over. outputs: what its handle gives. after: what
+    is done once the data is there.
+    """
+
+    number: int
+    code: int
+    like: Tensor | None
+    source: Any
+    target: Any
+    keep: object
+    outputs: list[Tensor]
+    after: Sequence[Callable[[], None]] = ()
+    redop: tuple[int, float] = PLAIN
+    root: int = 0
+
+
+class Base(Estimating):
+    """One group, as its collectives see it. The class that uses it sets the attributes below."""
+
+    _rank: int
+    # Global ranks, where they differ from the ranks in the group.
+    _ranks: Sequence[int] | None
+    # Backends of the devices that are not ours, by device type.
+    _others: dict[str, Any]
+    _serves_cpu: bool
+    _serves_cuda: bool
+    # CUDA's ordinal of the device that the group is bound to.
+    _bound: int | None
+    _cuda: DeviceSide | None = None
+    # The short way of calls that are quite ordinary, if there is one; smddp._core.AtOnce.
+    _at_once: Any = None
+
+    def _short_way(self) -> Any:
+        """Returns the fast path, or None in a coalescing block, in a time estimate and under a profiler."""
+        if (self._states is not None and self._has_thread_state()) or (profiling.seen and profiler_enabled()):
+            return None
+        return self._at_once
+
+    def _under_way(self, native: Any, output: Tensor) -> Work:
+        """The handle of a call on a device that took the short way. native: the core's."""
+        return self._device_side().handle(native, output, self._ranks)
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """Ends this thread's block and estimate. error: raised by a public method. Returns the exception to raise."""
+        if self._batch is not None:
+            self._batch = None
+            self._forget_coalescing()
+        # torch leaves it open, and every later call would move nothing in silence.
+        self._estimate = None
+        return translate(error, self._ranks)
+
+    def _forget_coalescing(self) -> None:
+        """Take an open block out of torch's own state too, or it would queue every later call in silence."""
+
+    def _on_cuda(self, tensor: Tensor) -> bool:
+        """Whether a tensor that is not on a CPU of ours is on a CUDA device of ours.
+
+        Raises what speaks against a call on it, before anything is enqueued.
+        """
+        if not (self._serves_cuda and tensor.is_cuda):
+            return False
+        self._check_strided(tensor)
+        self._device_side().check(tensor)
+        return True
+
+    def _device_side(self) -> DeviceSide:
+        side = self._cuda
+        if side is None:
+            # Imported here: most processes have no CUDA tensor.
+            from smddp.torch.collectives.cuda import DeviceSide
+
+            side = self._cuda = DeviceSide(self._comm.name, self._bound)
+        return side
+
+    def _settle(self, device: torch.device | None, ordinals: Sequence[int]) -> None:
+        """The host waits for what this thread has enqueued on the CUDA devices of the group, and on those asked for.
+
+        ordinals: as barriers have them. device: the same, in a newer torch; without an index it is the group's own, or
+        the current one.
+        """
+        asked: set[int | None] = set()
+        if self._serves_cuda:
+            if device is not None and device.type == "cuda":
+                asked.add(device.index)
+            if asked <= {None} and ordinals:
+                asked = set(ordinals)
+        if self._cuda is None:
+            if not asked and self._bound is None:
+                return
+            from smddp.torch import cuda
+
+            if not cuda.in_use():
+                return
+        self._device_side().settle(asked)
+
+    def _elsewhere(self, tensor: Tensor) -> Any:
+        """The backend that serves the tensor's device. Raises RuntimeError where there is none."""
+        kind = tensor.device.type
+        backend = self._others.get(kind)
+        if backend is None and kind == "cpu":
+            raise RuntimeError(
+                f"this group has no backend for CPU tensors ({describe(tensor)}); make it with "
+                "init_process_group('smddp'), or name one: 'cpu:smddp,...'"
+            )
+        if backend is None:
+            raise RuntimeError(
+                f"smddp moves CPU and CUDA tensors, and this group has no backend for {kind}: {describe(tensor)} is on "
+                f"{tensor.device}. Move it to the CPU, or give {kind} to a backend that serves it: "
+                f"init_process_group('cpu:smddp,{kind}:{'smddp' if kind == 'cuda' else 'BACKEND'}')."
+            )
+        return backend
+
+    def _check_strided(self, tensor: Tensor) -> None:
+        if tensor.layout != torch.strided:
+            raise ValueError(f"smddp moves dense tensors; this one has layout {tensor.layout} ({describe(tensor)})")
+
+    def _check_all_here(self, what: str, first: Tensor, others: Sequence[Tensor]) -> None:
+        """All on the device of `first` and dense, with its dtype."""
+        self._check_strided(first)
+        on_cpu = first.is_cpu
+        for index, tensor in enumerate(others):
+            if tensor.is_cpu != on_cpu or (not on_cpu and tensor.device != first.device):
+                raise ValueError(
+                    f"{what}: tensors must be on one device, got {first.device} and {tensor.device} (tensor {index})"
+                )
+            self._check_strided(tensor)
+        check_dtype(what, first, others)
+
+    def _check_root(self, what: str, root: int) -> None:
+        if not 0 <= root < self._size:
+            raise ValueError(f"{what}: invalid root rank {root} in a group of {self._size} ranks")
+
+    def _start(self, call: Call, options: Any) -> Work:
+        """Hand one call to the core; a caller that would wait at once is served on the spot."""
+        if self._estimate is not None:
+            self._estimate.collective(call)
+            return self._note(DoneWork(call.outputs))
+        # Not a `with` around a method of its own: that takes as long as both doors together.
+        way = None
+        if profiling.seen and profiler_enabled():
+            way = profiling.way_range(self._comm, call, self._size)
+            way.__enter__()
+        try:
+            timeout = options.timeout
+            limit = timeout.total_seconds() if timeout > _ZERO else 0.0
+            now = self._batch is None and not getattr(options, "asyncOp", True)
+            if call.like is not None and not call.like.is_cpu:
+                work = self._device_side().start((self._comm, self._at_once), call, limit, now, self._ranks)
+                return DONE if now else self._note(work)
+            native = self._comm.collective(
+                call.number,
+                call.code,
+                call.redop[0],
+                call.redop[1],
+                call.root,
+                call.source,
+                call.target,
+                call.keep,
+                limit,
+                not now,
+            )
+        finally:
+            if way is not None:
+                way.__exit__(None, None, None)
+        if now:
+            for step in call.after:
+                step()
+            return DONE
+        return self._note(SmddpWork(native, call.outputs, call.after, self._ranks))
+
+    def _start_parts(self, parts: Iterable[Work], outputs: list[Tensor], options: Any) -> Work:
+        """Starts all parts of a call, and waits for them where the call is synchronous.
+
+        parts: makes a call for each part. All are started before the first wait: after an interrupt they go on, and the
+        other ranks' calls end. An interrupt between two starts aborts the group.
+        """
+        block, self._batch = self._batch, []
+        try:
+            work = join(list(parts), outputs)
+        except (KeyboardInterrupt, SystemExit) as error:
+            # The other ranks would wait for the parts that this rank does not start any more.
+            self._comm.abort(f"rank {self._rank} left a coalesced call before its end ({type(error).__name__})")
+            raise
+        finally:
+            self._batch = block
+        if block is None and not getattr(options, "asyncOp", True):
+            work.wait()
+        return self._note(work)
+
+    def _note(self, work: Work) -> Work:
+        batch = self._batch
+        if batch is not None:
+            batch.append(work)
+        return work
+
+    # Coalescing. torch's own spelling in Python has an underscore; its C++ side looks for the one without.
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Makes the calls of this thread on this group one handle, up to `_end_coalescing`."""
+        other = self._others.get(device.type)
+        if other is not None:
+            other._start_coalescing()
+            return
+        if self._batch is not None:
+            raise RuntimeError("smddp: this thread has a coalescing block open in this group already")
+        self._batch = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        other = self._others.get(device.type)
+        if other is not None:
+            return other._end_coalescing()
+        batch, self._batch = self._batch, None
+        if batch is None:
+            raise RuntimeError("smddp: this thread has no coalescing block open in this group")
+        return join(batch) if batch else DONE
+
+    start_coalescing = _start_coalescing
+    end_coalescing = _end_coalescing
+
+
+def first_of(backend: Any, *names: str) -> Any:
+    """The method of another backend under the first of its names that this torch has."""
+    for name in names[:-1]:
+        method = getattr(backend, name, None)
+        if method is not None:
+            return method
+    return getattr(backend, names[-1])
+
+
+def check_pairs(what: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    if len(outputs) != len(inputs) or not inputs:
+        raise ValueError(f"{what}: needs as many outputs as inputs, at least one, got {len(outputs)} and {len(inputs)}")

@@ -1,0 +1,85 @@
+"""Private names of torch, each with a fallback: without one a feature is lost, with one warning, and no group.
+
+`retained_handles.py`, `shutdown_patch.py` and `resharding.py` hold the workarounds for old versions of torch.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+
+def _private(module: str, name: str, lost: str, fallback: Callable[..., Any]) -> Any:
+    """`module.name`, or the fallback and a RuntimeWarning that says what is `lost`."""
+    import importlib
+
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        warn_missing(f"{module}.{name}", lost)
+        return fallback
+
+
+def warn_missing(name: str, lost: str) -> None:
+    """Warns that this torch has no `name`. Never raises, not even where warnings are errors."""
+    import torch
+
+    try:
+        warnings.warn(
+            f"torch {torch.__version__} has no {name}, which smddp uses: {lost}. Update smddp, or report it.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    except RuntimeWarning:
+        pass
+
+
+def _record_function(name: str, tensors: Any, values: Any) -> Any:
+    from torch.profiler import record_function
+
+    return record_function(name)
+
+
+#: Number of dispatch modes active on this thread.
+dispatch_modes: Callable[[], int] = _private(
+    "torch._C",
+    "_len_torch_dispatch_stack",
+    "dispatch modes such as CommDebugMode do not see the calls of a smddp group",
+    lambda: 0,
+)
+
+#: Whether a profiler records on this thread.
+profiler_enabled: Callable[[], bool] = _private(
+    "torch.autograd", "_profiler_enabled", "the profiler shows no ranges of smddp", lambda: False
+)
+
+#: A profiler range of a name, tensors and a dict of values.
+record_range: Callable[..., Any] = _private(
+    "torch._C._profiler",
+    "_RecordFunctionFast",
+    "the profiler's ranges of smddp have no sizes and values",
+    _record_function,
+)
+
+#: A context in which no torch.func transform is active.
+without_transforms: Callable[[], Any] = _private(
+    "torch._C",
+    "_DisableFuncTorch",
+    "inside a torch.func transform a collective on a strided tensor raises",
+    nullcontext,
+)
+
+
+def backend_plugins() -> dict[str, Any]:
+    """torch's table of registered backends by name in capitals; empty, with a warning, where this torch has none."""
+    import torch.distributed as dist
+
+    table = getattr(dist.Backend, "_plugins", None)
+    if table is None:
+        warn_missing(
+            "torch.distributed.Backend._plugins",
+            "in a group such as 'cpu:gloo,cuda:smddp' only gloo and nccl are available besides smddp",
+        )
+    return table or {}

@@ -1,0 +1,289 @@
+"""Groups whose devices have different backends, such as "cpu:gloo,cuda:smddp".
+
+torch asks one creator per device, but a creator that returns a process group of its own replaces the whole
+group, and torch asks no further. So a smddp group holds the backends of the other devices itself.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from smddp._constants import NAME
+from smddp.arrays import symmetric
+from smddp.torch.compat import backend_plugins, warn_missing
+from smddp.torch.dispatch import arrive
+from smddp.torch.unsupported import answering
+
+DEFAULT_DEVICES = {"cpu": NAME, "cuda": NAME}
+
+
+@dataclass
+class Request:
+    """What torch was asked for when it called our creator."""
+
+    # Backend name of each device type.
+    backends: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_DEVICES))
+    # torch's own group, which holds the backends that were made before ours; it is about to be dropped.
+    parent: Any = None
+    # The device that the group is bound to.
+    device_id: torch.device | None = None
+
+
+#: Local variables of `torch.distributed.distributed_c10d._new_process_group_helper`: the parsed backend string, torch's
+#: own group, and the device that the group is bound to.
+HELPER_LOCALS = ("backend_config", "pg", "device_id")
+
+
+def current_request() -> Request:
+    """Reads the backend string from the frame of torch's that calls our creator.
+
+    A creator gets its own device only. torch keeps the parsed string in a local variable of the function that calls
+    the creator, whatever the function is called. Warns where torch has no such variable: all devices are then served
+    by smddp.
+    """
+    by_torch = False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.distributed."):
+            by_torch = True
+            names = frame.f_locals
+            config: Any = names.get(HELPER_LOCALS[0])
+            if hasattr(config, "get_device_backend_map"):
+                backends = {str(device): str(backend) for device, backend in config.get_device_backend_map().items()}
+                return Request(backends, names.get(HELPER_LOCALS[1]), names.get(HELPER_LOCALS[2]))
+        frame = frame.f_back
+    if by_torch and not _Warned.request:
+        _Warned.request = True
+        warn_missing(
+            f"local variable {HELPER_LOCALS[0]!r} in the function that makes process groups",
+            "smddp serves the CPU and CUDA devices of every group, also of one with several backends, such as "
+            "'cpu:gloo,cuda:smddp'",
+        )
+    return Request()
+
+
+class _Warned:
+    """Warnings that this process has given."""
+
+    request = False
+
+
+def mesh_siblings(ranks: Sequence[int]) -> list[list[int]]:
+    """Return the ranks of all groups of the mesh dimension for which torch is making the group of `ranks`.
+
+    torch's DeviceMesh keeps them in a local variable. Empty for other callers.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        is_mesh = frame.f_globals.get("__name__") == "torch.distributed.device_mesh"
+        rows = frame.f_locals.get("pg_ranks_by_dim") if is_mesh else None
+        if isinstance(rows, torch.Tensor):
+            listed = rows.tolist()
+            for groups in (listed, [sorted(group) for group in listed]):
+                if list(ranks) in groups:
+                    return groups
+        frame = frame.f_back
+    return []
+
+
+def others(
+    request: Request, store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: list[int]
+) -> dict[str, Any]:
+    """The backends of all devices that are not ours, by device type: those torch has made, and new ones.
+
+    store: the group's store, without a device's prefix. Raises RuntimeError naming the device and the backend
+    where one cannot be made.
+    """
+    found: dict[str, Any] = {}
+    made: dict[str, Any] = {}
+    for device, backend in request.backends.items():
+        if backend == NAME:
+            continue
+        found[device] = _registered(request.parent, device) or made.get(backend)
+        if found[device] is None:
+            try:
+                found[device] = _make(backend, dist.PrefixStore(f"{device}/", store), rank, size, timeout, name, ranks)
+            except Exception as error:
+                raise RuntimeError(
+                    f"smddp holds the backends of a group's other devices itself, and could not make "
+                    f"{backend!r} for {device!r}: {error}; where this machine has no such device, leave "
+                    f"'{device}:{backend}' out of the backend's name"
+                ) from error
+            made[backend] = found[device]
+    return found
+
+
+def _registered(group: Any, device: str) -> Any:
+    try:
+        return group._get_backend(torch.device(device)) if group is not None else None
+    except RuntimeError:
+        return None
+
+
+def _make(backend: str, store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: list[int]) -> Any:
+    """One backend, as torch's own helper would make it."""
+    plugin = backend_plugins().get(backend.upper())
+    if plugin is not None:
+        if plugin.extended_api:
+            options: Any = c10d._DistributedBackendOptions()
+            options.store = store
+            options.group_rank = rank
+            options.group_size = size
+            options.timeout = timeout
+            options.group_id = name
+            options.global_ranks_in_group = ranks
+            made = plugin.creator_fn(options, None)
+        else:
+            made = plugin.creator_fn(store, rank, size, timeout)
+        if made is None or isinstance(made, dist.ProcessGroup):
+            raise RuntimeError("it is not a backend that can be part of a group")
+        return made
+    # Older torch makes its own backends without the table.
+    if backend == "gloo":
+        return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+    if backend == "nccl":
+        nccl: Any = c10d.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        nccl.global_ranks_in_group = ranks
+        nccl.group_name = name
+        return c10d.ProcessGroupNCCL(store, rank, size, nccl)
+    raise RuntimeError("this torch has no way to make it")
+
+
+# What torch may call on the backend of a device instead of the group.
+_FORWARDED = (
+    "allreduce allreduce_coalesced allreduce_sparse broadcast reduce allgather all_gather_single _allgather_base "
+    "allgather_coalesced all_gather_single_coalesced allgather_into_tensor_coalesced gather gather_single "
+    "gather_into_tensor scatter reduce_scatter reduce_scatter_single _reduce_scatter_base "
+    "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced all_to_all_single alltoall_base alltoall send "
+    "recv recv_anysource barrier monitored_barrier set_timeout get_error _get_sequence_number_for_group "
+    "_set_sequence_number_for_group get_reconfigure_handle reconfigure _start_time_estimate _end_time_estimate"
+).split()
+
+
+def _forward(method: str) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return arrive(self.served_group(), method, args, kwargs)
+
+    call.__name__ = method
+    return call
+
+
+@answering(c10d.Backend)
+class SmddpDevice(c10d.Backend):
+    """What the group shows as the backend of its devices: torch asks it for names and abilities.
+
+    All calls go to the group, through `dispatch.py`. torch takes it from 2.14 on, see `device_backend`.
+    """
+
+    def __init__(self, group: Any, timeout: timedelta) -> None:
+        super().__init__(group.rank(), group.size())
+        self._group = weakref.ref(group)
+        self._options = c10d.Backend.Options(NAME, timeout)
+
+    def served_group(self) -> Any:
+        """Raises RuntimeError where it is gone."""
+        group = self._group()
+        if group is None:
+            raise RuntimeError("this smddp group is gone")
+        return group
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    name = getBackendName
+
+    @property
+    def options(self) -> Any:
+        return self._options
+
+    @property
+    def supports_splitting(self) -> bool:
+        return True
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return self.served_group().supports_reconfigure
+
+    @property
+    def supports_shrinking(self) -> bool:
+        return self.served_group().supports_shrinking
+
+    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> SmddpDevice:
+        return self.served_group().shrink(ranks_to_exclude, shrink_flags, opts_override)._device
+
+    @property
+    def supports_coalescing(self) -> bool:
+        # Batched sends and receives need no block: each is started at once and none waits for another.
+        return False
+
+    @property
+    def _supports_time_estimate(self) -> bool:
+        return True
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        """Of `size` elements, in memory that the ranks of this host take from directly: FSDP2's buffers, for one.
+
+        Raises ValueError for a device that is not the CPU, MemoryError where so much is not free in one piece.
+        """
+        if not self.supports_tensor_alloc(device):
+            raise ValueError(f"smddp allocates tensors of the CPU, and this is for {device}; make it with torch.empty")
+        return symmetric.tensor((size,), dtype)
+
+    def eager_connect_single_device(self, device: Any = None) -> None:
+        """Groups are connected when they are made."""
+
+    def perform_nocolor_split(self, device: Any = None) -> None:
+        """Ranks outside a new group have no part in making it."""
+
+    def abort(self) -> None:
+        self.served_group().abort()
+
+    def shutdown(self) -> None:
+        group = self._group()
+        if group is not None:
+            group.shutdown()
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self.served_group().set_timeout(timeout)
+
+
+for _method in _FORWARDED:
+    setattr(SmddpDevice, _method, _forward(_method))
+
+
+def device_backend(group: Any, timeout: timedelta) -> Any:
+    """The object to register for the devices that the group serves.
+
+    Before 2.14, torch cannot take one written in Python. Its own no-op backend stands in there: torch only
+    asks it for its existence, every call that torch has reaches the group's methods.
+    """
+    try:
+        return SmddpDevice(group, timeout)
+    except TypeError:
+        return _stand_in(group.rank(), group.size())
+
+
+def _stand_in(rank: int, size: int) -> Any:
+    fake: Any = c10d.FakeProcessGroup
+    create = getattr(fake, "_create_internal", fake)
+    try:
+        options = fake.Options()
+        # A call that got here by mistake must not pass for done.
+        options.error_on_collective = True
+    except (AttributeError, TypeError):
+        return create(rank, size)
+    return create(rank, size, options)

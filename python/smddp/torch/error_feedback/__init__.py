@@ -1,0 +1,1 @@
+"""Error feedback for gradients that travel in a compressed format."""

@@ -1,0 +1,168 @@
+"""`smddp.overlap_fsdp`: FSDP2 on CPUs computes while its shards and gradients are under way.
+
+On GPUs streams do that. On a CPU torch's FSDP2 waits for each all_gather and each reduce_scatter where it begins it, so
+a step takes the sum of both times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from smddp.observability import log
+
+# As many units' gradients may be on their way at a time: one that moves, and one that is ready when it has ended.
+_IN_FLIGHT = 2
+# So many units are gathered ahead in forward: one that moves, and one that moves while the first is laid out.
+_AHEAD = 2
+
+
+def overlap_fsdp(model: nn.Module) -> None:
+    """Has the parameters of a model that FSDP2 shards over CPUs come, and its gradients go, while it computes.
+
+    model: a module for which `fully_shard` was called, after it was called for all its parts and after
+    `set_allocate_memory_from_process_group_for_comm`, if that is wanted. Needs torch 2.9. Any backend's group will do.
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        smddp.overlap_fsdp(model)
+
+    Forward: while a unit computes, the next two are gathered, in the order in which the model has them; an order of
+    yours (`set_modules_to_forward_prefetch`) stays. The last two are not resharded before their backward. Backward: the
+    next one is gathered likewise, and gradients are waited for when backward is over, where nothing looks at them
+    before. Something does where they are added to others (a second backward without zero_grad), reduced further over a
+    second dimension of the mesh or by a hook, divided or converted afterwards (a reduce_dtype that is not the
+    parameters' type, float16), or taken by a hook of the parameter: such a unit is waited for at once, and
+    SMDDP_DEBUG=INFO says why. Values do not change. Two units more are in memory while another one computes, and two
+    units' gradients at most. What goes wrong on the way is raised by backward(). A model on a GPU is left as it is.
+
+    Raises TypeError for a model without FSDP2, RuntimeError for a torch that is too old.
+    """
+    units = list(fsdp_units(model, "overlap_fsdp").values())
+    if any(group.device.type != "cpu" for unit in units for group in fsdp_groups(unit)):
+        log.tell("overlap_fsdp: streams of the model's device overlap its collectives, so nothing is changed")
+        return
+    gradients = _UnderWay()
+    for group in (group for unit in units for group in fsdp_groups(unit)):
+        if not isinstance(group._reduce_scatter_comm, _ReduceScatter):
+            group._reduce_scatter_comm = _ReduceScatter(group, group._reduce_scatter_comm, gradients)
+            group.unshard_async_op = True
+    for number, unit in enumerate(units):
+        following = units[number + 1 : number + 1 + _AHEAD]
+        if following and not unit._get_fsdp_state()._states_to_forward_prefetch:
+            unit.set_modules_to_forward_prefetch(following)
+    whole = units[0] is model
+    parts = units[1:] if whole else units
+    # Backward begins with those that were gathered last: they stay, and the next one comes before their backward.
+    for unit in parts[-_AHEAD:]:
+        unit.set_reshard_after_forward(False, recurse=False)
+    if whole and parts[:-_AHEAD] and not units[0]._get_fsdp_state()._states_to_backward_prefetch:
+        units[0].set_modules_to_backward_prefetch([parts[-_AHEAD - 1]])
+
+
+def fsdp_units(model: nn.Module, what: str) -> dict[str, Any]:
+    """The modules for which `fully_shard` was called, by name. Raises TypeError, RuntimeError as `what` says."""
+    try:
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as _  # noqa: F401
+    except ImportError:
+        raise RuntimeError(f"{what} needs torch 2.9 or later, and this is {torch.__version__}") from None
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{what} takes a module, not {type(model).__name__}")
+    units: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+    if not units:
+        raise TypeError(f"fully_shard was not called for this {type(model).__name__}, nor for a module in it")
+    return units
+
+
+def fsdp_groups(unit: Any) -> list[Any]:
+    """The groups of parameters that a unit moves together."""
+    state = unit._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []  # before torch 2.11
+
+
+class _UnderWay:
+    """A model's reduce_scatters that backward has begun and not waited for yet."""
+
+    def __init__(self) -> None:
+        self._works: deque[tuple[Any, Tensor, Tensor]] = deque()
+
+    def add(self, work: Any, *tensors: Tensor) -> None:
+        """Called in backward, at whose end all is waited for. The tensors live until then."""
+        self._works.append((work, *tensors))
+        Variable._execution_engine.queue_callback(self.wait)
+        while len(self._works) > _IN_FLIGHT:
+            self._works.popleft()[0].wait()
+
+    def wait(self) -> None:
+        failed: BaseException | None = None
+        while self._works:
+            try:
+                self._works.popleft()[0].wait()
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+
+class _ReduceScatter:
+    """What FSDP2 calls for a group of parameters, in place of its own, which does the work."""
+
+    def __init__(self, group: Any, inner: Any, gradients: _UnderWay) -> None:
+        self._group = group
+        self.inner = inner
+        self._gradients = gradients
+        self._told: str | None = None
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        memory: Tensor = self.inner.allocate(size, dtype=dtype, device=device)
+        return memory
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        work = self.inner(output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=True)
+        if async_op or work is None:
+            return work
+        reader = _reader(self._group, output_tensor, op)
+        if reader is None:
+            self._gradients.add(work, output_tensor, input_tensor)
+            return None
+        if reader != self._told and log.wanted():
+            self._told = reader
+            log.tell(f"overlap_fsdp: a unit's gradients are waited for at once: {reader}")
+        work.wait()
+        return None
+
+
+def _reader(group: Any, output: Tensor, op: Any) -> str | None:
+    """What reads the reduced gradients before backward is over, if anything does."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
+
+    if torch._C._current_graph_task_id() < 0:
+        return "they are reduced outside of backward"
+    if isinstance(group.mesh_info, DDPMeshInfo):
+        return "they are reduced over a second dimension of the mesh"
+    if group._all_reduce_hook is not None:
+        return "an all-reduce hook takes them"
+    if op == dist.ReduceOp.SUM:
+        return "they may be divided afterwards"
+    for parameter in group.fsdp_params:
+        sharded = parameter.sharded_param
+        if sharded.grad is not None:
+            return "they are added to gradients that were not cleared"
+        if getattr(sharded, "_post_accumulate_grad_hooks", None):
+            return "a hook of a parameter takes them"
+        if parameter.offload_to_cpu:
+            return "they are moved to the host"
+        wanted = parameter.sharded_grad_dtype if hasattr(parameter, "sharded_grad_dtype") else parameter.orig_dtype
+        if wanted is not None and wanted != output.dtype:
+            return f"they are converted from {output.dtype} to {wanted}"
+    return None

@@ -1,0 +1,185 @@
+"""What ranks tell each other through torch's store: how to make a new group, and monitored_barrier.
+
+Keys live under the prefix that torch gives each group.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from torch.distributed import DistError, Store
+
+from smddp._native import core
+from smddp.observability import stacks
+from smddp.torch.errors import CollectiveTimeoutError, translated
+
+_FIRST_PAUSE = 0.0002
+_LONGEST_PAUSE = 0.02
+#: Seconds for which rank 0 waits until the other ranks have read its verdict.
+_READ_SECONDS = 1.0
+#: Errors of a store whose server has exited.
+_STORE_ERRORS = (DistError, ConnectionError)
+
+
+def missing(store: Store, keys: Sequence[str], deadline: float) -> list[int]:
+    """Wait until all keys are there. Returns the places of those that are not, at the deadline.
+
+    A store's own wait cannot be interrupted, so this asks again and again, with growing pauses that leave
+    the server of a large world its breath.
+    """
+    pause = _FIRST_PAUSE
+    longest = max(_LONGEST_PAUSE, len(keys) * 0.0002)
+    waiting = list(range(len(keys)))
+    while True:
+        if store.check([keys[place] for place in waiting]):
+            return []
+        if time.monotonic() >= deadline:
+            return [place for place in waiting if not store.check([keys[place]])]
+        time.sleep(pause)
+        pause = min(pause * 2, longest)
+
+
+def connect(
+    store: Store,
+    call: str,
+    name: str,
+    rank: int,
+    size: int,
+    timeout: float,
+    global_ranks: Sequence[int] | None,
+    known: tuple[Any, Sequence[int], Sequence[Sequence[int]]] | None = None,
+) -> Any:
+    """Make this rank's communicator of the group `name`.
+
+    call: what the user called for it, as errors name it. known: the communicator of a group in which all of them are
+    already, their ranks there, and the ranks there of all groups of the same mesh dimension (see `Comm.make`).
+    Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming one
+    that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the group at
+    all.
+    """
+    native = core()
+    stacks.offer()
+    with translated(global_ranks):
+        return native.Comm.make(store, call, name, rank, size, timeout, known)
+
+
+class MonitoredBarrier:
+    """Rank 0 of a group learns which ranks came; all others learn whether all did.
+
+    It goes through the store, not through the group's own channels: ranks that do not come leave nothing
+    behind that could disturb the group. Where the store's process has exited, it is a barrier of the group; then a rank
+    that does not come ends the group, as with any collective.
+
+    barrier: the group's own barrier, with a deadline in seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        global_ranks: Sequence[int] | None,
+        barrier: Callable[[float], None],
+    ) -> None:
+        self._store = store
+        self._barrier = barrier
+        self._rank = rank
+        self._size = size
+        self._global_ranks = global_ranks or range(size)
+        self._round = 0
+
+    def __call__(self, timeout: float, wait_all_ranks: bool) -> None:
+        """Raises RuntimeError in the words of torch's gloo backend, which its users and tests expect."""
+        number = self._round
+        self._round += 1
+        if self._rank == 0 and timeout <= 0:
+            raise RuntimeError(
+                f"Rank {self._global_ranks[0]} timed out in monitoredBarrier after {round(timeout * 1000)} ms.\n"
+                "No ranks successfully processed in monitoredBarrier."
+            )
+        if self._size == 1:
+            return
+        try:
+            self._check_in(number)
+        except RuntimeError:
+            self._without_store(timeout, wait_all_ranks)
+            return
+        try:
+            if self._rank == 0:
+                self._collect(number, timeout, wait_all_ranks)
+            else:
+                self._report(number, timeout)
+        except _STORE_ERRORS as error:
+            raise RuntimeError(
+                f"monitored_barrier on rank {self._global_ranks[self._rank]}: the process of the store "
+                f"exited during the call ({error}); the next call does without the store"
+            ) from error
+
+    def _check_in(self, number: int) -> None:
+        """Raises RuntimeError where the store has exited."""
+        if self._rank != 0:
+            self._store.set(self._key(number, self._rank), "here")
+        # An answer, which a set has not: the first one after the server has exited is lost without an error.
+        self._store.check([self._key(number, self._rank)])
+
+    def _without_store(self, timeout: float, wait_all_ranks: bool) -> None:
+        try:
+            self._barrier(timeout if self._rank == 0 else 2 * timeout + 1)
+        except CollectiveTimeoutError as error:
+            if self._rank != 0:
+                raise self._failed(str(error)) from error
+            raise self._late(error.ranks, timeout, wait_all_ranks) from error
+
+    def _key(self, number: int, rank: int, what: str = "here") -> str:
+        return f"smddp/monitored/{number}/{rank}/{what}"
+
+    def _collect(self, number: int, timeout: float, wait_all_ranks: bool) -> None:
+        deadline = time.monotonic() + timeout
+        keys = [self._key(number, rank) for rank in range(1, self._size)]
+        late = [self._global_ranks[place + 1] for place in missing(self._store, keys, deadline)]
+        self._store.set(self._key(number, 0), "late" if late else "ok")
+        for key in keys:
+            self._clean(key)
+        if late:
+            raise self._late(late, timeout, wait_all_ranks)
+        # The store's process may be this one, and exit next.
+        read = [self._key(number, rank, "read") for rank in range(1, self._size)]
+        with suppress(RuntimeError):
+            missing(self._store, read, time.monotonic() + _READ_SECONDS)
+            for key in read:
+                self._clean(key)
+
+    def _late(self, ranks: Sequence[int], timeout: float, wait_all_ranks: bool) -> RuntimeError:
+        milliseconds = round(timeout * 1000)
+        if wait_all_ranks or not ranks:
+            return RuntimeError(
+                f"Ranks {', '.join(map(str, ranks))} failed to pass monitoredBarrier in {milliseconds} ms"
+            )
+        return RuntimeError(f"Rank {ranks[0]} failed to pass monitoredBarrier in {milliseconds} ms")
+
+    def _report(self, number: int, timeout: float) -> None:
+        verdict = self._key(number, 0)
+        # Rank 0 waits its own timeout for the slowest, so its word may come that much later.
+        if missing(self._store, [verdict], time.monotonic() + 2 * timeout + 1):
+            cause = f"no word from rank 0 within {2 * timeout + 1:g} s"
+        elif bytes(self._store.get(verdict)) == b"ok":
+            with suppress(RuntimeError):
+                self._store.set(self._key(number, self._rank, "read"), "yes")
+            return
+        else:
+            cause = "rank 0 reported ranks that did not arrive"
+        raise self._failed(cause)
+
+    def _failed(self, cause: str) -> RuntimeError:
+        return RuntimeError(
+            f"Rank {self._global_ranks[self._rank]} successfully reached monitoredBarrier, but received errors while "
+            f"waiting for send/recv from rank {self._global_ranks[0]}. Please check rank {self._global_ranks[0]} logs "
+            f"for faulty rank.\n Original exception: \n{cause}"
+        )
+
+    def _clean(self, key: str) -> None:
+        with suppress(RuntimeError):
+            self._store.delete_key(key)
