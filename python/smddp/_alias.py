@@ -64,7 +64,7 @@ class _Finder:
 def _moved(former: str, real: str) -> ModuleSpec:
     import warnings
 
-    warnings.warn(f"{former} is deprecated: import {real}", DeprecationWarning, stacklevel=2)
+    warnings.warn(f"{former} is deprecated: import {real}", DeprecationWarning, stacklevel=3)
     return ModuleSpec(former, _Loader(real))  # type: ignore[arg-type]
 
 
