@@ -20,6 +20,7 @@ from smddp.exit_hooks.at_exit import shut_down_at_exit
 from smddp.launch.environment import launched
 from smddp.observability import stacks
 from smddp.observability.info import COLLECTIVES, say_paths
+from smddp.torch.composite import one_call
 
 if TYPE_CHECKING:
     from smddp._core import Arrays, Comm
@@ -93,18 +94,20 @@ class Communicator(Arrays):
         """What rank `root` gives, on every rank, pickled on the way: from peers that you trust."""
         data = pickle.dumps(value) if self.rank == root else b""
         length = array("q", [len(data)])
-        self.broadcast(length, root)
-        buffer = bytearray(data or length[0])
-        self.broadcast(buffer, root)
+        with one_call(self.communicator, "broadcast_object"):
+            self.broadcast(length, root)
+            buffer = bytearray(data or length[0])
+            self.broadcast(buffer, root)
         return value if self.rank == root else pickle.loads(buffer)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """What every rank gives, in rank order, pickled on the way: from peers that you trust."""
         data = pickle.dumps(value)
         lengths = array("q", [0] * self.size)
-        self.all_gather(array("q", [len(data)]), out=lengths)
-        buffer = bytearray(sum(lengths))
-        self.all_gather(data, out=buffer, counts=list(lengths))
+        with one_call(self.communicator, "all_gather_object"):
+            self.all_gather(array("q", [len(data)]), out=lengths)
+            buffer = bytearray(sum(lengths))
+            self.all_gather(data, out=buffer, counts=list(lengths))
         starts = [sum(lengths[:rank]) for rank in range(self.size)]
         return [pickle.loads(buffer[start : start + length]) for start, length in zip(starts, lengths)]
 

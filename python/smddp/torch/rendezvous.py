@@ -139,8 +139,14 @@ class MonitoredBarrier:
     def _collect(self, number: int, timeout: float, wait_all_ranks: bool) -> None:
         deadline = time.monotonic() + timeout
         keys = [self._key(number, rank) for rank in range(1, self._size)]
-        late = [self._global_ranks[place + 1] for place in missing(self._store, keys, deadline)]
-        self._store.set(self._key(number, 0), "late" if late else "ok")
+        try:
+            late = [self._global_ranks[place + 1] for place in missing(self._store, keys, deadline)]
+        except BaseException as error:
+            # The other ranks would wait for the verdict until their deadline.
+            with suppress(RuntimeError):
+                self._store.set(self._key(number, 0), f"rank 0 left the call ({type(error).__name__})")
+            raise
+        self._store.set(self._key(number, 0), "rank 0 reported ranks that did not arrive" if late else "ok")
         for key in keys:
             self._clean(key)
         if late:
@@ -165,12 +171,10 @@ class MonitoredBarrier:
         # Rank 0 waits its own timeout for the slowest, so its word may come that much later.
         if missing(self._store, [verdict], time.monotonic() + 2 * timeout + 1):
             cause = f"no word from rank 0 within {2 * timeout + 1:g} s"
-        elif bytes(self._store.get(verdict)) == b"ok":
+        elif (cause := bytes(self._store.get(verdict)).decode()) == "ok":
             with suppress(RuntimeError):
                 self._store.set(self._key(number, self._rank, "read"), "yes")
             return
-        else:
-            cause = "rank 0 reported ranks that did not arrive"
         raise self._failed(cause)
 
     def _failed(self, cause: str) -> RuntimeError:

@@ -1,10 +1,10 @@
-//! What ranks tell each other for the library's own ends, by the group's own collectives.
+//! Exchange of the library's own bytes between ranks, by the group's collectives.
 
 use smddp_plan::Collective;
 
 use super::{Communicator, Options};
 use crate::call::{Blocks, Call};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::types::{DType, RedOp};
 
 impl Communicator {
@@ -22,5 +22,15 @@ impl Communicator {
         // SAFETY: both belong to this thread until the call returns, and the input is only read.
         unsafe { self.run(&call, Options::default()) }?;
         Ok(all)
+    }
+
+    /// Runs a call that is made of several collectives. An interrupt aborts the group: the other ranks would wait for the
+    /// collectives that this rank does not start any more.
+    pub(crate) fn one_call<T>(&self, name: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+        let outcome = call();
+        if matches!(outcome, Err(Error::Interrupted)) {
+            self.abort(&format!("rank {} left {name} before its end (a signal handler raised)", self.rank()));
+        }
+        outcome
     }
 }

@@ -114,7 +114,7 @@ fn agree(
         (Memory::Reference, "one rank: a copy at most".to_owned(), None, None)
     } else {
         let known = first.and_then(|handle| handle.words.pages());
-        meet(comm, on, known, board.clone(), unable)?
+        comm.one_call("the preparation of a device", || meet(comm, on, known, board.clone(), unable))?
     };
     if memory == Memory::Bounced && comm.config().device_path == DevicePath::Reference {
         return Err(Error::Topology(format!(

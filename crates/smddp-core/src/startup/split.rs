@@ -53,7 +53,7 @@ impl Communicator {
     /// As a collective of this group; what keeps a rank from its part of a group is raised on every rank of that.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Communicator>> {
         let me = self.rank();
-        let asked = self.bytes_of_all(Asked { color, key }.to_bytes())?;
+        let asked = self.one_call("split", || self.bytes_of_all(Asked { color, key }.to_bytes()))?;
         let asked: Vec<Asked> = asked.chunks(Asked::BYTES).map(Asked::from_bytes).collect();
         let members = members(&asked, color);
         let name = format!("{}/split {} of color {}", self.name(), self.sequence(), color.unwrap_or(0));
@@ -69,7 +69,7 @@ impl Communicator {
             Some(Ok(pending)) => Ok(pending.card()),
             Some(Err(error)) => Err(error.to_string()),
         };
-        let texts = self.texts_of_all(text)?;
+        let texts = self.one_call("split", || self.texts_of_all(text))?;
         let Some(pending) = pending.transpose()? else { return Ok(None) };
         let card = |&rank: &usize| {
             texts[rank].clone().map_err(|why| {

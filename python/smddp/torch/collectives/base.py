@@ -14,6 +14,7 @@ from torch.distributed import Work
 from smddp.torch import profiling
 from smddp.torch.arguments import check_dtype, describe
 from smddp.torch.compat import profiler_enabled
+from smddp.torch.composite import one_call
 from smddp.torch.dtypes import CODES, SUM
 from smddp.torch.errors import translate
 from smddp.torch.time_estimate import Estimating
@@ -215,15 +216,12 @@ class Base(Estimating):
         """Starts all parts of a call, and waits for them where the call is synchronous.
 
         parts: makes a call for each part. All are started before the first wait: after an interrupt they go on, and the
-        other ranks' calls end. An interrupt between two starts aborts the group.
+        other ranks' calls end. An exception between two starts aborts the group.
         """
         block, self._batch = self._batch, []
         try:
-            work = join(list(parts), outputs)
-        except (KeyboardInterrupt, SystemExit) as error:
-            # The other ranks would wait for the parts that this rank does not start any more.
-            self._comm.abort(f"rank {self._rank} left a coalesced call before its end ({type(error).__name__})")
-            raise
+            with one_call(self._comm, "a coalesced call"):
+                work = join(list(parts), outputs)
         finally:
             self._batch = block
         if block is None and not getattr(options, "asyncOp", True):

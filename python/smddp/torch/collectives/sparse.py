@@ -13,9 +13,9 @@ from torch.distributed import Work
 
 from smddp.torch.arguments import block, one
 from smddp.torch.collectives.base import ALL_GATHER, Base
+from smddp.torch.composite import one_call
 from smddp.torch.dispatch import collective
 from smddp.torch.dtypes import BXOR, SUM, code_of, reduction
-from smddp.torch.errors import CoreError
 from smddp.torch.options import gather_options
 from smddp.torch.work import DoneWork
 
@@ -48,14 +48,10 @@ class SparseAllReduce(Base):
         if number != SUM:
             raise ValueError(f"sparse all_reduce can only sum, got {opts.reduceOp.op}")
         mine = tensor.detach().coalesce()
-        try:
-            places, values = self._gather_entries(mine, opts.timeout.total_seconds())
-        except (CoreError, ValueError):  # on all ranks alike
-            raise
-        except BaseException as error:
-            # The other ranks would wait for the parts that this rank does not start any more.
-            self._comm.abort(f"rank {self._rank} left a sparse all_reduce before its end ({type(error).__name__})")
-            raise
+        with one_call(self._comm, "a sparse all_reduce"):
+            places, values, difference = self._gather_entries(mine, opts.timeout.total_seconds())
+        if difference is not None:  # on all ranks alike
+            raise ValueError(difference)
         total = torch.sparse_coo_tensor(
             torch.cat(places).t(),
             torch.cat(values),
@@ -66,10 +62,11 @@ class SparseAllReduce(Base):
             tensor.copy_(total)
         return self._note(DoneWork([tensor]))
 
-    def _gather_entries(self, mine: Tensor, limit: float) -> tuple[list[Tensor], list[Tensor]]:
-        """Returns the indices, a row for each entry, and the values of all ranks, in rank order.
+    def _gather_entries(self, mine: Tensor, limit: float) -> tuple[list[Tensor], list[Tensor], str | None]:
+        """Returns the indices, a row for each entry, and the values of all ranks, in rank order; the error's text, and
+        nothing else, where shapes differ.
 
-        limit: seconds for all parts; 0: the group's timeout for each. Raises ValueError where shapes differ.
+        limit: seconds for all parts; 0: the group's timeout for each.
         """
         end = time.monotonic() + limit if limit > 0 else None
         head = _numbers(mine._nnz(), mine.sparse_dim(), mine.dense_dim(), *mine.shape)
@@ -78,14 +75,16 @@ class SparseAllReduce(Base):
         heads = self._gather_now(head, [(int(count),) for count in width], end)
         for rank, other in enumerate(heads):
             if other[1:].tolist() != head[1:].tolist():
-                raise ValueError(
+                return (
+                    [],
+                    [],
                     f"sparse all_reduce: this rank's (sparse dims, dense dims, shape) {head[1:].tolist()} differ from "
-                    f"{other[1:].tolist()} of rank {rank}"
+                    f"{other[1:].tolist()} of rank {rank}",
                 )
         entries = [int(other[0]) for other in heads]
         places = self._gather_now(mine.indices().t().contiguous(), [(n, mine.sparse_dim()) for n in entries], end)
         row = mine.shape[mine.sparse_dim() :]
-        return places, self._gather_now(mine.values().contiguous(), [(n, *row) for n in entries], end)
+        return places, self._gather_now(mine.values().contiguous(), [(n, *row) for n in entries], end), None
 
     def _gather_now(self, mine: Tensor, shapes: Sequence[tuple[int, ...]], end: float | None) -> list[Tensor]:
         """Returns all ranks' tensors, which have these shapes, in rank order. end: on the monotonic clock."""

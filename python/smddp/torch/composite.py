@@ -1,0 +1,27 @@
+"""Calls that are made of several operations of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from smddp._core import Comm
+
+
+@contextmanager
+def one_call(comm: Comm, name: str) -> Iterator[None]:
+    """Aborts the group when an exception leaves the block after its first operation started.
+
+    The other ranks would wait for the operations that this rank does not start any more. A group that has failed
+    before keeps its reason. name: the call in the other ranks' errors. Raise errors that all ranks raise after the
+    block, so that the group stays usable.
+    """
+    begun = comm.sequence()
+    try:
+        yield
+    except BaseException as error:
+        if comm.sequence() != begun:
+            comm.abort(f"rank {comm.rank} left {name} before its end ({type(error).__name__})")
+        raise
