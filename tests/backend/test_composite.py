@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -116,7 +117,7 @@ def test_a_signal_in_a_call_of_several_operations_ends_the_call_of_the_other_ran
     for name, call in WITHOUT_TORCH.items():
         group = smddp.init(rank, 2, store=dist.PrefixStore(name, store), timeout=20)
         if rank == 0:
-            in_first_part(lambda: call(group))
+            in_first_part(functools.partial(call, group))
             store.set(f"left {name}", "")
         else:
             store.wait([f"left {name}"])
