@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import socket
 from collections.abc import Iterable
 
 # Ratio of difflib below which two names have little in common.
@@ -41,3 +42,13 @@ def printable(text: object) -> str:
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode() for char in given
     )
+
+
+def this_rank(rank: int) -> str:
+    """Returns rank `rank`, this process, as errors name it: "rank 1 (host a, pid 7)"."""
+    return f"rank {rank} (host {socket.gethostname()}, pid {os.getpid()})"
+
+
+def first_line(error: BaseException) -> str:
+    """Returns class and text of an error, without the stack of C++ code that torch appends."""
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -63,12 +63,12 @@ impl Comm {
     ) -> PyResult<Self> {
         let siblings = known.as_ref().map(|(_, _, siblings)| siblings.clone()).unwrap_or_default();
         let known = known.map(|(group, ranks, _)| (group.comm.clone(), ranks));
-        let store = PyStore::new(store, (call, name), seconds(timeout), known.clone());
+        let store = PyStore::new(store, (call, name), rank, seconds(timeout), known.clone());
         let made = py.detach(|| {
             let known = known.as_ref().map(|(group, ranks)| Known { group, ranks, siblings: &siblings });
             Communicator::make(&store, (call, name), rank, size, seconds(timeout), known)
         });
-        let comm = made.map_err(|error| store.raised(&error).unwrap_or_else(|| raise(py, error)))?;
+        let comm = made.map_err(|error| store.exception(py, error))?;
         Ok(Self::over(comm))
     }
 

@@ -10,7 +10,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCFunction};
 use smddp_core::{Communicator, Error, Known, Result, Store, after, interrupted, log};
 
-const ASKING: &str = "asking the store";
+use crate::errors::raise;
+
 /// Between two looks whether Ctrl-C came, or a rank is known to be dead.
 const LOOK: Duration = Duration::from_millis(50);
 /// After which an answer is told to be late.
@@ -23,7 +24,7 @@ const WATCHED: usize = 8;
 
 type Question = Box<dyn FnOnce() + Send>;
 
-/// An object with `set`, `check`, `get` and `delete_key`. What it raises is kept for whoever asked.
+/// An object with `set`, `check`, `get` and `delete_key`. The exception that it raises is the cause of the group's error.
 ///
 /// torch's client waits for an answer as long as its connection lasts, which is for ever where the store's host has fallen
 /// silent. So a thread of its own asks; when the deadline has passed it stays behind, and nothing more is asked.
@@ -31,6 +32,7 @@ pub(crate) struct PyStore {
     store: Arc<Py<PyAny>>,
     /// What is made, and of which group; within which time, and until when.
     making: (String, String, Duration, Instant),
+    rank: usize,
     /// A group in which the ranks are already, and what they are there: it knows who is dead while the store says nothing.
     known: Option<(Communicator, Vec<usize>)>,
     raised: Mutex<Option<PyErr>>,
@@ -44,6 +46,7 @@ impl PyStore {
     pub(crate) fn new(
         store: Py<PyAny>,
         (call, group): (&str, &str),
+        rank: usize,
         timeout: Duration,
         known: Option<(Communicator, Vec<usize>)>,
     ) -> Self {
@@ -51,6 +54,7 @@ impl PyStore {
             store: Arc::new(store),
             known,
             making: (call.to_owned(), group.to_owned(), timeout, after(Instant::now(), timeout)),
+            rank,
             raised: Mutex::default(),
             asker: OnceLock::new(),
             ended: Arc::default(),
@@ -58,10 +62,39 @@ impl PyStore {
         }
     }
 
-    /// What the store raised, where that is why the core gave up. (It may be gone by the time a rank that failed tidies up.)
-    pub(crate) fn raised(&self, error: &Error) -> Option<PyErr> {
-        let asked = matches!(error, Error::System { what, .. } if what == ASKING);
-        self.raised.lock().ok()?.take().filter(|_| asked)
+    /// The exception of a group that was not made. One of the store is its cause, and an exception that is no `Exception`
+    /// (of a signal handler) is raised itself.
+    pub(crate) fn exception(&self, py: Python<'_>, error: Error) -> PyErr {
+        let of_store = matches!(&error, Error::System { what, .. } if *what == self.operation());
+        let raised = self.raised.lock().ok().and_then(|mut raised| raised.take()).filter(|_| of_store);
+        match raised {
+            Some(raised) if !raised.is_instance_of::<PyException>(py) => raised,
+            raised => {
+                let made = raise(py, error);
+                made.set_cause(py, raised);
+                made
+            }
+        }
+    }
+
+    fn operation(&self) -> String {
+        let (call, group, ..) = &self.making;
+        format!("{call} on group `{group}` failed")
+    }
+
+    /// The store did not do what this rank asked.
+    fn failed(&self, why: &str) -> Error {
+        let (rank, host, pid) = (self.rank, smddp_core::host_name(), std::process::id());
+        Error::System {
+            what: self.operation(),
+            why: format!(
+                "rank {rank} (host {host}, pid {pid}) cannot use {} ({why}). Has the process that serves the store ended? \
+                 Existing groups go on. For new groups serve the store from a process that outlives the ranks (torchrun \
+                 does), give a group other ranks with `reconfigure` and hints={{\"store\": \"HOST:PORT\"}}, or start the \
+                 job again",
+                self.place()
+            ),
+        }
     }
 
     fn ask<T: Send + 'static>(
@@ -82,15 +115,15 @@ impl PyStore {
             match answered.recv_timeout(left.min(LOOK)) {
                 Ok(Ok(value)) => return Ok(value),
                 Ok(Err(error)) => {
-                    let why = error.to_string();
+                    // torch appends the stack of its C++ code.
+                    let why = error.to_string().lines().next().unwrap_or_default().to_owned();
                     if let Ok(mut raised) = self.raised.lock() {
                         raised.get_or_insert(error);
                     }
-                    return Err(Error::System { what: ASKING.to_owned(), why });
+                    return Err(self.lost().unwrap_or_else(|| self.failed(&why)));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    let why = "the thread that asks it has ended".to_owned();
-                    return Err(Error::System { what: ASKING.to_owned(), why });
+                    return Err(self.failed("the thread that asks it has ended"));
                 }
                 Err(RecvTimeoutError::Timeout) if interrupted() => {
                     self.leave_behind();
@@ -122,8 +155,7 @@ impl PyStore {
         if self.silent.load(Ordering::Relaxed) {
             return Err(self.silence());
         }
-        let gone =
-            |why: &dyn std::fmt::Display| Error::System { what: ASKING.to_owned(), why: why.to_string() };
+        let gone = |why: &dyn std::fmt::Display| self.failed(&why.to_string());
         let asker = match self.asker.get() {
             Some(asker) => asker,
             None => {

@@ -80,11 +80,11 @@ def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseExceptio
 
 @contextmanager
 def translated(ranks: Sequence[int] | None) -> Iterator[None]:
-    """Raises the core's errors of the block as the classes above. ranks: as in `translate`."""
+    """Raises the core's errors of the block as the classes above, with their causes. ranks: as in `translate`."""
     try:
         yield
     except CoreError as error:
-        raise translate(error, ranks) from None
+        raise translate(error, ranks) from error.__cause__
 
 
 def rank_note(ranks: Sequence[int] | None) -> str:

@@ -36,7 +36,7 @@ from smddp.torch.options import gather_options, seconds
 from smddp.torch.placeholders import Inherited, NotConfigured
 from smddp.torch.reconfigure import Reconfigurable, instance
 from smddp.torch.rendezvous import MonitoredBarrier, connect
-from smddp.torch.shrink import Shrinkable
+from smddp.torch.shrink import SHRINK, Shrinkable
 from smddp.torch.shutdown_patch import hear_of_ends
 from smddp.torch.unsupported import answering
 
@@ -120,7 +120,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         self._tries: Counter[tuple[int, ...]] = Counter()
         self._become(rank, size, global_ranks)
         if connected:
-            known = _in_default_group(self._all_ranks) if made_by is None else None
+            known = None if made_by == SHRINK else _in_default_group(self._all_ranks)
             call = made_by or ("new_group" if known else "init_process_group")
             self._connect(store, call, name, timeout, known)
         else:
@@ -148,7 +148,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         comm = connect(store, call, name, self._rank, self._size, limit.total_seconds(), self._ranks, known)
         comm.set_timeout(self._timeout.total_seconds())
         self._hold(comm)
-        self._monitored = MonitoredBarrier(store, self._rank, self._size, self._ranks, self._own_barrier)
+        self._monitored = MonitoredBarrier(store, name, self._rank, self._size, self._ranks, self._own_barrier)
 
     def _opened(self, connected: bool = True) -> None:
         """The group is in use from now on, `connected` or to be so later."""
@@ -356,6 +356,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
             name=name,
             global_ranks=[self._all_ranks[rank] for rank in ranks],
             request=Request(backends, None, self._request.device_id if "cuda" in backends else None),
+            made_by="split_group",
         )
         group._set_group_name(name)  # type: ignore[arg-type]  # torch: a NewType of str
         group._set_group_desc(group_desc or f"{self.group_desc}:split")

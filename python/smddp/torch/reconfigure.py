@@ -17,10 +17,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import PrefixStore, ProcessGroup, TCPStore, Work
+from torch.distributed import DistError, PrefixStore, ProcessGroup, TCPStore, Work
 from torch.distributed import distributed_c10d as dist_c10d
 
 from smddp.exit_hooks import first_cause
+from smddp.text import first_line, this_rank
+from smddp.torch.errors import Error
 from smddp.torch.placeholders import NotConfigured
 from smddp.torch.work import DoneWork
 
@@ -157,7 +159,8 @@ class Reconfigurable:
         All of them call it, with the same number and handles; what was under way ends with an error. Returns when the
         group is made, as a handle that is done. Raises ValueError for handles that make no group, RuntimeError for a
         number that was used before, CollectiveTimeoutError naming those who did not come, TopologyError where one could
-        not make it; the group is then without ranks, and another call may give it some.
+        not make it, Error where the store does not work; the group is then without ranks, and another call may give it
+        some.
         """
         assert self.supports_reconfigure
         uuid = int(opts.uuid)
@@ -171,7 +174,7 @@ class Reconfigurable:
         at = hints.pop("store", None)
         if hints:
             raise ValueError(f"reconfigure: unknown hints {sorted(hints)}; smddp knows store")
-        store = meeting_place(self._group_store if at is None else store_at(at, limit), uuid)
+        store = meeting_place(self._group_store if at is None else self._store_at(at, limit), uuid)
         self._uuids.add(uuid)
         name = self._comm.name.partition(_AGAIN)[0]
         self._mailbox.close()
@@ -187,6 +190,16 @@ class Reconfigurable:
         first_cause.overcome()
         self._warn_of_torchs_size()
         return DoneWork([])
+
+    def _store_at(self, address: str, timeout: timedelta) -> Any:
+        try:
+            return store_at(address, timeout)
+        except DistError as error:
+            me = this_rank(self._all_ranks[self._rank])
+            raise Error(
+                f"reconfigure on group `{self._comm.name}` failed: {me} cannot connect to the store at {address} "
+                f"({first_line(error)}). Serve a TCPStore there, or name another one in hints"
+            ) from error
 
     def _warn_of_torchs_size(self) -> None:
         """An older torch has the number of ranks in C++ and asks nobody again: DDP would scale gradients wrongly."""

@@ -14,7 +14,8 @@ from torch.distributed import DistError, Store
 
 from smddp._native import core
 from smddp.observability import stacks
-from smddp.torch.errors import CollectiveTimeoutError, translated
+from smddp.text import first_line, this_rank
+from smddp.torch.errors import CollectiveTimeoutError, Error, translated
 
 _FIRST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.02
@@ -73,18 +74,20 @@ class MonitoredBarrier:
     behind that could disturb the group. Where the store's process has exited, it is a barrier of the group; then a rank
     that does not come ends the group, as with any collective.
 
-    barrier: the group's own barrier, with a deadline in seconds.
+    name: the group's, for errors. barrier: the group's own barrier, with a deadline in seconds.
     """
 
     def __init__(
         self,
         store: Store,
+        name: str,
         rank: int,
         size: int,
         global_ranks: Sequence[int] | None,
         barrier: Callable[[float], None],
     ) -> None:
         self._store = store
+        self._name = name
         self._barrier = barrier
         self._rank = rank
         self._size = size
@@ -92,7 +95,8 @@ class MonitoredBarrier:
         self._round = 0
 
     def __call__(self, timeout: float, wait_all_ranks: bool) -> None:
-        """Raises RuntimeError in the words of torch's gloo backend, which its users and tests expect."""
+        """Raises RuntimeError in the words of torch's gloo backend, which its users and tests expect; Error where the
+        store exits during the call."""
         number = self._round
         self._round += 1
         if self._rank == 0 and timeout <= 0:
@@ -113,9 +117,10 @@ class MonitoredBarrier:
             else:
                 self._report(number, timeout)
         except _STORE_ERRORS as error:
-            raise RuntimeError(
-                f"monitored_barrier on rank {self._global_ranks[self._rank]}: the process of the store "
-                f"exited during the call ({error}); the next call does without the store"
+            me = this_rank(self._global_ranks[self._rank])
+            raise Error(
+                f"monitored_barrier on group `{self._name}` failed: {me} cannot use the store "
+                f"({first_line(error)}). The process that serves it has ended; the next call does without it"
             ) from error
 
     def _check_in(self, number: int) -> None:

@@ -23,6 +23,8 @@ from torch.distributed import distributed_c10d as dist_c10d
 from smddp.exit_hooks import first_cause
 from smddp.torch.device_map import Request, SmddpDevice
 
+#: The call's name in errors.
+SHRINK = "shrink_group"
 _DEFAULT = getattr(dist_c10d, "SHRINK_DEFAULT", 0)
 _ABORT = getattr(dist_c10d, "SHRINK_ABORT", 1)
 # What torch makes the new group with. One without such a function, or that calls no backend in Python, refuses.
@@ -87,7 +89,7 @@ class Shrinkable:
             name=f"{self._comm.name}:without:{told}",
             global_ranks=[] if whole else [self._all_ranks[rank] for rank in stay],
             request=Request(dict(self._request.backends), None, self._request.device_id),
-            made_by="shrink_group",
+            made_by=SHRINK,
         )
         group._groups_before = dist_c10d._world.group_count
         self._leave()
