@@ -1,12 +1,13 @@
 """Sends and receives."""
 
 import datetime
+import re
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from smddp import CollectiveTimeoutError
+from smddp import ClosedError, CollectiveTimeoutError, MismatchError
 
 from backend.oracle import MOVING, contribution, same
 from backend.ranks import on_ranks
@@ -167,17 +168,45 @@ def test_a_message_to_the_own_rank_arrives_in_a_leaf_that_requires_grad():
 
 
 @on_ranks(1)
-def test_a_receive_from_the_own_rank_that_timed_out_takes_no_later_message():
-    seconds = datetime.timedelta(seconds=0.05)
+def test_a_receive_from_the_own_rank_whose_wait_timed_out_is_still_the_first_in_line():
     first, second = torch.zeros(2), torch.zeros(2)
-    late = dist.irecv(first, 0, tag=5)
-    for _ in range(2):  # a second wait raises the same
-        with pytest.raises(CollectiveTimeoutError, match="sent nothing to itself"):
-            late.wait(seconds)
-    assert late.is_completed() and not late.is_success()
+    early = dist.irecv(first, 0, tag=5)
+    for _ in range(2):
+        with pytest.raises(CollectiveTimeoutError, match="the call goes on"):
+            early.wait(datetime.timedelta(seconds=0.05))
+    assert not early.is_completed()
     dist.isend(torch.full((2,), 7.0), 0, tag=5).wait()
-    dist.irecv(second, 0, tag=5).wait(datetime.timedelta(seconds=5))
-    assert first.tolist() == [0.0, 0.0] and second.tolist() == [7.0, 7.0]
+    dist.isend(torch.full((2,), 8.0), 0, tag=5).wait()
+    early.wait()
+    dist.irecv(second, 0, tag=5).wait()
+    assert first.tolist() == [7.0, 7.0] and second.tolist() == [8.0, 8.0]
+
+
+@on_ranks(1)
+def test_errors_of_messages_to_the_own_rank_name_operation_number_group_rank_and_host():
+    group = dist.new_group([0], timeout=datetime.timedelta(seconds=0.05))
+    seen = []
+
+    def note(call):
+        with pytest.raises((CollectiveTimeoutError, MismatchError, ClosedError)) as caught:
+            call()
+        seen.append(str(caught.value))
+
+    late = dist.irecv(torch.zeros(2), 0, group=group)
+    note(lambda: late.wait(datetime.timedelta(seconds=0.01)))
+    note(late.wait)
+    dist.isend(torch.zeros(3), 0, group=group)
+    note(dist.irecv(torch.zeros(2), 0, group=group).wait)
+    group.set_timeout(datetime.timedelta(seconds=20))
+    pending = dist.irecv(torch.zeros(2), 0, group=group)
+    group.abort()
+    note(pending.wait)
+    for text in seen:
+        assert re.search(
+            r"recv #\d from rank 0, this rank, with tag 0 on group `\S+` .*rank 0 \(host .+, pid \d+\)", text
+        )
+    note(lambda: group.recv([torch.zeros(2)], 0, 0))
+    assert re.search(r"group `\S+` is closed: rank 0 \(host .+, pid \d+\)", seen[-1])
 
 
 @on_ranks(1)

@@ -232,6 +232,9 @@ class Comm:
         self.works: list[Native] = []
         self._log = log
 
+    def sequence(self) -> int:
+        return len(self.calls)
+
     def collective(
         self, number, code, redop, factor, root, source, target, keep, limit, asynchronous, device=-1, stream=0
     ):
@@ -274,7 +277,7 @@ class Group(SmddpCollectives):
         self._rank, self._size, self._ranks = 0, 2, None
         self._others: dict[str, Any] = {}
         self._serves_cpu, self._serves_cuda, self._bound = cpu, cuda, bound
-        self._mailbox = Mailbox(0)
+        self._mailbox = Mailbox(0, "fake")
         self._sent = {}
         self._count_sent = threading.Lock()
         self._timeout = timedelta(seconds=5)

@@ -1,6 +1,7 @@
 """Messages of a rank to itself, which torch allows for isend and irecv.
 
-Nothing leaves the process, so the core has no part in it: a send leaves a copy, a receive takes it.
+Nothing leaves the process, so the core has no part in it: a send leaves a copy, a receive takes it. Deadlines are those
+of messages between two ranks: `wait(timeout)` gives up the wait, and the group's timeout ends the receive.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from smddp.text import this_rank
 from smddp.torch.arguments import CopyBack
 from smddp.torch.errors import ClosedError, CollectiveTimeoutError, MismatchError
 
@@ -20,14 +22,20 @@ from smddp.torch.errors import ClosedError, CollectiveTimeoutError, MismatchErro
 class Received:
     """A receive from the own rank; looks like the core's handle (smddp._core.Work).
 
-    withdraw: takes it out of its mailbox; returns False where a message for it is already there.
+    label: operation, number and group of it, as errors name them. timeout: seconds until its deadline. withdraw: takes
+    it out of its mailbox; returns False where a message for it is already there.
     """
 
-    def __init__(self, buffer: Tensor, rank: int, deadline: float, withdraw: Callable[[Received], bool]) -> None:
+    def __init__(
+        self, buffer: Tensor, rank: int, label: str, timeout: float, withdraw: Callable[[Received], bool]
+    ) -> None:
         self._buffer = buffer
         self._withdraw = withdraw
+        self._me = this_rank(rank)
         self._rank = rank
-        self._deadline = deadline
+        self._label = label
+        self._timeout = timeout
+        self._deadline = time.monotonic() + timeout
         self._done = threading.Event()
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[], object]] = []
@@ -37,8 +45,9 @@ class Received:
         if message is not None:
             if message.numel() != self._buffer.numel() or message.dtype != self._buffer.dtype:
                 error = MismatchError(
-                    f"rank {self._rank} sent itself {message.numel()} elements of {message.dtype} and receives "
-                    f"{self._buffer.numel()} of {self._buffer.dtype}"
+                    f"{self._label} does not match: {self._me} sent itself {message.numel()} elements of "
+                    f"{message.dtype} and receives {self._buffer.numel()} elements of {self._buffer.dtype}; send and "
+                    "receive the same number and type"
                 )
             else:
                 try:
@@ -53,25 +62,44 @@ class Received:
             callback()
 
     def wait(self, timeout: float | None = None) -> None:
-        limit = max(self._deadline - time.monotonic(), 0.0) if timeout is None else timeout
-        if not self._done.wait(limit):
-            self.expire(limit)
+        left = max(self._deadline - time.monotonic(), 0.0)
+        if not self._done.wait(left if timeout is None else min(left, timeout)):
+            if not self.is_late():
+                assert timeout is not None
+                raise CollectiveTimeoutError(
+                    f"wait for {self._label} Timed out waiting {timeout * 1000:.0f}ms: {self._me} has sent "
+                    "nothing to itself with this tag; the call goes on; send the message, or wait again"
+                )
+            self.expire()
             self._done.wait()
         if self._error is not None:
             raise self._error
 
-    def expire(self, limit: float) -> None:
-        """Ends a receive whose time is up, so that the next message is not its. limit: seconds that it had."""
+    def expire(self) -> None:
+        """Ends a receive whose deadline has passed, so that it takes no later message."""
         if self._withdraw(self):
-            text = f"recv: Timed out after {limit:g} s: rank {self._rank} has sent nothing to itself with this tag"
-            self.end(None, CollectiveTimeoutError(text))
+            self.end(None, self.late())
+
+    def late(self) -> CollectiveTimeoutError:
+        """Returns the error of a receive whose deadline has passed."""
+        return CollectiveTimeoutError(
+            f"{self._label} Timed out waiting {self._timeout * 1000:.0f}ms: {self._me} has sent nothing to "
+            "itself with this tag; send before the deadline, or raise the group's timeout"
+        )
+
+    def closed(self) -> ClosedError:
+        """Returns the error of a receive whose group has been closed."""
+        return ClosedError(
+            f"{self._label} failed: {self._me} destroyed or aborted the group while the call waited; wait for "
+            "pending receives before destroy_process_group"
+        )
 
     def is_late(self) -> bool:
         return time.monotonic() >= self._deadline
 
     def is_done(self) -> bool:
         if not self._done.is_set() and self.is_late():
-            self.expire(0.0)
+            self.expire()
         return self._done.is_set()
 
     def error(self) -> BaseException | None:
@@ -90,10 +118,15 @@ class Received:
 
 
 class Mailbox:
-    """One rank's messages to itself: first in, first out for each tag."""
+    """One rank's messages to itself: first in, first out for each tag.
 
-    def __init__(self, rank: int) -> None:
+    rank, group: as errors name them.
+    """
+
+    def __init__(self, rank: int, group: str) -> None:
         self._rank = rank
+        self._group = group
+        self._receives = 0
         self._lock = threading.RLock()  # a signal handler may call in between
         self._sent: dict[int, deque[Tensor]] = defaultdict(deque)
         self._wanted: dict[int, deque[Received]] = defaultdict(deque)
@@ -110,14 +143,16 @@ class Mailbox:
             if receiver is None:
                 self._sent[tag].append(message)
         for each in late:
-            each.end(None, CollectiveTimeoutError("recv: the deadline passed before this rank sent itself a message"))
+            each.end(None, each.late())
         if receiver is not None:
             receiver.end(message)
 
     def receive(self, buffer: Tensor, tag: int, timeout: float) -> Received:
-        receiver = Received(buffer, self._rank, time.monotonic() + timeout, functools.partial(self._withdraw, tag))
         with self._lock:
             self._check_open()
+            number, self._receives = self._receives, self._receives + 1
+            label = f"recv #{number} from rank {self._rank}, this rank, with tag {tag} on group `{self._group}`"
+            receiver = Received(buffer, self._rank, label, timeout, functools.partial(self._withdraw, tag))
             message = self._sent[tag].popleft() if self._sent[tag] else None
             if message is None:
                 self._wanted[tag].append(receiver)
@@ -140,8 +175,10 @@ class Mailbox:
             self._wanted.clear()
             self._sent.clear()
         for receiver in waiting:
-            receiver.end(None, ClosedError("the group was closed while this receive from the own rank waited"))
+            receiver.end(None, receiver.closed())
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this group was destroyed or aborted")
+            raise ClosedError(
+                f"group `{self._group}` is closed: {this_rank(self._rank)} destroyed or aborted it; make a new group"
+            )

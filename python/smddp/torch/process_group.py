@@ -118,7 +118,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         self._instance = instance()
         self._uuids: set[int] = set()
         self._tries: Counter[tuple[int, ...]] = Counter()
-        self._become(rank, size, global_ranks)
+        self._become(name, rank, size, global_ranks)
         if connected:
             known = None if made_by == SHRINK else _in_default_group(self._all_ranks)
             call = made_by or ("new_group" if known else "init_process_group")
@@ -131,13 +131,13 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         _all.add(self)
         self._opened(connected)
 
-    def _become(self, rank: int, size: int, global_ranks: Sequence[int]) -> None:
+    def _become(self, name: str, rank: int, size: int, global_ranks: Sequence[int]) -> None:
         """This rank of a group of so many, from now on."""
         self._rank = rank
         self._size = size
         self._ranks = global_ranks if list(global_ranks) not in ([], list(range(size))) else None
         self._all_ranks: Sequence[int] = global_ranks or range(size)
-        self._mailbox = Mailbox(rank)
+        self._mailbox = Mailbox(rank, name)
         self._sent: dict[int, tuple[int, int]] = {}
         self._count_sent = threading.RLock()  # a signal handler may call in between
         self._cuda = None

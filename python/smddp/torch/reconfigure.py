@@ -181,8 +181,9 @@ class Reconfigurable:
         self._hold(NotConfigured(name, f"has no ranks since its reconfiguration {uuid} failed"))
         place = next(place for place, each in enumerate(ranks) if each.instance == self._instance)
         whole = self is dist_c10d.GroupMember.WORLD
-        self._become(place, len(ranks), [] if whole else [each.world_rank for each in ranks])
-        self._connect(store, "reconfigure", f"{name}{_AGAIN}{uuid}", limit)
+        new_name = f"{name}{_AGAIN}{uuid}"
+        self._become(new_name, place, len(ranks), [] if whole else [each.world_rank for each in ranks])
+        self._connect(store, "reconfigure", new_name, limit)
         self._store = store
         tell_torch(self, ranks)
         self._listen_anew()
