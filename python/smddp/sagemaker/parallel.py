@@ -89,7 +89,7 @@ def _world() -> dist.ProcessGroup:
     return world
 
 
-def _forget_old_meshes() -> None:
+def forget_old_meshes() -> None:
     """Make DTensor forget results that it keeps by mesh.
 
     A mesh equals the one that an earlier `init` of this process made, so DTensor would hand out tensors over that
@@ -119,7 +119,7 @@ class ParallelState:
 
     def __init__(self, sizes: Layout, nodes: list[str]) -> None:
         self.sizes = sizes
-        _forget_old_meshes()
+        forget_old_meshes()
         self.ranks = arranged(sizes, nodes)
         self.mesh = DeviceMesh(device_type(), self.ranks, mesh_dim_names=DIMENSIONS)
         self.expert_mesh: DeviceMesh | None = None

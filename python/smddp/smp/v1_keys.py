@@ -253,12 +253,8 @@ def _contradictions_of_sharding(config: Config, given: dict[str, Any]) -> None:
             "smp.init(): 'shard_optimizer_state' with 'sharded_data_parallel_degree', which shards the state already: "
             "leave out one"
         )
-    others = {
-        "pipeline_parallel_degree": "its ranks share each layer and not the layers",
-        "tensor_parallel_degree": "torch.sagemaker has both: 'hybrid_shard_degree' and 'tensor_parallel_degree'",
-    }
-    for name, why in others.items():
-        if (other := getattr(config, name)) > 1:
-            raise ValueError(
-                f"smp.init(): 'sharded_data_parallel_degree'={degree} needs {name!r} 1, got {other}: {why}"
-            )
+    if config.pipeline_parallel_degree > 1:
+        raise ValueError(
+            f"smp.init(): 'sharded_data_parallel_degree'={degree} needs 'pipeline_parallel_degree' 1, got "
+            f"{config.pipeline_parallel_degree}: its ranks share each layer and not the layers"
+        )

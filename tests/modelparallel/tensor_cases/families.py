@@ -9,6 +9,7 @@ import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
 from smddp.modelparallel.tensor.split import split_of
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 LAYOUTS = [{"pipeline_parallel_degree": 2, "microbatches": 2}, {"ddp": True, "microbatches": 2}]
@@ -109,7 +110,8 @@ def same_gradients(model, wanted, within=1e-6):
         shared += split is not None
         expected = wanted[name] if split is None else split.mine(wanted[name])
         scale = max(expected.abs().max().item(), 0.1 * largest)
-        worst = (q.grad - expected).abs().max().item() / scale
+        gradient = q.grad.full_tensor() if isinstance(q.grad, DTensor) else q.grad
+        worst = (gradient - expected).abs().max().item() / scale
         assert worst < within, (name, worst)
     assert shared
 

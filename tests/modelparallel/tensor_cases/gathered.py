@@ -12,6 +12,7 @@ LAYOUTS = [
     {"pipeline_parallel_degree": 2, "tensor_parallel_degree": 2},
     {"tensor_parallel_degree": 4},
     {"sharded_data_parallel_degree": 2},
+    {"sharded_data_parallel_degree": 2, "tensor_parallel_degree": 2},
     {},
 ]
 

@@ -17,6 +17,13 @@ LAYOUTS = [
     {},
     {"shard_optimizer_state": True},
     {"sharded_data_parallel_degree": 2, "sdp_gradient_clipping": 0.0},
+    {"sharded_data_parallel_degree": 2, "sdp_gradient_clipping": 0.0, "tensor_parallel_degree": 2},
+    {
+        "sharded_data_parallel_degree": 2,
+        "sdp_gradient_clipping": 0.0,
+        "tensor_parallel_degree": 2,
+        "prescaled_batch": True,
+    },
 ]
 
 

@@ -214,15 +214,16 @@ def _read_whole(saved: SavedFiles, tag: str) -> dict[str, Any]:
 
 
 def _joined(saved: SavedFiles, what: str, mmap: bool) -> dict[str, Any]:
-    """The whole state of all files: first of tensor groups, then of shards and shares, then of stages."""
-    groups: dict[tuple[int, ...], list[Path]] = {}
+    """The whole state of all files: first of shards and shares, then of tensor groups, then of stages."""
+    stages: dict[int, dict[int, list[Any]]] = {}
     for name in sharded_state.in_order(name for name in saved.names if name.startswith(f"{what}_")):
-        stage, _, *share = map(int, name.removesuffix(".pt").split("_")[1:])
-        groups.setdefault((stage, *share), []).append(saved.path(name))
-    model = what == "model"
-    of_group = of_tensors.joined_models if model else of_tensors.joined_optimizers
-    found = [of_group([_read(file, mmap) for file in files]) for files in groups.values()]
-    return sharded_state.joined_model(found) if model else sharded_state.joined_optimizer(found)
+        stage, tensor, *_ = map(int, name.removesuffix(".pt").split("_")[1:])
+        stages.setdefault(stage, {}).setdefault(tensor, []).append(_read(saved.path(name), mmap))
+    if what == "model":
+        of_shards, of_tensor_group = sharded_state.joined_model, of_tensors.joined_models
+    else:
+        of_shards, of_tensor_group = sharded_state.joined_optimizer, of_tensors.joined_optimizers
+    return of_shards([of_tensor_group(list(map(of_shards, tensors.values()))) for tensors in stages.values()])
 
 
 def _load_parts(saved: SavedFiles, model: Any, optimizer: Any, strict: bool, shares: bool) -> None:

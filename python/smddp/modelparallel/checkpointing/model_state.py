@@ -57,10 +57,11 @@ def local(model: Any) -> dict[str, Any]:
     if getattr(model, "gathered", False):
         raise RuntimeError("local_state_dict() after model.cpu(): every rank holds the whole model; use state_dict()")
     everything = model.get_module().state_dict()
-    if (shared := sharded.of(model)) is not None:
-        return sharded_state.local_model(everything, shared.rank, shared.degree)
     if ranks.pp_size == 1:
         splits = of_tensors.by_name(model.get_module())
+        if (shared := sharded.of(model)) is not None:
+            everything = sharded_state.local_model(everything, shared.rank, shared.degree)
+            return {**everything, **of_tensors.told(splits)}
         return {**everything, IS_PARTIAL: ranks.tp_size > 1, **of_tensors.told(splits)}
     if not model.partitioned:
         raise RuntimeError("local_state_dict(): the first step cuts the model, and no stage has a part before")
@@ -80,9 +81,9 @@ def whole(model: Any) -> dict[str, Any]:
     everything = model.get_module().state_dict()
     if getattr(model, "gathered", False):
         return dict(everything)
-    if sharded.of(model) is not None:
-        return sharded_state.whole_model(everything, _first_names(model.get_module()))
     splits = of_tensors.by_name(model.get_module())
+    if sharded.of(model) is not None:
+        return sharded_state.whole_model(everything, _first_names(model.get_module()), splits)
     if not _cut(model):
         if delayed.pending(model.get_module()):
             raise RuntimeError(

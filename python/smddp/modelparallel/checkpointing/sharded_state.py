@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from smddp.formats import exact
 from smddp.modelparallel.checkpointing.optimizer_state import HELD, IS_PARTIAL, merged
+from smddp.modelparallel.tensor.split import Split
 
 # {"rank", "degree", "names"}: of a model's part the names of what is sharded, of an optimizer's "number key".
 SHARD = "_smp_shard"
@@ -32,12 +33,19 @@ def whole(value: Any) -> Any:
     return value
 
 
-def whole_model(state_dict: dict[str, Any], first: dict[str, str]) -> dict[str, Any]:
-    """As `whole`, of a module's state, one tensor at a time; ``first``: of each parameter the first of its names."""
+def whole_model(state_dict: dict[str, Any], first: dict[str, str], splits: dict[str, Split]) -> dict[str, Any]:
+    """Return a module's state as `whole` does, one tensor at a time.
+
+    Args:
+        first: the first name of each parameter, by each of its names.
+        splits: splits over the tensor group by name.
+    """
     made: dict[str, Any] = {}
     for name, value in state_dict.items():
-        # Shared parameters pass once, and stay one tensor.
-        made[name] = made[first[name]] if first.get(name, name) in made else whole(value)
+        if first.get(name, name) in made:  # shared parameters pass once, and stay one tensor
+            made[name] = made[first[name]]
+        else:
+            made[name] = whole(splits[name].gathered(value) if name in splits else value)
     return made
 
 
@@ -85,22 +93,23 @@ def load_model(module: torch.nn.Module, values: dict[str, Any], names: Iterable[
                 target.copy_(value)
 
 
-def for_optimizer(loaded: dict[str, Any], parameters: dict[Any, Any]) -> dict[str, Any]:
-    """``loaded`` with this rank's pieces in its state; ``parameters`` by their number in ``loaded``."""
-    pieces = set(loaded.get(SHARD, {}).get("names", ()))
+def for_optimizer(state: dict[Any, Any], pieces: Iterable[str], parameters: dict[Any, Any]) -> dict[Any, Any]:
+    """Return an optimizer's ``state`` with this rank's pieces in place of whole tensors.
+
+    Args:
+        pieces: "number key" of tensors that are pieces already.
+        parameters: by their number in ``state``.
+    """
+    pieces = set(pieces)
 
     def piece(number: Any, key: str, value: Any) -> Any:
-        like, is_piece = parameters.get(number), f"{number} {key}" in pieces
+        like, is_piece = parameters[number], f"{number} {key}" in pieces
         # What has an element for each of the parameter's is cut as the parameter is.
         if isinstance(like, DTensor) and isinstance(value, torch.Tensor) and (is_piece or value.shape == like.shape):
             return own_piece(value, like, is_piece)
         return value
 
-    values = {
-        number: {key: piece(number, key, value) for key, value in state.items()}
-        for number, state in loaded["state"].items()
-    }
-    return {**loaded, "state": values}
+    return {n: {key: piece(n, key, value) for key, value in values.items()} for n, values in state.items()}
 
 
 def check_place(loaded: dict[str, Any], rank: int, degree: int, what: str) -> None:

@@ -28,11 +28,11 @@ def by_name(module: torch.nn.Module) -> dict[str, Split]:
 
 
 def of_optimizer(packed: dict[str, Any], splits: dict[int, Split]) -> dict[str, Any]:
-    """This stage's state of an optimizer with whole tensors. Collective over the tensor group.
+    """This stage's state of an optimizer, with whole shared tensors on the CPU. Collective over the tensor group.
 
     Raises NotImplementedError for a state of another shape than its parameter's.
     """
-    return _changed(packed, splits, lambda split, part: split.gathered(part))
+    return _changed(packed, splits, lambda split, part: split.gathered(part).cpu())
 
 
 def joined_optimizers(parts: list[dict[str, Any]]) -> dict[str, Any]:

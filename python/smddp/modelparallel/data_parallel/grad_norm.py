@@ -88,8 +88,8 @@ def _total(before: Norm, spread: bool = False) -> Norm:
     def total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None) -> Any:
         gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         norm_type = float(norm_type)
-        if sharded_gradients.sharded(gradients):
-            total = sharded_gradients.norm(gradients, norm_type)
+        if sharded_gradients.sharded(gradients) and state.ranks is not None:
+            total = sharded_gradients.norm(gradients, norm_type, _counted(gradients), state.ranks.tp_group)
         elif spread or _of_the_model(gradients):
             own = before(_counted(gradients), norm_type, False, foreach)
             total = over_stages(own, gradients, norm_type, spread)

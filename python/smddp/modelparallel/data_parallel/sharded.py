@@ -1,7 +1,10 @@
 """Sharded data parallelism: ranks share the parameters of a copy of the model, by torch's `fully_shard`.
 
 The ranks of a *shard group* are neighbours and hold one copy together; the copies are averaged over. A step's
-microbatches add up on each rank, and the last one's backward pass averages over all ranks.
+microbatches add up on each rank, and the last one's backward pass averages over all copies and shards.
+
+With tensor parallelism, the ranks that hold the same part of each layer form the shard groups: every parameter is
+first cut over the tensor group, then over the shard group.
 """
 
 from __future__ import annotations
@@ -14,9 +17,12 @@ import torch
 from torch import nn
 
 from smddp.modelparallel import delayed
+from smddp.modelparallel.checkpointing.tensor_shards import by_name
 from smddp.modelparallel.data_parallel import sharded_units, sharded_views
 from smddp.modelparallel.pipeline import current
 from smddp.modelparallel.pipeline.parts import Part
+from smddp.modelparallel.ranks import place
+from smddp.modelparallel.tensor.split import SPLIT
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -29,12 +35,13 @@ log = logging.getLogger("smddp.modelparallel")
 
 def check(config: Config, ranks: Ranks) -> None:
     """Raise ValueError where ``sharded_data_parallel_degree`` does not divide the data-parallel ranks."""
-    degree = config.sharded_data_parallel_degree
-    if ranks.dp_size % degree:
-        fitting = ", ".join(str(each) for each in range(1, ranks.dp_size + 1) if ranks.dp_size % each == 0)
+    degree, size = config.sharded_data_parallel_degree, ranks.rdp_size
+    if size % degree:
+        fitting = ", ".join(str(each) for each in range(1, size + 1) if size % each == 0)
+        alike = f" with the same tensor shard ('tensor_parallel_degree'={ranks.tp_size})" if ranks.tp_size > 1 else ""
         raise ValueError(
-            f"smp.init(): 'sharded_data_parallel_degree'={degree} does not divide the {ranks.dp_size} data-parallel "
-            f"ranks; these do: {fitting}"
+            f"smp.init(): 'sharded_data_parallel_degree'={degree} does not divide the {size} data-parallel "
+            f"ranks{alike}; these do: {fitting}"
         )
 
 
@@ -54,8 +61,8 @@ class Sharded:
     def __init__(self, module: nn.Module, config: Config, ranks: Ranks, busy: Any) -> None:
         self.module = module
         self.degree = config.sharded_data_parallel_degree
-        self.rank, self.copy = ranks.dp_rank % self.degree, ranks.dp_rank // self.degree
-        self.mesh = _mesh(ranks.size, self.degree)
+        self.rank, self.copy = ranks.rdp_rank % self.degree, ranks.rdp_rank // self.degree
+        self.mesh = _mesh(config, ranks)
         self._last = config.microbatches - 1
         self._synced = True
         self._before = {name: (weakref.ref(q), id(q)) for name, q in module.named_parameters()}
@@ -68,6 +75,7 @@ class Sharded:
 
     def _shard(self, config: Config) -> None:
         fully_shard, policy = _torch_s()
+        splits = by_name(self.module)
         if config.fp16 or config.bf16:
             self.module.float()  # the masters
         half = torch.float16 if config.fp16 else torch.bfloat16 if config.bf16 else None
@@ -88,6 +96,8 @@ class Sharded:
             set_unused = getattr(each, "set_reduce_scatter_unused_params", None)
             if set_unused is not None:
                 set_unused(True, recurse=False)
+        for name, parameter in self.module.named_parameters():
+            parameter.__dict__.update({SPLIT: splits[name]} if name in splits else {})
         self._limit_prefetch(modules, config.sdp_max_live_parameters)
 
     @staticmethod
@@ -160,13 +170,18 @@ def _torch_s() -> tuple[Any, Any]:
     return fully_shard, MixedPrecisionPolicy
 
 
-def _mesh(size: int, degree: int) -> DeviceMesh:
-    """The mesh of all ranks: `torch.sagemaker`'s, whose first dimension is left out where there is one copy."""
-    from smddp.sagemaker.parallel import ParallelState, layout
+def _mesh(config: Config, ranks: Ranks) -> DeviceMesh:
+    """The mesh (replicate, shard) of the ranks with the same tensor shard; (shard) where there is one copy."""
+    from torch.distributed.device_mesh import DeviceMesh
 
-    # By number: a launcher counts the ranks of a node one after the other.
-    mesh = ParallelState(layout(size, degree, 1), [""] * size).mesh
-    return mesh["shard"] if degree == size else mesh["replicate", "shard"]
+    from smddp.sagemaker.parallel import device_type, forget_old_meshes
+
+    forget_old_meshes()
+    degrees = config.pipeline_parallel_degree, config.tensor_parallel_degree
+    groups = place(ranks.size, config.placement_strategy, *degrees)["rdp"]
+    cells = torch.tensor(groups).view(ranks.tp_size, -1, config.sharded_data_parallel_degree)
+    mesh = DeviceMesh(device_type(), cells, mesh_dim_names=("tensor", "replicate", "shard"))
+    return mesh["shard"] if cells.shape[1] == 1 else mesh["replicate", "shard"]
 
 
 def of(model: Any) -> Sharded | None:

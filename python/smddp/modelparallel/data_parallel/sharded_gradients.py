@@ -1,4 +1,4 @@
-"""The norm of gradients of which each rank of a shard group has a piece."""
+"""Norms of gradients of which each rank of a shard group has a piece."""
 
 from __future__ import annotations
 
@@ -25,16 +25,24 @@ def plain(value: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def norm(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """The norm of the whole gradients, a plain tensor. Collective over the shard group."""
+def norm(
+    gradients: list[torch.Tensor], norm_type: float, counted: list[torch.Tensor], tensor_group: dist.ProcessGroup
+) -> torch.Tensor:
+    """Return the norm of the whole gradients, a plain tensor. Collective over the shard group and ``tensor_group``.
+
+    Args:
+        counted: the gradients that this rank of the tensor group adds.
+    """
     assert isinstance(gradients[0], DTensor)  # `sharded` has looked
     mesh = gradients[0].device_mesh
     # Pieces may be empty, and of those there is no largest element.
-    held = [each for each in pieces(gradients) if each.numel()]
+    held = [each for each in pieces(counted) if each.numel()]
     largest = math.isinf(norm_type)
     own = torch.zeros((), dtype=torch.float64, device=mesh.device_type)
     if held:
         norms = torch.stack([torch.linalg.vector_norm(each, norm_type, dtype=torch.float64) for each in held])
         own = norms.max() if largest else (norms**norm_type).sum()
-    dist.all_reduce(own, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=mesh.get_group(mesh.ndim - 1))
+    for group in (mesh.get_group(mesh.ndim - 1), tensor_group):
+        if dist.get_world_size(group) > 1:
+            dist.all_reduce(own, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     return (own if largest else own ** (1.0 / norm_type)).to(torch.float32)

@@ -108,7 +108,7 @@ class OptimizerDicts(torch.optim.Optimizer):
         if not self._cut:
             return self.optimizer.state_dict() if self._waiting is None else self._waiting
         if self._shared is not None:
-            return merged([sharded_state.whole(self._pack())])
+            return merged([sharded_state.whole(of_tensors.of_optimizer(self._pack(), self._splits()))])
         own = of_tensors.of_optimizer(self.local_state_dict(), self._splits())
         if self._stages == 1:
             return merged([own])
@@ -172,18 +172,20 @@ class OptimizerDicts(torch.optim.Optimizer):
             )
         local_of = {number: index for index, number in enumerate(held)}
         own = [parameter for group in self.param_groups for parameter in group["params"]]
-        # A whole state numbers parameters in order of its groups' lists.
+        # A whole state numbers parameters in the order of its groups' lists.
         order = [number for group in loaded["param_groups"] for number in group["params"]]
         number_of = dict(zip(order, (number for numbers in self._all for number in numbers)))
-        if (shared := self._shared) is not None:
-            sharded_state.check_place(loaded, shared.rank, shared.degree, "an optimizer's state")
-            known = {given: own[local_of[number]] for given, number in number_of.items() if number in local_of}
-            loaded = sharded_state.for_optimizer(loaded, known)
-        values = {
-            local_of[number_of[given]]: self._part(local_of[number_of[given]], value)
+        state = {
+            given: self._part(local_of[number_of[given]], value)
             for given, value in loaded["state"].items()
             if number_of.get(given) in stepped
         }
+        if (shared := self._shared) is not None:
+            sharded_state.check_place(loaded, shared.rank, shared.degree, "an optimizer's state")
+            pieces = loaded.get(sharded_state.SHARD, {}).get("names", ())
+            parameters = {given: own[local_of[number_of[given]]] for given in state}
+            state = sharded_state.for_optimizer(state, pieces, parameters)
+        values = {local_of[number_of[given]]: value for given, value in state.items()}
         groups = [
             {**group, "params": [local_of[number] for number in numbers]}
             for group, numbers in zip(loaded["param_groups"], self._held)

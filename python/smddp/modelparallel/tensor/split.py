@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
+from smddp.formats import exact
 from smddp.modelparallel.state import state
 
 # Attributes of a parameter: how it is split; and, of the one that it replaces, this one.
@@ -48,9 +50,15 @@ class Split:
         """The whole of all parts."""
         return torch.cat(parts, self.dim).reshape(self.whole)
 
+    @exact()
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole tensor of which this rank has ``part``. Collective over the tensor group."""
+        """The whole tensor of which this rank has ``part``. Collective over the tensor group.
+
+        A sharded ``part`` is gathered over its shard group first.
+        """
         assert state.ranks is not None  # as there is a model
+        if isinstance(part, DTensor):
+            part = part.full_tensor()
         parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
         dist.all_gather(parts, part.detach().contiguous(), group=state.ranks.tp_group)
         return self.joined(parts)
