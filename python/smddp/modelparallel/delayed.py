@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from smddp.modelparallel.pipeline.placed_tensor import Form
+from smddp.modelparallel.tensor.split import REPLACED
 
 log = logging.getLogger("smddp.modelparallel")
 
@@ -82,9 +83,13 @@ def _device() -> torch.device:
 def everywhere(module: nn.Module, seed: int) -> None:
     """Give all parameters their values, of which a rank keeps its piece where they are sharded."""
     if pending(module):
+        before = dict(module.named_parameters(remove_duplicate=False))
         initer = _initer(module, seed)
         with initer.validate_params_and_buffers_inited():
             initer.materialize()
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter is not before[name]:
+                before[name].__dict__[REPLACED] = parameter
 
 
 def here(module: nn.Module, seed: int, own: set[int]) -> None:

@@ -117,8 +117,8 @@ class DistributedModel(Answers, Hooks, nn.Module):
             from smddp.modelparallel.tensor import cut as of_tensors  # with all of torch.sagemaker's translator
 
             of_tensors.share(self.module, self._ranks)
-            if state.optimizer is not None:
-                follow(state.optimizer.optimizer)
+        if state.optimizer is not None:
+            follow(state.optimizer.optimizer)
         if any_marked(self.module):
             from smddp.modelparallel.tensor import naming  # with all of torch.sagemaker's translator
 

@@ -174,6 +174,8 @@ def held(model: Any) -> set[str]:
 def load_now(model: Any, values: dict[str, Any], partial: bool, strict: bool) -> Any:
     """As `load`, now; ``partial``: what other stages hold may be missing."""
     module: nn.Module = model.get_module()
+    if state.ranks is not None:
+        of_tensors.check_place(values, state.ranks.tp_rank, state.ranks.tp_size, "a model's state")
     pieces = values.get(sharded_state.SHARD, {}).get("names", ())
     values = {name: value for name, value in values.items() if name not in _MARKS}
     names, here = list(module.state_dict()), held(model)

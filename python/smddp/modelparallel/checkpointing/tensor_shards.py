@@ -60,6 +60,16 @@ def fits(part: dict[str, Any], size: int) -> bool:
     return all(about[0] == size for about in part.get(SPLITS, {}).values())
 
 
+def check_place(part: dict[str, Any], rank: int, size: int, name: str) -> None:
+    """Raise ValueError if ``part`` belongs to another rank of a tensor group, or to a group of another size."""
+    for other_size, other_rank, *_ in part.get(SPLITS, {}).values():
+        if (other_rank, other_size) != (rank, size):
+            raise ValueError(
+                f"this part of {name} was saved by rank {other_rank} of {other_size} in its tensor group, and this is "
+                f"rank {rank} of {size}; resume_from_checkpoint() finds what a rank needs"
+            )
+
+
 def _changed(packed: dict[str, Any], splits: dict[int, Split], change: Any) -> dict[str, Any]:
     def whole(number: int, value: Any, name: str) -> Any:
         split = splits.get(number)

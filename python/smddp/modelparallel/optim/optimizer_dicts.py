@@ -163,6 +163,8 @@ class OptimizerDicts(torch.optim.Optimizer):
             self._load(waiting)
 
     def _load(self, loaded: dict[str, Any]) -> None:
+        if smp.ranks is not None:
+            of_tensors.check_place(loaded, smp.ranks.tp_rank, smp.ranks.tp_size, "an optimizer's state")
         held, stepped = self.held, set(self.stepped)
         missing = sorted(stepped - set(loaded.get(HELD, stepped)))
         if missing:

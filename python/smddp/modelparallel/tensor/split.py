@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor
 from smddp.formats import exact
 from smddp.modelparallel.state import state
 
-# Attributes of a parameter: how it is split; and, of the one that it replaces, this one.
-SPLIT, REPLACED = "_smp_split", "_smp_replaced"
+# Attributes of a parameter: its split over the tensor group, and the parameter that has taken its place.
+SPLIT, REPLACED = "_smp_split", "_smp_became"
 
 
 @dataclass(frozen=True)
@@ -77,4 +77,10 @@ def counts_here(parameter: Any) -> bool:
 def follow(optimizer: torch.optim.Optimizer) -> None:
     """Give an optimizer that was made before the model was wrapped the parameters that there are now."""
     for group in optimizer.param_groups:
-        group["params"] = [getattr(q, REPLACED, q) for q in group["params"]]
+        group["params"] = [_newest(parameter) for parameter in group["params"]]
+
+
+def _newest(parameter: Any) -> Any:
+    while (found := getattr(parameter, REPLACED, None)) is not None:
+        parameter = found
+    return parameter
