@@ -156,9 +156,7 @@ def case_parts_files_and_views_name_both_groups(directory):
         assert norm.sqrt().item() == pytest.approx(part.norm().item(), rel=1e-4) and weight.ds_shape == part.shape
         other = smp.load(f"{directory}/by_hand_0_{1 - smp.tp_rank()}_{smp.rdp_rank()}", partial=False)
         for load, name in ((model.load_state_dict, "model"), (optimizer.load_state_dict, "optimizer")):
-            with pytest.raises(
-                ValueError, match=r"saved by rank \d of 2 in its tensor group, and this is rank \d of 2"
-            ):
+            with pytest.raises(ValueError, match=r"saved by rank \d of 2 in its tensor group, and this is rank \d"):
                 load(other[name])
 
 
@@ -234,12 +232,12 @@ def case_delayed_values_reach_optimizers_that_are_older(directory):
             torch.testing.assert_close(dict(model.state_dict()), dict(alone.state_dict()), rtol=1e-4, atol=1e-6)
 
 
-def check_fused(kind):
+def check_fused(kind, **keys):
     alone = made(gpt2)
     inner = kind(alone.parameters(), lr=0.01)
     loss_of(alone, batch(0)).backward()
     inner.step()
-    with job(**{**BOTH, "sdp_gradient_clipping": 0.0}):
+    with job(**{**BOTH, "sdp_gradient_clipping": 0.0, **keys}):
         with smp.tensor_parallelism():
             model = smp.DistributedModel(made(gpt2))
         optimizer = smp.DistributedOptimizer(kind(model.parameters(), lr=0.01))

@@ -1,4 +1,4 @@
-"""Sharded data parallelism and tensor parallelism on eight ranks: degrees, precisions and batches in all combinations."""
+"""Sharded data parallelism with tensor parallelism on eight ranks: all degrees, precisions and forms of batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ DEGREES = [(4, 2), (2, 2), (2, 4)]
 def case_degrees_precisions_and_batches_train_and_resume(directory):
     for (shard, tensor), (precision, scale), prescaled in itertools.product(DEGREES, PRECISIONS, (False, True)):
         degrees = {"sharded_data_parallel_degree": shard, "tensor_parallel_degree": tensor}
-        check_cell(directory, {**SHARDED, **degrees, "prescaled_batch": prescaled}, precision, scale)
+        batches = {"prescaled_batch": prescaled, "microbatches": 2 if prescaled else 1}
+        check_cell(directory, {**SHARDED, **degrees, **batches}, precision, scale)
 
 
 def case_families_train_as_one_process(directory):
@@ -27,10 +28,11 @@ def case_families_train_as_one_process(directory):
 
 def case_checkpoints_move_between_all_degrees(directory):
     for number in range(1, len(LAYOUTS)):
-        check_move(directory, LAYOUTS[0], LAYOUTS[number])
-        check_move(directory, LAYOUTS[number], LAYOUTS[0])
+        layouts = [{**LAYOUTS[each], "microbatches": 1} for each in (0, number)]
+        check_move(directory, *layouts)
+        check_move(directory, *layouts[::-1])
 
 
 def case_fused_optimizers_step_whole_tensors(directory):
     for kind in (smp.optimizers.FusedLAMB, smp.optimizers.FusedNovoGrad):
-        check_fused(kind)
+        check_fused(kind, microbatches=1)
