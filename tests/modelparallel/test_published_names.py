@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+import pickletools
 
 import pytest
 import torch
@@ -112,11 +113,67 @@ def test_module_has_further_levels_that_end(wrap):
     assert CHECKPOINTED in net.__dict__
 
 
-def test_model_with_further_names_is_copied_and_pickled():
-    net = nn.Sequential(nn.Linear(2, 2))
+class Counted(nn.Linear):
+    """Special methods that no torch module has."""
+
+    def __len__(self):
+        return 0
+
+    def __matmul__(self, other):
+        return "product", other
+
+
+MODULES = {
+    "sequential": lambda: nn.Sequential(nn.Linear(2, 2), nn.Tanh()),
+    "list": lambda: nn.ModuleList([nn.Linear(2, 2)]),
+    "dict": lambda: nn.ModuleDict({"a": nn.Linear(2, 2)}),
+    "parameters": lambda: nn.ParameterList([torch.ones(2)]),
+    "linear": lambda: nn.Linear(2, 2),
+    "counted": lambda: Counted(2, 2),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_further_names_have_the_special_methods_of_the_module(name):
+    net = MODULES[name]()
     alias.add_aliases(net)
-    for again in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
-        assert again.module.module[0] is again[0] is not net[0]
+    for inner in (net.module, net.module.module):
+        for method in (each for each in dir(type(net)) if each.startswith("__") and callable(getattr(net, each))):
+            assert hasattr(type(inner), method), method
+        assert isinstance(inner, nn.Module) and isinstance(inner, type(net)) and not hasattr(inner, "__missing__")
+        assert hasattr(inner, "__len__") is hasattr(net, "__len__") and bool(inner) is bool(net)
+        assert inner == net and net == inner and {inner, net} == {net} and inner != nn.Linear(2, 2)
+        if hasattr(net, "__len__"):
+            assert len(inner) == len(net)
+        if hasattr(net, "__iter__"):
+            assert list(inner) == list(net) and (next(iter(net)) in inner) is (next(iter(net)) in net)
+        if hasattr(net, "__getitem__"):
+            key = "a" if name == "dict" else 0
+            assert inner[key] is net[key]
+            inner[key] = replaced = copy.deepcopy(net[key])
+            assert net[key] is replaced
+        if name == "sequential":
+            assert len(inner[:1]) == 1 and torch.equal(inner(torch.ones(2)), net(torch.ones(2)))
+        if name == "counted":
+            assert inner @ 3 == ("product", 3)
+        inner.extra = 1
+        del inner.extra
+        assert not hasattr(net, "extra") and dir(inner) == dir(net)
+
+
+@pytest.mark.parametrize("name", [each for each in MODULES if each != "counted"])
+def test_copies_and_pickles_of_further_names_are_plain_modules(name):
+    net = MODULES[name]()
+    alias.add_aliases(net)
+    assert copy.deepcopy(net) is not net and not hasattr(copy.deepcopy(net), "module")
+    for inner in (net, net.module, net.module.module):
+        for again in (copy.deepcopy(inner), copy.copy(inner), pickle.loads(pickle.dumps(inner))):
+            assert type(again) is type(net) and again is not net
+            torch.testing.assert_close(again.state_dict(), net.state_dict())
+    both = copy.deepcopy({"module": net, "alias": net.module})
+    assert both["alias"] is both["module"]
+    for value in (net, net.module, {"module": net, "alias": net.module}):
+        assert not any("smddp" in str(argument) for _, argument, _ in pickletools.genops(pickle.dumps(value)))
 
 
 @pytest.mark.parametrize("kind", [nn.ModuleList, nn.ModuleDict])

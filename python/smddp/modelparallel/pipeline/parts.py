@@ -32,6 +32,11 @@ class Part:
         self.forward, self.module, self.busy = forward, module, busy
         self.known: dict[Any, Description] = {}
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies and pickles of a whole model have the forward of the module's class.
+        whole = state.ranks is None or state.ranks.pp_size == 1
+        return (getattr, (self.module, "forward")) if whole else super().__reduce_ex__(protocol)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         mb = current.microbatch
         if mb is None:

@@ -22,7 +22,10 @@ _OUTPUT = ("output", "mlp", "feed_forward")
 
 
 class Layers(activation.CalledApart):
-    """The layers of a transformers model under the name that scripts use."""
+    """The layers of a transformers model under the name that scripts use. A pickle has them in a plain Sequential."""
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return nn.Sequential, tuple(self)
 
 
 def name_layers(model: nn.Module) -> None:
