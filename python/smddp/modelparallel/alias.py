@@ -81,7 +81,7 @@ def _class_of(kind: type) -> type[Alias]:
     def forward(name: str) -> Any:
         return lambda self, *args, **kwargs: getattr(type(self._module), name)(self._module, *args, **kwargs)
 
-    special = (name for name in dir(kind) if name.startswith("__") and not hasattr(Alias, name))
+    special = (name for name in dir(kind) if name.startswith("__") and name not in dir(Alias))
     methods = {name: forward(name) for name in special if callable(getattr(kind, name))}
     return type(kind.__name__, (Alias,), {"__slots__": ("__weakref__",), **methods})
 
