@@ -5,7 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from smddp.estimator import PyTorch, fitting, job
+from smddp.estimator import PyTorch, fitting, job, validate
+from smddp.estimator.commands import exported_variables
 
 ON = {"enabled": True}
 VERSIONS = {"framework_version": "2.2.0", "py_version": "py310"}
@@ -71,6 +72,18 @@ def test_mpirun_of_mpi_with_a_users_options_in_their_place():
     said = text(one)
     assert "--host localhost:4 -np 4" in said and "-bind-to none -map-by slot" in said
     assert "-x NCCL_DEBUG=WARN -x LD_LIBRARY_PATH -x PATH -x A=1 --mca pls_rsh_agent ssh -x FI_PROVIDER=efa" in said
+
+
+def test_quotes_keep_a_value_of_a_users_options_in_one_word():
+    options = """-x "MESSAGE=a b" --NCCL_DEBUG 'WARN' -mca "pml" ob1 -x C='d e'"""
+    for strategy in ("mpi", "pytorchddp"):
+        (one,) = commands({strategy: {**ON, "custom_mpi_options": options}})
+        assert [word for word in one.argv if " " in word] == ["MESSAGE=a b", "C=d e"]
+        assert "NCCL_DEBUG=WARN" in one.argv and one.argv.count("pml") == 1
+        given = validate(
+            {strategy: {**ON, "custom_mpi_options": options.replace('-mca "pml" ob1', "")}}, instance_type="local"
+        )
+        assert exported_variables(given)["MESSAGE"] == "a b"
 
 
 def test_a_parameter_of_the_job_that_a_user_gives_too_is_in_the_command_once():

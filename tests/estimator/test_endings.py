@@ -60,6 +60,16 @@ def test_a_model_that_is_not_compressed_stays_a_folder():
     assert made.model_data == f"file://{folder}/model" and not (folder / "model.tar.gz").exists()
 
 
+@pytest.mark.parametrize("place", ["s3://bucket/a", "hdfs://a/b"])
+def test_a_place_that_is_no_folder_is_refused_with_the_remedy(place):
+    Path("train.py").touch()
+    remedy = "give a path or file://(, such as the folder at which Mountpoint for Amazon S3 has the bucket)?$"
+    with pytest.raises(ValueError, match=f"output_path is '{place}': .*{remedy}"):
+        PyTorch("train.py", output_path=place, **VERSIONS).fit(dry_run=True)
+    with pytest.raises(ValueError, match=f"checkpoint_s3_uri is '{place}': .*{remedy}"):
+        PyTorch("train.py", checkpoint_s3_uri=place, **VERSIONS)
+
+
 # ---- checkpoints ----
 
 STEP = "d = pathlib.Path(sys.argv[2]); n = len(list(d.iterdir())); (d / f'step-{n}').touch()"

@@ -100,7 +100,7 @@ def test_an_experiment_is_reported(tmp_path, monkeypatch):
         ({"max_run": "60"}, "max_run is '60'"),
         ({"metric_definitions": [{"Name": "loss"}]}, "metric_definitions: "),
         ({"metric_definitions": [{"Name": "loss", "Regex": "loss=("}]}, "Regex of 'loss' is invalid"),
-        ({"checkpoint_s3_uri": "s3://bucket/prefix"}, "keep checkpoints in a folder: give a path or file://"),
+        ({"checkpoint_s3_uri": "s3://bucket/prefix"}, "give a path or file://, such as the folder at which Mountpoint"),
         ({"checkpoint_local_path": "/opt/ml/checkpoints"}, "without checkpoint_s3_uri"),
         ({"checkpoint_s3_uri": "c", "checkpoint_local_path": "c"}, "expected an absolute path"),
         ({"environment": {"N": 4}}, r"environment variable N: invalid value 4 \(int\): expected text, such as '4'"),

@@ -6,14 +6,16 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from smddp.estimator import LaunchError, PyTorch, agent
+from smddp.estimator import LaunchError, PyTorch, processes, running
+from smddp.estimator.commands import Command, Host
 from smddp.estimator.job import Folder
-from smddp.estimator.restarts import Restarts
+from smddp.estimator.restarts import Limits, Restarts
 from smddp.estimator.running import Failure, launch_error
 
 #: Least squares on two ranks. Rank 1 halts once in step 4, and the test ends its host there.
@@ -112,10 +114,13 @@ def kill_host(made: PyTorch, marker: Path) -> None:
 
 
 @pytest.mark.parametrize("distribution", FORMS)
-def test_a_job_that_loses_a_host_ends_with_the_losses_of_an_undisturbed_run(place, distribution):
+def test_a_job_that_loses_a_host_ends_with_the_losses_of_an_undisturbed_run(place, distribution, monkeypatch):
     (place / "undisturbed").touch()
     expected = run(place, "undisturbed", distribution)
     expected.latest_training_job.wait()
+    sent: list[str] = []
+    pack = running.packed
+    monkeypatch.setattr(running, "packed", lambda folder: sent.append(pack(folder)) or sent[-1])
     made = run(place, "spot", distribution, use_spot_instances=True, max_run=100, max_wait=200)
     kill_host(made, place / "spot")
     job = made.latest_training_job
@@ -128,6 +133,8 @@ def test_a_job_that_loses_a_host_ends_with_the_losses_of_an_undisturbed_run(plac
         losses[0][-1], abs=1e-6
     )
     assert not list((place / "jobs/spot/failures").iterdir())
+    # The restart sends the files of the first attempt, without those that ranks wrote into their folder since.
+    assert len(sent) == 1
 
 
 def test_a_lost_host_is_an_error_without_spot_instances_and_after_the_last_attempt(place):
@@ -144,7 +151,8 @@ def test_unreachable_hosts_end_the_job_at_max_wait(place):
         run(place, "away", use_spot_instances=True)
     # Only a job that has begun is restarted.
     assert raised.value.lost_host
-    made = run_then_lose(place, max_wait=2)
+    # max_run counts running ranks alone, so max_wait comes first.
+    made = run_then_lose(place, max_run=2, max_wait=2)
     with pytest.warns(UserWarning, match="was stopped after max_wait=2 seconds"):
         made.latest_training_job.wait()
     assert made.latest_training_job.status == "Stopped" and made.latest_training_job.restarts >= 1
@@ -200,16 +208,133 @@ def test_results_that_are_links_keep_their_targets_in_a_restart(tmp_path):
     (shared / "kept").touch()
     folder.model.rmdir()
     folder.model.symlink_to(shared)
-    folder.reset()
+    folder.reset(2)
     assert (shared / "kept").exists() and folder.model.is_dir() and not folder.model.is_symlink()
 
 
-def test_a_restart_ends_ranks_that_ignore_the_end_of_their_agent(tmp_path):
-    script = "trap '' TERM; echo ready; sleep 60"
-    rank = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
-    assert rank.stdout is not None and rank.stdout.readline()
-    Folder(tmp_path).make()
-    agent._note_group(tmp_path, rank.pid)
-    agent._end_earlier_attempt(tmp_path)
-    assert rank.wait(10) < 0
-    agent._end_earlier_attempt(tmp_path)
+def test_a_host_that_does_not_answer_ends_the_job_at_max_wait(place):
+    (place / "rsh").write_text("#!/bin/sh\nexec sleep 60\n")
+    begun = time.monotonic()
+    with pytest.raises(LaunchError, match=r"the job was stopped \(max_wait or stop\(\)\) before .*elsewhere"):
+        run(place, "silent", use_spot_instances=True, max_wait=1)
+    assert time.monotonic() - begun < 20
+
+
+def test_max_run_counts_the_time_of_running_ranks_over_all_attempts():
+    reached: list[tuple[str, float]] = []
+    begun = time.monotonic()
+    limits = Limits(1, 60, lambda name: reached.append((name, time.monotonic() - begun)))
+    for _ in range(2):
+        limits.ranks_begin()
+        time.sleep(0.3)
+        limits.ranks_ended()
+        time.sleep(0.4)  # the pause before a restart
+    limits.ranks_begin()
+    time.sleep(0.1)
+    assert not reached
+    time.sleep(0.6)
+    limits.cancel()
+    assert [name for name, _ in reached] == ["max_run"] and reached[0][1] > 1.75
+
+
+#: A rank in a session of its own, as torchrun's are, that ignores SIGTERM.
+STUBBORN = "setsid sh -c 'trap : TERM; touch MARKER; while :; do sleep 1; done' >/dev/null 2>&1 &"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Folder:
+    made = Folder(tmp_path / "job")
+    made.make()
+    return made
+
+
+def command(folder: Folder, script: str) -> Command:
+    return Command("localhost", ["sh", "-c", script], {"SM_OUTPUT_DIR": str(folder.output)})
+
+
+def begin(folder: Folder, script: str, attempt: int = 1) -> running.Run:
+    return running.Run(
+        folder.path, [Host("localhost", 1)], [command(folder, script)], folder.code, rsh="false", attempt=attempt
+    )
+
+
+def wait_for(file: Path) -> None:
+    until = time.monotonic() + 30
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert file.exists()
+
+
+@pytest.mark.parametrize("ends_by", ["stop", "restart", "failure"])
+def test_no_rank_outlives_its_attempt(folder, ends_by):
+    """Ranks that ignore SIGTERM, outside of the process group of the host's command."""
+    marker = folder.path / "marker"
+    script = STUBBORN.replace("MARKER", str(marker))
+    end = f"while [ ! -e {marker} ]; do sleep 0.05; done; exit 3" if ends_by == "failure" else "sleep 60"
+    one = begin(folder, f"{script} {end}")
+    wait_for(marker)
+    assert len(processes.of_job(folder.path)) > 1 or ends_by == "failure"
+    if ends_by == "restart":
+        agent = one._agents[0]._process
+        agent.kill()
+        agent.wait()
+        begin(folder, "true", attempt=2).wait()
+    elif ends_by == "failure":
+        with pytest.raises(LaunchError, match="ended with exit status 3"):
+            one.wait()
+    one.stop()
+    assert processes.of_job(folder.path) == []
+
+
+def test_a_failure_of_an_earlier_attempt_is_not_that_of_a_later_one(folder):
+    report = {"rank": 0, "host": "localhost", "pid": 7, "status": 1, "ended": 1.0, "last": "late"}
+    written = f"echo '{json.dumps({**report, 'attempt': 1})}' > {folder.failures}/0.json"
+    begin(folder, written, attempt=2).wait()
+    assert folder.attempt == 2
+    with pytest.raises(LaunchError, match=r"exit status 1 in attempt 2\. Its last lines"):
+        begin(folder, written.replace('"attempt": 1', '"attempt": 2'), attempt=2).wait()
+
+
+def test_a_rank_reports_the_attempt_in_which_it_began(folder):
+    folder.reset(3)
+    subprocess.run([sys.executable, "-m", "smddp.estimator.rank", str(folder.path), "false"], check=False)
+    found = Failure.parse((folder.failures / "0.json").read_text())
+    assert found is not None and (found.attempt, found.status) == (3, 1)
+
+
+LOST = "smddp.PeerLostError: rank 0 left the group"
+OWN = "Traceback (most recent call last):\nValueError: x"
+
+
+@pytest.mark.parametrize(
+    ("reports", "cause"),
+    [
+        # A launcher sends SIGTERM to the neighbours of a rank that failed.
+        ([(1, 1, 1.0, LOST), (2, -15, 2.0, "")], 1),
+        ([(1, 1, 1.0, LOST), (2, 143, 2.0, "Terminated")], 1),
+        ([(1, 1, 3.0, "ValueError"), (2, 1, 1.0, LOST), (3, -15, 2.0, "")], 1),
+        ([(1, 1, 1.0, "Connection closed by peer"), (2, -15, 2.0, "")], 1),
+        # A rank that SIGTERM ended first is the cause, and one with an error of its own that was slow to end.
+        ([(1, 1, 2.0, LOST), (2, -15, 1.0, "")], 2),
+        ([(1, 1, 2.0, "Connection closed by peer"), (2, -15, 1.0, "")], 2),
+        ([(1, 1, 1.0, LOST), (2, -15, 2.0, OWN), (3, -15, 1.5, "")], 2),
+        ([(1, -15, 2.0, ""), (2, -9, 3.0, "")], 1),
+        ([(1, 1, 1.0, LOST), (2, -9, 2.0, "")], 2),
+    ],
+)
+def test_the_first_cause_comes_first(reports, cause):
+    failures = [Failure(rank, "localhost", 7, status, ended, last) for rank, status, ended, last in reports]
+    for given in (failures, failures[::-1]):
+        assert launch_error(given, Path()).failure.rank == cause
+
+
+@pytest.mark.parametrize("distribution", [{}, {"mpi": {"enabled": True, "processes_per_host": 2}}])
+def test_a_process_that_a_script_leaves_does_not_delay_the_end(tmp_path, monkeypatch, distribution):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "import subprocess, sys; subprocess.Popen(['env', '-i', '/bin/sleep', '30'], start_new_session=True)"
+    )
+    made = PyTorch("train.py", image_uri="x", instance_type="local", instance_count=1, distribution=distribution)
+    begun = time.monotonic()
+    made.fit(logs=False)
+    assert time.monotonic() - begun < 15

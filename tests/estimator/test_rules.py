@@ -95,6 +95,8 @@ BROKEN = {
         (mpi("--mca btl_tcp_if_include eth0"), P4D, "give fit(interface=...)"),
         (mpi("--mca plm_rsh_num_concurrent 4"), P4D, "the job gives plm_rsh_num_concurrent itself: leave it out"),
         (mpi("--mca a 1 --mca a 2"), P4D, "give a twice"),
+        (mpi("--mca 'pml' 'ucx'"), P4D, "give pml ucx, and the job gives pml itself"),
+        (mpi("-x 'A=1"), P4D, "which a shell cannot split (No closing quotation): close the quotes"),
         (
             {"smdistributed": {"dataparallel": {"enabled": True, "custom_mpi_options": "--mca btl self"}}},
             P4D,

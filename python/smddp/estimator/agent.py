@@ -12,28 +12,28 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
 import threading
-import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from smddp.estimator import processes
 from smddp.estimator.job import Folder
 
-#: Seconds that ranks have after SIGTERM.
-_GRACE = 3.0
+#: Seconds for output after the end of the command: another program may keep the pipe open.
+_DRAIN = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     given = json.loads(sys.stdin.buffer.readline())
     folder = Path(given["folder"])
-    if given["restart"]:
-        _end_earlier_attempt(folder)
-        Folder(folder).reset()
+    if given["attempt"] > 1:
+        # Ranks of an agent that was killed would write into the checkpoints of this attempt.
+        processes.end(folder)
+        Folder(folder).reset(given["attempt"])
     if given["files"] is None:
         return _run(given, folder)
     # In a folder that hosts share the token is the launcher's, which restarts need.
@@ -64,6 +64,7 @@ def _run(given: dict[str, Any], folder: Path) -> int:
         # Another host's command starts this one's ranks.
         reporting.start()
         _input_ends()
+        processes.end(folder)
         over.set()
         reporting.join()
         return 0
@@ -84,45 +85,23 @@ def _run(given: dict[str, Any], folder: Path) -> int:
     except OSError as error:
         say({"unable": f"{given['argv'][0]}: {error.strerror}"})
         return 0
-    _note_group(folder, child.pid)
-    threading.Thread(target=_end_with_input, args=(child, over), daemon=True).start()
+    host = given["env"].get("SM_CURRENT_HOST")
+    threading.Thread(target=_end_with_input, args=(folder, host, over), daemon=True).start()
     reporting.start()
-    assert child.stdout is not None
-    for line in child.stdout:
-        say({"line": line.decode(errors="replace").rstrip("\n")})
+    output = threading.Thread(target=_pass_on, args=(child.stdout,), daemon=True)
+    output.start()
     status = child.wait()
     over.set()
     reporting.join()
-    _end(child.pid)
+    processes.end(folder, host)
+    output.join(_DRAIN)
     say({"status": status})
     return 0
 
 
-def _begun(pid: int) -> str:
-    """Returns the start time of a process, in the system's clock ticks; empty after its end."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
-def _note_group(folder: Path, group: int) -> None:
-    """Notes the process group of this host's command, with the start time of its leader."""
-    file = Folder(folder).logs / f"command-{socket.gethostname()}-{group}.pid"
-    file.write_text(f"{group} {_begun(group)}")
-
-
-def _end_earlier_attempt(folder: Path) -> None:
-    """Ends the ranks of agents that were killed: they would write into the checkpoints of the next attempt."""
-    for file in Folder(folder).logs.glob(f"command-{socket.gethostname()}-*.pid"):
-        try:
-            group, begun = file.read_text().split()
-        except (OSError, ValueError):
-            continue  # another agent of this host has ended it
-        # A group may outlive its leader. No other process has the leader's number as long as the group exists.
-        if _begun(int(group)) in (begun, ""):
-            _end(int(group))
-        file.unlink(missing_ok=True)
+def _pass_on(pipe: IO[bytes]) -> None:
+    for line in pipe:
+        say({"line": line.decode(errors="replace").rstrip("\n")})
 
 
 def _input_ends() -> None:
@@ -140,26 +119,10 @@ def say(what: dict[str, Any]) -> None:
         sys.stdout.flush()
 
 
-def _end_with_input(child: subprocess.Popen[bytes], over: threading.Event) -> None:
+def _end_with_input(folder: Path, host: str | None, over: threading.Event) -> None:
     _input_ends()
     if not over.is_set():
-        _end(child.pid)
-
-
-def _end(group: int) -> None:
-    """Ends all of a process group: asks, then kills."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(group, number)
-        except ProcessLookupError:
-            return
-        until = time.monotonic() + _GRACE
-        while number == signal.SIGTERM and time.monotonic() < until:
-            try:
-                os.killpg(group, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.05)
+        processes.end(folder, host)
 
 
 def _report_failures(folder: Path, over: threading.Event) -> None:
@@ -169,7 +132,7 @@ def _report_failures(folder: Path, over: threading.Event) -> None:
         for file in sorted((folder / "failures").glob("*.json")):
             if file.name not in known:
                 known.add(file.name)
-                say({"failed": json.loads(file.read_text())})
+                say({"failed": file.read_text(errors="replace")})
         if last:
             return
 

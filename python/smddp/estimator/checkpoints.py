@@ -9,27 +9,17 @@ import warnings
 from pathlib import Path
 
 from smddp import validation
+from smddp.estimator.inputs import folder_of
 from smddp.estimator.job import Folder
 
 #: Where a training container has the checkpoints, unless checkpoint_local_path names another path.
 DEFAULT_PATH = "/opt/ml/checkpoints"
 
 
-def place(uri: object) -> Path:
-    """Returns the folder of a checkpoint_s3_uri. Raises ValueError for anything but a path or file://."""
-    text = validation.line(str(uri), "checkpoint_s3_uri")
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme != "file":
-        raise ValueError(
-            f"checkpoint_s3_uri is {text!r}: jobs that run here keep checkpoints in a folder: give a path or file://"
-        )
-    return Path(rest if separator else text).absolute()
-
-
 def check(uri: object, local_path: object) -> None:
     """Raises ValueError for a checkpoint_s3_uri or checkpoint_local_path that no job here can have."""
     if uri is not None:
-        place(uri)
+        folder_of(uri, "checkpoint_s3_uri")
     if local_path is None:
         return
     if uri is None:
@@ -49,7 +39,7 @@ class Checkpoints:
     """
 
     def __init__(self, uri: str, local_path: str | None, folder: Folder) -> None:
-        self._place = place(uri)
+        self._place = folder_of(uri, "checkpoint_s3_uri")
         self._path = Path(local_path or DEFAULT_PATH)
         self._folder = folder
         self._descriptor: int | None = None

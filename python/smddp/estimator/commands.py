@@ -134,7 +134,7 @@ def _split(options: str) -> tuple[str, list[str]]:
 
     Parameters that the job gives with the same value are left out: mpirun refuses a parameter that is given twice.
     """
-    debug, rest, words = "INFO", [], options.split()
+    debug, rest, words = "INFO", [], shlex.split(options)
     while words:
         word = words.pop(0)
         if word.startswith("--NCCL_DEBUG="):

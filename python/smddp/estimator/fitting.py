@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import shlex
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +17,7 @@ from smddp.estimator import arguments, checkpoints, encryption, engines, job, me
 from smddp.estimator.commands import Command, split_exports, with_groups
 from smddp.estimator.engines.work import work as engine_work
 from smddp.estimator.preparation import prepare
-from smddp.estimator.training_job import Job
+from smddp.estimator.training_job import Job, Start
 
 if TYPE_CHECKING:
     from smddp.estimator.framework import Framework
@@ -68,7 +71,7 @@ def fit(
         kept = prepare(estimator, folder, places, work.env, runs.channel, there)
         announce(estimator, there, report, work.image if engine != "slurm" else None)
         packs = runs.folder is None
-        _begin(estimator, name, folder, lambda restart: runs.start(work, output), report, wait, found, kept, packs)
+        _begin(estimator, name, folder, lambda *_: runs.start(work, output), report, wait, found, kept, packs)
         return None
     if engine_options is not None:
         raise ValueError("engine_options: given without an engine: give engine=, or leave them out")
@@ -89,9 +92,21 @@ def fit(
     ranks = sum(host.slots for host in on)
     report(f"smddp: job {name}: {ranks} ranks on {', '.join(host.name for host in on)}, in {folder.path}")
 
-    def make(restart: bool) -> running.Run:
+    # A restart sends the files of the first attempt, without those that the script wrote.
+    files = functools.cache(lambda: running.packed(folder.path))
+
+    def make(attempt: int, cancelled: threading.Event) -> running.Run:
         return running.Run(
-            folder.path, on, commands, folder.code, rsh=rsh, python=python, report=output, restart=restart
+            folder.path,
+            on,
+            commands,
+            folder.code,
+            rsh=rsh,
+            python=python,
+            report=output,
+            attempt=attempt,
+            files=files,
+            cancelled=cancelled,
         )
 
     _begin(estimator, name, folder, make, report, wait, found, kept)
@@ -129,7 +144,7 @@ def _begin(
     estimator: Framework,
     name: str,
     folder: job.Folder,
-    make: Callable[[bool], engines.Started],
+    make: Start,
     report: Callable[[str], None],
     wait: bool,
     found: metrics.Metrics,
@@ -167,7 +182,7 @@ def _without_mpirun(
     if len(there) > 1:
         running.need("mpirun", "which starts ranks on several hosts: install Open MPI, or use torch_distributed")
     unused = split_exports(estimator.given)[1]
-    more = f", without the custom_mpi_options {' '.join(unused)}" if unused else ""
+    more = f", without the custom_mpi_options {shlex.join(unused)}" if unused else ""
     print(f"smddp: no mpirun on this machine: smddprun starts the ranks{more}", file=sys.stderr)
     return found
 

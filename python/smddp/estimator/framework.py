@@ -329,10 +329,7 @@ class Framework(serving.ServiceMethods):
 
     def root(self) -> Path:
         """The folder of all jobs. Raises ValueError for an output_path in S3."""
-        output = self.output_path or "smddp-jobs"
-        if output.startswith("s3://"):
-            raise ValueError(f"output_path is {output!r}: jobs that run here write to a path or file://")
-        return Path(validation.line(output, "output_path").removeprefix("file://")).absolute()
+        return inputs.folder_of(self.output_path or "smddp-jobs", "output_path")
 
     def job_name(self, given: str | None) -> str:
         """Returns the name of a job: `given`, or one with the time. Raises ValueError for an invalid name."""

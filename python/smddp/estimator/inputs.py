@@ -77,6 +77,16 @@ def local_path(place: str) -> Path | None:
     return path
 
 
+def folder_of(value: object, argument: str) -> Path:
+    """Returns the folder of a path or file://. Raises ValueError with the remedy for s3:// and other schemes."""
+    text = validation.line(str(value), argument)
+    scheme, separator, rest = text.partition("://")
+    if not separator or scheme == "file":
+        return Path(rest if separator else text).absolute()
+    mount = ", such as the folder at which Mountpoint for Amazon S3 has the bucket" if scheme == "s3" else ""
+    raise ValueError(f"{argument} is {text!r}: the job writes files into a folder: give a path or file://{mount}")
+
+
 def place_channel(place: str, path: Path | None, folder: Path) -> None:
     """Makes `folder`, the folder of a channel: a link to a folder, or a folder with a link to a file.
 

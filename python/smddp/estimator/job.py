@@ -43,6 +43,12 @@ class Folder:
         return self.path / "job-token"
 
     @property
+    def attempt(self) -> int:
+        """Number of the attempt that runs, from 1."""
+        file = self.path / "attempt"
+        return int(file.read_text()) if file.exists() else 1
+
+    @property
     def failures(self) -> Path:
         """Failure reports of ranks."""
         return self.path / "failures"
@@ -61,8 +67,8 @@ class Folder:
             part.mkdir(parents=True, exist_ok=True)
         (self.path / "input" / "config").mkdir(exist_ok=True)
 
-    def reset(self) -> None:
-        """Removes results and failure reports of an earlier attempt. Logs, code, channels and checkpoints remain."""
+    def reset(self, attempt: int) -> None:
+        """Removes results and failure reports of earlier attempts. Logs, code, channels and checkpoints remain."""
         for part in (self.model, self.output / "data", self.output / "intermediate", self.failures):
             if part.is_symlink():  # a script's link to a folder outside of the job's
                 part.unlink()
@@ -70,6 +76,7 @@ class Folder:
             for each in part.iterdir() if part.is_dir() else ():
                 shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink(missing_ok=True)
         (self.output / "failure").unlink(missing_ok=True)
+        (self.path / "attempt").write_text(str(attempt))
 
     def write(self, name: str, value: object) -> None:
         """Writes a configuration file: hyperparameters, resourceconfig, inputdataconfig."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -251,13 +252,11 @@ def _distribution(distributed: Any) -> tuple[dict[str, Any] | None, int | None]:
         return found, processes
     if kind == "MPI":
         words = list(distributed.mpi_additional_options or [])
-        for word in words:
-            if not isinstance(word, str) or word.split() != [word]:
-                raise ValueError(
-                    f"mpi_additional_options: {word!r} is not one word of mpirun's command: expected a list such as "
-                    '["-x", "NAME=VALUE"]; give values with whitespace as environment='
-                )
-        options = " ".join(words)
+        if not all(isinstance(word, str) for word in words):
+            raise ValueError(
+                f'mpi_additional_options: expected a list of words, as ["-x", "NAME=VALUE"], got {words!r}'
+            )
+        options = shlex.join(words)
         return {"mpi": {"enabled": True, "processes_per_host": processes, "custom_mpi_options": options}}, processes
     raise TypeError(f"distributed is {distributed!r}: expected Torchrun or MPI; drivers of your own are not run here")
 

@@ -19,16 +19,19 @@ from collections import deque
 from pathlib import Path
 from typing import IO
 
+from smddp.estimator.job import Folder
 from smddp.estimator.variables import of_rank
 
 _LAST_LINES = 20
+#: Seconds for output after the end of the command.
+_DRAIN = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
     folder, command = Path(argv[0]), argv[1:]
     _follow_parent()
-    rank = int(os.environ.get("RANK", "0"))
+    rank, attempt = int(os.environ.get("RANK", "0")), Folder(folder).attempt
     for part in ("logs", "failures"):
         (folder / part).mkdir(parents=True, exist_ok=True)
     env = dict(os.environ)
@@ -51,23 +54,24 @@ def main(argv: list[str]) -> int:
         signal.signal(number, lambda got, _: child.send_signal(got))
     last: deque[bytes] = deque(maxlen=_LAST_LINES)
     assert child.stdout is not None and child.stderr is not None
-    # mpirun says itself whose line it is.
+    # mpirun marks lines itself.
     name = b"" if "OMPI_COMM_WORLD_RANK" in os.environ else b"[rank %d] " % rank
     logs = folder / "logs"
     threads = [
-        threading.Thread(target=_pass_on, args=(child.stdout, 1, name, logs / f"rank-{rank}.out", None)),
-        threading.Thread(target=_pass_on, args=(child.stderr, 2, name, logs / f"rank-{rank}.err", last)),
+        threading.Thread(target=_pass_on, args=(child.stdout, 1, name, logs / f"rank-{rank}.out", None), daemon=True),
+        threading.Thread(target=_pass_on, args=(child.stderr, 2, name, logs / f"rank-{rank}.err", last), daemon=True),
     ]
     for thread in threads:
         thread.start()
     status = child.wait()
     ended = time.time()
     for thread in threads:
-        # Children of its own may hold the pipes for longer than it lives.
-        thread.join(2)
+        # A process that the command left may keep the pipes open.
+        thread.join(max(ended + _DRAIN - time.time(), 0))
     if status != 0:
-        told = {
+        report = {
             "rank": rank,
+            "attempt": attempt,
             "host": os.environ.get("SM_CURRENT_HOST") or socket.gethostname(),
             "pid": child.pid,
             "status": status,
@@ -75,10 +79,10 @@ def main(argv: list[str]) -> int:
             "last": b"".join(last).decode(errors="replace"),
         }
         file = folder / "failures" / f".{rank}"
-        file.write_text(json.dumps(told))
+        file.write_text(json.dumps(report))
         file.rename(folder / "failures" / f"{rank}.json")
     if status < 0:
-        # As the command ended: whoever started this sees the signal.
+        # The launcher sees the command's own signal.
         signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -status)
     return status
@@ -94,7 +98,7 @@ def _pass_on(pipe: IO[bytes], to: int, name: bytes, file: Path, last: deque[byte
             try:
                 os.write(to, name + line)
             except OSError:
-                pass  # nobody reads any more; the file has it
+                pass  # the reader has ended; the file has the line
 
 
 def _follow_parent() -> None:

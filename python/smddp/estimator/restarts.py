@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from smddp.estimator.running import LaunchError
@@ -17,7 +20,7 @@ class Restarts:
     """The conditions of restarts.
 
     spot: a lost host restarts the job without a limit. attempts: the largest number of restarts; None without one.
-    max_wait: limit in seconds for the whole job, with its restarts.
+    max_wait: limit in seconds for the whole job, with its restarts and the pauses before them.
     """
 
     spot: bool = False
@@ -59,6 +62,40 @@ class Restarts:
         if self.attempts is not None and restarts >= self.attempts:
             return None
         return min(_PAUSE * 2 ** min(restarts, 10), _LONGEST_PAUSE)
+
+
+class Limits:
+    """Timers of max_run, which counts seconds of running ranks over all attempts, and of max_wait, which counts all."""
+
+    def __init__(self, max_run: int | None, max_wait: int | None, stop: Callable[[str], None]) -> None:
+        """Starts max_wait. stop: called with the name of the limit that is reached first."""
+        self._stop = stop
+        self._left: float | None = max_run
+        self._begun = 0.0
+        self._run: threading.Timer | None = None
+        self._wait = self._timer("max_wait", max_wait)
+
+    def ranks_begin(self) -> None:
+        self._begun = time.monotonic()
+        self._run = self._timer("max_run", self._left)
+
+    def ranks_ended(self) -> None:
+        if self._run is not None and self._left is not None:
+            self._run.cancel()
+            self._left = max(self._left - (time.monotonic() - self._begun), 0)
+
+    def cancel(self) -> None:
+        for timer in (self._run, self._wait):
+            if timer is not None:
+                timer.cancel()
+
+    def _timer(self, name: str, seconds: float | None) -> threading.Timer | None:
+        if seconds is None:
+            return None
+        timer = threading.Timer(seconds, self._stop, (name,))
+        timer.daemon = True
+        timer.start()
+        return timer
 
 
 def _is_count(value: object) -> bool:

@@ -7,6 +7,7 @@ not check a rule, such a job fails, runs one process, or hangs. Lists of version
 from __future__ import annotations
 
 import math
+import shlex
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -266,6 +267,10 @@ def _mpi_options(given: Given) -> str | None:
         options = given.of(name).get("custom_mpi_options", "")
         if not isinstance(options, str):
             return f'those of {name!r} are {options!r}: give "-x NAME=VALUE --mca NAME VALUE"'
+        try:
+            shlex.split(options)
+        except ValueError as error:
+            return f"those of {name!r} are {options!r}, which a shell cannot split ({error}): close the quotes"
         values: dict[str, str] = {}
         for setting, value in mca_parameters(options):
             job = GIVEN_BY_TOOLKIT.get(setting, value)
@@ -281,12 +286,12 @@ def _mpi_options(given: Given) -> str | None:
 
 def mca_parameters(options: str) -> list[tuple[str, str]]:
     """Returns the names and values of `--mca NAME VALUE` in options of mpirun."""
-    words = options.split()
+    words = shlex.split(options)
     return [(words[at + 1], words[at + 2]) for at, word in enumerate(words[:-2]) if word in ("-mca", "--mca")]
 
 
 def _warn_of_efa(given: Given) -> None:
-    words = [word for name in MPI_STRATEGIES for word in given.of(name).get("custom_mpi_options", "").split()]
+    words = [word for name in MPI_STRATEGIES for word in shlex.split(given.of(name).get("custom_mpi_options", ""))]
     found = [variable for variable in _EFA_VARIABLES if variable in words]
     if found and machines.lacks_efa(given.instance_type):
         warnings.warn(

@@ -1,4 +1,4 @@
-"""A job under way: an agent on each host, the ranks' output, and who failed first."""
+"""A running job: an agent on each host, the ranks' output, and the first failure."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import queue
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -46,13 +47,16 @@ class Failure:
     ended: float
     #: Its last lines on stderr.
     last: str
+    #: Number of the job's attempt, from 1.
+    attempt: int = 1
 
     @classmethod
     def parse(cls, found: Any) -> Failure | None:
         """The failure that a rank reported, as JSON text or parsed; None for anything else, such as a script's line."""
         try:
             given = cls(**(json.loads(found) if isinstance(found, str) else found))
-            texts, numbers = (given.host, given.last), (given.rank, given.pid, given.status)
+            texts = (given.host, given.last)
+            numbers = (given.rank, given.pid, given.status, given.attempt)
             right = all(type(each) is str for each in texts) and all(type(each) is int for each in numbers)
             return given if right and type(given.ended) is float and -65 < given.status < 256 else None
         except (ValueError, TypeError, RecursionError):
@@ -61,13 +65,20 @@ class Failure:
     @property
     def how(self) -> str:
         if self.status < 0:
-            return f"was ended by signal {signal_name(-self.status)}"
+            # An error of its own, slow to end.
+            failed = "failed and " if self.status == -signal.SIGTERM and not self.terminated else ""
+            return f"{failed}was ended by signal {signal_name(-self.status)}"
         return f"ended with exit status {self.status}"
 
     @property
-    def order(self) -> tuple[bool, float]:
-        """The smallest is the cause: a rank that lost another one ends at once, while that one may be slow to end."""
-        return "PeerLostError" in self.last or "is a consequence" in self.last, self.ended
+    def follows(self) -> bool:
+        """Whether the rank failed since it lost another one, which may be slower to end."""
+        return "PeerLostError" in self.last or "is a consequence" in self.last
+
+    @property
+    def terminated(self) -> bool:
+        """Whether SIGTERM ended the rank, which shows no error of its own. 143 is the status of a shell's script."""
+        return self.status in (-signal.SIGTERM, 128 + signal.SIGTERM) and "Traceback (most recent" not in self.last
 
 
 class LaunchError(RuntimeError):
@@ -88,9 +99,17 @@ class LaunchError(RuntimeError):
 
 def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
     """Of the first of the ranks that failed; at least one."""
-    first = min(failures, key=lambda failure: failure.order)
+    earliest = min(failure.ended for failure in failures)
+
+    def order(failure: Failure) -> tuple[int, float]:
+        # Launchers send SIGTERM to the neighbours of a rank that failed: only the earliest SIGTERM is a cause.
+        terminated = failure.terminated and failure.ended > earliest
+        return (1 if failure.follows else 2 if terminated else 0), failure.ended
+
+    first = min(failures, key=order)
     others = sorted(failure.rank for failure in failures if failure.rank != first.rank)
     after = f"; after it {_listed(others)}" if others else ""
+    after = f" in attempt {first.attempt}{after}" if first.attempt > 1 else after
     return LaunchError(
         f"rank {first.rank} (host {first.host}, pid {first.pid}) {first.how}{after}. Its last lines on stderr:\n"
         f"{first.last.rstrip() or '(none)'}\nAll output: {folder / 'logs'}",
@@ -112,11 +131,16 @@ class Run:
         rsh: str = "ssh",
         python: str = sys.executable,
         report: Callable[[str], None] | None = None,
-        restart: bool = False,
+        attempt: int = 1,
+        files: Callable[[], str] | None = None,
+        cancelled: threading.Event | None = None,
     ) -> None:
-        """Starts the job. report: called with each line of the ranks' output. restart: remove results of an attempt.
+        """Starts the job.
 
-        Raises LaunchError where a host's agent does not begin.
+        report: called with each line of the ranks' output. attempt: number from 1; a later one ends the processes of
+        earlier ones and removes their results. files: returns `packed` of the folder before the first attempt, for
+        hosts other than this one. cancelled: ends the wait for hosts.
+        Raises LaunchError where a host's agent does not begin, or after `cancelled`.
         """
         self._folder = folder
         self._report = report or (lambda line: None)
@@ -124,14 +148,24 @@ class Run:
         self._agents: list[_Agent] = []
         self._failures: dict[int, Failure] = {}
         self._stopping = False
+        self._attempt = attempt
+        self._cancelled = cancelled or threading.Event()
         by_host = {command.host: command for command in commands}
-        if restart:
-            Folder(folder).reset()  # before it is packed for other hosts
+        if attempt > 1:
+            Folder(folder).reset(attempt)  # this machine may not be one of the hosts
+        files = files or (lambda: packed(folder))
         try:
             for number, host in enumerate(hosts):
-                self._agents.append(
-                    _Agent(number, host.name, folder, cwd, by_host.get(host.name), rsh, python, self._said, restart)
-                )
+                command = by_host.get(host.name)
+                given = {
+                    "folder": str(folder),
+                    "cwd": str(cwd),
+                    "attempt": attempt,
+                    "files": None if is_here(host.name) else files(),
+                    "argv": command.argv if command else None,
+                    "env": command.env if command else {},
+                }
+                self._agents.append(_Agent(number, host.name, given, rsh, python, self._said))
             self._begin()
         except BaseException:
             self.stop()
@@ -172,7 +206,7 @@ class Run:
             agent.release()
         until = time.monotonic() + _END
         for agent in self._agents:
-            agent.end(max(until - time.monotonic(), 0.1))
+            agent.end(max(until - time.monotonic(), 0.1) if agent.ready else 0.1)
         self._take_queued()  # failures that ranks reported while they ended
 
     def _take_queued(self) -> None:
@@ -186,10 +220,16 @@ class Run:
         """No host starts ranks before the job's folder is on all of them."""
         until = time.monotonic() + _BEGIN
         while waiting := [agent for agent in self._agents if not agent.ready]:
+            names = ", ".join(agent.host for agent in waiting)
+            if self._cancelled.is_set():
+                raise LaunchError(
+                    f"the job was stopped (max_wait or stop()) before {names} answered", self._folder, lost_host=True
+                )
             try:
-                number, what = self._said.get(timeout=max(until - time.monotonic(), 0))
+                number, what = self._said.get(timeout=0.2)
             except queue.Empty:
-                names = ", ".join(agent.host for agent in waiting)
+                if time.monotonic() < until:
+                    continue
                 text = f"no answer from {names} after {_BEGIN:.0f} s"
                 raise LaunchError(text, self._folder, lost_host=True) from None
             agent = self._agents[number]
@@ -226,7 +266,7 @@ class Run:
             self._report(what["line"])
         elif "failed" in what:
             failure = Failure.parse(what["failed"])
-            if failure is not None and failure.rank not in self._failures:
+            if failure is not None and failure.attempt == self._attempt and failure.rank not in self._failures:
                 self._failures[failure.rank] = failure
                 self._report(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
         elif "unable" in what:
@@ -243,26 +283,22 @@ class _Agent:
         self,
         number: int,
         host: str,
-        folder: Path,
-        cwd: Path,
-        command: Command | None,
+        given: dict[str, Any],
         rsh: str,
         python: str,
         said: queue.Queue[tuple[int, dict[str, Any] | None]],
-        restart: bool,
     ) -> None:
         self.host = host
         self.ready = False
-        self.runs = self.has_command = command is not None
+        self.runs = self.has_command = given["argv"] is not None
         #: Its connection ended before its command.
         self.lost = False
         self.status = 0
         self.last: list[str] = []
-        self.command_name = command.argv[0] if command else "its agent"
-        here = is_here(host)
+        self.command_name = given["argv"][0] if given["argv"] else "its agent"
         words = [python, "-m", "smddp.estimator.agent"]
         self._process = subprocess.Popen(
-            words if here else [*remote_shell(rsh), validation.host_name(host), shlex.join(words)],
+            words if is_here(host) else [*remote_shell(rsh), validation.host_name(host), shlex.join(words)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -270,20 +306,12 @@ class _Agent:
             start_new_session=True,
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
-        told = {
-            "folder": str(folder),
-            "cwd": str(cwd),
-            "restart": restart,
-            "files": None if here else _packed(folder),
-            "argv": command.argv if command else None,
-            "env": command.env if command else {},
-        }
         self._stdin: IO[bytes] = self._process.stdin
         self._errors: list[str] = []
         threading.Thread(target=_read, args=(number, self._process.stdout, said), daemon=True).start()
         self._keeper = threading.Thread(target=_keep, args=(self._process.stderr, self._errors), daemon=True)
         self._keeper.start()
-        self._write(json.dumps(told).encode() + b"\n")
+        self._write(json.dumps(given).encode() + b"\n")
 
     def start(self) -> None:
         self._write(b"start\n")
@@ -334,11 +362,11 @@ def _keep(pipe: IO[bytes], lines: list[str]) -> None:
         lines.append(line.decode(errors="replace").rstrip("\n"))
 
 
-def _packed(folder: Path) -> str:
-    """Returns the job's folder before its ranks start. Channels are links; logs of an earlier attempt are left out."""
+def packed(folder: Path) -> str:
+    """Returns the job's folder before its ranks start. Channels are links."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        archive.add(folder, ".", filter=lambda each: None if each.name.startswith("./logs/") else each)
+        archive.add(folder, ".")
     return base64.b64encode(data.getvalue()).decode()
 
 

@@ -12,7 +12,10 @@ from typing import Any
 from smddp.estimator import engines, job
 from smddp.estimator.checkpoints import Checkpoints
 from smddp.estimator.metrics import Metric, Metrics
-from smddp.estimator.restarts import Restarts
+from smddp.estimator.restarts import Limits, Restarts
+
+#: Starts the ranks of an attempt, a number from 1. The event ends the wait for hosts.
+Start = Callable[[int, threading.Event], engines.Started]
 
 
 class Job:
@@ -42,7 +45,7 @@ class Job:
         self.status = "InProgress"
         self.restarts = 0
         self._files, self._packs, self._packs_model = folder, packs, packs_model
-        self._limits = {"max_run": max_run, "max_wait": restarts.max_wait}
+        self._seconds_of = {"max_run": max_run, "max_wait": restarts.max_wait}
         self._policy, self._metrics, self._checkpoints, self._tags = restarts, metrics, checkpoints, tags
         self._begun = time.monotonic()
         self._seconds: float | None = None
@@ -75,17 +78,14 @@ class Job:
             found["FailureReason"] = str(self._error)
         return found
 
-    def _start(self, make: Callable[[bool], engines.Started], report: Callable[[str], None]) -> None:
-        """make: starts the ranks; its argument is whether the job is restarted."""
+    def _start(self, make: Start, report: Callable[[str], None]) -> None:
+        self._limits = Limits(*self._seconds_of.values(), self._stop_at)
         try:
-            self._run = make(False)
+            self._begin_attempt(make)
         except BaseException:
+            self._limits.cancel()
             self._release()
             raise
-        limits = [threading.Timer(limit, self._stop_at, (name,)) for name, limit in self._limits.items() if limit]
-        for limit in limits:
-            limit.daemon = True
-            limit.start()
 
         def follow() -> None:
             try:
@@ -102,8 +102,7 @@ class Job:
                 self._report_failure(str(error))
                 self._error = error
             finally:
-                for limit in limits:
-                    limit.cancel()
+                self._limits.cancel()
                 self._seconds = time.monotonic() - self._begun
                 try:
                     self._metrics.write(self.folder / "metrics.jsonl")
@@ -121,17 +120,24 @@ class Job:
     def _last_metrics(self) -> list[Metric]:
         return list({each.name: each for each in self.metrics}.values())
 
-    def _wait_for_ranks(self, make: Callable[[bool], engines.Started], report: Callable[[str], None]) -> None:
+    def _begin_attempt(self, make: Start) -> None:
+        self._run = make(self.restarts + 1, self._ends)
+        self._limits.ranks_begin()
+        if self._ends.is_set():
+            self._run.stop()
+
+    def _wait_for_ranks(self, make: Start, report: Callable[[str], None]) -> None:
         """Waits for the ranks, and restarts them after a lost host where the job's conditions allow it."""
         restarting = False
         while True:
             try:
                 if restarting:
-                    self._run = make(True)
-                    if self._ends.is_set():
-                        self._run.stop()
+                    self._begin_attempt(make)
                 assert self._run is not None
-                self._run.wait()
+                try:
+                    self._run.wait()
+                finally:
+                    self._limits.ranks_ended()
                 return
             except BaseException as error:
                 if self.status == "Stopped":
@@ -155,13 +161,13 @@ class Job:
 
     def _end_ranks(self) -> None:
         self._ends.set()
-        assert self._run is not None
-        self._run.stop()
+        if self._run is not None:
+            self._run.stop()
 
     def _stopped_text(self) -> str:
         limit = self._stopped_by
         return (
-            f"job {self.name} was stopped after {limit}={self._limits[limit]} seconds; "
+            f"job {self.name} was stopped after {limit}={self._seconds_of[limit]} seconds; "
             "its model folder has the files written before that"
         )
 

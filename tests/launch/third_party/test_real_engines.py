@@ -80,7 +80,8 @@ def free_port() -> int:
 def named(error: LaunchError) -> None:
     """The rank that failed, by its own words."""
     failure = error.failure
-    assert failure is not None and (failure.rank, failure.status) == (1, 1), error
+    # The launcher may end the rank between its traceback and its exit.
+    assert failure is not None and failure.rank == 1 and failure.status in (1, -signal.SIGTERM), error
     assert 'KeyError: "the user\'s own"' in failure.last and f"rank 1 (host {failure.host}, pid " in str(error)
 
 

@@ -108,10 +108,8 @@ LET_THROUGH = {
     "modelparallel by nothing": case(modelparallel({}, partitions=2), **V1),
     "no instances": case(TORCH, instance_count=0),
     "more ranks than GPUs": case({"mpi": {"enabled": True, "processes_per_host": 16}}),
-    "an option given twice": case({"mpi": {"enabled": True, "custom_mpi_options": "--mca pml ob1"}}),
-    "EFA where there is none": case(
-        {"mpi": {"enabled": True, "custom_mpi_options": "-x FI_PROVIDER=efa"}}, instance_type="ml.p3.16xlarge"
-    ),
+    "another value than the job's": case({"mpi": {"enabled": True, "custom_mpi_options": "--mca pml ucx"}}),
+    "a quote without an end": case({"mpi": {"enabled": True, "custom_mpi_options": "-x 'A=1"}}),
     "no stages": case(modelparallel(MPI8, microbatches=4), **V1),
     "ranks that do not divide": case(modelparallel(MPI8, partitions=3), **V1),
 }
