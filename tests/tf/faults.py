@@ -24,6 +24,14 @@ def another(value):
     return sdp.oob_allreduce(tf.concat([value, value], 0))
 
 
+@tf.function
+def gradients(values, absent):
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        loss = sum(tf.reduce_sum(value) for value in (values[1:] if absent else values))
+    return sdp.DistributedGradientTape(tape).gradient(loss, values)
+
+
 def main() -> None:
     kind = sys.argv[1]
     sdp.init(timeout=3 if kind == "timeout" else 60)
@@ -42,6 +50,8 @@ def main() -> None:
             sys.stdin.readline()
         if kind == "timeout" and last:
             time.sleep(6)
+        if kind == "absent":
+            gradients([tf.ones(1000), tf.ones(1000)], last)
         (another if kind == "mismatch" and last else step)(value)
         error = None
     except BaseException as raised:

@@ -33,6 +33,13 @@ def test_ranks_that_call_different_things_hear_both_calls():
     assert "1000" in first[0]["text"] and "2000" in first[0]["text"], first[0]
 
 
+def test_a_rank_without_a_gradient_that_the_others_have_is_an_error_on_all():
+    said = ended("absent")
+    assert len(said) == SIZE
+    assert all("smddp." in each["text"] for each in said.values()), said
+    assert any("smddp.MismatchError" in each["text"] for each in said.values()), said
+
+
 def test_a_rank_that_does_not_come_is_named_at_the_deadline():
     said = ended("timeout")
     for rank in (0, 1):

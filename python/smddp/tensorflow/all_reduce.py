@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any
@@ -73,17 +74,42 @@ def all_reduce(
     sparse_as_dense: bool = True,
     bucket_cap_mb: float = BUCKET_CAP_MB,
 ) -> list[Any]:
-    """All of `values` over all ranks, in buckets of one type, from the last to the first: the order in which a backward
-    pass makes gradients. None stays None; IndexedSlices stay such, with the rows of all ranks, unless
-    sparse_as_dense.
+    """Reduces `values` over all ranks, in buckets of one type from the last to the first, the order of a backward pass.
 
-    Raises ValueError for an op, or a sparse value with MIN or MAX, which has none.
+    None stays None. IndexedSlices keep their form, with the rows of all ranks, unless sparse_as_dense.
+
+    Raises ValueError for an invalid op, and for IndexedSlices with MIN or MAX; InvalidArgumentError, before values are
+    sent, where ranks disagree on which values are None.
     """
     op = reduction(op)
     found: list[Any] = list(values)
     for at, value in enumerate(found):
         if isinstance(value, tf.IndexedSlices) and sparse_as_dense:
             found[at] = tf.convert_to_tensor(value)
+    # Ranks that disagree make different first calls, which the core reports, or all compare.
+    alike = all(value is not None and not isinstance(value, tf.IndexedSlices) for value in found)
+    with tf.control_dependencies([] if alike or len(found) < 2 else [_compared(found)]):
+        _reduce(found, op, compression, bucket_cap_mb)
+    return found
+
+
+def _compared(values: Sequence[Any]) -> Any:
+    """Compares over all ranks which values are None and which are sparse. Returns the check, for a graph."""
+    form = "".join("0" if value is None else "s" if isinstance(value, tf.IndexedSlices) else "1" for value in values)
+    number = int.from_bytes(hashlib.sha256(form.encode()).digest()[:7], "big")
+    # The largest number and the negated smallest one: they are this rank's own where all are equal.
+    own = tf.constant([number, -number], tf.int64)
+    (most,) = ops.wait(ops.start([own], ReduceOp.MAX.value), [own])
+    absent = [at for at, kind in enumerate(form) if kind == "0"]
+    message = (
+        f"ranks disagree on which of {len(values)} variables have a gradient: on rank {world.rank()} these have none, "
+        f"by position: {absent[:20]}. Use the same variables on all ranks: add 0 * tf.reduce_sum(variable) to the loss"
+    )
+    return tf.debugging.Assert(tf.reduce_all(most == own), [message])
+
+
+def _reduce(found: list[Any], op: ReduceOp, compression: Any, bucket_cap_mb: float) -> None:
+    """Replaces each value by its reduction."""
     sent: dict[int, tuple[tf.Tensor, Any]] = {
         at: compression.compress(tf.convert_to_tensor(value))
         for at, value in enumerate(found)
@@ -99,7 +125,6 @@ def all_reduce(
     for at in reversed(range(len(found))):
         if isinstance(found[at], tf.IndexedSlices):
             found[at] = _sparse(found[at], op, compression)
-    return found
 
 
 def buckets(tensors: Sequence[tuple[int, tf.Tensor]], cap: int) -> list[list[int]]:

@@ -372,3 +372,43 @@ def case_mixed_precision_scales_and_descends():
     assert losses[-1] < losses[0]
     assert len(set(sdp.get_worker_comm().allgather(weights(made).tobytes()))) == 1
     return None
+
+
+def case_ranks_that_disagree_on_gradients_raise_before_a_variable_changes():
+    """Variables of one shape: the sums of different ones would pass for gradients."""
+    if sdp.size() == 1:
+        return "one rank agrees with itself"
+    used, unused = tf.Variable(tf.ones([4, 2])), tf.Variable(tf.ones([4, 2]))
+
+    def dense(variable):
+        return tf.reduce_sum(variable * variable)
+
+    def rows(variable):
+        return tf.reduce_sum(tf.gather(variable, [1, 2]) ** 2)
+
+    def gradients(agree, loss_of, sparse_as_dense):
+        mine = used if agree or sdp.rank() == 0 else unused
+        with tf.GradientTape() as tape:
+            loss = loss_of(mine)
+        tape = sdp.DistributedGradientTape(tape, sparse_as_dense=sparse_as_dense)
+        for variable, gradient in zip((used, unused), tape.gradient(loss, [used, unused])):
+            if gradient is not None:
+                variable.assign_sub(tf.convert_to_tensor(gradient))
+
+    for loss_of, sparse_as_dense in ((dense, True), (rows, True), (rows, False)):
+        for made in (gradients, tf.function(gradients)):
+            for agree in (False, True):
+                used.assign(tf.ones([4, 2]))
+                try:
+                    made(agree, loss_of, sparse_as_dense)
+                    error = ""
+                except tf.errors.InvalidArgumentError as raised:
+                    error = str(raised)
+                absent = [1] if sdp.rank() == 0 else [0]
+                assert agree or f"disagree on which of 2 variables have a gradient: on rank {sdp.rank()} " in error
+                assert agree or f"none, by position: {absent}" in error, error
+                expected = np.ones([4, 2])
+                expected[slice(1, 3) if loss_of is rows else slice(None)] -= 2 * agree
+                np.testing.assert_array_equal(used.numpy(), expected)
+                np.testing.assert_array_equal(unused.numpy(), np.ones([4, 2]))
+    return None
