@@ -51,10 +51,14 @@ def _moving_first(plain: Any, method: str, is_distributed: Callable[[Any], bool]
 
 
 def _classes(kind: type) -> list[type]:
-    """Keras 3 has one class; Keras 2 a base and one class for each of its two families of optimizers."""
+    """Keras 3 has one class; Keras 2 a base and one class for each of its two families of optimizers.
+
+    The exported name is that of the base or, in Keras 2.12's own package, that of one family.
+    """
     for base in kind.__mro__:
         keras = sys.modules.get(base.__module__.partition(".")[0])
         scaling = getattr(getattr(keras, "mixed_precision", None), "LossScaleOptimizer", None)
         if isinstance(scaling, type):
-            return [scaling, *scaling.__subclasses__()]
+            root = [each for each in scaling.__mro__ if each.__module__ == scaling.__module__][-1]
+            return [root, *root.__subclasses__()]
     return []
