@@ -5,8 +5,10 @@ A module that is checkpointed stays on one stage, and is checkpointed there; it 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils import checkpoint as of_torch
 
@@ -33,10 +35,11 @@ def set_activation_checkpointing(
         pack_args_as_tuple: of a torch.nn.Sequential: a tuple passes from module to module as one argument. It always
             does, as in torch.
 
-    The modules of a ModuleList or ModuleDict, which is never called itself, are checkpointed one by one.
+    The modules of a ModuleList or ModuleDict, which is never called itself, are checkpointed one by one. In training
+    they receive no cache of keys and values of transformers, as with transformers' own gradient checkpointing.
 
     Raises:
-        ValueError: an unknown strategy, or one for a single module.
+        ValueError: an unknown strategy, or one for a single module; in a step, a cache that already holds keys.
         RuntimeError: the model is already cut.
     """
     size = _group(strategy)
@@ -94,6 +97,9 @@ def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
     inner = module.__dict__.get("forward", lambda *args, **kwargs: type(module).forward(module, *args, **kwargs))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            args = tuple(_without_cache(module, value) for value in args)
+            kwargs = {name: _without_cache(module, value) for name, value in kwargs.items()}
         if size == 0 or size >= len(layers):
             with offloading.layer(module):
                 return of_torch.checkpoint(
@@ -109,3 +115,17 @@ def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
     layers = list(module) if isinstance(module, nn.Sequential) else []
     # Past nn.Module's own: neither a parameter nor a buffer.
     module.__dict__[CHECKPOINTED], module.__dict__["forward"] = True, forward
+
+
+def _without_cache(module: nn.Module, value: Any) -> Any:
+    """Replaces an empty cache by None: the forward pass and its recomputation would both append to it."""
+    cache = getattr(sys.modules.get("transformers.cache_utils"), "Cache", ())
+    if not isinstance(value, cache):
+        return value
+    if length := int(value.get_seq_length()):
+        raise ValueError(
+            f"smp.set_activation_checkpointing(): {type(module).__name__} received past_key_values of {length} "
+            "positions, expected none: its recomputation would append to them again. Pass use_cache=False and no past_key_values, "
+            "or do not checkpoint this module"
+        )
+    return None
