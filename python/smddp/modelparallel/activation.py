@@ -125,7 +125,7 @@ def _without_cache(module: nn.Module, value: Any) -> Any:
     if length := int(value.get_seq_length()):
         raise ValueError(
             f"smp.set_activation_checkpointing(): {type(module).__name__} received past_key_values of {length} "
-            "positions, expected none: its recomputation would append to them again. Pass use_cache=False and no past_key_values, "
-            "or do not checkpoint this module"
+            "positions, expected none: its recomputation would append to them again. Pass use_cache=False and no "
+            "past_key_values, or do not checkpoint this module"
         )
     return None
