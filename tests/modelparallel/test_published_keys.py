@@ -1,7 +1,8 @@
 """Keys and values of published notebooks and scripts of SMP v1, as data: `smp.init()` accepts them.
 
-``values``: each key with its distinct values. ``configurations``: whole dictionaries. ``refused``: dictionaries that
-public documentation rules out, with the message.
+``values``: each key with its distinct values. ``configurations``: whole dictionaries of notebooks, scripts, containers'
+tests, the SDK's validation and articles. ``refused``: dictionaries that public documentation rules out, with the
+message. ``sharded_with_tensor``: sharded data parallelism and tensor parallelism together.
 """
 
 from __future__ import annotations
@@ -41,12 +42,31 @@ def test_published_configuration_is_accepted_from_script_and_launcher(name, monk
 @pytest.mark.parametrize("name", PUBLISHED["refused"])
 def test_configuration_outside_the_documentation_is_refused(name):
     values, message = PUBLISHED["refused"][name]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, NotImplementedError), match=message):
         v1_keys.read(values)
 
 
+@pytest.mark.parametrize("name", PUBLISHED["sharded_with_tensor"])
+def test_sharding_with_tensor_parallelism_is_accepted_or_the_error_names_both_degrees(name):
+    values = PUBLISHED["sharded_with_tensor"][name]
+    try:
+        v1_keys.read(values)
+    except ValueError as error:
+        assert all(f"'{key}'" in str(error) for key in ("sharded_data_parallel_degree", "tensor_parallel_degree"))
+
+
+def test_data_counts_distinct_dictionaries():
+    kinds = ("configurations", "refused", "sharded_with_tensor")
+    found = [value[0] if kind == "refused" else value for kind in kinds for value in PUBLISHED[kind].values()]
+    assert len({json.dumps(value, sort_keys=True) for value in found}) == len(found) == 48
+    page = (Path(__file__).parents[2] / "docs" / "smp-v1.md").read_text(encoding="utf-8").replace("\n", " ")
+    accepted, refused = len(PUBLISHED["configurations"]), len(PUBLISHED["refused"])
+    assert f"{accepted} of {len(found)} published dictionaries are accepted, {refused} are refused" in page
+    print(f"{len(found)} distinct dictionaries: {accepted} accepted, {refused} refused")
+
+
 def test_data_covers_every_key_with_published_use():
-    assert len(VALUES) == 89
+    assert len(VALUES) == 91
     assert v1_keys.KEYS.keys() | v1_keys.ALIASES.keys() == PUBLISHED["values"].keys() | {
         "ddp_port",
         "load_partition",

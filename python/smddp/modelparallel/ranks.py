@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from smddp.smp.launcher import LAUNCHER
 from smddp.torch.bootstrap import agree, make_default_group, subgroup
 
 if TYPE_CHECKING:
@@ -113,7 +114,9 @@ def make(config: Config) -> Ranks:
     if copies > 1 and not config.ddp:
         raise ValueError(
             f"smp.init(): {size} ranks hold {copies} replicas of the model, and 'ddp' is False: set 'ddp': True to "
-            f"average their gradients, or start {size // copies} ranks"
+            f"average their gradients, or 'partitions': {config.pipeline_parallel_degree * copies} to cut the model, "
+            f"or start {size // copies} rank(s). Keys come from the dictionary of init() and from {LAUNCHER}, in which a "
+            "launcher puts a notebook's 'parameters'"
         )
     made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
     values: dict[str, Any] = {}

@@ -109,6 +109,9 @@ class Config:
     sdp_gradient_clipping: float = _key(1.0, "norm that a step's gradients are clipped to; 0: none", least=0)
     delayed_parameter_initialization: bool = _key(False, "parameters get values when the model is cut or sharded")
     overlapping_allreduce: bool = _key(True, "average over replicas during backward; also of DistributedModel")
+    trace_device: str = _key(
+        "gpu", "also of DistributedModel", one_of=("gpu", "cpu"), no_effect="the model is traced on its own device"
+    )
     fast_mode: bool = _key(False, "published only", no_effect=_SCHEDULE)
     static_mode: bool = _key(False, "published only", no_effect=_SCHEDULE)
     checkpoint_attentions: bool = _key(

@@ -79,7 +79,7 @@ V1_ONLY = frozenset(
     skip_tracing sharded_data_parallel_degree sdp_reduce_bucket_size sdp_param_persistence_threshold
     sdp_max_live_parameters sdp_hierarchical_allgather sdp_gradient_clipping load_partition partition_file
     delayed_parameter_initialization fast_mode static_mode overlapping_allreduce checkpoint_attentions _match_weights
-    _fp32_grad_accumulation _prescaled_batch""".split()
+    _fp32_grad_accumulation _prescaled_batch trace_device""".split()
 )
 
 
