@@ -115,7 +115,7 @@ def make(config: Config) -> Ranks:
         raise ValueError(
             f"smp.init(): {size} ranks hold {copies} replicas of the model, and 'ddp' is False: set 'ddp': True to "
             f"average their gradients, or 'partitions': {config.pipeline_parallel_degree * copies} to cut the model, "
-            f"or start {size // copies} rank(s). Keys come from the dictionary of init() and from {LAUNCHER}, in which a "
+            f"or start {size // copies} rank(s). Keys come from the dictionary of init() and from {LAUNCHER}, where a "
             "launcher puts a notebook's 'parameters'"
         )
     made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
