@@ -2,7 +2,7 @@
 
 ``values``: each key with its distinct values. ``configurations``: whole dictionaries of notebooks, scripts, containers'
 tests, the SDK's validation and articles. ``refused``: dictionaries that public documentation rules out, with the
-message. ``sharded_with_tensor``: sharded data parallelism and tensor parallelism together.
+message.
 """
 
 from __future__ import annotations
@@ -46,17 +46,8 @@ def test_configuration_outside_the_documentation_is_refused(name):
         v1_keys.read(values)
 
 
-@pytest.mark.parametrize("name", PUBLISHED["sharded_with_tensor"])
-def test_sharding_with_tensor_parallelism_is_accepted_or_the_error_names_both_degrees(name):
-    values = PUBLISHED["sharded_with_tensor"][name]
-    try:
-        v1_keys.read(values)
-    except ValueError as error:
-        assert all(f"'{key}'" in str(error) for key in ("sharded_data_parallel_degree", "tensor_parallel_degree"))
-
-
 def test_data_counts_distinct_dictionaries():
-    kinds = ("configurations", "refused", "sharded_with_tensor")
+    kinds = ("configurations", "refused")
     found = [value[0] if kind == "refused" else value for kind in kinds for value in PUBLISHED[kind].values()]
     assert len({json.dumps(value, sort_keys=True) for value in found}) == len(found) == 48
     page = (Path(__file__).parents[2] / "docs" / "smp-v1.md").read_text(encoding="utf-8").replace("\n", " ")

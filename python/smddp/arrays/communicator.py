@@ -16,11 +16,11 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from smddp._native import core
+from smddp.arrays.composite import one_call
 from smddp.exit_hooks.at_exit import shut_down_at_exit
 from smddp.launch.environment import launched
 from smddp.observability import stacks
 from smddp.observability.info import COLLECTIVES, say_paths
-from smddp.torch.composite import one_call
 
 if TYPE_CHECKING:
     from smddp._core import Arrays, Comm

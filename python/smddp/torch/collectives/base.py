@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.distributed import Work
 
+from smddp.arrays.composite import one_call
 from smddp.torch import profiling
 from smddp.torch.arguments import check_dtype, describe
 from smddp.torch.compat import profiler_enabled
-from smddp.torch.composite import one_call
 from smddp.torch.dtypes import CODES, SUM
 from smddp.torch.errors import translate
 from smddp.torch.time_estimate import Estimating

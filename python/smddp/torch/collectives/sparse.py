@@ -11,9 +11,9 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceOptions
 from torch.distributed import Work
 
+from smddp.arrays.composite import one_call
 from smddp.torch.arguments import block, one
 from smddp.torch.collectives.base import ALL_GATHER, Base
-from smddp.torch.composite import one_call
 from smddp.torch.dispatch import collective
 from smddp.torch.dtypes import BXOR, SUM, code_of, reduction
 from smddp.torch.options import gather_options
