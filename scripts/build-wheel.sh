@@ -57,6 +57,6 @@ export CARGO_ENCODED_RUSTFLAGS=$flags
 
 # 100 KB (3 %) smaller than by the usual level, for two seconds.
 maturin build --compression-level 9 "${options[@]}" "$@"
-[ -z "$portable" ] || python "$tools/strip_wheel.py" "$built"/smddp-*.whl
+python3 "$tools/strip_wheel.py" "$built"/smddp-*.whl
 mkdir -p "$out"
 mv "$built"/smddp-*.whl "$out"

@@ -1,6 +1,6 @@
-"""Takes the debug information out of the modules in a wheel, and leaves the names of functions, for backtraces.
+"""Removes debug information and the symbols of data from the modules in a wheel. Backtraces need names of functions alone.
 
-What a linker that knows --strip-debug would have done. Entries keep their order, dates and modes.
+Symbols of exception tables and constants are 1 % of the wheel. Entries keep their order, dates and modes.
 """
 
 import base64
@@ -15,11 +15,14 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+# Symbols without code.
+_DATA = [f"--strip-symbol={pattern}" for pattern in ("GCC_except_table*", "*anon.*")]
+
 
 def tool(machine: str) -> tuple[list[str], dict[str, str]]:
-    """What takes debug information out of modules for that processor, and its environment.
+    """Returns a command that strips modules for a processor, and its environment.
 
-    binutils' strip often knows this machine's processor alone; the objcopy that comes with Rust knows all of them.
+    binutils' strip often supports this machine's processor only; Rust's objcopy supports all of them.
     """
     if machine == platform.machine():
         return ["strip"], {}
@@ -41,12 +44,14 @@ def stripped(module: bytes, machine: str) -> bytes:
     command, environment = tool(machine)
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         Path(file.name).write_bytes(module)
-        subprocess.run([*command, "--strip-debug", file.name], check=True, env={**os.environ, **environment})
+        subprocess.run(
+            [*command, "--strip-debug", "--wildcard", *_DATA, file.name], check=True, env={**os.environ, **environment}
+        )
         return Path(file.name).read_bytes()
 
 
 def main(path: Path) -> None:
-    machine = re.search(r"manylinux_\d+_\d+_(\w+)\.whl$", path.name)[1]
+    machine = re.search(r"linux_(?:\d+_\d+_)?(\w+)\.whl$", path.name)[1]
     with zipfile.ZipFile(path) as archive:
         entries = [(info, archive.read(info)) for info in archive.infolist()]
     changed = {info.filename: stripped(data, machine) for info, data in entries if info.filename.endswith(".so")}
@@ -55,7 +60,7 @@ def main(path: Path) -> None:
         for info, data in entries:
             if info.filename.endswith(".dist-info/RECORD"):
                 data = "".join(f"{row(line, changed)}\n" for line in data.decode().splitlines()).encode()
-            archive.writestr(info, changed.get(info.filename, data))
+            archive.writestr(info, changed.get(info.filename, data), compresslevel=9)
     partial.replace(path)
 
 
