@@ -8,7 +8,9 @@ use pyo3::prelude::*;
 use smddp_core::duration as seconds;
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp, Stream};
 
-use crate::arguments::{dst_of, root_of, src_of, tag_of, timeout_of};
+use crate::arguments::{
+    counts_of, dst_of, pair_of_counts_of, root_of, src_of, stream_of, tag_of, timeout_of,
+};
 use crate::buffers::Elements;
 use crate::comm::{Comm, Sendable, Wait};
 use crate::errors::raise;
@@ -134,7 +136,7 @@ impl Arrays {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
-        stream: Option<u64>,
+        #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("all_reduce", async_op, timeout, stream)?;
         let op = reduction(op)?;
@@ -153,7 +155,7 @@ impl Arrays {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
-        stream: Option<u64>,
+        #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("reduce", async_op, timeout, stream)?;
         let root = how.number("root", root)?;
@@ -173,7 +175,7 @@ impl Arrays {
         #[pyo3(from_py_with = root_of)] root: i64,
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
-        stream: Option<u64>,
+        #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("broadcast", async_op, timeout, stream)?;
         let root = how.number("root", root)?;
@@ -194,10 +196,10 @@ impl Arrays {
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
-        counts: Option<Vec<i64>>,
+        #[pyo3(from_py_with = counts_of)] counts: Option<Vec<i64>>,
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
-        stream: Option<u64>,
+        #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("all_gather", async_op, timeout, stream)?;
         let counts = how.counts(counts)?;
@@ -218,7 +220,7 @@ impl Arrays {
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
-        stream: Option<u64>,
+        #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("gather", async_op, timeout, stream)?;
         let root = how.number("root", root)?;
@@ -239,10 +241,10 @@ impl Arrays {
         array: &Bound<'_, PyAny>,
         op: Option<&Bound<'_, PyAny>>,
         out: Option<&Bound<'_, PyAny>>,
-        counts: Option<Vec<i64>>,
+        #[pyo3(from_py_with = counts_of)] counts: Option<Vec<i64>>,
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
-        stream: Option<u64>,
+        #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("reduce_scatter", async_op, timeout, stream)?;
         let counts = how.counts(counts)?;
@@ -270,7 +272,7 @@ impl Arrays {
         #[pyo3(from_py_with = root_of)] root: i64,
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
-        stream: Option<u64>,
+        #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("scatter", async_op, timeout, stream)?;
         let root = how.number("root", root)?;
@@ -293,10 +295,10 @@ impl Arrays {
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
-        counts: Option<(Vec<i64>, Vec<i64>)>,
+        #[pyo3(from_py_with = pair_of_counts_of)] counts: Option<(Vec<i64>, Vec<i64>)>,
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
-        stream: Option<u64>,
+        #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("all_to_all", async_op, timeout, stream)?;
         let (sent, received) = counts.unzip();

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use smddp_core::{Call, Collective, Communicator, DType, Known, On, Options, RedOp, Stream};
 use smddp_rendezvous::{Launched, Meet};
 
+use crate::arguments::{color_of, key_of};
 use crate::blocks::parse;
 use crate::errors::{not_met, raise, waited};
 use crate::store::PyStore;
@@ -92,7 +93,12 @@ impl Comm {
     }
 
     #[pyo3(signature = (color, key))]
-    fn split(&self, py: Python<'_>, color: Option<i64>, key: i64) -> PyResult<Option<Self>> {
+    fn split(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = color_of)] color: Option<i64>,
+        #[pyo3(from_py_with = key_of)] key: i64,
+    ) -> PyResult<Option<Self>> {
         let made = waited(py, || self.comm.split(color, key))?;
         Ok(made.map(Self::over))
     }

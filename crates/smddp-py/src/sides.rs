@@ -1,6 +1,6 @@
 //! The two sides of a call on arrays: what each array is, how it is cut, and what keeps its address valid.
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use smddp_core::{Blocks, DType};
@@ -89,10 +89,15 @@ impl How {
             .map_err(|_| PyValueError::new_err(format!("{}: {name} {value} is negative", self.call)))
     }
 
+    /// Counts of blocks, whose sum is a number of elements too.
     pub(crate) fn counts(self, counts: Option<Vec<i64>>) -> PyResult<Option<Vec<usize>>> {
-        counts
-            .map(|counts| counts.into_iter().map(|count| self.number("a count of", count)).collect())
-            .transpose()
+        let Some(counts) = counts else { return Ok(None) };
+        if counts.iter().try_fold(0_i64, |sum, &count| sum.checked_add(count)).is_none() {
+            let why =
+                format!("{}: the sum of counts {counts:?} is out of range: at most {}", self.call, i64::MAX);
+            return Err(PyValueError::new_err(why));
+        }
+        counts.into_iter().map(|count| self.number("a count of", count)).collect::<PyResult<_>>().map(Some)
     }
 
     pub(crate) fn input<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<Side<'a, 'py>> {
@@ -134,7 +139,10 @@ impl How {
             keywords.set_item("dtype", like.getattr("dtype")?)?;
             py.import("numpy")?.call_method("empty", (PyTuple::new(py, shape)?,), Some(&keywords))
         };
-        made().map_err(|_| {
+        made().map_err(|error| {
+            if error.is_instance_of::<PyMemoryError>(py) || error.is_instance_of::<PyValueError>(py) {
+                return error;
+            }
             let kind = like.get_type();
             PyTypeError::new_err(format!(
                 "{}: needs out= where the array is no numpy array: {kind}",

@@ -39,6 +39,7 @@ pub fn join(
 ) -> Result<Joined> {
     let deadline = after(Instant::now(), timeout);
     let (rank, size) = (launched.rank, launched.size);
+    smddp_core::check_size(name, size)?;
     if let (None, None) = (store, &launched.meet) {
         let pending = Pending::new(name, rank, size, timeout)?;
         let card = pending.card();

@@ -30,6 +30,9 @@ else:
 #: What the ranks' meeting asks of a store.
 _STORE = ("set", "get", "check", "delete_key")
 
+#: Numbers of the core are below.
+_NUMBERS = 2**63
+
 # torch's own deadline of a group.
 DEFAULT_TIMEOUT = 1800.0
 
@@ -118,10 +121,12 @@ class Communicator(Arrays):
     def path(self, collective: str, nbytes: int) -> str:
         """The way that a collective on a whole buffer of so many bytes takes, in words: "shm mesh".
 
-        Raises ValueError for what is no collective.
+        Raises ValueError for what is no collective, and for a negative size or one from 2**63 bytes on.
         """
         if collective not in COLLECTIVES:
             raise ValueError(f"no collective is called {collective!r}: there are {', '.join(COLLECTIVES)}")
+        if not 0 <= nbytes < _NUMBERS:
+            raise ValueError(f"path: nbytes {nbytes} is out of range: expected 0 to 2**63 - 1")
         return self.communicator.path(COLLECTIVES.index(collective), 0, nbytes)
 
     @property
@@ -261,9 +266,12 @@ def _split(address: str) -> tuple[str, str]:
 
 def _integer(name: str, value: Any) -> int:
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"smddp.init: {name} must be an integer, not {type(value).__name__} ({value!r})") from None
+    if abs(number) >= _NUMBERS:
+        raise ValueError(f"smddp.init: {name} {number} is out of range: expected less than 2**63")
+    return number
 
 
 def _deadline(timeout: float | timedelta) -> float:

@@ -9,4 +9,4 @@ mod split;
 
 pub use bootstrap::{Known, Store};
 pub use pending::Pending;
-pub use size::MAX_RANKS;
+pub use size::{MAX_RANKS, check_size};

@@ -7,7 +7,7 @@ pub const MAX_RANKS: usize = 1 << 17;
 
 /// # Errors
 /// [`Error::Invalid`] for a group that has more ranks than any machine.
-pub(super) fn check_size(name: &str, size: usize) -> Result<()> {
+pub fn check_size(name: &str, size: usize) -> Result<()> {
     if size <= MAX_RANKS {
         return Ok(());
     }

@@ -118,8 +118,8 @@ class Messages(Base):
     def _check_peer(self, what: str, peer: int, tag: int) -> None:
         if not 0 <= peer < self._size:
             raise ValueError(f"{what}: invalid rank {peer} in a group of {self._size} ranks")
-        if tag < 0:
-            raise ValueError(f"{what}: tags must not be negative, got {tag}")
+        if not 0 <= tag < 2**63:
+            raise ValueError(f"{what}: tags must not be negative, and below 2**63, got {tag}")
 
 
 def _has_address(tensor: Tensor) -> bool:
