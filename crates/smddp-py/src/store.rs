@@ -155,7 +155,7 @@ impl PyStore {
         if self.silent.load(Ordering::Relaxed) {
             return Err(self.silence());
         }
-        let gone = |why: &dyn std::fmt::Display| self.failed(&why.to_string());
+        let refused = |why: &dyn std::fmt::Display| self.failed(&why.to_string());
         let asker = match self.asker.get() {
             Some(asker) => asker,
             None => {
@@ -166,11 +166,11 @@ impl PyStore {
                     questions.into_iter().for_each(|question| question());
                     ended.store(true, Ordering::Release);
                 };
-                smddp_core::spawn("smddp-store", run).map_err(|error| gone(&error))?;
+                smddp_core::spawn("smddp-store", run).map_err(|error| refused(&error))?;
                 self.asker.get_or_init(|| sender)
             }
         };
-        asker.send(question).map_err(|error| gone(&error))
+        asker.send(question).map_err(|error| refused(&error))
     }
 
     /// One of the first ranks is dead: the store is at one of them, or at none.

@@ -121,7 +121,7 @@ class Communicator(Arrays):
     def path(self, collective: str, nbytes: int) -> str:
         """The way that a collective on a whole buffer of so many bytes takes, in words: "shm mesh".
 
-        Raises ValueError for what is no collective, and for a negative size or one from 2**63 bytes on.
+        Raises ValueError for an unknown collective and for a size outside of 0 to 2**63 - 1 bytes.
         """
         if collective not in COLLECTIVES:
             raise ValueError(f"no collective is called {collective!r}: there are {', '.join(COLLECTIVES)}")
