@@ -27,7 +27,8 @@ class Alias:
     __slots__ = ("_levels", "_module")
 
     def __new__(cls, module: nn.Module, levels: int) -> Alias:
-        return object.__new__(_class_of(type(module)))
+        kind: Any = type(module)
+        return object.__new__(_class_of(kind))
 
     def __init__(self, module: nn.Module, levels: int) -> None:
         object.__setattr__(self, "_module", module)
@@ -52,7 +53,7 @@ class Alias:
     def __repr__(self) -> str:
         return repr(self._module)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: Any) -> bool:
         return self._module is (other._module if issubclass(type(other), Alias) else other)
 
     def __hash__(self) -> int:
@@ -106,5 +107,5 @@ def add_aliases(module: nn.Module) -> None:
     while isinstance(inner := module._modules.get("module"), nn.Module):
         module = inner
     if not hasattr(module, "module"):
-        type(module).module = _name  # type: ignore[assignment]
+        type(module).module = _name  # type: ignore[attr-defined]
         _name.registered.add(module)

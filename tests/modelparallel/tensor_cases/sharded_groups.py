@@ -121,8 +121,7 @@ def check_move(directory, source, target):
 
 
 def case_checkpoints_move_between_degrees(directory):
-    for source, target in ((0, 3), (4, 0)):
-        check_move(directory, LAYOUTS[source], LAYOUTS[target])
+    check_move(directory, LAYOUTS[4], LAYOUTS[0])
 
 
 def case_parts_files_and_views_name_both_groups(directory):
@@ -248,10 +247,6 @@ def check_fused(kind, **keys):
         kind(alone.parameters()).load_state_dict(whole)
         optimizer.load_state_dict(optimizer.local_state_dict())
         assert_same(optimizer.state_dict(), whole, exact=True)
-
-
-def case_fused_optimizers_step_whole_tensors(directory):
-    check_fused(smp.optimizers.FusedLAMB)
 
 
 def case_degrees_that_do_not_fit_are_refused(directory):

@@ -42,7 +42,7 @@ def whole_model(state_dict: dict[str, Any], first: dict[str, str], splits: dict[
     """
     made: dict[str, Any] = {}
     for name, value in state_dict.items():
-        if first.get(name, name) in made:  # shared parameters pass once, and stay one tensor
+        if first.get(name, name) in made:  # shared parameters pass once, and remain one tensor
             made[name] = made[first[name]]
         else:
             made[name] = whole(splits[name].gathered(value) if name in splits else value)
