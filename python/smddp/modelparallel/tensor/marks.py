@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from smddp.modelparallel.tensor.initial import initial_values
+
 # The options given with the innermost context that a module was made in, or to the last call; None: not to be shared.
 MARK = "_smp_tensor"
 
@@ -44,7 +46,8 @@ def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
 
     nn.Module.__init__ = init  # type: ignore[method-assign]
     try:
-        yield
+        with initial_values() if enabled else contextlib.nullcontext():
+            yield
     finally:
         nn.Module.__init__ = before  # type: ignore[method-assign]
 
