@@ -12,7 +12,7 @@ from typing import Any
 def initial_values() -> Iterator[None]:
     """Initializes and ties the models made inside, also where the script replaced `init_weights` by nothing.
 
-    Published scripts replace it to start faster. The original's distributed layers bring values of their own, of the
+    Published scripts replace it to start faster. The original's distributed layers draw their values by the
     configuration's `initializer_range`; here the layers of transformers do.
     """
     kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
