@@ -107,9 +107,9 @@ def _of_states(row: dict) -> Refusal:
 
 
 def _of_other_degree(row: dict) -> Refusal:
-    # Experts are stored in another form at another tensor degree, which torch's loading does not translate.
+    # Clients store fused weights in the form of one tensor degree.
     if row["engine"] == "fsdp2" and row["resume"] == "other" and row["expert"]:
-        return BaseException, "ize"
+        return ValueError, "Accelerate stores fused weights in the form of one tensor degree"
     return None
 
 

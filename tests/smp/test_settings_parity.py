@@ -25,11 +25,19 @@ SPREAD = {
     "adapter": False,
     "client": "loop",
 }
+# A client's checkpoint of experts at another tensor degree is refused before it is read.
+OTHER_FORM = {**SPREAD, "shard": 2, "tensor": 2, "expert": 1, "resume": "other", "client": "trainer"}
 CLIENTS = combinations.DIMENSIONS["client"]
 
 
 def test_some_combinations(ranks):
-    rows = [SPREAD, *combinations.drawn(4), *combinations.drawn(1, "accelerate"), *combinations.drawn(1, "trainer")]
+    rows = [
+        SPREAD,
+        OTHER_FORM,
+        *combinations.drawn(4),
+        *combinations.drawn(1, "accelerate"),
+        *combinations.drawn(1, "trainer"),
+    ]
     ranks.run("smp_cases.settings_parity", "train_all", seconds=280.0, rows=rows)
 
 

@@ -228,6 +228,10 @@ def client_states() -> Undo:
     return _clients("states_of_accelerate", "states_of_trainer")
 
 
+def client_loads() -> Undo:
+    return _clients("loads", "loads")
+
+
 def no_distributed_data_parallel() -> Undo:
     from torch.nn.parallel import DistributedDataParallel
 

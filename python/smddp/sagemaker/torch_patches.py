@@ -143,6 +143,13 @@ PATCHES = (
         lambda values, sizes: sizes.tensor > 1 or sizes.expert > 1,
     ),
     Patch(
+        "client_loads",
+        "load_fsdp_model in accelerate.accelerator and transformers.trainer (once they are imported)",
+        "fused weights that were saved at another tensor degree are refused before they are read",
+        replacements.client_loads,
+        lambda values, sizes: True,
+    ),
+    Patch(
         "no_ddp",
         "torch.nn.parallel.DistributedDataParallel.__init__",
         "it cannot take the parameters of a transformed model: say what can",

@@ -12,10 +12,13 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.distributed.checkpoint import hf
@@ -66,6 +69,11 @@ def states_of_accelerate(module: Any) -> list[tuple[Any, str, Any]]:
 def states_of_trainer(module: Any) -> list[tuple[Any, str, Any]]:
     """As `of_trainer`: the method that trains and writes checkpoints."""
     return [(module.Trainer, "train", train(module.Trainer.train))]
+
+
+def loads(module: Any) -> list[tuple[Any, str, Any]]:
+    """As `of_accelerate` and `of_trainer`: the function by which both load a model's checkpoint."""
+    return [(module, "load_fsdp_model", refuse_other_forms(module.load_fsdp_model))]
 
 
 def init(original: Callable[..., None], config: type) -> Callable[..., None]:
@@ -185,6 +193,48 @@ def _unsaved_part(accelerator: Any, models: list[Any]) -> str | None:
         )
     if plugin is not None and getattr(plugin, "fsdp_version", 1) == 1 and state.ep_size > 1:
         return f"with expert_parallel_degree={state.ep_size} and FSDP1 would save one rank's part of the optimizer"
+    return None
+
+
+def refuse_other_forms(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Accelerate's `load_fsdp_model` that raises ValueError for fused weights of another tensor degree. Collective."""
+
+    @functools.wraps(original)
+    def load_fsdp_model(
+        plugin: Any, accelerator: Any, model: nn.Module, input_dir: Any, *args: Any, **more: Any
+    ) -> Any:
+        if plugin.fsdp_version == 2:
+            index = args[0] if args else more.get("model_index", 0)
+            # One rank may have the only whole checkpoint.
+            found = [_other_form(model, Path(input_dir), index) if dist.get_rank() == 0 else None]
+            dist.broadcast_object_list(found)
+            if found[0] is not None:
+                raise ValueError(
+                    f"checkpoint {input_dir}: {found[0]} at tensor_parallel_degree={state.tp_size}: Accelerate stores "
+                    "fused weights in the form of one tensor degree. Resume at the degree of the checkpoint, or use "
+                    "save() and load() of torch.sagemaker.distributed.checkpoint"
+                )
+        return original(plugin, accelerator, model, input_dir, *args, **more)
+
+    return load_fsdp_model
+
+
+def _other_form(model: nn.Module, folder: Path, index: int) -> str | None:
+    """The first parameter with another number of dimensions in the checkpoint, sharded or whole, in ``folder``."""
+    parts = folder if folder.name == f"pytorch_model_fsdp_{index}" else folder / f"pytorch_model_fsdp_{index}"
+    whole = folder / f"pytorch_model_fsdp{f'_{index}' if index else ''}.bin"
+    if (parts / ".metadata").exists():
+        saved = FileSystemReader(parts).read_metadata().state_dict_metadata
+        sizes = {name.removeprefix("model."): getattr(each, "size", None) for name, each in saved.items()}
+    elif whole.exists():
+        values = torch.load(whole, map_location="meta", weights_only=True, mmap=True)
+        sizes = {name: getattr(value, "shape", None) for name, value in values.items()}
+    else:
+        return None
+    for name, parameter in model.named_parameters():
+        size = sizes.get(name)
+        if size is not None and len(size) != parameter.dim():
+            return f"{name} was saved with shape {tuple(size)} and has {tuple(parameter.shape)}"
     return None
 
 
