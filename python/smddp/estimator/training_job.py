@@ -79,7 +79,7 @@ class Job:
         return found
 
     def _start(self, make: Start, report: Callable[[str], None]) -> None:
-        self._limits = Limits(*self._seconds_of.values(), self._stop_at)
+        self._limits = Limits(self._seconds_of["max_run"], self._seconds_of["max_wait"], self._stop_at)
         try:
             self._begin_attempt(make)
         except BaseException:
