@@ -152,8 +152,8 @@ def test_unreachable_hosts_end_the_job_at_max_wait(place):
     # Only a job that has begun is restarted.
     assert raised.value.lost_host
     # max_run counts running ranks alone, so max_wait comes first.
-    made = run_then_lose(place, max_run=2, max_wait=2)
-    with pytest.warns(UserWarning, match="was stopped after max_wait=2 seconds"):
+    made = run_then_lose(place, max_run=5, max_wait=5)
+    with pytest.warns(UserWarning, match="was stopped after max_wait=5 seconds"):
         made.latest_training_job.wait()
     assert made.latest_training_job.status == "Stopped" and made.latest_training_job.restarts >= 1
 
