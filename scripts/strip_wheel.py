@@ -1,4 +1,4 @@
-"""Removes debug information and the symbols of data from the modules in a wheel. Backtraces need names of functions alone.
+"""Removes debug information and symbols of data from the modules in a wheel. Backtraces need the names of functions alone.
 
 Symbols of exception tables and constants are 1 % of the wheel. Entries keep their order, dates and modes.
 """
