@@ -68,7 +68,7 @@ def test_hooks_run_before_and_after_every_call_of_python_and_of_cpp():
     group.unregister_pre_hook(1)
     group.unregister_post_hook(2)
     four_calls(group)
-    assert not heard and not group._heard
+    assert not heard and not group._has_observers
 
 
 @needs_hooks
@@ -148,7 +148,7 @@ def test_dispatch_modes_count_calls_as_of_any_backend():
 class Group:
     """What the doors ask of a group."""
 
-    _heard = False
+    _has_observers = False
 
     def _failed(self, error: BaseException) -> BaseException:
         return error

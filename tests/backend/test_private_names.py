@@ -59,7 +59,7 @@ for name in ("_new_process_group_helper", "_maybe_attach_flight_recorder"):
 dist.init_process_group("cpu:gloo,cuda:smddp", init_method="file://" + tempfile.mktemp(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(2))
 world = dist.group.WORLD
-print(world._request.backends["cpu"], world.communicator.sequence(), world._heard)
+print(world._request.backends["cpu"], world.communicator.sequence(), world._has_observers)
 """
 
 

@@ -97,38 +97,38 @@ def test_a_torch_that_goes_on_with_the_old_number_of_ranks_is_warned_of():
         again(group, handles_of(group)[::-1], uuid=260)
         assert not caught, "it has as many ranks as before"
         again(group, [group.get_reconfigure_handle()], uuid=261 + dist.get_rank())
-    told = [str(each.message) for each in caught if "DistributedDataParallel" in str(each.message)]
+    warned = [str(each.message) for each in caught if "DistributedDataParallel" in str(each.message)]
     if dist.ProcessGroup.size(group) == 1:
-        assert not told, "this torch asks the group"
+        assert not warned, "this torch asks the group"
     else:
-        assert len(told) == 1 and "goes on with 2 ranks where this group has 1" in told[0], told
+        assert len(warned) == 1 and "goes on with 2 ranks where this group has 1" in warned[0], warned
     dist.destroy_process_group(group)
 
 
 @on_ranks(2)
 def test_who_listens_goes_on_hearing():
-    group, heard = dist.new_group(), []
+    group, hooked = dist.new_group(), []
     if not hasattr(dist.ProcessGroup, "register_pre_hook"):
         pytest.skip("this torch has no such hooks")
-    group.register_pre_hook(1, lambda args: heard.append(args.name))
+    group.register_pre_hook(1, lambda args: hooked.append(args.name))
     dist.all_reduce(torch.ones(1), group=group)
-    before = len(heard)
+    before = len(hooked)
     again(group, handles_of(group)[::-1], uuid=250)
     dist.all_reduce(torch.ones(1), group=group)
-    assert len(heard) == 2 * before > 0, heard
+    assert len(hooked) == 2 * before > 0, hooked
     assert_adds_up(group, [1, 0])
     dist.destroy_process_group(group)
 
 
 @on_ranks(3)
-def test_after_an_abort_or_a_failed_attempt_the_next_one_goes_on():
+def test_reconfigure_succeeds_after_an_abort_and_a_failed_attempt():
     group, me = dist.new_group(), dist.get_rank()
     handles = handles_of(group)
     group.abort()
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(1), group=group)
     if me != 0:
-        # Rank 0 is awaited and does not come.
+        # Rank 0 is missing.
         with pytest.raises(dist.DistBackendError, match="rank 0 did not join group"):
             again(group, handles, uuid=300, timeout=datetime.timedelta(seconds=1))
         with pytest.raises(dist.DistBackendError, match="reconfiguration 300 failed"):
@@ -139,7 +139,7 @@ def test_after_an_abort_or_a_failed_attempt_the_next_one_goes_on():
 
 
 @on_ranks(2)
-def test_what_makes_no_group_is_refused_and_the_group_stays():
+def test_invalid_arguments_are_refused_and_the_group_is_unchanged():
     group = dist.new_group()
     handles = handles_of(group)
     again(group, handles, uuid=400)
@@ -149,8 +149,8 @@ def test_what_makes_no_group_is_refused_and_the_group_stays():
     for wrong, why in [
         ([other], "not among"),
         ([], "not among"),
-        ([mine, mine, other], "named twice"),
-        ([mine, "gloo:1"], "no handle of a smddp group"),
+        ([mine, mine, other], "duplicate handle"),
+        ([mine, "gloo:1"], "invalid handle"),
     ]:
         with pytest.raises(ValueError, match=why):
             again(group, wrong, uuid=401)
@@ -165,18 +165,18 @@ def test_what_makes_no_group_is_refused_and_the_group_stays():
 
 
 @on_ranks(2)
-def test_a_store_that_is_hinted_at_serves_where_the_groups_own_is_gone():
+def test_a_hinted_store_replaces_a_failed_group_store():
     group = dist.new_group()
     addresses = [None, None]
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if dist.get_rank() == 1 else None
     dist.all_gather_object(addresses, f"127.0.0.1:{server.port}" if server is not None else None)
     handles = handles_of(group)
 
-    class Gone:
+    class Failed:
         def __getattr__(self, name: str) -> None:
-            raise RuntimeError("the store is gone")
+            raise RuntimeError("the store has failed")
 
-    group._group_store = Gone()
+    group._group_store = Failed()
     again(group, handles, uuid=500, hints={"store": addresses[1]})
     assert_adds_up(group, [0, 1])
     dist.barrier()
@@ -209,7 +209,7 @@ def test_a_group_that_waits_for_its_first_ranks_says_so():
     found = torch.ones(3)
     group.allreduce([found]).wait()
     assert found.tolist() == [2.0] * 3
-    # What was asked for is no error of the group.
+    # A requested abort is not an error of the group.
     group.abort()
     assert group.get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS
     dist.barrier()

@@ -265,7 +265,7 @@ class Comm:
 class Group(SmddpCollectives):
     """Rank 0 of two, over the fake core; nobody listens in torch's dispatcher."""
 
-    _heard = False
+    _has_observers = False
 
     def __init__(self, fake: FakeCuda, *, bound: int | None = None, cpu: bool = True, cuda: bool = True) -> None:
         self.fake = fake

@@ -380,7 +380,7 @@ def test_tensors_live_until_the_device_is_through(fake):
     native.end()
     gc.collect()
     # Before torch 2.7 a handle that nobody looked at is kept for C++, with its outputs.
-    assert gone() is None or retained_handles.NEEDED
+    assert gone() is None or retained_handles.RETAIN_HANDLES
 
 
 def test_a_future_is_complete_at_once_and_its_callbacks_run_after_the_call(fake):
