@@ -71,7 +71,7 @@ def test_a_block_for_a_device_gives_one_handle_for_all():
 
 
 @on_ranks(2)
-def test_an_empty_block_is_done_at_once():
+def test_an_empty_block_is_complete_immediately():
     with dist._coalescing_manager(dist.group.WORLD, torch.device("cpu"), async_ops=True) as manager:
         pass
     manager.wait()

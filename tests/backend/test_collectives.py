@@ -232,7 +232,7 @@ def test_lazily_conjugated_and_negated_tensors_are_resolved():
 
 @on_ranks(2)
 def test_strided_outputs_arrive_without_a_wait_on_their_own_handle():
-    """The handle is dropped; a later collective of the group tells that the first is done."""
+    """The handle is dropped; a later collective of the group shows that the first is complete."""
     rank, size = world()
     tensor = torch.zeros(4, 2)
     work = dist.all_gather_into_tensor(tensor[:, 0][: 2 * size], torch.full((2,), float(rank + 1)), async_op=True)

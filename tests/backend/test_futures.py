@@ -1,4 +1,4 @@
-"""Handles and futures, also where C++ (the DDP reducer) is the one that waits."""
+"""Handles and futures, also with a waiter in C++ (the DDP reducer)."""
 
 import datetime
 import threading

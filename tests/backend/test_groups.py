@@ -150,8 +150,10 @@ def test_a_destroyed_group_that_is_still_referenced_has_no_connection():
 
 @on_ranks(2)
 def test_threads_may_share_a_group_and_have_their_own():
-    """Threads that share a group must agree on an order between ranks, so each has a group of its own here,
-    and messages between a pair are kept apart by tags on the shared one."""
+    """Calls of threads on one group need the same order on all ranks, so each thread has its own group here.
+
+    Messages of the shared group are separated by tags.
+    """
     rank = dist.get_rank()
     groups = [dist.new_group([0, 1]) for _ in range(4)]
     errors: list[BaseException] = []
@@ -223,7 +225,7 @@ def test_a_missing_rank_ends_the_call_at_the_deadline():
     group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))
     if dist.get_rank() == 0:
         start = time.monotonic()
-        # torch's own tests look for one of these words, with a space on either side
+        # torch's own tests search for one of these words between spaces
         with pytest.raises(RuntimeError, match=r" (Timed out|closed|timeout) "):
             dist.barrier(group)
         assert 1.9 < time.monotonic() - start < 10

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from backend.ranks import on_ranks
 
 LIMIT = 0.8
-# Time for a loaded machine, far below the 10 s that leaving a group may take.
+# Enough for a loaded machine, and well below the 10 s of the leave timeout.
 SLACK = 4.0
 
 RETURNS, LATE, CLOSED, EXITS = "returns", "CollectiveTimeoutError", "ClosedError", "SystemExit"

@@ -12,7 +12,7 @@ from smddp import _core
 from backend.oracle import same
 from backend.ranks import BACKEND, on_ranks
 
-# Elements of a block: a short message, and one that goes from memory to memory between nodes (from 256 KiB on).
+# Elements of a block: a short message, and a zero-copy message between nodes (from 256 KiB).
 SIZES = (7, 40_001)
 only_smddp = pytest.mark.skipif(BACKEND != "smddp", reason="other backends make no promise about overlapping outputs")
 

@@ -63,7 +63,7 @@ def test_messages_of_one_tag_keep_their_order():
 
 
 @on_ranks(2, 3)
-def test_a_receive_from_any_source_tells_who_sent():
+def test_a_receive_from_any_source_returns_the_sender():
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         seen = set()
@@ -79,7 +79,7 @@ def test_a_receive_from_any_source_tells_who_sent():
 
 
 @on_ranks(3)
-def test_any_source_of_a_subgroup_is_told_as_a_global_rank():
+def test_any_source_of_a_subgroup_returns_a_global_rank():
     rank = dist.get_rank()
     group = dist.new_group([2, 1])
     if rank == 2:

@@ -1,4 +1,4 @@
-"""A group goes on with other ranks in the same object, as torch's contract for fault tolerance has it."""
+"""Reconfiguration of a group by torch's contract for fault tolerance: other ranks in the same object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 def handles_of(group) -> list[str]:
-    """Of all ranks of the world, by whatever way they have."""
+    """Returns the handles of all ranks of the world."""
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, group.get_reconfigure_handle())
     return found
@@ -32,20 +32,20 @@ def again(group, handles, uuid=None, timeout=LIMIT, hints=None) -> None:
 
 
 def assert_adds_up(group, world_ranks: list[int]) -> None:
-    """All collectives of the group are among these ranks of the world, in that order."""
+    """Asserts that the group consists of these global ranks in that order."""
     assert (group.size(), group.rank()) == (len(world_ranks), world_ranks.index(dist.get_rank()))
     mine = torch.tensor([dist.get_rank()])
     every = [torch.empty_like(mine) for _ in world_ranks]
     dist.all_gather(every, mine, group=group)
     assert [int(each) for each in every] == world_ranks
     assert dist.get_process_group_ranks(group) == world_ranks
-    # By its rank in the world, as all calls with a root have it.
+    # The root is a global rank.
     dist.broadcast(mine, world_ranks[-1], group=group)
     assert int(mine) == world_ranks[-1]
 
 
 @on_ranks(3)
-def test_a_list_says_the_order_and_a_set_keeps_it():
+def test_a_list_defines_the_order_and_a_set_keeps_it():
     group, me = dist.new_group(), dist.get_rank()
     handles = handles_of(group)
     again(group, [handles[rank] for rank in (2, 0, 1)])
@@ -53,7 +53,7 @@ def test_a_list_says_the_order_and_a_set_keeps_it():
     again(group, set(handles_of(group)))
     assert_adds_up(group, [2, 0, 1])
     handles = handles_of(group)
-    # Two groups of one object: each goes its own way.
+    # Splits the members into two separate configurations.
     if me == 1:
         again(group, [handles[1]], uuid=100)
         assert_adds_up(group, [1])
@@ -66,8 +66,8 @@ def test_a_list_says_the_order_and_a_set_keeps_it():
 
 
 @on_ranks(3)
-def test_who_holds_the_group_goes_on_with_it():
-    """DDP divides by the ranks that there are; a call that was under way ends with an error, and does not come back."""
+def test_references_to_the_group_use_its_new_ranks():
+    """DDP divides by the current number of ranks; a pending call fails and receives no later data."""
     group, me = dist.new_group(), dist.get_rank()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), process_group=group)
     handles = handles_of(group)
@@ -82,7 +82,7 @@ def test_who_holds_the_group_goes_on_with_it():
     with torch.no_grad():
         model.module.weight.fill_(1.0)
     model(torch.full((1, 1), float(me + 1))).sum().backward()
-    asked = dist.ProcessGroup.size(group) == group.size()  # an older torch divides by 3 ranks, and is warned of
+    asked = dist.ProcessGroup.size(group) == group.size()  # an older torch divides by 3 ranks, with a warning
     assert float(model.module.weight.grad) == pytest.approx((3.0 if me == 2 else 1.5) if asked else 1.0)
     again(group, handles_of(group), uuid=202)
     assert_adds_up(group, [0, 1, 2])
@@ -90,12 +90,12 @@ def test_who_holds_the_group_goes_on_with_it():
 
 
 @on_ranks(2)
-def test_a_torch_that_goes_on_with_the_old_number_of_ranks_is_warned_of():
+def test_a_torch_that_keeps_the_old_number_of_ranks_causes_a_warning():
     group = dist.new_group()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         again(group, handles_of(group)[::-1], uuid=260)
-        assert not caught, "it has as many ranks as before"
+        assert not caught, "the number of ranks is unchanged"
         again(group, [group.get_reconfigure_handle()], uuid=261 + dist.get_rank())
     warned = [str(each.message) for each in caught if "DistributedDataParallel" in str(each.message)]
     if dist.ProcessGroup.size(group) == 1:
@@ -106,7 +106,7 @@ def test_a_torch_that_goes_on_with_the_old_number_of_ranks_is_warned_of():
 
 
 @on_ranks(2)
-def test_who_listens_goes_on_hearing():
+def test_hooks_stay_registered():
     group, hooked = dist.new_group(), []
     if not hasattr(dist.ProcessGroup, "register_pre_hook"):
         pytest.skip("this torch has no such hooks")
@@ -184,7 +184,7 @@ def test_a_hinted_store_replaces_a_failed_group_store():
 
 
 @on_ranks(2)
-def test_a_group_that_waits_for_its_first_ranks_says_so():
+def test_calls_of_a_group_without_ranks_name_the_reason():
     if not hasattr(dist, "_reconfigure"):
         pytest.skip("this torch makes no groups with enable_reconfigure")
     from smddp.torch.device_map import Request

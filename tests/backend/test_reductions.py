@@ -216,7 +216,7 @@ def test_sparse_all_reduce_is_not_an_all_gather():
 @on_ranks(2)
 def test_sparse_tensors_are_summed_whatever_the_default_device_is():
     tensor = torch.eye(2).to_sparse()
-    # The group itself: torch's front end leaves the default aside, some of its own callers do not.
+    # On the group: torch's front end ignores the default device, but some of torch's callers do not.
     with torch.device("meta"):
         dist.group.WORLD.allreduce([tensor]).wait()
     same(tensor.to_dense(), torch.eye(2) * 2)

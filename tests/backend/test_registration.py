@@ -153,7 +153,7 @@ except RuntimeError as error:
     assert "torchrun" in succeeds_after_torch(code, **empty)
 
 
-def test_info_tells_the_path_of_every_collective():
+def test_info_shows_the_path_of_every_collective():
     done = subprocess.run(
         [sys.executable, "-m", "smddp.tools.cli", "info", "--json"], capture_output=True, text=True, timeout=60
     )
@@ -183,7 +183,7 @@ os.wait()
 """
 
 
-def test_the_debug_setting_tells_the_path_of_every_collective_once_for_a_group():
+def test_the_debug_setting_logs_the_path_of_every_collective_once_per_group():
     done = forked.run(TWO.format(late=0), SMDDP_DEBUG="INFO")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "SMDDP INFO group" in line and "all_gather" in line]
@@ -191,7 +191,7 @@ def test_the_debug_setting_tells_the_path_of_every_collective_once_for_a_group()
     assert "reduce_scatter" in lines[0]
 
 
-def test_the_log_says_when_where_and_how_grave_and_names_who_is_late():
+def test_log_lines_have_time_rank_and_level_and_name_the_late_rank():
     done = forked.run(TWO.format(late=3), SMDDP_DEBUG="TRACE")
     assert done.returncode == 0, done.stderr
     shape = re.compile(r"(20\d\d-\d\d-\d\dT[\d:]{8}\.\d{6}Z) (\S+):(\d+) \[([01?])\] SMDDP ([A-Z]+) (.+)")
@@ -206,7 +206,7 @@ def test_the_log_says_when_where_and_how_grave_and_names_who_is_late():
     assert [text.split("`")[2].split(":")[0] for text in traced] == [" begins", " ends"], traced
 
 
-def test_nothing_is_told_where_nothing_is_wrong():
+def test_nothing_is_logged_without_a_problem():
     code = "import smddp\nwith smddp.init() as comm:\n    comm.barrier()"
     assert python(code, SMDDP_DEBUG="WARN").stderr == ""
 

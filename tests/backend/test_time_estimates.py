@@ -1,4 +1,4 @@
-"""torch's time estimates: the cost model answers, and nothing moves."""
+"""torch's time estimates: the cost model answers, and no data is sent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def ways(count: int) -> dict[str, tuple[list[torch.Tensor], Callable[..., Any]]]
 @on_ranks(2, 3)
 def test_estimates_are_positive_grow_with_bytes_and_move_nothing():
     estimate = estimator()
-    # One rank alone: nobody is waited for.
+    # One rank makes the call: it waits for no other.
     if dist.get_rank() == 0:
         for (name, (_, small)), (outputs, large) in zip(ways(64).items(), ways(1 << 20).values()):
             times = []
