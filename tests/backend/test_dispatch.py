@@ -1,4 +1,4 @@
-"""Observers in torch's dispatcher receive the calls of a smddp group; without observers calls stay fast."""
+"""Observers in torch's dispatcher receive the calls of a smddp group; without observers calls have no overhead."""
 
 from __future__ import annotations
 

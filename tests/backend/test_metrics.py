@@ -82,7 +82,7 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
     # The file is written at each interval, and every read is complete.
     while written().get(("smddp_operations_total", name, "all_reduce")) != 3:
         assert served()["smddp_operations_total", name, "all_reduce"] == 3
-    # A destroyed group's calls stay in the metrics.
+    # The metrics include the calls of a destroyed group.
     dist.all_reduce(torch.ones(5), group=group)
     dist.destroy_process_group(group)
     watcher.look()

@@ -35,7 +35,7 @@ def test_messages_go_round_in_every_type_and_size():
 
 
 @on_ranks(2)
-def test_tags_keep_messages_apart():
+def test_tags_separate_messages():
     rank = dist.get_rank()
     if rank == 0:
         works = [dist.isend(torch.full((2,), float(tag)), 1, tag=tag) for tag in (5, 6, 7)]
@@ -111,7 +111,7 @@ def test_a_batch_of_sends_and_receives_does_not_depend_on_its_order():
 
 
 @on_ranks(2)
-def test_strided_messages_arrive_as_their_elements():
+def test_strided_messages_deliver_their_elements():
     rank = dist.get_rank()
     tensor = torch.zeros(4, 2)
     if rank == 0:
@@ -133,8 +133,8 @@ def test_a_rank_may_send_to_itself():
 
 
 @on_ranks(2)
-def test_collectives_pass_between_a_send_and_its_receive():
-    """Messages and collectives are numbered apart."""
+def test_collectives_are_possible_between_a_send_and_its_receive():
+    """Messages and collectives have separate sequence numbers."""
     rank = dist.get_rank()
     if rank == 0:
         work = dist.isend(torch.ones(2), 1)
@@ -147,7 +147,7 @@ def test_collectives_pass_between_a_send_and_its_receive():
 
 
 @on_ranks(2)
-def test_objects_go_from_rank_to_rank():
+def test_objects_are_sent_between_ranks():
     if dist.get_rank() == 0:
         dist.send_object_list(["a", {"b": 1}], 1)
     else:
@@ -167,11 +167,11 @@ def test_a_message_to_the_own_rank_arrives_in_a_leaf_that_requires_grad():
 
 
 @on_ranks(1)
-def test_a_receive_from_the_own_rank_that_timed_out_takes_no_later_message():
+def test_a_timed_out_receive_from_the_own_rank_receives_no_later_message():
     seconds = datetime.timedelta(seconds=0.05)
     first, second = torch.zeros(2), torch.zeros(2)
     late = dist.irecv(first, 0, tag=5)
-    for _ in range(2):  # a second wait raises the same
+    for _ in range(2):  # a second wait raises the same error
         with pytest.raises(CollectiveTimeoutError, match="sent nothing to itself"):
             late.wait(seconds)
     assert late.is_completed() and not late.is_success()
@@ -194,8 +194,8 @@ def test_a_receive_from_the_own_rank_ends_at_its_deadline_without_a_wait():
 
 
 @on_ranks(2)
-def test_a_receive_whose_wait_timed_out_is_still_the_first_in_line():
-    """wait(timeout) gives up the wait, not the receive: the next message is its, and a second wait gets it."""
+def test_a_receive_whose_wait_timed_out_receives_the_next_message():
+    """wait(timeout) ends the wait, not the receive: the next message completes it, and a second wait returns."""
     if dist.get_rank() == 0:
         first, second = torch.zeros(2), torch.zeros(2)
         work = dist.irecv(first, 1, tag=5)

@@ -106,7 +106,7 @@ def test_a_torch_that_keeps_the_old_number_of_ranks_causes_a_warning():
 
 
 @on_ranks(2)
-def test_hooks_stay_registered():
+def test_hooks_remain_registered():
     group, hooked = dist.new_group(), []
     if not hasattr(dist.ProcessGroup, "register_pre_hook"):
         pytest.skip("this torch has no such hooks")

@@ -1,4 +1,4 @@
-"""Importing, registering, the historic names, and the console command. No groups, so no rank processes."""
+"""Import, registration, historic names, and the console command, without rank processes."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ def succeeds(code: str, **environment: str) -> str:
 
 
 def succeeds_after_torch(code: str, **environment: str) -> str:
-    """The same where torch is imported already."""
+    """Runs the code after an import of torch."""
     done = forked.run(code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -34,7 +34,7 @@ def test_the_package_imports_without_torch():
     assert succeeds("import sys, smddp; print('torch' in sys.modules, 'smddp._core' in sys.modules)") == "False False"
 
 
-def test_registering_makes_no_thread_and_opens_no_file():
+def test_registration_starts_no_thread_and_opens_no_file():
     code = """
 import os, threading, torch, torch.distributed
 before = set(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task'))
@@ -45,7 +45,7 @@ print((set(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task'))) == 
     assert succeeds(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "True 1"
 
 
-def test_the_historic_import_registers_once_and_takes_no_default_away():
+def test_the_historic_import_registers_once_and_keeps_the_default():
     code = """
 import torch.distributed as dist
 before = dict(dist.Backend.default_device_backend_map)
@@ -162,10 +162,10 @@ def test_info_shows_the_path_of_every_collective():
     assert set(found["paths"]) >= {"all_gather", "reduce_scatter", "all_reduce", "barrier"}
     assert all(found["paths"]["all_gather"].values())
     assert any(name.startswith("SMDDP_") for name in found["settings"])
-    # tests/cli has the text.
+    # tests/cli checks the text.
 
 
-#: Two ranks that make a barrier; the second comes `late` seconds later.
+#: Two ranks that make a barrier; the second is `late` seconds late.
 TWO = """
 import os, tempfile, time, torch.distributed as dist
 from smddp._register import register

@@ -1,6 +1,6 @@
 """The backend's tests under EFA's rules: processes on two simulated nodes, over a libfabric that behaves like EFA's.
 
-The library refuses violations and reports them on standard error, which must stay empty.
+The library refuses violations and reports them on standard error, which must be empty.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def readable(tensor: Tensor) -> Tensor:
-    """Returns the tensor, or a contiguous copy of one that is not plain."""
+    """Returns a plain tensor unchanged, and a contiguous copy of any other."""
     if is_plain(tensor):
         return tensor
     # On a device, a copy from missing memory would destroy the process's context.

@@ -22,7 +22,7 @@ from smddp.torch import flight_recorder
 from smddp.torch.device_map import SmddpDevice, device_backend
 from smddp.torch.dispatch import current_work
 
-# Methods that torch's dispatcher does not look up in a Python backend.
+# Methods that torch's dispatcher does not find in a Python backend.
 _NOT_DISPATCHED = {"gather_single"}
 _TOO_OLD = "{}: hooks around the calls of a smddp group need torch 2.14 or later"
 

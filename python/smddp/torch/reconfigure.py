@@ -2,8 +2,8 @@
 
 Implements torch's contract for fault tolerance (`torch.distributed._reconfigure`, torch 2.15): every member publishes a
 handle, the members agree on an unused number and on the handles of the new ranks, and each calls `reconfigure` with
-them. The new communicator is separate: it receives no data of an earlier one. References to the group object stay
-valid. In an older torch call the methods of the group.
+them. The new communicator is separate: it receives no data of an earlier one. References to the group object
+remain valid. In an older torch call the methods of the group.
 """
 
 from __future__ import annotations
