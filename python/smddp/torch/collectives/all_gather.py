@@ -80,8 +80,8 @@ class Gathering(Base):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         if type(opts) is not AllgatherOptions:
             opts = gather_options(AllgatherOptions, opts)
-        short = self._short_way()
-        if short is not None and (made := short.all_gather(output, input, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.all_gather(output, input, opts)):
             return DONE if made is True else self._under_way(made, output)
         if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_gather_single", "_allgather_base")(output, input, opts)

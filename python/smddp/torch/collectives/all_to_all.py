@@ -32,8 +32,8 @@ class Exchanging(Base):
     ) -> Work:
         if type(opts) is not AllToAllOptions:
             opts = gather_options(AllToAllOptions, opts, timeout)
-        short = self._short_way()
-        if short is not None and (made := short.all_to_all(output, input, output_split_sizes, input_split_sizes, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.all_to_all(output, input, output_split_sizes, input_split_sizes, opts)):
             return DONE if made is True else self._under_way(made, output)
         if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_to_all_single", "alltoall_base")(

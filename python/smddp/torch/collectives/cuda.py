@@ -58,7 +58,7 @@ class DeviceSide:
         paths: the communicator and its fast path, if any, which serves this device from now on. now: the caller does
         not use the handle, so the current stream waits immediately.
         """
-        comm, short = paths
+        comm, fast = paths
         device = call.like.get_device()
         native = comm.collective(
             call.number,
@@ -75,7 +75,7 @@ class DeviceSide:
             stream=cuda.stream_of(device),
         )
         # After the call: the first call on a device creates the stream.
-        stream = self._stream(comm, short, device)
+        stream = self._stream(comm, fast, device)
         tensors = list(_tensors(call.keep))
         work = CudaWork(native, device, call.outputs, call.after, tensors if call.after else (), ranks)
         waits = False
@@ -92,12 +92,12 @@ class DeviceSide:
         """Returns the handle of a call that the core's fast path has started (smddp._core.AtOnce)."""
         return CudaWork(native, output.get_device(), [output], (), (), ranks)
 
-    def _stream(self, comm: Any, short: Any, device: int) -> Any:
+    def _stream(self, comm: Any, fast: Any, device: int) -> Any:
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = cuda.external(comm.device_stream(device), device)
-            if short is not None:
-                short.meet(device, stream)
+            if fast is not None:
+                fast.meet(device, stream)
         return stream
 
     def settle(self, asked: Iterable[int | None]) -> None:

@@ -40,8 +40,8 @@ class Reducing(SparseAllReduce):
             tensors = [tensors]
         if type(opts) is not AllreduceOptions:
             opts = gather_options(AllreduceOptions, opts, op, timeout)
-        short = self._short_way()
-        if short is not None and (made := short.all_reduce(tensors, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.all_reduce(tensors, opts)):
             return DONE if made is True else self._under_way(made, tensors[0])
         tensor = one(tensors, "all_reduce")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
@@ -158,8 +158,8 @@ class Reducing(SparseAllReduce):
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work:
         if type(opts) is not ReduceScatterOptions:
             opts = gather_options(ReduceScatterOptions, opts)
-        short = self._short_way()
-        if short is not None and (made := short.reduce_scatter(outputTensor, inputTensor, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.reduce_scatter(outputTensor, inputTensor, opts)):
             return DONE if made is True else self._under_way(made, outputTensor)
         if not (inputTensor.is_cpu and self._serves_cpu) and not self._on_cuda(inputTensor):
             other = self._elsewhere(inputTensor)

@@ -33,8 +33,8 @@ class Rooted(Base):
             tensors = [tensors]
         if type(opts) is not BroadcastOptions:
             opts = gather_options(BroadcastOptions, opts, root, timeout)
-        short = self._short_way()
-        if short is not None and (made := short.broadcast(tensors, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.broadcast(tensors, opts)):
             return DONE if made is True else self._under_way(made, tensors[0])
         tensor = one(tensors, "broadcast")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
