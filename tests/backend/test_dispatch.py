@@ -123,7 +123,7 @@ def test_the_profiler_shows_sizes_and_path_of_every_call():
     of_calls = {event["name"]: event["args"] for event in events if event.get("name", "").startswith("smddp:")}
     assert of_calls["smddp:all_reduce"]["Input Dims"] == [[2, 3]]
     assert of_calls["smddp:all_gather_single"]["Input Dims"] == [[4], [2]]
-    paths = [event["args"] for event in events if event.get("name", "").startswith("smddp path: shm")]
+    paths = [event["args"] for event in events if event.get("name", "").startswith("smddp way: shm")]
     shown = [(path["collective"], path["bytes"]) for path in paths]
     message = "send" if dist.get_rank() else "recv"
     assert shown == [("all_reduce", 24), ("all_gather", 16), ("broadcast", 8), ("barrier", 0), (message, 16)]
