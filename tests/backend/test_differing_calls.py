@@ -108,7 +108,7 @@ def every_collective(count: int, size: int, dtype: torch.dtype = F32) -> list[Ca
 
 
 def lists(size: int) -> list[list[int]]:
-    """Lists of blocks whose sums are the same, the even one first."""
+    """Returns lists of blocks with equal sums, the even one first."""
     return {
         2: [[2, 2], [1, 3], [3, 1], [0, 4]],
         3: [[2, 2, 2], [2, 1, 3], [2, 3, 1], [1, 2, 3], [0, 0, 6]],
@@ -129,7 +129,7 @@ def test_different_collectives_raise_a_mismatch():
     pairs = []
     for count in (SMALL, LARGE):
         pairs += both_ways(itertools.combinations([*every_collective(count, size), calls.barrier()], 2))
-    # of as many bytes in all
+    # with the same total of bytes
     pairs += both_ways(itertools.product([calls.all_reduce(SMALL * size)], every_collective(SMALL, size)))
     expect_mismatches(pairs)
 
@@ -141,7 +141,7 @@ def test_different_types_raise_a_mismatch():
     for count, dtypes in ((SMALL, (F64, F16, BF16, I32, U8)), (LARGE, (F64, I32))):
         for dtype in dtypes:
             pairs += both_ways(zip(every_collective(count, size), every_collective(count, size, dtype)))
-    # of as many bytes
+    # with the same number of bytes
     pairs += both_ways(zip(every_collective(SMALL, size), every_collective(SMALL * 2, size, BF16)))
     expect_mismatches(pairs)
 
@@ -214,7 +214,7 @@ def test_uneven_lists_of_one_sum_raise_a_mismatch():
 
 @on_ranks(3, seconds=SECONDS)
 def test_a_reduce_scatter_of_which_one_rank_has_another_list_raise_a_mismatch():
-    # Each rank is the odd one twice.
+    # Each rank makes the second call twice.
     expect_mismatches([((calls.reduce_scatter([2, 1, 3]),), (calls.reduce_scatter([2, 3, 1]),))] * 6)
 
 

@@ -8,7 +8,7 @@ from smddp.torch.errors import PeerLostError
 
 
 class Clock:
-    """A clock that only sleeping moves."""
+    """A clock that advances only during sleep."""
 
     def __init__(self) -> None:
         self.now = 100.0

@@ -162,7 +162,7 @@ dist.all_reduce(torch.ones(2))
 """
 
 
-def test_the_dashboard_asks_for_what_a_job_leaves_at_its_end_and_for_nothing_else(tmp_path: Path):
+def test_the_dashboard_queries_exactly_the_metrics_of_a_job(tmp_path: Path):
     pytest.importorskip("prometheus_client")
     environment = {"SMDDP_METRICS_FILE": f"{tmp_path}/%h-%r.prom", "SMDDP_METRICS_INTERVAL": "3600"}
     command = [sys.executable, "-c", ONE_RANK.format(store=tmp_path / "store")]

@@ -162,7 +162,7 @@ def _meet(name: str) -> None:
 def test_gradients_are_reduced_during_backward():
     """Rank 1 contributes the last layer's gradients only after rank 0 is in the backward of the layer before."""
     model = _sharded(True)
-    model(torch.ones(5, 7)).backward()  # FSDP2 learns the order of the units
+    model(torch.ones(5, 7)).backward()  # FSDP2 records the order of the units
     name = f"overlapping {time.monotonic_ns()}" if dist.get_rank() == 0 else ""
     names = [name]
     dist.broadcast_object_list(names)

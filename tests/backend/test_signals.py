@@ -44,7 +44,7 @@ def interrupted() -> float:
 
 
 @on_ranks(2)
-def test_ctrl_c_ends_a_wait_within_half_a_second_and_the_call_goes_on() -> None:
+def test_ctrl_c_ends_a_wait_within_half_a_second_and_the_call_continues() -> None:
     store = dist.distributed_c10d._get_default_store()
     late = []
     # the machine may delay one of them
@@ -127,7 +127,7 @@ def _interrupt_once_waiting(call: Any) -> None:
 
 
 @on_ranks(2)
-def test_all_parts_of_an_interrupted_coalesced_call_go_on() -> None:
+def test_all_parts_of_an_interrupted_coalesced_call_continue() -> None:
     world, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
     counts = (4, 1000, 3)
 
