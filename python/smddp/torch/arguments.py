@@ -195,7 +195,7 @@ def split_counts(what: str, tensor: Tensor, splits: Sequence[int], size: int) ->
     if not splits:
         if rows % size:
             raise ValueError(
-                f"{what}: Tensor's dim 0 does not divide equally internode group size ({rows} rows, {size} ranks)"
+                f"{what}: Tensor's dim 0 does not divide equally across group size ({rows} rows, {size} ranks)"
             )
         return None
     if len(splits) != size:
