@@ -325,7 +325,7 @@ def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: P
         "a_rank_in_a_collective_is_named",
     ],
 )
-def test_whereabouts(pool: Pool, case: str):
+def test_diagnostics(pool: Pool, case: str):
     pool.run(__name__, case, SECONDS)
 
 
