@@ -1,7 +1,7 @@
-"""Calls of torch.distributed as data: what a call is, which forms it has, how a rank makes it, and what is right.
+"""Calls of torch.distributed as data: their key, their form, how a rank makes them, and the expected results.
 
-Two calls match where their keys are the same, whatever form each rank uses; all others differ, and two ranks that make
-them in one group are to be told so.
+Two calls match if their keys are equal, in any form. All others differ, and ranks that make them in one group must
+get a MismatchError.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Below and above what travels with its header (8 KiB), in float32 elements of a block.
+# Below and above the inline message limit (8 KiB), in float32 elements of a block.
 SMALL, LARGE = 4, 5_000
 
-# The call's work, the tensors that have its results when it is done, and what is right in them.
-Begun = tuple[Any, list[torch.Tensor], list[torch.Tensor]]
+# The call's work, its result tensors, and their expected values.
+Started = tuple[Any, list[torch.Tensor], list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call. key: what it is. form: in which of torch's ways. begin: starts it on a group, as its rank there."""
+    """One call. key: its identity. form: the variant of torch's API. begin: starts it on a group as this rank."""
 
     key: tuple[Any, ...]
     form: str
-    begin: Callable[[Any, bool], Begun]
+    begin: Callable[[Any, bool], Started]
 
     def make(self, group: Any, later: bool) -> Any:
         return self.begin(group, later)[0]
@@ -42,12 +42,12 @@ def _word(part: Any) -> str:
 
 
 def of(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """What this rank gives, wherever it gives something."""
+    """Returns the contribution of a rank."""
     return torch.full((count,), rank + 1, dtype=dtype)
 
 
 def folded(op: str, size: int) -> float:
-    """One element of what all ranks gave."""
+    """Returns one element of the reduction of all contributions."""
     given = range(1, size + 1)
     word, _, factor = op.partition(":")
     by = {"PRODUCT": operator.mul, "MIN": min, "MAX": max, "BAND": operator.and_, "BOR": operator.or_}
@@ -71,7 +71,7 @@ def world_rank(group: Any, rank: int) -> int:
 
 
 def all_reduce(count: int, dtype: torch.dtype = torch.float32, op: str = "SUM", form: str = "flat") -> Call:
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         data = of(group.rank(), count, dtype)
         if form == "shaped":
             data = data.view(1, count, 1)
@@ -82,7 +82,7 @@ def all_reduce(count: int, dtype: torch.dtype = torch.float32, op: str = "SUM", 
 
 
 def reduce(count: int, root: int = 0, dtype: torch.dtype = torch.float32, op: str = "SUM") -> Call:
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         data = of(group.rank(), count, dtype)
         work = dist.reduce(data, world_rank(group, root), op_of(op), group, async_op=later)
         found = [data] if group.rank() == root else []
@@ -92,7 +92,7 @@ def reduce(count: int, root: int = 0, dtype: torch.dtype = torch.float32, op: st
 
 
 def broadcast(count: int, root: int = 0, dtype: torch.dtype = torch.float32, form: str = "flat") -> Call:
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         data = of(group.rank(), count, dtype)
         if form == "strided":
             data = torch.stack((data, data), 1)[:, 0]
@@ -103,7 +103,7 @@ def broadcast(count: int, root: int = 0, dtype: torch.dtype = torch.float32, for
 
 
 def gather(count: int, root: int = 0, dtype: torch.dtype = torch.float32) -> Call:
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         ranks = range(group.size()) if group.rank() == root else []
         found = [torch.empty(count, dtype=dtype) for _ in ranks]
         mine = of(group.rank(), count, dtype)
@@ -114,7 +114,7 @@ def gather(count: int, root: int = 0, dtype: torch.dtype = torch.float32) -> Cal
 
 
 def scatter(count: int, root: int = 0, dtype: torch.dtype = torch.float32) -> Call:
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         found = torch.empty(count, dtype=dtype)
         inputs = [of(rank, count, dtype) for rank in range(group.size())] if group.rank() == root else None
         work = dist.scatter(found, inputs, world_rank(group, root), group, async_op=later)
@@ -127,7 +127,7 @@ def all_gather(sizes: Sequence[int], dtype: torch.dtype = torch.float32, form: s
     """sizes: of the blocks, by rank in the group."""
     sizes = tuple(sizes)
 
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         mine = of(group.rank(), sizes[group.rank()], dtype)
         right = [of(rank, size, dtype) for rank, size in enumerate(sizes)]
         if form == "tensor":
@@ -145,7 +145,7 @@ def reduce_scatter(
     """sizes: of the blocks, by rank in the group."""
     sizes = tuple(sizes)
 
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         found = torch.empty(sizes[group.rank()], dtype=dtype)
         given = of(group.rank(), sum(sizes), dtype)
         if form == "tensor":
@@ -158,10 +158,10 @@ def reduce_scatter(
 
 
 def all_to_all(sizes: Sequence[int], dtype: torch.dtype = torch.float32, form: str = "list") -> Call:
-    """sizes: what every rank sends to each, by rank in the group."""
+    """sizes: elements that every rank sends to each rank of the group."""
     sizes = tuple(sizes)
 
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         mine = sizes[group.rank()]
         given = of(group.rank(), sum(sizes), dtype)
         right = [of(rank, mine, dtype) for rank in range(len(sizes))]
@@ -179,7 +179,7 @@ def all_to_all(sizes: Sequence[int], dtype: torch.dtype = torch.float32, form: s
 def coalesced(counts: Sequence[int], dtype: torch.dtype = torch.float32) -> Call:
     """all_reduce of several tensors in one call."""
 
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         found = [of(group.rank(), count, dtype) for count in counts]
         work = group.allreduce_coalesced(found)
         right = [torch.full_like(each, folded("SUM", group.size())) for each in found]

@@ -1,6 +1,6 @@
-"""A job of three ranks that trains with DDP: at first all alike, then one of them is late in every backward pass.
+"""A job of three ranks that trains with DDP: first without a straggler, then with one rank late in every backward pass.
 
-Its ranks are its children alone, as a launcher's are. Prints what each half showed, as JSON.
+Its only children are the ranks, like those of a launcher. Writes the findings of both halves as JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RANKS, LATE, STEPS, SECONDS = 3, 2, 50, 0.2
 
 
 def train(model: Any, steps: int, on_step: Any) -> int:
-    """Steps that were made until rank 0's `on_step` was true, or all."""
+    """Trains until rank 0's `on_step` returns true. Returns the number of steps."""
     for step in range(1, steps + 1):
         model(torch.ones(2, 64)).sum().backward()
         enough = torch.tensor([float(dist.get_rank() == 0 and on_step())])
@@ -43,26 +43,26 @@ def rank_main(rank: int, folder: Path) -> None:
     dist.init_process_group("cpu:smddp", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
     model = DistributedDataParallel(layers, bucket_cap_mb=0.02)
-    told: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     train(model, STEPS, lambda: False)
     dist.barrier()
     if rank == 0:
-        told["without"] = [str(one) for one in (*watcher._watch.compare(), *stragglers.told(status.job()))]
+        found["without"] = [str(one) for one in (*watcher._watch.compare(), *stragglers.told(status.job()))]
     dist.barrier()
     if rank == LATE:
         layers[3].register_full_backward_hook(lambda *_: time.sleep(SECONDS))
-    told["steps"] = train(model, STEPS, lambda: bool(watcher._watch._named))
-    told["first"] = bool(status.job()) == (rank == 0)
+    found["steps"] = train(model, STEPS, lambda: bool(watcher._watch._named))
+    found["first"] = bool(status.job()) == (rank == 0)
     smddp.dump(f"{folder}/dump-{rank}.json")
     dist.barrier()
     if rank == 0:
-        told["status"] = [str(one) for one in stragglers.told(status.job())]
-        (folder / "told.json").write_text(json.dumps(told))
+        found["status"] = [str(one) for one in stragglers.told(status.job())]
+        (folder / "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
 def forked(rank_main: Callable[..., None], size: int, *given: Any) -> int:
-    """So many ranks as processes of their own. Returns the worst of their exit statuses."""
+    """Runs `size` ranks as separate processes. Returns the largest exit status."""
     context = multiprocessing.get_context("fork")
     ranks = [context.Process(target=rank_main, args=(rank, *given)) for rank in range(size)]
     for process in ranks:

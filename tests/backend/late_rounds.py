@@ -1,7 +1,7 @@
-"""A job of three ranks that trains with DDP again and again, each time in a group of its own: in every second round one
-of its ranks is late in the backward pass, in the others all take equally long, give or take what chance does.
+"""A job of three ranks that trains with DDP in rounds, each in a new group.
 
-Prints a line of JSON for each round: who is late, after how many steps somebody was named, and who was.
+In every second round one rank is late in the backward pass; in the others all ranks take equally long up to random
+jitter. Prints a line of JSON for each round: the late rank, the number of steps, and the named ranks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS, STEPS, SECONDS = 3, 50, 0.2
-# What all ranks take for a step where none is late, and by how much each step differs.
+# Seconds of a step without a late rank, and their jitter.
 EVEN, JITTER = 0.1, 0.02
 
 
 def named(group: str) -> list[int]:
-    """The ranks of that group of which this process said that they are late."""
+    """Returns the ranks of the group that this process reported as late."""
     return [rank for name, rank in watcher._watch._named if name == group]
 
 
 def round_of(late: int | None, bucket: float, chance: random.Random) -> dict[str, Any]:
-    """One round, with all_reduces of `bucket` MB; only what rank 0 tells counts."""
+    """Runs one round with all_reduces of `bucket` MB; only rank 0's findings count."""
     group = dist.new_group(list(range(RANKS)), backend="cpu:smddp")
     name = group.group_name
     rank = dist.get_rank()
@@ -69,7 +69,7 @@ def rank_main(rank: int, folder: Path, rounds: int, seed: int) -> None:
     chance = random.Random(seed * RANKS + rank)
     for number in range(rounds):
         late = None if number % 2 else (seed + number // 2) % RANKS
-        # Several all_reduces in a step, then one: fewer operations tell of the same steps.
+        # Rounds with several all_reduces per step alternate with rounds with one.
         found = round_of(late, 25.0 if number % 4 >= 2 else 0.02, chance)
         if rank == 0:
             print(json.dumps(found), flush=True)

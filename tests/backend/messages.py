@@ -7,11 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from backend.calls import Begun, Call, of
+from backend.calls import Call, Started, of
 
 
-def _message(group: Any, what: str, count: int, dtype: torch.dtype, tag: int, later: bool) -> Begun:
-    """Between ranks 0 and 1 of the group. later: it is not waited for."""
+def _message(group: Any, what: str, count: int, dtype: torch.dtype, tag: int, later: bool) -> Started:
+    """A message between ranks 0 and 1 of the group. later: without a wait."""
     rank = group.rank()
     peer = dist.get_global_rank(group, 1 - rank)
     data = of(rank, count, dtype)
@@ -23,16 +23,16 @@ def _message(group: Any, what: str, count: int, dtype: torch.dtype, tag: int, la
 
 
 def sends(count: int, tag: int = 0, later: bool = False, dtype: torch.dtype = torch.float32) -> Call:
-    """Rank 0 of the group sends to rank 1, or the other way. later: it does not wait for it."""
+    """A send between ranks 0 and 1 of the group. later: without a wait."""
 
-    def begin(group: Any, _: bool) -> Begun:
+    def begin(group: Any, _: bool) -> Started:
         return None, *_message(group, "send", count, dtype, tag, later)[1:]
 
     return Call(("send", count, dtype, f"tag={tag}"), "unwaited" if later else "message", begin)
 
 
 def receives(count: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Call:
-    """The other side of `sends`."""
+    """The matching receive of `sends`."""
     return Call(
         ("recv", count, dtype, f"tag={tag}"),
         "message",
@@ -41,9 +41,9 @@ def receives(count: int, tag: int = 0, dtype: torch.dtype = torch.float32) -> Ca
 
 
 def both(count: int) -> Call:
-    """A send and a recv with the other of ranks 0 and 1, in one batch."""
+    """A send and a recv between ranks 0 and 1, in one batch."""
 
-    def begin(group: Any, later: bool) -> Begun:
+    def begin(group: Any, later: bool) -> Started:
         peer = dist.get_global_rank(group, 1 - group.rank())
         found, mine = torch.empty(count), of(group.rank(), count, torch.float32)
         works = dist.batch_isend_irecv(

@@ -1,4 +1,4 @@
-"""Whether an error names both of two calls that differ, as the core words them."""
+"""Checks that an error names both of two mismatched calls in the core's words."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _OPS = {"PRODUCT": "prod"}
 
 
 def _matches(call: Call, name: str, details: str) -> bool:
-    """Whether these words are this call: its name, and all of elements, type, operation and root that it has."""
-    # The coalesced form is a call of each tensor's own.
+    """Returns whether the words describe the call: its name, elements, type, operation and root."""
+    # A coalesced call is one call for each tensor.
     if name != str(call.key[0]).removesuffix("_coalesced"):
         return False
     return all(word in details.split(", ") for word in _details(call))
@@ -35,26 +35,26 @@ def _details(call: Call) -> list[str]:
     return words
 
 
-# Those that say how many elements. all_to_all's ranks may give different numbers, and a coalesced call has several.
+# Collectives whose description has the number of elements. In an all_to_all it may differ between ranks.
 _COUNTED = ("all_reduce", "reduce", "broadcast", "gather", "scatter", "all_gather", "reduce_scatter")
 
 
 def _count(sizes: Any) -> int:
-    """Of a block, or of all blocks where they differ."""
+    """Returns the elements of a block, or of all blocks if they differ."""
     if isinstance(sizes, int):
         return sizes
     return sizes[0] if len(set(sizes)) == 1 else sum(sizes)
 
 
 def names_both(text: str, usual: Sequence[Call], odd: Sequence[Call]) -> bool:
-    """Whether `text` names a call of each sequence, at one place where they differ, and tells them apart."""
+    """Returns whether `text` names the calls of both sequences at a position where they differ."""
     return any(_named(text, one, other) for one, other in zip(usual, odd) if one.key != other.key)
 
 
 def _named(text: str, usual: Call, odd: Call) -> bool:
-    said = re.findall(r"rank \d+ (?:\(host [^)]*\) )?calls (\w+)\(([^)]*)\)", text)
-    if len(said) == 2 and said[0] != said[1]:
-        return any(_matches(usual, *one) and _matches(odd, *other) for one, other in (said, said[::-1]))
+    described = re.findall(r"rank \d+ (?:\(host [^)]*\) )?calls (\w+)\(([^)]*)\)", text)
+    if len(described) == 2 and described[0] != described[1]:
+        return any(_matches(usual, *one) and _matches(odd, *other) for one, other in (described, described[::-1]))
     sizes = re.search(r"expects (\d+) elements .* from rank \d+ .*, which sends (\d+) ", text)
     if sizes and usual.key[0] == odd.key[0] and f"{usual.key[0]} #" in text:
         one, other = map(_sizes, (usual, odd))
@@ -65,6 +65,6 @@ def _named(text: str, usual: Call, odd: Call) -> bool:
 
 
 def _sizes(call: Call) -> set[int]:
-    """How many elements one rank gives another in this call."""
+    """Returns the possible numbers of elements that a rank sends to another in this call."""
     sizes = call.key[1]
     return {sizes} if isinstance(sizes, int) else set(sizes)

@@ -1,4 +1,4 @@
-"""What each rank contributes, and what must come out, computed without communication."""
+"""Contributions of each rank, and expected results computed without communication."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOVING = [
 
 
 def contribution(rank: int, count: int, dtype: torch.dtype, salt: int = 0) -> torch.Tensor:
-    """A flat tensor that every rank can compute for every other: small numbers, so that sums are exact."""
+    """Returns the flat tensor of a rank, computable on every rank; small numbers keep sums exact."""
     numbers = (torch.arange(count) * 7 + rank * 3 + salt) % 5 + 1
     if dtype == torch.bool:
         return numbers % 2 == 0
@@ -40,7 +40,7 @@ def contribution(rank: int, count: int, dtype: torch.dtype, salt: int = 0) -> to
 
 
 def same(got: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Equal bit for bit, shape included."""
+    """Asserts that shape, type and bits are equal."""
     assert got.shape == wanted.shape, (got.shape, wanted.shape)
     assert got.dtype == wanted.dtype, (got.dtype, wanted.dtype)
     raw_got, raw_wanted = (t.detach().contiguous().flatten().view(torch.uint8) for t in (got, wanted))
@@ -48,7 +48,7 @@ def same(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def reduced(inputs: list[torch.Tensor], op: str) -> torch.Tensor:
-    """All inputs reduced as torch.distributed's ReduceOp `op` says."""
+    """Returns the inputs reduced by torch.distributed's ReduceOp `op`."""
     dtype = inputs[0].dtype
     if dtype == torch.bool:
         numbers = [t.to(torch.int64) for t in inputs]

@@ -1,8 +1,8 @@
 """Rank processes that are started once and run many cases.
 
-A case is a function that every rank runs, with a group of all ranks already made. `on_ranks` makes a pytest
-test of it, one for each group size. A case that raises fails its test with every rank's traceback; ranks
-that hang are asked for their stacks, and the pool is started anew.
+A case is a function that every rank runs with a group of all ranks. `on_ranks` turns it into a pytest test for each
+group size. A case that raises fails its test with every rank's traceback; hanging ranks dump their stacks, and the pool
+is restarted.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from typing import Any
 import pytest
 
 BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
-# The longest that a group waits for its own ranks; below the limit of a case, so that it can tell why.
+# Timeout of the groups; below the limit of a case, so that the group's error is reported.
 GROUP_SECONDS = 30.0
 CASE_SECONDS = 60.0
-# How long ranks may go on after one of them failed.
+# Time for the other ranks after one rank failed.
 _AFTER_FAILURE = 15.0
-# How long they may take to import torch, all at once on a machine with two cores.
+# Time for all ranks to import torch at once on a machine with two cores.
 _START_SECONDS = 200.0
 
-# What ranks of one node promise, and those of several cannot.
+# Tests of properties that only ranks of one node have, and the reason.
 ONE_NODE = {
-    "test_the_profiler_shows_sizes_and_the_way_of_every_call": "the way is not shared memory",
-    "test_collectives_take_from_it_and_it_is_the_callers_again_after_each": "a rank alone on its node lends to nobody",
-    "test_fsdp2s_buffers_are_in_it_where_it_is_asked_to": "a rank alone on its node lends to nobody",
+    "test_the_profiler_shows_sizes_and_path_of_every_call": "the path is not shared memory",
+    "test_collectives_read_symmetric_memory_and_return_it_after_each_call": "a rank alone on its node has no readers",
+    "test_fsdp2_allocates_its_buffers_in_symmetric_memory": "a rank alone on its node has no readers",
 }
 
 Case = Callable[[], None]
 
 
 def on_ranks(*sizes: int, seconds: float = CASE_SECONDS) -> Callable[[Case], Any]:
-    """Decorator: run the function on each rank of a group, for each of the sizes."""
+    """Decorator: runs the function on each rank of a group, for each of the sizes."""
 
     def wrap(case: Case) -> Any:
         @pytest.mark.parametrize("size", sizes)
@@ -62,7 +62,7 @@ def on_ranks(*sizes: int, seconds: float = CASE_SECONDS) -> Callable[[Case], Any
 
 
 def all_cases() -> Iterator[tuple[str, str, Any]]:
-    """Those of this folder's tests that `on_ranks` made: their module, their name, and the test."""
+    """Yields module, name and test of this folder's tests made by `on_ranks`."""
     for file in sorted(Path(__file__).parent.glob("test_*.py")):
         try:
             module = importlib.import_module(f"backend.{file.stem}")
@@ -80,15 +80,15 @@ def ask(
     ended: Callable[[int], str],
     stacks: Callable[[int], str],
 ) -> dict[int, str]:
-    """Send every rank its message and collect the answers of `run_case`. Returns what went wrong, by rank.
+    """Sends every rank its message and collects the answers of `run_case`. Returns the errors by rank.
 
-    ended: what is known of a rank whose pipe closed; stacks: where one that does not answer is.
-    Skips the test if all ranks did.
+    ended: describes a rank whose pipe closed; stacks: returns the stacks of a rank that does not answer.
+    Skips the test if all ranks skipped it.
     """
     with contextlib.suppress(BrokenPipeError):
         for rank, pipe in pipes.items():
             pipe.send(messages[rank])
-    said: dict[int, str] = {}
+    errors: dict[int, str] = {}
     skipped: list[str] = []
     waiting = {pipe: rank for rank, pipe in pipes.items()}
     deadline = time.monotonic() + seconds
@@ -102,23 +102,23 @@ def ask(
             except (EOFError, ConnectionResetError):
                 error = ended(rank)
             if error:
-                said[rank] = error
+                errors[rank] = error
                 deadline = min(deadline, time.monotonic() + _AFTER_FAILURE)
     for rank in waiting.values():
-        said[rank] = f"does not answer; its stacks:\n{stacks(rank)}"
-    if skipped and not said:
+        errors[rank] = f"does not answer; its stacks:\n{stacks(rank)}"
+    if skipped and not errors:
         assert len(skipped) == len(pipes), f"only {len(skipped)} of {len(pipes)} ranks skipped: {skipped}"
         pytest.skip(skipped[0])
-    return said
+    return errors
 
 
-def told(said: dict[int, str], size: int) -> str:
-    """One text of what the ranks said."""
-    return "\n".join(f"--- rank {rank} of {size}\n{said[rank]}" for rank in sorted(said))
+def error_text(errors: dict[int, str], size: int) -> str:
+    """Returns the errors of all ranks as one text."""
+    return "\n".join(f"--- rank {rank} of {size}\n{errors[rank]}" for rank in sorted(errors))
 
 
 def run_case(module: str, name: str) -> tuple[str | None, str | None]:
-    """In a rank: run one case. Returns its error and why it was skipped."""
+    """Runs one case in a rank. Returns its error and the reason of a skip."""
     import torch
 
     try:
@@ -148,7 +148,7 @@ class Pools:
 
 
 class Pool:
-    """`size` processes with a group of backend smddp; others in their place after a case that failed.
+    """`size` processes with a group of backend smddp, restarted after a failed case.
 
     environment: variables of each rank. prepare: "module:function" that a rank calls before it makes the group.
     """
@@ -164,7 +164,7 @@ class Pool:
     def _start(self) -> None:
         self._alive = True
         self._directory = Path(tempfile.mkdtemp(prefix="smddp-ranks-"))
-        # The server that forks them keeps the variables that it was started with.
+        # The fork server keeps the environment of its start.
         context = multiprocessing.get_context("forkserver")
         self._pipes = []
         self._processes = []
@@ -177,15 +177,15 @@ class Pool:
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        # Making the group has a limit of its own: the first case comes when all are there.
+        # The ranks are ready before the first case, so their start does not count against the group's timeout.
         self._must(self._send("are you there?", _START_SECONDS))
 
     def run(self, module: str, name: str, seconds: float) -> None:
-        """Run one case. Raises AssertionError with what the ranks said; skips if all ranks did."""
+        """Runs one case. Raises AssertionError with the ranks' errors; skips if all ranks skipped."""
         self._must(self.ask(module, name, seconds))
 
     def ask(self, module: str, name: str, seconds: float) -> dict[int, str]:
-        """Run one case. Returns what went wrong, by rank."""
+        """Runs one case. Returns the errors by rank."""
         if not self._alive:
             self._start()
         return self._send((module, name), seconds)
@@ -194,10 +194,10 @@ class Pool:
         pipes = dict(enumerate(self._pipes))
         return ask(pipes, dict.fromkeys(pipes, message), seconds, self._ended, self._stacks)
 
-    def _must(self, said: dict[int, str]) -> None:
-        if said:
+    def _must(self, errors: dict[int, str]) -> None:
+        if errors:
             self.close()
-            raise AssertionError(told(said, self.size))
+            raise AssertionError(error_text(errors, self.size))
 
     def _ended(self, rank: int) -> str:
         self._processes[rank].join(5)
@@ -208,21 +208,21 @@ class Pool:
         before = log.stat().st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._processes[rank].pid, signal.SIGUSR1)
-        # faulthandler does not say when it is done, so wait for the file to grow.
+        # faulthandler does not report completion, so wait for the file to grow.
         deadline = time.monotonic() + 2
         while log.stat().st_size == before and time.monotonic() < deadline:
             time.sleep(0.05)
         return self._log(rank)
 
-    def said(self) -> str:
-        """All that the ranks wrote so far."""
+    def output(self) -> str:
+        """Returns the output of all ranks until now."""
         return "\n".join((self._directory / f"rank{rank}.log").read_text(errors="replace") for rank in range(self.size))
 
     def _log(self, rank: int) -> str:
         return (self._directory / f"rank{rank}.log").read_text(errors="replace")[-6000:]
 
     def close(self) -> None:
-        """End the ranks, by closing their pipes first."""
+        """Ends the ranks: closes their pipes, then kills the remaining processes."""
         self._alive = False
         for pipe in self._pipes:
             pipe.close()
@@ -264,7 +264,7 @@ def _rank_main(
 
 
 def init(store: str, rank: int, size: int, **options: Any) -> None:
-    """Make the default group over a file store."""
+    """Creates the default group over a file store."""
     import torch.distributed as dist
     from smddp._register import register
 
@@ -275,7 +275,7 @@ def init(store: str, rank: int, size: int, **options: Any) -> None:
 
 
 def again(**options: Any) -> None:
-    """Destroy the default group and make it again, as `options` say."""
+    """Destroys the default group and creates it again with `options`."""
     import torch.distributed as dist
 
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -1,4 +1,4 @@
-"""What torch asks of a group and of its backend, besides collectives: every question has an answer."""
+"""torch's queries and methods of a group and its backend besides collectives: each returns or is refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch._C import _distributed_c10d as c10d
 from backend.ranks import on_ranks
 
 CPU = torch.device("cpu")
-# They set a group up, which torch has done; what they do to one in use is torch's own.
+# torch's setup of a group, not called on a group in use.
 SETTING_UP = {
     "_pybind11_conduit_v1_",
     "_register_backend",
@@ -23,9 +23,9 @@ SETTING_UP = {
     "_set_group_name",
     "unbox",
 }
-# They end the group, so each has a group of its own.
+# They end the group, so each gets a new group.
 ENDING = {"abort", "shutdown"}
-# They give the group other ranks, or ranks another group, and have tests of their own.
+# They change the group's ranks, and have separate tests.
 CHANGING = {"reconfigure", "shrink"}
 
 
@@ -115,12 +115,12 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "unregister_pre_hook": lambda: (1,),
 }
 NAMED: dict[str, dict[str, Any]] = {"allocate_tensor": {"dtype": torch.float32, "device": CPU}}
-# What a call of a pair needs from the other side.
+# The matching calls of a message.
 ANSWERS = {"send": ("recv",), "recv": ("send",), "recv_anysource": ("send",)}
 
 
 def names(base: type) -> list[str]:
-    """Everything that torch's class has, but what it is made of and constants."""
+    """Returns the names of methods and properties of torch's class, without special names and constants."""
     found = []
     for name in dir(base):
         value = inspect.getattr_static(base, name)
@@ -131,7 +131,7 @@ def names(base: type) -> list[str]:
 
 
 def wrong(name: str, ask: Callable[[], Any]) -> str | None:
-    """What is wrong with the answer to one question: it may be a refusal that names what it refuses."""
+    """Returns the error of one query, or None. A refusal is valid if it names the method and smddp."""
     try:
         answer = ask()
         if isinstance(answer, dist.Work):
@@ -144,9 +144,9 @@ def wrong(name: str, ask: Callable[[], Any]) -> str | None:
 
 
 def asked(shown: Any, base: type, calls: bool) -> list[str]:
-    """Asks `shown` for all that torch's class `base` has. Returns what came back that is no answer.
+    """Queries all properties of torch's class `base` on `shown`. Returns the errors.
 
-    calls: of methods too, and not only of properties.
+    calls: also call all methods.
     """
     failures = []
     for name in names(base):
@@ -160,7 +160,7 @@ def asked(shown: Any, base: type, calls: bool) -> list[str]:
 def call(shown: Any, name: str) -> Any:
     arguments = ARGUMENTS.get(name, tuple)
     if name.endswith("_coalescing") and isinstance(shown, dist.ProcessGroup):
-        # A block is opened and closed, whichever of the two is asked about.
+        # Opens and closes a block for either of the two methods.
         shown._start_coalescing(CPU)
         return shown._end_coalescing(CPU)
     if name.endswith("_time_estimate"):
@@ -178,27 +178,27 @@ def backend_of(group: Any) -> Any:
 
 
 @on_ranks(2)
-def test_every_question_that_torch_asks_a_group_is_answered():
+def test_a_group_answers_all_queries_and_methods_of_torch():
     failures = asked(dist.new_group([0, 1]), c10d.ProcessGroup, calls=True)
     assert not failures, "\n".join(failures)
 
 
 @on_ranks(2)
-def test_every_question_that_torch_asks_a_backend_is_answered():
+def test_a_backend_answers_all_queries_and_methods_of_torch():
     from smddp.torch.device_map import SmddpDevice
 
     group = dist.new_group([0, 1])
     backend = backend_of(group)
     if isinstance(backend, SmddpDevice):
         failures = asked(backend, c10d.Backend, calls=True)
-    else:  # an older torch has a stand-in of its own there, which it asks what it supports
+    else:  # an older torch has its own placeholder, and queries only what it supports
         asks = [name for name in names(c10d.Backend) if name.startswith("supports_")]
         failures = [failure for name in asks if (failure := wrong(name, lambda name=name: getattr(backend, name)))]
     assert not failures, "\n".join(failures)
 
 
 @on_ranks(2)
-def test_what_ends_a_group_may_be_called_on_the_group_and_on_its_backend():
+def test_a_group_can_be_ended_through_the_group_and_its_backend():
     from smddp.torch.device_map import SmddpDevice
 
     for name in sorted(ENDING):
@@ -212,7 +212,7 @@ def test_what_ends_a_group_may_be_called_on_the_group_and_on_its_backend():
 
 
 @on_ranks(2)
-def test_a_group_says_that_it_can_be_reconfigured_and_has_no_windows():
+def test_a_group_supports_reconfigure_and_no_windows():
     group = dist.new_group([0, 1])
     for name, answer in (("_supports_reconfigure", True), ("_supports_window", False)):
         if hasattr(dist, name):
@@ -225,12 +225,12 @@ def test_a_group_says_that_it_can_be_reconfigured_and_has_no_windows():
 
 
 @on_ranks(2)
-def test_a_backend_tells_its_groups_error():
+def test_a_backend_reports_its_groups_error():
     from smddp.torch.device_map import SmddpDevice
 
     group = dist.new_group([0, 1])
     backend = backend_of(group)
-    # An older torch has a stand-in of its own there.
+    # An older torch has its own placeholder.
     if isinstance(backend, SmddpDevice):
         assert backend.get_error() == c10d.ErrorType.SUCCESS
         dist.barrier()

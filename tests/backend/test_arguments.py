@@ -1,4 +1,4 @@
-"""Bad input: a clear error with both values before anything moves, and a group that still works."""
+"""Invalid arguments raise an error with both values before any transfer, and the group stays usable."""
 
 import contextlib
 
@@ -25,7 +25,7 @@ def group_still_works() -> None:
 
 
 @on_ranks(2)
-def test_sizes_that_do_not_fit_are_named():
+def test_mismatched_sizes_are_named():
     world = dist.group.WORLD
     with refused("(5,)", "(3,)", "5 elements"):
         dist.all_gather_into_tensor(torch.empty(5), torch.ones(3))
@@ -90,7 +90,7 @@ def test_mixed_types_and_devices_are_refused():
 
 
 @on_ranks(2)
-def test_outputs_with_several_elements_in_one_place_are_refused():
+def test_outputs_with_overlapping_elements_are_refused():
     with refused("several elements in one place"):
         dist.all_reduce(torch.ones(1).expand(4))
     with refused("several elements in one place"):
@@ -104,7 +104,7 @@ def test_outputs_with_several_elements_in_one_place_are_refused():
 def test_tensors_without_memory_are_refused():
     freed = torch.ones(6)
     freed.untyped_storage().resize_(0)
-    # Not by torch's functions: 2.5 prints the arguments of a call that fails, and to print this one ends the process.
+    # Calls the group's methods: torch 2.5 prints the arguments of a failed call, and printing this one crashes.
     world = dist.group.WORLD
     with refused("(6,)", "no memory"):
         world.allreduce([freed])
@@ -115,7 +115,7 @@ def test_tensors_without_memory_are_refused():
 
 
 @on_ranks(2)
-def test_a_failure_inside_a_coalescing_block_does_not_swallow_later_calls():
+def test_calls_after_a_failure_in_a_coalescing_block_are_made():
     world = dist.group.WORLD
     with pytest.raises(ValueError, match="invalid root"), dist._coalescing_manager(world, torch.device("cpu")):
         world.broadcast(torch.ones(1), 9)
@@ -139,7 +139,7 @@ def test_a_destroyed_group_refuses_calls():
 
 
 @on_ranks(2)
-def test_errors_are_torchs_and_ours():
+def test_errors_are_subclasses_of_torchs_and_smddps_classes():
     import smddp
 
     group = dist.new_group([0, 1])

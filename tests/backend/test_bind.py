@@ -1,4 +1,4 @@
-"""`smddp.bind`: a collective that is looked at once and made again and again."""
+"""`smddp.bind`: a collective that is checked once and called repeatedly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _full(value: float, count: int = 3) -> torch.Tensor:
 
 
 @on_ranks(2, 3)
-def test_a_bound_call_gives_what_the_call_gives_each_time_on_what_the_tensors_then_hold():
+def test_a_bound_call_equals_the_call_on_the_tensors_current_values():
     rank, size = dist.get_rank(), dist.get_world_size()
     reduced, gathered, mine = _full(0), torch.empty(3 * size), _full(0)
     listed = [_full(0) for _ in range(size)]
@@ -32,30 +32,30 @@ def test_a_bound_call_gives_what_the_call_gives_each_time_on_what_the_tensors_th
         "broadcast": smddp.bind(dist.broadcast, mine, src=size - 1),
         "barrier": smddp.bind(dist.barrier),
     }
-    for turn in range(3):
+    for step in range(3):
         for begin in (lambda call: call(), lambda call: (call.start(), call.wait())):
-            reduced.fill_(rank + turn)
+            reduced.fill_(rank + step)
             begin(calls["all_reduce"])
-            same(reduced, _full((size - 1) / 2 + turn))
-            mine.fill_(rank + 10 * turn)
+            same(reduced, _full((size - 1) / 2 + step))
+            mine.fill_(rank + 10 * step)
             begin(calls["all_gather_into_tensor"])
             begin(calls["all_gather"])
-            wanted = torch.arange(size).repeat_interleave(3) + 10.0 * turn
+            wanted = torch.arange(size).repeat_interleave(3) + 10.0 * step
             same(gathered, wanted)
             same(torch.cat(listed), wanted)
-            parts.copy_(torch.arange(3.0 * size) + turn + rank)
+            parts.copy_(torch.arange(3.0 * size) + step + rank)
             begin(calls["reduce_scatter_tensor"])
-            same(scattered, size * (torch.arange(3.0) + 3 * rank + turn) + sum(range(size)))
+            same(scattered, size * (torch.arange(3.0) + 3 * rank + step) + sum(range(size)))
             begin(calls["all_to_all_single"])
-            own = torch.arange(3.0) + 3 * rank + turn
+            own = torch.arange(3.0) + 3 * rank + step
             same(exchanged, torch.cat([own + peer for peer in range(size)]))
             begin(calls["broadcast"])
-            same(mine, _full(size - 1 + 10 * turn))
+            same(mine, _full(size - 1 + 10 * step))
             begin(calls["barrier"])
 
 
 @on_ranks(3)
-def test_one_rank_may_bind_what_the_others_call_in_a_group_of_its_own_too():
+def test_a_bound_call_matches_an_unbound_one_also_in_a_subgroup():
     rank = dist.get_rank()
     group = dist.new_group([0, 2])
     large = _full(rank, 100_000)
@@ -80,7 +80,7 @@ def test_one_rank_may_bind_what_the_others_call_in_a_group_of_its_own_too():
 
 
 @on_ranks(2)
-def test_binding_moves_nothing_and_is_refused_before_anything_moves_where_it_cannot_be():
+def test_binding_sends_no_data_and_invalid_calls_are_refused():
     tensor = _full(dist.get_rank())
     bound = smddp.bind(dist.all_reduce, tensor)
     same(tensor, _full(dist.get_rank()))
@@ -99,7 +99,7 @@ def test_binding_moves_nothing_and_is_refused_before_anything_moves_where_it_can
     with pytest.raises(RuntimeError, match="start"):
         bound.wait()
     assert bound.is_done()
-    # And after all that the group is as it was.
+    # The group is still usable.
     dist.all_reduce(tensor)
     same(tensor, _full(1))
     bound()
@@ -107,7 +107,7 @@ def test_binding_moves_nothing_and_is_refused_before_anything_moves_where_it_can
 
 
 @on_ranks(2)
-def test_a_call_that_is_not_waited_for_is_not_begun_again_and_memory_that_is_gone_is_not_touched():
+def test_a_pending_call_cannot_be_started_again_and_freed_memory_is_not_accessed():
     rank = dist.get_rank()
     large, small = _full(rank, 1 << 20), _full(rank)
     bound = smddp.bind(dist.all_reduce, large)
@@ -127,7 +127,7 @@ def test_a_call_that_is_not_waited_for_is_not_begun_again_and_memory_that_is_gon
 
 
 @on_ranks(2)
-def test_a_rank_that_calls_something_else_is_told_of_on_both():
+def test_a_mismatched_call_is_reported_on_both_ranks():
     group = dist.new_group()
     tensor = _full(1)
     bound = smddp.bind(dist.all_reduce, tensor, group=group)
@@ -155,7 +155,7 @@ def test_a_call_on_a_tensor_that_changed_after_bind_raises_and_writes_nothing():
     ]
     for position in range(2):
         for number, change in enumerate(changes):
-            # An allocator returns the same address for smaller memory in some of the turns.
+            # An allocator returns the same address for smaller memory in some iterations.
             for _ in range(5):
                 tensors = [torch.ones(50, 1000), torch.ones(25, 1000)]
                 bound = smddp.bind(dist.reduce_scatter_tensor, tensors[1], tensors[0])

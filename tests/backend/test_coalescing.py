@@ -1,4 +1,4 @@
-"""Several calls behind one handle."""
+"""One handle for several calls."""
 
 import threading
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def everyone(count: int, salt: int = 0) -> list[torch.Tensor]:
 
 
 @on_ranks(2, 3)
-def test_coalesced_calls_do_all_their_tensors():
+def test_coalesced_calls_process_all_tensors():
     rank, size = dist.get_rank(), dist.get_world_size()
     world = dist.group.WORLD
     tensors = [contribution(rank, n, torch.float32, salt=n) for n in (3, 0, 70)]
@@ -57,7 +57,7 @@ def test_torchs_coalescing_manager_takes_its_fast_path():
 
 
 @on_ranks(2, 3)
-def test_a_block_for_a_device_gives_one_handle_for_all():
+def test_a_block_for_a_device_returns_one_handle():
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = [torch.full((4,), float(rank)) for _ in range(size)]
     with dist._coalescing_manager(dist.group.WORLD, torch.device("cpu"), async_ops=True) as manager:
@@ -71,14 +71,14 @@ def test_a_block_for_a_device_gives_one_handle_for_all():
 
 
 @on_ranks(2)
-def test_an_empty_block_is_done_at_once():
+def test_an_empty_block_is_complete_immediately():
     with dist._coalescing_manager(dist.group.WORLD, torch.device("cpu"), async_ops=True) as manager:
         pass
     manager.wait()
 
 
 @on_ranks(2)
-def test_both_spellings_of_the_block_are_there():
+def test_both_spellings_of_the_block_methods_exist():
     world = dist.group.WORLD
     for start, end in (("start_coalescing", "end_coalescing"), ("_start_coalescing", "_end_coalescing")):
         getattr(world, start)(torch.device("cpu"))
@@ -105,8 +105,8 @@ def elsewhere(what: Callable[[], object]) -> object:
 
 
 @on_ranks(1)
-def test_blocks_and_estimates_of_a_thread_are_not_another_threads():
-    """Two threads, each with what the other may open, end or fail meanwhile."""
+def test_blocks_and_estimates_belong_to_one_thread():
+    """Two threads open, end and fail blocks and estimates concurrently."""
     group, cpu = dist.group.WORLD, torch.device("cpu")
     opened: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         "block": (lambda: group._start_coalescing(cpu), lambda: group._end_coalescing(cpu).wait()),
@@ -120,7 +120,7 @@ def test_blocks_and_estimates_of_a_thread_are_not_another_threads():
         begin()
         group.allreduce([torch.ones(2)])
         assert isinstance(elsewhere(refused), ValueError), name
-        # The other thread has none open, and may open its own.
+        # The other thread has no open block and may open one.
         assert isinstance(elsewhere(end), RuntimeError), name
         for other in opened:
             failed = elsewhere(lambda other=other: [step() for step in opened[other]])

@@ -1,4 +1,4 @@
-"""Every collective, in every form torch has, against what it must give."""
+"""Every collective in all forms of torch, compared with the expected result."""
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,7 @@ def world() -> tuple[int, int]:
 
 
 def both_ways(call) -> None:
-    """Run a call synchronously, then with a handle."""
+    """Runs a call synchronously, then with a handle."""
     call(lambda function, *args, **kwargs: function(*args, **kwargs))
 
     def waited(function, *args, **kwargs):
@@ -59,7 +59,7 @@ def test_all_gather_fills_a_list():
     def check(run):
         for dtype in MOVING:
             if dtype == torch.complex32:
-                continue  # torch hands complex lists on as real ones, and has no such view for this type
+                continue  # torch passes complex lists as real ones, which this type does not support
             outputs = [torch.empty(6, dtype=dtype).view(2, 3) for _ in range(size)]
             run(dist.all_gather, outputs, contribution(rank, 6, dtype).view(2, 3))
             for r, output in enumerate(outputs):
@@ -106,7 +106,7 @@ def test_broadcast_reaches_every_rank_from_every_root():
 
 
 @on_ranks(1, 2, 3)
-def test_gather_and_scatter_are_each_others_mirror():
+def test_scatter_reverses_gather():
     rank, size = world()
 
     def check(run):
@@ -232,7 +232,7 @@ def test_lazily_conjugated_and_negated_tensors_are_resolved():
 
 @on_ranks(2)
 def test_strided_outputs_arrive_without_a_wait_on_their_own_handle():
-    """The handle is dropped; a later collective of the group tells that the first is done."""
+    """The handle is dropped; a later collective of the group shows that the first is complete."""
     rank, size = world()
     tensor = torch.zeros(4, 2)
     work = dist.all_gather_into_tensor(tensor[:, 0][: 2 * size], torch.full((2,), float(rank + 1)), async_op=True)

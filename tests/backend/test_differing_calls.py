@@ -1,8 +1,7 @@
-"""Two ranks that make different calls are told so, and what both called: all ranks of the group, at the latest when
-they destroy it.
+"""Mismatched calls raise a MismatchError with both calls on all ranks, at the latest when they destroy the group.
 
-Each case is a pair of calls in a group of its own. One rank, the odd one, makes the second of them, all others the
-first. The pairs are generated from `calls`, so that a new form or collective is held against all others.
+Each case is a pair of calls in a new group. One rank makes the second call, all others the first. The pairs are
+generated from `calls`, so a new form or collective is compared with all others.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from backend import calls, tally
+from backend import calls, mismatch_counts
 from backend.calls import LARGE, SMALL, Call
 from backend.naming import names_both
 from backend.ranks import on_ranks
 
-# Long enough for a busy machine; a case that is found out does not wait for it.
+# Long enough for a busy machine; a detected mismatch does not wait for it.
 DEADLINE = datetime.timedelta(seconds=20)
 SECONDS = 280.0
 
@@ -32,7 +31,7 @@ Pair = tuple[Sequence[Call], Sequence[Call]]
 
 
 def make(group: Any, sequence: Sequence[Call], later: bool) -> BaseException | None:
-    """This rank's part of a case: the calls one after the other, then the group's end. Returns the first error."""
+    """Makes the calls of this rank, then destroys the group. Returns the first error."""
     error: BaseException | None = None
     try:
         for call in sequence:
@@ -49,24 +48,24 @@ def make(group: Any, sequence: Sequence[Call], later: bool) -> BaseException | N
 
 
 def shown(sequence: Sequence[Call]) -> str:
-    """The last two of the calls."""
+    """Returns the description of the last two calls."""
     return ("... " if len(sequence) > 2 else "") + " then ".join(map(str, sequence[-2:]))
 
 
-def told_apart(pairs: Sequence[Pair], members: Sequence[int] | None = None) -> None:
-    """Runs the pairs on the default group's ranks, or on those of `members`. Raises with all that went unnoticed."""
+def expect_mismatches(pairs: Sequence[Pair], members: Sequence[int] | None = None) -> None:
+    """Runs the pairs on the ranks of `members`, by default all. Raises AssertionError with the unreported pairs."""
     import smddp
 
     members = list(range(dist.get_world_size())) if members is None else list(members)
     missed = []
     for number, (usual, odd) in enumerate(pairs):
-        # The same for two cases in a row, which are often a pair and its reverse.
+        # The same rank for two successive cases, often a pair and its reverse.
         chosen = number // 2 % len(members)
         error: BaseException | None = None
         try:
             group = dist.new_group(members, timeout=DEADLINE)
         except smddp.MismatchError as raised:
-            # A slow rank may still be making the group when the others have found out.
+            # A slow rank may still create the group when the others have detected the mismatch.
             error = raised
         if dist.get_rank() not in members:
             continue
@@ -75,16 +74,16 @@ def told_apart(pairs: Sequence[Pair], members: Sequence[int] | None = None) -> N
             error = make(group, mine, later=number // 2 // len(members) % 2 == 1)
         raised = isinstance(error, smddp.MismatchError)
         named = raised and names_both(str(error), usual, odd)
-        tally.count("collectives", raised, named)
+        mismatch_counts.count("collectives", raised, named)
         if not named:
             got = "nothing" if error is None else f"{type(error).__name__}: {str(error)[:400]}"
             missed.append(f"{number}: {shown(usual)} | rank {chosen}: {shown(odd)} -> {got}")
     dist.barrier()
-    assert not missed, f"{len(missed)} of {len(pairs)} pairs were not told apart on this rank:\n" + "\n".join(missed)
+    assert not missed, f"{len(missed)} of {len(pairs)} pairs raised no mismatch on this rank:\n" + "\n".join(missed)
 
 
 def both_ways(pairs: Iterator[tuple[Call, Call]] | Sequence[tuple[Call, Call]]) -> list[Pair]:
-    """Each call as the usual one and as the odd one. Pairs of the same call are none."""
+    """Returns each pair in both orders, without pairs of equal calls."""
     return [
         ((first,), (second,))
         for one, other in pairs
@@ -94,7 +93,7 @@ def both_ways(pairs: Iterator[tuple[Call, Call]] | Sequence[tuple[Call, Call]]) 
 
 
 def every_collective(count: int, size: int, dtype: torch.dtype = F32) -> list[Call]:
-    """Each collective once, with blocks of `count` elements; all of one size where a collective has blocks."""
+    """Returns each collective once, with equal blocks of `count` elements."""
     even = [count] * size
     return [
         calls.all_reduce(count, dtype),
@@ -109,7 +108,7 @@ def every_collective(count: int, size: int, dtype: torch.dtype = F32) -> list[Ca
 
 
 def lists(size: int) -> list[list[int]]:
-    """Lists of blocks whose sums are the same, the even one first."""
+    """Returns lists of blocks with equal sums, the even one first."""
     return {
         2: [[2, 2], [1, 3], [3, 1], [0, 4]],
         3: [[2, 2, 2], [2, 1, 3], [2, 3, 1], [1, 2, 3], [0, 0, 6]],
@@ -125,40 +124,40 @@ def size_of_world() -> int:
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_different_collectives_are_told_apart():
+def test_different_collectives_raise_a_mismatch():
     size = size_of_world()
     pairs = []
     for count in (SMALL, LARGE):
         pairs += both_ways(itertools.combinations([*every_collective(count, size), calls.barrier()], 2))
-    # of as many bytes in all
+    # with the same total of bytes
     pairs += both_ways(itertools.product([calls.all_reduce(SMALL * size)], every_collective(SMALL, size)))
-    told_apart(pairs)
+    expect_mismatches(pairs)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_different_types_are_told_apart():
+def test_different_types_raise_a_mismatch():
     size = size_of_world()
     pairs = []
     for count, dtypes in ((SMALL, (F64, F16, BF16, I32, U8)), (LARGE, (F64, I32))):
         for dtype in dtypes:
             pairs += both_ways(zip(every_collective(count, size), every_collective(count, size, dtype)))
-    # of as many bytes
+    # with the same number of bytes
     pairs += both_ways(zip(every_collective(SMALL, size), every_collective(SMALL * 2, size, BF16)))
-    told_apart(pairs)
+    expect_mismatches(pairs)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_different_sizes_are_told_apart():
+def test_different_sizes_raise_a_mismatch():
     size = size_of_world()
     pairs = []
     for one, other in ((SMALL, SMALL + 1), (0, SMALL), (SMALL, LARGE), (LARGE, LARGE + 1)):
         pairs += both_ways(zip(every_collective(one, size), every_collective(other, size)))
     pairs += both_ways([(calls.coalesced([2, 3]), calls.coalesced([3, 2]))])
-    told_apart(pairs)
+    expect_mismatches(pairs)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_different_operations_are_told_apart():
+def test_different_operations_raise_a_mismatch():
     size = size_of_world()
     pairs = []
     for dtype, ops in ((F32, FLOAT_OPS), (I32, INTEGER_OPS)):
@@ -173,11 +172,11 @@ def test_different_operations_are_told_apart():
                     ),
                 ]
             )
-    told_apart(pairs)
+    expect_mismatches(pairs)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_different_factors_are_told_apart():
+def test_different_factors_raise_a_mismatch():
     size = size_of_world()
     pairs = []
     for count in (SMALL, LARGE):
@@ -189,38 +188,38 @@ def test_different_factors_are_told_apart():
                     (calls.reduce_scatter([count] * size, op=one), calls.reduce_scatter([count] * size, op=other)),
                 ]
             )
-    told_apart(pairs)
+    expect_mismatches(pairs)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_different_roots_are_told_apart():
+def test_different_roots_raise_a_mismatch():
     pairs = []
     for count in (SMALL, LARGE, 0):
         for collective in (calls.broadcast, calls.reduce, calls.gather, calls.scatter):
             roots = itertools.combinations(range(size_of_world()), 2)
             pairs += both_ways((collective(count, one), collective(count, other)) for one, other in roots)
-    told_apart(pairs)
+    expect_mismatches(pairs)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_uneven_lists_of_one_sum_are_told_apart():
+def test_uneven_lists_of_one_sum_raise_a_mismatch():
     pairs = []
     for scale in (1, LARGE):
         for one, other in itertools.combinations(lists(size_of_world()), 2):
             one, other = scaled(one, scale), scaled(other, scale)
             for collective in (calls.all_gather, calls.reduce_scatter, calls.all_to_all):
                 pairs += both_ways([(collective(one), collective(other))])
-    told_apart(pairs)
+    expect_mismatches(pairs)
 
 
 @on_ranks(3, seconds=SECONDS)
-def test_a_reduce_scatter_of_which_one_rank_has_another_list_is_told_apart():
-    # Each rank is the odd one twice.
-    told_apart([((calls.reduce_scatter([2, 1, 3]),), (calls.reduce_scatter([2, 3, 1]),))] * 6)
+def test_a_reduce_scatter_of_which_one_rank_has_another_list_raise_a_mismatch():
+    # Each rank makes the second call twice.
+    expect_mismatches([((calls.reduce_scatter([2, 1, 3]),), (calls.reduce_scatter([2, 3, 1]),))] * 6)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_a_list_and_a_tensor_that_differ_are_told_apart():
+def test_a_list_and_a_tensor_that_differ_raise_a_mismatch():
     size = size_of_world()
     even, uneven = lists(size)[0], lists(size)[1:]
     pairs = []
@@ -234,21 +233,21 @@ def test_a_list_and_a_tensor_that_differ_are_told_apart():
                 (calls.all_to_all(even), calls.all_to_all(other, form="splits")),
             ]
         )
-    told_apart(pairs)
+    expect_mismatches(pairs)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_the_same_calls_in_another_order_are_told_apart():
+def test_the_same_calls_in_another_order_raise_a_mismatch():
     size = size_of_world()
     some = [*every_collective(SMALL, size), calls.broadcast(SMALL, 1), calls.all_reduce(SMALL, op="MAX")]
-    told_apart([((one, other), (other, one)) for one, other in itertools.combinations(some, 2)])
+    expect_mismatches([((one, other), (other, one)) for one, other in itertools.combinations(some, 2)])
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_a_difference_after_right_calls_is_told_apart():
+def test_a_difference_after_right_calls_raise_a_mismatch():
     size = size_of_world()
     right = every_collective(SMALL, size)
-    told_apart(
+    expect_mismatches(
         [
             ((*right, one), (*right, other))
             for one, other in (
@@ -262,7 +261,7 @@ def test_a_difference_after_right_calls_is_told_apart():
 
 
 @on_ranks(3, seconds=SECONDS)
-def test_calls_that_differ_in_a_group_of_some_ranks_are_told_apart():
+def test_calls_that_differ_in_a_group_of_some_ranks_raise_a_mismatch():
     even = [SMALL, SMALL]
     pairs = both_ways(itertools.combinations(every_collective(SMALL, 2), 2))
     pairs += both_ways(
@@ -273,4 +272,4 @@ def test_calls_that_differ_in_a_group_of_some_ranks_are_told_apart():
         (collective(even), collective([SMALL - 1, SMALL + 1]))
         for collective in (calls.all_gather, calls.reduce_scatter, calls.all_to_all)
     )
-    told_apart(pairs, members=[0, 2])
+    expect_mismatches(pairs, members=[0, 2])

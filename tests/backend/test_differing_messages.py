@@ -1,5 +1,6 @@
-"""Messages that do not fit, messages where others make a collective, and calls on another group of the same ranks: who
-waits is told at once, or at the deadline, and what each rank was in.
+"""Mismatched messages, messages against collectives, and calls on another group of the same ranks.
+
+The waiting ranks raise immediately or at the deadline, and the error names the call of each rank.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from backend import calls, tally
+from backend import calls, mismatch_counts
 from backend.calls import LARGE, SMALL, Call
 from backend.messages import both, receives, sends
 from backend.ranks import on_ranks
 from backend.test_differing_calls import DEADLINE, SECONDS, make
 
-#: Of calls whose difference shows only when the time is up.
+#: Timeout of calls whose mismatch is detected only at the deadline.
 SHORT = datetime.timedelta(seconds=1.5)
 
 
-def told(kind: str, what: str, error: BaseException | None, *words: str) -> str | None:
-    """Counts one pair of calls. Returns what is wrong: no error, or one without one of these patterns."""
+def missing(kind: str, what: str, error: BaseException | None, *words: str) -> str | None:
+    """Counts one pair of calls. Returns a description of a missing error or a missing pattern."""
     text = "" if error is None else f"{type(error).__name__}: {error}"
     named = error is not None and all(re.search(word, text) for word in words)
-    tally.count(kind, error is not None, named)
+    mismatch_counts.count(kind, error is not None, named)
     return None if named else f"{what} -> {text or 'nothing'}"
 
 
@@ -37,26 +38,26 @@ def check(missed: list[str | None]) -> None:
 
 
 def words_of(call: Call) -> str:
-    """How the core tells of a message."""
+    """Returns the pattern of the core's description of a message."""
     what, count, dtype, tag = call.key
     shown = rf"{count} elements of {str(dtype).removeprefix('torch.')}, {tag.replace('=', ' ')}"
     return rf"recv #\d+ from rank 0 \({shown}\)" if what == "recv" else rf"sends {shown}"
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_a_message_that_nobody_receives_is_told_of_at_the_end():
+def test_an_unreceived_message_is_reported_when_the_group_ends():
     missed = []
     for sent in (sends(SMALL), sends(0), sends(LARGE), sends(LARGE * 200, later=True)):
         for before in ((), (calls.all_reduce(SMALL),)):
             group = dist.new_group(timeout=DEADLINE)
             error = make(group, (*before, sent) if group.rank() == 0 else before, later=False)
-            said = ("^MismatchError", r"rank 0 .*sent 1 message\(s\) to rank 1 .*asked for 0")
-            missed.append(told("messages", f"{sent} after {len(before)} calls", error, *said))
+            patterns = ("^MismatchError", r"rank 0 .*sent 1 message\(s\) to rank 1 .*asked for 0")
+            missed.append(missing("messages", f"{sent} after {len(before)} calls", error, *patterns))
     check(missed)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_messages_of_different_sizes_types_or_tags_are_told_apart():
+def test_messages_of_different_sizes_types_or_tags_raise_a_mismatch():
     missed = []
     for sent, received in (
         (sends(SMALL), receives(SMALL + 1)),
@@ -73,28 +74,28 @@ def test_messages_of_different_sizes_types_or_tags_are_told_apart():
         group = dist.new_group(timeout=DEADLINE)
         mine = {0: (sent,), 1: (received,)}.get(group.rank(), ())
         error = make(group, mine, later=False)
-        said = ("^MismatchError", words_of(sent), words_of(received))
-        missed.append(told("messages", f"{sent} | {received}", error, *said))
+        patterns = ("^MismatchError", words_of(sent), words_of(received))
+        missed.append(missing("messages", f"{sent} | {received}", error, *patterns))
     check(missed)
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_batches_of_messages_that_differ_are_told_apart():
+def test_batches_of_messages_that_differ_raise_a_mismatch():
     missed = []
     for one, other in ((SMALL, SMALL + 1), (SMALL, LARGE), (LARGE, LARGE * 200)):
         group = dist.new_group(timeout=DEADLINE)
         mine = {0: (both(one),), 1: (both(other),)}.get(group.rank(), ())
         error = make(group, mine, later=False)
-        # Whoever finds it first: one of the two messages.
+        # The rank that detects it first names one of the two messages.
         found = [
             rf"recv #\d+ from rank \d \({a} elements.* sends {b} elements" for a, b in ((one, other), (other, one))
         ]
-        missed.append(told("messages", f"batch of {one} | {other}", error, "^MismatchError", "|".join(found)))
+        missed.append(missing("messages", f"batch of {one} | {other}", error, "^MismatchError", "|".join(found)))
     check(missed)
 
 
 def objects() -> dict[str, tuple[str, Callable[[Any], Any]]]:
-    """torch's calls for objects, and the collective that each begins with."""
+    """Returns torch's calls for objects, and the first collective of each."""
 
     def gathered(group: Any) -> None:
         dist.all_gather_object([None] * group.size(), "word", group=group)
@@ -106,7 +107,7 @@ def objects() -> dict[str, tuple[str, Callable[[Any], Any]]]:
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_calls_for_objects_are_told_apart_from_others():
+def test_calls_for_objects_raise_a_mismatch_with_others():
     missed = []
     kinds = objects() | {
         "all_reduce": ("all_reduce", lambda group: calls.all_reduce(SMALL).make(group, False)),
@@ -116,20 +117,20 @@ def test_calls_for_objects_are_told_apart_from_others():
         chosen = number % dist.get_world_size()
         group = dist.new_group(timeout=DEADLINE)
 
-        def run(group, _, turn=(chosen, odd, usual)):
-            rank, other, most = turn
+        def run(group, _, case=(chosen, odd, usual)):
+            rank, other, most = case
             return kinds[other if group.rank() == rank else most][1](group), [], []
 
         call = Call((), "", run)
         words = [rf"calls {kinds[name][0]}\(" for name in (usual, odd)]
-        missed.append(told("objects", f"{usual} | {odd}", make(group, (call,), False), "^MismatchError", *words))
+        missed.append(missing("objects", f"{usual} | {odd}", make(group, (call,), False), "^MismatchError", *words))
     check(missed)
 
 
 def on_two_groups(one: Call, other: Call, orders: tuple[tuple[int, ...], tuple[int, ...]]) -> list[str | None]:
-    """Rank 0 makes `one` on the first of these groups, all others make `other`; then each its next."""
+    """Rank 0 makes `one` on two groups in its order, all other ranks make `other` in theirs."""
     groups = [dist.new_group(timeout=SHORT) for _ in range(2)]
-    # What a rank is in is told by its process, which has to be out of new_group.
+    # Each process reports its current call, so it must have returned from new_group.
     dist.barrier()
     first = dist.get_rank() == 0
     mine, theirs, order = (one, other, orders[0]) if first else (other, one, orders[1])
@@ -139,7 +140,7 @@ def on_two_groups(one: Call, other: Call, orders: tuple[tuple[int, ...], tuple[i
             mine.make(groups[index], False)
     except Exception as raised:
         error = raised
-    # Nobody leaves while somebody waits: that would be another reason.
+    # No rank leaves while another waits: that would be a different error.
     dist.barrier()
     for group in groups:
         make(group, (), False)
@@ -148,23 +149,23 @@ def on_two_groups(one: Call, other: Call, orders: tuple[tuple[int, ...], tuple[i
         "^CollectiveTimeoutError",
         rf"{mine.key[0]} #\d+ on group `{groups[order[0]].group_name}`.*rank {other_rank} ",
     )
-    # Whose deadline has passed a moment earlier is out of that call.
+    # The other rank has left the call if its deadline expired earlier.
     theirs_named = rf"{theirs.key[0]} #\d+ of group `{groups[at].group_name}`"
     both_named = rf"rank {other_rank} .*(but in {theirs_named}|and {theirs_named} failed)"
     what = f"{one} | {other} on {orders}"
-    wrong = told("another group", what, error, *own, both_named)
-    # Whoever is a moment later finds that the other has raised already.
+    wrong = missing("another group", what, error, *own, both_named)
+    # A slightly later rank finds that the other has already raised.
     return [wrong if wrong and not all(re.search(word, wrong.partition(" -> ")[2]) for word in own) else None]
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_calls_on_another_group_end_at_the_deadline_and_name_what_each_rank_is_in():
+def test_calls_on_another_group_time_out_and_name_each_ranks_call():
     check(on_two_groups(calls.all_reduce(SMALL), calls.all_reduce(SMALL), ((0, 1), (1, 0))))
 
 
 @pytest.mark.slow
 @on_ranks(2, 3, seconds=SECONDS)
-def test_any_calls_on_another_group_end_at_the_deadline_and_name_what_each_rank_is_in():
+def test_all_pairs_of_calls_on_another_group_time_out_and_name_each_ranks_call():
     size = dist.get_world_size()
     some = [
         calls.all_reduce(SMALL),
@@ -181,7 +182,7 @@ def test_any_calls_on_another_group_end_at_the_deadline_and_name_what_each_rank_
 
 
 def messages_and_collectives() -> list[str | None]:
-    """Rank 0 or 1 has a message for the other, all others a collective. Returns what each pair lacks on this rank."""
+    """Rank 0 or 1 makes a message, all others a collective. Returns the missing errors on this rank."""
     missed = []
     collectives = [calls.all_reduce(SMALL), calls.all_gather([LARGE] * dist.get_world_size()), calls.barrier()]
     messages = [sends(SMALL), sends(LARGE * 200), receives(SMALL), both(SMALL)]
@@ -190,7 +191,7 @@ def messages_and_collectives() -> list[str | None]:
         group = dist.new_group(timeout=SHORT)
         error = make(group, (message if group.rank() == odd else collective,), later=False)
         words = (r"\b(send|recv|sent|sends) ", rf"\b{collective.key[0]}\b")
-        wrong = told("messages and collectives", f"{message} | {collective}", error, *words)
+        wrong = missing("messages and collectives", f"{message} | {collective}", error, *words)
         missed.append(wrong and (wrong if error is None else f"unnamed: {wrong}"))
         if group.rank() != odd:
             assert error is not None, f"{collective} ended well without rank {odd}"
@@ -200,7 +201,7 @@ def messages_and_collectives() -> list[str | None]:
 
 @pytest.mark.slow
 @on_ranks(2, 3, seconds=SECONDS)
-def test_nobody_goes_on_from_a_collective_where_another_rank_has_a_message():
-    # How many are told, and in which words, depends on the time that ranks have: docs/reliability.md counts it.
+def test_a_collective_never_completes_against_a_message():
+    # The number and words of the reports depend on timing; docs/reliability.md has the counts.
     for line in filter(None, messages_and_collectives()):
         print(line)

@@ -1,4 +1,4 @@
-"""Every entry point raises the documented classes, whatever the core raised."""
+"""Every entry point raises the documented classes for all errors of the core."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ["Error", "CollectiveTimeoutError", "MismatchError", "PeerLostError", "C
 
 
 class Failing:
-    """A core communicator, or a handle of one of its calls, that raises `error` wherever it may."""
+    """A core communicator or handle that raises `error` in every method."""
 
     name = "failing"
 
@@ -56,7 +56,7 @@ def one() -> torch.Tensor:
     return torch.ones(2)
 
 
-# Calls of a group of one rank by the name of its method.
+# Calls of a group of one rank, by the name of the method.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "all_gather_single": lambda g: g.all_gather_single(one(), one()),
     "all_gather_single_coalesced": lambda g: g.all_gather_single_coalesced([one()], [one()]),
@@ -117,7 +117,7 @@ def connect(comm: Any) -> None:
         rendezvous.core = before
 
 
-def test_the_classes_are_found_under_the_names_that_errors_print():
+def test_the_classes_are_importable_under_their_printed_names():
     for name in [*NAMES, "ConfigError"]:
         shown = getattr(smddp, name)
         assert (shown.__module__, shown.__qualname__) == ("smddp", name)

@@ -1,4 +1,4 @@
-"""Error feedback: what SMDDP_WIRE_FORMAT rounds away of gradients is added to the next step's, under DDP and FSDP2."""
+"""Error feedback under DDP and FSDP2: the rounding error of SMDDP_WIRE_FORMAT is added to the next step's gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import smddp
 import torch
 import torch.distributed as dist
 from smddp.torch import fsdp_overlap
-from smddp.torch.error_feedback.internode import Crossing, crossing
+from smddp.torch.error_feedback.internode import InterNodeReduce, internode_reduce
 from smddp.torch.error_feedback.rounding import GROUP, round_off, rounded
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -44,7 +44,7 @@ _cases: list[tuple[str, str]] = []
 
 
 def _case(*places: str) -> Any:
-    """Decorator: run the function on the ranks of each place. Rank processes look for `NAME.case` in this module."""
+    """Decorator: run the function on the ranks of each place. Rank processes import `NAME.case` from this module."""
 
     def wrap(function: Any) -> Any:
         function.case = function
@@ -57,7 +57,7 @@ def _case(*places: str) -> Any:
 def _net() -> nn.Sequential:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(150, 150), nn.Tanh(), nn.Linear(150, 151), nn.Tanh(), nn.Linear(151, 150))
-    # Laid out by columns, as a channels_last kernel is by channels.
+    # Column-major, like a channels_last kernel.
     net[0].weight.data = net[0].weight.data.t().contiguous().t()
     return net
 
@@ -86,13 +86,13 @@ def _sums(model: Any, steps: range, parts: int = 1, exact: bool = False) -> list
     total: list[Tensor] = []
     for step in steps:
         with smddp.exact() if exact else contextlib.nullcontext():
-            came = [gradient.double() for gradient in _gradients(model, step, parts)]
-        total = [a + b for a, b in zip(total, came, strict=True)] if total else came
+            gradients_of_step = [gradient.double() for gradient in _gradients(model, step, parts)]
+        total = [a + b for a, b in zip(total, gradients_of_step, strict=True)] if total else gradients_of_step
     return total
 
 
-def _owed(state: Any) -> list[Tensor]:
-    """By all ranks together, in the order of the model's parameters."""
+def _residuals(state: Any) -> list[Tensor]:
+    """Returns the residuals, summed over all ranks, in the order of the model's parameters."""
     kept = {name.partition("/")[2]: tensor for name, tensor in state.state_dict().items()}
     together = [kept[name].double() for name, _ in _net().named_parameters()]
     for tensor in together:
@@ -113,31 +113,31 @@ def _alike(tensors: list[Tensor]) -> bool:
 
 
 @_case("apart", "uneven")
-def what_is_rounded_is_what_the_wire_rounds() -> None:
-    """However blocks are cut into segments on their way; what is rounded stays what it is."""
-    across, rank = crossing(None), dist.get_rank()
+def local_rounding_equals_the_transfers_rounding() -> None:
+    """For any split of blocks into segments. Rounding is idempotent."""
+    internode, rank = internode_reduce(None), dist.get_rank()
     for block in (9_000, 12_345, 65_537, 100_000, 200_001):
         random = torch.Generator().manual_seed(block)
-        shape = (across.size, block)
-        # One rank of each node has something, so that rounding a node's sum is rounding that.
+        shape = (internode.size, block)
+        # One rank of each node contributes, so the node's sum equals its contribution.
         given = torch.randn(shape, generator=random) * torch.exp(3 * torch.randn(shape, generator=random))
-        first = rank in (0, across.size - 1)
+        first = rank in (0, internode.size - 1)
         mine = given if first else torch.zeros(shape)
         sent = mine.clone()
-        away = across.round(sent, None)
-        came, again, exactly = (torch.empty(block) for _ in range(3))
-        dist.reduce_scatter_tensor(came, mine.clone())
+        rounding_error = internode.round(sent, None)
+        plain, again, exactly = (torch.empty(block) for _ in range(3))
+        dist.reduce_scatter_tensor(plain, mine.clone())
         dist.reduce_scatter_tensor(again, sent.clone())
         with smddp.exact():
             dist.reduce_scatter_tensor(exactly, sent.clone())
-        assert torch.equal(came, exactly), block
+        assert torch.equal(plain, exactly), block
         assert torch.equal(again, exactly), block
-        assert away.count_nonzero() > 0
+        assert rounding_error.count_nonzero() > 0
 
 
 @_case("apart", "uneven")
-def sums_of_gradients_stay_within_a_step() -> None:
-    """Without, roundings add up; and what is missing in the sum is, to the last bits, what the ranks owe."""
+def error_of_the_summed_gradients_is_that_of_one_step() -> None:
+    """Without error feedback, rounding errors accumulate. The error of the sum equals the ranks' residuals."""
     steps, few = range(40), range(2)
     exact = _sums(_ddp(False)[0], steps, exact=True)
     plain = _sums(_ddp(False)[0], steps)
@@ -146,14 +146,14 @@ def sums_of_gradients_stay_within_a_step() -> None:
     once = _off(kept, _sums(_ddp(False)[0], few, exact=True))
     kept = [a + b for a, b in zip(kept, _sums(model, range(2, 40)), strict=True)]
     assert _off(kept, exact) < 2 * once < _off(plain, exact), (_off(kept, exact), once, _off(plain, exact))
-    assert _off([a + b for a, b in zip(kept, _owed(state), strict=True)], exact) < 1e-8 < 0.01 * once
+    assert _off([a + b for a, b in zip(kept, _residuals(state), strict=True)], exact) < 1e-8 < 0.01 * once
     assert _alike(kept)
     assert "int8 between nodes" in smddp.paths()["reduce_scatter"]
 
 
 @_case("apart")
-def owed_is_kept_when_buckets_are_made_anew_and_when_loaded() -> None:
-    """With accumulated gradients, in a group made for it, buckets as views, into another model with other buckets."""
+def residuals_survive_rebuilt_buckets_and_loading() -> None:
+    """With accumulated gradients, a subgroup, buckets as views, and another model with other buckets."""
     group = dist.new_group([0, 1])
     exact = _sums(_ddp(False, group)[0], range(6), 2, exact=True)
     model, state = _ddp(True, group, gradient_as_bucket_view=True)
@@ -161,19 +161,19 @@ def owed_is_kept_when_buckets_are_made_anew_and_when_loaded() -> None:
     first = [a + b for a, b in zip(first, _sums(model, range(1, 3), 2), strict=True)]
     saved = state.state_dict()
     assert set(saved) == {f"rank{dist.get_rank()}/{name}" for name, _ in _net().named_parameters()}
-    owing = max(float(tensor.abs().max()) for tensor in saved.values())
+    largest = max(float(tensor.abs().max()) for tensor in saved.values())
     model, state = _ddp(True, group)
     state.load_state_dict(saved)
     assert all(torch.equal(tensor, saved[name]) for name, tensor in state.state_dict().items())
     second = _sums(model, range(3, 6), 2)
-    missing = [e - a - b - o for e, a, b, o in zip(exact, first, second, _owed(state), strict=True)]
-    assert max(float(tensor.abs().max()) for tensor in missing) < 1e-8 < 0.01 * owing
+    missing = [e - a - b - o for e, a, b, o in zip(exact, first, second, _residuals(state), strict=True)]
+    assert max(float(tensor.abs().max()) for tensor in missing) < 1e-8 < 0.01 * largest
     dist.destroy_process_group(group)
 
 
 @_case("apart", "uneven")
-def where_nothing_is_rounded_bits_are_as_without() -> None:
-    """Within `exact`, whatever is owed; in buckets that are too small; in other types."""
+def without_rounding_the_bits_equal_those_of_plain_ddp() -> None:
+    """Within `exact` for any residual, in small buckets, and in other types."""
 
     def same(hooked: Any, steps: range) -> bool:
         plain, _ = _ddp(False)
@@ -207,54 +207,58 @@ def where_nothing_is_rounded_bits_are_as_without() -> None:
 
 
 @_case("apart")
-def what_is_not_finite_is_not_owed() -> None:
+def values_that_are_not_finite_have_no_residual() -> None:
     model, state = _ddp(True)
     _gradients(model, 0)
     hook = model.module[0].weight.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([3]), torch.inf))
-    came = _gradients(model, 1)
+    gradients_of_step = _gradients(model, 1)
     hook.remove()
-    assert not came[0].isfinite().all() and all(gradient.isfinite().all() for gradient in came[2:])
+    assert not gradients_of_step[0].isfinite().all() and all(
+        gradient.isfinite().all() for gradient in gradients_of_step[2:]
+    )
     assert all(tensor.isfinite().all() for tensor in state.state_dict().values())
     assert all(gradient.isfinite().all() for gradient in _gradients(model, 2))
 
 
 @_case("apart")
-def mistakes_raise_before_anything_moves() -> None:
+def invalid_arguments_raise_before_any_transfer() -> None:
     model, state = _ddp(True)
     _gradients(model, 0)
     saved, rank = state.state_dict(), dist.get_rank()
-    calls = crossing(None).comm.sequence()
-    with pytest.raises(TypeError, match="takes a module, not int"):
+    calls = internode_reduce(None).comm.sequence()
+    with pytest.raises(TypeError, match="expected a module, got int"):
         smddp.ErrorFeedback(3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"a group of torch\.distributed, not str"):
+    with pytest.raises(TypeError, match=r"expected a torch\.distributed group, got str"):
         smddp.ErrorFeedback(model, "world")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="not the one that this model's DDP has"):
-        smddp.ErrorFeedback(model, crossing(None).node_group())
-    with pytest.raises(TypeError, match=r"state is a smddp\.ErrorFeedback, not NoneType"):
+    with pytest.raises(ValueError, match="differs from the model's DDP group"):
+        smddp.ErrorFeedback(model, internode_reduce(None).node_group())
+    with pytest.raises(TypeError, match=r"expected a smddp\.ErrorFeedback as state, got NoneType"):
         smddp.error_feedback_hook(None, None)  # type: ignore[arg-type]
     name, tensor = next(iter(saved.items()))
     other = name.replace(f"rank{rank}", f"rank{1 - rank}")
     for wrong, error, text in (
-        ([1], TypeError, "not list"),
-        ({other: tensor}, ValueError, "nothing is owed by the name"),
-        ({name: tensor[:1]}, ValueError, "has the shape"),
+        ([1], TypeError, "got list"),
+        ({other: tensor}, ValueError, "unknown key"),
+        ({name: tensor[:1]}, ValueError, "expected shape"),
         ({name: tensor.double()}, TypeError, "float64"),
-        ({name: 1}, TypeError, "not int"),
+        ({name: 1}, TypeError, "got int"),
     ):
         with pytest.raises(error, match=text):
             state.load_state_dict(wrong)  # type: ignore[arg-type]
     assert all(torch.equal(tensor, saved[name]) for name, tensor in state.state_dict().items())
     with pytest.MonkeyPatch.context() as patch:
-        found = Crossing.format
-        patch.setattr(Crossing, "format", lambda self, name, n: found(self, name, n) if name == "all_reduce" else None)
+        found = InterNodeReduce.format
+        patch.setattr(
+            InterNodeReduce, "format", lambda self, name, n: found(self, name, n) if name == "all_reduce" else None
+        )
         with pytest.raises(ValueError, match="no format for reduce_scatter and all_gather"):
             smddp.ErrorFeedback(model)
-    assert crossing(None).comm.sequence() == calls
+    assert internode_reduce(None).comm.sequence() == calls
 
-    stranger = DistributedDataParallel(_net())
-    stranger.register_comm_hook(smddp.ErrorFeedback(nn.Linear(2, 2)), smddp.error_feedback_hook)
-    with pytest.raises(Exception, match="parameters that the model given to ErrorFeedback has not"):
-        _gradients(stranger, 0)
+    unknown = DistributedDataParallel(_net())
+    unknown.register_comm_hook(smddp.ErrorFeedback(nn.Linear(2, 2)), smddp.error_feedback_hook)
+    with pytest.raises(Exception, match="parameters that the model of ErrorFeedback lacks"):
+        _gradients(unknown, 0)
 
 
 @on_ranks(2)
@@ -276,7 +280,7 @@ def _api() -> Any:
 
 def _sharded(**options: Any) -> Any:
     if not hasattr(_api(), "ReduceScatter"):
-        pytest.skip("FSDP2 takes others' collectives from torch 2.9 on")
+        pytest.skip("custom collectives in FSDP2 need torch 2.9")
     from torch.distributed.fsdp import fully_shard
 
     model = nn.Sequential(*(nn.Linear(151, 151) for _ in range(3)))
@@ -289,7 +293,7 @@ def _sharded(**options: Any) -> Any:
 
 
 def _shards(model: Any, steps: range, exact: bool = False) -> list[list[Tensor]]:
-    """Gradients of some steps, which are much alike; parameters are gathered as they are."""
+    """Returns the gradients of similar steps; parameters are gathered exactly."""
     found = []
     for step in steps:
         random = torch.Generator().manual_seed(dist.get_rank())
@@ -310,8 +314,8 @@ def _total(steps: list[list[Tensor]]) -> list[Tensor]:
     return [torch.stack([step[i] for step in steps]).double().sum(0) for i in range(len(steps[0]))]
 
 
-class _Heard:
-    """Takes down what a unit's reduce_scatter is given."""
+class _Recorder:
+    """Records the inputs of a unit's reduce_scatter."""
 
     def __init__(self, inner: Any) -> None:
         self.inner, self.given = inner, []
@@ -325,7 +329,7 @@ class _Heard:
 
 
 @_case("apart", "uneven")
-def shards_of_gradients_stay_within_a_step() -> None:
+def error_of_the_summed_shards_is_that_of_one_step() -> None:
     steps = range(40)
     exact, plain = _total(_shards(_sharded(), steps, exact=True)), _total(_shards(_sharded(), steps))
     model = _sharded()
@@ -339,36 +343,36 @@ def shards_of_gradients_stay_within_a_step() -> None:
 
 
 @_case("apart", "uneven")
-def what_a_unit_owes_is_what_was_rounded_away() -> None:
+def a_units_residual_is_its_rounding_error() -> None:
     model = _sharded()
     units = fsdp_overlap.fsdp_units(model, "")
     groups = [group for unit in units.values() for group in fsdp_overlap.fsdp_groups(unit)]
-    sent = [_Heard(group._reduce_scatter_comm) for group in groups]
-    for group, heard in zip(groups, sent, strict=True):
-        group._reduce_scatter_comm = heard
+    sent = [_Recorder(group._reduce_scatter_comm) for group in groups]
+    for group, recorder in zip(groups, sent, strict=True):
+        group._reduce_scatter_comm = recorder
     state = smddp.error_feedback_fsdp(model)
-    given = [_Heard(group._reduce_scatter_comm) for group in groups]
-    for group, heard in zip(groups, given, strict=True):
-        group._reduce_scatter_comm = heard
+    given = [_Recorder(group._reduce_scatter_comm) for group in groups]
+    for group, recorder in zip(groups, given, strict=True):
+        group._reduce_scatter_comm = recorder
     _shards(model, range(5))
-    across, owed = crossing(None), state.state_dict()
-    assert set(owed) == {f"rank{dist.get_rank()}/{number}" for number in range(3)}
-    nodes = across.comm.nodes()
-    mates = [rank for rank in range(across.size) if nodes[rank] == nodes[across.rank]]
-    for tensor, asked, went in zip(owed.values(), given, sent, strict=True):
+    internode, residuals = internode_reduce(None), state.state_dict()
+    assert set(residuals) == {f"rank{dist.get_rank()}/{number}" for number in range(3)}
+    nodes = internode.comm.nodes()
+    peers = [rank for rank in range(internode.size) if nodes[rank] == nodes[internode.rank]]
+    for tensor, asked, went in zip(residuals.values(), given, sent, strict=True):
         missing = torch.stack(asked.given).double().sum(0) - torch.stack(went.given).double().sum(0)
-        missing = missing.view(across.size, -1)
-        missing[across.far] -= across.expanded(tensor, missing.shape[1])
-        each = [torch.empty_like(missing) for _ in range(across.size)]
+        missing = missing.view(internode.size, -1)
+        missing[internode.remote] -= internode.expanded(tensor, missing.shape[1])
+        each = [torch.empty_like(missing) for _ in range(internode.size)]
         with smddp.exact():
             dist.all_gather(each, missing)
-        # Of all ranks of the node together: one contributes for all of them.
-        unexplained, explained = float(sum(each[rank] for rank in mates).abs().max()), float(tensor.abs().max())
+        # Summed over the node: each rank contributes a part of the node's sum.
+        unexplained, explained = float(sum(each[rank] for rank in peers).abs().max()), float(tensor.abs().max())
         assert unexplained < 1e-3 * explained, (unexplained, explained)
 
 
 @_case("apart", "uneven")
-def loaded_and_overlapped_units_go_on_with_the_same_bits() -> None:
+def loaded_and_overlapped_units_continue_with_the_same_bits() -> None:
     model = _sharded()
     state = smddp.error_feedback_fsdp(model)
     first = _shards(model, range(3))
@@ -390,7 +394,7 @@ def loaded_and_overlapped_units_go_on_with_the_same_bits() -> None:
 
 
 @_case("apart")
-def units_whose_gradients_are_exact_or_not_all_there_are_as_without() -> None:
+def units_with_exact_or_missing_gradients_equal_plain_fsdp() -> None:
     model, plain = _sharded(), _sharded()
     state = smddp.error_feedback_fsdp(model)
     with_exact = [_shards(each, range(2), exact=True) for each in (model, plain)]
@@ -406,20 +410,20 @@ def units_whose_gradients_are_exact_or_not_all_there_are_as_without() -> None:
 
 
 @_case("apart")
-def models_that_cannot_have_it_are_refused() -> None:
+def unsupported_models_are_refused() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     model = _sharded()
     with pytest.raises(TypeError, match="fully_shard was not called for this Linear"):
         smddp.error_feedback_fsdp(nn.Linear(2, 2))
-    with pytest.raises(TypeError, match="takes a module, not int"):
+    with pytest.raises(TypeError, match="expected a module, got int"):
         smddp.error_feedback_fsdp(3)  # type: ignore[arg-type]
     copies = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "shards"))
-    with pytest.raises(ValueError, match="over a second dimension of the mesh"):
+    with pytest.raises(ValueError, match="over a second mesh dimension"):
         smddp.error_feedback_fsdp(_sharded(mesh=copies))
     state = smddp.error_feedback_fsdp(model)
     smddp.overlap_fsdp(model)
-    with pytest.raises(ValueError, match="was called before for 0"):
+    with pytest.raises(ValueError, match="was already called for 0"):
         smddp.error_feedback_fsdp(model)
     _shards(model, range(1))
     name, tensor = next(iter(state.state_dict().items()))
@@ -435,7 +439,7 @@ def test_between_nodes(pool, place, case):
 
 
 @pytest.mark.parametrize("format", ["bf16", "f16", "int8"])
-def test_rounding_once_is_rounding_twice(format):
+def test_rounding_is_idempotent(format):
     random = torch.Generator().manual_seed(1)
     rows = torch.randn(300, GROUP, generator=random) * torch.exp(9 * torch.randn(300, 1, generator=random))
     rows = rows.clamp(-6e4, 6e4)
@@ -443,7 +447,7 @@ def test_rounding_once_is_rounding_twice(format):
     once = rounded(rows, format)
     assert torch.equal(rounded(once, format), once)
     left = rows.clone()
-    away = round_off(left, format)
-    assert torch.equal(left, once) and torch.equal(left + away, rows)
+    error = round_off(left, format)
+    assert torch.equal(left, once) and torch.equal(left + error, rows)
     left[5, 7] = torch.nan
     assert round_off(left, format).isfinite().all() and left[5, 7].isnan()

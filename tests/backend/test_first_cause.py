@@ -1,4 +1,4 @@
-"""What follows from a peer's end is late where torchrun looks, by a bounded time, and nothing else is."""
+"""Under torchrun, exits caused by a peer's failure are delayed by a bounded time; all other exits are not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from smddp.torch.errors import PeerLostError
 
 
 class Clock:
-    """A clock that only sleeping moves."""
+    """A clock that advances only during sleep."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -31,12 +31,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_a_process_that_no_peers_end_was_told_leaves_at_once(clock) -> None:
+def test_a_process_without_a_peer_failure_exits_immediately(clock) -> None:
     first_cause.give_way()
     assert clock.slept == 0
 
 
-def test_who_follows_another_waits_once_and_only_for_what_is_left(clock) -> None:
+def test_a_process_after_a_peer_failure_waits_once_for_the_remaining_time(clock) -> None:
     first_cause.noticed()
     clock.now += 0.5
     first_cause.give_way()
@@ -44,7 +44,7 @@ def test_who_follows_another_waits_once_and_only_for_what_is_left(clock) -> None
     assert clock.slept == 1.5
 
 
-def test_who_handled_the_error_and_went_on_leaves_at_once(clock) -> None:
+def test_a_process_that_handled_the_failure_exits_immediately(clock) -> None:
     first_cause.noticed()
     assert clock.slept == 0, "the error itself is not late"
     clock.now += 60
@@ -52,14 +52,14 @@ def test_who_handled_the_error_and_went_on_leaves_at_once(clock) -> None:
     assert clock.slept == 0
 
 
-def test_nobody_waits_without_torchrun(clock, monkeypatch) -> None:
+def test_no_delay_without_torchrun(clock, monkeypatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
     first_cause.noticed()
     first_cause.give_way()
     assert clock.slept == 0
 
 
-def test_an_error_file_is_late_for_what_follows_from_a_peers_end_and_for_nothing_else(clock, monkeypatch) -> None:
+def test_only_error_files_after_a_peer_failure_are_delayed(clock, monkeypatch) -> None:
     from torch.distributed.elastic.multiprocessing.errors import error_handler
 
     written = []

@@ -1,4 +1,4 @@
-"""SMDDP_WIRE_FORMAT through torch: what travels between nodes in fewer bits, and what does not."""
+"""SMDDP_WIRE_FORMAT through torch: which data is compressed between nodes, and which is not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="the setting is smddp
 
 @pytest.fixture(scope="module")
 def nodes():
-    """Two ranks, a node each."""
+    """Two ranks on two nodes."""
     formats = "bf16,reduce_scatter=int8"
     made = Pool(2, lambda rank: {"SMDDP_NODE": f"node{rank}", "SMDDP_WIRE_FORMAT": formats})
     yield made
@@ -26,7 +26,7 @@ def nodes():
 
 
 def _case(function: Any) -> Any:
-    """Rank processes look for `NAME.case` in this module."""
+    """Rank processes import `NAME.case` from this module."""
     function.case = function
     return function
 
@@ -61,7 +61,7 @@ def values_and_ways() -> None:
     dist.all_gather_into_tensor(whole, mine)
     assert not torch.equal(whole, torch.cat(both))
 
-    # Other types, small buffers and other collectives are as they are.
+    # Other types, small buffers and other collectives are unchanged.
     exact = mine.double()
     dist.all_reduce(exact)
     assert torch.equal(exact, both[0].double() + both[1].double())
@@ -74,7 +74,7 @@ def values_and_ways() -> None:
 
 
 @_case
-def what_crosses_is_counted_as_it_travels() -> None:
+def compressed_bytes_are_counted() -> None:
     rank, n = dist.get_rank(), 256 * 1024
     group = dist.new_group([0, 1])
     mine, whole, part = torch.ones(n), torch.empty(2 * n), torch.empty(n // 2)
@@ -90,13 +90,13 @@ def what_crosses_is_counted_as_it_travels() -> None:
     }
     del counted["barrier", False]
     gathered = {("all_gather", True): 2 * n, ("all_gather", False): 4 * n}
-    # Eight bits an element, and a scale for each 256.
+    # Eight bits per element, and one scale per 256 elements.
     sums = {("reduce_scatter", True): n // 2 + n // 2 // 256 * 4}
     assert counted == gathered | sums | ({("send", False): 4 * n} if rank else {}), counted
 
 
 @_case
-def replicas_stay_alike() -> None:
+def replicas_have_equal_values() -> None:
     torch.manual_seed(dist.get_rank())
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -112,7 +112,7 @@ def replicas_stay_alike() -> None:
 
 
 @_case
-def ranks_that_differ_are_told() -> None:
+def different_settings_raise_a_mismatch() -> None:
     group = dist.new_group([0, 1])
     whole, mine = torch.empty(80_000), torch.ones(40_000)
     with contextlib.ExitStack() as stack:
@@ -125,10 +125,10 @@ def ranks_that_differ_are_told() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        "ranks_that_differ_are_told",
+        "different_settings_raise_a_mismatch",
         "values_and_ways",
-        "what_crosses_is_counted_as_it_travels",
-        "replicas_stay_alike",
+        "compressed_bytes_are_counted",
+        "replicas_have_equal_values",
     ],
 )
 def test_between_two_nodes(nodes, case):

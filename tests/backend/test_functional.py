@@ -1,4 +1,4 @@
-"""The layers of torch that call the group from C++ or through a compiler."""
+"""Layers of torch that call the group from C++ or through a compiler."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from backend.ranks import on_ranks
 
 
 @on_ranks(2)
-def test_functional_collectives_give_new_tensors():
+def test_functional_collectives_return_new_tensors():
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD
     mine = contribution(rank, 4, torch.float32)
@@ -107,8 +107,8 @@ def test_fsdp2_trains_as_one_process_would():
 
 
 @on_ranks(2)
-def test_results_of_functional_collectives_may_be_passed_on():
-    """torch's dispatcher waits for them and takes the wrapper off; calls of our group do not come by it."""
+def test_results_of_functional_collectives_are_accepted_as_arguments():
+    """torch's dispatcher waits for them and unwraps them; direct calls of a smddp group bypass it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD
     mine = contribution(rank, 4, torch.float32)
@@ -134,8 +134,8 @@ def test_results_of_functional_collectives_may_be_passed_on():
 
 
 @on_ranks(2)
-def test_dtensor_goes_from_one_sharded_dimension_to_another():
-    """The operation of CUDA meshes, which torch's C++ asks of the group."""
+def test_dtensor_changes_the_sharded_dimension():
+    """The operation of CUDA meshes, which torch's C++ code calls on the group."""
     rank, size = dist.get_rank(), dist.get_world_size()
     whole = torch.arange(24.0).view(4, 6)
     made = torch.ops._dtensor.shard_dim_alltoall(whole.chunk(size, 0)[rank], 0, 1, dist.group.WORLD.group_name)

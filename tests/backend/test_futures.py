@@ -1,4 +1,4 @@
-"""Handles and futures, also where C++ (the DDP reducer) is the one that waits."""
+"""Handles and futures, also with a waiter in C++ (the DDP reducer)."""
 
 import datetime
 import threading
@@ -46,7 +46,7 @@ def test_a_callback_may_call_and_wait_for_another_collective():
 
 
 @on_ranks(2)
-def test_a_finished_call_still_gives_a_future():
+def test_a_completed_call_returns_a_future():
     work = dist.all_reduce(tensor := torch.ones(2), async_op=True)
     work.wait()
     same(work.get_future().wait()[0], tensor)
@@ -62,7 +62,7 @@ def test_handles_may_be_dropped_without_a_wait():
 
 
 @on_ranks(2)
-def test_many_calls_may_be_under_way():
+def test_many_calls_may_be_pending():
     tensors = [torch.full((17,), float(i)) for i in range(20)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
     for work in reversed(works):
@@ -72,7 +72,7 @@ def test_many_calls_may_be_under_way():
 
 
 def losses(hook=None, steps: int = 3) -> list[float]:
-    """Train a small model on this rank's half of the data; the hook reduces the gradients."""
+    """Trains a small model on this rank's half of the data; the hook reduces the gradients."""
     torch.manual_seed(1)
     model = DistributedDataParallel(
         torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
@@ -108,7 +108,7 @@ def alone(steps: int = 3) -> list[float]:
 
 
 @on_ranks(2)
-def test_ddp_trains_as_one_process_would_with_every_kind_of_hook():
+def test_ddp_equals_one_process_with_every_kind_of_hook():
     wanted = alone()
 
     def then_hook(state, bucket):
@@ -131,7 +131,7 @@ def test_ddp_trains_as_one_process_would_with_every_kind_of_hook():
 
 
 @on_ranks(2)
-def test_ddp_trains_on_a_thread_that_is_not_the_main_one():
+def test_ddp_trains_on_a_secondary_thread():
     found: list[list[float]] = []
     thread = threading.Thread(target=lambda: found.append(losses()))
     thread.start()
@@ -156,7 +156,7 @@ def test_an_error_reaches_waits_futures_and_the_ddp_reducer():
 
 
 @on_ranks(2)
-def test_a_call_that_fails_under_way_fails_in_its_future_too():
+def test_the_future_of_a_call_that_fails_later_raises():
     group = dist.new_group([0, 1])
     dist.barrier()
     if dist.get_rank() == 0:
@@ -173,7 +173,7 @@ def test_a_call_that_fails_under_way_fails_in_its_future_too():
 
 
 @on_ranks(2)
-def test_a_wait_that_ends_early_names_what_it_waited_for():
+def test_a_wait_that_times_out_names_its_call():
     limit = datetime.timedelta(seconds=0.2)
     group = dist.new_group([0, 1])
     if dist.get_rank() == 0:

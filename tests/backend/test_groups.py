@@ -1,4 +1,4 @@
-"""Groups: many, overlapping, made and destroyed, used from threads, inherited by forked children."""
+"""Groups: several at a time, overlapping, recreated, used from threads, inherited by forked children."""
 
 import contextlib
 import datetime
@@ -36,7 +36,7 @@ def test_overlapping_groups_work_side_by_side():
 
 
 @on_ranks(3)
-def test_ranks_of_a_group_are_in_the_order_of_its_list():
+def test_ranks_of_a_group_have_the_order_of_its_list():
     rank = dist.get_rank()
     group = dist.new_group([2, 0], use_local_synchronization=False)
     if rank in (0, 2):
@@ -68,7 +68,7 @@ def test_split_group_makes_groups_in_the_order_given():
 
 
 @on_ranks(3)
-def test_the_groups_own_split_group_leaves_the_others_out():
+def test_the_groups_split_group_method_excludes_the_other_ranks():
     rank = dist.get_rank()
     group = dist.group.WORLD.split_group([0, 2], group_name="mine", timeout=datetime.timedelta(seconds=20))
     if rank == 1:
@@ -122,7 +122,7 @@ def test_destroyed_groups_are_collected():
 
 
 def sockets() -> int:
-    """Open sockets of this process."""
+    """Returns the number of open sockets of this process."""
     links = []
     for entry in os.scandir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -132,7 +132,7 @@ def sockets() -> int:
 
 @on_ranks(2)
 def test_a_destroyed_group_that_is_still_referenced_has_no_connection():
-    # Sockets that the process opens once.
+    # Opens the sockets that a process opens only once.
     dist.send(torch.ones(1), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0)
     dist.barrier()
     before = sockets()
@@ -149,9 +149,11 @@ def test_a_destroyed_group_that_is_still_referenced_has_no_connection():
 
 
 @on_ranks(2)
-def test_threads_may_share_a_group_and_have_their_own():
-    """Threads that share a group must agree on an order between ranks, so each has a group of its own here,
-    and messages between a pair are kept apart by tags on the shared one."""
+def test_threads_may_share_a_group_or_use_separate_ones():
+    """Calls of threads on one group need the same order on all ranks, so each thread has its own group here.
+
+    Messages of the shared group are separated by tags.
+    """
     rank = dist.get_rank()
     groups = [dist.new_group([0, 1]) for _ in range(4)]
     errors: list[BaseException] = []
@@ -181,7 +183,7 @@ def test_threads_may_share_a_group_and_have_their_own():
 
 
 @on_ranks(2)
-def test_a_collective_in_a_forked_child_raises_and_leaves_the_parent_alone():
+def test_a_collective_in_a_forked_child_raises_without_effect_on_the_parent():
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -218,12 +220,12 @@ def test_dataloader_workers_may_be_forked_after_init():
 
 @on_ranks(2)
 def test_a_missing_rank_ends_the_call_at_the_deadline():
-    # making the group has the same limit: all begin at once
+    # creating the group has the same timeout, so all ranks start together
     dist.barrier()
     group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))
     if dist.get_rank() == 0:
         start = time.monotonic()
-        # torch's own tests look for one of these words, with a space on either side
+        # torch's own tests search for one of these words between spaces
         with pytest.raises(RuntimeError, match=r" (Timed out|closed|timeout) "):
             dist.barrier(group)
         assert 1.9 < time.monotonic() - start < 10
@@ -233,7 +235,7 @@ def test_a_missing_rank_ends_the_call_at_the_deadline():
 
 
 @on_ranks(3)
-def test_the_ranks_that_did_not_come_are_named():
+def test_the_missing_ranks_are_named():
     import smddp
 
     group = dist.new_group([0, 2])
@@ -247,7 +249,7 @@ def test_the_ranks_that_did_not_come_are_named():
 
 
 @on_ranks(2)
-def test_a_rank_that_never_makes_the_group_is_named():
+def test_a_rank_that_does_not_create_the_group_is_named():
     from smddp.torch.rendezvous import connect
 
     if dist.get_rank() == 0:
@@ -264,7 +266,7 @@ def test_a_rank_that_never_makes_the_group_is_named():
 
 
 @on_ranks(2)
-def test_timeouts_can_be_set_and_given_by_call():
+def test_timeouts_can_be_set_for_a_group_and_a_call():
     group = dist.new_group([0, 1])
     group.set_timeout(datetime.timedelta(seconds=0.3))
     if dist.get_rank() == 0:
@@ -284,7 +286,7 @@ def test_timeouts_can_be_set_and_given_by_call():
 
 
 @on_ranks(2)
-def test_aborting_a_group_wakes_its_waiters_and_leaves_other_groups_alone():
+def test_abort_wakes_the_groups_waiters_and_no_other_group():
     group = dist.new_group([0, 1])
     dist.barrier()
     if dist.get_rank() == 0:
@@ -297,7 +299,7 @@ def test_aborting_a_group_wakes_its_waiters_and_leaves_other_groups_alone():
 
 
 @on_ranks(3)
-def test_monitored_barrier_names_who_is_missing_in_torchs_words():
+def test_monitored_barrier_names_the_missing_ranks_in_torchs_words():
     rank = dist.get_rank()
     group = dist.group.WORLD
     short = datetime.timedelta(seconds=0.5)
@@ -332,7 +334,7 @@ def test_monitored_barrier_works_after_the_store_has_exited():
     group._monitored._store = dist.PrefixStore("group", store)
     group.monitored_barrier()
     if rank == 0:
-        # A rank of another host would see the connection close; here it is the server's own process.
+        # A rank of another host would get a closed connection; here the rank's process runs the server.
         group._monitored._store = dist.PrefixStore("group", dist.TCPStore("127.0.0.1", port[0], is_master=False))
         del server, store
     dist.barrier()
@@ -358,11 +360,11 @@ def test_detail_debug_mode_is_served():
 
 
 @on_ranks(2)
-def test_a_device_given_to_another_backend_is_served_by_it():
+def test_a_device_of_another_backend_is_served_by_it():
     again(backend="cpu:gloo,meta:smddp")
     world = dist.group.WORLD
     assert ranks_sum() == 1
-    # making the group counts as one
+    # creating the group is counted as one call
     assert world.communicator.sequence() <= 1, "the core moved what gloo should have moved"
     with pytest.raises(RuntimeError):
         dist.all_reduce(torch.ones(1, device="meta"))
@@ -378,7 +380,7 @@ def test_a_device_given_to_another_backend_is_served_by_it():
 
 
 @on_ranks(2)
-def test_a_device_whose_backend_cannot_be_made_is_named():
+def test_a_device_whose_backend_cannot_be_created_is_named():
     if torch.cuda.is_available():
         pytest.skip("nccl can be made here")
     from smddp.torch.device_map import Request, others
@@ -396,7 +398,7 @@ def test_a_device_whose_backend_cannot_be_made_is_named():
 
 
 @on_ranks(2)
-def test_a_group_tells_who_it_is():
+def test_a_group_reports_its_name_rank_and_size():
     world = dist.group.WORLD
     assert dist.get_backend() == "smddp"
     assert dist.is_backend_available("smddp")

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from backend.ranks import on_ranks
 
 LIMIT = 0.8
-# Time for a loaded machine, far below the 10 s that leaving a group may take.
+# Enough for a loaded machine, and well below the 10 s of the leave timeout.
 SLACK = 4.0
 
 RETURNS, LATE, CLOSED, EXITS = "returns", "CollectiveTimeoutError", "ClosedError", "SystemExit"
@@ -60,19 +60,19 @@ CASES = [
 
 
 def outcome(call: Callable[[Any], object], group: Any) -> str:
-    """Make a call; return the name of its exception, or RETURNS."""
+    """Makes a call. Returns the name of its exception, or RETURNS."""
     try:
         call(group)
     except (smddp.Error, SystemExit) as error:
         return type(error).__name__
     except ValueError as error:
-        # torch describes a failed call in its log, and does not find a group that the handler has destroyed.
+        # torch logs a failed call, and raises for a group that the handler has destroyed.
         return type(error.__context__).__name__
     return RETURNS
 
 
 def interrupt(nested: str, wait: str, group: Any) -> None:
-    """Wait in a call that the other rank does not make, while a handler makes the nested one."""
+    """Waits in a call that the other rank does not make, while a handler makes the nested call."""
     call, expected = NESTED[nested]
     seen = []
 
@@ -109,7 +109,7 @@ def test_a_handler_may_call_the_group_whose_call_it_interrupts() -> None:
             interrupt(nested, wait, group)
             store.set(name, "")
         else:
-            # Not in a call of the group meanwhile.
+            # Waits outside of the group's calls.
             store.wait([name])
         with contextlib.suppress(smddp.Error, ValueError):
             leave(group)

@@ -1,4 +1,4 @@
-"""SMDDP_JOB_TOKEN_FILE: ranks with the same file make a group, others are told which setting differs."""
+"""SMDDP_JOB_TOKEN_FILE: ranks with the same file form a group; otherwise the error names the setting."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
 
 
 class _Cases:
-    """Rank processes look for `NAME.case` in this module."""
+    """Rank processes import `NAME.case` from this module."""
 
     def __init__(self, case: Callable[[], None]) -> None:
         self.case = case
@@ -52,7 +52,7 @@ def mine() -> Path:
 
 
 def _error_of_a_group() -> str:
-    """What making one raises, on each rank."""
+    """Returns the error of creating a group on this rank."""
     begun = time.monotonic()
     with pytest.raises((RuntimeError, ValueError)) as raised:
         dist.new_group(timeout=LIMIT)
@@ -60,15 +60,15 @@ def _error_of_a_group() -> str:
     return str(raised.value)
 
 
-def _the_same_file_lets_all_in() -> None:
-    # What is around the secret does not count.
+def _the_same_file_forms_a_group() -> None:
+    # White space around the secret is ignored.
     write(mine(), f"{SECRET}\n" if dist.get_rank() else SECRET)
     summed = torch.ones(3)
     dist.all_reduce(summed, group=dist.new_group(timeout=LIMIT))
     assert summed.eq(3).all()
 
 
-def _another_file_is_told_to_all() -> None:
+def _a_different_file_is_reported_on_all_ranks() -> None:
     for odd in range(3):
         dist.barrier()
         write(mine(), SECRET[::-1] if dist.get_rank() == odd else SECRET)
@@ -89,13 +89,13 @@ def _a_file_that_cannot_be_used_is_named() -> None:
         if dist.get_rank() == 1:
             spoil()
         text = _error_of_a_group()
-        # With the name of the one file that is wrong, on all ranks.
+        # All ranks name the invalid file.
         assert "SMDDP_JOB_TOKEN_FILE" in text and "rank1.token" in text and words in text, text
     dist.barrier()
 
 
 def _a_record_that_was_changed_in_the_store_is_refused() -> None:
-    """Rank 1 reads rank 0's address as a writer of the store would leave it."""
+    """Rank 1 reads rank 0's record after a modification in the store."""
     get = dist.Store.get
 
     def changed(store: dist.Store, key: str) -> bytes:
@@ -113,8 +113,8 @@ def _a_record_that_was_changed_in_the_store_is_refused() -> None:
     dist.barrier()
 
 
-the_same_file_lets_all_in = _Cases(_the_same_file_lets_all_in)
-another_file_is_told_to_all = _Cases(_another_file_is_told_to_all)
+the_same_file_forms_a_group = _Cases(_the_same_file_forms_a_group)
+a_different_file_is_reported_on_all_ranks = _Cases(_a_different_file_is_reported_on_all_ranks)
 a_changed_record_is_refused = _Cases(_a_record_that_was_changed_in_the_store_is_refused)
 a_file_that_cannot_be_used_is_named = _Cases(_a_file_that_cannot_be_used_is_named)
 
@@ -122,8 +122,8 @@ a_file_that_cannot_be_used_is_named = _Cases(_a_file_that_cannot_be_used_is_name
 @pytest.mark.parametrize(
     "case",
     [
-        "the_same_file_lets_all_in",
-        "another_file_is_told_to_all",
+        "the_same_file_forms_a_group",
+        "a_different_file_is_reported_on_all_ranks",
         "a_changed_record_is_refused",
         "a_file_that_cannot_be_used_is_named",
     ],

@@ -1,4 +1,4 @@
-"""What a program's exception is told as, to the ranks that see its process go."""
+"""Report of a program's uncaught exception to the ranks that detect the end of its process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smddp.exit_hooks import uncaught
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     core = SimpleNamespace(Error=uncaught.core().Error, stacks=lambda: False, leave_error=lines.append)
     monkeypatch.setattr(uncaught, "core", lambda: core)
@@ -27,15 +27,15 @@ CASES = [(ValueError("two\nlines"), "ValueError: two lines"), (Unspeakable(), "U
 
 
 @pytest.mark.parametrize(("error", "words"), CASES)
-def test_an_exception_is_one_line_whatever_its_text_does(told, monkeypatch, error, words) -> None:
+def test_any_exception_is_reported_in_one_line(reported, monkeypatch, error, words) -> None:
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     uncaught.leave()
-    assert len(told) == 1 and words in told[0] and "\n" not in told[0]
+    assert len(reported) == 1 and words in reported[0] and "\n" not in reported[0]
 
 
-def test_what_came_of_a_groups_error_is_the_cores_to_tell(told, monkeypatch) -> None:
+def test_exceptions_caused_by_a_group_error_are_left_to_the_core(reported, monkeypatch) -> None:
     error = RuntimeError("while cleaning up")
     error.__cause__ = PeerLostError("rank 1 died")
     monkeypatch.setattr(sys, "last_value", error, raising=False)
     uncaught.leave()
-    assert told == []
+    assert reported == []

@@ -1,4 +1,4 @@
-"""What a job tells Prometheus: at a file of each rank, and at a port. The dashboard asks for what is there."""
+"""Prometheus metrics of a job: a file of each rank, a port, and the metrics that the dashboard queries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
 
 
 def parsed(text: str) -> dict[tuple[str, ...], float]:
-    """Values by the sample's name, group and collective, summed over all else."""
+    """Returns the values by sample name, group and collective, summed over the other labels."""
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[tuple[str, ...], float] = {}
@@ -52,7 +52,7 @@ def written() -> dict[tuple[str, ...], float]:
 
 
 class _Cases:
-    """Rank processes look for `NAME.case` in this module."""
+    """Rank processes import `NAME.case` from this module."""
 
     def __init__(self, case: Any) -> None:
         self.case = case
@@ -68,21 +68,21 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
     else:
         dist.recv(torch.ones(4), 0, group=group)
     watcher.look()
-    # A second look counts nothing twice.
+    # A second update counts no call twice.
     watcher.look()
     found = served()
     assert found["smddp_operations_total", name, "all_reduce"] == 3, found
     assert found["smddp_bytes_total", name, "all_reduce"] == 60, found
     assert found["smddp_crossed_bytes_total", name, "all_reduce"] == 0, found
     assert found["smddp_operation_seconds_count", name, "all_reduce"] == 3, found
-    # A rank that comes last finds all that it needs: such a call takes no time.
+    # The call of the last rank may complete without waiting.
     assert 0 <= found["smddp_operation_seconds_sum", name, "all_reduce"] < 60, found
     assert found.get(("smddp_bytes_total", name, "send"), 0) == (16 if dist.get_rank() == 0 else 0), found
     assert found["smddp_group_ranks", name, ""] == 2 and found["smddp_group_failed", name, ""] == 0, found
-    # The file comes by itself, by the interval, and is whole whenever it is read.
+    # The file is written at each interval, and every read is complete.
     while written().get(("smddp_operations_total", name, "all_reduce")) != 3:
         assert served()["smddp_operations_total", name, "all_reduce"] == 3
-    # What a group did is told when it is gone.
+    # The metrics include the calls of a destroyed group.
     dist.all_reduce(torch.ones(5), group=group)
     dist.destroy_process_group(group)
     watcher.look()
@@ -90,7 +90,7 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
     dist.barrier()
 
 
-def _a_waiting_rank_tells_for_how_long() -> None:
+def _a_waiting_rank_reports_its_waiting_time() -> None:
     group = dist.new_group([0, 1])
     name = group.communicator.name
     store = dist.distributed_c10d._get_default_store()
@@ -123,7 +123,7 @@ def _a_failure_is_counted() -> None:
 
 
 calls_are_counted_with_bytes_and_seconds = _Cases(_calls_are_counted_with_bytes_and_seconds)
-a_waiting_rank_tells_for_how_long = _Cases(_a_waiting_rank_tells_for_how_long)
+a_waiting_rank_reports_its_waiting_time = _Cases(_a_waiting_rank_reports_its_waiting_time)
 a_failure_is_counted = _Cases(_a_failure_is_counted)
 
 
@@ -147,7 +147,7 @@ def pool(folder: Path) -> Iterator[Pool]:
 
 @pytest.mark.parametrize(
     "case",
-    ["calls_are_counted_with_bytes_and_seconds", "a_waiting_rank_tells_for_how_long", "a_failure_is_counted"],
+    ["calls_are_counted_with_bytes_and_seconds", "a_waiting_rank_reports_its_waiting_time", "a_failure_is_counted"],
 )
 def test_metrics(pool: Pool, case: str):
     pool.run(__name__, case, SECONDS)
@@ -162,7 +162,7 @@ dist.all_reduce(torch.ones(2))
 """
 
 
-def test_the_dashboard_asks_for_what_a_job_leaves_at_its_end_and_for_nothing_else(tmp_path: Path):
+def test_the_dashboard_queries_exactly_the_metrics_of_a_job(tmp_path: Path):
     pytest.importorskip("prometheus_client")
     environment = {"SMDDP_METRICS_FILE": f"{tmp_path}/%h-%r.prom", "SMDDP_METRICS_INTERVAL": "3600"}
     command = [sys.executable, "-c", ONE_RANK.format(store=tmp_path / "store")]
@@ -178,7 +178,7 @@ def test_the_dashboard_asks_for_what_a_job_leaves_at_its_end_and_for_nothing_els
     assert set(re.findall(r"smddp_\w+", dashboard)) <= asked
 
 
-def test_without_the_library_the_job_goes_on_with_a_warning(monkeypatch: pytest.MonkeyPatch):
+def test_without_the_library_the_job_continues_with_a_warning(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SMDDP_METRICS_PORT", "0")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     monkeypatch.setattr(watcher, "_pid", None)
@@ -189,7 +189,7 @@ def test_without_the_library_the_job_goes_on_with_a_warning(monkeypatch: pytest.
     watcher.look()
 
 
-def test_a_port_or_a_file_that_cannot_be_had_is_told_and_no_more(tmp_path: Path):
+def test_an_unusable_port_or_file_is_only_reported(tmp_path: Path):
     pytest.importorskip("prometheus_client")
     (tmp_path / "file").touch()
     said: list[str] = []
@@ -205,7 +205,7 @@ def test_a_port_or_a_file_that_cannot_be_had_is_told_and_no_more(tmp_path: Path)
     ("name", "file"),
     [("/a/metrics.prom", "/a/metrics-3.prom"), ("/a/%h.%r.prom", "/a/{host}.3.prom"), ("/a/m-%p", "/a/m-{pid}")],
 )
-def test_each_rank_has_a_file_of_its_own(name: str, file: str):
+def test_each_rank_has_a_separate_file(name: str, file: str):
     assert str(place(name, 3)) == file.format(host=os.uname().nodename, pid=os.getpid())
 
 
@@ -218,11 +218,11 @@ def test_each_rank_has_a_file_of_its_own(name: str, file: str):
         ("0", ("127.0.0.1", 0)),
     ],
 )
-def test_each_rank_of_a_host_has_a_port_of_its_own(text: str, where: tuple[str, int]):
+def test_each_rank_of_a_host_has_a_separate_port(text: str, where: tuple[str, int]):
     assert listener(text, 2) == where
 
 
-def test_clients_of_the_port_cannot_take_more_than_their_share(monkeypatch: pytest.MonkeyPatch):
+def test_clients_of_the_port_use_bounded_resources(monkeypatch: pytest.MonkeyPatch):
     """Half requests, silent connections and clients that read no answer: threads are bounded, and each ends."""
     monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 0.5)
 
@@ -242,7 +242,7 @@ def test_clients_of_the_port_cannot_take_more_than_their_share(monkeypatch: pyte
         with urllib.request.urlopen(url, timeout=20) as scraped:
             assert len(scraped.read()) == 8 << 20
         for client in clients:
-            # Each connection ends, after a part of its answer or none.
+            # Each connection ends, after a partial answer or none.
             while client.recv(1 << 20) if client.fileno() >= 0 else b"":
                 pass
             client.close()

@@ -1,4 +1,4 @@
-"""Right calls raise nothing, whichever of torch's forms each rank uses for them."""
+"""Matching calls raise nothing, in any combination of torch's forms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS = 280.0
 
 
 def right(size: int, dice: random.Random, own: random.Random) -> Call:
-    """A call that all ranks make. dice: thrown alike on all ranks; own: by each rank for itself."""
+    """Returns a call that all ranks make. dice: equal on all ranks; own: differs between ranks."""
     count = dice.choice((0, 1, SMALL, 300, LARGE))
     dtype = dice.choice((torch.float32, torch.bfloat16, torch.int32))
     root = dice.randrange(size)
@@ -44,7 +44,7 @@ def right(size: int, dice: random.Random, own: random.Random) -> Call:
 
 
 def ring(group: Any) -> None:
-    """Each rank sends to the next."""
+    """Sends from each rank to the next."""
     rank, size = group.rank(), group.size()
     sent = dist.isend(torch.ones(3), calls.world_rank(group, (rank + 1) % size), group)
     dist.recv(torch.ones(3), calls.world_rank(group, (rank - 1) % size), group)
@@ -52,7 +52,7 @@ def ring(group: Any) -> None:
 
 
 def no_alarm(groups: int, count: int) -> None:
-    """`count` right calls in each of so many groups, up to eight of them at once, and the groups' ends."""
+    """Makes `count` matching calls in each group, with up to eight groups at a time, then destroys the groups."""
     for seed in range(groups):
         group = dist.new_group(timeout=DEADLINE)
         dice, own = random.Random(seed), random.Random(f"{seed} of {group.rank()}")
@@ -72,12 +72,12 @@ def no_alarm(groups: int, count: int) -> None:
 
 
 @on_ranks(2, 3, seconds=SECONDS)
-def test_right_calls_in_any_form_raise_no_alarm():
+def test_matching_calls_in_any_form_raise_nothing():
     no_alarm(groups=10, count=100)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3700)
 @on_ranks(2, 3, seconds=3600.0)
-def test_a_hundred_thousand_right_calls_raise_no_alarm():
+def test_a_hundred_thousand_matching_calls_raise_nothing():
     no_alarm(groups=100, count=1000)

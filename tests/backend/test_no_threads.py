@@ -1,4 +1,4 @@
-"""A process that may not have another thread completes its asynchronous calls and futures."""
+"""Asynchronous calls and futures complete in a process that cannot start threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ dist.init_process_group("smddp", init_method="file://" + os.environ["STORE"], ra
 dist.barrier()
 if rank == 0:
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-    if os.getuid() == 0:  # whom the limit does not hold
+    if os.getuid() == 0:  # exempt from the limit
         os.setuid(65534)
     import threading
     try:
@@ -53,7 +53,7 @@ def test_a_group_that_cannot_start_its_threads_names_them_and_the_limits():
         "import tempfile, torch.distributed as dist\n"
         "dist.init_process_group('smddp', init_method='file://' + tempfile.mktemp(), rank=0, world_size=2)"
     )
-    # No address space has room for such a stack: the kernel answers as at a limit of threads.
+    # A stack larger than the address space: the kernel fails as at a thread limit.
     done = forked.run(code, RUST_MIN_STACK=str(1 << 46))
     assert done.returncode == 1
     assert "cannot start the thread smddp-" in done.stderr and "ulimit -u" in done.stderr, done.stderr

@@ -12,7 +12,7 @@ from smddp import _core
 from backend.oracle import same
 from backend.ranks import BACKEND, on_ranks
 
-# Elements of a block: a short message, and one that goes from memory to memory between nodes (from 256 KiB on).
+# Elements of a block: a short message, and a zero-copy message between nodes (from 256 KiB).
 SIZES = (7, 40_001)
 only_smddp = pytest.mark.skipif(BACKEND != "smddp", reason="other backends make no promise about overlapping outputs")
 
@@ -77,7 +77,7 @@ def test_overlapping_input_and_output_give_the_results_of_separate_tensors():
 
 @only_smddp
 @on_ranks(2)
-def test_outputs_that_overlap_each_other_are_refused_before_anything_moves():
+def test_overlapping_outputs_are_refused_before_any_transfer():
     x, one = torch.zeros(6), torch.ones(2)
     grid = torch.zeros(2, 2)
     world = dist.group.WORLD
@@ -92,7 +92,7 @@ def test_outputs_that_overlap_each_other_are_refused_before_anything_moves():
         world.reduce_scatter_tensor_coalesced([x[:2], torch.zeros(2)], [torch.ones(4), x[:4]])
     with pytest.raises(ValueError, match="output 0 of rank 0 and output 1 of rank 1 overlap"):
         world.allgather_coalesced([[x[0:2], x[2:4]], [x[4:6], x[0:2]]], [one, one])
-    # Side by side, and each input in its own output's place.
+    # Adjacent outputs, and inputs in place of their outputs.
     dist.all_gather([grid[:, 0], grid[:, 1]], one)
     rank = dist.get_rank()
     outputs = [torch.full((4,), float(rank)), torch.full((4,), float(rank))]

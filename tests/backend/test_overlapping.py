@@ -1,4 +1,4 @@
-"""FSDP2 on CPUs that computes while its shards and gradients are under way: `smddp.overlap_fsdp`."""
+"""`smddp.overlap_fsdp`: overlap of FSDP2's collectives with computation on CPUs."""
 
 from __future__ import annotations
 
@@ -77,24 +77,24 @@ def _sharded(overlapped: bool, layers: int = 4, **options: Any) -> Model:
 
 
 def _trained(model: Model, backwards: int = 1) -> list[Tensor]:
-    """Losses, gradients and parameters of three steps."""
-    told: list[Tensor] = []
+    """Returns losses, gradients and parameters of three steps."""
+    values: list[Tensor] = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
     for step in range(3):
         for part in range(backwards):
             torch.manual_seed(100 * dist.get_rank() + 10 * step + part)
             loss = model(torch.randn(5, 7))
             loss.backward()
-            told.append(loss.detach())
+            values.append(loss.detach())
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        told += [p.grad.to_local().clone() for p in model.parameters() if p.grad is not None]
+        values += [p.grad.to_local().clone() for p in model.parameters() if p.grad is not None]
         optimizer.step()
         optimizer.zero_grad()
-    return told + [p.to_local().detach().clone() for p in model.parameters()]
+    return values + [p.to_local().detach().clone() for p in model.parameters()]
 
 
 class Deferred:
-    """Counts the gradients that were not waited for at once, and the reasons of those that were."""
+    """Counts the overlapped gradients, and records the reasons of the others."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reasons: list[str | None] = []
@@ -105,7 +105,7 @@ class Deferred:
 
 
 @on_ranks(3)
-def test_values_are_those_of_plain_fsdp_whatever_reads_the_gradients():
+def test_values_equal_those_of_plain_fsdp_for_all_readers_of_gradients():
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     def frozen(model: Model) -> None:
@@ -150,7 +150,7 @@ def test_values_are_those_of_plain_fsdp_whatever_reads_the_gradients():
 
 
 def _meet(name: str) -> None:
-    """Rank 1 goes on once rank 0 has been here."""
+    """Rank 1 continues after rank 0 has passed this point."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
         store.set(name, "here")
@@ -159,10 +159,10 @@ def _meet(name: str) -> None:
 
 
 @on_ranks(2)
-def test_gradients_are_under_way_while_backward_goes_on():
-    """Rank 1 gives its part of the last layer's gradients only after rank 0 is in the backward of the layer before."""
+def test_gradients_are_reduced_during_backward():
+    """Rank 1 contributes the last layer's gradients only after rank 0 is in the backward of the layer before."""
     model = _sharded(True)
-    model(torch.ones(5, 7)).backward()  # FSDP2 learns the order of the units
+    model(torch.ones(5, 7)).backward()  # FSDP2 records the order of the units
     name = f"overlapping {time.monotonic_ns()}" if dist.get_rank() == 0 else ""
     names = [name]
     dist.broadcast_object_list(names)
@@ -196,7 +196,7 @@ def test_the_next_unit_is_gathered_while_one_computes():
 
 
 @on_ranks(2)
-def test_what_goes_wrong_on_the_way_is_raised_by_backward():
+def test_errors_of_collectives_are_raised_by_backward():
     if BACKEND != "smddp":
         pytest.skip("other backends wait for their deadline")
     group = dist.new_group([0, 1])

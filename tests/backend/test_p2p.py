@@ -36,7 +36,7 @@ def test_messages_go_round_in_every_type_and_size():
 
 
 @on_ranks(2)
-def test_tags_keep_messages_apart():
+def test_tags_separate_messages():
     rank = dist.get_rank()
     if rank == 0:
         works = [dist.isend(torch.full((2,), float(tag)), 1, tag=tag) for tag in (5, 6, 7)]
@@ -64,7 +64,7 @@ def test_messages_of_one_tag_keep_their_order():
 
 
 @on_ranks(2, 3)
-def test_a_receive_from_any_source_tells_who_sent():
+def test_a_receive_from_any_source_returns_the_sender():
     rank, size = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         seen = set()
@@ -80,7 +80,7 @@ def test_a_receive_from_any_source_tells_who_sent():
 
 
 @on_ranks(3)
-def test_any_source_of_a_subgroup_is_told_as_a_global_rank():
+def test_any_source_of_a_subgroup_returns_a_global_rank():
     rank = dist.get_rank()
     group = dist.new_group([2, 1])
     if rank == 2:
@@ -112,7 +112,7 @@ def test_a_batch_of_sends_and_receives_does_not_depend_on_its_order():
 
 
 @on_ranks(2)
-def test_strided_messages_arrive_as_their_elements():
+def test_strided_messages_deliver_their_elements():
     rank = dist.get_rank()
     tensor = torch.zeros(4, 2)
     if rank == 0:
@@ -134,8 +134,8 @@ def test_a_rank_may_send_to_itself():
 
 
 @on_ranks(2)
-def test_collectives_pass_between_a_send_and_its_receive():
-    """Messages and collectives are numbered apart."""
+def test_collectives_are_possible_between_a_send_and_its_receive():
+    """Messages and collectives have separate sequence numbers."""
     rank = dist.get_rank()
     if rank == 0:
         work = dist.isend(torch.ones(2), 1)
@@ -148,7 +148,7 @@ def test_collectives_pass_between_a_send_and_its_receive():
 
 
 @on_ranks(2)
-def test_objects_go_from_rank_to_rank():
+def test_objects_are_sent_between_ranks():
     if dist.get_rank() == 0:
         dist.send_object_list(["a", {"b": 1}], 1)
     else:
@@ -223,8 +223,8 @@ def test_a_receive_from_the_own_rank_ends_at_its_deadline_without_a_wait():
 
 
 @on_ranks(2)
-def test_a_receive_whose_wait_timed_out_is_still_the_first_in_line():
-    """wait(timeout) gives up the wait, not the receive: the next message is its, and a second wait gets it."""
+def test_a_receive_whose_wait_timed_out_receives_the_next_message():
+    """wait(timeout) ends the wait, not the receive: the next message completes it, and a second wait returns."""
     if dist.get_rank() == 0:
         first, second = torch.zeros(2), torch.zeros(2)
         work = dist.irecv(first, 1, tag=5)

@@ -1,4 +1,4 @@
-"""A torch without a private name that smddp uses loses one feature with one warning, and no group."""
+"""A torch without one of the private names that smddp uses loses one feature with one warning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from smddp.torch.device_map import HELPER_LOCALS
 from torch.distributed import distributed_c10d as dist_c10d
 
-# Each removes one name that smddp uses, as a later torch might.
+# Each statement removes one private name, as a later torch may.
 NAMES = {
     "dispatch modes": "del torch._C._len_torch_dispatch_stack",
     "profiler": "del torch.autograd._profiler_enabled",
@@ -19,7 +19,7 @@ NAMES = {
     "batches": "import torch.distributed.distributed_c10d as c10d; del c10d._check_p2p_op_list",
     "request": "from smddp.torch import device_map as devices; devices.HELPER_LOCALS = ('renamed', 'pg', 'device_id')",
 }
-# Names are read when smddp's modules are first imported.
+# smddp reads the names at import.
 PROGRAM = """
 import tempfile, warnings
 warnings.simplefilter("always")
@@ -38,7 +38,7 @@ print("\\n".join(str(each.message) for each in found if "which smddp uses" in st
 """
 
 
-def test_each_missing_name_of_torch_costs_one_warning_and_no_group():
+def test_each_missing_name_of_torch_causes_one_warning():
     done = forked.run_all(
         [
             (PROGRAM.format(remove=f"import torch, torch.autograd, torch._C._profiler\n{each}"), {})
@@ -59,11 +59,11 @@ for name in ("_new_process_group_helper", "_maybe_attach_flight_recorder"):
 dist.init_process_group("cpu:gloo,cuda:smddp", init_method="file://" + tempfile.mktemp(), rank=0, world_size=1)
 dist.all_reduce(torch.ones(2))
 world = dist.group.WORLD
-print(world._request.backends["cpu"], world.communicator.sequence(), world._heard)
+print(world._request.backends["cpu"], world.communicator.sequence(), world._has_observers)
 """
 
 
-def test_renamed_functions_of_torch_change_nothing():
+def test_renamed_functions_of_torch_have_no_effect():
     (done,) = forked.run_all([(RENAMED, {})])
     assert done.stdout.split() == ["gloo", "0", "False"], (done.stdout, done.stderr)
 
@@ -75,11 +75,11 @@ def test_this_torch_has_the_names_that_smddp_reads():
     assert set(dist.Backend.backend_list) >= {"gloo", "smddp"}
 
 
-def test_other_backends_are_found_without_the_table_of_plugins(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_table_of_plugins_causes_a_warning(monkeypatch: pytest.MonkeyPatch):
     from smddp.torch.compat import backend_plugins
 
     class Backend:
-        """As torch's, without the table."""
+        """torch's class without the table."""
 
     monkeypatch.setattr(dist, "Backend", Backend)
     with pytest.warns(RuntimeWarning, match="_plugins, which smddp uses"):

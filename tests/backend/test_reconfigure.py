@@ -1,4 +1,4 @@
-"""A group goes on with other ranks in the same object, as torch's contract for fault tolerance has it."""
+"""Reconfiguration of a group by torch's contract for fault tolerance: other ranks in the same object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _numbers = itertools.count(1)
 
 
 def handles_of(group) -> list[str]:
-    """Of all ranks of the world, by whatever way they have."""
+    """Returns the handles of all ranks of the world."""
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, group.get_reconfigure_handle())
     return found
@@ -32,20 +32,20 @@ def again(group, handles, uuid=None, timeout=LIMIT, hints=None) -> None:
 
 
 def assert_adds_up(group, world_ranks: list[int]) -> None:
-    """All collectives of the group are among these ranks of the world, in that order."""
+    """Asserts that the group consists of these global ranks in that order."""
     assert (group.size(), group.rank()) == (len(world_ranks), world_ranks.index(dist.get_rank()))
     mine = torch.tensor([dist.get_rank()])
     every = [torch.empty_like(mine) for _ in world_ranks]
     dist.all_gather(every, mine, group=group)
     assert [int(each) for each in every] == world_ranks
     assert dist.get_process_group_ranks(group) == world_ranks
-    # By its rank in the world, as all calls with a root have it.
+    # The root is a global rank.
     dist.broadcast(mine, world_ranks[-1], group=group)
     assert int(mine) == world_ranks[-1]
 
 
 @on_ranks(3)
-def test_a_list_says_the_order_and_a_set_keeps_it():
+def test_a_list_defines_the_order_and_a_set_keeps_it():
     group, me = dist.new_group(), dist.get_rank()
     handles = handles_of(group)
     again(group, [handles[rank] for rank in (2, 0, 1)])
@@ -53,7 +53,7 @@ def test_a_list_says_the_order_and_a_set_keeps_it():
     again(group, set(handles_of(group)))
     assert_adds_up(group, [2, 0, 1])
     handles = handles_of(group)
-    # Two groups of one object: each goes its own way.
+    # Splits the members into two separate configurations.
     if me == 1:
         again(group, [handles[1]], uuid=100)
         assert_adds_up(group, [1])
@@ -66,8 +66,8 @@ def test_a_list_says_the_order_and_a_set_keeps_it():
 
 
 @on_ranks(3)
-def test_who_holds_the_group_goes_on_with_it():
-    """DDP divides by the ranks that there are; a call that was under way ends with an error, and does not come back."""
+def test_references_to_the_group_use_its_new_ranks():
+    """DDP divides by the current number of ranks; a pending call fails and receives no later data."""
     group, me = dist.new_group(), dist.get_rank()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), process_group=group)
     handles = handles_of(group)
@@ -82,7 +82,7 @@ def test_who_holds_the_group_goes_on_with_it():
     with torch.no_grad():
         model.module.weight.fill_(1.0)
     model(torch.full((1, 1), float(me + 1))).sum().backward()
-    asked = dist.ProcessGroup.size(group) == group.size()  # an older torch divides by 3 ranks, and is warned of
+    asked = dist.ProcessGroup.size(group) == group.size()  # an older torch divides by 3 ranks, with a warning
     assert float(model.module.weight.grad) == pytest.approx((3.0 if me == 2 else 1.5) if asked else 1.0)
     again(group, handles_of(group), uuid=202)
     assert_adds_up(group, [0, 1, 2])
@@ -90,45 +90,45 @@ def test_who_holds_the_group_goes_on_with_it():
 
 
 @on_ranks(2)
-def test_a_torch_that_goes_on_with_the_old_number_of_ranks_is_warned_of():
+def test_a_torch_that_keeps_the_old_number_of_ranks_causes_a_warning():
     group = dist.new_group()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         again(group, handles_of(group)[::-1], uuid=260)
-        assert not caught, "it has as many ranks as before"
+        assert not caught, "the number of ranks is unchanged"
         again(group, [group.get_reconfigure_handle()], uuid=261 + dist.get_rank())
-    told = [str(each.message) for each in caught if "DistributedDataParallel" in str(each.message)]
+    warned = [str(each.message) for each in caught if "DistributedDataParallel" in str(each.message)]
     if dist.ProcessGroup.size(group) == 1:
-        assert not told, "this torch asks the group"
+        assert not warned, "this torch asks the group"
     else:
-        assert len(told) == 1 and "goes on with 2 ranks where this group has 1" in told[0], told
+        assert len(warned) == 1 and "goes on with 2 ranks where this group has 1" in warned[0], warned
     dist.destroy_process_group(group)
 
 
 @on_ranks(2)
-def test_who_listens_goes_on_hearing():
-    group, heard = dist.new_group(), []
+def test_hooks_remain_registered():
+    group, hooked = dist.new_group(), []
     if not hasattr(dist.ProcessGroup, "register_pre_hook"):
         pytest.skip("this torch has no such hooks")
-    group.register_pre_hook(1, lambda args: heard.append(args.name))
+    group.register_pre_hook(1, lambda args: hooked.append(args.name))
     dist.all_reduce(torch.ones(1), group=group)
-    before = len(heard)
+    before = len(hooked)
     again(group, handles_of(group)[::-1], uuid=250)
     dist.all_reduce(torch.ones(1), group=group)
-    assert len(heard) == 2 * before > 0, heard
+    assert len(hooked) == 2 * before > 0, hooked
     assert_adds_up(group, [1, 0])
     dist.destroy_process_group(group)
 
 
 @on_ranks(3)
-def test_after_an_abort_or_a_failed_attempt_the_next_one_goes_on():
+def test_reconfigure_succeeds_after_an_abort_and_a_failed_attempt():
     group, me = dist.new_group(), dist.get_rank()
     handles = handles_of(group)
     group.abort()
     with pytest.raises(dist.DistBackendError):
         dist.all_reduce(torch.ones(1), group=group)
     if me != 0:
-        # Rank 0 is awaited and does not come.
+        # Rank 0 is missing.
         with pytest.raises(dist.DistBackendError, match="rank 0 did not join group"):
             again(group, handles, uuid=300, timeout=datetime.timedelta(seconds=1))
         with pytest.raises(dist.DistBackendError, match="reconfiguration 300 failed"):
@@ -139,7 +139,7 @@ def test_after_an_abort_or_a_failed_attempt_the_next_one_goes_on():
 
 
 @on_ranks(2)
-def test_what_makes_no_group_is_refused_and_the_group_stays():
+def test_invalid_arguments_are_refused_and_the_group_is_unchanged():
     group = dist.new_group()
     handles = handles_of(group)
     again(group, handles, uuid=400)
@@ -149,8 +149,8 @@ def test_what_makes_no_group_is_refused_and_the_group_stays():
     for wrong, why in [
         ([other], "not among"),
         ([], "not among"),
-        ([mine, mine, other], "named twice"),
-        ([mine, "gloo:1"], "no handle of a smddp group"),
+        ([mine, mine, other], "duplicate handle"),
+        ([mine, "gloo:1"], "invalid handle"),
     ]:
         with pytest.raises(ValueError, match=why):
             again(group, wrong, uuid=401)
@@ -165,18 +165,18 @@ def test_what_makes_no_group_is_refused_and_the_group_stays():
 
 
 @on_ranks(2)
-def test_a_store_that_is_hinted_at_serves_where_the_groups_own_is_gone():
+def test_a_hinted_store_replaces_a_failed_group_store():
     group = dist.new_group()
     addresses = [None, None]
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if dist.get_rank() == 1 else None
     dist.all_gather_object(addresses, f"127.0.0.1:{server.port}" if server is not None else None)
     handles = handles_of(group)
 
-    class Gone:
+    class Failed:
         def __getattr__(self, name: str) -> None:
-            raise RuntimeError("the store is gone")
+            raise RuntimeError("the store has failed")
 
-    group._group_store = Gone()
+    group._group_store = Failed()
     again(group, handles, uuid=500, hints={"store": addresses[1]})
     assert_adds_up(group, [0, 1])
     dist.barrier()
@@ -184,7 +184,7 @@ def test_a_store_that_is_hinted_at_serves_where_the_groups_own_is_gone():
 
 
 @on_ranks(2)
-def test_a_group_that_waits_for_its_first_ranks_says_so():
+def test_calls_of_a_group_without_ranks_name_the_reason():
     if not hasattr(dist, "_reconfigure"):
         pytest.skip("this torch makes no groups with enable_reconfigure")
     from smddp.torch.device_map import Request
@@ -209,7 +209,7 @@ def test_a_group_that_waits_for_its_first_ranks_says_so():
     found = torch.ones(3)
     group.allreduce([found]).wait()
     assert found.tolist() == [2.0] * 3
-    # What was asked for is no error of the group.
+    # A requested abort is not an error of the group.
     group.abort()
     assert group.get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS
     dist.barrier()

@@ -1,4 +1,4 @@
-"""Reductions: every operation on every type that has it, the same bits everywhere."""
+"""Reductions: every operation on every supported type, with equal bits on all ranks."""
 
 import datetime
 
@@ -28,7 +28,7 @@ CASES = [(op, dtype) for op in (*ARITHMETIC, "AVG", *BITWISE) for dtype in REDUC
 
 
 def equal(got: torch.Tensor, wanted: torch.Tensor, op: str) -> None:
-    """The division of an average may round otherwise than ours; all else is exact."""
+    """Compares exactly, except for the rounding of averages."""
     if op == "AVG":
         torch.testing.assert_close(got, wanted)
     else:
@@ -48,13 +48,13 @@ def test_all_reduce_reduces_every_type_by_every_operation():
     rank, size = dist.get_rank(), dist.get_world_size()
     for op, dtype in CASES:
         tensor = contribution(rank, 13, dtype)
-        # torch's own function turns complex numbers into pairs; the group's method gets them as they are.
+        # torch's function converts complex numbers to pairs; the group's method receives them unchanged.
         dist.group.WORLD.allreduce([tensor], options("AllreduceOptions", op)).wait()
         equal(tensor, reduced([contribution(r, 13, dtype) for r in range(size)], op), op)
 
 
 @on_ranks(2, 3)
-def test_reduce_gives_the_root_what_all_reduce_gives_all():
+def test_reduce_returns_the_result_of_all_reduce_at_the_root():
     rank, size = dist.get_rank(), dist.get_world_size()
     for op, dtype in CASES:
         for root in range(size):
@@ -105,7 +105,7 @@ def test_large_and_empty_reductions():
 
 
 @on_ranks(2, 3)
-def test_all_ranks_get_the_same_bits_of_inexact_sums():
+def test_inexact_sums_have_equal_bits_on_all_ranks():
     rank, size = dist.get_rank(), dist.get_world_size()
     for dtype in FLOATS:
         generator = torch.Generator().manual_seed(rank)
@@ -127,7 +127,7 @@ def test_half_precision_sums_round_once():
 
 
 @on_ranks(2)
-def test_premul_sum_takes_its_factor_from_the_operation():
+def test_premul_sum_uses_the_factor_of_the_operation():
     rank, size = dist.get_rank(), dist.get_world_size()
     for factor in (0.5, torch.tensor([0.5])):
         op = dist._make_nccl_premul_sum(factor)
@@ -140,7 +140,7 @@ def test_premul_sum_takes_its_factor_from_the_operation():
 
 
 @on_ranks(2)
-def test_reductions_that_do_not_exist_are_refused_before_anything_moves():
+def test_unsupported_reductions_are_refused_before_any_transfer():
     rank = dist.get_rank()
     group = dist.group.WORLD
     with pytest.raises(ValueError, match=r"ReduceOp\.BAND with non-integral dtype"):
@@ -152,7 +152,7 @@ def test_reductions_that_do_not_exist_are_refused_before_anything_moves():
         dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG)
     with pytest.raises(TypeError, match=r"float8_e4m3fn.*does not reduce"):
         dist.all_reduce(torch.zeros(2, dtype=torch.float8_e4m3fn))
-    # Newer torch refuses the bare operation itself.
+    # Newer torch refuses PREMUL_SUM without a factor itself.
     with pytest.raises((ValueError, TypeError, RuntimeError)):
         dist.all_reduce(torch.ones(2), dist.ReduceOp.PREMUL_SUM)
     tensor = torch.full((2,), float(rank))
@@ -165,7 +165,7 @@ def test_sparse_tensors_are_summed():
     rank, size = dist.get_rank(), dist.get_world_size()
 
     def sparse(r: int) -> torch.Tensor:
-        # Rank r has r + 1 entries, some in the same place as other ranks', in a hybrid tensor.
+        # Rank r has r + 1 entries of a hybrid tensor, some at the indices of other ranks' entries.
         indices = torch.tensor([[i % 3 for i in range(r + 1)], [i % 2 for i in range(r + 1)]])
         return torch.sparse_coo_tensor(indices, torch.full((r + 1, 2), float(r + 1)), (3, 2, 2))
 
@@ -192,7 +192,7 @@ def test_sparse_tensors_without_sparse_dimensions_or_elements_are_summed():
 
 
 @on_ranks(2)
-def test_sparse_all_reduce_has_the_timeout_of_its_options():
+def test_sparse_all_reduce_uses_the_timeout_of_its_options():
     group = dist.new_group()
     if dist.get_rank() == 0:
         options = dist.AllreduceOptions()
@@ -214,9 +214,9 @@ def test_sparse_all_reduce_is_not_an_all_gather():
 
 
 @on_ranks(2)
-def test_sparse_tensors_are_summed_whatever_the_default_device_is():
+def test_sparse_tensors_are_summed_with_any_default_device():
     tensor = torch.eye(2).to_sparse()
-    # The group itself: torch's front end leaves the default aside, some of its own callers do not.
+    # On the group: torch's front end ignores the default device, but some of torch's callers do not.
     with torch.device("meta"):
         dist.group.WORLD.allreduce([tensor]).wait()
     same(tensor.to_dense(), torch.eye(2) * 2)
@@ -224,7 +224,7 @@ def test_sparse_tensors_are_summed_whatever_the_default_device_is():
 
 @on_ranks(2)
 def test_denormals_are_kept_where_torch_flushes_them():
-    """torch's own kernels of this thread flush them; a sum that other ranks get, too, is the same on all."""
+    """torch's kernels flush them on this thread; sums must be equal on all ranks."""
     tiny = torch.finfo(torch.float32).tiny
     source = torch.full((1000,), tiny / 4)
     if not torch.set_flush_denormal(True):
@@ -235,7 +235,7 @@ def test_denormals_are_kept_where_torch_flushes_them():
             work = dist.all_reduce(tensor, async_op=async_op)
             if async_op:
                 work.wait()
-            # As bits: torch takes the flushed for zeros.
+            # Compared as bits: torch treats denormals as zeros.
             assert tensor.view(torch.int32).unique().tolist() == [1 << 22]
             assert (torch.ones(1) * tiny / 2).item() == 0, "the caller's mode"
     finally:
@@ -244,7 +244,7 @@ def test_denormals_are_kept_where_torch_flushes_them():
 
 @on_ranks(2)
 def test_integer_averages_divide_the_wrapped_sum():
-    """Partial sums travel in the tensor's own type, as in NCCL."""
+    """Partial sums are sent in the tensor's type, as in NCCL."""
     tensor = torch.tensor([60_000, 3], dtype=torch.uint16)
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     assert tensor.tolist() == [(120_000 - 65_536) // 2, 3]

@@ -1,4 +1,4 @@
-"""Importing, registering, the historic names, and the console command. No groups, so no rank processes."""
+"""Import, registration, historic names, and the console command, without rank processes."""
 
 import importlib.util
 import json
@@ -24,7 +24,7 @@ def succeeds(code: str, **environment: str) -> str:
 
 
 def succeeds_after_torch(code: str, **environment: str) -> str:
-    """The same where torch is imported already."""
+    """Runs the code after an import of torch."""
     done = forked.run(code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -34,7 +34,7 @@ def test_the_package_imports_without_torch():
     assert succeeds("import sys, smddp; print('torch' in sys.modules, 'smddp._core' in sys.modules)") == "False False"
 
 
-def test_registering_makes_no_thread_and_opens_no_file():
+def test_registration_starts_no_thread_and_opens_no_file():
     code = """
 import os, threading, torch, torch.distributed
 before = set(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task'))
@@ -45,7 +45,7 @@ print((set(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task'))) == 
     assert succeeds(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "True 1"
 
 
-def test_the_historic_import_registers_once_and_takes_no_default_away():
+def test_the_historic_import_registers_once_and_keeps_the_default():
     code = """
 import torch.distributed as dist
 before = dict(dist.Backend.default_device_backend_map)
@@ -153,7 +153,7 @@ except RuntimeError as error:
     assert "torchrun" in succeeds_after_torch(code, **empty)
 
 
-def test_info_tells_the_path_of_every_collective():
+def test_info_shows_the_path_of_every_collective():
     done = subprocess.run(
         [sys.executable, "-m", "smddp.tools.cli", "info", "--json"], capture_output=True, text=True, timeout=60
     )
@@ -162,10 +162,10 @@ def test_info_tells_the_path_of_every_collective():
     assert set(found["paths"]) >= {"all_gather", "reduce_scatter", "all_reduce", "barrier"}
     assert all(found["paths"]["all_gather"].values())
     assert any(name.startswith("SMDDP_") for name in found["settings"])
-    # tests/cli has the text.
+    # tests/cli checks the text.
 
 
-#: Two ranks that make a barrier; the second comes `late` seconds later.
+#: Two ranks that make a barrier; the second is `late` seconds late.
 TWO = """
 import os, tempfile, time, torch.distributed as dist
 from smddp._register import register
@@ -183,7 +183,7 @@ os.wait()
 """
 
 
-def test_the_debug_setting_tells_the_path_of_every_collective_once_for_a_group():
+def test_the_debug_setting_logs_the_path_of_every_collective_once_per_group():
     done = forked.run(TWO.format(late=0), SMDDP_DEBUG="INFO")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "SMDDP INFO group" in line and "all_gather" in line]
@@ -191,7 +191,7 @@ def test_the_debug_setting_tells_the_path_of_every_collective_once_for_a_group()
     assert "reduce_scatter" in lines[0]
 
 
-def test_the_log_says_when_where_and_how_grave_and_names_who_is_late():
+def test_log_lines_have_time_rank_and_level_and_name_the_late_rank():
     done = forked.run(TWO.format(late=3), SMDDP_DEBUG="TRACE")
     assert done.returncode == 0, done.stderr
     shape = re.compile(r"(20\d\d-\d\d-\d\dT[\d:]{8}\.\d{6}Z) (\S+):(\d+) \[([01?])\] SMDDP ([A-Z]+) (.+)")
@@ -206,7 +206,7 @@ def test_the_log_says_when_where_and_how_grave_and_names_who_is_late():
     assert [text.split("`")[2].split(":")[0] for text in traced] == [" begins", " ends"], traced
 
 
-def test_nothing_is_told_where_nothing_is_wrong():
+def test_nothing_is_logged_without_a_problem():
     code = "import smddp\nwith smddp.init() as comm:\n    comm.barrier()"
     assert python(code, SMDDP_DEBUG="WARN").stderr == ""
 

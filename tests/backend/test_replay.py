@@ -1,4 +1,4 @@
-"""What a job recorded is made again by `smddp-bench replay`, and ends as it did."""
+"""`smddp-bench replay` repeats a job's recorded calls with the same outcome."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def raised(call) -> type | None:
 
 
 @on_ranks(3)
-def test_a_mismatch_and_a_rank_that_never_came_end_again_as_they_did() -> None:
-    """And what a dump does not tell of a call is said."""
+def test_a_mismatch_and_a_missing_rank_are_reproduced() -> None:
+    """The replay also reports properties of calls that a dump lacks."""
     rank = dist.get_rank()
     second = datetime.timedelta(seconds=1)
     differ, hung = (dist.new_group(backend="cpu:smddp", timeout=second) for _ in range(2))
@@ -46,17 +46,17 @@ def test_a_mismatch_and_a_rank_that_never_came_end_again_as_they_did() -> None:
     dist.barrier()
     if rank == 0:
         names = [part for group in (differ, hung) for part in ("--group", group.group_name)]
-        told = subprocess.run(
+        replay = subprocess.run(
             [sys.executable, "-m", "smddp", "bench", "replay", *files, *names, "--here", "--timeout", "1"],
             env={**os.environ, "SMDDP_DUMP_DIR": ""},
             capture_output=True,
             text=True,
             timeout=50,
         )
-        text = told.stdout + told.stderr
-        assert told.returncode == 1, text
+        text = replay.stdout + replay.stderr
+        assert replay.returncode == 1, text
         for group in (differ, hung):
-            assert f"# Group `{group.group_name}` ended as recorded\n" in told.stdout, text
-        assert "missing: rank 2 " in told.stdout.rpartition("# replayed:")[2], text
-        assert "sizes of uneven blocks are not recorded" in told.stdout, text
+            assert f"# Group `{group.group_name}` ended as recorded\n" in replay.stdout, text
+        assert "missing: rank 2 " in replay.stdout.rpartition("# replayed:")[2], text
+        assert "sizes of uneven blocks are not recorded" in replay.stdout, text
     dist.barrier()

@@ -1,4 +1,4 @@
-"""`dist.shrink_group`: some ranks of a group go on in a new one, and the others have no part in it."""
+"""`dist.shrink_group`: some ranks of a group form a new one without the help of the others."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def assert_adds_up(group, world_ranks: list[int]) -> None:
 
 
 @on_ranks(4)
-def test_a_shrunk_group_has_those_who_stay_in_their_order_and_is_a_group_as_any():
-    """Excluded are ranks of the group, which are others in the world."""
+def test_a_shrunk_group_has_the_remaining_ranks_in_order_and_all_features():
+    """The excluded ranks are ranks of the group, which differ from the global ranks."""
     me, group = dist.get_rank(), dist.new_group([1, 2, 3])
     needs_shrinking()
     if me in (1, 3):
@@ -51,18 +51,18 @@ def test_a_shrunk_group_has_those_who_stay_in_their_order_and_is_a_group_as_any(
                 dist.all_reduce(torch.ones(1), group=shrunk)
             dist.destroy_process_group(shrunk)
     elif me == 2:
-        # Nobody waits for the others: they have left.
+        # No rank waits for the others: they have left.
         with pytest.raises(dist.DistBackendError, match="left the group"):
             dist.all_reduce(torch.ones(1), group=group)
         dist.destroy_process_group(group)
-    # All ranks agree on the name of a group that they make after it.
+    # All ranks agree on the name of the next group.
     again = dist.new_group()
     assert_adds_up(again, [0, 1, 2, 3])
     dist.destroy_process_group(again)
 
 
 @on_ranks(3)
-def test_what_is_under_way_ends_with_an_error_and_never_gets_into_the_shrunk_group():
+def test_pending_calls_fail_and_never_reach_the_shrunk_group():
     me = dist.get_rank()
     needs_shrinking()
     for flags in (dist_c10d.SHRINK_DEFAULT, dist_c10d.SHRINK_ABORT):
@@ -80,7 +80,7 @@ def test_what_is_under_way_ends_with_an_error_and_never_gets_into_the_shrunk_gro
 
 
 @on_ranks(2)
-def test_what_makes_no_smaller_group_is_refused_and_the_group_stays():
+def test_invalid_arguments_are_refused_and_the_group_stays_usable():
     me, group = dist.get_rank(), dist.new_group()
     needs_shrinking()
     for wrong, kind, why in [
@@ -105,7 +105,7 @@ def test_what_makes_no_smaller_group_is_refused_and_the_group_stays():
 
 
 @on_ranks(2)
-def test_a_group_whose_devices_have_different_backends_says_what_to_do_instead():
+def test_the_error_of_a_group_with_several_backends_names_the_remedy():
     group = dist.new_group(backend="cpu:smddp,cuda:gloo")
     needs_shrinking()
     assert backend_of(group).supports_shrinking is False

@@ -1,4 +1,4 @@
-"""Groups of one mesh dimension give equal inputs equal bits, however nodes divide them."""
+"""Groups of one mesh dimension reduce equal inputs to equal bits for any distribution over nodes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _is_canonical(group: dist.ProcessGroup) -> bool:
 
 
 def _result(group: dist.ProcessGroup, dtype: torch.dtype) -> list[str]:
-    """Return the hashes of all ranks' sums of inputs that are equal by place in the group."""
+    """Returns the hashes of all ranks' sums; inputs are equal for equal ranks in a group."""
     generator = torch.Generator().manual_seed(group.rank())
     tensor = torch.randn(100_003, generator=generator).to(dtype)
     dist.all_reduce(tensor, group=group)
@@ -43,10 +43,10 @@ def _result(group: dist.ProcessGroup, dtype: torch.dtype) -> list[str]:
 def siblings_have_the_same_bits() -> None:
     rank = dist.get_rank()
     ranks_of = {
-        # Nodes divide the groups of three as 2 + 1 and 1 + 2.
+        # Groups of three are distributed over the nodes as 2 + 1 and 1 + 2.
         "columns": (init_device_mesh("cpu", (3, 2), mesh_dim_names=("ddp", "fsdp"))["ddp"], True),
         "rows": (init_device_mesh("cpu", (2, 3), mesh_dim_names=("ddp", "tp"))["tp"], False),
-        # No mesh in rank order has these.
+        # Not the groups of any mesh in rank order.
         "permuted": (DeviceMesh("cpu", [[0, 1, 3], [2, 4, 5]], mesh_dim_names=("a", "b"))["b"], True),
         "permuted, alike": (DeviceMesh("cpu", [[0, 2, 1], [5, 3, 4]], mesh_dim_names=("a", "b"))["b"], False),
     }

@@ -1,4 +1,4 @@
-"""Ctrl-C gets through to a rank that waits, and costs the group nothing."""
+"""Ctrl-C interrupts a waiting rank, and the group stays usable."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from backend.ranks import on_ranks
 
 
 def interrupted() -> float:
-    """Interrupt this rank in a call to which the other one has not come. How long the call goes on."""
+    """Interrupts this rank in a call that the other has not made. Returns the seconds until the call raised."""
     tensor = torch.ones(3)
     sent = []
     calls = dist.group.WORLD._get_sequence_number_for_group
 
     def interrupt(begun: int) -> None:
-        # Not before the call has begun.
+        # Not before the call has started.
         while calls() == begun:
             time.sleep(0.01)
         sent.append(time.monotonic())
@@ -44,17 +44,17 @@ def interrupted() -> float:
 
 
 @on_ranks(2)
-def test_ctrl_c_ends_a_wait_within_half_a_second_and_the_call_goes_on() -> None:
+def test_ctrl_c_ends_a_wait_within_half_a_second_and_the_call_continues() -> None:
     store = dist.distributed_c10d._get_default_store()
     late = []
-    # the machine may hold up one of them
-    for turn in range(3):
+    # the machine may delay one of them
+    for step in range(3):
         if dist.get_rank() == 0:
             late.append(interrupted())
-            store.set(f"interrupted {turn}", "yes")
+            store.set(f"interrupted {step}", "yes")
         else:
             # Not before the other rank was interrupted in its wait.
-            store.wait([f"interrupted {turn}"])
+            store.wait([f"interrupted {step}"])
             tensor = torch.ones(3)
             dist.all_reduce(tensor)
             assert tensor.tolist() == [2.0, 2.0, 2.0]
@@ -87,8 +87,8 @@ def test_a_signal_while_a_group_is_left_raises_its_handlers_exception() -> None:
     rank, handlers = dist.get_rank(), [(signal.default_int_handler, KeyboardInterrupt), (stop, Stopped)]
     ways = {"destroy": leave_torch, "close": smddp.Communicator.close, "with": leave_in_a_with}
     for number, (way, leave) in enumerate(ways.items()):
-        for turn, (handler, error) in enumerate(handlers):
-            name = f"leaving {number} {turn}"
+        for step, (handler, error) in enumerate(handlers):
+            name = f"leaving {number} {step}"
             if way == "destroy":
                 group: Any = dist.new_group([0, 1])
             else:
@@ -127,7 +127,7 @@ def _interrupt_once_waiting(call: Any) -> None:
 
 
 @on_ranks(2)
-def test_all_parts_of_an_interrupted_coalesced_call_go_on() -> None:
+def test_all_parts_of_an_interrupted_coalesced_call_continue() -> None:
     world, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
     counts = (4, 1000, 3)
 

@@ -1,5 +1,7 @@
-"""The backend's tests by EFA's rules: between processes of this machine, which count as on two nodes, over a libfabric
-that behaves as EFA's does. What breaks a rule is refused there, and told on standard error, where nothing may be."""
+"""The backend's tests under EFA's rules: processes on two simulated nodes, over a libfabric that behaves like EFA's.
+
+The library refuses violations and reports them on standard error, which must be empty.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ QUICK = {
     "test_overlapping_groups_work_side_by_side",
 }
 NOT_ACROSS = ONE_NODE | {"test_half_precision_sums_round_once": "sums across nodes of several ranks round once a level"}
-# Also where devices do not write, and where the number of a write takes a receive buffer, as on older ones.
+# Also older devices: without writes, or with a receive buffer per write with immediate data.
 DEVICES = {"": {}, "reads": {"FAKE_EFA_EMULATED_WRITE": "1"}, "takes": {"FAKE_EFA_TAKES": "1"}}
 
 
@@ -24,7 +26,7 @@ def _cases() -> list:
     found = []
     for device in DEVICES:
         for module, name, test in all_cases():
-            # A number that is for one case alone is kept, three or four do for all others.
+            # Sizes of a single-size case are kept; otherwise three or four ranks suffice.
             several = [size for size in test.sizes if size > 1]
             sizes = several if len(several) == 1 else [3, 4]
             for size in sizes:
@@ -32,13 +34,13 @@ def _cases() -> list:
                 marks = [] if quick else [pytest.mark.slow]
                 values = (device, size, module, name, test.seconds)
                 found.append(pytest.param(*values, marks=marks, id="-".join(filter(None, (device, str(size), name)))))
-    # One pool after the other.
+    # One pool at a time.
     return sorted(found, key=lambda param: param.values[:2])
 
 
 @pytest.fixture(scope="module")
 def efa_pool():
-    """A function: the pool of so many ranks over such devices. One at a time."""
+    """Returns a function that returns the pool of `size` ranks over a device. One at a time."""
     kept: dict = {}
 
     def of(device: str, size: int) -> Pool:
@@ -49,7 +51,9 @@ def efa_pool():
         return kept[device, size]
 
     def close() -> None:
-        broken = [line for pool in kept.values() for line in pool.said().splitlines() if line.startswith("fake EFA: ")]
+        broken = [
+            line for pool in kept.values() for line in pool.output().splitlines() if line.startswith("fake EFA: ")
+        ]
         for pool in kept.values():
             pool.close()
         kept.clear()

@@ -1,4 +1,4 @@
-"""The rank that comes last again and again is named, by the log, by `smddp status` and by a trace; nobody else is."""
+"""A repeatedly late rank, and no other, is named by the log, by `smddp status` and by a trace."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smddp.observability import trace
-from smddp.observability.stragglers import Stragglers, told
+from smddp.observability import stragglers, trace
+from smddp.observability.stragglers import Stragglers
 
 JOB = Path(__file__).with_name("late_job.py")
 
@@ -25,7 +25,7 @@ def test_a_rank_that_is_late_in_the_backward_pass_is_named_within_fifty_steps(
         [sys.executable, str(JOB), str(tmp_path)], env=environment, capture_output=True, text=True, timeout=200
     )
     assert job.returncode == 0, job.stderr
-    found = json.loads((tmp_path / "told.json").read_text())
+    found = json.loads((tmp_path / "found.json").read_text())
     assert found["without"] == [] and found["first"], found
     assert found["steps"] < 50, found
     assert job.stderr.count("was last in") == 1 and "SMDDP WARN rank 2 was last in" in job.stderr, job.stderr
@@ -35,9 +35,9 @@ def test_a_rank_that_is_late_in_the_backward_pass_is_named_within_fifty_steps(
 
 
 def dumps(late: Any, ranks: int = 4, operations: int = 200, size: int = 4, hosts: int = 1) -> list[dict[str, Any]]:
-    """Of operations of 1 ms, one every 50 ms, to which a rank comes late(seq, rank) milliseconds late.
+    """Returns dumps of operations of 1 ms, one every 50 ms, which a rank starts late(seq, rank) ms late.
 
-    Each host's clock is 3 s ahead of the one before it.
+    Each host's clock is 3 s ahead of the previous one.
     """
     found = []
     for rank in range(ranks):
@@ -54,8 +54,8 @@ def dumps(late: Any, ranks: int = 4, operations: int = 200, size: int = 4, hosts
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
-def test_the_late_rank_is_named_whatever_the_hosts_clocks_say(hosts: int):
-    (one,) = told(dumps(lambda seq, rank: 14 if rank == 1 and seq % 10 else 0, hosts=hosts))
+def test_the_late_rank_is_named_for_any_offset_of_the_hosts_clocks(hosts: int):
+    (one,) = stragglers.told(dumps(lambda seq, rank: 14 if rank == 1 and seq % 10 else 0, hosts=hosts))
     assert str(one) == "rank 1 was last in 90% of the last 200 operations of group `0`, median 14 ms late"
 
 
@@ -67,36 +67,36 @@ def by_chance(seq: int, rank: int) -> float:
     "late",
     [
         lambda seq, rank: 0,
-        lambda seq, rank: 8 if rank == 2 else 0,  # less than a process may be held up
+        lambda seq, rank: 8 if rank == 2 else 0,  # less than the usual jitter
         lambda seq, rank: 20 if rank == seq % 4 else 0,
-        lambda seq, rank: 20 if rank >= 2 else 0,  # half of them: nobody waits for one rank
-        lambda seq, rank: 20 if rank == 2 and seq < 15 else 0,  # not often enough
+        lambda seq, rank: 20 if rank >= 2 else 0,  # half of the ranks: no single straggler
+        lambda seq, rank: 20 if rank == 2 and seq < 15 else 0,  # too rarely
         by_chance,
     ],
 )
-def test_nobody_is_named_who_is_not_the_one(late: Any):
-    assert told(dumps(late)) == []
+def test_other_delays_name_no_rank(late: Any):
+    assert stragglers.told(dumps(late)) == []
 
 
-def test_the_last_of_some_ranks_who_waits_for_others_is_not_named():
+def test_a_rank_that_is_late_because_of_another_is_not_named():
     def late(seq: int, rank: int) -> float:
         return {3: 45, 1: 10}.get(rank, 0)
 
-    assert [one.rank for one in told(dumps(late))] == [3]
-    assert told(dumps(late, ranks=3)) == []
+    assert [one.rank for one in stragglers.told(dumps(late))] == [3]
+    assert stragglers.told(dumps(late, ranks=3)) == []
 
 
-def test_two_jobs_of_the_same_name_are_not_laid_side_by_side():
+def test_two_jobs_with_the_same_group_name_are_not_compared():
     late = dumps(lambda seq, rank: 20 if rank == 1 else 0)
-    assert told(late) and not told(late + late[:1])
+    assert stragglers.told(late) and not stragglers.told(late + late[:1])
 
 
-def test_operations_are_counted_once_over_many_looks_and_those_of_an_older_group_not():
+def test_repeated_updates_count_operations_once_and_ignore_an_older_group():
     def late(seq: int, rank: int) -> float:
         return 20 if rank == 1 else 0
 
-    looks = Stragglers()
+    watch = Stragglers()
     for _ in range(3):
-        (one,) = looks.look(dumps(late))
+        (one,) = watch.look(dumps(late))
     assert one.operations == 200
-    assert looks.look(dumps(late, operations=10)) == []
+    assert watch.look(dumps(late, operations=10)) == []

@@ -1,4 +1,4 @@
-"""How sure names of late ranks are: trainings with DDP, with a late rank and without, quiet and on a busy machine."""
+"""Reliability of straggler reports: DDP training with and without a late rank, on an idle and a busy machine."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 
 JOB = Path(__file__).with_name("late_rounds.py")
-# Each job has half of its rounds with a late rank: twenty in all jobs together.
+# Half of each job's rounds have a late rank: twenty in all jobs.
 JOBS, ROUNDS = 5, 8
 
 
 def busy(parent: int) -> None:
-    # A test that is killed ends no process of its own.
+    # Ends with its parent: a killed test cannot stop it.
     while os.getppid() == parent:
         pass
 
 
 @pytest.fixture(params=["quiet", "busy"])
 def machine(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The machine as it is, or with one more process than it has processors that take all they get."""
+    """Runs the test on the idle machine, or beside one busy process more than there are processors."""
     count = (os.cpu_count() or 1) + 1 if request.param == "busy" else 0
     context, me = multiprocessing.get_context("spawn"), (os.getpid(),)
     hogs = [context.Process(target=busy, args=me, daemon=True) for _ in range(count)]
@@ -39,9 +39,7 @@ def machine(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(JOBS))
-def test_a_late_rank_is_named_within_fifty_steps_each_time_and_nobody_where_none_is_late(
-    machine: str, seed: int, tmp_path: Path
-):
+def test_each_late_rank_is_named_within_fifty_steps_without_false_alarms(machine: str, seed: int, tmp_path: Path):
     job = subprocess.run(
         [sys.executable, str(JOB), str(tmp_path), str(ROUNDS), str(seed)],
         env={**os.environ, "SMDDP_STRAGGLERS": "1"},

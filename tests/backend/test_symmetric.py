@@ -1,4 +1,4 @@
-"""Tensors in memory that the ranks of a host read where it lies: `smddp.empty`, and torch's doors to it."""
+"""Symmetric memory that the ranks of a host read in place: `smddp.empty`, and torch's interfaces to it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import torch.distributed.fsdp
 from backend.oracle import same
 from backend.ranks import BACKEND, on_ranks
 
-# Where SMDDP_TEST_BACKEND names another backend: the memory is there, and that backend copies what it sends.
-takes_from_it = pytest.mark.skipif(BACKEND != "smddp", reason="no other backend reads a message where it lies")
+# Another backend of SMDDP_TEST_BACKEND can use the memory, but copies its messages.
+reads_in_place = pytest.mark.skipif(BACKEND != "smddp", reason="only smddp reads messages in place")
 
 
-def _stayed() -> int:
-    """Messages of this process that were read where they lay."""
+def _read_in_place() -> int:
+    """Returns the number of this process's messages that were read in place."""
     from smddp import _core
 
     return _core.SymmetricBuffer.usage()[2]
@@ -32,23 +32,23 @@ def _in_use() -> int:
     return _core.SymmetricBuffer.usage()[0]
 
 
-@takes_from_it
+@reads_in_place
 @on_ranks(2, 3)
-def test_collectives_take_from_it_and_it_is_the_callers_again_after_each():
+def test_collectives_read_symmetric_memory_and_return_it_after_each_call():
     rank, size = dist.get_rank(), dist.get_world_size()
     shard, whole = smddp.empty(40_000), smddp.empty((size, 40_000))
     halves = smddp.empty(96_000, dtype=torch.bfloat16)
-    for turn in range(3):
-        before = _stayed()
-        shard.fill_(rank + turn)
+    for step in range(3):
+        before = _read_in_place()
+        shard.fill_(rank + step)
         dist.all_gather_into_tensor(whole.view(-1), shard)
         shard.fill_(-1)
-        same(whole[:, 7], torch.arange(size) + float(turn))
-        assert _stayed() > before
+        same(whole[:, 7], torch.arange(size) + float(step))
+        assert _read_in_place() > before
 
         part = torch.empty(40_000)
         dist.reduce_scatter_tensor(part, whole.view(-1))
-        same(part, torch.full((40_000,), size * (rank + float(turn))))
+        same(part, torch.full((40_000,), size * (rank + float(step))))
 
         halves.fill_(rank + 1)
         work = dist.all_reduce(halves, async_op=True)
@@ -57,7 +57,7 @@ def test_collectives_take_from_it_and_it_is_the_callers_again_after_each():
 
 
 @on_ranks(2)
-def test_a_tensor_holds_its_memory_and_gives_it_back():
+def test_a_tensor_owns_its_memory_and_frees_it():
     before = _in_use()
     tensor = smddp.empty(3, 5000, dtype=torch.float64)
     row = tensor[1]
@@ -73,8 +73,8 @@ def test_a_tensor_holds_its_memory_and_gives_it_back():
 
 
 @on_ranks(2)
-def test_a_forked_child_that_lets_go_of_it_takes_nothing_from_its_parent():
-    tensor = smddp.empty(300 << 20, dtype=torch.uint8)  # more than is kept when it is gone
+def test_a_forked_child_that_frees_it_leaves_the_parents_memory():
+    tensor = smddp.empty(300 << 20, dtype=torch.uint8)  # more than is cached after it is freed
     tensor[:10] = 7
     child = os.fork()
     if child == 0:
@@ -86,7 +86,7 @@ def test_a_forked_child_that_lets_go_of_it_takes_nothing_from_its_parent():
 
 
 @on_ranks(2)
-def test_what_cannot_be_made_is_refused():
+def test_invalid_sizes_and_types_are_refused():
     with pytest.raises(MemoryError, match=r"symmetric memory are not free in one piece: .* MiB are in use"):
         smddp.empty(1 << 40)
     with pytest.raises(ValueError, match="no extent may be negative"):
@@ -95,13 +95,13 @@ def test_what_cannot_be_made_is_refused():
         smddp.empty(2, dtype=object)
 
 
-@takes_from_it
+@reads_in_place
 @on_ranks(2)
-def test_fsdp2s_buffers_are_in_it_where_it_is_asked_to():
+def test_fsdp2_allocates_its_buffers_in_symmetric_memory():
     ask = "set_allocate_memory_from_process_group_for_comm"
     fully_shard = getattr(torch.distributed.fsdp, "fully_shard", None)
     if fully_shard is None:
-        return  # torch 2.5 has it elsewhere, without that door
+        return  # torch 2.5 has another interface
     losses = {}
     for symmetric in (False, True):
         torch.manual_seed(0)
@@ -110,11 +110,11 @@ def test_fsdp2s_buffers_are_in_it_where_it_is_asked_to():
             fully_shard(layer)
         fully_shard(model)
         if not hasattr(model, ask):
-            return  # an older torch has no such door
+            return  # an older torch lacks this interface
         getattr(model, ask)(symmetric)
         for module in model:
             getattr(module, ask)(symmetric)
-        before = _stayed()
+        before = _read_in_place()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(3):
             loss = model(torch.ones(4, 256) * (1 + step)).square().mean()
@@ -122,5 +122,5 @@ def test_fsdp2s_buffers_are_in_it_where_it_is_asked_to():
             optimizer.step()
             optimizer.zero_grad()
         losses[symmetric] = loss.item()
-        assert (_stayed() > before) == symmetric
+        assert (_read_in_place() > before) == symmetric
     assert losses[True] == losses[False]

@@ -1,4 +1,4 @@
-"""torch's time estimates: the cost model answers, and nothing moves."""
+"""torch's time estimates: the cost model answers, and no data is sent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backend.ranks import on_ranks
 
 
 def estimator() -> Any:
-    """torch's, where it has one and takes a backend that is written in Python."""
+    """Returns torch's estimator; skips if torch has none or does not support Python backends."""
     backend = dist.group.WORLD._get_backend(torch.device("cpu"))
     if not hasattr(dist, "_time_estimator") or not isinstance(backend, SmddpDevice):
         pytest.skip("this torch asks no such backend for estimates")
@@ -22,7 +22,7 @@ def estimator() -> Any:
 
 
 def ways(count: int) -> dict[str, tuple[list[torch.Tensor], Callable[..., Any]]]:
-    """Calls that move `count` elements or more, with what they write to; not all ranks make the same."""
+    """Returns calls of at least `count` elements with their outputs; they differ between ranks."""
     size, rank = dist.get_world_size(), dist.get_rank()
     one, all_of = torch.full((count,), 7.0), torch.full((count * size,), 7.0)
     parts = list(torch.full((size, count), 7.0))
@@ -44,9 +44,9 @@ def ways(count: int) -> dict[str, tuple[list[torch.Tensor], Callable[..., Any]]]
 
 
 @on_ranks(2, 3)
-def test_estimates_are_positive_grow_with_bytes_and_move_nothing():
+def test_estimates_are_positive_grow_with_bytes_and_send_no_data():
     estimate = estimator()
-    # One rank alone: nobody is waited for.
+    # One rank makes the call: it waits for no other.
     if dist.get_rank() == 0:
         for (name, (_, small)), (outputs, large) in zip(ways(64).items(), ways(1 << 20).values()):
             times = []
@@ -68,7 +68,7 @@ def test_estimates_are_positive_grow_with_bytes_and_move_nothing():
 
 
 @on_ranks(2)
-def test_a_call_that_raises_ends_the_estimate_and_the_next_call_is_made():
+def test_a_call_that_raises_ends_the_estimate():
     estimate = estimator()
     with pytest.raises(ValueError, match="invalid root"), estimate():
         dist.distributed_c10d._get_default_group().broadcast([torch.ones(2)], 9)

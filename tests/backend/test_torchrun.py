@@ -1,4 +1,4 @@
-"""torchrun names the rank that failed, and not those whose errors follow from that."""
+"""torchrun names the rank that failed first, not the ranks with consequential errors."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from backend.ranks import BACKEND
 
-# For one generation of ranks, on a machine with other things to do.
+# For one generation of ranks on a loaded machine.
 SECONDS = 240
 
-# Rank 1 fails in its own way in every generation; torchrun starts all anew as often as it is told to.
+# Rank 1 fails in every generation; torchrun restarts all ranks up to --max-restarts times.
 SCRIPT = """
 import os, signal, sys
 import torch, torch.distributed as dist
@@ -33,7 +33,7 @@ def main(backend, how, when):
         if dist.get_rank() == 1 and step == int(when):
             fail(how)
         dist.all_reduce(torch.ones(8))
-    # Who survived does not get here, and nobody hangs.
+    # Not reached by the other ranks; none hangs.
     print("went on")
 
 if __name__ == "__main__":
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 
 
 def blamed(tmp_path: Path, ranks: int, how: str, when: int, recorded: bool, restarts: int) -> tuple[list[int], str]:
-    """The rank that each generation's failure is put down to, and all that torchrun said."""
+    """Returns the rank that torchrun blames in each generation, and torchrun's output."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
@@ -51,7 +51,7 @@ def blamed(tmp_path: Path, ranks: int, how: str, when: int, recorded: bool, rest
         try:
             said, _ = torchrun.communicate(timeout=SECONDS * (restarts + 1))
         finally:
-            # It ends its workers, which are in sessions of their own, on SIGTERM.
+            # On SIGTERM it ends its workers, which are in other sessions.
             torchrun.terminate()
     assert torchrun.returncode != 0 and "went on" not in said, said
     causes = [int(rank) for rank in re.findall(r"failed \(exitcode: -?\d+\) local_rank: (\d+)", said)]
@@ -60,7 +60,7 @@ def blamed(tmp_path: Path, ranks: int, how: str, when: int, recorded: bool, rest
     return causes, said
 
 
-# Others, five times each, are below.
+# The slow test below has more cases, five times each.
 WAYS = [
     pytest.param(2, "raise", 3, True, id="2-raises-between-collectives"),
     pytest.param(2, "exit", 3, False, id="2-exits-without-record"),
@@ -72,8 +72,8 @@ def test_torchrun_blames_the_rank_that_failed_first(tmp_path, ranks, how, when, 
     causes, said = blamed(tmp_path, ranks, how, when, recorded, restarts=0)
     assert causes == [1], said
     if how == "raise":
-        told = r"is of the program of pid \d+: ValueError: the first cause, at script\.py:\d+ in fail"
-        assert re.search(f"the last error that it knew of, .* s before this one, {told}", said), said
+        cause = r"is of the program of pid \d+: ValueError: the first cause, at script\.py:\d+ in fail"
+        assert re.search(f"the last error that it knew of, .* s before this one, {cause}", said), said
 
 
 @pytest.mark.slow

@@ -105,7 +105,7 @@ def test_every_call_works_inside_transforms_and_on_wrapper_subclasses():
 
 @needs_dispatcher
 @on_ranks(2)
-def test_lists_inside_a_transform_are_refused_before_anything_moves():
+def test_lists_inside_a_transform_are_refused_before_any_transfer():
     for surrounding in (inside_grad, inside_jvp):
         for call in (calls.all_gather([4, 4]), calls.reduce_scatter([4, 4])):
             with pytest.raises(ValueError, match="all_gather_into_tensor"):
@@ -116,7 +116,7 @@ def test_lists_inside_a_transform_are_refused_before_anything_moves():
 
 @needs_dispatcher
 @on_ranks(2)
-def test_a_collective_is_differentiated_as_with_gloo():
+def test_gradients_of_a_collective_equal_those_with_gloo():
     def summed(point: torch.Tensor) -> torch.Tensor:
         doubled = point * 2
         dist.all_reduce(doubled)

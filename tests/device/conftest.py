@@ -1,4 +1,4 @@
-"""Fixtures of the tests with CUDA tensors that need no GPU."""
+"""Fixtures of tests with CUDA tensors that need no GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["fake", "machines"]
 
 @pytest.fixture(scope="package")
 def machines() -> Iterator[Callable[[str], Pool]]:
-    """Rank processes over the fake driver, by the name of what they run on (device.machines)."""
+    """Rank processes over the fake driver, by the name of their machine (device.machines)."""
     from device.machines import MACHINES
 
     library = os.environ.get("SMDDP_TEST_CUDA_LIBRARY", "")

@@ -1,7 +1,7 @@
-"""CUDA tensors without a GPU: host memory that says it is elsewhere, and a core and a torch.cuda that write down
-what they are asked.
+"""CUDA tensors without a GPU: host memory that reports a CUDA device, and fakes of the core and of torch.cuda that log
+their calls.
 
-The log holds, in order: ("collective", number, device, stream), ("stream waits", stream), ("host waits", limit),
+Entries of the log: ("collective", number, device, stream), ("stream waits", stream), ("host waits", limit),
 ("record", id of the tensor, stream), ("copy", stream), ("event", number, stream), ("event waited", number, stream),
 ("host waits for stream", stream).
 """
@@ -29,7 +29,7 @@ POOL_STREAM = 700
 
 
 class OnDevice(torch.Tensor):
-    """Host memory that says it is on cuda:`index`."""
+    """Host memory that reports the device cuda:`index`."""
 
     index = 0
     log: list[tuple[Any, ...]]
@@ -62,7 +62,7 @@ class SparseOnDevice(OnDevice):
 
 
 def on(index: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory, as if on cuda:`index`."""
+    """Returns the tensor's memory as a tensor of cuda:`index`."""
     return tensor.as_subclass((OnDevice, OnDevice1)[index])
 
 
@@ -76,7 +76,7 @@ class Event:
 
 
 class Future:
-    """torch's future with devices: callbacks run on streams of its own, and who waits has its stream wait."""
+    """torch's future with devices: callbacks run on pool streams, and a wait makes the waiter's stream wait."""
 
     def __init__(self, fake: FakeCuda, devices: tuple[int, ...]) -> None:
         self.devices = devices
@@ -112,14 +112,14 @@ class Future:
         return self._done
 
     def wait(self) -> Any:
-        assert self._done, "nobody completes this future"
+        assert self._done, "the future is never completed"
         if self._error is not None:
             raise self._error
         return self._value
 
 
 class FakeCuda:
-    """What smddp.torch.cuda has, with one current stream for each device."""
+    """The functions of smddp.torch.cuda, with one current stream for each device."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -177,7 +177,7 @@ class FakeCuda:
 
 
 class Native:
-    """The core's handle of a call, which ends when the test says so."""
+    """The core's handle of a call, which completes when the test calls `end`."""
 
     def __init__(self, log: list[tuple[Any, ...]], keep: Any) -> None:
         self.keep = keep
@@ -266,9 +266,9 @@ class Comm:
 
 
 class Group(SmddpCollectives):
-    """Rank 0 of two, over the fake core; nobody listens in torch's dispatcher."""
+    """Rank 0 of two over the fake core, without observers."""
 
-    _heard = False
+    _has_observers = False
 
     def __init__(self, fake: FakeCuda, *, bound: int | None = None, cpu: bool = True, cuda: bool = True) -> None:
         self.fake = fake
@@ -283,20 +283,20 @@ class Group(SmddpCollectives):
         self._timeout = timedelta(seconds=5)
 
     def _dispatched(self, method: str) -> None:
-        """This fake has no group of torch's to dispatch calls."""
+        """Returns None: this fake has no dispatcher group."""
 
     @property
     def native(self) -> Native:
-        """The handle of the newest call."""
+        """Returns the handle of the newest call."""
         return self._comm.works[-1]
 
-    def said(self, *kinds: str) -> list[tuple[Any, ...]]:
+    def logged(self, *kinds: str) -> list[tuple[Any, ...]]:
         return [entry for entry in self.log if entry[0] in kinds]
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
-    """torch.cuda and the core's driver, replaced."""
+    """Replaces torch.cuda and the core's driver."""
     made = FakeCuda()
     names = [name for name, value in vars(cuda).items() if getattr(value, "__module__", "") == cuda.__name__]
     assert set(names) >= {"stream_of", "record", "future"}

@@ -1,4 +1,4 @@
-"""What the cases of the whole stack run on: ranks with fake devices that reach each other, or do not."""
+"""Machines of the whole-stack tests: ranks with fake devices that can or cannot access each other's memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CASE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Machine:
-    """ranks: processes. way: how the core names their path. nodes: as how many they are told to be."""
+    """ranks: number of processes. path: its name in the core. nodes: number of simulated nodes."""
 
     ranks: int
-    way: str
+    path: str
     environment: dict[str, str] = field(default_factory=dict)
     nodes: int = 1
 
@@ -26,7 +26,7 @@ class Machine:
             return {
                 "SMDDP_CUDA_LIBRARY": library,
                 "SMDDP_NODE": f"node{rank * self.nodes // self.ranks}",
-                "SMDDP_TEST_WAY": self.way,
+                "SMDDP_TEST_PATH": self.path,
                 "SMDDP_TEST_NODES": str(self.nodes),
                 "FAKE_CUDA_DEVICES": "2",
                 **self.environment,
@@ -45,7 +45,7 @@ MACHINES = {
 
 
 def checked(case: Callable[[], None]) -> Callable[[], None]:
-    """The case, which fails as well when memory could not be given back meanwhile."""
+    """Returns the case, which also fails if memory could not be freed."""
 
     def run() -> None:
         from device import simulated
@@ -58,7 +58,7 @@ def checked(case: Callable[[], None]) -> Callable[[], None]:
 
 
 def on_machines(*names: str, seconds: float = CASE_SECONDS) -> Callable[[Callable[[], None]], Any]:
-    """Decorator: run the function on each rank of each of the machines."""
+    """Decorator: runs the function on each rank of each machine."""
 
     def wrap(case: Callable[[], None]) -> Any:
         @pytest.mark.parametrize("machine", names)

@@ -1,11 +1,11 @@
-"""CUDA for tests of the whole stack: the fake driver's memory, streams and events, and tensors that say where they are.
+"""Simulated CUDA for whole-stack tests: the fake driver's memory, streams and events, and tensors on its devices.
 
-`install` puts this in the place of the one module that uses torch.cuda. The core opens the same driver, so what it
-enqueues and what is enqueued here have the order that streams give them, and no other. An operation of torch on such a
-tensor waits for the current stream first: what that stream was not made to wait for may not be there, as on a GPU.
+`install` replaces the one module that uses torch.cuda. The core opens the same driver, so its work and the work
+enqueued here are ordered by streams only. An operation of torch on such a tensor first waits for the current stream. As
+on a GPU, data of other streams may be missing.
 
-Memory is handed out as torch's allocator does it: from segments, and again when the stream that it was made on, and
-those that were recorded, have come to where it was given back. Then it is soiled.
+Memory is allocated as in torch's allocator: from segments, and again after its stream and the recorded streams have
+passed the point where it was freed. Freed memory is overwritten.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_TIMING = 2
 _SEGMENT = 32 << 20
 _ALIGNMENT = 512
 
-# What looks at a tensor, and not at its elements: torch does these without the device.
+# Functions that read a tensor's metadata only: torch runs them without the device.
 _LOOKS = frozenset(
     "__get__ __len__ data_ptr numel size stride dim is_contiguous is_neg is_conj is_complex is_floating_point "
     "is_inference element_size storage_offset untyped_storage view view_as view_as_real detach __getitem__ narrow "
@@ -37,7 +37,7 @@ _LOOKS = frozenset(
 
 
 class Driver:
-    """The driver's functions, in this thread's context of a device."""
+    """Calls of the driver in this thread's context of a device."""
 
     def __init__(self, path: str) -> None:
         self._library = ctypes.CDLL(path)
@@ -66,7 +66,7 @@ class Driver:
         self._call(name, *arguments)
 
     def give(self, device: int, name: str, *arguments: Any) -> int:
-        """The value that a function writes through its first argument."""
+        """Returns the value that a function writes through its first argument."""
         value = ctypes.c_size_t()
         self.call(device, name, ctypes.byref(value), *arguments)
         return value.value
@@ -79,11 +79,11 @@ class Driver:
         return code == 0
 
     def open(self) -> int:
-        """How many things this process has of the driver."""
+        """Returns the number of driver objects that this process holds."""
         return self._library.fake_open()
 
     def calls(self, *names: str) -> int:
-        """How often this process called functions of these names."""
+        """Returns the number of this process's calls of the named functions."""
         return sum(self._library.fake_calls(name.encode()) for name in names)
 
 
@@ -124,24 +124,24 @@ class Event:
 _current = threading.local()
 _defaults: dict[int, Stream] = {}
 _pool: dict[tuple[int, int], Stream] = {}
-_turns = itertools.count()
+_pool_index = itertools.count()
 
 
 def pooled(device: int) -> Stream:
-    """One of a few streams in turn, as torch's futures use them."""
-    place = (device, next(_turns) % 4)
+    """Returns one of four streams, round robin, as torch's futures do."""
+    place = (device, next(_pool_index) % 4)
     return _pool.get(place) or _pool.setdefault(place, Stream(device))
 
 
 def current(device: int) -> Stream:
-    """This thread's current stream; the legacy default one unless `stream` says otherwise."""
+    """Returns this thread's current stream; the legacy default stream outside of `stream`."""
     chosen = getattr(_current, "streams", {}).get(device)
     return chosen or _defaults.setdefault(device, Stream(device, 0))
 
 
 @contextlib.contextmanager
 def stream(chosen: Stream) -> Iterator[Stream]:
-    """A block with this current stream."""
+    """Context with this current stream."""
     before = getattr(_current, "streams", {})
     _current.streams = {**before, chosen.device: chosen}
     try:
@@ -154,7 +154,7 @@ def stream(chosen: Stream) -> Iterator[Stream]:
 
 
 class Block:
-    """Bytes of a segment, with the streams that use them."""
+    """Bytes of a segment, and the streams that use them."""
 
     def __init__(self, at: int, size: int, home: Stream) -> None:
         self.at, self.size = at, size
@@ -170,7 +170,7 @@ class Allocator:
         self._lock = threading.RLock()
         self._at = self._end = 0
         self.blocks: dict[int, Block] = {}
-        self._leaving: list[Block] = []
+        self._freed: list[Block] = []
         self._free: dict[int, list[int]] = {}
 
     def take(self, size: int) -> Block:
@@ -190,20 +190,20 @@ class Allocator:
             block = self.blocks[at] = Block(at, size, home)
             return block
 
-    def give_back(self, block: Block) -> None:
+    def free(self, block: Block) -> None:
         with self._lock:
             del self.blocks[block.at]
             try:
                 block.events = [used.record() for used in block.streams.values()]
             except RuntimeError as error:
-                # torch ends the process for this.
+                # torch aborts the process in this case.
                 failures.append(error)
-            self._leaving.append(block)
+            self._freed.append(block)
 
     def _collect(self) -> None:
-        gone = [block for block in self._leaving if all(event.query() for event in block.events)]
-        for block in gone:
-            self._leaving.remove(block)
+        unused = [block for block in self._freed if all(event.query() for event in block.events)]
+        for block in unused:
+            self._freed.remove(block)
             ctypes.memset(block.at, 0xEE, block.size)
             self._free.setdefault(block.size, []).append(block.at)
 
@@ -213,13 +213,13 @@ class Allocator:
 
     @property
     def in_use(self) -> int:
-        """Blocks that somebody has, or a stream may still use."""
+        """Returns the number of blocks that are allocated or that a stream may still use."""
         with self._lock:
             self._collect()
-            return len(self.blocks) + len(self._leaving)
+            return len(self.blocks) + len(self._freed)
 
 
-# What went wrong as memory was given back, where nobody can raise.
+# Errors while memory was freed, where an exception cannot propagate.
 failures: list[Exception] = []
 _allocators: dict[int, Allocator] = {}
 
@@ -232,7 +232,7 @@ def allocator(device: int) -> Allocator:
 
 
 class OnDevice(torch.Tensor):
-    """Memory of device `index`, which the host happens to reach."""
+    """Memory of device `index`, which the host can access."""
 
     index = 0
     is_cpu = False
@@ -269,7 +269,7 @@ class OnDevice1(OnDevice):
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor, *_: Any) -> bool:
-    """Enqueues a copy of elements that lie in a row on both sides; others are not for copy engines."""
+    """Enqueues a copy between contiguous tensors. Returns False for others, which copy engines do not support."""
     with torch._C.DisableTorchFunctionSubclass():
         same = target.dtype == source.dtype and target.shape == source.shape
         if not (same and target.is_contiguous() and source.is_contiguous()) or source.is_conj() or source.is_neg():
@@ -283,9 +283,9 @@ def _copy(target: torch.Tensor, source: torch.Tensor, *_: Any) -> bool:
 
 
 def _memory(size: int, dtype: torch.dtype, take: Callable[[int], tuple[int, Callable[[], None]]]) -> torch.Tensor:
-    at, give_back = take(size)
+    at, free = take(size)
     buffer = (ctypes.c_byte * size).from_address(at)
-    weakref.finalize(buffer, give_back).atexit = False
+    weakref.finalize(buffer, free).atexit = False
     return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype)
 
 
@@ -296,18 +296,18 @@ def _place(tensor: torch.Tensor, index: int) -> OnDevice:
 
     def take(size: int) -> tuple[int, Callable[[], None]]:
         block = allocator(index).take(size)
-        return block.at, lambda: allocator(index).give_back(block)
+        return block.at, lambda: allocator(index).free(block)
 
     with torch._C.DisableTorchFunctionSubclass():
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
         memory = _memory(plain.numel() * plain.element_size(), plain.dtype, take).view(plain.shape)
-        # Fresh memory: no stream uses it.
+        # No stream uses new memory.
         memory.copy_(plain)
         return memory.as_subclass(kind)
 
 
 def to(tensor: torch.Tensor, index: int = 0) -> OnDevice:
-    """A copy on the device."""
+    """Returns a copy on the device."""
     return _place(tensor, index)
 
 
@@ -316,7 +316,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32, index: int = 0) -> On
 
 
 def host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in ordinary memory, made when the current stream has come to it."""
+    """Returns a copy in host memory, after the current stream has finished."""
     if not isinstance(tensor, OnDevice):
         return tensor
     finish(tensor.index)
@@ -325,7 +325,7 @@ def host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Held:
-    """Keeps a stream from going on, from where it is made to `release`."""
+    """Blocks a stream from the creation of this object until `release`."""
 
     def __init__(self, held: Stream) -> None:
         self._device = held.device
@@ -346,7 +346,7 @@ class Held:
         self.release()
 
 
-# The place of torch's exchange API
+# Replacement of torch's exchange API
 
 
 class _Tensor(ctypes.Structure):
@@ -355,7 +355,7 @@ class _Tensor(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32), ("ordinal", ctypes.c_int32)]
 
 
-_Tell = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Tensor))
+_Describe = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Tensor))
 _Current = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
 
 
@@ -365,7 +365,7 @@ class _Exchange(ctypes.Structure):
         ("minor", ctypes.c_uint32),
         ("older", ctypes.c_void_p),
         ("others", ctypes.c_void_p * 3),
-        ("tell", _Tell),
+        ("describe", _Describe),
         ("current", _Current),
     ]
 
@@ -375,7 +375,7 @@ _ON_CUDA = 2
 
 
 def exchange() -> Any:
-    """torch's own, but that tensors say where they are, and streams are those of here; None in a torch without one."""
+    """Returns torch's API with the devices and streams of this module; None in a torch without the API."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if capsule is None:
         return None
@@ -383,18 +383,18 @@ def exchange() -> Any:
     at.restype, at.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     torchs = _Exchange.from_address(at(capsule, _NAME))
 
-    def tell(tensor: torch.Tensor, told: Any) -> int:
-        code = torchs.tell(tensor, told)
+    def describe(tensor: torch.Tensor, out: Any) -> int:
+        code = torchs.describe(tensor, out)
         if not code and isinstance(tensor, OnDevice):
-            told[0].device, told[0].ordinal = _ON_CUDA, tensor.index
+            out[0].device, out[0].ordinal = _ON_CUDA, tensor.index
         return code
 
     def give_current(kind: int, device: int, stream: Any) -> int:
         stream[0] = current(device).handle
         return 0
 
-    table = _Exchange(torchs.major, torchs.minor, None, torchs.others, _Tell(tell), _Current(give_current))
-    # As torch's, there for good.
+    table = _Exchange(torchs.major, torchs.minor, None, torchs.others, _Describe(describe), _Current(give_current))
+    # Never freed, like torch's table.
     _tables.append(table)
     new = ctypes.pythonapi.PyCapsule_New
     new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -404,11 +404,11 @@ def exchange() -> Any:
 _tables: list[_Exchange] = []
 
 
-# The place of smddp.torch.cuda
+# Replacement of smddp.torch.cuda
 
 
 class Future:
-    """torch's future with devices: callbacks run on a stream of their own, whoever takes a value waits for it."""
+    """torch's future with devices: callbacks run on a pool stream, and readers of the value wait for it."""
 
     def __init__(self, devices: tuple[int, ...]) -> None:
         self.devices = devices
@@ -455,7 +455,7 @@ class Future:
         return self._ended.is_set()
 
     def wait(self) -> Any:
-        assert self._ended.wait(30), "nobody completes this future"
+        assert self._ended.wait(30), "the future is never completed"
         for event in self._events:
             current(event.device).wait_event(event)
         return self.value()
@@ -486,7 +486,7 @@ def capturing(device: int) -> bool:
 
 @contextlib.contextmanager
 def capture(chosen: Stream) -> Iterator[None]:
-    """A block in which the stream is captured into a graph, which is thrown away."""
+    """Context in which the stream is captured into a graph, which is then destroyed."""
     driver.call(chosen.device, "cuStreamBeginCapture_v2", ctypes.c_size_t(chosen.handle), 0)
     try:
         yield
@@ -535,7 +535,7 @@ def pinned(like: torch.Tensor) -> torch.Tensor:
     if not like.numel():
         return torch.empty(0, dtype=like.dtype)
 
-    # Not freed: that waits for all streams, and torch keeps it as well.
+    # Never freed: freeing waits for all streams, and torch keeps pinned memory as well.
     def take(size: int) -> tuple[int, Callable[[], None]]:
         return driver.give(0, "cuMemHostAlloc", ctypes.c_size_t(size), 0), lambda: None
 
@@ -543,7 +543,7 @@ def pinned(like: torch.Tensor) -> torch.Tensor:
 
 
 def install() -> None:
-    """In a rank, before it makes a group."""
+    """Replaces torch.cuda in a rank, before it creates a group."""
     global driver
     driver = Driver(os.environ["SMDDP_CUDA_LIBRARY"])
     replaced = [
@@ -553,12 +553,12 @@ def install() -> None:
     ]
     for name in replaced:
         setattr(cuda, name, globals()[name])
-    # Else Python's way serves all.
+    # Without it all calls use the Python path.
     if os.environ.get("SMDDP_TEST_SHORT", "1") == "1":
         fast_path.exchange = exchange
         fast_path.KINDS.extend((OnDevice, OnDevice1))
-    # torch's broadcast asks it, for 8-bit floats.
+    # torch's broadcast queries it for 8-bit floats.
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.accelerator.device_count = lambda: 2
-    # torch's front ends hand what is no plain tensor to its class; CUDA tensors are plain.
+    # torch's front ends dispatch tensor subclasses to their class; real CUDA tensors are plain.
     torch.distributed.distributed_c10d.has_torch_function = lambda tensors: False

@@ -1,4 +1,4 @@
-"""CUDA tensors through the whole stack, processes and all: smddp's Python, its core, and a driver without a GPU."""
+"""CUDA tensors through the whole stack in rank processes: smddp's Python, its core, and a fake driver."""
 
 import datetime
 import os
@@ -39,8 +39,8 @@ def holds(tensor: torch.Tensor, wanted: torch.Tensor) -> None:
     same(gpu.host(tensor), wanted)
 
 
-def both_ways(check) -> None:
-    """With calls that return when the current stream waits, then with handles."""
+def sync_and_async(check) -> None:
+    """Runs the check with synchronous calls, then with handles."""
     check(lambda function, *args, **kwargs: function(*args, **kwargs))
 
     def waited(function, *args, **kwargs):
@@ -62,7 +62,7 @@ def cut(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 @on_machines(*ALL)
-def test_what_moves_without_arithmetic_is_where_it_belongs():
+def test_collectives_without_arithmetic_deliver_the_data():
     rank, size = world()
     root = size - 1
 
@@ -91,11 +91,11 @@ def test_what_moves_without_arithmetic_is_where_it_belongs():
             run(dist.all_to_all_single, output, mine(size * count, dtype))
             holds(output, torch.cat([cut(whole)[rank] for whole in everyones(size * count, dtype)]))
 
-    both_ways(check)
+    sync_and_async(check)
 
 
 @on_machines(*ALL)
-def test_reductions_are_those_of_all_ranks():
+def test_reductions_combine_all_ranks():
     rank, size = world()
     root = size - 1
 
@@ -124,11 +124,11 @@ def test_reductions_are_those_of_all_ranks():
                 run(dist.reduce_scatter, output, inputs, op=op)
                 holds(output, wanted)
 
-    both_ways(check)
+    sync_and_async(check)
 
 
 @on_machines(*ALL)
-def test_premul_sum_multiplies_before_it_adds_and_leaves_the_input_alone():
+def test_premul_sum_multiplies_before_it_adds_and_keeps_the_input():
     rank, size = world()
     op = dist._make_nccl_premul_sum(0.5)
     tensor = mine(1000)
@@ -141,7 +141,7 @@ def test_premul_sum_multiplies_before_it_adds_and_leaves_the_input_alone():
 
 
 @on_machines(*ALL)
-def test_all_to_all_takes_blocks_of_any_size():
+def test_all_to_all_accepts_blocks_of_any_size():
     rank, size = world()
     send = [(rank + r) % 3 * 500 for r in range(size)]
     get = [(r + rank) % 3 * 500 for r in range(size)]
@@ -157,7 +157,7 @@ def test_all_to_all_takes_blocks_of_any_size():
 
 
 @on_machines("reference", "host")
-def test_nothing_may_be_sent():
+def test_empty_tensors_are_accepted():
     _, size = world()
     output = gpu.empty(0)
     dist.all_gather_into_tensor(output, gpu.empty(0))
@@ -188,11 +188,11 @@ def test_outputs_may_be_parts_of_the_inputs_memory():
 
 
 @on_machines(*ALL)
-def test_strided_tensors_are_brought_home_behind_the_wait():
+def test_strided_outputs_are_copied_before_later_work():
     rank, size = world()
 
     def check(run):
-        # A column, and one that no other thing shares a line with.
+        # A column of a table, then a transposed tensor.
         table = gpu.to(contribution(rank, 2000, torch.float32).view(1000, 2))
         run(dist.all_reduce, table[:, 1])
         wanted = contribution(rank, 2000, torch.float32).view(1000, 2)
@@ -207,17 +207,17 @@ def test_strided_tensors_are_brought_home_behind_the_wait():
         run(dist.all_to_all_single, output, gpu.to(contribution(rank, 20 * size, torch.float32).view(20, size)).t())
         holds(output, torch.stack([each.view(20, size).t()[rank] for each in everyones(20 * size)]))
 
-    both_ways(check)
+    sync_and_async(check)
 
 
 @on_machines("reference", "host")
-def test_strided_outputs_come_home_when_nobody_waits():
+def test_strided_outputs_are_copied_without_a_wait():
     table = gpu.to(torch.zeros(500, 2))
     table[:, 0].copy_(mine(500))
     gpu.finish(0)
     work = dist.all_reduce(table[:, 0], async_op=True)
     until(work.is_completed)
-    # No stream waits: the host has seen that it is complete.
+    # No stream waits: the host found the call complete.
     with gpu.stream(gpu.Stream(0)):
         holds(table[:, 0].contiguous(), reduced(everyones(500), "SUM"))
 
@@ -225,14 +225,14 @@ def test_strided_outputs_come_home_when_nobody_waits():
 def until(ready, seconds: float = 20.0) -> None:
     deadline = time.monotonic() + seconds
     while not ready():
-        assert time.monotonic() < deadline, "does not come about"
+        assert time.monotonic() < deadline, f"not reached within {seconds} s"
         time.sleep(0.002)
-        # What the core held is let go of when Python next calls it.
+        # The core releases tensors in the next call from Python.
         dist.group.WORLD.communicator.sequence()
 
 
 @on_machines(*ALL)
-def test_coalesced_calls_and_blocks_are_all_done_behind_one_wait():
+def test_one_wait_completes_coalesced_calls_and_blocks():
     rank, size = world()
     device = torch.device("cuda", 0)
     with dist._coalescing_manager(device=device, async_ops=True) as block:
@@ -263,12 +263,12 @@ def test_coalesced_calls_and_blocks_are_all_done_behind_one_wait():
 
 
 @on_machines(*ALL)
-def test_many_calls_are_under_way_at_once_and_waited_for_in_any_order():
-    tensors = [mine(3000, salt=turn) for turn in range(24)]
+def test_many_pending_calls_are_waited_for_in_any_order():
+    tensors = [mine(3000, salt=step) for step in range(24)]
     works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
-    for turn in (*range(23, -1, -2), *range(0, 24, 2)):
-        works[turn].wait()
-        holds(tensors[turn], reduced(everyones(3000, salt=turn), "SUM"))
+    for step in (*range(23, -1, -2), *range(0, 24, 2)):
+        works[step].wait()
+        holds(tensors[step], reduced(everyones(3000, salt=step), "SUM"))
     for work in works:
         until(work.is_completed)
         assert work.is_success()
@@ -282,7 +282,7 @@ def test_futures_run_ahead_of_the_device_and_their_callbacks_after_the_call():
         gpu.finish(0)
         with gpu.Held(caller):
             future = dist.all_reduce(tensor, async_op=True).get_future()
-            # When all have made the call; the device has not begun.
+            # Complete when all ranks have made the call; the device has not started.
             until(future.done)
             twice = gpu.empty(3000)
             chained = future.then(lambda f: twice.copy_(f.wait()[0]))
@@ -293,8 +293,8 @@ def test_futures_run_ahead_of_the_device_and_their_callbacks_after_the_call():
 
 
 @on_machines("reference")
-def test_calls_and_waits_never_keep_the_host_and_the_data_follows_the_streams():
-    """The callers' streams stand still, so whatever waited for them on the host would stand still too."""
+def test_calls_and_waits_never_block_the_host_and_data_is_ordered_by_streams():
+    """The callers' streams are blocked, so a wait for them on the host would block too."""
     _, size = world()
     dist.all_reduce(gpu.empty(1))
     values = mine(5000)
@@ -329,17 +329,17 @@ def test_tensors_may_be_dropped_while_the_device_uses_them():
     with gpu.stream(gpu.Stream(0)) as caller:
         results = []
         with gpu.Held(caller):
-            for turn in range(8):
+            for step in range(8):
                 output = gpu.empty(size * 2000)
-                dist.all_gather_into_tensor(output, mine(2000, salt=turn), async_op=True)
+                dist.all_gather_into_tensor(output, mine(2000, salt=step), async_op=True)
                 results.append(output)
-            # As many as were dropped, of the same size: none may get their memory yet.
+            # As many tensors of the same size as were dropped: none may reuse their memory yet.
             others = [gpu.to(torch.full((2000,), -1.0)) for _ in range(8)]
         dist.barrier()
         last = mine(1)
         dist.all_reduce(last)
-        for turn, output in enumerate(results):
-            holds(output, torch.cat(everyones(2000, salt=turn)))
+        for step, output in enumerate(results):
+            holds(output, torch.cat(everyones(2000, salt=step)))
         for other in others:
             holds(other, torch.full((2000,), -1.0))
     del results, others, output, other, last
@@ -352,27 +352,27 @@ def test_groups_and_streams_side_by_side():
     groups = [dist.new_group([0, 1]), dist.new_group([0, size - 1])]
     members = [[0, 1], [0, size - 1]]
     streams = [gpu.Stream(0) for _ in groups]
-    for turn in range(4):
+    for step in range(4):
         works = []
         for group, ranks, used in zip(groups, members, streams, strict=True):
             if rank in ranks:
                 with gpu.stream(used):
-                    tensor = mine(4000, salt=turn)
+                    tensor = mine(4000, salt=step)
                     works.append((tensor, ranks, used, dist.all_reduce(tensor, group=group, async_op=True)))
-        tensor = mine(4000, salt=turn)
+        tensor = mine(4000, salt=step)
         dist.all_reduce(tensor)
-        holds(tensor, reduced(everyones(4000, salt=turn), "SUM"))
+        holds(tensor, reduced(everyones(4000, salt=step), "SUM"))
         for tensor, ranks, used, work in works:
             with gpu.stream(used):
                 work.wait()
-                holds(tensor, reduced([contribution(r, 4000, torch.float32, turn) for r in ranks], "SUM"))
+                holds(tensor, reduced([contribution(r, 4000, torch.float32, step) for r in ranks], "SUM"))
     for group, ranks in zip(groups, members, strict=True):
         if rank in ranks:
             dist.destroy_process_group(group)
 
 
 @on_machines(*ALL)
-def test_messages_between_two_ranks_go_by_way_of_the_host():
+def test_messages_between_two_ranks_are_staged_in_host_memory():
     rank, size = world()
     to, source = (rank + 1) % size, (rank - 1) % size
     tensor, got = mine(5000), gpu.empty(5000)
@@ -392,44 +392,44 @@ def test_messages_between_two_ranks_go_by_way_of_the_host():
 
 @on_machines("reference", "host")
 def test_cpu_tensors_and_barriers_in_the_same_group():
-    for turn in range(3):
-        on_device, on_host = mine(100, salt=turn), contribution(dist.get_rank(), 100, torch.float32, turn + 1)
+    for step in range(3):
+        on_device, on_host = mine(100, salt=step), contribution(dist.get_rank(), 100, torch.float32, step + 1)
         work = dist.all_reduce(on_device, async_op=True)
         dist.all_reduce(on_host)
-        same(on_host, reduced(everyones(100, salt=turn + 1), "SUM"))
+        same(on_host, reduced(everyones(100, salt=step + 1), "SUM"))
         dist.barrier()
         work.wait()
-        holds(on_device, reduced(everyones(100, salt=turn), "SUM"))
-    said = [None] * dist.get_world_size()
-    dist.all_gather_object(said, dist.get_rank())
-    assert said == list(range(dist.get_world_size()))
+        holds(on_device, reduced(everyones(100, salt=step), "SUM"))
+    answers = [None] * dist.get_world_size()
+    dist.all_gather_object(answers, dist.get_rank())
+    assert answers == list(range(dist.get_world_size()))
 
 
 @on_machines("reference", "host")
-def test_a_barrier_comes_when_the_streams_of_all_ranks_have_come_to_it():
+def test_a_barrier_completes_after_the_streams_of_all_ranks():
     dist.all_reduce(gpu.empty(1))
     with gpu.stream(gpu.Stream(0)):
         values, source = mine(100_000), gpu.empty(100_000)
         source.copy_(values)
         dist.all_reduce(source)
         dist.barrier()
-        # The host may look now: the barrier has waited for the stream.
+        # The host may read: the barrier has waited for the stream.
         with torch._C.DisableTorchFunctionSubclass():
             same(source.as_subclass(torch.Tensor), reduced(everyones(100_000), "SUM"))
 
 
 @on_machines(*ALL)
 def test_one_group_uses_several_devices():
-    for turn in range(3):
+    for step in range(3):
         for index in (0, 1):
-            tensor = mine(3000, salt=turn, index=index)
+            tensor = mine(3000, salt=step, index=index)
             assert tensor.device == torch.device("cuda", index)
             dist.all_reduce(tensor)
-            holds(tensor, reduced(everyones(3000, salt=turn), "SUM"))
+            holds(tensor, reduced(everyones(3000, salt=step), "SUM"))
 
 
 @on_machines("reference")
-def test_each_rank_may_have_a_device_of_its_own():
+def test_ranks_may_use_different_devices():
     rank, size = world()
     group = dist.new_group()
     index = rank % 2
@@ -443,7 +443,7 @@ def test_each_rank_may_have_a_device_of_its_own():
 
 
 @on_machines("reference", "host")
-def test_what_is_refused_leaves_the_group_as_it_was():
+def test_a_refused_call_leaves_the_group_usable():
     tensor = mine(10)
     dist.all_reduce(tensor)
     with gpu.stream(gpu.Stream(0)) as caller:
@@ -457,7 +457,7 @@ def test_what_is_refused_leaves_the_group_as_it_was():
 
 
 def in_use() -> dist.ProcessGroup:
-    """A group whose first call is over on all ranks: who is still in it would hear of what ends the group."""
+    """Returns a group whose first call is complete on all ranks; a pending one would receive a later failure."""
     group = dist.new_group()
     dist.all_reduce(mine(10), group=group)
     gpu.finish(0)
@@ -466,7 +466,7 @@ def in_use() -> dist.ProcessGroup:
 
 
 @on_machines("reference", "host")
-def test_memory_that_is_no_devices_is_refused_before_a_stream_meets_it():
+def test_memory_that_is_not_on_a_device_is_refused_before_it_is_enqueued():
     group = in_use()
     foreign = torch.ones(10).as_subclass(gpu.OnDevice)
     with pytest.raises(smddp.Error, match="not CUDA memory"):
@@ -476,11 +476,11 @@ def test_memory_that_is_no_devices_is_refused_before_a_stream_meets_it():
 
 
 @on_machines(*ALL)
-def test_calls_that_do_not_fit_each_other_raise_on_every_rank_and_no_stream_is_stuck():
+def test_mismatched_calls_raise_on_every_rank_and_no_stream_is_stuck():
     rank, _ = world()
     group = in_use()
     with gpu.stream(gpu.Stream(0)):
-        # A rank that comes last hears of it from the others, in the call itself.
+        # The last rank receives the mismatch from the others during its call.
         with pytest.raises(smddp.MismatchError):
             dist.all_reduce(mine(10 + (rank == 0)), group=group, async_op=True).wait(datetime.timedelta(seconds=20))
         with pytest.raises(smddp.Error):
@@ -493,7 +493,7 @@ def test_calls_that_do_not_fit_each_other_raise_on_every_rank_and_no_stream_is_s
 
 
 @on_machines("reference")
-def test_futures_are_complete_when_the_other_ranks_have_made_the_call_too():
+def test_futures_complete_when_all_ranks_have_made_the_call():
     rank, size = world()
     dist.all_reduce(gpu.empty(1))
     dist.barrier()
@@ -508,14 +508,14 @@ def test_futures_are_complete_when_the_other_ranks_have_made_the_call_too():
             if rank == 0:
                 assert not future.done()
                 store.set("a future that is not complete", "seen")
-            # No device has moved anything by then.
+            # No device has sent data yet.
             until(future.done)
             chained = future.then(lambda f: f.wait()[0])
         holds(chained.wait(), reduced(everyones(3000), "SUM"))
 
 
 @on_machines("reference")
-def test_a_wait_keeps_the_host_until_the_others_have_made_the_call_and_raises_if_they_do_not():
+def test_a_wait_blocks_the_host_until_all_ranks_have_made_the_call_or_raises():
     rank, size = world()
     group = dist.new_group(timeout=datetime.timedelta(seconds=60))
     dist.all_reduce(mine(10), group=group)
@@ -534,7 +534,7 @@ def test_a_wait_keeps_the_host_until_the_others_have_made_the_call_and_raises_if
 
 
 @on_machines("reference", "host")
-def test_a_deadline_that_passes_lets_the_streams_go_on():
+def test_streams_continue_after_an_expired_deadline():
     rank, _ = world()
     group = dist.new_group(timeout=datetime.timedelta(seconds=60))
     dist.all_reduce(mine(10), group=group)
@@ -544,23 +544,23 @@ def test_a_deadline_that_passes_lets_the_streams_go_on():
     if rank != 0:
         with pytest.raises(smddp.Error):
             dist.all_reduce(mine(10), group=group)
-        # No stream is left standing.
+        # No stream is blocked.
         gpu.finish(0)
     dist.barrier()
     dist.destroy_process_group(group)
 
 
 @on_machines(*ALL)
-def test_the_way_is_the_one_that_the_devices_allow():
-    """Cases that went another way than their machine is there for would prove nothing."""
+def test_each_machine_uses_its_path():
+    """The other cases rely on the path of their machine."""
     dist.all_reduce(mine(10))
     comm = dist.group.WORLD.communicator
-    assert os.environ["SMDDP_TEST_WAY"] in comm.device_path(0)
+    assert os.environ["SMDDP_TEST_PATH"] in comm.device_path(0)
     assert len(set(comm.nodes())) == int(os.environ["SMDDP_TEST_NODES"])
 
 
 @on_machines("reference", "nodes")
-def test_a_group_that_is_bound_to_a_device_has_that_one_alone():
+def test_a_group_bound_to_a_device_accepts_only_that_device():
     again(device_id=torch.device("cuda", 1))
     try:
         dist.barrier()
@@ -574,11 +574,11 @@ def test_a_group_that_is_bound_to_a_device_has_that_one_alone():
 
 
 @on_machines("nodes")
-def test_a_mesh_over_a_bound_group_has_groups_that_are_bound_too():
+def test_the_groups_of_a_mesh_over_a_bound_group_are_bound():
     rank, _ = world()
     again(device_id=torch.device("cuda", 1))
     try:
-        # Then torch splits the group, where it takes the backend for one that can be split.
+        # With a splittable backend torch splits the group.
         with (
             mock.patch.object(torch.cuda, "is_available", lambda: True),
             mock.patch.object(torch.cuda, "is_initialized", lambda: True),
@@ -599,7 +599,7 @@ def test_a_mesh_over_a_bound_group_has_groups_that_are_bound_too():
 
 
 @on_machines("reference")
-def test_groups_leave_nothing_on_the_devices_when_they_end():
+def test_destroyed_groups_free_their_device_objects():
     dist.all_reduce(mine(10))
     gpu.finish(0)
     blocks = gpu.allocator(0).in_use
@@ -617,13 +617,13 @@ def test_groups_leave_nothing_on_the_devices_when_they_end():
     opened = gpu.driver.open()
     for _ in range(4):
         one_group()
-    # The allocator's own events come and go; four groups that leave one thing each are more.
+    # The allocator creates and frees events; a leak of one object per group exceeds the limit.
     until(lambda: gpu.allocator(0).in_use <= blocks and gpu.driver.open() < opened + 4)
 
 
 @on_machines("reference", "host")
 def test_tensors_may_outlive_their_group():
-    """torch's allocator comes back to the streams of the group when they go."""
+    """torch's allocator uses the streams of a destroyed group when it frees tensors."""
     group = dist.new_group()
     tensor = mine(1000)
     dist.all_reduce(tensor, group=group)
@@ -641,12 +641,12 @@ def one_rank_dies() -> None:
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with gpu.stream(gpu.Stream(0)):
-        with pytest.raises(smddp.PeerLostError) as told:
+        with pytest.raises(smddp.PeerLostError) as caught:
             work = dist.all_reduce(mine(100_000), async_op=True)
             work.wait()
             gpu.finish(0)
             work.wait(datetime.timedelta(seconds=20))
-        assert told.value.ranks == [1]
+        assert caught.value.ranks == [1]
         with pytest.raises(smddp.PeerLostError):
             dist.all_reduce(mine(10))
         gpu.finish(0)
@@ -657,30 +657,30 @@ one_rank_dies.case = one_rank_dies
 
 
 @pytest.mark.parametrize("machine", ALL)
-def test_the_death_of_a_rank_is_told_to_the_others_and_no_stream_is_stuck(machine, machines):
-    """Last: it takes the ranks with it."""
+def test_the_death_of_a_rank_is_reported_to_the_others_and_no_stream_is_stuck(machine, machines):
+    """Runs last, because it ends the ranks."""
     pool = machines(machine)
-    said = pool.ask(__name__, "one_rank_dies", 60)
+    answers = pool.ask(__name__, "one_rank_dies", 60)
     pool.close()
-    assert list(said) == [1], said
-    assert "status -9" in said[1]
+    assert list(answers) == [1], answers
+    assert "status -9" in answers[1]
 
 
 @on_machines("reference")
-def test_python_goes_on_while_a_group_prepares_a_device_on_another_thread():
+def test_python_continues_while_another_thread_prepares_a_device():
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     group = dist.new_group(list(range(dist.get_world_size())))
     if rank == 0:
         preparing = threading.Thread(target=lambda: dist.all_reduce(mine(3), group=group))
         preparing.start()
         began = time.monotonic()
-        # The other ranks have not come, so the thread waits for them.
+        # The thread waits for the other ranks.
         while time.monotonic() - began < 0.5:
             assert group.communicator.device_path(0) is None
             time.sleep(0.01)
         store.set("looked", "yes")
         preparing.join()
-        # Questions were answered at once: half a second and not the deadline.
+        # Queries returned immediately, in half a second instead of the deadline.
         assert time.monotonic() - began < 20
     else:
         store.wait(["looked"])

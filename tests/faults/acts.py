@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from backend import calls
-from backend.calls import Begun, of
+from backend.calls import Started, of
 
 #: Of each call, and of the making of each group. A cell may have another one.
 LIMIT = timedelta(seconds=3)
@@ -45,13 +45,13 @@ def _ring(group: Any, count: int) -> tuple[list, list, list]:
     return works, [found], [of(before, count, found.dtype)]
 
 
-def _new_group(group: Any, count: int) -> Begun:
+def _new_group(group: Any, count: int) -> Started:
     # Without a timeout of its own the group would have torch's half hour, whatever the first one has.
     made = dist.new_group(list(range(group.size())), timeout=LIMIT)
     return calls.all_reduce(count).begin(made, True)
 
 
-def _split_group(group: Any, count: int) -> Begun:
+def _split_group(group: Any, count: int) -> Started:
     """Into halves; two ranks stay together."""
     size = group.size()
     half = size // 2 if size > 3 else size

@@ -11,7 +11,7 @@ import importlib
 import tempfile
 import time
 
-from backend import tally
+from backend import mismatch_counts
 from backend.ranks import Pool
 from hosts import wires
 
@@ -20,7 +20,7 @@ MODULES = ("backend.test_differing_calls", "backend.test_differing_messages")
 
 def environment(way: str, folder: str):
     """Of each rank. Between nodes: all are on this machine, and count as on two by turns."""
-    more = {tally.FOLDER: folder}
+    more = {mismatch_counts.FOLDER: folder}
     if way == "shm":
         return lambda rank: more
     return lambda rank: more | wires.WAYS[way] | {"SMDDP_NODE": f"n{rank % 2}"}
@@ -47,7 +47,7 @@ def run(way: str, size: int, only: str) -> list[tuple[str, bool, bool]]:
                 for rank, error in said.items():
                     print(f"rank {rank}: {error[-3000:]}")
             # A case that is stopped by an error counts with what it has told until then.
-            return tally.take(folder)
+            return mismatch_counts.take(folder)
         finally:
             pool.close()
 

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from backend.ranks import BACKEND, ask, told
+from backend.ranks import BACKEND, ask, error_text
 
 from hosts import netlab, wires
 
@@ -99,7 +99,7 @@ class Hosts:
         )
         if said:
             self.close()
-            raise AssertionError(told(said, len(slots)))
+            raise AssertionError(error_text(said, len(slots)))
 
     def _log(self, slot: int) -> str:
         logs = [self._directory / f"{kind}{slot}.log" for kind in ("rank", "stacks")]

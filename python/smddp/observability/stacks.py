@@ -54,5 +54,6 @@ def _free_signal() -> int | None:
 def own_folders() -> list[str]:
     """What the files begin with that are not the program's, but ours, torch's or the interpreter's."""
     torch = sys.modules.get("torch")
-    files = [__file__, *([torch.__file__] if torch is not None and torch.__file__ else [])]
+    package = str(Path(__file__).parent)
+    files = [package, *([torch.__file__] if torch is not None and torch.__file__ else [])]
     return [f"{Path(file).parent}{os.sep}" for file in files] + ["<frozen "]

@@ -1,7 +1,6 @@
-"""From tensors to what the core wants: addresses and element counts, and back.
+"""Conversion of tensors to the core's arguments (address and element count), and checks of tensors.
 
-The core reads and writes plain memory. A tensor that is not one row of elements in order (strided,
-conjugated, negated) is read through a copy and written through one.
+The core reads and writes contiguous memory. Strided, conjugated and negated tensors are copied before and after a call.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from torch import Tensor
 from smddp.torch.compat import without_transforms
 
 Block = tuple[int, int]
-# No storage is as large as this.
+# Larger than any storage, in bytes.
 _LOW = 1 << 40
 Item = TypeVar("Item")
 
 
 class NoMemoryError(ValueError):
-    """A tensor that has elements, but nowhere in memory."""
+    """Raised for a tensor that has elements but no memory."""
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the elements lie in memory in order, as they are."""
+    """Returns whether memory holds the elements contiguously and unchanged."""
     return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def readable(tensor: Tensor) -> Tensor:
-    """The tensor itself, or a plain copy."""
+    """Returns a plain tensor unchanged, and a contiguous copy of any other."""
     if is_plain(tensor):
         return tensor
-    # On a device, a copy of what is not there would end the process's context.
+    # On a device, a copy from missing memory would destroy the process's context.
     block(tensor)
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def block(tensor: Tensor) -> Block:
-    """(address, elements) of a plain tensor. Raises NoMemoryError for one without memory, and for wrappers."""
+    """Returns (address, elements) of a plain tensor. Raises NoMemoryError for wrappers and tensors without memory."""
     count = tensor.numel()
     try:
         address = tensor.data_ptr()
@@ -51,7 +50,7 @@ def block(tensor: Tensor) -> Block:
             f"a tensor of {describe(tensor)} has no memory ({error}). Inside a torch.func transform use the "
             "calls that take single tensors, such as all_gather_into_tensor: torch does not unwrap lists of lists"
         ) from None
-    # A view into memory that was given back says how far into it, so its address is low and not 0.
+    # A view into freed memory reports its offset as address, which is low but not 0.
     if address < _LOW and count and address == tensor.storage_offset() * tensor.element_size():
         raise NoMemoryError(
             f"a tensor of {describe(tensor)} has no memory: its storage was resized to nothing, as FSDP does with "
@@ -61,18 +60,18 @@ def block(tensor: Tensor) -> Block:
 
 
 def check_memory(*tensors: Tensor) -> None:
-    """Raises NoMemoryError as `block`; for calls of several parts, before the first part moves."""
+    """Raises NoMemoryError for a tensor without memory, before the first part of a coalesced call starts."""
     for tensor in tensors:
         block(tensor)
 
 
 def cut(tensor: Tensor, counts: list[int]) -> tuple[int, list[int]]:
-    """(address, elements of each block) of a plain tensor. Raises NoMemoryError as `block`."""
+    """Returns (address, elements of each block) of a plain tensor. Raises NoMemoryError as `block`."""
     return block(tensor)[0], counts
 
 
 class CopyBack:
-    """Brings results from a plain buffer to the caller's tensor, when the call is done."""
+    """Copies results from a contiguous buffer to the caller's tensor after the call."""
 
     __slots__ = ("_buffer", "_tensor")
 
@@ -81,15 +80,15 @@ class CopyBack:
         self._buffer = buffer
 
     def __call__(self) -> None:
-        # May run on a helper thread, where grad mode is on; and inference tensors only change in inference mode.
-        # A wait inside a torch.func transform comes here too: these tensors are already unwrapped.
+        # May run on a helper thread, where grad mode is on. Inference tensors are writable in inference mode only.
+        # May also run in a wait inside a torch.func transform; the tensors are already unwrapped.
         with torch.inference_mode(self._tensor.is_inference()), torch.no_grad(), without_transforms():
             self._tensor.detach().copy_(self._buffer)
 
 
 def check_writable(tensor: Tensor) -> None:
-    """Raises ValueError for a tensor that has several elements in one place."""
-    # 1: certainly overlapping (expanded); partial overlaps cannot be told cheaply.
+    """Raises ValueError for a tensor whose elements share memory."""
+    # 1: certain overlap (an expanded tensor). Partial overlaps are too expensive to detect.
     if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
         raise ValueError(
             f"the output of shape {tuple(tensor.shape)} and strides {tensor.stride()} has several elements in one place"
@@ -97,10 +96,10 @@ def check_writable(tensor: Tensor) -> None:
 
 
 def check_apart(what: str, parts: Sequence[tuple[Sequence[Tensor], Tensor | None]]) -> None:
-    """Raises ValueError where outputs share memory, or the input of one part shares memory with an output of another.
+    """Raises ValueError if outputs overlap, or if the input of one part overlaps an output of another.
 
-    parts: the outputs and the input of each part of one call. Exact for contiguous tensors; of other tensors only a
-    shared first element is found.
+    parts: the outputs and the input of each part of one call. Exact for contiguous tensors; for other tensors only a
+    shared first element is detected.
     """
     spans = sorted(
         (*_span(output), part, index)
@@ -131,7 +130,7 @@ def check_apart(what: str, parts: Sequence[tuple[Sequence[Tensor], Tensor | None
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """First address and end of a tensor that has elements; only its first element counts where it is not plain."""
+    """Returns first address and end of a tensor with elements; only the first element if it is not plain."""
     start = tensor.data_ptr()
     return start, start + (tensor.numel() if is_plain(tensor) else 1) * tensor.element_size()
 
@@ -143,10 +142,10 @@ def _entry(at: tuple[int, ...], parts: Sequence[tuple[Sequence[Tensor], Tensor |
     return f"output {part}" if len(parts[part][0]) == 1 else f"output {part} of rank {index}"
 
 
-def landing(tensor: Tensor, after: list[Callable[[], None]], *, keep_values: bool = False) -> Tensor:
-    """Where the core may write what is meant for `tensor`; a CopyBack is added to `after` if that is elsewhere.
+def target_buffer(tensor: Tensor, after: list[Callable[[], None]], *, keep_values: bool = False) -> Tensor:
+    """Returns the contiguous buffer that receives the result: `tensor`, or a new one with a CopyBack in `after`.
 
-    keep_values: the buffer starts as a copy of the tensor (calls that work in place).
+    keep_values: the buffer starts as a copy of the tensor (in-place calls).
     Raises ValueError as check_writable, and NoMemoryError as `block`.
     """
     if is_plain(tensor):
@@ -160,19 +159,19 @@ def landing(tensor: Tensor, after: list[Callable[[], None]], *, keep_values: boo
 
 
 def describe(tensor: Tensor) -> str:
-    """Shape and dtype, for messages."""
+    """Returns shape and dtype, for messages."""
     return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def one(tensors: Sequence[Item], what: str) -> Item:
-    """The only entry of a list. Raises ValueError otherwise."""
+    """Returns the only entry of a list. Raises ValueError for another length."""
     if len(tensors) != 1:
         raise ValueError(f"{what}: one tensor a call is needed, got {len(tensors)}")
     return tensors[0]
 
 
 def check_dtype(what: str, first: Tensor, others: Sequence[Tensor]) -> None:
-    """Raises TypeError unless all have the same dtype."""
+    """Raises TypeError unless all tensors have the same dtype."""
     dtype = first.dtype
     for index, other in enumerate(others):
         if other.dtype != dtype:
@@ -180,15 +179,15 @@ def check_dtype(what: str, first: Tensor, others: Sequence[Tensor]) -> None:
 
 
 def check_length(what: str, tensors: Sequence[object], size: int) -> None:
-    """Raises ValueError unless there is one entry for each rank."""
+    """Raises ValueError unless the list has one entry for each rank."""
     if len(tensors) != size:
         raise ValueError(f"{what} must have one entry for each of the {size} ranks, got {len(tensors)}")
 
 
 def split_counts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int] | None:
-    """Elements for each rank of a tensor that is cut along its first dimension; None: all equal.
+    """Returns the elements for each rank of a tensor split along its first dimension; None: equal parts.
 
-    Raises ValueError where the split sizes do not fit.
+    Raises ValueError if the split sizes do not fit.
     """
     if tensor.dim() == 0:
         raise ValueError(f"{what}: a tensor without dimensions cannot be split between {size} ranks")

@@ -9,12 +9,12 @@ from torch.distributed import distributed_c10d as dist_c10d
 
 from smddp.torch.compat import warn_missing
 
-#: Called by torch with the parts of each batch.
+#: torch's check, called with the parts of each batch.
 _CHECK = "_check_p2p_op_list"
 
 
 def check_batches(kind: type) -> None:
-    """Makes torch check batches of groups of this class with their `check_message`. Idempotent."""
+    """Makes torch check batches of groups of class `kind` with their `check_message`. Idempotent."""
     check = getattr(dist_c10d, _CHECK, None)
     if check is None:
         warn_missing(f"distributed_c10d.{_CHECK}", "a batch with an invalid part starts the parts before it")

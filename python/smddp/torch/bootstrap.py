@@ -1,4 +1,4 @@
-"""How a sharding layer joins a job: what the launcher says, the default group, and ranks that were told alike."""
+"""Start of a sharding layer: default group from the launcher's environment, subgroups, agreement on configuration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from smddp.launch.environment import complete
 
 
 def make_default_group(caller: str, backend: str = "smddp") -> None:
-    """Make the default group from the launcher's environment, for ``caller``, which the error names."""
+    """Makes the default group from the launcher's environment. caller: the function that the error names."""
     if complete() and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         dist.init_process_group(backend)
         return
@@ -27,7 +27,7 @@ def make_default_group(caller: str, backend: str = "smddp") -> None:
 
 
 def agree(values: dict[str, Any], caller: str) -> list[str]:
-    """Every rank's host, after all have been found to have called ``caller`` with the same ``values``."""
+    """Returns every rank's host. Raises ValueError unless all ranks called ``caller`` with the same ``values``."""
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, (socket.gethostname(), digest))
@@ -39,14 +39,14 @@ def agree(values: dict[str, Any], caller: str) -> list[str]:
 
 
 def _differences(everything: list[dict[str, Any]]) -> str:
-    """The keys on which the ranks' configurations differ, with the ranks that hold each value."""
+    """Returns the keys in which the configurations differ, with the ranks of each value."""
     texts = []
     for key in everything[0]:
         ranks: dict[Any, list[int]] = {}
         for rank, given in enumerate(everything):
             ranks.setdefault(given[key], []).append(rank)
         if len(ranks) > 1:
-            # The first of many name a value well enough.
+            # Eight ranks identify a value.
             held = (
                 f"{value!r} on rank {', '.join(map(str, who[:8]))}{', ...' * (len(who) > 8)}"
                 for value, who in ranks.items()
@@ -56,11 +56,11 @@ def _differences(everything: list[dict[str, Any]]) -> str:
 
 
 def subgroup(rank_lists: list[list[int]]) -> dist.ProcessGroup:
-    """The group of this rank among ``rank_lists``, which cover the world; every rank makes all of them."""
+    """Returns this rank's group among ``rank_lists``, which cover the world. Every rank makes all groups."""
     if len(rank_lists) == 1:
         world = dist.group.WORLD
-        assert world is not None  # the callers have seen to that
+        assert world is not None  # checked by the callers
         return world
     mine, _ = dist.new_subgroups_by_enumeration(rank_lists)
-    assert isinstance(mine, dist.ProcessGroup)  # as the lists cover the world
+    assert isinstance(mine, dist.ProcessGroup)  # the lists cover the world
     return mine

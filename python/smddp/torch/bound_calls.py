@@ -1,4 +1,4 @@
-"""`smddp.bind`: a collective whose arguments are looked at once, for loops that make it again and again."""
+"""`smddp.bind`: a collective whose arguments are checked once, for repeated calls in loops."""
 
 from __future__ import annotations
 
@@ -25,11 +25,8 @@ _CALLS = (
 ).split()
 
 
-class _Taken:
-    """Takes the place of a group's time estimate (see `smddp.torch.time_estimate`) and records this thread's calls.
-
-    The recorded calls move nothing.
-    """
+class _CallRecorder:
+    """Records this thread's calls, which send no data. Replaces a group's `smddp.torch.time_estimate.Estimate`."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -39,22 +36,21 @@ class _Taken:
 
 
 def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BoundCall:
-    """A collective that can be made again and again, each time on what the tensors then hold.
+    """Returns a collective that can be called repeatedly, each time on the tensors' current values.
 
     function: one of torch.distributed's: all_reduce, all_gather, all_gather_into_tensor, reduce_scatter,
-    reduce_scatter_tensor, all_to_all_single, broadcast, reduce, gather, scatter, barrier. args, kwargs: as it takes
-    them, without async_op; the group is smddp's, the tensors are on the CPU and contiguous, and keep their memory.
-    Nothing moves yet.
+    reduce_scatter_tensor, all_to_all_single, broadcast, reduce, gather, scatter, barrier. args, kwargs: its arguments
+    without async_op, with a smddp group and contiguous CPU tensors that keep their memory. No data is sent yet.
 
         sum_up = smddp.bind(dist.all_reduce, tensor, op=dist.ReduceOp.SUM)
         sum_up()                            # as dist.all_reduce(tensor)
         sum_up.start(); ...; sum_up.wait()  # as a handle of async_op=True
 
     Other ranks may bind the same call or make it unbound. After the group was reconfigured or destroyed, a bound call
-    raises ClosedError: bind it anew. torch's own hooks and its profiler do not hear of it; smddp's recorder does.
+    raises ClosedError: bind it again. torch's hooks and profiler do not record bound calls; smddp's recorder does.
 
     Raises TypeError for another function, ValueError for async_op, another backend's group and tensors that cannot be
-    bound, and whatever the function itself raises for its arguments.
+    bound, and the errors of the function itself.
     """
     name = getattr(function, "__name__", "")
     if name not in _CALLS or getattr(dist, name, None) is not function:
@@ -69,8 +65,8 @@ def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BoundCall:
                 f"bind: tensors are on the CPU and contiguous, not {describe(tensor)} on {tensor.device} with strides "
                 f"{tensor.stride()}"
             )
-    group = _ours(given.get("group"))
-    call = _taken(group, functools.partial(function, *args, **kwargs))
+    group = _smddp_group(given.get("group"))
+    call = _recorded_call(group, functools.partial(function, *args, **kwargs))
     ranks, limit = group._ranks, given.get("timeout")
     return core().BoundCall(
         group._comm,
@@ -94,11 +90,11 @@ def _tensors(values: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _ours(group: Any) -> SmddpProcessGroup:
-    """The group, or the part of it that serves the CPU."""
+def _smddp_group(group: Any) -> SmddpProcessGroup:
+    """Returns the group, or its backend for the CPU. Raises ValueError if that is not smddp."""
     found = dist.group.WORLD if group is None else group
     if found is None:
-        raise ValueError("bind: there is no default process group; init_process_group('smddp') makes one")
+        raise ValueError("bind: no default process group; call init_process_group('smddp') first")
     if found is dist.GroupMember.NON_GROUP_MEMBER:
         raise ValueError("bind: this rank is not in the group")
     if not isinstance(found, SmddpProcessGroup):
@@ -108,16 +104,16 @@ def _ours(group: Any) -> SmddpProcessGroup:
     return found
 
 
-def _taken(group: SmddpProcessGroup, call: Callable[[], Any]) -> Call:
-    """What the group would do for that."""
+def _recorded_call(group: SmddpProcessGroup, call: Callable[[], Any]) -> Call:
+    """Returns the core call that `call` makes on the group."""
     if group._estimate is not None:
         raise RuntimeError("bind: this thread has a time estimate open on this group")
-    taken = _Taken()
+    taken = _CallRecorder()
     group._estimate = taken
     try:
         call()
     finally:
         group._estimate = None
     if len(taken.calls) != 1 or taken.calls[0].after:
-        raise ValueError("bind: this call is not one transfer between the tensors themselves")
+        raise ValueError("bind: expected one call on the tensors' own memory; this one needs copies or several calls")
     return taken.calls[0]

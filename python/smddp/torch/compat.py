@@ -1,4 +1,4 @@
-"""Private names of torch, each with a fallback: without one a feature is lost, with one warning, and no group.
+"""Private names of torch, each with a fallback: a missing name disables one feature with one warning.
 
 `retained_handles.py`, `shutdown_patch.py` and `resharding.py` hold the workarounds for old versions of torch.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def _private(module: str, name: str, lost: str, fallback: Callable[..., Any]) -> Any:
-    """`module.name`, or the fallback and a RuntimeWarning that says what is `lost`."""
+    """Returns `module.name`, or the fallback after a RuntimeWarning. lost: the missing feature."""
     import importlib
 
     try:
@@ -23,7 +23,7 @@ def _private(module: str, name: str, lost: str, fallback: Callable[..., Any]) ->
 
 
 def warn_missing(name: str, lost: str) -> None:
-    """Warns that this torch has no `name`. Never raises, not even where warnings are errors."""
+    """Warns that this torch has no `name`. Never raises, even if warnings are errors."""
     import torch
 
     try:
@@ -50,7 +50,7 @@ dispatch_modes: Callable[[], int] = _private(
     lambda: 0,
 )
 
-#: Whether a profiler records on this thread.
+#: Returns whether a profiler records on this thread.
 profiler_enabled: Callable[[], bool] = _private(
     "torch.autograd", "_profiler_enabled", "the profiler shows no ranges of smddp", lambda: False
 )
@@ -73,7 +73,7 @@ without_transforms: Callable[[], Any] = _private(
 
 
 def backend_plugins() -> dict[str, Any]:
-    """torch's table of registered backends by name in capitals; empty, with a warning, where this torch has none."""
+    """Returns torch's registered backends by upper-case name; empty after a warning if this torch has no table."""
     import torch.distributed as dist
 
     table = getattr(dist.Backend, "_plugins", None)

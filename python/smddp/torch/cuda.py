@@ -1,4 +1,4 @@
-"""All that smddp asks of torch.cuda, so that processes without CUDA tensors never touch it and tests can replace it.
+"""All uses of torch.cuda. Processes without CUDA tensors never call it, and tests replace it.
 
 Devices are CUDA ordinals of this process. Streams of the core are raw handles (integers).
 """
@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.futures import Future
 
 _raw: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-# The streams on which results are brought home when nobody waits for a call, by device.
+# By device, the stream that copies results if no thread waits for a call.
 _sides: dict[int, Any] = {}
 
 
 def in_use() -> bool:
-    """Whether this process has begun to use CUDA."""
+    """Returns whether this process has initialized CUDA."""
     return torch.cuda.is_initialized()
 
 
@@ -30,12 +30,12 @@ def here() -> int:
 
 def stream_of(device: int) -> int:
     """The raw handle of this thread's current stream."""
-    # Every call asks, and an object for each answer costs a microsecond.
+    # Every call needs it; an object for each would cost a microsecond.
     return _raw(device) if _raw is not None else torch.cuda.current_stream(device).cuda_stream
 
 
 def capturing(device: int) -> bool:
-    """Whether this thread's current stream is being captured into a graph."""
+    """Returns whether this thread's current stream is being captured into a graph."""
     if torch.cuda.current_device() == device:
         return torch.cuda.is_current_stream_capturing()
     with torch.cuda.device(device):
@@ -43,39 +43,39 @@ def capturing(device: int) -> bool:
 
 
 def external(handle: int, device: int) -> Any:
-    """torch's object for a stream of the core."""
+    """Returns torch's object for a stream of the core."""
     return torch.cuda.ExternalStream(handle, device=torch.device("cuda", device))
 
 
 def current(device: int) -> Any:
-    """torch's object for this thread's current stream."""
+    """Returns torch's object for this thread's current stream."""
     return torch.cuda.current_stream(device)
 
 
 def record(tensor: Tensor, stream: Any) -> None:
-    """Have torch's allocator give the tensor's memory to nobody else before what `stream` holds by then is over.
+    """Delays reuse of the tensor's memory by torch's allocator until the work on `stream` is complete.
 
-    It matters although the core keeps the tensors: a storage may be resized to nothing while others still have it.
+    The core keeps the tensors, but their storage may be resized to zero meanwhile.
     """
     tensor.record_stream(stream)
 
 
 def mark(device: int) -> Any:
-    """An event at the end of this thread's current stream."""
+    """Records an event at the end of this thread's current stream."""
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
 
 
 def wait_for(event: Any, device: int) -> None:
-    """This thread's current stream waits for the event; the host does not."""
+    """Makes this thread's current stream, not the host, wait for the event."""
     torch.cuda.current_stream(device).wait_event(event)
 
 
 @contextmanager
 def on_side(device: int) -> Iterator[None]:
-    """A block whose current stream is one that no caller uses."""
-    # The device first: a helper thread's own is 0, and going back to it from a stream would make a context there.
+    """Context in which the current stream is a side stream that callers do not use."""
+    # The device first: a helper thread's device is 0, and restoring it from a stream would create a context there.
     with torch.cuda.device(device):
         side = _sides.get(device)
         if side is None:
@@ -90,11 +90,11 @@ def finish(device: int) -> None:
 
 
 def future(devices: tuple[int, ...]) -> Future[Any]:
-    """A future whose callbacks run on streams of their own, and whose waiters' streams wait for the results."""
+    """Returns a future whose callbacks run on separate streams, and whose waiters' streams wait for the results."""
     return Future(devices=[torch.device("cuda", device) for device in devices])
 
 
 def pinned(like: Tensor) -> Tensor:
-    """Host memory that the device copies from and to by itself, for as many elements, in one row."""
-    # The device is named because programs may set another default.
+    """Returns pinned host memory for the elements of `like`, with one dimension."""
+    # Explicit device: programs may set another default.
     return torch.empty(like.numel(), dtype=like.dtype, device="cpu", pin_memory=True)

@@ -1,6 +1,6 @@
-"""The handles of calls on CUDA tensors.
+"""Handles of calls on CUDA tensors.
 
-A call is over for the host before it is over for the device, for which only the current stream waits.
+A call completes for the host before it completes on the device; only the current stream waits for the device.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from smddp.torch import cuda
 from smddp.torch.errors import CoreError, translate
-from smddp.torch.retained_handles import last_look
+from smddp.torch.retained_handles import releases_handle
 from smddp.torch.work import NO_TIMEOUT, CoreWork, seconds
 
 
 class DeviceWork(CoreWork):
     """One call of the core on tensors of one device.
 
-    native: the core's handle, which keeps the memory until the device is through.
-    outputs: what `result()` and the future give.
-    after: what must be done once when the data is there (copies into strided outputs): enqueued by whoever waits first,
-    on that stream, or by the core's helper thread when nobody waits; every other waiter's stream waits for it.
+    native: the core's handle, which keeps the memory until the device has finished.
+    outputs: the value of `result()` and of the future.
+    after: steps that run once after the data arrived (copies into strided outputs). The first waiter enqueues them on
+    its stream, else the core's helper thread does; the streams of later waiters wait for them.
     touched: the tensors that `after` uses. ranks: as in errors.translate.
     """
 
@@ -49,12 +49,12 @@ class DeviceWork(CoreWork):
         if after:
             native.on_done(self._finish_alone)
 
-    @last_look
+    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """The current stream waits for the call's end; the host does not.
+        """Makes the current stream, not the host, wait for the call.
 
-        With a `timeout` the host waits, too, and CollectiveTimeoutError is raised after it. Raises the call's error if
-        it has failed already; a later failure is raised by the next call on the group.
+        With a `timeout` the host waits as well, and CollectiveTimeoutError is raised after it. Raises the error of a
+        failed call; a later failure is raised by the next call on the group.
         """
         if cuda.capturing(self._device):
             raise RuntimeError(
@@ -72,11 +72,11 @@ class DeviceWork(CoreWork):
         return True
 
     def _reach(self) -> None:
-        """The data is there for what is enqueued on the current stream from now on."""
+        """Orders later work on the current stream after the arrival of the data."""
         raise NotImplementedError
 
     def is_completed(self) -> bool:
-        """Whether the device is through, the copies into strided outputs included."""
+        """Returns whether the device has finished, including the copies into strided outputs."""
         if not self._native.is_done():
             return False
         if self._lock is None or self._native.error() is not None:
@@ -94,14 +94,14 @@ class DeviceWork(CoreWork):
             stream = cuda.current(self._device)
             for step in self._after:
                 step()
-            # The stream of this waiter need not be the one that the memory was made on.
+            # The waiter's stream may differ from the stream that allocated the memory.
             for tensor in self._touched:
                 cuda.record(tensor, stream)
             self._copied = cuda.mark(self._device)
             self._after = self._touched = ()
 
     def _finish_alone(self) -> None:
-        # Also the core's callback. A failed call has nothing to bring home: its error is for the waiter.
+        # Also the core's callback. A failed call has no results to copy; `wait` raises its error.
         if self._lock is None or self._native.error() is not None:
             return
         with self._lock:
@@ -111,7 +111,7 @@ class DeviceWork(CoreWork):
 
 
 class CudaWork(DeviceWork):
-    """One that the current stream waits for; the host at most until the other ranks have made the call, too."""
+    """A collective. The current stream waits for it; the host waits at most until all ranks have made the call."""
 
     def _reach(self) -> None:
         self._native.wait_stream(cuda.stream_of(self._device))
@@ -123,8 +123,8 @@ class CudaWork(DeviceWork):
             pass  # the future raises it
 
     def _when_done(self, callback: Callable[[], None]) -> None:
-        # The value of a future is for streams, and these wait by themselves. torch's own backend does the same; what
-        # waits for futures (the DDP reducer, hooks) counts on it to run ahead of the device.
+        # Complete as soon as the call is enqueued, as in torch's own backend: streams wait for the value, and waiters
+        # of futures (DDP reducer, hooks) run ahead of the device.
         if self._native.is_enqueued():
             callback()
         elif not self._native.on_enqueued(callback):
@@ -133,7 +133,7 @@ class CudaWork(DeviceWork):
 
 
 class StagedWork(DeviceWork):
-    """A message between hosts that stands for one between devices, by pinned memory: the host waits for it."""
+    """A message between devices that is staged in pinned host memory. The host waits for it."""
 
     def _reach(self) -> None:
         self._native.wait(None)

@@ -1,7 +1,7 @@
 """Groups whose devices have different backends, such as "cpu:gloo,cuda:smddp".
 
-torch asks one creator per device, but a creator that returns a process group of its own replaces the whole
-group, and torch asks no further. So a smddp group holds the backends of the other devices itself.
+torch calls one creator per device, but a creator that returns a process group replaces the whole group, and torch
+calls no other creator. A smddp group therefore creates the backends of the other devices itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._C import _distributed_c10d as c10d
 from smddp._constants import NAME
 from smddp.arrays import symmetric
 from smddp.torch.compat import backend_plugins, warn_missing
-from smddp.torch.dispatch import arrive
+from smddp.torch.dispatch import call_group
 from smddp.torch.unsupported import answering
 
 DEFAULT_DEVICES = {"cpu": NAME, "cuda": NAME}
@@ -29,11 +29,11 @@ DEFAULT_DEVICES = {"cpu": NAME, "cuda": NAME}
 
 @dataclass
 class Request:
-    """What torch was asked for when it called our creator."""
+    """The arguments of the group that torch is creating."""
 
     # Backend name of each device type.
     backends: dict[str, str] = field(default_factory=lambda: dict(DEFAULT_DEVICES))
-    # torch's own group, which holds the backends that were made before ours; it is about to be dropped.
+    # torch's own group with the backends created before ours; torch discards it.
     parent: Any = None
     # The device that the group is bound to.
     device_id: torch.device | None = None
@@ -45,11 +45,10 @@ HELPER_LOCALS = ("backend_config", "pg", "device_id")
 
 
 def current_request() -> Request:
-    """Reads the backend string from the frame of torch's that calls our creator.
+    """Reads the backend string from torch's frame that calls our creator.
 
-    A creator gets its own device only. torch keeps the parsed string in a local variable of the function that calls
-    the creator, whatever the function is called. Warns where torch has no such variable: all devices are then served
-    by smddp.
+    A creator receives only its own device. The calling function of torch, under any name, keeps the parsed string in a
+    local variable. Warns if torch has no such variable: smddp then serves all devices.
     """
     by_torch = False
     frame: FrameType | None = sys._getframe(1)
@@ -79,7 +78,7 @@ class _Warned:
 
 
 def mesh_siblings(ranks: Sequence[int]) -> list[list[int]]:
-    """Return the ranks of all groups of the mesh dimension for which torch is making the group of `ranks`.
+    """Returns the ranks of all groups of the mesh dimension for which torch is creating the group of `ranks`.
 
     torch's DeviceMesh keeps them in a local variable. Empty for other callers.
     """
@@ -99,10 +98,10 @@ def mesh_siblings(ranks: Sequence[int]) -> list[list[int]]:
 def others(
     request: Request, store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: list[int]
 ) -> dict[str, Any]:
-    """The backends of all devices that are not ours, by device type: those torch has made, and new ones.
+    """Returns the backends of the other devices by device type: torch's existing ones, and new ones.
 
-    store: the group's store, without a device's prefix. Raises RuntimeError naming the device and the backend
-    where one cannot be made.
+    store: the group's store, without a device's prefix. Raises RuntimeError with device and backend if a backend cannot
+    be created.
     """
     found: dict[str, Any] = {}
     made: dict[str, Any] = {}
@@ -131,7 +130,7 @@ def _registered(group: Any, device: str) -> Any:
 
 
 def _make(backend: str, store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: list[int]) -> Any:
-    """One backend, as torch's own helper would make it."""
+    """Creates one backend as torch's own helper does."""
     plugin = backend_plugins().get(backend.upper())
     if plugin is not None:
         if plugin.extended_api:
@@ -148,7 +147,7 @@ def _make(backend: str, store: Any, rank: int, size: int, timeout: timedelta, na
         if made is None or isinstance(made, dist.ProcessGroup):
             raise RuntimeError("it is not a backend that can be part of a group")
         return made
-    # Older torch makes its own backends without the table.
+    # Older torch creates its own backends without the table.
     if backend == "gloo":
         return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
     if backend == "nccl":
@@ -160,7 +159,7 @@ def _make(backend: str, store: Any, rank: int, size: int, timeout: timedelta, na
     raise RuntimeError("this torch has no way to make it")
 
 
-# What torch may call on the backend of a device instead of the group.
+# Methods that torch may call on the backend of a device instead of the group.
 _FORWARDED = (
     "allreduce allreduce_coalesced allreduce_sparse broadcast reduce allgather all_gather_single _allgather_base "
     "allgather_coalesced all_gather_single_coalesced allgather_into_tensor_coalesced gather gather_single "
@@ -173,7 +172,7 @@ _FORWARDED = (
 
 def _forward(method: str) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return arrive(self.served_group(), method, args, kwargs)
+        return call_group(self.served_group(), method, args, kwargs)
 
     call.__name__ = method
     return call
@@ -181,9 +180,9 @@ def _forward(method: str) -> Callable[..., Any]:
 
 @answering(c10d.Backend)
 class SmddpDevice(c10d.Backend):
-    """What the group shows as the backend of its devices: torch asks it for names and abilities.
+    """The backend of the group's devices, for torch's queries of names and capabilities.
 
-    All calls go to the group, through `dispatch.py`. torch takes it from 2.14 on, see `device_backend`.
+    All calls go to the group through `dispatch.py`. Needs torch 2.14, see `device_backend`.
     """
 
     def __init__(self, group: Any, timeout: timedelta) -> None:
@@ -192,10 +191,10 @@ class SmddpDevice(c10d.Backend):
         self._options = c10d.Backend.Options(NAME, timeout)
 
     def served_group(self) -> Any:
-        """Raises RuntimeError where it is gone."""
+        """Returns the group. Raises RuntimeError after its destruction."""
         group = self._group()
         if group is None:
-            raise RuntimeError("this smddp group is gone")
+            raise RuntimeError("this smddp group was destroyed; create a new one with new_group or init_process_group")
         return group
 
     def getBackendName(self) -> str:
@@ -224,7 +223,7 @@ class SmddpDevice(c10d.Backend):
 
     @property
     def supports_coalescing(self) -> bool:
-        # Batched sends and receives need no block: each is started at once and none waits for another.
+        # Batched sends and receives need no block: each starts immediately, independent of the others.
         return False
 
     @property
@@ -235,19 +234,19 @@ class SmddpDevice(c10d.Backend):
         return torch.device(device).type == "cpu"
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
-        """Of `size` elements, in memory that the ranks of this host take from directly: FSDP2's buffers, for one.
+        """Returns a tensor of `size` elements in memory that all ranks of this host read directly, as for FSDP2.
 
-        Raises ValueError for a device that is not the CPU, MemoryError where so much is not free in one piece.
+        Raises ValueError for a device that is not the CPU, MemoryError without a free block of that size.
         """
         if not self.supports_tensor_alloc(device):
-            raise ValueError(f"smddp allocates tensors of the CPU, and this is for {device}; make it with torch.empty")
+            raise ValueError(f"allocate_tensor: expected device cpu, got {device}; use torch.empty")
         return symmetric.tensor((size,), dtype)
 
     def eager_connect_single_device(self, device: Any = None) -> None:
-        """Groups are connected when they are made."""
+        """Does nothing: groups connect when they are created."""
 
     def perform_nocolor_split(self, device: Any = None) -> None:
-        """Ranks outside a new group have no part in making it."""
+        """Does nothing: ranks outside a new group do not take part in its creation."""
 
     def abort(self) -> None:
         self.served_group().abort()
@@ -266,23 +265,23 @@ for _method in _FORWARDED:
 
 
 def device_backend(group: Any, timeout: timedelta) -> Any:
-    """The object to register for the devices that the group serves.
+    """Returns the backend to register for the devices that the group serves.
 
-    Before 2.14, torch cannot take one written in Python. Its own no-op backend stands in there: torch only
-    asks it for its existence, every call that torch has reaches the group's methods.
+    torch before 2.14 accepts no backend in Python. There torch's no-op backend is a placeholder: torch only checks that
+    it exists, and every call reaches the group's methods.
     """
     try:
         return SmddpDevice(group, timeout)
     except TypeError:
-        return _stand_in(group.rank(), group.size())
+        return _placeholder_backend(group.rank(), group.size())
 
 
-def _stand_in(rank: int, size: int) -> Any:
+def _placeholder_backend(rank: int, size: int) -> Any:
     fake: Any = c10d.FakeProcessGroup
     create = getattr(fake, "_create_internal", fake)
     try:
         options = fake.Options()
-        # A call that got here by mistake must not pass for done.
+        # An unexpected call must not appear to succeed.
         options.error_on_collective = True
     except (AttributeError, TypeError):
         return create(rank, size)

@@ -1,10 +1,9 @@
-"""The two doors into a collective: straight in, or by way of torch's dispatcher while somebody listens there.
+"""Dispatch of collective calls: direct, or through torch's dispatcher while an observer is active.
 
-torch's hooks, its flight recorder, its NaN check and its dispatch modes stand in torch's dispatcher, between a group
-of torch's own and the backend of a device. Python that calls a group written in Python does not pass there, which makes
-a small call half as long. So a group has one of torch's own beside it (`hooks.py`), with the same backends and all
-listeners, and calls go through that one while there is anybody to hear of them. They come out at the backend, which
-brings them to the method that they were meant for.
+torch runs hooks, flight recorder, NaN check and dispatch modes between a C++ group and the backend of a device. A call
+of a Python group bypasses them, which halves the time of a small call. Each group therefore has a second torch group
+(`hooks.py`) with the same backends and all observers. Calls pass through it only while there are observers; its backend
+returns them to the method of this group.
 """
 
 from __future__ import annotations
@@ -26,55 +25,54 @@ from smddp.torch.work import join
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class _OnTheWay(threading.local):
-    """The handles that each of this thread's calls in the dispatcher got from its backend, the innermost call last."""
+class _DispatchedCalls(threading.local):
+    """The backend's handles of this thread's dispatched calls, the innermost call last."""
 
     def __init__(self) -> None:
         self.works: list[list[Any]] = []
 
 
-_on_the_way = _OnTheWay()
+_dispatched_calls = _DispatchedCalls()
 
 
 def collective(name: str) -> Callable[[Method], Method]:
-    """Marks a method as the collective `name`, and gives it its two doors.
+    """Decorator: dispatches a method as the collective `name`, directly or through torch's dispatcher.
 
-    Results of functional collectives among the arguments are waited for. An exception goes through the group's
-    `_failed`, which translates it and ends a coalescing block that it may have left open. Under a profiler the call is
-    a range "smddp:name".
+    Waits for results of functional collectives among the arguments. An exception passes through the group's `_failed`,
+    which translates it and closes an open coalescing block. Under a profiler the call is a range "smddp:name".
     """
 
     def wrap(method: Method) -> Method:
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._heard or _profiler_enabled() or _dispatch_modes():
-                return heard(self, *args, **kwargs)
+            if self._has_observers or _profiler_enabled() or _dispatch_modes():
+                return observed(self, *args, **kwargs)
             try:
                 return method(self, *args, **kwargs)
             except BaseException as error:
-                return failed(self, error, args, kwargs, heard)
+                return failed(self, error, args, kwargs, observed)
 
-        def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
-            through = self._dispatched(method.__name__)
-            if through is None:
+        def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
+            dispatched = self._dispatched(method.__name__)
+            if dispatched is None:
                 return direct(self, *args, **kwargs)
-            works = _on_the_way.works
+            works = _dispatched_calls.works
             works.append([])
             try:
-                answer = through(*args, **kwargs)
+                answer = dispatched(*args, **kwargs)
             except BaseException as error:
-                # A listener may have raised it, of whom the method knows nothing.
+                # An observer may have raised it, outside of the method.
                 translated = self._failed(error)
                 if translated is error:
                     raise
                 raise translated from None
             finally:
-                arrived = works.pop()
+                handles = works.pop()
             own_dispatch = _has_own_dispatch(args)
-            if arrived:
-                # torch's own handle of it knows less. A wrapper subclass makes one call for each tensor inside it.
-                return join(arrived) if own_dispatch else arrived[-1]
-            # It did not reach the backend. A mode or a subclass may want that; torch ignores tensors without memory.
+            if handles:
+                # torch's handle lacks our methods. A wrapper subclass makes one call for each inner tensor.
+                return join(handles) if own_dispatch else handles[-1]
+            # The backend was not called: a mode or a subclass skipped it, or torch ignored a tensor without memory.
             return answer if own_dispatch or _dispatch_modes() else direct(self, *args, **kwargs)
 
         def direct(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -93,7 +91,7 @@ def collective(name: str) -> Callable[[Method], Method]:
             kwargs: dict[str, Any],
             dispatch: Callable[..., Any] | None = None,
         ) -> Any:
-            if isinstance(error, NoMemoryError):  # nothing has moved yet
+            if isinstance(error, NoMemoryError):  # raised before any data is sent
                 waited = waited_for(args)
                 if waited is not None:
                     return direct(self, *waited, **kwargs)
@@ -105,7 +103,7 @@ def collective(name: str) -> Callable[[Method], Method]:
                 raise
             raise translated from None
 
-        for function in (call, heard, direct):
+        for function in (call, observed, direct):
             _never_traced(function)
         call.direct = direct  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
@@ -113,18 +111,18 @@ def collective(name: str) -> Callable[[Method], Method]:
     return wrap
 
 
-def arrive(group: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call that came to the backend of a device, out of the dispatcher or of anybody's hands: past both doors."""
+def call_group(group: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Runs a call of a device's backend on its group, without another dispatch, and records its handle."""
     found = getattr(type(group), method)
     work = getattr(found, "direct", found)(group, *args, **kwargs)
-    if _on_the_way.works:
-        _on_the_way.works[-1].append(work)
+    if _dispatched_calls.works:
+        _dispatched_calls.works[-1].append(work)
     return work
 
 
 def current_work() -> Any:
-    """The handle of this thread's call that is in the dispatcher and has been to its backend; else None."""
-    return _on_the_way.works[-1][-1] if _on_the_way.works and _on_the_way.works[-1] else None
+    """Returns the handle of this thread's innermost dispatched call; None before its backend was called."""
+    return _dispatched_calls.works[-1][-1] if _dispatched_calls.works and _dispatched_calls.works[-1] else None
 
 
 def _has_own_dispatch(arguments: Iterable[Any]) -> bool:
@@ -139,11 +137,10 @@ def _has_own_dispatch(arguments: Iterable[Any]) -> bool:
 
 
 def _never_traced(function: Callable[..., Any]) -> None:
-    """Keep torch.compile out of this function and of all that it calls.
+    """Excludes the function and its callees from tracing by torch.compile.
 
-    C++ calls our methods while Dynamo is active (DDP's reducer under torch.compile); without this it would trace
-    them and stop at the first object of the native core. The names are private and newer than some torch that
-    is served: where they are missing, so is the problem they solve.
+    C++ calls our methods while Dynamo is active (DDP's reducer under torch.compile). Dynamo would trace them and stop
+    at the first object of the native core. A torch without these private names does not have the problem.
     """
     try:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy

@@ -1,4 +1,4 @@
-"""torch's element types and reductions as the numbers that the native core knows."""
+"""Numbers of torch's dtypes and reductions in the native core."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NATIVE: dict[str, int] = {
     "complex128": 14,
     "complex32": 20,
 }
-# Types that the core moves as bytes, by bytes of one element.
+# Types that the core sends as bytes, by bytes of one element.
 _OPAQUE = {1: 15, 2: 16, 4: 17, 8: 18, 16: 19}
 _MOVES_ONLY = frozenset({*_OPAQUE.values(), 20})
 
@@ -36,7 +36,7 @@ _COMPLEX = frozenset({13, 14, 20})
 
 SUM, AVG, PREMUL_SUM, MIN, MAX, PROD, BAND, BOR, BXOR = range(9)
 _REDOP_NAMES = ("SUM", "AVG", "PREMUL_SUM", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR")
-# By the value of torch's enumeration: its members are slow to hash.
+# By the value of torch's enumeration, whose members are slow to hash.
 _NUMBERS: dict[int, int] = {getattr(ReduceOp, name).value: number for number, name in enumerate(_REDOP_NAMES)}
 
 
@@ -53,7 +53,7 @@ CODES: dict[torch.dtype, int] = {
 
 
 def code_of(dtype: torch.dtype) -> int:
-    """The core's number of `dtype`. Raises TypeError for a type whose element is not 1, 2, 4, 8 or 16 bytes."""
+    """Returns the core's number of `dtype`. Raises TypeError unless an element has 1, 2, 4, 8 or 16 bytes."""
     code = CODES.get(dtype)
     if code is None:
         code = _code(dtype)
@@ -77,9 +77,9 @@ _WITHOUT_FACTOR = tuple((number, 1.0) for number in range(len(_REDOP_NAMES)))
 
 
 def reduction(redop: Any, dtype: torch.dtype, code: int) -> tuple[int, float]:
-    """(number, factor) of a torch ReduceOp on elements of `dtype`; the factor matters to PREMUL_SUM alone.
+    """Returns (number, factor) of a torch ReduceOp on elements of `dtype`; only PREMUL_SUM uses the factor.
 
-    Raises TypeError or ValueError where that reduction does not exist for that type.
+    Raises TypeError or ValueError if the type does not support the reduction.
     """
     kind = redop.op if isinstance(redop, ReduceOp) else redop
     number = _NUMBERS.get(kind.value)
@@ -103,7 +103,7 @@ def _refusal(number: int, dtype: torch.dtype, code: int) -> Exception:
 
 
 def _factor(redop: Any) -> float:
-    # The state that ReduceOp pickles is the one view of the factor that every torch has.
+    # Only the pickled state of ReduceOp exposes the factor in every torch.
     factor: Any = redop.__getstate__()[1] if isinstance(redop, ReduceOp) else None  # type: ignore[index]
     if factor is None:
         raise ValueError("ReduceOp.PREMUL_SUM needs its factor: torch.distributed._make_nccl_premul_sum(factor)")

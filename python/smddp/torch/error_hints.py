@@ -1,10 +1,10 @@
-"""Which line of the doctor shows the cause of an error: by words that the core's texts keep."""
+"""Hints from error texts to the `smddp doctor` check that explains the error."""
 
 from __future__ import annotations
 
 import re
 
-#: Words of a text, in the core's sources as they stand here, and the doctor's check. The first that fits counts.
+#: Fixed words of the core's error texts, and the name of the doctor's check. The first match counts.
 HINTS: tuple[tuple[str, str], ...] = (
     ("no file descriptor left", "open files"),
     ("Too many open files", "open files"),
@@ -25,6 +25,6 @@ SETTING = "settings between ranks"
 
 
 def hint(text: str) -> str:
-    """ "; `smddp doctor` shows it: open files" for an error's text that a check would have explained, else ""."""
+    """Returns "; `smddp doctor` shows it: open files" for an error text that a check explains, else ""."""
     check = SETTING if _SETTING.search(text) else next((check for words, check in HINTS if words in text), None)
     return f"; `smddp doctor` shows it: {check}" if check else ""

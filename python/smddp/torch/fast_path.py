@@ -1,4 +1,4 @@
-"""The short way of a call on ordinary tensors: one native function, which reads the tensors in C."""
+"""Fast path of a call on ordinary tensors: one native function that reads the tensors in C."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from smddp._native import core
 from smddp.observability.log import tell
 from smddp.torch.dtypes import AVG, MAX, MIN, SUM
 
-# The classes of ordinary tensors, without those derived from them.
+# Classes of ordinary tensors; subclasses are excluded.
 KINDS: list[type] = [Tensor, Parameter]
 _REDUCTIONS = [(ReduceOp.SUM, SUM), (ReduceOp.AVG, AVG), (ReduceOp.MAX, MAX), (ReduceOp.MIN, MIN)]
 
 
 def exchange() -> Any:
-    """torch's functions that tell of its tensors in C: DLPack's exchange API; None in an older torch."""
+    """Returns torch's C functions for tensor metadata (DLPack's exchange API); None in an older torch."""
     return getattr(Tensor, "__dlpack_c_exchange_api__", None)
 
 
-def at_once(comm: Any, host: bool = True) -> Any:
-    """The calls of `comm` (see smddp._core.AtOnce); None where this torch does not tell of its tensors in C.
+def fast_path(comm: Any, host: bool = True) -> Any:
+    """Returns the fast path of `comm` (smddp._core.AtOnce); None if this torch has no C API for tensor metadata.
 
     host: the group serves CPU tensors.
     """
@@ -35,5 +35,8 @@ def at_once(comm: Any, host: bool = True) -> Any:
     try:
         return native.AtOnce(comm, table, KINDS, _REDUCTIONS, timedelta(0), host)
     except ValueError as error:
-        tell(f"group {comm.name}: small calls take Python's longer way: {error}")
+        tell(f"group {comm.name}: no fast path for small calls: {error}")
         return None
+
+
+at_once = fast_path

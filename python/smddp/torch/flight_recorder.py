@@ -1,6 +1,6 @@
 """The dump of torch's flight recorder when a group fails, for `torchfrtrace`.
 
-torch's own backends write theirs when they give up. For a backend in Python torch has no way to be told of that.
+torch's own backends write the dump when they fail. torch has no such notification for a backend in Python.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ _OFF = ("0", "n", "no", "f", "false", "off")
 
 # This process's global rank, once a recorder is attached.
 _rank: int | None = None
-# The first failure is the cause, and later ones would write over it.
+# Only the first failure, the cause, is dumped; a later dump would overwrite it.
 _dumped = False
 
 
 def recording(rank: int) -> None:
-    """A recorder listens to a group of this process, whose global rank is `rank`."""
+    """Enables the dump, once a recorder is attached to a group. rank: global rank of this process."""
     global _rank
     _rank = rank
 
 
 def failed() -> None:
-    """A group has failed: write what was recorded to TORCH_FR_DUMP_TEMP_FILE with the rank's number, once a process."""
+    """Writes the dump of a failed group to TORCH_FR_DUMP_TEMP_FILE plus the rank, once per process."""
     global _dumped
     if _rank is None or _dumped or not _wanted():
         return
@@ -35,12 +35,12 @@ def failed() -> None:
     try:
         c10d._dump_fr_trace_file(_rank, backend=NAME)
     except Exception as error:
-        # The failure itself is on its way to the caller.
-        sys.stderr.write(f"smddp: rank {_rank}: torch's flight recorder could not be dumped: {error}\n")
+        # Not raised: the caller receives the failure itself.
+        sys.stderr.write(f"smddp: rank {_rank}: cannot write the dump of torch's flight recorder: {error}\n")
 
 
 def _wanted() -> bool:
-    """As torch has it: the first of these names that is set counts, and on is the default."""
+    """Returns whether the dump is enabled, as in torch: the first set variable counts, and the default is on."""
     for name in ("TORCH_FR_DUMP_ON_TIMEOUT", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
         if value := os.environ.get(name):
             return value.lower() not in _OFF

@@ -1,6 +1,6 @@
-"""`smddp.overlap_fsdp`: FSDP2 on CPUs computes while its shards and gradients are under way.
+"""`smddp.overlap_fsdp`: overlap of FSDP2's collectives with computation on CPUs.
 
-On GPUs streams do that. On a CPU torch's FSDP2 waits for each all_gather and each reduce_scatter where it begins it, so
+On GPUs streams overlap them. On a CPU torch's FSDP2 waits for each all_gather and reduce_scatter where it starts it, so
 a step takes the sum of both times.
 """
 
@@ -17,39 +17,38 @@ from torch.autograd import Variable
 
 from smddp.observability import log
 
-# As many units' gradients may be on their way at a time: one that moves, and one that is ready when it has ended.
+# Pending gradient reductions: one in transfer, and one ready to start.
 _IN_FLIGHT = 2
-# So many units are gathered ahead in forward: one that moves, and one that moves while the first is laid out.
+# Units gathered ahead in forward: one in transfer, and one more while the first is unpacked.
 _AHEAD = 2
 
 
 def overlap_fsdp(model: nn.Module) -> None:
-    """Has the parameters of a model that FSDP2 shards over CPUs come, and its gradients go, while it computes.
+    """Overlaps the all_gathers and reduce_scatters of an FSDP2 model on CPUs with its computation.
 
     model: a module for which `fully_shard` was called, after it was called for all its parts and after
-    `set_allocate_memory_from_process_group_for_comm`, if that is wanted. Needs torch 2.9. Any backend's group will do.
+    `set_allocate_memory_from_process_group_for_comm`, if that is wanted. Needs torch 2.9. Works with any backend.
 
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
         smddp.overlap_fsdp(model)
 
-    Forward: while a unit computes, the next two are gathered, in the order in which the model has them; an order of
-    yours (`set_modules_to_forward_prefetch`) stays. The last two are not resharded before their backward. Backward: the
-    next one is gathered likewise, and gradients are waited for when backward is over, where nothing looks at them
-    before. Something does where they are added to others (a second backward without zero_grad), reduced further over a
-    second dimension of the mesh or by a hook, divided or converted afterwards (a reduce_dtype that is not the
-    parameters' type, float16), or taken by a hook of the parameter: such a unit is waited for at once, and
-    SMDDP_DEBUG=INFO says why. Values do not change. Two units more are in memory while another one computes, and two
-    units' gradients at most. What goes wrong on the way is raised by backward(). A model on a GPU is left as it is.
+    Forward: while a unit computes, the next two units are gathered; `set_modules_to_forward_prefetch` takes precedence.
+    The last two units are not resharded before their backward. Backward: the next unit is gathered, and
+    gradients are waited for at the end. A unit whose gradients are read earlier is waited for immediately, and
+    SMDDP_DEBUG=INFO logs the reason: accumulation (a second backward without zero_grad), a reduction over a second mesh
+    dimension or by a hook, a division or conversion (float16, a reduce_dtype that differs from the parameters'), or a
+    hook of the parameter. Values do not change. Two more units and the gradients of at most two units are in memory.
+    backward() raises the errors of the collectives. A model on a GPU is unchanged.
 
-    Raises TypeError for a model without FSDP2, RuntimeError for a torch that is too old.
+    Raises TypeError for a model without FSDP2, RuntimeError before torch 2.9.
     """
     units = list(fsdp_units(model, "overlap_fsdp").values())
     if any(group.device.type != "cpu" for unit in units for group in fsdp_groups(unit)):
-        log.tell("overlap_fsdp: streams of the model's device overlap its collectives, so nothing is changed")
+        log.tell("overlap_fsdp: no effect, because streams of the model's device overlap its collectives")
         return
-    gradients = _UnderWay()
+    gradients = _PendingReductions()
     for group in (group for unit in units for group in fsdp_groups(unit)):
         if not isinstance(group._reduce_scatter_comm, _ReduceScatter):
             group._reduce_scatter_comm = _ReduceScatter(group, group._reduce_scatter_comm, gradients)
@@ -60,7 +59,7 @@ def overlap_fsdp(model: nn.Module) -> None:
             unit.set_modules_to_forward_prefetch(following)
     whole = units[0] is model
     parts = units[1:] if whole else units
-    # Backward begins with those that were gathered last: they stay, and the next one comes before their backward.
+    # Backward starts with the last units: they are not resharded, and the next unit is gathered before their backward.
     for unit in parts[-_AHEAD:]:
         unit.set_reshard_after_forward(False, recurse=False)
     if whole and parts[:-_AHEAD] and not units[0]._get_fsdp_state()._states_to_backward_prefetch:
@@ -68,14 +67,14 @@ def overlap_fsdp(model: nn.Module) -> None:
 
 
 def fsdp_units(model: nn.Module, what: str) -> dict[str, Any]:
-    """The modules for which `fully_shard` was called, by name. Raises TypeError, RuntimeError as `what` says."""
+    """Returns the modules for which `fully_shard` was called, by name. what: the function that errors name."""
     try:
         from torch.distributed.fsdp import FSDPModule
         from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as _  # noqa: F401
     except ImportError:
-        raise RuntimeError(f"{what} needs torch 2.9 or later, and this is {torch.__version__}") from None
+        raise RuntimeError(f"{what} needs torch 2.9 or later, found {torch.__version__}") from None
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{what} takes a module, not {type(model).__name__}")
+        raise TypeError(f"{what}: expected a module, got {type(model).__name__}")
     units: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not units:
         raise TypeError(f"fully_shard was not called for this {type(model).__name__}, nor for a module in it")
@@ -83,21 +82,21 @@ def fsdp_units(model: nn.Module, what: str) -> dict[str, Any]:
 
 
 def fsdp_groups(unit: Any) -> list[Any]:
-    """The groups of parameters that a unit moves together."""
+    """Returns the parameter groups of a unit; each is gathered in one call."""
     state = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)
     return [state._fsdp_param_group] if state._fsdp_param_group is not None else []  # before torch 2.11
 
 
-class _UnderWay:
-    """A model's reduce_scatters that backward has begun and not waited for yet."""
+class _PendingReductions:
+    """The pending reduce_scatters of a model's backward."""
 
     def __init__(self) -> None:
         self._works: deque[tuple[Any, Tensor, Tensor]] = deque()
 
     def add(self, work: Any, *tensors: Tensor) -> None:
-        """Called in backward, at whose end all is waited for. The tensors live until then."""
+        """Adds a reduce_scatter and keeps its tensors until the end of backward, which waits for it."""
         self._works.append((work, *tensors))
         Variable._execution_engine.queue_callback(self.wait)
         while len(self._works) > _IN_FLIGHT:
@@ -115,13 +114,13 @@ class _UnderWay:
 
 
 class _ReduceScatter:
-    """What FSDP2 calls for a group of parameters, in place of its own, which does the work."""
+    """Replacement for FSDP2's reduce_scatter `inner` of one parameter group: calls it and delays the wait."""
 
-    def __init__(self, group: Any, inner: Any, gradients: _UnderWay) -> None:
+    def __init__(self, group: Any, inner: Any, gradients: _PendingReductions) -> None:
         self._group = group
         self.inner = inner
         self._gradients = gradients
-        self._told: str | None = None
+        self._reported: str | None = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         memory: Tensor = self.inner.allocate(size, dtype=dtype, device=device)
@@ -135,15 +134,15 @@ class _ReduceScatter:
         if reader is None:
             self._gradients.add(work, output_tensor, input_tensor)
             return None
-        if reader != self._told and log.wanted():
-            self._told = reader
-            log.tell(f"overlap_fsdp: a unit's gradients are waited for at once: {reader}")
+        if reader != self._reported and log.wanted():
+            self._reported = reader
+            log.tell(f"overlap_fsdp: no overlap of a unit's gradients: {reader}")
         work.wait()
         return None
 
 
 def _reader(group: Any, output: Tensor, op: Any) -> str | None:
-    """What reads the reduced gradients before backward is over, if anything does."""
+    """Returns the reason why the reduced gradients are read before the end of backward; None: they are not."""
     from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 
     if torch._C._current_graph_task_id() < 0:

@@ -6,13 +6,12 @@ from typing import Any
 
 
 def waited_for(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The arguments with plain tensors in the place of functional collectives' results, which are waited for.
+    """Waits for results of functional collectives among the arguments, and returns them as plain tensors.
 
-    None: there are no such results among them. torch's own backends are called through its dispatcher, which does this;
-    calls of a group that is written in Python do not pass there. Asked only about tensors that turned out to have no
-    memory of their own, as such results have none.
+    Returns None without such results. torch's dispatcher does this for C++ groups; calls of a Python group bypass it.
+    Called only for tensors without memory, which such results are.
     """
-    # Imported here: a large module, which whoever has such a tensor has imported.
+    # Imported here: a large module, already imported if such a tensor exists.
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     found = False

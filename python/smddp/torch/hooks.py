@@ -1,7 +1,7 @@
-"""Who listens to a group in torch's dispatcher, and the group of torch's own that calls go through for them.
+"""Observers of a group (hooks, NaN check, flight recorder), and the torch group that dispatches calls to them.
 
-From torch 2.14 on, where a device's backend may be written in Python. In an older torch calls go straight in, whoever
-listens: there torch has no hooks, and the profiler gets its ranges from `profiling.py` alone.
+Needs torch 2.14, which accepts a device's backend in Python. In an older torch all calls are direct: torch has no
+hooks, and only `profiling.py` reports ranges to the profiler.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from smddp.torch import flight_recorder
 from smddp.torch.device_map import SmddpDevice, device_backend
 from smddp.torch.dispatch import current_work
 
-# torch's dispatcher asks a backend in Python for all but these.
-_NOT_ASKED = {"gather_single"}
-_TOO_OLD = "{}: this torch runs no such hooks around the calls of a smddp group; torch 2.14 and later do"
+# Methods that torch's dispatcher does not find in a Python backend.
+_NOT_DISPATCHED = {"gather_single"}
+_TOO_OLD = "{}: hooks around the calls of a smddp group need torch 2.14 or later"
 
 
-class Listened:
-    """The part of a group that torch's listeners are with.
+class ObservedGroup:
+    """The part of a group that manages its observers.
 
-    _heard: whether calls are to go through torch's dispatcher because of them. A profiler and dispatch modes belong to
-    a thread and are not in it.
+    _has_observers: calls go through torch's dispatcher. Profilers and dispatch modes belong to a thread and are not
+    counted.
     """
 
-    _heard = False
+    _has_observers = False
     _device: Any
     _timeout: timedelta
     _group_store: Any
@@ -43,46 +43,48 @@ class Listened:
     _all_ranks: Sequence[int]
     _register_devices: Callable[[Any, Any], None]
 
-    def _listen(self) -> None:
+    def _init_observers(self) -> None:
         """Called when the backends of the group are registered."""
         self._dispatcher: Any = None
         self._behind: Any = None
-        # How each listener is put on a group of torch's own, and what that gave.
-        self._listeners: dict[object, Callable[[Any], Any] | None] = {}
+        # For each observer, the function that attaches it to a torch group, and the result of the attachment.
+        self._observers: dict[object, Callable[[Any], Any] | None] = {}
         self._attached: dict[object, Any] = {}
         if dist.get_debug_level() != dist.DebugLevel.OFF:
-            self._listener("TORCH_DISTRIBUTED_DEBUG")
-        _see_attached()
+            self._add_observer("TORCH_DISTRIBUTED_DEBUG")
+        _patch_attach()
 
-    def _listen_anew(self) -> None:
-        """The group has other ranks, of which torch's own group knows nothing: listeners move to another one."""
+    _listen = _init_observers
+
+    def _move_observers(self) -> None:
+        """Attaches all observers to a new dispatcher group, after the ranks of this group have changed."""
         self._dispatcher = None
         self._attached.clear()
-        for key, attach in self._listeners.items():
+        for key, attach in self._observers.items():
             if attach is not None:
-                self._attached[key] = attach(self._torchs_group())
+                self._attached[key] = attach(self._dispatcher_group())
 
-    def _listener(self, key: object, attach: Callable[[Any], Any] | None = None) -> None:
-        self._listeners[key] = attach
-        self._heard = True
+    def _add_observer(self, key: object, attach: Callable[[Any], Any] | None = None) -> None:
+        self._observers[key] = attach
+        self._has_observers = True
 
-    def _no_listener(self, key: object) -> None:
-        self._listeners.pop(key, None)
+    def _remove_observer(self, key: object) -> None:
+        self._observers.pop(key, None)
         self._attached.pop(key, None)
-        self._heard = bool(self._listeners)
+        self._has_observers = bool(self._observers)
 
     def _dispatched(self, method: str) -> Callable[..., Any] | None:
-        """A method of torch's own group, whose calls pass the dispatcher; None where this torch has none."""
-        if method in _NOT_ASKED:
+        """Returns the method of the dispatcher group; None if this torch has no such method."""
+        if method in _NOT_DISPATCHED:
             return None
-        return getattr(self._torchs_group(), method, None)
+        return getattr(self._dispatcher_group(), method, None)
 
-    def _torchs_group(self) -> Any:
-        """The group of torch's own with our backends behind it, or None. Made when first asked for."""
-        # An older torch has a stand-in of its own for our backend, which it only asks.
+    def _dispatcher_group(self) -> Any:
+        """Returns the torch group that dispatches to our backends, created on first use; None in an older torch."""
+        # An older torch uses its own placeholder for our backend and calls only its queries.
         if self._dispatcher is None and isinstance(self._device, SmddpDevice):
             own: Any = ProcessGroup(self._group_store, self._rank, self._size)
-            # Behind a backend of its own: what C++ takes for rank and size is as old as the backend.
+            # A new backend each time: C++ copies rank and size from it when it is created.
             self._behind = device_backend(self, self._timeout)
             self._register_devices(own, self._behind)
             own._set_group_name(self.group_name)  # type: ignore[attr-defined]
@@ -90,41 +92,44 @@ class Listened:
             self._dispatcher = own
         return self._dispatcher
 
-    # Hooks of Python
+    # Python hooks
 
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Have torch call `hook(PreHookArgs)` before each call. Raises NotImplementedError before torch 2.14."""
+        """Calls `hook(PreHookArgs)` before each call. Raises NotImplementedError before torch 2.14."""
         self._hooks("register_pre_hook").register_pre_hook(hook_id, hook)
-        self._listener(("pre", hook_id), lambda own: own.register_pre_hook(hook_id, hook))
+        self._add_observer(("pre", hook_id), lambda own: own.register_pre_hook(hook_id, hook))
 
     def unregister_pre_hook(self, hook_id: int) -> None:
         self._hooks("unregister_pre_hook").unregister_pre_hook(hook_id)
-        self._no_listener(("pre", hook_id))
+        self._remove_observer(("pre", hook_id))
 
     def register_post_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
-        """Have torch call `hook(PostHookArgs)` after each call was issued. Raises as register_pre_hook."""
+        """Calls `hook(PostHookArgs)` after each call was issued. Raises NotImplementedError before torch 2.14."""
 
         def with_our_handle(args: Any) -> None:
-            # torch's own stands for ours, but does not know when it is over.
+            # torch passes its own handle, which does not report completion.
             args.work = current_work() or args.work
             hook(args)
 
         self._hooks("register_post_hook").register_post_hook(hook_id, with_our_handle)
-        self._listener(("post", hook_id), lambda own: own.register_post_hook(hook_id, with_our_handle))
+        self._add_observer(("post", hook_id), lambda own: own.register_post_hook(hook_id, with_our_handle))
 
     def unregister_post_hook(self, hook_id: int) -> None:
         self._hooks("unregister_post_hook").unregister_post_hook(hook_id)
-        self._no_listener(("post", hook_id))
+        self._remove_observer(("post", hook_id))
 
     def _hooks(self, name: str) -> Any:
-        own = self._torchs_group()
+        own = self._dispatcher_group()
         if not hasattr(own, name):
             raise NotImplementedError(_TOO_OLD.format(name))
         return own
 
 
-def _see_attached() -> None:
-    """Have hooks that C++ attaches to a group be attached where its calls pass. Idempotent; other groups' stay."""
+Listened = ObservedGroup
+
+
+def _patch_attach() -> None:
+    """Attaches C++ hooks of a smddp group to its dispatcher group. Idempotent; other groups are unaffected."""
     for name, attached in (("NanCheckHook", _nan_check), ("FlightRecorderHook", _recorder)):
         hook = getattr(c10d, name, None)
         if hook is not None and not hasattr(hook.attach, "__wrapped__"):
@@ -132,37 +137,37 @@ def _see_attached() -> None:
 
 
 def _nan_check(attach: Callable[..., Any], pg: Any) -> Any:
-    own = pg._torchs_group() if isinstance(pg, Listened) else None
+    own = pg._dispatcher_group() if isinstance(pg, ObservedGroup) else None
     if own is None:
         return attach(pg)
-    pg._listener("NanCheckHook", attach)  # for good: the group keeps the hook
+    pg._add_observer("NanCheckHook", attach)  # never removed: the group keeps the hook
     return attach(own)
 
 
 def _recorder(attach: Callable[..., Any], pg: Any, global_ranks: Sequence[int] = ()) -> Any:
-    own = pg._torchs_group() if isinstance(pg, Listened) else None
-    if own is None or not _recorder_wanted(sys._getframe(1).f_globals.get("__name__", "")):
+    own = pg._dispatcher_group() if isinstance(pg, ObservedGroup) else None
+    if own is None or not _recorder_requested(sys._getframe(1).f_globals.get("__name__", "")):
         return attach(pg, global_ranks)
     handle = attach(own, global_ranks or list(pg._all_ranks))
     key = object()
     group: Any = weakref.ref(pg)
-    pg._listener(key, lambda other: attach(other, list(group()._all_ranks)))
-    # It records until nobody has it any more.
-    weakref.finalize(handle, _drop_listener, group, key).atexit = False
+    pg._add_observer(key, lambda other: attach(other, list(group()._all_ranks)))
+    # It records until the last reference to the handle is dropped.
+    weakref.finalize(handle, _drop_observer, group, key).atexit = False
     flight_recorder.recording(pg._all_ranks[pg._rank])
     return handle
 
 
-def _drop_listener(group: Any, key: object) -> None:
+def _drop_observer(group: Any, key: object) -> None:
     if (pg := group()) is not None:
-        pg._no_listener(key)
+        pg._remove_observer(key)
 
 
-def _recorder_wanted(caller: str) -> bool:
-    """Returns whether the program asked for torch's recorder. caller: the module that attaches it.
+def _recorder_requested(caller: str) -> bool:
+    """Returns whether the program requested torch's recorder. caller: the module that attaches it.
 
-    torch.distributed attaches a recorder to every group, and each call takes twice as long with one. So it counts only
-    where the size of its buffer is set, or where another module attaches it.
+    torch.distributed attaches a recorder to every group, which doubles the time of each call. A recorder therefore
+    counts only if its buffer size is set or if another module attaches it.
     """
     if not caller.startswith("torch.distributed."):
         return True

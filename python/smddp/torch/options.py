@@ -1,7 +1,7 @@
 """torch's option objects.
 
-Every c10d method takes either an options object or that object's fields one by one, in an order that
-differs from method to method; their types tell them apart.
+Every c10d method takes either an options object or its fields, in an order that depends on the method. The types
+identify the fields.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ZERO = timedelta(0)
 
 
 def gather_options(cls: type[Options], *values: Any) -> Options:
-    """The options object among `values`, or a new one with those fields: int is the root, timedelta the timeout."""
+    """Returns the options object among `values`, or a new one: an int is the root, a timedelta the timeout."""
     for value in values:
         if isinstance(value, cls):
             return value
@@ -44,6 +44,6 @@ def gather_options(cls: type[Options], *values: Any) -> Options:
 
 
 def seconds(options: Any) -> float:
-    """The timeout of one call in seconds; 0: the group's own."""
+    """Returns the timeout of one call in seconds; 0: the group's timeout."""
     timeout = options.timeout
     return timeout.total_seconds() if timeout > _ZERO else 0.0

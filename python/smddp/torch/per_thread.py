@@ -1,4 +1,4 @@
-"""State of a group that belongs to one thread: its open coalescing block and its time estimate."""
+"""Thread-local state of a group: the open coalescing block and the time estimate."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ class _State(threading.local):
 
     # Handles of the calls that were started in the open coalescing block.
     batch: list[Any] | None = None
-    # An `time_estimate.Estimate`, or what `bound_calls` puts in its place.
+    # A `time_estimate.Estimate`, or the call recorder of `bound_calls`.
     estimate: Any = None
 
 
 class PerThread:
-    """The part of a group that keeps such state. A group that never opened a block or an estimate has none."""
+    """The part of a group with thread-local state, created by the first coalescing block or estimate."""
 
     # None until the first thread sets a value.
     _states: _State | None = None
 
     def _of_thread(self) -> _State:
-        found: _State = self.__dict__.setdefault("_states", _State())  # atomic, where two threads come first
+        found: _State = self.__dict__.setdefault("_states", _State())  # atomic between threads
         return found
 
     def _has_thread_state(self) -> bool:

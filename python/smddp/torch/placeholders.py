@@ -1,4 +1,4 @@
-"""What stands for a group's communicator where there is none to use: leaving it is nothing, and every call says why."""
+"""Placeholders for the communicator of a group that has none: closing does nothing, every other call raises."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from smddp.torch.errors import ClosedError
 
 
-class StandIn:
-    """Whatever is asked of it besides what follows raises `error` with `why`."""
+class Placeholder:
+    """A communicator whose other attributes raise `error` with the text `why`."""
 
     def __init__(self, error: type[Exception], why: str) -> None:
         self._refusal = error, why
@@ -37,8 +37,8 @@ class StandIn:
         raise error(why)
 
 
-class Inherited(StandIn):
-    """In a forked child, which has the parent's memory but is not a rank."""
+class Inherited(Placeholder):
+    """Placeholder in a forked child, which is not a rank of the parent's group."""
 
     def __init__(self, comm: Any, group: str) -> None:
         super().__init__(
@@ -47,12 +47,12 @@ class Inherited(StandIn):
             "later; only the process that made a group is a rank of it. Do collectives in the parent, or start the "
             "child by spawn and call init_process_group in it.",
         )
-        # Never dropped: its end would tell the peers that this rank leaves.
+        # Kept for ever: its destructor would announce to the peers that this rank leaves.
         self._comm = comm
 
 
-class NotConfigured(StandIn):
-    """In a group that `reconfigure` is still to give ranks, or to give some anew."""
+class NotConfigured(Placeholder):
+    """Placeholder in a group without ranks, until `reconfigure` succeeds."""
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(

@@ -1,4 +1,4 @@
-"""What torch's profiler shows of a call: the range that it runs in, and within it the way that its bytes take."""
+"""Ranges of a call in torch's profiler: the call itself, and within it the path of its data."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from torch.profiler import record_function
 from smddp.observability.info import COLLECTIVES
 from smddp.torch.compat import record_range
 
-# Collectives of which most ranks hold one part only.
+# Collectives in which most ranks hold one part only.
 _IN_PARTS = ("gather", "scatter")
 
 
-# Whether any call of this process ran under a profiler yet: until then, nobody asks again on a call's way.
+# Set by the first call under a profiler; until then calls skip the check in the fast path.
 seen = False
 
 
 def call_range(label: str, arguments: Iterable[Any]) -> Any:
-    """The range "smddp:label" of one call; with `record_shapes` torch writes down what its tensors are like."""
+    """Returns the range "smddp:label" of one call; with `record_shapes` torch records the tensors' shapes."""
     global seen
     seen = True
     return _range(f"smddp:{label}", list(_tensors(arguments)), {})
 
 
-def way_range(comm: Any, call: Any, size: int) -> Any:
-    """The range of one collective that the core takes over, named by the way it takes ("smddp way: shm mesh").
+def path_range(comm: Any, call: Any, size: int) -> Any:
+    """Returns the range of one collective in the core, named by its path ("smddp way: shm mesh").
 
-    call: a `collectives.base.Call`; size: ranks. Its values (path, bytes, collective, group, seq) are in the trace with
-    `record_shapes`; bytes are those of the whole buffer, of which path and plan are a matter.
+    call: a `collectives.base.Call`; size: ranks. With `record_shapes` the trace has its path, bytes, collective, group
+    and seq; bytes count the whole buffer, on which the choice of the path depends.
     """
     collective = COLLECTIVES[call.number]
     nbytes = buffer_bytes(call, size)
@@ -38,11 +38,14 @@ def way_range(comm: Any, call: Any, size: int) -> Any:
     if call.like is not None and not call.like.is_cpu:
         path = comm.device_path(call.like.get_device())
     path = path or comm.path(call.number, call.code, nbytes)
-    return _way(comm, path, nbytes, collective)
+    return _path_range(comm, path, nbytes, collective)
+
+
+way_range = path_range
 
 
 def buffer_bytes(call: Any, size: int) -> int:
-    """Bytes of the whole buffer of a `collectives.base.Call` of so many ranks."""
+    """Returns the bytes of the whole buffer of a `collectives.base.Call` of `size` ranks."""
     collective = COLLECTIVES[call.number]
     width = 0 if call.like is None else call.like.element_size()
     if collective in _IN_PARTS:
@@ -51,11 +54,11 @@ def buffer_bytes(call: Any, size: int) -> int:
 
 
 def message_range(comm: Any, tensor: Tensor, what: str) -> Any:
-    """The same of one message that is sent or received ("send", "recv")."""
-    return _way(comm, comm.way(), tensor.nbytes, what)
+    """Returns the range of one message. what: "send" or "recv"."""
+    return _path_range(comm, comm.way(), tensor.nbytes, what)
 
 
-def _way(comm: Any, path: str, nbytes: int, what: str) -> Any:
+def _path_range(comm: Any, path: str, nbytes: int, what: str) -> Any:
     values = {"path": path, "bytes": nbytes, "collective": what, "group": comm.name, "seq": comm.sequence()}
     return _range(f"smddp way: {path}", [], values)
 
@@ -63,7 +66,7 @@ def _way(comm: Any, path: str, nbytes: int, what: str) -> Any:
 def _range(name: str, tensors: list[Tensor], values: dict[str, Any]) -> Any:
     try:
         return record_range(name, tensors, values)
-    except TypeError:  # an older torch takes a name and no more
+    except TypeError:  # an older torch accepts only a name
         return record_function(name)
 
 
@@ -76,7 +79,7 @@ def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _elements(blocks: Any) -> int:
-    """Elements of the core's blocks (see smddp._core)."""
+    """Returns the number of elements of the core's blocks (see smddp._core)."""
     if blocks is None:
         return 0
     if isinstance(blocks, list):

@@ -1,10 +1,9 @@
-"""Groups that live on: other ranks under the same group object, after a death or when ranks join.
+"""Reconfiguration of a group: other ranks in the same group object, after a failure or when ranks join.
 
-torch's contract for fault tolerance (`torch.distributed._reconfigure`, from torch 2.15 on): every member shows a
-handle, the members agree by whatever way they have on a number that was not used before and on the handles of those who
-go on, and each calls `reconfigure` with them. What is made is a communicator of its own: nothing that was sent in an
-earlier one can arrive in it. The group object stays, with all that holds it. In an older torch the methods are called
-on the group.
+Implements torch's contract for fault tolerance (`torch.distributed._reconfigure`, torch 2.15): every member publishes a
+handle, the members agree on an unused number and on the handles of the new ranks, and each calls `reconfigure` with
+them. The new communicator is separate: it receives no data of an earlier one. References to the group object
+remain valid. In an older torch call the methods of the group.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from smddp.torch.placeholders import NotConfigured
 from smddp.torch.work import DoneWork
 
 _KIND = "smddp"
-# Between a group's name and the number of its present configuration.
+# Separates a group's name from the number of its configuration.
 _AGAIN = " reconfigured "
 
 
 @dataclass
 class ReconfigureOptions:
-    """What `reconfigure` takes, for a torch that has no class of this name.
+    """Arguments of `reconfigure` for a torch without this class.
 
-    uuid: 0 or more, not used before in this group. handles: of all ranks that go on; a list is in the order of their
-    ranks, of a set the ranks keep the order that they have. timeout: for all of it; None: the group's. hints:
-    {"store": "HOST:PORT"} is a TCPStore to meet at, where the store that the group was made with is gone.
+    uuid: 0 or more, unused in this group. handles: of all new ranks; a list defines their order, a set keeps the
+    previous order. timeout: for the whole call; None: the group's timeout. hints: {"store": "HOST:PORT"} is the
+    TCPStore for the rendezvous, if the group's store has failed.
     """
 
     uuid: int
@@ -48,7 +47,7 @@ class ReconfigureOptions:
 
 @dataclass(frozen=True, order=True)
 class Handle:
-    """A member as others name it: where it stands in the group and in the world, and which object of which process."""
+    """Identifies a member to other ranks: its rank in the group and in the world, and its group object."""
 
     rank: int
     world_rank: int
@@ -65,47 +64,46 @@ class Handle:
                 return cls(int(parts[1]), int(parts[2]), parts[3])
         except ValueError:
             pass
-        raise ValueError(f"reconfigure: {text!r} is no handle of a smddp group; use what _get_reconfigure_handle gives")
+        raise ValueError(f"reconfigure: invalid handle {text!r}: expected the result of _get_reconfigure_handle")
 
 
 def instance() -> str:
-    """A name for one group object among all that any process ever has."""
+    """Returns a unique name for a group object."""
     return secrets.token_hex(8)
 
 
 def members(handles: Any, mine: str) -> list[Handle]:
-    """The ranks that go on, in their new order. Raises ValueError for anything else than different handles, one of them
-    `mine`."""
+    """Returns the new ranks in order. Raises ValueError unless the handles differ and include `mine`."""
     ordered = not isinstance(handles, (set, frozenset))
     found = [Handle.parse(handle) for handle in handles]
     if not ordered:
         found.sort()
     instances = [each.instance for each in found]
     if len(set(instances)) != len(instances):
-        raise ValueError(f"reconfigure: a member is named twice in {[str(each) for each in found]}")
+        raise ValueError(f"reconfigure: duplicate handle in {[str(each) for each in found]}")
     if mine not in instances:
         raise ValueError(
-            f"reconfigure: this member is not among the {len(found)} handles; only those that go on call it, with the "
-            "handle of each of them"
+            f"reconfigure: this member is not among the {len(found)} handles; only the new ranks call it, with all of "
+            "their handles"
         )
     return found
 
 
 def store_at(address: str, timeout: timedelta) -> Any:
-    """The TCPStore at "HOST:PORT"."""
+    """Returns the TCPStore at "HOST:PORT". Raises ValueError for another form."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ValueError(f"reconfigure: the hint store is HOST:PORT, not {address!r}")
+        raise ValueError(f"reconfigure: invalid hint store {address!r}: expected HOST:PORT")
     return TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout)
 
 
-def meeting_place(store: Any, uuid: int) -> Any:
-    """Where the members of one configuration meet: no key of another one is seen there."""
+def configuration_store(store: Any, uuid: int) -> Any:
+    """Returns the store of one configuration, isolated from the keys of others by a prefix."""
     return PrefixStore(f"reconfigure/{uuid}", store)
 
 
-def tell_torch(group: Any, ranks: list[Handle]) -> None:
-    """Put a group's new ranks where torch keeps them. Those of the group of all ranks are the world's from now on."""
+def update_torch_ranks(group: Any, ranks: list[Handle]) -> None:
+    """Updates torch's table of a group's ranks. The ranks of the default group become the global ranks."""
     world = dist_c10d._world.pg_group_ranks
     if group in world:
         whole = group is dist_c10d.GroupMember.WORLD
@@ -113,7 +111,7 @@ def tell_torch(group: Any, ranks: list[Handle]) -> None:
 
 
 class Reconfigurable:
-    """The part of a group that gives it other ranks. The class that uses it sets the attributes below."""
+    """The part of a group that changes its ranks. The class that uses it sets the attributes below."""
 
     _comm: Any
     _rank: int
@@ -124,18 +122,18 @@ class Reconfigurable:
     _mailbox: Any
     _others: dict[str, Any]
     _request: Any
-    # This object's name among all, and the numbers that it was reconfigured by.
+    # Unique name of this object, and the used reconfiguration numbers.
     _instance: str
     _uuids: set[int]
     _become: Callable[..., None]
     _connect: Callable[..., None]
     _hold: Callable[[Any], None]
     _opened: Callable[[], None]
-    _listen_anew: Callable[[], None]
+    _move_observers: Callable[[], None]
 
     @property
     def supports_reconfigure(self) -> bool:
-        """Any group can go on with other ranks; enable_reconfigure makes one that waits for its first.
+        """True: any group can be reconfigured; with enable_reconfigure it is created without ranks.
 
         Raises RuntimeError, as torch does, for a group whose devices have different backends.
         """
@@ -147,34 +145,33 @@ class Reconfigurable:
         return True
 
     def get_reconfigure_handle(self) -> str:
-        """What names this member to the others, for their `reconfigure`."""
+        """Returns the handle of this member, for `reconfigure` on all members."""
         assert self.supports_reconfigure
         world = dist_c10d.GroupMember.WORLD
         world_rank = self._rank if world is None or world is self else world.rank()
         return str(Handle(self._rank, world_rank, self._instance))
 
     def reconfigure(self, opts: Any) -> Work:
-        """Go on with the ranks that `opts` names: torch's ReconfigureOptions, or smddp's own of that name.
+        """Replaces the group's ranks by those of `opts`: torch's ReconfigureOptions, or smddp's class of that name.
 
-        All of them call it, with the same number and handles; what was under way ends with an error. Returns when the
-        group is made, as a handle that is done. Raises ValueError for handles that make no group, RuntimeError for a
-        number that was used before, CollectiveTimeoutError naming those who did not come, TopologyError where one could
-        not make it, Error where the store does not work; the group is then without ranks, and another call may give it
-        some.
+        All new ranks call it with the same number and handles; pending operations fail. Returns a completed handle when
+        the group is connected. Raises ValueError for invalid handles, RuntimeError for a used number,
+        CollectiveTimeoutError with the missing ranks, TopologyError if a rank failed to connect, Error if the
+        store fails. After the last three the group has no ranks until another call succeeds.
         """
         assert self.supports_reconfigure
         uuid = int(opts.uuid)
         ranks = members(opts.handles, self._instance)
         if uuid < 0:
-            raise ValueError(f"reconfigure: the uuid is 0 or more, not {uuid}")
+            raise ValueError(f"reconfigure: invalid uuid {uuid}: expected 0 or more")
         if uuid in self._uuids:
             raise RuntimeError(f"reconfigure: uuid {uuid} was already used in this group; each call needs a new one")
         limit = opts.timeout if opts.timeout is not None else self._timeout
         hints = dict(opts.hints)
         at = hints.pop("store", None)
         if hints:
-            raise ValueError(f"reconfigure: unknown hints {sorted(hints)}; smddp knows store")
-        store = meeting_place(self._group_store if at is None else self._store_at(at, limit), uuid)
+            raise ValueError(f"reconfigure: unknown hints {sorted(hints)}: expected store")
+        store = configuration_store(self._group_store if at is None else self._store_at(at, limit), uuid)
         self._uuids.add(uuid)
         name = self._comm.name.partition(_AGAIN)[0]
         self._mailbox.close()
@@ -185,8 +182,8 @@ class Reconfigurable:
         self._become(new_name, place, len(ranks), [] if whole else [each.world_rank for each in ranks])
         self._connect(store, "reconfigure", new_name, limit)
         self._store = store
-        tell_torch(self, ranks)
-        self._listen_anew()
+        update_torch_ranks(self, ranks)
+        self._move_observers()
         self._opened()
         first_cause.overcome()
         self._warn_of_torchs_size()
@@ -203,7 +200,7 @@ class Reconfigurable:
             ) from error
 
     def _warn_of_torchs_size(self) -> None:
-        """An older torch has the number of ranks in C++ and asks nobody again: DDP would scale gradients wrongly."""
+        """Warns in an older torch, whose C++ code keeps the old number of ranks: DDP would scale gradients wrongly."""
         kept, now = ProcessGroup.size(self), len(self._all_ranks)  # type: ignore[arg-type]
         if kept != now:
             warnings.warn(

@@ -1,7 +1,7 @@
-"""DTensor's way from one sharded dimension to another on CUDA, for a torch whose C++ cannot ask the group for it.
+"""DTensor's change of the sharded dimension with torch before 2.7, on the CPU and CUDA.
 
-There, `_dtensor::shard_dim_alltoall` calls a method of the group that no group written in Python is asked for: torch's
-stand-in for our backend would answer, and leave the result as it was.
+There the C++ operation `_dtensor::shard_dim_alltoall` cannot call the method of a Python group. It would call torch's
+placeholder for our backend, which leaves the result unchanged.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.distributed import distributed_c10d as dist_c10d
 
-from smddp.torch.retained_handles import NEEDED
+from smddp.torch.retained_handles import RETAIN_HANDLES
 
 _library: Any = None
 
 
 def install() -> None:
-    """Have the operation of an old torch call groups from Python. Idempotent; serves the groups of every backend."""
+    """Reimplements the operation in Python for an old torch, for groups of every backend. Idempotent."""
     global _library
-    if not NEEDED or _library is not None or not hasattr(torch.ops._dtensor, "shard_dim_alltoall"):
+    if not RETAIN_HANDLES or _library is not None or not hasattr(torch.ops._dtensor, "shard_dim_alltoall"):
         return
     _library = torch.library.Library("_dtensor", "IMPL")
     for device in ("CPU", "CUDA"):

@@ -1,8 +1,7 @@
-"""Handles that torch's C++ side holds but does not keep alive.
+"""Retention of handles for torch before 2.7.
 
-Before torch 2.7, C++ code that called a group written in Python kept the C++ half of the handle only. Once
-Python lets its half go, a wait in C++ waits for ever. So there handles are kept here until somebody saw
-them end, or took their future.
+C++ code of such a torch keeps only the C++ half of a handle that a Python group returned. After Python frees its half,
+a wait in C++ never returns. Handles are therefore retained until they were waited for or their future was taken.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any, TypeVar
 
 import torch
 
-NEEDED = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
+RETAIN_HANDLES = tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 7)
 
-# Handles nobody looks at must not keep their tensors: a sweep comes after so many.
+# Number of new handles between two sweeps, which drop the tensors of completed handles.
 _SWEEP_AFTER = 256
-# What getrefcount says of an object that only the table and the sweep itself hold.
+# getrefcount of an object that only the table and the sweep reference.
 _UNSHARED = 3
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -26,8 +25,8 @@ _kept: dict[int, Any] = {}
 _next_sweep = _SWEEP_AFTER
 
 
-def keep(handle: Any) -> None:
-    """Hold a handle that was just made."""
+def retain_handle(handle: Any) -> None:
+    """Retains a new handle."""
     global _next_sweep
     _kept[id(handle)] = handle
     if len(_kept) >= _next_sweep:
@@ -38,17 +37,17 @@ def keep(handle: Any) -> None:
         _next_sweep = len(_kept) + _SWEEP_AFTER
 
 
-def last_look(method: Method) -> Method:
-    """Marks a method after which C++ needs the handle no more. Costs nothing where torch keeps handles itself."""
-    if not NEEDED:
+def releases_handle(method: Method) -> Method:
+    """Decorator: releases the handle after the method. Returns the method itself if torch retains handles."""
+    if not RETAIN_HANDLES:
         return method
 
-    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def releasing(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(self, *args, **kwargs)
         finally:
             _kept.pop(id(self), None)
 
-    look.__name__ = method.__name__
-    look.__doc__ = method.__doc__
-    return look  # type: ignore[return-value]
+    releasing.__name__ = method.__name__
+    releasing.__doc__ = method.__doc__
+    return releasing  # type: ignore[return-value]

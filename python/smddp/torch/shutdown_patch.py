@@ -1,4 +1,4 @@
-"""In a torch that tells only NCCL of the end of a group (2.5), destroy_process_group shuts groups of ours down, too."""
+"""Shutdown of smddp groups in destroy_process_group of torch 2.5, which shuts down only NCCL groups."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as dist_c10d
 
-#: What such a torch calls for each group that it destroys.
+#: The function that torch 2.5 calls for each destroyed group.
 _ENDS = "_shutdown_backend"
 
 
-def hear_of_ends(kind: type) -> None:
-    """See to it that groups of that kind are shut down when they are destroyed. Idempotent."""
+def patch_shutdown(kind: type) -> None:
+    """Makes destroy_process_group shut down groups of class `kind`. Idempotent."""
     ends = getattr(dist_c10d, _ENDS, None)
     if ends is not None and not hasattr(ProcessGroup, "shutdown") and not hasattr(ends, "__wrapped__"):
         setattr(dist_c10d, _ENDS, _with_ours(ends, kind))
+
+
+hear_of_ends = patch_shutdown
 
 
 def _with_ours(ends: Callable[[Any], None], kind: type) -> Callable[[Any], None]:

@@ -1,5 +1,7 @@
-"""torch's time estimates: between `_start_time_estimate` and `_end_time_estimate` a group's calls move nothing, and are
-answered at once by the cost model. A torch that has `torch.distributed._time_estimator` asks for them.
+"""Time estimates for `torch.distributed._time_estimator`.
+
+Between `_start_time_estimate` and `_end_time_estimate` a group's calls send no data and return immediately; the cost
+model adds their expected time.
 """
 
 from __future__ import annotations
@@ -20,32 +22,32 @@ class Estimate:
         self.seconds = 0.0
 
     def collective(self, call: Any) -> None:
-        """call: a `collectives.base.Call`."""
+        """Adds a collective. call: a `collectives.base.Call`."""
         asked = call.number, call.code, buffer_bytes(call, self._size), call.root
         if asked not in self._known:
             self._known[asked] = self._comm.estimate(*asked)
         self.seconds += self._known[asked]
 
     def message(self, peer: int, nbytes: int) -> None:
-        """One that is sent or received; peer -1: from any rank."""
+        """Adds a sent or received message. peer: rank, or -1 for any source."""
         self.seconds += self._comm.estimate_message(peer, nbytes)
 
 
 class Estimating(PerThread):
-    """The part of a group that torch asks for estimates."""
+    """The part of a group that implements torch's time estimates."""
 
     _comm: Any
     _size: int
 
     def _start_time_estimate(self) -> None:
-        """This thread's calls are estimated from now on; an estimate that an exception left open is forgotten."""
+        """Starts an estimate of this thread's calls. Replaces an estimate that an exception left open."""
         self._estimate = Estimate(self._comm, self._size)
 
     def _end_time_estimate(self) -> float:
-        """Microseconds of the calls since then, one after the other. Raises RuntimeError where nothing was begun."""
+        """Returns the total microseconds of the calls since the start. Raises RuntimeError without a start."""
         estimate, self._estimate = self._estimate, None
         if estimate is None:
             raise RuntimeError(
-                "smddp: this thread began no time estimate on this group, or a call in it raised and ended it"
+                "smddp: no time estimate of this thread on this group: not started, or ended by an exception in a call"
             )
         return float(estimate.seconds * 1e6)

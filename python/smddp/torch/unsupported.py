@@ -1,8 +1,8 @@
-"""What torch asks of a group and of its backend besides collectives, and smddp does not have.
+"""Features of torch's groups and backends that smddp does not support.
 
-Each question gets "no", each call an error that says what to do instead. torch looks an answer up in Python before it
-gives its own; where a class in Python has none, what it finds there is its own question, until Python's stack is full.
-So the questions are taken from torch's class, whichever it has, and not from a list.
+Each capability query returns False; each method raises an error with an alternative. torch's default of a method
+missing in the Python class calls itself until the stack overflows. The names are therefore read from torch's class, not
+from a list.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 
 Shown = TypeVar("Shown", bound=type)
 
-_APART = "smddp makes no group of parts of others; make a new group with new_group"
+_APART = "smddp cannot merge groups; make a new group with new_group"
 _NO_WINDOWS = "smddp has no one-sided windows; use send and recv, or a collective"
 _NO_TIMES = "smddp does not time collectives for torch; use torch.profiler, where they are ranges named smddp:..."
 _NO_HOOKS = "smddp groups run no such hooks; register a post hook, or wait for the handles of the calls"
-_NO_MEMORY = "smddp takes any tensor as it is and has no pool for torch; smddp.empty is what ranks of a host share"
-_ALWAYS_THERE = "smddp keeps what a group needs until it is destroyed; use destroy_process_group"
-_NO_BLOCKS = "smddp opens coalescing blocks on the group and not on a device's backend, and starts each call at once"
+_NO_MEMORY = "smddp has no memory pool for torch; allocate shared host memory with smddp.empty"
+_ALWAYS_THERE = "smddp keeps a group's resources until it is destroyed; use destroy_process_group"
+_NO_BLOCKS = "smddp opens coalescing blocks on the group, not on a device's backend"
 
 _REFUSED = {
     "_enable_collectives_timing": _NO_TIMES,
@@ -27,22 +27,22 @@ _REFUSED = {
     "_start_coalescing": _NO_BLOCKS,
     "_wait_for_pending_works": "smddp has no completion hooks to wait for; wait for the handles of the calls",
     "mem_allocator": _NO_MEMORY,
-    "memory_stats": "smddp keeps no such counts; `smddp info` shows what staging it may use",
+    "memory_stats": "smddp has no memory statistics; `smddp info` shows the staging limits",
     "merge": _APART,
     "merge_remote_group": _APART,
     "new_window": _NO_WINDOWS,
     "register_abort_hook": _NO_HOOKS,
     "resume": _ALWAYS_THERE,
-    "split": "smddp splits groups and not a device's backend; use the group's split_group",
+    "split": "smddp splits groups, not a device's backend; use the group's split_group",
     "suspend": _ALWAYS_THERE,
     "unregister_abort_hook": _NO_HOOKS,
 }
-# Under these torch's C++ looks for a method in Python where it has another name there.
+# Other names under which torch's C++ code looks up a method.
 _ALIASES = {"merge_remote_group": "mergeRemoteGroup"}
 
 
 def answering(base: type) -> Callable[[Shown], Shown]:
-    """Decorator of a class in Python: all that torch's class `base` asks or has and the class leaves out is refused."""
+    """Class decorator: refuses the queries and methods of torch's class `base` that the class does not define."""
 
     def wrap(shown: Shown) -> Shown:
         for name in dir(base):

@@ -1,4 +1,4 @@
-"""The handles of calls under way."""
+"""Handles of pending calls."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.futures import Future
 
 from smddp.torch import retained_handles
 from smddp.torch.errors import CoreError, translate
-from smddp.torch.retained_handles import last_look
+from smddp.torch.retained_handles import releases_handle
 
 NO_TIMEOUT = timedelta(0)
 
-# Set on a thread while it runs users' callbacks of futures.
+# Set while a thread runs users' callbacks of futures.
 _callbacks = threading.local()
 
 
@@ -26,7 +26,7 @@ def seconds(timeout: timedelta | None) -> float | None:
 
 
 class Handle(Work):
-    """What all handles share: futures, and the parts of torch's Work that mean nothing on a CPU."""
+    """Base of all handles: futures, and the methods of torch's Work that have no meaning on a CPU."""
 
     # The CUDA devices whose streams have to wait for the results.
     devices: tuple[int, ...] = ()
@@ -34,15 +34,15 @@ class Handle(Work):
     def __init__(self, outputs: list[Tensor]) -> None:
         super().__init__()
         self._outputs = outputs
-        if retained_handles.NEEDED:
-            retained_handles.keep(self)
+        if retained_handles.RETAIN_HANDLES:
+            retained_handles.retain_handle(self)
 
     def drop_tensors(self) -> None:
-        """Called for a handle that is over and that nobody in Python has: only C++ may still wait for it."""
+        """Drops the outputs of a completed handle that has no reference left in Python; C++ may still wait for it."""
         self._outputs = []
 
     def is_over(self) -> bool:
-        """Whether the call has ended, well or not. Does nothing else."""
+        """Returns whether the call has completed or failed. Has no side effects."""
         raise NotImplementedError
 
     def result(self) -> list[Tensor]:
@@ -52,7 +52,7 @@ class Handle(Work):
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Results on a CPU are there only when the call is done, so this waits."""
+        """Waits: results on a CPU exist only when the call is done."""
         self.wait()
 
     def source_rank(self) -> int:
@@ -60,20 +60,19 @@ class Handle(Work):
 
     _source_rank = source_rank
 
-    @last_look
+    @releases_handle
     def get_future(self) -> Future[list[Tensor]]:
-        """A future of the outputs, which raises the call's own error.
+        """Returns a future of the outputs, which raises the call's error.
 
-        `Future.set_exception` would store the exception as an ordinary value that C++ takes for tensors.
-        An exception out of a `then` callback is a real error on both sides, hence the two futures. Where CUDA devices
-        take part, torch runs the callback on streams of its own: these wait for the call, and whoever takes the value
-        has its streams wait for them.
+        `Future.set_exception` would store the exception as a value that C++ interprets as tensors. An exception in a
+        `then` callback is an error on both sides, hence two futures. With CUDA devices torch runs the callback on
+        separate streams: these wait for the call, and the streams of the reader wait for them.
         """
         base: Future[None] = Future() if not self.devices else _cuda_future(self.devices)
         future = base.then(lambda _: self._value())
         if getattr(_callbacks, "running", False):
-            # A callback of another future asks for this one, and may wait for it on the very thread that
-            # would complete it. So the call is finished first, here: who waits, drives.
+            # A callback of another future may wait for this one on the thread that would complete it.
+            # This thread therefore completes the call first.
             self._drive()
         self._when_done(lambda: _run_callbacks(base))
         return future
@@ -86,7 +85,7 @@ class Handle(Work):
         raise NotImplementedError
 
     def _when_done(self, callback: Callable[[], None]) -> None:
-        """Call back once when a wait does not keep the host any more."""
+        """Runs the callback once, when `wait` no longer blocks the host."""
         raise NotImplementedError
 
 
@@ -108,7 +107,7 @@ def _run_callbacks(base: Future[None]) -> None:
 class DoneWork(Handle):
     """A call that was finished before it returned."""
 
-    @last_look
+    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return True
 
@@ -131,7 +130,7 @@ class DoneWork(Handle):
 
 
 class CoreWork(Handle):
-    """What the handles of calls of the core share: the host waits for one and hears of its end."""
+    """Base of the handles of the core's calls: waiting and completion on the host."""
 
     # The core's handle, which keeps the memory alive until the call is done.
     _native: Any
@@ -149,7 +148,7 @@ class CoreWork(Handle):
         return None if error is None else translate(error, self._ranks)
 
     def source_rank(self) -> int:
-        """The group rank that a receive got its message from."""
+        """Returns the group rank of the sender of a received message."""
         return self._native.source()
 
     _source_rank = source_rank
@@ -173,9 +172,9 @@ class SmddpWork(CoreWork):
     """One call of the core on host memory.
 
     native: the core's handle.
-    outputs: what `result()` and the future give.
-    after: what must be done once when the data is there (copies into strided outputs); it is done by whoever
-    sees the end first: a wait, a poll, a future, or the core's helper thread when nobody looks.
+    outputs: the value of `result()` and of the future.
+    after: steps that run once after the data arrived (copies into strided outputs). They run in the first wait, poll or
+    future that finds the call complete, else on the core's helper thread.
     ranks: as in errors.translate.
     """
 
@@ -190,9 +189,9 @@ class SmddpWork(CoreWork):
         if after:
             native.on_done(self._finish_quietly)
 
-    @last_look
+    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Drive the call to its end. Raises its error, or CollectiveTimeoutError after `timeout`."""
+        """Drives the call to completion. Raises its error, or CollectiveTimeoutError after `timeout`."""
         try:
             self._native.wait(seconds(timeout))
         except CoreError as error:
@@ -208,7 +207,7 @@ class SmddpWork(CoreWork):
         return True
 
     def _finish(self) -> None:
-        # Whoever comes second must not pass before the first is through, hence no look without the lock.
+        # A second thread must not return before the first has finished, so `_after` is read under the lock only.
         assert self._lock is not None
         with self._lock:
             steps, self._after = self._after, ()
@@ -216,22 +215,22 @@ class SmddpWork(CoreWork):
                 step()
 
     def _finish_quietly(self) -> None:
-        # Also the core's callback: a failed call has nothing to bring home, its error is for the waiter.
+        # Also the core's callback. A failed call has no results to copy; `wait` raises its error.
         if self._lock is not None and self._native.error() is None:
             self._finish()
 
 
 class JoinedWork(Handle):
-    """Several calls behind one handle: a coalesced call, or a coalescing block."""
+    """One handle for several calls: a coalesced call, or a coalescing block."""
 
     def __init__(self, works: Sequence[Any], outputs: list[Tensor]) -> None:
         super().__init__(outputs)
         self._works = works
         self.devices = tuple(sorted({device for work in works for device in work.devices}))
 
-    @last_look
+    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
-        """Wait for all; raises the first error."""
+        """Waits for all calls. Raises the first error."""
         for work in self._works:
             work.wait(timeout)
         return True
@@ -272,7 +271,7 @@ class JoinedWork(Handle):
 
 
 def join(works: Sequence[Any], outputs: list[Tensor] | None = None) -> Work:
-    """One handle for several calls."""
+    """Returns one handle for several calls."""
     if len(works) == 1 and outputs is None:
         return works[0]
     if outputs is None:

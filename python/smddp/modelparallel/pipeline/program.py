@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-# Frames of these say nothing about the script.
-_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+# Folders whose frames are not the script's.
+_SMP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = (_SMP + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
 
 Line = tuple[int, str, str, int]
 

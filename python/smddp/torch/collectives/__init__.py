@@ -1,8 +1,8 @@
 """torch's collectives on the native core.
 
-`SmddpCollectives` is a mixin that does not know which torch class it serves. It has every c10d method under
-all names that torch 2.5 and later use. Arguments are checked before anything moves, so a ValueError or a
-TypeError leaves the group as it was.
+`SmddpCollectives` is a mixin that is independent of the torch class. It has every c10d method under all names that
+torch 2.5 and later use. Arguments are checked before any data is sent, so a ValueError or TypeError leaves the group
+unchanged.
 """
 
 from smddp.torch.collectives.all_gather import Gathering

@@ -1,4 +1,4 @@
-"""all_gather in all its forms."""
+"""All forms of all_gather."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from smddp.torch.arguments import (
     check_memory,
     check_writable,
     describe,
-    landing,
     one,
     readable,
+    target_buffer,
 )
 from smddp.torch.collectives.base import ALL_GATHER, DONE, After, Base, Call, check_pairs, first_of
 from smddp.torch.dispatch import collective
@@ -28,7 +28,7 @@ from smddp.torch.options import gather_options
 
 
 class Gathering(Base):
-    """The collectives that give every rank what all ranks have."""
+    """Collectives that gather the data of all ranks on every rank."""
 
     @collective("all_gather")
     def allgather(
@@ -58,8 +58,8 @@ class Gathering(Base):
                 f"rank's input, {describe(tensor)}"
             )
         after: After = []
-        buffers = [landing(output, after) for output in outputs]
-        if after:  # the core checks the others
+        buffers = [target_buffer(output, after) for output in outputs]
+        if after:  # the core checks contiguous outputs
             check_apart(what, [(outputs, None)])
         source = readable(tensor)
         return self._start(
@@ -80,8 +80,8 @@ class Gathering(Base):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         if type(opts) is not AllgatherOptions:
             opts = gather_options(AllgatherOptions, opts)
-        short = self._short_way()
-        if short is not None and (made := short.all_gather(output, input, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.all_gather(output, input, opts)):
             return DONE if made is True else self._under_way(made, output)
         if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_gather_single", "_allgather_base")(output, input, opts)
@@ -98,7 +98,7 @@ class Gathering(Base):
                 f"makes {input.numel() * self._size}"
             )
         after: After = []
-        buffer = landing(output, after)
+        buffer = target_buffer(output, after)
         source = readable(input)
         return self._start(
             Call(
@@ -118,7 +118,7 @@ class Gathering(Base):
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], input_list: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        """output_lists[r][k] gets input_list[k] of rank r."""
+        """output_lists[r][k] receives input_list[k] of rank r."""
         opts = gather_options(AllgatherOptions, opts)
         if not input_list:
             raise ValueError("all_gather_coalesced: needs at least one tensor")
@@ -131,7 +131,7 @@ class Gathering(Base):
                     f"all_gather_coalesced: output list {rank} has {len(outputs)} tensors, the input list has "
                     f"{len(input_list)}"
                 )
-        # All are checked before the first moves.
+        # All parts are checked before the first one starts.
         for index, tensor in enumerate(input_list):
             outputs = [of_rank[index] for of_rank in output_lists]
             self._check_all_here("all_gather_coalesced", tensor, outputs)

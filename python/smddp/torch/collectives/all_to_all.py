@@ -1,4 +1,4 @@
-"""all_to_all and barrier: every rank with every other."""
+"""all_to_all and barrier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllToAllOptions, BarrierOptions
 from torch.distributed import Work
 
-from smddp.torch.arguments import block, check_apart, check_length, cut, describe, landing, readable, split_counts
+from smddp.torch.arguments import block, check_apart, check_length, cut, describe, readable, split_counts, target_buffer
 from smddp.torch.collectives.base import ALL_TO_ALL, BARRIER, DONE, UINT8, After, Base, Call, first_of
 from smddp.torch.dispatch import collective
 from smddp.torch.dtypes import code_of
@@ -18,7 +18,7 @@ from smddp.torch.options import gather_options
 
 
 class Exchanging(Base):
-    """The collectives in which every rank meets every other."""
+    """Collectives between all pairs of ranks."""
 
     @collective("all_to_all")
     def all_to_all_single(
@@ -32,8 +32,8 @@ class Exchanging(Base):
     ) -> Work:
         if type(opts) is not AllToAllOptions:
             opts = gather_options(AllToAllOptions, opts, timeout)
-        short = self._short_way()
-        if short is not None and (made := short.all_to_all(output, input, output_split_sizes, input_split_sizes, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.all_to_all(output, input, output_split_sizes, input_split_sizes, opts)):
             return DONE if made is True else self._under_way(made, output)
         if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_to_all_single", "alltoall_base")(
@@ -50,7 +50,7 @@ class Exchanging(Base):
                     f"and {describe(output)}"
                 )
         else:
-            # One uneven side makes the call uneven.
+            # Uneven splits on one side make the call uneven.
             sends = sends or [input.numel() // self._size] * self._size
             receives = receives or [output.numel() // self._size] * self._size
             if sends[self._rank] != receives[self._rank]:
@@ -59,7 +59,7 @@ class Exchanging(Base):
                     f"{receives[self._rank]} from itself"
                 )
         after: After = []
-        buffer = landing(output, after)
+        buffer = target_buffer(output, after)
         source = readable(input)
         return self._start(
             Call(
@@ -98,8 +98,8 @@ class Exchanging(Base):
                 f"all_to_all: this rank sends itself {describe(own_in)} and expects {describe(own_out)} from itself"
             )
         after: After = []
-        buffers = [landing(output, after) for output in output_tensors]
-        if after:  # the core checks the others
+        buffers = [target_buffer(output, after) for output in output_tensors]
+        if after:  # the core checks contiguous outputs
             check_apart("all_to_all", [(output_tensors, None)])
         sources = [readable(tensor) for tensor in input_tensors]
         return self._start(
@@ -120,12 +120,12 @@ class Exchanging(Base):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         if type(opts) is not BarrierOptions:
             opts = gather_options(BarrierOptions, opts, timeout)
-        # torch names the device whose backend should meet.
+        # The device whose backend runs the barrier.
         device = getattr(opts, "device", None)
         if self._others:
             other = self._others.get(device.type) if device is not None else None
             if other is not None:
                 return other.barrier(opts)
-        # As torch has it: what this rank has enqueued so far is over before any rank leaves the barrier.
+        # As in torch: all work that this rank has enqueued completes before any rank leaves the barrier.
         self._settle(device, opts.device_ids)
         return self._start(Call(BARRIER, UINT8, None, None, None, None, []), opts)

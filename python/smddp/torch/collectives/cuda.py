@@ -1,4 +1,4 @@
-"""What one group needs to serve CUDA tensors. Made when the first one comes."""
+"""CUDA side of a group, created for its first CUDA tensor."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _CAPTURE = (
 
 
 class DeviceSide:
-    """The CUDA devices that a group has met, and how its calls start on them.
+    """The CUDA devices that a group uses, and the start of its calls on them.
 
-    bound: the ordinal of the group's own device, or None.
-    Raises RuntimeError where there is no CUDA driver.
+    bound: the ordinal of the device that the group is bound to, or None.
+    Raises RuntimeError without a CUDA driver.
     """
 
     def __init__(self, group: str, bound: int | None) -> None:
@@ -36,10 +36,10 @@ class DeviceSide:
         self._met = set() if bound is None else {bound}
         # torch's objects for the core's streams, by device.
         self._streams: dict[int, Any] = {}
-        self._staging_told = False
+        self._staging_reported = False
 
     def check(self, tensor: Tensor) -> None:
-        """Raises what speaks against a call on this tensor, before anything is enqueued."""
+        """Raises the error of an invalid call on this tensor, before anything is enqueued."""
         device = tensor.get_device()
         if self._bound is not None and device != self._bound:
             raise ValueError(
@@ -50,13 +50,15 @@ class DeviceSide:
             raise RuntimeError(_CAPTURE)
         self._met.add(device)
 
-    def start(self, ways: tuple[Any, Any], call: Any, limit: float, now: bool, ranks: Sequence[int] | None) -> CudaWork:
-        """Hand one call to the core, ordered after the current stream.
+    def start(
+        self, paths: tuple[Any, Any], call: Any, limit: float, now: bool, ranks: Sequence[int] | None
+    ) -> CudaWork:
+        """Starts one call in the core, ordered after the current stream.
 
-        ways: the communicator, and its short way if there is one, which serves this device from now on. now: the caller
-        will not look at the handle, so the current stream waits at once.
+        paths: the communicator and its fast path, if any, which serves this device from now on. now: the caller does
+        not use the handle, so the current stream waits immediately.
         """
-        comm, short = ways
+        comm, fast = paths
         device = call.like.get_device()
         native = comm.collective(
             call.number,
@@ -72,38 +74,38 @@ class DeviceSide:
             device=device,
             stream=cuda.stream_of(device),
         )
-        # After the call, which makes the stream where it is the first on this device.
-        stream = self._stream(comm, short, device)
+        # After the call: the first call on a device creates the stream.
+        stream = self._stream(comm, fast, device)
         tensors = list(_tensors(call.keep))
         work = CudaWork(native, device, call.outputs, call.after, tensors if call.after else (), ranks)
         waits = False
         try:
             waits = now and work.wait()
         finally:
-            # A stream that waits needs no record: who gets the memory next, in its order, is after the call.
+            # A waiting stream needs no record: later uses of the memory are ordered after the call.
             if not waits:
                 for tensor in tensors:
                     cuda.record(tensor, stream)
         return work
 
     def handle(self, native: Any, output: Tensor, ranks: Sequence[int] | None) -> CudaWork:
-        """That of a call which the core has begun by itself (smddp._core.AtOnce)."""
+        """Returns the handle of a call that the core's fast path has started (smddp._core.AtOnce)."""
         return CudaWork(native, output.get_device(), [output], (), (), ranks)
 
-    def _stream(self, comm: Any, short: Any, device: int) -> Any:
+    def _stream(self, comm: Any, fast: Any, device: int) -> Any:
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = cuda.external(comm.device_stream(device), device)
-            if short is not None:
-                short.meet(device, stream)
+            if fast is not None:
+                fast.meet(device, stream)
         return stream
 
     def settle(self, asked: Iterable[int | None]) -> None:
-        """The host waits for the current streams of the devices in use and of those `asked` for, as barriers have it.
+        """Blocks the host until the current streams of the used and the `asked` devices are empty, for barriers.
 
-        asked: None stands for the group's own device, or the current one.
+        asked: ordinals; None is the group's own device, or the current one.
 
-        Raises RuntimeError while one of them is being captured.
+        Raises RuntimeError while one of the streams is being captured.
         """
         devices = set(self._met)
         for device in asked:
@@ -113,14 +115,14 @@ class DeviceSide:
                 raise RuntimeError(_CAPTURE)
             cuda.finish(device)
 
-    # Messages between two ranks, by way of the host.
+    # Messages between two ranks, staged in host memory.
 
     def outgoing(self, tensor: Tensor) -> Tensor:
-        """A copy of the tensor in host memory. Waits until the current stream has made it.
+        """Returns a copy of the tensor in host memory. Waits until the current stream has copied it.
 
         Raises NoMemoryError as `block`.
         """
-        self._tell_of_staging()
+        self._report_staging()
         device = tensor.get_device()
         source = readable(tensor).detach()
         block(source)
@@ -130,9 +132,11 @@ class DeviceSide:
         return host
 
     def incoming(self, tensor: Tensor) -> tuple[Tensor, Callable[[], None]]:
-        """Host memory for what is meant for the tensor, and the step that takes it there. Raises ValueError as
-        check_writable, and NoMemoryError as `block`."""
-        self._tell_of_staging()
+        """Returns host memory for a message, and the step that copies it to the tensor.
+
+        Raises ValueError as check_writable, and NoMemoryError as `block`.
+        """
+        self._report_staging()
         check_writable(tensor)
         block(tensor)
         host = cuda.pinned(tensor)
@@ -141,20 +145,20 @@ class DeviceSide:
     def message(
         self, native: Any, tensor: Tensor, after: Sequence[Callable[[], None]], ranks: Sequence[int] | None
     ) -> StagedWork:
-        """The handle of a message that is under way."""
+        """Returns the handle of a pending message."""
         return StagedWork(native, tensor.get_device(), [tensor], after, (tensor,), ranks)
 
-    def _tell_of_staging(self) -> None:
-        if not self._staging_told:
-            self._staging_told = True
+    def _report_staging(self) -> None:
+        if not self._staging_reported:
+            self._staging_reported = True
             if wanted():
                 tell(f"group {self._group}: send and recv of CUDA tensors go through pinned host memory")
 
 
 class Upload:
-    """Takes a message from host memory to its tensor, on the current stream.
+    """Copies a message from host memory to its tensor, on the current stream.
 
-    begun: an event at the receive's place in the order of its caller's stream, which may still use the tensor.
+    begun: an event on the stream that called the receive, which may still use the tensor.
     """
 
     __slots__ = ("_begun", "_host", "_tensor")
@@ -167,13 +171,13 @@ class Upload:
     def __call__(self) -> None:
         tensor = self._tensor
         cuda.wait_for(self._begun, tensor.get_device())
-        # May run on a helper thread, where grad mode is on; and inference tensors only change in inference mode.
+        # May run on a helper thread, where grad mode is on. Inference tensors are writable in inference mode only.
         with torch.inference_mode(tensor.is_inference()), torch.no_grad():
             tensor.detach().copy_(self._host.view(tensor.shape), non_blocking=True)
 
 
 def _tensors(kept: Any) -> Iterator[Tensor]:
-    """Every tensor of nested sequences, once."""
+    """Yields every tensor of nested sequences once."""
     seen: set[int] = set()
     waiting = [kept]
     while waiting:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import Work
 
 from smddp.torch import profiling
-from smddp.torch.arguments import block, check_writable, landing, one, readable
+from smddp.torch.arguments import block, check_writable, one, readable, target_buffer
 from smddp.torch.collectives.base import After, Base
 from smddp.torch.compat import profiler_enabled
 from smddp.torch.dispatch import collective
@@ -25,7 +25,7 @@ _PLAIN_TYPES = (Tensor, nn.Parameter)
 
 
 class Messages(Base):
-    """Point to point."""
+    """Point-to-point messages."""
 
     _mailbox: Mailbox
     _timeout: timedelta
@@ -72,11 +72,11 @@ class Messages(Base):
         self._check_peer("recv", 0, tag)
         return self._receive(tensor, _ANY_SOURCE, tag)
 
-    # The name that torch's C++ side looks up.
+    # The method name in torch's C++ code.
     recvAnysource = recv_anysource
 
     def check_message(self, receives: bool, tensor: Tensor, peer: int, tag: int) -> None:
-        """Raises what `send` or `recv` of these arguments raises before anything moves."""
+        """Raises the errors of `send` or `recv` for these arguments, before any data is sent."""
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             self._elsewhere(tensor)
             return
@@ -99,7 +99,7 @@ class Messages(Base):
             buffer, upload = self._device_side().incoming(tensor)
             after.append(upload)
         else:
-            buffer = landing(tensor, after)
+            buffer = target_buffer(tensor, after)
         if source == self._rank:
             native = self._mailbox.receive(buffer, tag, self._timeout.total_seconds())
         else:

@@ -18,9 +18,9 @@ from smddp.torch.arguments import (
     check_memory,
     check_writable,
     describe,
-    landing,
     one,
     readable,
+    target_buffer,
 )
 from smddp.torch.collectives.base import ALL_REDUCE, DONE, REDUCE, REDUCE_SCATTER, After, Call, check_pairs, first_of
 from smddp.torch.collectives.sparse import SparseAllReduce
@@ -30,7 +30,7 @@ from smddp.torch.options import gather_options
 
 
 class Reducing(SparseAllReduce):
-    """The collectives that combine what the ranks have."""
+    """Collectives that reduce the data of all ranks."""
 
     @collective("all_reduce")
     def allreduce(
@@ -40,8 +40,8 @@ class Reducing(SparseAllReduce):
             tensors = [tensors]
         if type(opts) is not AllreduceOptions:
             opts = gather_options(AllreduceOptions, opts, op, timeout)
-        short = self._short_way()
-        if short is not None and (made := short.all_reduce(tensors, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.all_reduce(tensors, opts)):
             return DONE if made is True else self._under_way(made, tensors[0])
         tensor = one(tensors, "all_reduce")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
@@ -54,7 +54,7 @@ class Reducing(SparseAllReduce):
         code = code_of(tensor.dtype)
         redop = reduction(opts.reduceOp, tensor.dtype, code)
         after: After = []
-        buffer = landing(tensor, after, keep_values=True)
+        buffer = target_buffer(tensor, after, keep_values=True)
         place = block(buffer)
         return self._start(
             Call(ALL_REDUCE, code, tensor, place, place, (tensor, buffer), [tensor], after, redop=redop), opts
@@ -93,19 +93,19 @@ class Reducing(SparseAllReduce):
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).reduce(tensors, opts)
         self._check_strided(tensor)
-        chief = opts.rootRank
-        self._check_root("reduce", chief)
+        root = opts.rootRank
+        self._check_root("reduce", root)
         code = code_of(tensor.dtype)
         redop = reduction(opts.reduceOp, tensor.dtype, code)
         after: After = []
-        if chief == self._rank:
-            buffer = landing(tensor, after, keep_values=True)
+        if root == self._rank:
+            buffer = target_buffer(tensor, after, keep_values=True)
             source = target = block(buffer)
         else:
             buffer = readable(tensor)
             source, target = block(buffer), None
         return self._start(
-            Call(REDUCE, code, tensor, source, target, (tensor, buffer), [tensor], after, redop=redop, root=chief), opts
+            Call(REDUCE, code, tensor, source, target, (tensor, buffer), [tensor], after, redop=redop, root=root), opts
         )
 
     @collective("reduce_scatter")
@@ -137,7 +137,7 @@ class Reducing(SparseAllReduce):
         code = code_of(output.dtype)
         redop = reduction(opts.reduceOp, output.dtype, code)
         after: After = []
-        buffer = landing(output, after)
+        buffer = target_buffer(output, after)
         sources = [readable(tensor) for tensor in inputs]
         return self._start(
             Call(
@@ -158,8 +158,8 @@ class Reducing(SparseAllReduce):
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work:
         if type(opts) is not ReduceScatterOptions:
             opts = gather_options(ReduceScatterOptions, opts)
-        short = self._short_way()
-        if short is not None and (made := short.reduce_scatter(outputTensor, inputTensor, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.reduce_scatter(outputTensor, inputTensor, opts)):
             return DONE if made is True else self._under_way(made, outputTensor)
         if not (inputTensor.is_cpu and self._serves_cpu) and not self._on_cuda(inputTensor):
             other = self._elsewhere(inputTensor)
@@ -179,7 +179,7 @@ class Reducing(SparseAllReduce):
         code = code_of(output.dtype)
         redop = reduction(opts.reduceOp, output.dtype, code)
         after: After = []
-        buffer = landing(output, after)
+        buffer = target_buffer(output, after)
         source = readable(input)
         return self._start(
             Call(

@@ -1,4 +1,4 @@
-"""broadcast, gather, scatter: from one rank to all, or back."""
+"""broadcast, gather, scatter: from one rank to all, or from all to one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, GatherOptions, ScatterOptions
 from torch.distributed import Work
 
-from smddp.torch.arguments import block, check_apart, check_length, describe, landing, one, readable
+from smddp.torch.arguments import block, check_apart, check_length, describe, one, readable, target_buffer
 from smddp.torch.collectives.base import BROADCAST, DONE, GATHER, SCATTER, After, Base, Call, first_of
 from smddp.torch.dispatch import collective
 from smddp.torch.dtypes import code_of
@@ -18,7 +18,7 @@ from smddp.torch.options import gather_options
 
 
 class Rooted(Base):
-    """The collectives that move blocks from or to one rank."""
+    """Collectives that send blocks from or to one rank."""
 
     @collective("broadcast")
     def broadcast(
@@ -33,25 +33,25 @@ class Rooted(Base):
             tensors = [tensors]
         if type(opts) is not BroadcastOptions:
             opts = gather_options(BroadcastOptions, opts, root, timeout)
-        short = self._short_way()
-        if short is not None and (made := short.broadcast(tensors, opts)):
+        fast = self._short_way()
+        if fast is not None and (made := fast.broadcast(tensors, opts)):
             return DONE if made is True else self._under_way(made, tensors[0])
         tensor = one(tensors, "broadcast")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).broadcast(tensors, opts)
         self._check_strided(tensor)
-        chief = opts.rootRank
-        self._check_root("broadcast", chief)
+        root = opts.rootRank
+        self._check_root("broadcast", root)
         after: After = []
-        if chief == self._rank:
+        if root == self._rank:
             buffer = readable(tensor)
             source = target = block(buffer)
         else:
-            buffer = landing(tensor, after)
+            buffer = target_buffer(tensor, after)
             source, target = None, block(buffer)
         return self._start(
             Call(
-                BROADCAST, code_of(tensor.dtype), tensor, source, target, (tensor, buffer), [tensor], after, root=chief
+                BROADCAST, code_of(tensor.dtype), tensor, source, target, (tensor, buffer), [tensor], after, root=root
             ),
             opts,
         )
@@ -74,27 +74,27 @@ class Rooted(Base):
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).gather(output_tensors, input_tensors, opts)
         self._check_strided(tensor)
-        chief = opts.rootRank
-        self._check_root("gather", chief)
+        root = opts.rootRank
+        self._check_root("gather", root)
         after: After = []
         outputs: Sequence[Tensor] = []
         target: Any = None
         buffers: list[Tensor] = []
-        if chief == self._rank:
+        if root == self._rank:
             outputs = one(output_tensors, "gather: output lists at the root")
             check_length("gather: the output list", outputs, self._size)
             self._check_all_here("gather", tensor, outputs)
-            if outputs[chief].numel() != tensor.numel():
+            if outputs[root].numel() != tensor.numel():
                 raise ValueError(
-                    f"gather: entry {chief} of the output list, {describe(outputs[chief])}, must have as many elements "
+                    f"gather: entry {root} of the output list, {describe(outputs[root])}, must have as many elements "
                     f"as the root's input, {describe(tensor)}"
                 )
-            buffers = [landing(output, after) for output in outputs]
-            if after:  # the core checks the others
+            buffers = [target_buffer(output, after) for output in outputs]
+            if after:  # the core checks contiguous outputs
                 check_apart("gather", [(outputs, None)])
             target = [block(buffer) for buffer in buffers]
         elif any(len(outputs) for outputs in output_tensors):
-            raise ValueError(f"gather: only the root (rank {chief}) has outputs, this is rank {self._rank}")
+            raise ValueError(f"gather: only the root (rank {root}) has outputs, this is rank {self._rank}")
         source = readable(tensor)
         return self._start(
             Call(
@@ -106,7 +106,7 @@ class Rooted(Base):
                 (outputs, buffers, source),
                 list(outputs),
                 after,
-                root=chief,
+                root=root,
             ),
             opts,
         )
@@ -117,18 +117,18 @@ class Rooted(Base):
         if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "gather_single", "gather_into_tensor")(output, input, opts)
         self._check_strided(input)
-        chief = opts.rootRank
-        self._check_root("gather_into_tensor", chief)
+        root = opts.rootRank
+        self._check_root("gather_into_tensor", root)
         after: After = []
         buffer, target = output, None
-        if chief == self._rank:
+        if root == self._rank:
             self._check_all_here("gather_into_tensor", input, (output,))
             if output.numel() != input.numel() * self._size:
                 raise ValueError(
                     f"gather_into_tensor: output {describe(output)} must have {self._size} times the elements of input "
                     f"{describe(input)}"
                 )
-            buffer = landing(output, after)
+            buffer = target_buffer(output, after)
             target = block(buffer)
         source = readable(input)
         return self._start(
@@ -141,7 +141,7 @@ class Rooted(Base):
                 (output, buffer, source),
                 [output],
                 after,
-                root=chief,
+                root=root,
             ),
             opts,
         )
@@ -166,25 +166,25 @@ class Rooted(Base):
         if not (output.is_cpu and self._serves_cpu) and not self._on_cuda(output):
             return self._elsewhere(output).scatter(output_tensors, input_tensors, opts)
         self._check_strided(output)
-        chief = opts.rootRank
-        self._check_root("scatter", chief)
+        root = opts.rootRank
+        self._check_root("scatter", root)
         sources: list[Tensor] = []
         source: Any = None
-        if chief == self._rank:
+        if root == self._rank:
             inputs = one(input_tensors, "scatter: input lists at the root")
             check_length("scatter: the input list", inputs, self._size)
             self._check_all_here("scatter", output, inputs)
-            if inputs[chief].numel() != output.numel():
+            if inputs[root].numel() != output.numel():
                 raise ValueError(
-                    f"scatter: entry {chief} of the input list, {describe(inputs[chief])}, must have as many elements "
+                    f"scatter: entry {root} of the input list, {describe(inputs[root])}, must have as many elements "
                     f"as the root's output, {describe(output)}"
                 )
             sources = [readable(tensor) for tensor in inputs]
             source = [block(tensor) for tensor in sources]
         elif any(len(inputs) for inputs in input_tensors):
-            raise ValueError(f"scatter: only the root (rank {chief}) has inputs, this is rank {self._rank}")
+            raise ValueError(f"scatter: only the root (rank {root}) has inputs, this is rank {self._rank}")
         after: After = []
-        buffer = landing(output, after)
+        buffer = target_buffer(output, after)
         return self._start(
             Call(
                 SCATTER,
@@ -195,7 +195,7 @@ class Rooted(Base):
                 (output, buffer, sources),
                 [output],
                 after,
-                root=chief,
+                root=root,
             ),
             opts,
         )

@@ -1,1 +1,1 @@
-"""Error feedback for gradients that travel in a compressed format."""
+"""Error feedback for gradients that are sent in a compressed format."""

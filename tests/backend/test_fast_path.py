@@ -1,4 +1,4 @@
-"""The short way of ordinary calls: taken by what it is right for, and by nothing else."""
+"""The fast path of ordinary calls: which calls it accepts, and which it leaves to Python."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from torch.distributed.distributed_c10d import (
 from backend.oracle import same
 from backend.ranks import on_ranks
 
-TOLD_IN_C = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-WHY = "torch.Tensor has no __dlpack_c_exchange_api__ (2.15 has), so there is no short way"
-needs_c = pytest.mark.skipif(not TOLD_IN_C, reason=WHY)
+HAS_C_API = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+WHY = "the fast path needs torch.Tensor.__dlpack_c_exchange_api__ (torch 2.15)"
+needs_c = pytest.mark.skipif(not HAS_C_API, reason=WHY)
 REDUCED = [
     torch.float32,
     torch.float64,
@@ -40,7 +40,7 @@ REDUCED = [
 ]
 
 
-def at_once(cls: type = AllreduceOptions, **fields: Any) -> Any:
+def sync_options(cls: type = AllreduceOptions, **fields: Any) -> Any:
     options = cls()
     options.asyncOp = False
     for name, value in fields.items():
@@ -54,15 +54,15 @@ def ones(*shape: int, **options: Any) -> torch.Tensor:
 
 @needs_c
 @on_ranks(2)
-def test_ordinary_tensors_take_the_short_way_with_the_right_result():
-    short, rank = dist.group.WORLD._at_once, dist.get_rank()
+def test_ordinary_tensors_use_the_fast_path_with_the_right_result():
+    path, rank = dist.group.WORLD._at_once, dist.get_rank()
     for dtype in REDUCED:
         for op, result in [(ReduceOp.SUM, 6), (ReduceOp.AVG, 3), (ReduceOp.MAX, 4), (ReduceOp.MIN, 2)]:
             tensor = torch.full((3,), 2 + 2 * rank, dtype=dtype)
-            assert short.all_reduce([tensor], at_once(reduceOp=op)), (dtype, op)
+            assert path.all_reduce([tensor], sync_options(reduceOp=op)), (dtype, op)
             same(tensor, torch.full((3,), result, dtype=dtype))
     flag = torch.tensor([rank == 1])
-    assert short.all_reduce([flag], at_once(reduceOp=ReduceOp.MAX))
+    assert path.all_reduce([flag], sync_options(reduceOp=ReduceOp.MAX))
     assert flag.item()
     with torch.inference_mode():
         inference = ones(2)
@@ -77,26 +77,26 @@ def test_ordinary_tensors_take_the_short_way_with_the_right_result():
         ones(70_000),
     ]:
         before = tensor.detach().clone()
-        assert short.all_reduce([tensor], at_once()), tensor
+        assert path.all_reduce([tensor], sync_options()), tensor
         same(tensor.detach(), before * 2)
     same(row, torch.tensor([6.0, 8.0, 10.0]))
     gathered = torch.empty(2, 3)
-    assert short.all_gather(gathered, torch.full((3,), float(rank)), at_once(AllgatherOptions))
+    assert path.all_gather(gathered, torch.full((3,), float(rank)), sync_options(AllgatherOptions))
     same(gathered, torch.tensor([[0.0] * 3, [1.0] * 3]))
     scattered = torch.empty(2)
-    assert short.reduce_scatter(scattered, torch.arange(4.0), at_once(ReduceScatterOptions))
+    assert path.reduce_scatter(scattered, torch.arange(4.0), sync_options(ReduceScatterOptions))
     same(scattered, torch.tensor([0.0, 2.0]) if rank == 0 else torch.tensor([4.0, 6.0]))
     exchanged = torch.empty(4)
-    assert short.all_to_all(exchanged, torch.arange(4.0) + 10 * rank, [], [], at_once(AllToAllOptions))
+    assert path.all_to_all(exchanged, torch.arange(4.0) + 10 * rank, [], [], sync_options(AllToAllOptions))
     same(exchanged, torch.tensor([0.0, 1.0, 10.0, 11.0]) + 2 * rank)
     for root in range(2):
-        told = torch.full((3,), float(rank))
-        assert short.broadcast([told], at_once(BroadcastOptions, rootRank=root))
-        same(told, torch.full((3,), float(root)))
+        sent = torch.full((3,), float(rank))
+        assert path.broadcast([sent], sync_options(BroadcastOptions, rootRank=root))
+        same(sent, torch.full((3,), float(root)))
 
 
 class Derived(torch.Tensor):
-    """Of which nobody knows what its elements are."""
+    """A subclass, which the fast path declines."""
 
 
 UNUSUAL: dict[str, Callable[[], torch.Tensor]] = {
@@ -112,54 +112,54 @@ UNUSUAL: dict[str, Callable[[], torch.Tensor]] = {
 
 @needs_c
 @on_ranks(2)
-def test_what_is_not_plain_goes_the_long_way_with_the_right_result():
-    short = dist.group.WORLD._at_once
+def test_other_tensors_use_the_python_path_with_the_right_result():
+    path = dist.group.WORLD._at_once
     for name, make in UNUSUAL.items():
         tensor = make()
         before = tensor.clone()
-        assert not short.all_reduce([tensor], at_once()), name
-        dist.group.WORLD.allreduce([tensor], at_once())
+        assert not path.all_reduce([tensor], sync_options()), name
+        dist.group.WORLD.allreduce([tensor], sync_options())
         same(tensor.resolve_conj().resolve_neg(), (before * 2).resolve_conj().resolve_neg())
     freed = ones(3)
     freed.untyped_storage().resize_(0)
     for tensor in [freed, ones(3, device="meta"), torch.eye(3).to_sparse(), ones(3).to(torch.float8_e4m3fn)]:
-        assert not short.all_reduce([tensor], at_once())
+        assert not path.all_reduce([tensor], sync_options())
     seen = []
-    torch.func.vmap(lambda part: (seen.append(short.all_reduce([part], at_once())), part)[1])(ones(2, 3))
+    torch.func.vmap(lambda part: (seen.append(path.all_reduce([part], sync_options())), part)[1])(ones(2, 3))
     assert seen == [False]
     same(ones(3), ones(3))
 
 
 @needs_c
 @on_ranks(2)
-def test_unusual_calls_go_the_long_way():
-    short = dist.group.WORLD._at_once
+def test_unusual_calls_use_the_python_path():
+    path = dist.group.WORLD._at_once
     pair = ones(2), ones(1)
     for options in [
-        at_once(asyncOp=True),
-        at_once(timeout=timedelta(seconds=5)),
-        at_once(reduceOp=ReduceOp.PRODUCT),
-        at_once(reduceOp=ReduceOp.BAND),
+        sync_options(asyncOp=True),
+        sync_options(timeout=timedelta(seconds=5)),
+        sync_options(reduceOp=ReduceOp.PRODUCT),
+        sync_options(reduceOp=ReduceOp.BAND),
     ]:
-        assert not short.all_reduce([ones(2)], options)
-    assert not short.all_reduce([ones(1), ones(1)], at_once())
-    assert not short.all_reduce([torch.tensor([True])], at_once(reduceOp=ReduceOp.AVG))
-    assert not short.all_reduce("no tensor", at_once())
-    assert not short.all_reduce([5], at_once())
-    assert not short.all_gather(ones(3), ones(1), at_once(AllgatherOptions))
-    assert not short.all_gather(ones(2), ones(1).double(), at_once(AllgatherOptions))
-    assert not short.reduce_scatter(*pair, at_once(ReduceScatterOptions))
-    assert not short.broadcast([ones(1)], at_once(BroadcastOptions, rootRank=7))
-    exchange = at_once(AllToAllOptions)
-    assert not short.all_to_all(ones(4), ones(4), [1, 3], [1, 3], exchange)
-    assert not short.all_to_all(ones(3), ones(3), [], [], exchange)
-    assert not short.all_to_all(ones(1, 4), ones(1, 4), [], [], exchange)
-    assert not short.all_to_all(ones(2), ones(4), [], [], exchange)
+        assert not path.all_reduce([ones(2)], options)
+    assert not path.all_reduce([ones(1), ones(1)], sync_options())
+    assert not path.all_reduce([torch.tensor([True])], sync_options(reduceOp=ReduceOp.AVG))
+    assert not path.all_reduce("no tensor", sync_options())
+    assert not path.all_reduce([5], sync_options())
+    assert not path.all_gather(ones(3), ones(1), sync_options(AllgatherOptions))
+    assert not path.all_gather(ones(2), ones(1).double(), sync_options(AllgatherOptions))
+    assert not path.reduce_scatter(*pair, sync_options(ReduceScatterOptions))
+    assert not path.broadcast([ones(1)], sync_options(BroadcastOptions, rootRank=7))
+    exchange = sync_options(AllToAllOptions)
+    assert not path.all_to_all(ones(4), ones(4), [1, 3], [1, 3], exchange)
+    assert not path.all_to_all(ones(3), ones(3), [], [], exchange)
+    assert not path.all_to_all(ones(1, 4), ones(1, 4), [], [], exchange)
+    assert not path.all_to_all(ones(2), ones(4), [], [], exchange)
     group = dist.group.WORLD
     with dist._coalescing_manager(group, torch.device("cpu")):
-        group.broadcast([ones(1)], at_once(BroadcastOptions))
+        group.broadcast([ones(1)], sync_options(BroadcastOptions))
         assert group._short_way() is None
-    assert group._short_way() is short
+    assert group._short_way() is path
     tensor = ones(2)
     dist.all_reduce(tensor)
     same(tensor, torch.full((2,), 2.0))

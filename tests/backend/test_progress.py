@@ -1,4 +1,4 @@
-"""Asynchronous calls go on while their caller does other things, whatever else this process waits for."""
+"""Asynchronous calls progress while their caller computes and other groups wait."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ import torch.distributed as dist
 
 from backend.ranks import BACKEND, Pool
 
-pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="how a rank waits is smddp's")
+pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="tests smddp's wait loop")
 
 ROUNDS = 11
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Pool]:
-    """Two ranks, a node each."""
+    """Two ranks on two nodes."""
     made = Pool(2, lambda rank: {"SMDDP_NODE": f"node{rank}"})
     yield made
     made.close()
 
 
 def one_group_waits_and_another_calls() -> None:
-    """Seconds that rank 1 waits for a call that rank 0 made before it computes.
+    """Measures the seconds that rank 1 waits for a call that rank 0 started before it computes.
 
-    Rank 0's host has to take part meanwhile. In every second round it also has a call of another group under way, to
-    which nobody comes: the thread that looks after both sleeps for that one, 20 ms where nothing wakes it.
+    Rank 0's helper thread has to drive the call. In every second round rank 0 also has a call of another group pending
+    that rank 1 has not made: for that call the thread sleeps up to 20 ms unless it is woken.
     """
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     waits, calls = dist.new_group([0, 1]), dist.new_group([0, 1])
     took: dict[bool, list[float]] = {False: [], True: []}
-    for turn in range(2 * ROUNDS):
-        beside = turn % 2 == 1
+    for step in range(2 * ROUNDS):
+        beside = step % 2 == 1
         few, many = torch.ones(4), torch.ones(1 << 18)
         if rank == 0:
             early = dist.all_reduce(few, group=waits, async_op=True) if beside else None
-            # So long that there is nothing to do for that group but to sleep.
+            # Long enough for the helper thread to sleep.
             time.sleep(0.003)
             work = dist.all_reduce(many, group=calls, async_op=True)
-            store.set(f"called {turn}", "yes")
+            store.set(f"called {step}", "yes")
             # The caller computes.
-            store.wait([f"ended {turn}"])
+            store.wait([f"ended {step}"])
             work.wait()
         else:
-            store.wait([f"called {turn}"])
+            store.wait([f"called {step}"])
             begun = time.perf_counter()
             dist.all_reduce(many, group=calls)
             took[beside].append(time.perf_counter() - begun)
-            store.set(f"ended {turn}", "yes")
+            store.set(f"ended {step}", "yes")
             early = dist.all_reduce(few, group=waits, async_op=True) if beside else None
         if early is not None:
             early.wait()
@@ -64,5 +64,5 @@ def one_group_waits_and_another_calls() -> None:
 one_group_waits_and_another_calls.case = one_group_waits_and_another_calls
 
 
-def test_a_call_is_taken_up_at_once_though_another_group_is_slept_for(nodes):
+def test_a_call_progresses_although_the_thread_sleeps_for_another_group(nodes):
     nodes.run(__name__, "one_group_waits_and_another_calls", 60)

@@ -1,6 +1,6 @@
-"""What a job tells of itself while it runs and when it fails: the guilty rank's line, `smddp status`, dumps, traces.
+"""Diagnostics of a running and a failed job: the missing rank's source line, `smddp status`, dumps and traces.
 
-Four ranks on two nodes, so that some are asked over a unix socket and some over tcp.
+Four ranks on two simulated nodes, so that queries use unix sockets and TCP.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pool(folder: Path) -> Any:
 
 
 class _Cases:
-    """Rank processes look for `NAME.case` in this module."""
+    """Rank processes import `NAME.case` from this module."""
 
     def __init__(self, case: Any) -> None:
         self.case = case
@@ -55,13 +55,13 @@ def _store() -> Any:
 
 
 def asleep_in_user_code(key: str, ranks: int) -> None:
-    """Until so many ranks have seen their deadline pass."""
+    """Sleeps until `ranks` ranks have reached their deadline."""
     while _store().add(key, 0) < ranks:
         time.sleep(0.005)
 
 
 def _deadline_passes(ranks: list[int], asleep: int, key: str) -> str:
-    """A call that one rank never makes. Returns what it raised, on the others."""
+    """Makes a call on all ranks but one. Returns the error on the others."""
     group = dist.new_group(ranks, timeout=DEADLINE)
     text = ""
     if dist.get_rank() == asleep:
@@ -90,8 +90,8 @@ def _a_sleeper_is_named() -> None:
         )
 
 
-def _who_does_not_come_to_a_new_group_is_told_of() -> None:
-    """One that shares a node with rank 0 and one that does not."""
+def _missing_ranks_of_a_new_group_are_named() -> None:
+    """A missing rank on rank 0's node and one on the other node."""
     if dist.get_rank() in (0, 3):
         with pytest.raises(smddp.CollectiveTimeoutError) as raised:
             dist.new_group(timeout=DEADLINE)
@@ -103,13 +103,13 @@ def _who_does_not_come_to_a_new_group_is_told_of() -> None:
         _store().add("no group", 1)
     else:
         asleep_in_user_code("no group", 2)
-        # The name of a group is of how many there were before it.
+        # torch names a group by the number of groups before it.
         dist.distributed_c10d._world.group_count += 1
     dist.barrier()
 
 
 def _another_group_is_named() -> None:
-    """Rank 1 waits in another group meanwhile."""
+    """Rank 1 waits in another group."""
     late, other = dist.new_group([0, 1], timeout=DEADLINE), dist.new_group([1, 2])
     if dist.get_rank() == 0:
         with pytest.raises(
@@ -142,7 +142,7 @@ def _a_call_of_another_group_that_has_failed_is_named() -> None:
     dist.barrier()
 
 
-def _a_stopped_one_is_told() -> None:
+def _a_stopped_rank_is_named() -> None:
     group = dist.new_group([0, 1], timeout=DEADLINE)
     pids = [None] * 4
     dist.all_gather_object(pids, os.getpid())
@@ -160,7 +160,7 @@ def _a_stopped_one_is_told() -> None:
     dist.barrier()
 
 
-def _one_that_stopped_after_it_arrived_is_told_beside_the_late_one() -> None:
+def _a_rank_that_stopped_after_it_arrived_is_named_beside_the_late_one() -> None:
     group = dist.new_group([0, 1, 3], timeout=DEADLINE)
     pids = [None] * 4
     dist.all_gather_object(pids, os.getpid())
@@ -190,7 +190,7 @@ def _a_waiting_rank_is_seen() -> None:
     pids = [None] * 4
     dist.all_gather_object(pids, os.getpid())
     assert set(pids) <= set(status.pids())
-    # Whoever only connects, or says anything else, keeps nobody from being answered.
+    # Silent and malformed clients do not block the answers to others.
     silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
     foreign = socket.socket(socket.AF_UNIX)
     foreign.bind(b"\0\xa1\xff\r" + bytes(str(os.getpid()), "ascii"))
@@ -200,13 +200,13 @@ def _a_waiting_rank_is_seen() -> None:
             one.sendall(b"smddp-q1" + bytes(16))
         until = time.monotonic() + 20
         while True:
-            told = [status.ask(pid) for pid in pids[1:]]
-            does = [next(group["present"] for group in one["groups"] if group["size"] == 4) for one in told]
+            found = [status.ask(pid) for pid in pids[1:]]
+            does = [next(group["present"] for group in one["groups"] if group["size"] == 4) for one in found]
             if all(one and one["what"].startswith("barrier") for one in does) or time.monotonic() > until:
                 break
         assert all(one and one["what"].startswith("barrier") and one["seconds"] < 60 for one in does), does
-        assert all(f"{Path(__file__).name}:" in one["at"] for one in told), told
-        table = "\n".join(status.lines(told, {}))
+        assert all(f"{Path(__file__).name}:" in one["at"] for one in found), found
+        table = "\n".join(status.lines(found, {}))
         assert all(f"{pid}" in table for pid in pids[1:]) and "barrier #" in table, table
         command = [sys.executable, "-m", "smddp", "status", str(pids[1]), "--json"]
         said = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -221,19 +221,19 @@ def _a_dump_has_every_call() -> None:
     for _ in range(3):
         dist.all_reduce(torch.ones(5), group=group)
     dist.broadcast(torch.ones(3, dtype=torch.int32), src=2, group=group)
-    told = next(one for one in smddp.dump()["groups"] if one["name"] == group.communicator.name)
-    calls = [(one["what"], one["bytes"], one["outcome"]) for one in told["operations"][-4:]]
+    found = next(one for one in smddp.dump()["groups"] if one["name"] == group.communicator.name)
+    calls = [(one["what"], one["bytes"], one["outcome"]) for one in found["operations"][-4:]]
     assert calls == [(f"all_reduce #{n}", 20, "ok") for n in range(1, 4)] + [("broadcast #4", 12, "ok")], calls
-    times = [(one["submitted_ns"], one["ended_ns"]) for one in told["operations"]]
+    times = [(one["submitted_ns"], one["ended_ns"]) for one in found["operations"]]
     assert all(begun <= ended < time.time_ns() + 1e9 for begun, ended in times) and times == sorted(times), times
-    assert "root 2" in told["operations"][-1]["call"]
+    assert "root 2" in found["operations"][-1]["call"]
     dist.barrier()
 
 
-def _a_late_sender_is_told_of_and_messages_are_recorded() -> None:
-    """Once on this node and once on another one."""
+def _a_late_sender_is_named_and_messages_are_recorded() -> None:
+    """Once on this node and once on the other node."""
     rank = dist.get_rank()
-    for source, key in ((1, "near"), (2, "far")):
+    for source, key in ((1, "local"), (2, "remote")):
         group = dist.new_group([0, source], timeout=DEADLINE)
         if rank == source:
             dist.send(torch.ones(3), 0, group=group)
@@ -248,16 +248,16 @@ def _a_late_sender_is_told_of_and_messages_are_recorded() -> None:
             assert re.match(r"recv #1 from rank 1 \(3 elements of float32, tag 5\) on group", text), text
             last = r"is in no call of this group \(last finished send #0 to rank 0,"
             assert re.search(rf"rank 1 {last}.*{_HERE}:\d+ in asleep_in_user_code", text), text
-            told = next(one for one in smddp.dump()["groups"] if one["name"] == group.communicator.name)
-            seen = [(one["call"], one["bytes"], one["outcome"]) for one in told["messages"]]
+            record = next(one for one in smddp.dump()["groups"] if one["name"] == group.communicator.name)
+            seen = [(one["call"], one["bytes"], one["outcome"]) for one in record["messages"]]
             call = "recv(3 elements of float32 from rank 1, tag {})"
             assert seen == [(call.format(0), 12, "ok"), (call.format(5), 12, "failed")], seen
-            assert told["last"]["what"] == "recv #1 from rank 1", told
+            assert record["last"]["what"] == "recv #1 from rank 1", record
         dist.barrier()
 
 
-def _who_is_in_a_collective_is_told_of_by_who_waits_for_its_message() -> None:
-    """Once on this node and once on another one; then the message is sent, and its sender leaves."""
+def _a_rank_in_a_collective_is_named_by_the_receiver_of_its_message() -> None:
+    """Once on this node and once on the other node; then the message is sent, and its sender leaves."""
     rank = dist.get_rank()
     for source in (1, 2):
         group = dist.new_group([0, source], timeout=DEADLINE)
@@ -282,20 +282,20 @@ def _who_is_in_a_collective_is_told_of_by_who_waits_for_its_message() -> None:
 
 
 a_sleeper_is_named = _Cases(_a_sleeper_is_named)
-who_does_not_come_to_a_new_group_is_told_of = _Cases(_who_does_not_come_to_a_new_group_is_told_of)
+missing_ranks_of_a_new_group_are_named = _Cases(_missing_ranks_of_a_new_group_are_named)
 another_group_is_named = _Cases(_another_group_is_named)
 a_call_of_another_group_that_has_failed_is_named = _Cases(_a_call_of_another_group_that_has_failed_is_named)
-a_stopped_one_is_told = _Cases(_a_stopped_one_is_told)
-one_that_stopped_after_it_arrived = _Cases(_one_that_stopped_after_it_arrived_is_told_beside_the_late_one)
+a_stopped_rank_is_named = _Cases(_a_stopped_rank_is_named)
+a_rank_that_stopped_after_it_arrived = _Cases(_a_rank_that_stopped_after_it_arrived_is_named_beside_the_late_one)
 a_waiting_rank_is_seen = _Cases(_a_waiting_rank_is_seen)
 a_dump_has_every_call = _Cases(_a_dump_has_every_call)
-a_late_sender_is_told_of_and_messages_are_recorded = _Cases(_a_late_sender_is_told_of_and_messages_are_recorded)
-who_is_in_a_collective_is_told_of = _Cases(_who_is_in_a_collective_is_told_of_by_who_waits_for_its_message)
+a_late_sender_is_named_and_messages_are_recorded = _Cases(_a_late_sender_is_named_and_messages_are_recorded)
+a_rank_in_a_collective_is_named = _Cases(_a_rank_in_a_collective_is_named_by_the_receiver_of_its_message)
 
 
 def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: Pool, folder: Path):
     pool.run(__name__, "a_sleeper_is_named", SECONDS)
-    # All left what led to it, the sleeper as well, which knew of nothing; one trace of them has every operation.
+    # All ranks wrote a dump, including the sleeping one; their trace has every operation.
     dumps = [json.loads(path.read_text()) for path in sorted(folder.glob("smddp-*.json"))]
     failed = [any(group["error"] for group in dump["groups"]) for dump in dumps]
     assert len(dumps) == 4 and sum(failed) == 3, failed
@@ -314,18 +314,18 @@ def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: P
 @pytest.mark.parametrize(
     "case",
     [
-        "who_does_not_come_to_a_new_group_is_told_of",
+        "missing_ranks_of_a_new_group_are_named",
         "another_group_is_named",
         "a_call_of_another_group_that_has_failed_is_named",
-        "a_stopped_one_is_told",
-        "one_that_stopped_after_it_arrived",
+        "a_stopped_rank_is_named",
+        "a_rank_that_stopped_after_it_arrived",
         "a_waiting_rank_is_seen",
         "a_dump_has_every_call",
-        "a_late_sender_is_told_of_and_messages_are_recorded",
-        "who_is_in_a_collective_is_told_of",
+        "a_late_sender_is_named_and_messages_are_recorded",
+        "a_rank_in_a_collective_is_named",
     ],
 )
-def test_whereabouts(pool: Pool, case: str):
+def test_diagnostics(pool: Pool, case: str):
     pool.run(__name__, case, SECONDS)
 
 
@@ -336,11 +336,11 @@ def test_a_trace_of_no_dump_names_the_file(tmp_path: Path, capsys: pytest.Captur
     assert "bad.json is no dump" in capsys.readouterr().err
 
 
-def test_dumps_of_several_jobs_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_dumps_of_several_jobs_are_in_separate_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     parents = {11: "1", 12: "1", 21: "2"}
     monkeypatch.setattr(status, "_stat", lambda pid, field: parents[pid])
-    told = [{"host": "h", "pid": pid} for pid in parents]
-    for name, some in (("two", told), ("one", told[:2])):
+    found = [{"host": "h", "pid": pid} for pid in parents]
+    for name, some in (("two", found), ("one", found[:2])):
         status._write(some, tmp_path / name)
     found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
     two = ["two/job-1/smddp-h-11.json", "two/job-1/smddp-h-12.json", "two/job-2/smddp-h-21.json"]

@@ -1,4 +1,4 @@
-"""Who listens in torch's dispatcher hears the calls of a smddp group; nobody else makes them slower."""
+"""Observers in torch's dispatcher receive the calls of a smddp group; without observers calls have no overhead."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_recorder = pytest.mark.skipif(not RECORDER, reason="this torch records no 
 
 
 def four_calls(group: Any = None) -> None:
-    """As the recorder names them: all_reduce, _all_gather_base, broadcast, barrier."""
+    """In the recorder's names: all_reduce, _all_gather_base, broadcast, barrier."""
     size = dist.get_world_size()
     dist.all_reduce(torch.ones(2, 3), group=group)
     dist.all_gather_into_tensor(torch.empty(2 * size), torch.ones(2), group=group)
@@ -38,7 +38,7 @@ FOUR = ["all_reduce", "_all_gather_base", "broadcast", "barrier"]
 
 
 def of_the_profiler(calls: Callable[[], None]) -> list[dict[str, Any]]:
-    """The events of a chrome trace of `calls`."""
+    """Returns the events of a chrome trace of `calls`."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         calls()
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
@@ -48,32 +48,32 @@ def of_the_profiler(calls: Callable[[], None]) -> list[dict[str, Any]]:
 
 @needs_hooks
 @on_ranks(2)
-def test_hooks_run_before_and_after_every_call_of_python_and_of_cpp():
+def test_hooks_run_before_and_after_every_call_from_python_and_cpp():
     group = dist.new_group([0, 1])
-    heard: list[Any] = []
-    group.register_pre_hook(1, lambda called: heard.append(("pre", called.name.name, called.op_id)))
-    group.register_post_hook(2, lambda called: heard.append(("post", called.name.name, called.op_id)))
+    hooked: list[Any] = []
+    group.register_pre_hook(1, lambda called: hooked.append(("pre", called.name.name, called.op_id)))
+    group.register_post_hook(2, lambda called: hooked.append(("post", called.name.name, called.op_id)))
     four_calls(group)
     names = ["ALLREDUCE", "ALLGATHER_BASE", "BROADCAST", "BARRIER"]
-    assert [(when, name) for when, name, _ in heard] == [(when, name) for name in names for when in ("pre", "post")]
-    assert [heard[index][2] for index in (0, 2, 4, 6)] == [heard[index][2] for index in (1, 3, 5, 7)]
-    heard.clear()
-    # The group's C++ callers come by the same way: DDP's reducer and functional collectives.
+    assert [(when, name) for when, name, _ in hooked] == [(when, name) for name in names for when in ("pre", "post")]
+    assert [hooked[index][2] for index in (0, 2, 4, 6)] == [hooked[index][2] for index in (1, 3, 5, 7)]
+    hooked.clear()
+    # C++ callers pass the hooks too: DDP's reducer and functional collectives.
     torch.distributed._functional_collectives.all_reduce(torch.ones(2), "sum", group).wait()
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1), process_group=group)
-    heard.clear()
+    hooked.clear()
     model(torch.ones(1, 2)).sum().backward()
-    assert [name for when, name, _ in heard if when == "pre"] == ["ALLREDUCE"]
-    heard.clear()
+    assert [name for when, name, _ in hooked if when == "pre"] == ["ALLREDUCE"]
+    hooked.clear()
     group.unregister_pre_hook(1)
     group.unregister_post_hook(2)
     four_calls(group)
-    assert not heard and not group._heard
+    assert not hooked and not group._has_observers
 
 
 @needs_hooks
 @on_ranks(2)
-def test_a_call_that_is_heard_is_the_same_call():
+def test_an_observed_call_is_unchanged():
     group = dist.new_group([0, 1])
     handles: list[Any] = []
     group.register_post_hook(1, lambda called: handles.append(called.work))
@@ -88,7 +88,7 @@ def test_a_call_that_is_heard_is_the_same_call():
         dist.all_reduce(torch.empty(4, device="meta"), group=group)
     with pytest.raises(ValueError, match="meta"):
         dist.all_gather_into_tensor(torch.empty(4, device="meta"), torch.ones(2), group=group)
-    # The first hook's refusal of a call in a block must not leave the block open.
+    # An exception of a hook in a coalescing block closes the block.
     group.register_pre_hook(2, refuse)
     with pytest.raises(OverflowError), dist._coalescing_manager(group, torch.device("cpu")):
         dist.all_reduce(torch.ones(1), group=group)
@@ -102,7 +102,7 @@ def refuse(called: Any) -> None:
 
 @needs_hooks
 @on_ranks(2)
-def test_the_nan_check_finds_nans_before_they_travel():
+def test_the_nan_check_finds_nans_before_the_transfer():
     group = dist.new_group([0, 1])
     handle = c10d.NanCheckHook.attach(group)
     dist.all_reduce(torch.ones(2), group=group)
@@ -114,7 +114,7 @@ def test_the_nan_check_finds_nans_before_they_travel():
 
 
 @on_ranks(2)
-def test_the_profiler_shows_sizes_and_the_way_of_every_call():
+def test_the_profiler_shows_sizes_and_path_of_every_call():
     def calls() -> None:
         four_calls()
         (dist.send if dist.get_rank() else dist.recv)(torch.ones(4), 1 - dist.get_rank())
@@ -123,11 +123,11 @@ def test_the_profiler_shows_sizes_and_the_way_of_every_call():
     of_calls = {event["name"]: event["args"] for event in events if event.get("name", "").startswith("smddp:")}
     assert of_calls["smddp:all_reduce"]["Input Dims"] == [[2, 3]]
     assert of_calls["smddp:all_gather_single"]["Input Dims"] == [[4], [2]]
-    ways = [event["args"] for event in events if event.get("name", "").startswith("smddp way: shm")]
-    told = [(way["collective"], way["bytes"]) for way in ways]
+    paths = [event["args"] for event in events if event.get("name", "").startswith("smddp way: shm")]
+    shown = [(path["collective"], path["bytes"]) for path in paths]
     message = "send" if dist.get_rank() else "recv"
-    assert told == [("all_reduce", 24), ("all_gather", 16), ("broadcast", 8), ("barrier", 0), (message, 16)]
-    assert all(way["path"].startswith("shm") and way["group"] for way in ways)
+    assert shown == [("all_reduce", 24), ("all_gather", 16), ("broadcast", 8), ("barrier", 0), (message, 16)]
+    assert all(path["path"].startswith("shm") and path["group"] for path in paths)
     if HOOKS:
         assert {"c10d::allreduce_", "c10d::_allgather_base_", "c10d::barrier"} <= {
             event.get("name") for event in events
@@ -136,7 +136,7 @@ def test_the_profiler_shows_sizes_and_the_way_of_every_call():
 
 @needs_hooks
 @on_ranks(2)
-def test_dispatch_modes_count_calls_as_of_any_backend():
+def test_dispatch_modes_count_calls_like_those_of_any_backend():
     from torch.distributed.tensor.debug import CommDebugMode
 
     with CommDebugMode() as counted:
@@ -146,22 +146,22 @@ def test_dispatch_modes_count_calls_as_of_any_backend():
 
 
 class Group:
-    """What the doors ask of a group."""
+    """The attributes of a group that the dispatch uses."""
 
-    _heard = False
+    _has_observers = False
 
     def _failed(self, error: BaseException) -> BaseException:
         return error
 
 
-def test_asking_whether_anybody_listens_costs_three_tenths_of_a_microsecond_at_most():
+def test_the_check_for_observers_costs_at_most_300_ns():
     from smddp.torch.dispatch import collective
     from torch.autograd import _profiler_enabled
 
     def method(self: Any, tensors: Any, opts: Any) -> None:
         pass
 
-    def one_door(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def without_check(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             if _profiler_enabled():
                 raise AssertionError
@@ -169,16 +169,16 @@ def test_asking_whether_anybody_listens_costs_three_tenths_of_a_microsecond_at_m
         except BaseException as error:
             raise self._failed(error) from None
 
-    two_doors, group = collective("nothing")(method), Group()
+    with_check, group = collective("nothing")(method), Group()
 
     def microseconds(function: Callable[..., Any]) -> float:
         times = timeit.repeat(lambda: function(group, 1, 2), number=200, repeat=30, timer=time.thread_time)
         return min(times) / 200 * 1e6
 
-    assert min(microseconds(two_doors) - microseconds(one_door) for _ in range(5)) <= 0.3
+    assert min(microseconds(with_check) - microseconds(without_check) for _ in range(5)) <= 0.3
 
 
-# The recorder, in ranks of their own: it is asked for by variables that torch reads once.
+# The recorder runs in separate ranks: torch reads its variables once.
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def recorded() -> list[dict[str, Any]]:
 @case
 def four_are_recorded():
     four_calls()
-    # torch agrees about the store when it makes a group
+    # creating a group makes calls for torch's store as well
     newest = recorded()[-4:]
     assert [entry["profiling_name"] for entry in newest] == [f"smddp:{name}" for name in FOUR]
     assert newest[0]["input_sizes"] == [[2, 3]]
@@ -220,7 +220,7 @@ def four_are_recorded():
 
 
 def analysed(dumps: Path, caplog: pytest.LogCaptureFixture) -> str:
-    """What torch's analyzer says of the dumps."""
+    """Returns the report of torch's analyzer of the dumps."""
     from torch.distributed.flight_recorder import fr_trace
 
     assert sorted(dump.name for dump in dumps.iterdir()) == ["rank_0", "rank_1", "rank_2"]
@@ -230,22 +230,22 @@ def analysed(dumps: Path, caplog: pytest.LogCaptureFixture) -> str:
 
 
 @needs_recorder
-def test_fr_trace_names_the_rank_that_did_not_come(recording, caplog):
+def test_fr_trace_names_the_missing_rank(recording, caplog):
     pool, dumps = recording
-    pool.run(__name__, "one_rank_does_not_come", 60.0)
-    said = analysed(dumps, caplog)
-    assert "missing ranks: {1}" in said and "collective: smddp:all_reduce" in said, said
+    pool.run(__name__, "one_rank_is_missing", 60.0)
+    report = analysed(dumps, caplog)
+    assert "missing ranks: {1}" in report and "collective: smddp:all_reduce" in report, report
 
 
 @needs_recorder
-def test_fr_trace_names_the_rank_that_called_something_else(recording, caplog):
+def test_fr_trace_names_the_rank_with_another_call(recording, caplog):
     pool, dumps = recording
-    pool.run(__name__, "one_rank_calls_something_else", 60.0)
-    said = analysed(dumps, caplog)
-    assert "Culprit rank 1" in said and "'_reduce_scatter_base' does not match" in said, said
+    pool.run(__name__, "one_rank_makes_another_call", 60.0)
+    report = analysed(dumps, caplog)
+    assert "Culprit rank 1" in report and "'_reduce_scatter_base' does not match" in report, report
 
 
-def start_anew() -> None:
+def reset_recorder() -> None:
     from smddp.torch import flight_recorder
 
     flight_recorder._dumped = False
@@ -253,10 +253,10 @@ def start_anew() -> None:
 
 
 @case
-def one_rank_does_not_come():
+def one_rank_is_missing():
     from smddp import CollectiveTimeoutError
 
-    start_anew()
+    reset_recorder()
     group = dist.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=1))
     if dist.get_rank() == 1:
         c10d._dump_fr_trace_file(1, backend="smddp")
@@ -268,10 +268,10 @@ def one_rank_does_not_come():
 
 
 @case
-def one_rank_calls_something_else():
+def one_rank_makes_another_call():
     from smddp import MismatchError
 
-    start_anew()
+    reset_recorder()
     dist.barrier()
     with pytest.raises(MismatchError):
         if dist.get_rank() != 1:

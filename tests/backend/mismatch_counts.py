@@ -1,4 +1,4 @@
-"""How many pairs of different calls were told, for the table of `faults.mismatch`."""
+"""Counts of reported mismatches, for the table of `faults.mismatch`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def count(kind: str, raised: bool, named: bool) -> None:
 
 
 def take(folder: str) -> list[tuple[str, bool, bool]]:
-    """What all ranks have written since the last time."""
+    """Returns and removes the counts that all ranks have written."""
     found = []
     for path in Path(folder).iterdir():
         found += [tuple(json.loads(line)) for line in path.read_text().splitlines()]
