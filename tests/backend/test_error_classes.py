@@ -136,7 +136,7 @@ def test_every_entry_point_raises_the_documented_class_of_every_error():
     collectives = {name for name in dir(kind) if hasattr(getattr(kind, name), "direct")}
     named = {getattr(kind, name) for name in CALLS}
     assert not [name for name in collectives if getattr(kind, name) not in named]
-    comm, group._size, group._at_once = group._comm, 2, None
+    comm, group._size, group._fast_path = group._comm, 2, None
     try:
         for name in NAMES:
             for entry, call in {**CALLS, **OTHERS}.items():

@@ -55,7 +55,7 @@ def ones(*shape: int, **options: Any) -> torch.Tensor:
 @needs_c
 @on_ranks(2)
 def test_ordinary_tensors_use_the_fast_path_with_the_right_result():
-    path, rank = dist.group.WORLD._at_once, dist.get_rank()
+    path, rank = dist.group.WORLD._fast_path, dist.get_rank()
     for dtype in REDUCED:
         for op, result in [(ReduceOp.SUM, 6), (ReduceOp.AVG, 3), (ReduceOp.MAX, 4), (ReduceOp.MIN, 2)]:
             tensor = torch.full((3,), 2 + 2 * rank, dtype=dtype)
@@ -113,7 +113,7 @@ UNUSUAL: dict[str, Callable[[], torch.Tensor]] = {
 @needs_c
 @on_ranks(2)
 def test_other_tensors_use_the_python_path_with_the_right_result():
-    path = dist.group.WORLD._at_once
+    path = dist.group.WORLD._fast_path
     for name, make in UNUSUAL.items():
         tensor = make()
         before = tensor.clone()
@@ -133,7 +133,7 @@ def test_other_tensors_use_the_python_path_with_the_right_result():
 @needs_c
 @on_ranks(2)
 def test_unusual_calls_use_the_python_path():
-    path = dist.group.WORLD._at_once
+    path = dist.group.WORLD._fast_path
     pair = ones(2), ones(1)
     for options in [
         sync_options(asyncOp=True),
@@ -158,8 +158,8 @@ def test_unusual_calls_use_the_python_path():
     group = dist.group.WORLD
     with dist._coalescing_manager(group, torch.device("cpu")):
         group.broadcast([ones(1)], sync_options(BroadcastOptions))
-        assert group._short_way() is None
-    assert group._short_way() is path
+        assert group._usable_fast_path() is None
+    assert group._usable_fast_path() is path
     tensor = ones(2)
     dist.all_reduce(tensor)
     same(tensor, torch.full((2,), 2.0))

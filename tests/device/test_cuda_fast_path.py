@@ -49,7 +49,7 @@ def holds(tensor: torch.Tensor, *values: float) -> None:
 def warm_fast_path() -> Any:
     """Returns the group's fast path after its first call on the device."""
     dist.all_reduce(filled(1, 1))
-    return dist.group.WORLD._at_once
+    return dist.group.WORLD._fast_path
 
 
 @contextmanager
@@ -141,7 +141,7 @@ def test_a_call_through_torch_uses_it_and_returns_a_usual_handle():
             seen.append(path.all_gather(*args))
             return seen[-1]
 
-    with mock.patch.object(dist.group.WORLD, "_at_once", Spy()):
+    with mock.patch.object(dist.group.WORLD, "_fast_path", Spy()):
         output = gpu.empty(size)
         work = dist.all_gather_into_tensor(output, filled(1, rank), async_op=True)
         assert work.wait() is True
@@ -169,7 +169,7 @@ def test_the_call_is_ordered_after_the_current_stream_only():
 @on_machines(*ACCESSIBLE)
 def test_calls_that_need_python_are_declined_before_any_transfer():
     group = dist.new_group(list(range(dist.get_world_size())))
-    path, size = group._at_once, dist.get_world_size()
+    path, size = group._fast_path, dist.get_world_size()
     for handle in (False, True):
         assert path.all_reduce([filled(1, 1)], options(AllreduceOptions, handle)) is False, "first call on the device"
     dist.all_reduce(filled(1, 1), group=group)

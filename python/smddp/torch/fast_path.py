@@ -37,6 +37,3 @@ def fast_path(comm: Any, host: bool = True) -> Any:
     except ValueError as error:
         tell(f"group {comm.name}: no fast path for small calls: {error}")
         return None
-
-
-at_once = fast_path

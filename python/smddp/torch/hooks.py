@@ -54,8 +54,6 @@ class ObservedGroup:
             self._add_observer("TORCH_DISTRIBUTED_DEBUG")
         _patch_attach()
 
-    _listen = _init_observers
-
     def _move_observers(self) -> None:
         """Attaches all observers to a new dispatcher group, after the ranks of this group have changed."""
         self._dispatcher = None
@@ -123,9 +121,6 @@ class ObservedGroup:
         if not hasattr(own, name):
             raise NotImplementedError(_TOO_OLD.format(name))
         return own
-
-
-Listened = ObservedGroup
 
 
 def _patch_attach() -> None:

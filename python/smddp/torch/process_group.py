@@ -29,15 +29,15 @@ from smddp.torch.collectives import SmddpCollectives
 from smddp.torch.collectives.base import BARRIER, PLAIN, UINT8
 from smddp.torch.device_map import Request, current_request, device_backend, mesh_siblings, others
 from smddp.torch.errors import translated
-from smddp.torch.fast_path import at_once
-from smddp.torch.hooks import Listened
+from smddp.torch.fast_path import fast_path
+from smddp.torch.hooks import ObservedGroup
 from smddp.torch.loopback import Mailbox
 from smddp.torch.options import gather_options, seconds
 from smddp.torch.placeholders import Inherited, NotConfigured
 from smddp.torch.reconfigure import Reconfigurable, instance
 from smddp.torch.rendezvous import MonitoredBarrier, connect
 from smddp.torch.shrink import SHRINK, Shrinkable
-from smddp.torch.shutdown_patch import hear_of_ends
+from smddp.torch.shutdown_patch import patch_shutdown
 from smddp.torch.unsupported import answering
 
 # Groups that are open in this process. torch's C++ side may hold a group longer than Python does; the Python
@@ -71,7 +71,7 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
 
 
 @answering(ProcessGroup)
-class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, ProcessGroup):  # type: ignore[misc]
+class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGroup, ProcessGroup):  # type: ignore[misc]
     """One group: the collectives of the mixin, and torch's questions about a group.
 
     store: for this group's keys. group_store: the same without a device's prefix.
@@ -127,7 +127,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
             self._hold(NotConfigured(name, "has no ranks yet"))
         self._device = device_backend(self, timeout)
         self._register_devices(self, self._device)
-        self._listen()
+        self._init_observers()
         _all.add(self)
         self._opened(connected)
 
@@ -160,7 +160,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
     def _hold(self, comm: Any) -> None:
         """`comm` is the group's communicator, and is closed with the group at the latest; the one before it now."""
         before, self._comm = self._closing, comm
-        self._at_once = at_once(comm, self._serves_cpu) if self._serves_cpu or self._serves_cuda else None
+        self._fast_path = fast_path(comm, self._serves_cpu) if self._serves_cpu or self._serves_cuda else None
         if before is not None:
             before()
         self._closing = weakref.finalize(self, _close, comm, os.getpid())
@@ -365,7 +365,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
     splitGroup = split_group
 
 
-hear_of_ends(SmddpProcessGroup)
+patch_shutdown(SmddpProcessGroup)
 check_batches(SmddpProcessGroup)
 
 
@@ -416,7 +416,7 @@ def _close(comm: Any, owner: int) -> None:
 def _in_child() -> None:
     for group in list(_all):
         if not isinstance(group._comm, Inherited):
-            group._at_once = None
+            group._fast_path = None
             group._comm = Inherited(group._comm, str(group._request and group.group_name))
             # With the group: the end of its store would count as the parent's, whose file it may take away.
             _kept.extend((group._comm, group))

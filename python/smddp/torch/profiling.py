@@ -41,9 +41,6 @@ def path_range(comm: Any, call: Any, size: int) -> Any:
     return _path_range(comm, path, nbytes, collective)
 
 
-way_range = path_range
-
-
 def buffer_bytes(call: Any, size: int) -> int:
     """Returns the bytes of the whole buffer of a `collectives.base.Call` of `size` ranks."""
     collective = COLLECTIVES[call.number]

@@ -20,9 +20,6 @@ def patch_shutdown(kind: type) -> None:
         setattr(dist_c10d, _ENDS, _with_ours(ends, kind))
 
 
-hear_of_ends = patch_shutdown
-
-
 def _with_ours(ends: Callable[[Any], None], kind: type) -> Callable[[Any], None]:
     @functools.wraps(ends)
     def end(group: Any) -> None:

@@ -80,9 +80,9 @@ class Gathering(Base):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         if type(opts) is not AllgatherOptions:
             opts = gather_options(AllgatherOptions, opts)
-        fast = self._short_way()
+        fast = self._usable_fast_path()
         if fast is not None and (made := fast.all_gather(output, input, opts)):
-            return DONE if made is True else self._under_way(made, output)
+            return DONE if made is True else self._fast_path_handle(made, output)
         if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_gather_single", "_allgather_base")(output, input, opts)
         return self._all_gather_single("all_gather_into_tensor", output, input, opts)

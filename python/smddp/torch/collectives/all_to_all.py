@@ -32,9 +32,9 @@ class Exchanging(Base):
     ) -> Work:
         if type(opts) is not AllToAllOptions:
             opts = gather_options(AllToAllOptions, opts, timeout)
-        fast = self._short_way()
+        fast = self._usable_fast_path()
         if fast is not None and (made := fast.all_to_all(output, input, output_split_sizes, input_split_sizes, opts)):
-            return DONE if made is True else self._under_way(made, output)
+            return DONE if made is True else self._fast_path_handle(made, output)
         if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_to_all_single", "alltoall_base")(
                 output, input, output_split_sizes, input_split_sizes, opts

@@ -72,15 +72,15 @@ class Base(Estimating):
     _bound: int | None
     _cuda: DeviceSide | None = None
     # The short way of calls that are quite ordinary, if there is one; smddp._core.AtOnce.
-    _at_once: Any = None
+    _fast_path: Any = None
 
-    def _short_way(self) -> Any:
+    def _usable_fast_path(self) -> Any:
         """Returns the fast path, or None in a coalescing block, in a time estimate and under a profiler."""
         if (self._states is not None and self._has_thread_state()) or (profiling.seen and profiler_enabled()):
             return None
-        return self._at_once
+        return self._fast_path
 
-    def _under_way(self, native: Any, output: Tensor) -> Work:
+    def _fast_path_handle(self, native: Any, output: Tensor) -> Work:
         """The handle of a call on a device that took the short way. native: the core's."""
         return self._device_side().handle(native, output, self._ranks)
 
@@ -180,16 +180,16 @@ class Base(Estimating):
             self._estimate.collective(call)
             return self._note(DoneWork(call.outputs))
         # Not a `with` around a method of its own: that takes as long as both doors together.
-        way = None
+        span = None
         if profiling.seen and profiler_enabled():
-            way = profiling.way_range(self._comm, call, self._size)
-            way.__enter__()
+            span = profiling.path_range(self._comm, call, self._size)
+            span.__enter__()
         try:
             timeout = options.timeout
             limit = timeout.total_seconds() if timeout > _ZERO else 0.0
             now = self._batch is None and not getattr(options, "asyncOp", True)
             if call.like is not None and not call.like.is_cpu:
-                work = self._device_side().start((self._comm, self._at_once), call, limit, now, self._ranks)
+                work = self._device_side().start((self._comm, self._fast_path), call, limit, now, self._ranks)
                 return DONE if now else self._note(work)
             native = self._comm.collective(
                 call.number,
@@ -204,8 +204,8 @@ class Base(Estimating):
                 not now,
             )
         finally:
-            if way is not None:
-                way.__exit__(None, None, None)
+            if span is not None:
+                span.__exit__(None, None, None)
         if now:
             for step in call.after:
                 step()

@@ -40,9 +40,9 @@ class Reducing(SparseAllReduce):
             tensors = [tensors]
         if type(opts) is not AllreduceOptions:
             opts = gather_options(AllreduceOptions, opts, op, timeout)
-        fast = self._short_way()
+        fast = self._usable_fast_path()
         if fast is not None and (made := fast.all_reduce(tensors, opts)):
-            return DONE if made is True else self._under_way(made, tensors[0])
+            return DONE if made is True else self._fast_path_handle(made, tensors[0])
         tensor = one(tensors, "all_reduce")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).allreduce(tensors, opts)
@@ -158,9 +158,9 @@ class Reducing(SparseAllReduce):
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work:
         if type(opts) is not ReduceScatterOptions:
             opts = gather_options(ReduceScatterOptions, opts)
-        fast = self._short_way()
+        fast = self._usable_fast_path()
         if fast is not None and (made := fast.reduce_scatter(outputTensor, inputTensor, opts)):
-            return DONE if made is True else self._under_way(made, outputTensor)
+            return DONE if made is True else self._fast_path_handle(made, outputTensor)
         if not (inputTensor.is_cpu and self._serves_cpu) and not self._on_cuda(inputTensor):
             other = self._elsewhere(inputTensor)
             return first_of(other, "reduce_scatter_single", "_reduce_scatter_base")(outputTensor, inputTensor, opts)

@@ -33,9 +33,9 @@ class Rooted(Base):
             tensors = [tensors]
         if type(opts) is not BroadcastOptions:
             opts = gather_options(BroadcastOptions, opts, root, timeout)
-        fast = self._short_way()
+        fast = self._usable_fast_path()
         if fast is not None and (made := fast.broadcast(tensors, opts)):
-            return DONE if made is True else self._under_way(made, tensors[0])
+            return DONE if made is True else self._fast_path_handle(made, tensors[0])
         tensor = one(tensors, "broadcast")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).broadcast(tensors, opts)
