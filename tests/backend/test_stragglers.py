@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from smddp.observability import trace
-from smddp.observability.stragglers import Stragglers, told
+from smddp.observability.stragglers import Stragglers, find
 
 JOB = Path(__file__).with_name("late_job.py")
 
@@ -55,7 +55,7 @@ def dumps(late: Any, ranks: int = 4, operations: int = 200, size: int = 4, hosts
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 def test_the_late_rank_is_named_whatever_the_hosts_clocks_say(hosts: int):
-    (one,) = told(dumps(lambda seq, rank: 14 if rank == 1 and seq % 10 else 0, hosts=hosts))
+    (one,) = find(dumps(lambda seq, rank: 14 if rank == 1 and seq % 10 else 0, hosts=hosts))
     assert str(one) == "rank 1 was last in 90% of the last 200 operations of group `0`, median 14 ms late"
 
 
@@ -75,20 +75,20 @@ def by_chance(seq: int, rank: int) -> float:
     ],
 )
 def test_nobody_is_named_who_is_not_the_one(late: Any):
-    assert told(dumps(late)) == []
+    assert find(dumps(late)) == []
 
 
 def test_the_last_of_some_ranks_who_waits_for_others_is_not_named():
     def late(seq: int, rank: int) -> float:
         return {3: 45, 1: 10}.get(rank, 0)
 
-    assert [one.rank for one in told(dumps(late))] == [3]
-    assert told(dumps(late, ranks=3)) == []
+    assert [one.rank for one in find(dumps(late))] == [3]
+    assert find(dumps(late, ranks=3)) == []
 
 
 def test_two_jobs_of_the_same_name_are_not_laid_side_by_side():
     late = dumps(lambda seq, rank: 20 if rank == 1 else 0)
-    assert told(late) and not told(late + late[:1])
+    assert find(late) and not find(late + late[:1])
 
 
 def test_operations_are_counted_once_over_many_looks_and_those_of_an_older_group_not():
@@ -97,6 +97,6 @@ def test_operations_are_counted_once_over_many_looks_and_those_of_an_older_group
 
     looks = Stragglers()
     for _ in range(3):
-        (one,) = looks.look(dumps(late))
+        (one,) = looks.update(dumps(late))
     assert one.operations == 200
-    assert looks.look(dumps(late, operations=10)) == []
+    assert looks.update(dumps(late, operations=10)) == []

@@ -131,7 +131,7 @@ def test_any_part_of_a_dump_may_be_strange(tmp_path: Path, capsys: pytest.Captur
             both = [found, dump(1)]
             told = "\n".join(_status.lines(both, {1: "\x1b[2J"}))
             assert told.replace("\n", "").isprintable(), (place, to)
-            stragglers.told(both)
+            stragglers.find(both)
             trace = _trace.merged(both)
             ElementTree.fromstring(timeline.drawn(trace))
             json.dumps(found, indent=2)
@@ -230,10 +230,10 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "trace one/smddp-h0-0.json -o nothere/t.json": (2, "--output nothere/t.json: No such file or directory"),
     "trace one -o file/t.svg": (2, "--output file/t.svg: Not a directory"),
     "trace one -o empty": (2, "--output empty: Is a directory"),
-    "trace nothere.json": (1, "nothere.json is no dump: No such file or directory"),
-    "trace fifo": (1, "fifo is no dump: fifo is not a regular file"),
+    "trace nothere.json": (1, "nothere.json is not a dump: No such file or directory"),
+    "trace fifo": (1, "fifo is not a dump: fifo is not a regular file"),
     "trace /dev/zero": (1, "/dev/zero is not a regular file"),
-    "trace file": (1, "file is no dump: invalid JSON"),
+    "trace file": (1, "file is not a dump: invalid JSON"),
     "trace empty": (1, "empty has no dump"),
     "trace jobs": (1, "jobs has dumps of 2 jobs: give one of jobs/job-0, jobs/job-1"),
     "info -n 100000": (2, "--ranks must be at most 256, got 100000"),

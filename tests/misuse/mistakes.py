@@ -338,7 +338,7 @@ def _programs() -> dict[str, Case]:
         program("smddprun", "true"), USAGE, ("RANK is 2", "2 ranks"), {**RANK_0, "RANK": "2"}
     )
     found["a process that is not there"] = Case(smddp_("status", "999999999"), 1, ("no such process",))
-    found["a trace of no dump"] = Case(smddp_("trace", HERE), 1, ("is no dump",))
+    found["a trace of no dump"] = Case(smddp_("trace", HERE), 1, ("is not a dump",))
     found["a replay of no file"] = Case(bench("replay", "/no/f.json"), 1, ("/no/f.json", "No such file"))
     return found
 
