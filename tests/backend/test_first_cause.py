@@ -26,36 +26,36 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(first_cause, "time", made)
-    monkeypatch.setattr(first_cause, "_noticed", None)
+    monkeypatch.setattr(first_cause, "_failed_at", None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     return made
 
 
 def test_a_process_that_no_peers_end_was_told_leaves_at_once(clock) -> None:
-    first_cause.give_way()
+    first_cause.delay_exit()
     assert clock.slept == 0
 
 
 def test_who_follows_another_waits_once_and_only_for_what_is_left(clock) -> None:
-    first_cause.noticed()
+    first_cause.record_peer_failure()
     clock.now += 0.5
-    first_cause.give_way()
-    first_cause.give_way()
+    first_cause.delay_exit()
+    first_cause.delay_exit()
     assert clock.slept == 1.5
 
 
 def test_who_handled_the_error_and_went_on_leaves_at_once(clock) -> None:
-    first_cause.noticed()
+    first_cause.record_peer_failure()
     assert clock.slept == 0, "the error itself is not late"
     clock.now += 60
-    first_cause.give_way()
+    first_cause.delay_exit()
     assert clock.slept == 0
 
 
 def test_nobody_waits_without_torchrun(clock, monkeypatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    first_cause.noticed()
-    first_cause.give_way()
+    first_cause.record_peer_failure()
+    first_cause.delay_exit()
     assert clock.slept == 0
 
 
@@ -64,7 +64,7 @@ def test_an_error_file_is_late_for_what_follows_from_a_peers_end_and_for_nothing
 
     written = []
     monkeypatch.setattr(error_handler.ErrorHandler, "record_exception", lambda self, e: written.append(str(e)))
-    first_cause.noticed()
+    first_cause.record_peer_failure()
     handler = error_handler.ErrorHandler()
     handler.record_exception(ValueError("its own"))
     assert clock.slept == 0

@@ -29,7 +29,7 @@ CASES = [(ValueError("two\nlines"), "ValueError: two lines"), (Unspeakable(), "U
 @pytest.mark.parametrize(("error", "words"), CASES)
 def test_an_exception_is_one_line_whatever_its_text_does(told, monkeypatch, error, words) -> None:
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    uncaught.leave()
+    uncaught.report_uncaught()
     assert len(told) == 1 and words in told[0] and "\n" not in told[0]
 
 
@@ -37,5 +37,5 @@ def test_what_came_of_a_groups_error_is_the_cores_to_tell(told, monkeypatch) -> 
     error = RuntimeError("while cleaning up")
     error.__cause__ = PeerLostError("rank 1 died")
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    uncaught.leave()
+    uncaught.report_uncaught()
     assert told == []

@@ -129,8 +129,8 @@ def test_any_part_of_a_dump_may_be_strange(tmp_path: Path, capsys: pytest.Captur
                 assert len(str(error)) < 400, (place, str(error))
                 continue
             both = [found, dump(1)]
-            told = "\n".join(_status.lines(both, {1: "\x1b[2J"}))
-            assert told.replace("\n", "").isprintable(), (place, to)
+            table = "\n".join(_status.lines(both, {1: "\x1b[2J"}))
+            assert table.replace("\n", "").isprintable(), (place, to)
             stragglers.find(both)
             trace = _trace.merged(both)
             ElementTree.fromstring(timeline.drawn(trace))

@@ -1,4 +1,4 @@
-"""A rank that dies while a group is made is named by all at once, and a store that falls silent at the deadline."""
+"""A rank that dies during group creation is reported at once, and a silent store at the deadline."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from faults import making
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="what other backends notice is theirs")
 
-# A busy machine's second and a half, half a second in which the last one is not there yet, and what is given to an
-# address that may be of an earlier attempt.
+# Seconds: 1.5 on a busy machine, 0.5 until the last rank starts, and the time for an address of an earlier attempt.
 PATIENCE = 1
 SOON = 2.0 + PATIENCE
 

@@ -1,4 +1,4 @@
-"""What the wheel says it is built from: a bill of materials of what is built and nothing of where, and all licences."""
+"""The wheel's bill of materials, without build paths, and all licences."""
 
 import json
 import re
@@ -10,9 +10,9 @@ import pytest
 LOCK = Path(__file__).parents[2] / "Cargo.lock"
 
 
-def read(wheel: Path, ending: str) -> str:
+def read(wheel: Path, suffix: str) -> str:
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = [name for name in archive.namelist() if ".dist-info/" in name and name.endswith(ending)]
+        (name,) = [name for name in archive.namelist() if ".dist-info/" in name and name.endswith(suffix)]
         return archive.read(name).decode()
 
 

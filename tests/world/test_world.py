@@ -1,4 +1,4 @@
-"""Groups without torch: `smddp.init()` and the collectives on arrays, by ranks that are processes of their own."""
+"""Groups without torch: `smddp.init()` and the collectives on arrays, with one process per rank."""
 
 import math
 import re
@@ -43,7 +43,7 @@ def test_the_example_runs():
     assert [status for status, _ in ended] == [0, 0, 0] and "3 ranks over shm" in ended[0][1], ended
 
 
-def test_paths_are_told_where_asked():
+def test_paths_are_logged_on_request():
     texts = run("said", 2, SMDDP_DEBUG="INFO")
     assert "group world of 2 ranks:" in texts[0] and "all_reduce" in texts[0]
 
