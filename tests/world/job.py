@@ -176,9 +176,7 @@ def asynchronous(comm: smddp.Communicator) -> None:
     """Many pending calls keep their arrays alive after the caller drops them."""
     size = comm.size
     outs = [np.empty(50_000, "float32") for _ in range(12)]
-    works = [
-        comm.all_reduce(np.full(50_000, n, "float32"), out=out, async_op=True) for number, out in enumerate(outs)
-    ]
+    works = [comm.all_reduce(np.full(50_000, n, "float32"), out=out, async_op=True) for n, out in enumerate(outs)]
     gathered = np.empty((size, 3), "int64")
     works.append(comm.all_gather(np.full(3, comm.rank), out=gathered, async_op=True))
     works.append(comm.barrier(async_op=True))
