@@ -103,25 +103,25 @@ def failing(found: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_machine_that_is_really_broken_is_named(runs, name):
+def test_broken_machine_is_reported(runs, name):
     (status, found, errors), (_, lines, words) = runs[name], ALONE[name]
     assert (status, failing(found)) == (1, lines), errors
     first = next(found[line] for line in found if line in lines)
     assert words in first["found"] and first["means"] and first["do"]
 
 
-def test_a_name_that_is_no_setting_is_a_warning_and_ends_no_job(runs):
+def test_unknown_setting_is_a_warning(runs):
     status, found, _ = runs["misspelt"]
     assert (status, failing(found)) == (0, set())
     assert found["settings"]["status"] == WARN and "SMDDP_SEGMENT_BYTE" in found["settings"]["found"]
 
 
-def test_ranks_that_the_doctor_started_need_no_number_of_threads(runs):
+def test_ranks_of_the_doctor_need_no_thread_count(runs):
     status, found, errors = runs["fresh"]
     assert (status, found["threads"]["status"], found["threads"]["ranks"]) == (0, OK, [0, 1]), errors
 
 
-def test_settings_that_differ_between_ranks_are_named_with_their_ranks(runs):
+def test_different_settings_are_reported_with_their_ranks(runs):
     status, found, _ = runs["differs"]
     assert (status, failing(found)) == (1, {"settings between ranks", "group"})
     assert "SMDDP_ALGO: empty (rank 0), publish (rank 1)" in found["settings between ranks"]["found"]
@@ -140,7 +140,7 @@ def test_unreachable_rank_0_is_reported_with_its_address(runs):
     assert status == 1 and "rank 0 did not answer at 127.0.0.1:" in errors
 
 
-def test_a_machine_that_is_well_is_green_and_drawn(tmp_path):
+def test_healthy_machine_passes_and_is_plotted(tmp_path):
     picture = tmp_path / "pairs.svg"
     # Two ranks wherever they run: with fewer processors than that nothing is well.
     process = started("-n", "2", "--svg", str(picture))
@@ -206,7 +206,7 @@ LONELY = "tcp lo 127.0.0.1 (there is no other); other hosts cannot reach it"
 LOOPBACK = {"name": "h1", "addresses": ["127.0.1.1", "::1"], "error": None}
 
 
-def test_a_job_on_two_hosts_that_is_well_is_healthy(here):
+def test_sound_job_on_two_hosts_is_healthy(here):
     assert report.verdict(evaluate(job(here))) == report.verdict(evaluate(job(here, hosts=2))) == "healthy"
 
 
@@ -263,7 +263,7 @@ def test_failing_check_does_not_suppress_the_others(here):
     assert [it.status for it in found if it.name == "open files"] == [OK, WARN]
 
 
-def test_what_is_well_in_many_ways_takes_few_lines(here):
+def test_different_passing_findings_are_merged(here):
     many = job(here)
     many["present"] = {rank: copy.deepcopy(many["present"][0]) for rank in range(40)}
     for rank, its in many["present"].items():
@@ -309,7 +309,7 @@ def measured(delays: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
     return [{**row, "same node": True} for row in measure.best(rows)]
 
 
-def test_a_pair_whose_messages_are_delayed_is_named(here):
+def test_pair_with_delayed_messages_is_reported(here):
     rows = measured({1: (3, 0.02)})
     assert sorted(row["ranks"] for row in rows) == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     assert [row["ranks"] for row in slow(rows)] == [[1, 3]], rows
@@ -341,7 +341,7 @@ def test_noise_is_no_slow_pair_and_a_slow_host_is_named_by_itself():
     assert slow(two) == []
 
 
-def test_every_pair_meets_once_and_nobody_twice_at_a_time():
+def test_each_pair_is_measured_once_with_one_pair_per_rank_at_a_time():
     for nodes in ([0] * 5, [0, 0, 1, 1], list(range(9)), [0, 1, 1, 2, 0, 2, 2]):
         steps = measure.steps(nodes)
         pairs = [pair for step in steps for pair in step]
@@ -355,7 +355,7 @@ def test_every_pair_meets_once_and_nobody_twice_at_a_time():
     assert len(large) < 100
 
 
-def test_the_map_marks_slow_pairs_and_leaves_out_what_is_not_known():
+def test_heatmap_marks_slow_pairs_and_omits_unknown_ones():
     rows = rows_of(4, lambda a, b: (900.0, 0.1) if (a, b) == (0, 3) else (30.0, 1.0))
     root = ElementTree.fromstring(heatmap.drawn(rows, [0, 1, 2, 3], ["a", "b<", "c", "d"]))
     framed = [it for it in root.iter() if it.get("stroke") == "#d00000"]
@@ -418,13 +418,13 @@ def test_the_launcher_is_read(changes, port, monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [{"WORLD_SIZE": "x"}, {"RANK": "4"}, {"MASTER_ADDR": ""}, {"MASTER_PORT": "0"}])
-def test_a_launcher_that_makes_no_sense_is_refused(changes, monkeypatch):
+def test_invalid_launcher_variables_are_rejected(changes, monkeypatch):
     whole = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}
     with pytest.raises(ValueError, match=next(iter(changes))):
         launched_by(monkeypatch, {**whole, **changes})
 
 
-def test_what_never_answers_is_given_up():
+def test_hanging_call_times_out():
     with pytest.raises(TimeoutError, match=r"0\.05 s"):
         machine.within(0.05, threading.Event().wait)
 

@@ -186,7 +186,7 @@ ANSWERS: dict[str, tuple[bytes, bool, str]] = {
 }
 
 
-def test_a_process_that_answers_strangely_hides_no_other(answering, monkeypatch, capsys, tmp_path):
+def test_malformed_answer_does_not_hide_other_processes(answering, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(_status, "_PATIENCE", 0.5)
     monkeypatch.setattr(_status, "_LARGEST", 1 << 20)
     answering(PID, json.dumps(dump()).encode(), True)
@@ -281,7 +281,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(writer: str, tmp_path: Path):
+def test_failed_write_preserves_the_old_file(writer: str, tmp_path: Path):
     path = tmp_path / f"smddp-h0-{PID}.json"
     path.write_text("old")
     path.chmod(0o640)

@@ -33,7 +33,7 @@ def warnings(done: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("module", ["smdistributed.dataparallel", "smdistributed.modelparallel", "torch"])
-def test_an_import_warns_once_of_the_historic_package_and_says_what_to_do(beside: Path, module: str):
+def test_import_warns_once_of_the_historic_package_with_a_remedy(beside: Path, module: str):
     # torch looks for backends as it is imported: the historic package may have replaced all of our smdistributed.
     code = f"import {module}, smdistributed.dataparallel, smdistributed.modelparallel"
     (warning,) = warnings(python("-c", code, PYTHONPATH=str(beside)))

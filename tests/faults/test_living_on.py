@@ -72,7 +72,7 @@ def test_the_example_of_ddp_has_the_losses_of_one_process_though_ranks_die_and_j
 
 
 @pytest.mark.slow
-def test_the_example_of_ddp_goes_on_from_its_file_where_torchrun_starts_all_ranks_anew():
+def test_elastic_ddp_example_resumes_from_its_file_under_torchrun():
     example = Path(__file__).parents[2] / "examples" / "elastic_ddp.py"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     done = subprocess.run([*launch, "--max-restarts", "1", str(example)], capture_output=True, text=True, timeout=300)

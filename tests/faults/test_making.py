@@ -27,7 +27,7 @@ def said() -> dict:
     return json.loads(done.stdout)
 
 
-def test_who_dies_while_a_group_is_made_is_named_by_all_within_seconds(said):
+def test_rank_that_dies_during_group_creation_is_reported_within_seconds(said):
     for what, victim, errors in said["dead"]:
         assert len(errors) == making.SIZE - 1, (what, errors)
         for rank, seconds, text in errors:
@@ -35,7 +35,7 @@ def test_who_dies_while_a_group_is_made_is_named_by_all_within_seconds(said):
             assert "pid " in text and seconds < SOON, (what, rank, seconds, text)
 
 
-def test_a_store_that_does_not_answer_is_named_at_the_deadline(said):
+def test_silent_store_is_reported_at_the_deadline(said):
     seconds, text = said["silent"]
     assert text.startswith("CollectiveTimeoutError: init_process_group on group"), text
     assert "the store (TCPStore at 127.0.0.1:" in text and "does not answer" in text, text

@@ -11,7 +11,7 @@ from hosts import netlab
 
 
 @pytest.mark.slow
-def test_the_host_whose_link_is_slow_is_named_and_no_other() -> None:
+def test_only_the_host_with_the_slow_link_is_reported() -> None:
     outcome = netlab.run(
         [sys.executable, "-m", "smddp", "doctor", "--json"],
         hosts=4,

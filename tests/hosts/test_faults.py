@@ -78,7 +78,7 @@ def test_a_killed_rank_is_named_by_every_survivor_within_a_second(wire, hosts, p
         ("fabric", 4, 1),
     ],
 )
-def test_a_rank_that_dies_while_the_others_wait_for_it_is_named_by_them(wire, hosts, procs, child) -> None:
+def test_awaited_rank_that_dies_is_reported(wire, hosts, procs, child) -> None:
     """No message is pending for the rank, and its forked child holds copies of its sockets."""
     arguments = ["--print-after", "25", "--absent", "3", *(["--child"] if child else [])]
     killed(wire, hosts, procs, "/a second later/ kill rank=3", *arguments)
@@ -121,7 +121,7 @@ def test_a_stopped_process_ends_a_call_at_its_deadline_only(wire) -> None:
 
 @SLOW
 @pytest.mark.parametrize("wire", wires.WIRES)
-def test_a_silence_that_ends_costs_nothing(wire) -> None:
+def test_short_network_outage_has_no_effect(wire) -> None:
     if reason := netlab.why_not("--delay"):
         pytest.skip(reason)
     silence = ("--fault", "/step 25$/ blackhole host=1", "--fault", "/a second later/ restore host=1")

@@ -62,14 +62,14 @@ def test_loopback_is_refused_between_hosts() -> None:
     all_raise(call(SMDDP_SOCKET_IFNAME="lo"), "SMDDP_SOCKET_IFNAME", "lo", "loopback")
 
 
-def test_what_goes_between_hosts_is_encrypted_on_request() -> None:
+def test_traffic_between_hosts_is_encrypted_on_request() -> None:
     outcome = call(SMDDP_ENCRYPT="1")
     assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
     assert "eth0" in outcome.said[0] and "encrypted" in outcome.said[0], outcome
 
 
 @pytest.mark.slow
-def test_a_fabric_that_cannot_encrypt_is_refused_where_that_is_asked_for() -> None:
+def test_fabric_without_encryption_is_rejected_on_request() -> None:
     all_raise(
         call(**wires.settings("fabric"), SMDDP_ENCRYPT="1"), "SMDDP_ENCRYPT=1", "libfabric", "SMDDP_TRANSPORT=tcp"
     )
@@ -104,21 +104,21 @@ def test_one_ranks_bad_setting_ends_all_ranks() -> None:
 FABRIC = wires.WIRES["fabric"]
 
 
-def test_a_way_that_is_required_and_not_there_ends_all_ranks() -> None:
+def test_unavailable_required_transport_fails_on_all_ranks() -> None:
     """The errors list the alternatives."""
     way = "the way between nodes is tcp eth0 10.77.0."
     all_raise(call(SMDDP_REQUIRE="efa"), "SMDDP_REQUIRE=efa", way, "no EFA device")
 
 
 @pytest.mark.slow
-def test_a_fabric_is_not_what_is_required_by_the_name_of_tcp() -> None:
+def test_fabric_does_not_satisfy_a_required_tcp() -> None:
     outcome = call(**{**wires.settings("fabric"), "SMDDP_REQUIRE": "tcp"})
     all_raise(outcome, "SMDDP_REQUIRE=tcp", "fabric tcp;ofi_rxm (libfabric ", "eth0")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("required", ["tcp", "fabric", "tcp;ofi_rxm"])
-def test_a_way_that_is_required_and_there_is_taken(required) -> None:
+def test_available_required_transport_is_used(required) -> None:
     wire = "tcp" if required == "tcp" else "fabric"
     outcome = call(**{**wires.settings(wire), "SMDDP_REQUIRE": required})
     assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
@@ -126,7 +126,7 @@ def test_a_way_that_is_required_and_there_is_taken(required) -> None:
 
 
 @pytest.mark.slow
-def test_a_libfabric_that_is_not_there_ends_all_ranks() -> None:
+def test_missing_libfabric_fails_on_all_ranks() -> None:
     asked = {"SMDDP_TRANSPORT": "fabric", "SMDDP_LIBFABRIC": "/nonexistent/libfabric.so.1"}
     all_raise(call(**asked), "SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1", "SMDDP_TRANSPORT=fabric", "cannot open")
 

@@ -175,7 +175,7 @@ def test_each_command_of_the_pages_is_run_by_a_test():
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("page, command, more", rows_of(ROWS))
-def test_a_command_does_what_the_page_says(page: str, command: str, more: str, place: Path):
+def test_command_works_as_documented(page: str, command: str, more: str, place: Path):
     holds(page, f"{command} {more}".strip(), ROWS[command], place)
 
 
@@ -206,7 +206,7 @@ def clone(tmp_path_factory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("page, command, more", rows_of(SLOW_ROWS))
-def test_a_long_command_does_what_the_page_says(page: str, command: str, more: str, clone: Path):
+def test_long_command_works_as_documented(page: str, command: str, more: str, clone: Path):
     assert not more
     row = SLOW_ROWS[command]
     if row.needs and shutil.which(row.needs) is None:

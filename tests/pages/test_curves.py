@@ -68,7 +68,7 @@ def test_a_panel_has_a_line_of_medians_for_each_known_library_that_was_measured(
     assert (limit.get_color(), limit.get_linestyle()) == ("grey", "--")
 
 
-def test_what_is_drawn_are_libraries_that_peers_py_can_run():
+def test_plotted_libraries_are_those_of_peers_py():
     known = json.loads((BENCH / "lab" / "peers" / "peers.json").read_text())
     assert set(curves.STYLES) <= {*known, "limit"}
 

@@ -160,7 +160,7 @@ def test_ctrl_c_ends_the_benchmark_as_a_signal_does(bare: Environment):
     assert "Traceback" not in err
 
 
-def test_two_ranks_sum_arrays_where_there_is_nothing_but_the_wheel(bare: Environment):
+def test_two_ranks_sum_arrays_with_only_the_wheel(bare: Environment):
     script = (
         "import array, os, smddp\n"
         "with smddp.init(int(os.environ['ME']), 2, os.environ['AT'], timeout=60) as comm:\n"

@@ -39,14 +39,14 @@ def test_a_loggers_level_and_name_count():
     assert logged("INFO", "logging.getLogger('mine')", "info('fact')")[0] == ["INFO|mine|fact"]
 
 
-def test_the_cores_own_lines_come_as_what_they_are():
+def test_core_lines_keep_their_level():
     body = "import numpy\nwith smddp.init() as comm: comm.all_reduce(numpy.ones(3))"
     lines, errors = logged("DEBUG", body=body)
     assert any(line.startswith("INFO|smddp|") and "group" in line for line in lines), (lines, errors)
     assert not errors, errors
 
 
-def test_who_logs_elsewhere_next_is_the_one_who_hears_and_a_forked_child_tells_on_standard_error():
+def test_latest_logger_receives_lines_and_a_forked_child_uses_standard_error():
     body = """
 info("first")
 smddp.log_to("second")
@@ -62,7 +62,7 @@ os.waitpid(child, 0)
     assert "SMDDP WARN of a child" in errors
 
 
-def test_what_is_no_logger_is_refused():
+def test_invalid_logger_is_rejected():
     with pytest.raises(TypeError, match="not 5"):
         smddp.log_to(5)
 
