@@ -1,4 +1,4 @@
-"""What the examples share: a small GPT over bytes, the text it learns, the training loop and its figures.
+"""Shared parts of the examples: a small GPT over bytes, its training text, the training loop and its figures.
 
 The text is the source code of Python's own standard library, so that nothing is downloaded.
 

@@ -3,8 +3,8 @@ all-reduced twice per block in each direction. The number of heads must be a mul
 
   torchrun --nproc-per-node 4 examples/dtensor_tp.py --backend smddp
 
-The twin that the share of communication is measured by is one rank's part of the model: the same
-local matrix products without the all-reduces, and not a model that learns anything by itself.
+The twin model for the communication share is one rank's part of the model: the same local matrix
+products without the all-reduces. It does not learn.
 """
 
 import common

@@ -1,13 +1,12 @@
-"""DDP that outlives its ranks: of four processes one is killed, three go on from memory, and a new one joins them.
+"""Elastic DDP: one of four processes is killed, three continue from memory, and a new one joins them.
 
 python examples/elastic_ddp.py
 torchrun --standalone --nproc-per-node 4 --max-restarts 1 examples/elastic_ddp.py
 
-The group object stays; reconfiguring (`torch.distributed._reconfigure` from torch 2.15 on, in any torch
-the method of the group) gives it other ranks. Who lives, this program's first process knows, which started them all: in
-a cluster that is the scheduler's or an agent's part. Each step's samples are shared out among whoever is there, so the
-losses are those of one process that sees them all, whatever happens. Under torchrun, which starts all ranks anew after
-a death, they go on from a file.
+Reconfiguring (`torch.distributed._reconfigure` from torch 2.15 on, a method of the group in any torch) changes the
+ranks of the same group object. The first process starts all ranks and decides which continue; in a cluster the
+scheduler or an agent decides. Each step's samples are distributed over the present ranks, so the losses equal those of
+a single process. Under torchrun, which restarts all ranks after a death, training resumes from a file.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 SAMPLES = 24  # of each step, for 2, 3 or 4 ranks
 LIMIT = datetime.timedelta(seconds=60)
-# The order of additions differs with the number of ranks: what that makes of the losses is to stay small.
+# The order of additions depends on the number of ranks; float64 keeps the effect on the losses small.
 torch.set_default_dtype(torch.float64)
 
 
@@ -58,7 +57,7 @@ def one_process(steps: int) -> list[float]:
 
 
 def bring_up_to_date(model: Any, optimizer: Any, step: int) -> int:
-    """All ranks go on from the one that has come furthest: a survivor may lack a step, a newcomer lacks all."""
+    """Copies the state of the most advanced rank to all: a survivor may lack a step, a new rank lacks all."""
     steps: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(steps, step)
     ahead = steps.index(max(steps))
@@ -70,10 +69,10 @@ def bring_up_to_date(model: Any, optimizer: Any, step: int) -> int:
 
 
 def train(number: int, port: int, pipe: Any) -> None:
-    """Rank process `number`. It hears who the ranks are and when to end, and says what its losses were."""
+    """Runs rank process `number`, which receives the ranks and the end, and sends its losses."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=LIMIT)
-    # Alone at first: whoever else there is comes with the first plan.
+    # A group of one rank; the first plan adds the others.
     dist.init_process_group("smddp", store=store, rank=0, world_size=1, timeout=LIMIT)
     group = dist.group.WORLD
     pipe.send(("handle", group.get_reconfigure_handle()))
@@ -84,7 +83,7 @@ def train(number: int, port: int, pipe: Any) -> None:
             plan = pipe.recv()
             group.reconfigure(ReconfigureOptions(plan["uuid"], plan["handles"], LIMIT)).wait()
             step = bring_up_to_date(model, optimizer, step)
-            # Anew on all: of a pass that failed, DDP keeps the number of ranks that its sums are divided by.
+            # Recreated on all ranks: after a failed pass, DDP keeps the old number of ranks as its divisor.
             parallel = DistributedDataParallel(model)
             until = plan["until"]
             print(f"process {number} is rank {dist.get_rank()} of {dist.get_world_size()} from step {step}", flush=True)
@@ -98,7 +97,7 @@ def train(number: int, port: int, pipe: Any) -> None:
             dist.all_reduce(whole, op=dist.ReduceOp.AVG)
         except (dist.DistBackendError, RuntimeError) as error:
             print(f"process {number} at step {step}: {str(error)[:160]}", flush=True)
-            # Whoever started us knows of the death, too, and says who goes on.
+            # The parent process also detects the death, and sends the next plan.
             if not pipe.poll(LIMIT.total_seconds()):
                 raise
             continue
@@ -109,7 +108,7 @@ def train(number: int, port: int, pipe: Any) -> None:
 
 
 def train_under_torchrun(kill_at: int, steps: int) -> None:
-    """One rank that torchrun started. Rank 1 is killed once; all start anew, and go on from the last step's file."""
+    """Runs one rank under torchrun. Rank 1 is killed once; all restart and resume from the last step's file."""
     torch.set_num_threads(1)
     dist.init_process_group("smddp", timeout=LIMIT)
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -149,7 +148,7 @@ def train_under_torchrun(kill_at: int, steps: int) -> None:
 
 
 class Processes:
-    """The rank processes, and who of them takes part."""
+    """The rank processes and the current members."""
 
     def __init__(self) -> None:
         self.context = multiprocessing.get_context("forkserver")
@@ -171,14 +170,14 @@ class Processes:
         self.started += 1
 
     def plan(self, until: int | None = None) -> None:
-        """All that live and have shown their handle go on together, up to that step."""
+        """Continues with all live ranks that have sent their handle, up to that step."""
         self.uuid += 1
         handles = [self.handles[number] for number in self.all if number in self.handles]
         for number in self.handles.keys() & self.all.keys():
             self.all[number][1].send({"uuid": self.uuid, "handles": handles, "until": until})
 
-    def hear(self) -> str | None:
-        """What one of them says next: "handle", "loss", "dead" or "done"; None where nobody is left."""
+    def receive(self) -> str | None:
+        """Returns the next message: "handle", "loss", "dead" or "done"; None without remaining processes."""
         if not self.all:
             return None
         pipes = {pipe: number for number, (_, pipe) in self.all.items()}
@@ -211,7 +210,7 @@ def main() -> None:
     for _ in range(4):
         processes.start()
     awaited, killed = 4, False
-    while (word := processes.hear()) is not None:
+    while (word := processes.receive()) is not None:
         if word == "handle":
             awaited -= 1
             if awaited == 0:

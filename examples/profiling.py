@@ -1,11 +1,11 @@
-"""Where a step's time goes: torch.profiler's timeline with the collectives in it, and smddp's own of all ranks.
+"""Profiling of a step: torch.profiler's timeline with the collectives, and smddp's timeline of all ranks.
 
 torchrun --nproc-per-node 2 examples/profiling.py --steps 8 --out DIR
 smddp trace DIR/rank*.dump.json -o DIR/ranks.json
 
-The first leaves DIR/rank*.trace.json, one for each rank, with the collectives as torch sees them, their sizes, and the
-way each took; the second makes one file of all ranks' collectives, from smddp's recorder, which is always on. Both are
-for https://ui.perfetto.dev.
+The first command writes DIR/rank*.trace.json, one per rank, with the collectives, their sizes and their paths. The
+second writes one file with all ranks' collectives from smddp's recorder, which is always on. Open both at
+https://ui.perfetto.dev.
 """
 
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""A checkpoint of so many ranks goes on with another number: FSDP2, saved and loaded by torch.distributed.checkpoint.
+"""Resumes a checkpoint with another number of ranks: FSDP2, saved and loaded by torch.distributed.checkpoint.
 
 torchrun --nproc-per-node 4 examples/reshard.py --save DIR --steps 20
 torchrun --nproc-per-node 2 examples/reshard.py --load DIR --steps 20
 
-Each rank writes its shards of parameters and optimizer, and reads what overlaps with its new ones. A step's batch is
-shared out among whoever is there, so the second run prints the losses that the first would have had.
+Each rank writes its shards of parameters and optimizer, and reads the parts that overlap with its new ones. A step's
+batch is distributed over the present ranks, so the second run prints the losses of an uninterrupted first run.
 """
 
 import common

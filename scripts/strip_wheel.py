@@ -1,6 +1,7 @@
 """Removes debug information and symbols of data from the modules in a wheel.
 
-Backtraces need names of functions only; the other symbols are 1 % of the wheel. Entries keep their order, dates and modes.
+Backtraces need names of functions only; the other symbols are 1 % of the wheel. Entries keep their order, dates and
+modes.
 """
 
 import base64

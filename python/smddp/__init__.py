@@ -16,7 +16,7 @@ from __future__ import annotations
 from smddp import _alias
 from smddp.exit_hooks import at_exit
 
-# Without the import of typing, which takes longer than all else here.
+# Avoids the import of typing, which is slow.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
@@ -49,7 +49,7 @@ _FROM_CORE = (
     "__version__",
 )
 
-# What is in modules of its own, of which most need torch.
+# Names in separate modules, most of which need torch.
 _FROM = {
     "Communicator": "arrays.communicator",
     "init": "arrays.communicator",
@@ -84,19 +84,16 @@ __all__ = [
 
 
 def info() -> dict[str, Any]:
-    """What was found on this machine, the settings in force, and the paths of all open groups.
-
-    `smddp info` on the command line prints the same.
-    """
+    """Returns facts about this machine, the settings, and the paths of all open groups, as `smddp info` prints them."""
     from smddp.observability.info import collect
 
     return collect()
 
 
 def paths() -> dict[str, str]:
-    """Which way the collectives of all open groups took so far: {"all_gather": "shm mesh x 120 (1.2 GiB)", ...}.
+    """Returns the paths used by the collectives of all open groups: {"all_gather": "shm mesh x 120 (1.2 GiB)", ...}.
 
-    Across nodes the way names the interface, too: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)".
+    Across nodes the path includes the interface: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)".
     """
     from smddp.observability.info import taken
 
@@ -104,12 +101,11 @@ def paths() -> dict[str, str]:
 
 
 def traffic() -> list[dict[str, Any]]:
-    """What the collectives and sends of all open groups moved so far: one entry per group, collective and algorithm.
+    """Returns the traffic of all open groups: one entry per group, collective and algorithm.
 
-    Each entry: group, size (ranks), nodes (that the group spans), way, collective, algorithm, operations, bytes (the
-    sum of the operations' whole buffers), crossed (bytes that this rank itself sent to other nodes, as they travelled).
-    Messages that this rank sent, "collective": "send", are counted by where they went: nodes is 1 for its own, 2 for
-    another.
+    Each entry: group, size (ranks), nodes (spanned by the group), way (the path), collective, algorithm, operations,
+    bytes (sum of the operations' whole buffers), crossed (bytes that this rank sent to other nodes, in wire format).
+    Sent messages have "collective": "send", and nodes is 1 for the own node and 2 for another one.
     """
     from smddp.observability.info import traffic as counted
 
@@ -117,10 +113,10 @@ def traffic() -> list[dict[str, Any]]:
 
 
 def dump(path: str | None = None) -> dict[str, Any]:
-    """What the recorder has: each open group's newest operations (SMDDP_RECORDER of them), their times and ends.
+    """Returns the recorder's content: each open group's newest operations (SMDDP_RECORDER of them) and their times.
 
-    path: a file that gets the same as JSON, for `smddp trace`. Times end in _ns, nanoseconds since 1970; a call that
-    is not over has none for its end. Raises OSError where the file cannot be written; the old one is still there.
+    path: file for the same content as JSON, for `smddp trace`. Keys with suffix _ns are nanoseconds since 1970; a
+    running call has no end. Raises OSError if the file cannot be written; an existing file is then unchanged.
     """
     import json
 
@@ -136,11 +132,10 @@ def dump(path: str | None = None) -> dict[str, Any]:
 
 
 def log_to(logger: logging.Logger | str = "smddp") -> None:
-    """Makes lines of the log records of Python's `logging`, in this process, instead of lines on standard error.
+    """Sends log lines of this process to Python's `logging` instead of standard error.
 
-    logger: a logger or its name. What is told is what that logger is enabled for when this is called (WARN is WARNING,
-    INFO INFO, TRACE DEBUG), and whatever SMDDP_DEBUG asks for; each record has the time at which it was told.
-    Raises TypeError for anything else.
+    logger: a logger or its name. Its level at this call enables lines, in addition to SMDDP_DEBUG: WARN is WARNING,
+    INFO is INFO, TRACE is DEBUG. Each record has the time of the log line. Raises TypeError for another type.
 
         logging.basicConfig(level=logging.INFO)
         smddp.log_to()

@@ -1,7 +1,7 @@
-"""Whether the historic package, which owns the same paths as smddp, is installed beside it.
+"""Detection of the historic package, which owns the same paths as smddp.
 
-pip writes one over the other without a word, and removing either removes files of both. `import torch` asks this, so it
-stays light.
+pip overwrites one with the other silently, and removing either removes files of both. `import torch` runs this check,
+so it must be fast.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable
 from importlib import metadata
 
-# The distributions by name: looked up in every process that imports torch, where reading all there are would take long.
+# Distribution names, looked up in every process that imports torch. Reading all distributions would be slow.
 _NAMES = ("smdistributed-dataparallel", "smdistributed-modelparallel")
 _TOP = "smdistributed"
 _OURS = ("smdistributed/dataparallel/", "smdistributed/modelparallel/")
@@ -19,35 +19,35 @@ _OURS = ("smdistributed/dataparallel/", "smdistributed/modelparallel/")
 _warned = False
 
 
-def told() -> str:
-    """What is installed at our paths, whatever its name, and what to do; "" if nothing is. Reads all distributions."""
+def conflict() -> str:
+    """Returns the conflicting distributions and the remedy, or "". Reads all distributions."""
     names = set(metadata.packages_distributions().get(_TOP, [])) - {"smddp"}
-    return _told(metadata.distribution(name) for name in names)
+    return _conflict(metadata.distribution(name) for name in names)
 
 
 def warn_once() -> None:
-    """A warning in the first process of a host if one of the historic distributions is there."""
+    """Warns in the first process of a host if a historic distribution is installed."""
     global _warned
     if _warned or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     _warned = True
-    text = _told(found for name in _NAMES for found in metadata.distributions(name=name))
+    text = _conflict(found for name in _NAMES for found in metadata.distributions(name=name))
     if text:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _told(distributions: Iterable[metadata.Distribution]) -> str:
+def _conflict(distributions: Iterable[metadata.Distribution]) -> str:
     theirs = sorted({f"{found.name} {found.version}" for found in distributions if _has_our_paths(found)})
     if not theirs:
         return ""
     names = " ".join(name.split()[0] for name in theirs)
     return (
-        f"{', '.join(theirs)} has files at the same paths as smddp: which ones are there depends on what was installed "
-        f"last, and removing either removes them; `pip uninstall {names}`, then install smddp again"
+        f"{', '.join(theirs)} has files at the same paths as smddp: the package installed last "
+        f"provides them, and removing either removes them; `pip uninstall {names}`, then install smddp again"
     )
 
 
 def _has_our_paths(distribution: metadata.Distribution) -> bool:
     files = distribution.files
-    # One without a list of its files is here for its name.
+    # A distribution without a file list matches by its name.
     return files is None or any(str(path).startswith(_OURS) for path in files)

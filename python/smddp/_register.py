@@ -2,7 +2,7 @@
 
 torch calls this from two entry points: `torch.backends` at the end of `import torch`, where any exception
 would break that import, and, from torch 2.14 on, `torch.distributed.backends` when the name is first used.
-Both stay light: the backend and the native core are imported when a group is made.
+Both are fast to import: the backend and the native core are imported when a group is made.
 """
 
 from __future__ import annotations
@@ -48,6 +48,6 @@ def autoload() -> None:
             stacklevel=2,
         )
         return
-    # Where warnings are errors this one is none: torch would not be imported.
+    # A warning turned into an error must not prevent the import of torch.
     with contextlib.suppress(Warning):
         _historic.warn_once()

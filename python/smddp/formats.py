@@ -26,7 +26,7 @@ def exact() -> Iterator[None]:
 
 
 def is_exact() -> bool:
-    """Whether this thread is within `exact`."""
+    """Returns True if this thread is within `exact`."""
     native = core()
     before: bool = native.set_exact(True)
     native.set_exact(before)

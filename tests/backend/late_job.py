@@ -47,7 +47,7 @@ def rank_main(rank: int, folder: Path) -> None:
     train(model, STEPS, lambda: False)
     dist.barrier()
     if rank == 0:
-        found["without"] = [str(one) for one in (*watcher._watch.compare(), *stragglers.told(status.job()))]
+        found["without"] = [str(one) for one in (*watcher._watch.compare(), *stragglers.find(status.job()))]
     dist.barrier()
     if rank == LATE:
         layers[3].register_full_backward_hook(lambda *_: time.sleep(SECONDS))
@@ -56,7 +56,7 @@ def rank_main(rank: int, folder: Path) -> None:
     smddp.dump(f"{folder}/dump-{rank}.json")
     dist.barrier()
     if rank == 0:
-        found["status"] = [str(one) for one in stragglers.told(status.job())]
+        found["status"] = [str(one) for one in stragglers.find(status.job())]
         (folder / "found.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -55,7 +55,7 @@ def round_of(late: int | None, bucket: float, chance: random.Random) -> dict[str
     if rank == 0:
         watcher._watch.compare()
     found = {"late": late, "steps": steps, "named": named(name)}
-    found["status"] = [one.rank for one in stragglers.told(status.job()) if one.group == name] if rank == 0 else []
+    found["status"] = [one.rank for one in stragglers.find(status.job()) if one.group == name] if rank == 0 else []
     dist.barrier(group)
     dist.destroy_process_group(group)
     return found

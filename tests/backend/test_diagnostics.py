@@ -333,7 +333,7 @@ def test_a_trace_of_no_dump_names_the_file(tmp_path: Path, capsys: pytest.Captur
     bad = tmp_path / "bad.json"
     bad.write_text('{"groups": 1}')
     assert trace.main([str(bad)], str(tmp_path / "trace.json")) == 1
-    assert "bad.json is no dump" in capsys.readouterr().err
+    assert "bad.json is not a dump" in capsys.readouterr().err
 
 
 def test_dumps_of_several_jobs_are_in_separate_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

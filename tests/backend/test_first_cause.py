@@ -26,36 +26,36 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(first_cause, "time", made)
-    monkeypatch.setattr(first_cause, "_noticed", None)
+    monkeypatch.setattr(first_cause, "_failed_at", None)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     return made
 
 
 def test_a_process_without_a_peer_failure_exits_immediately(clock) -> None:
-    first_cause.give_way()
+    first_cause.delay_exit()
     assert clock.slept == 0
 
 
 def test_a_process_after_a_peer_failure_waits_once_for_the_remaining_time(clock) -> None:
-    first_cause.noticed()
+    first_cause.record_peer_failure()
     clock.now += 0.5
-    first_cause.give_way()
-    first_cause.give_way()
+    first_cause.delay_exit()
+    first_cause.delay_exit()
     assert clock.slept == 1.5
 
 
 def test_a_process_that_handled_the_failure_exits_immediately(clock) -> None:
-    first_cause.noticed()
+    first_cause.record_peer_failure()
     assert clock.slept == 0, "the error itself is not late"
     clock.now += 60
-    first_cause.give_way()
+    first_cause.delay_exit()
     assert clock.slept == 0
 
 
 def test_no_delay_without_torchrun(clock, monkeypatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RUN_ID")
-    first_cause.noticed()
-    first_cause.give_way()
+    first_cause.record_peer_failure()
+    first_cause.delay_exit()
     assert clock.slept == 0
 
 
@@ -64,7 +64,7 @@ def test_only_error_files_after_a_peer_failure_are_delayed(clock, monkeypatch) -
 
     written = []
     monkeypatch.setattr(error_handler.ErrorHandler, "record_exception", lambda self, e: written.append(str(e)))
-    first_cause.noticed()
+    first_cause.record_peer_failure()
     handler = error_handler.ErrorHandler()
     handler.record_exception(ValueError("its own"))
     assert clock.slept == 0

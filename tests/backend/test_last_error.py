@@ -29,7 +29,7 @@ CASES = [(ValueError("two\nlines"), "ValueError: two lines"), (Unspeakable(), "U
 @pytest.mark.parametrize(("error", "words"), CASES)
 def test_any_exception_is_reported_in_one_line(reported, monkeypatch, error, words) -> None:
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    uncaught.leave()
+    uncaught.report_uncaught()
     assert len(reported) == 1 and words in reported[0] and "\n" not in reported[0]
 
 
@@ -37,5 +37,5 @@ def test_exceptions_caused_by_a_group_error_are_left_to_the_core(reported, monke
     error = RuntimeError("while cleaning up")
     error.__cause__ = PeerLostError("rank 1 died")
     monkeypatch.setattr(sys, "last_value", error, raising=False)
-    uncaught.leave()
+    uncaught.report_uncaught()
     assert reported == []

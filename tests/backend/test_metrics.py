@@ -85,7 +85,7 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
     # The metrics include the calls of a destroyed group.
     dist.all_reduce(torch.ones(5), group=group)
     dist.destroy_process_group(group)
-    watcher.look()
+    watcher.update()
     assert served()["smddp_operations_total", name, "all_reduce"] == 4
     dist.barrier()
 
@@ -98,14 +98,14 @@ def _a_waiting_rank_reports_its_waiting_time() -> None:
         work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
         age = 0.0
         while age == 0:
-            watcher.look()
+            watcher.update()
             age = served()["smddp_present_operation_seconds", name, ""]
         store.set("age", "seen")
         work.wait()
     else:
         store.get("age")
         dist.all_reduce(torch.ones(2), group=group)
-    watcher.look()
+    watcher.update()
     assert served()["smddp_present_operation_seconds", name, ""] == 0
     dist.barrier()
 
@@ -115,7 +115,7 @@ def _a_failure_is_counted() -> None:
     name = group.communicator.name
     with pytest.raises(Exception, match="all_reduce"):
         dist.all_reduce(torch.ones(2 + dist.get_rank()), group=group)
-    watcher.look()
+    watcher.update()
     found = served()
     assert found["smddp_group_failed", name, ""] == 1, found
     assert found["smddp_failed_operations_total", name, "all_reduce"] == 1, found
@@ -186,7 +186,7 @@ def test_without_the_library_the_job_continues_with_a_warning(monkeypatch: pytes
     with pytest.warns(RuntimeWarning, match=r"SMDDP_METRICS_PORT: no metrics .*pip install 'smddp\[metrics\]'"):
         watcher.start(0)
     assert watcher.address() is None
-    watcher.look()
+    watcher.update()
 
 
 def test_an_unusable_port_or_file_is_only_reported(tmp_path: Path):

@@ -55,7 +55,7 @@ def dumps(late: Any, ranks: int = 4, operations: int = 200, size: int = 4, hosts
 
 @pytest.mark.parametrize("hosts", [1, 2, 4])
 def test_the_late_rank_is_named_for_any_offset_of_the_hosts_clocks(hosts: int):
-    (one,) = stragglers.told(dumps(lambda seq, rank: 14 if rank == 1 and seq % 10 else 0, hosts=hosts))
+    (one,) = stragglers.find(dumps(lambda seq, rank: 14 if rank == 1 and seq % 10 else 0, hosts=hosts))
     assert str(one) == "rank 1 was last in 90% of the last 200 operations of group `0`, median 14 ms late"
 
 
@@ -75,20 +75,20 @@ def by_chance(seq: int, rank: int) -> float:
     ],
 )
 def test_other_delays_name_no_rank(late: Any):
-    assert stragglers.told(dumps(late)) == []
+    assert stragglers.find(dumps(late)) == []
 
 
 def test_a_rank_that_is_late_because_of_another_is_not_named():
     def late(seq: int, rank: int) -> float:
         return {3: 45, 1: 10}.get(rank, 0)
 
-    assert [one.rank for one in stragglers.told(dumps(late))] == [3]
-    assert stragglers.told(dumps(late, ranks=3)) == []
+    assert [one.rank for one in stragglers.find(dumps(late))] == [3]
+    assert stragglers.find(dumps(late, ranks=3)) == []
 
 
 def test_two_jobs_with_the_same_group_name_are_not_compared():
     late = dumps(lambda seq, rank: 20 if rank == 1 else 0)
-    assert stragglers.told(late) and not stragglers.told(late + late[:1])
+    assert stragglers.find(late) and not stragglers.find(late + late[:1])
 
 
 def test_repeated_updates_count_operations_once_and_ignore_an_older_group():

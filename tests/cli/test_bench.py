@@ -81,21 +81,21 @@ def test_a_run_is_drawn_a_barrier_too(tmp_path):
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "latency", "iall_gather"])
-def test_a_terminal_is_told_which_row_of_how_many_and_nothing_is_left_there(collective):
+def test_terminal_shows_transient_progress_by_row(collective):
     master, slave = pty.openpty()
     words = [BENCH, collective, "--nproc", "2", "-b", "8", "-e", "512", "-f", "8", "-n", "2", "-w", "1", "-N", "2"]
     done = subprocess.run(words, stdout=subprocess.PIPE, stderr=slave, text=True, timeout=120)
     os.close(slave)
-    told = os.read(master, 1 << 16).decode()
+    shown_text = os.read(master, 1 << 16).decode()
     os.close(master)
-    assert done.returncode == 0, told
+    assert done.returncode == 0, shown_text
     shown = [f"row {row} of 6" for row in range(1, 7)]
     blank = f"\r{' ' * len(shown[0])}\r"
-    assert told == "".join(text + blank for text in shown)
+    assert shown_text == "".join(text + blank for text in shown)
     assert "row 1" not in done.stdout
 
 
-def test_a_pipe_is_told_nothing_but_the_table():
+def test_pipe_receives_only_the_table():
     done = bench("all_reduce", "--nproc", 2, "-b", 8, "-e", 8, "-n", 2)
     assert done.returncode == 0 and done.stderr == "" and "row 1" not in done.stdout
 
@@ -105,16 +105,16 @@ def test_a_pipe_is_told_nothing_but_the_table():
     [
         (("barrier", "--plot"), "--plot takes a file name"),
         (("barrier", "--plot", "x.foo"), "give a name that ends in .avif"),
-        (("barrier", "--plot", "no/such/x.png"), "there is no such folder"),
+        (("barrier", "--plot", "no/such/x.png"), "the folder does not exist"),
         (("explain", "all_gather", "--draw", "x.png"), "give a name that ends in .svg"),
         (("simulate", "all_gather", "--plot", "x.png"), "give a name that ends in .svg"),
         (("all_reduce", "--torch", "smddp,smddp"), "each once"),
-        (("all_reduce", "--torch", "smddp", "-b", "8T"), "'8T' is no size"),
+        (("all_reduce", "--torch", "smddp", "-b", "8T"), "invalid size '8T'"),
         (("all_reduce", "--torch", "smddp", "-o", "avg", "-d", "int32"), "avg of int32"),
         (("compare", __file__, __file__), "is no file of -J"),
     ],
 )
-def test_what_cannot_be_is_told_before_anything_is_measured(words, says, tmp_path):
+def test_invalid_arguments_are_rejected_before_the_measurement(words, says, tmp_path):
     if "x.foo" in words or "no/such/x.png" in words:
         pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'smddp[plot]'")
     done = bench(*words, cwd=tmp_path)

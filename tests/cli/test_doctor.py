@@ -24,8 +24,8 @@ import pytest
 from smddp.observability import info, machine
 from smddp.tools.doctor import checks, facts, heatmap, launch, measure, report
 from smddp.tools.doctor.checks.pairs import common, slow
-from smddp.tools.doctor.finding import FAIL, OF_JOB, OF_RANK, OK, WARN, judge
-from smddp.tools.doctor.rendezvous import Client, Lost, Server
+from smddp.tools.doctor.finding import FAIL, OF_JOB, OF_RANK, OK, WARN, evaluate
+from smddp.tools.doctor.rendezvous import Client, ConnectionLost, Server
 from smddp.torch import error_hints
 
 ROOT = Path(__file__).parents[2]
@@ -49,15 +49,15 @@ def started(*arguments: str, limit: tuple[int, int] | None = None, **environment
 
 
 def free_port() -> int:
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return door.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
 
 
 def launched(rank: int, port: int, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """One of two ranks of a launcher."""
-    told = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
-    own = {name: str(value) for name, value in told.items()}
+    answer = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    own = {name: str(value) for name, value in answer.items()}
     return started("--quick", *arguments, **{**own, "MASTER_ADDR": "127.0.0.1", **environment})
 
 
@@ -103,53 +103,53 @@ def failing(found: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ALONE)
-def test_a_machine_that_is_really_broken_is_named(runs, name):
+def test_broken_machine_is_reported(runs, name):
     (status, found, errors), (_, lines, words) = runs[name], ALONE[name]
     assert (status, failing(found)) == (1, lines), errors
     first = next(found[line] for line in found if line in lines)
     assert words in first["found"] and first["means"] and first["do"]
 
 
-def test_a_name_that_is_no_setting_is_a_warning_and_ends_no_job(runs):
+def test_unknown_setting_is_a_warning(runs):
     status, found, _ = runs["misspelt"]
     assert (status, failing(found)) == (0, set())
     assert found["settings"]["status"] == WARN and "SMDDP_SEGMENT_BYTE" in found["settings"]["found"]
 
 
-def test_ranks_that_the_doctor_started_need_no_number_of_threads(runs):
+def test_ranks_of_the_doctor_need_no_thread_count(runs):
     status, found, errors = runs["fresh"]
     assert (status, found["threads"]["status"], found["threads"]["ranks"]) == (0, OK, [0, 1]), errors
 
 
-def test_settings_that_differ_between_ranks_are_named_with_their_ranks(runs):
+def test_different_settings_are_reported_with_their_ranks(runs):
     status, found, _ = runs["differs"]
     assert (status, failing(found)) == (1, {"settings between ranks", "group"})
     assert "SMDDP_ALGO: empty (rank 0), publish (rank 1)" in found["settings between ranks"]["found"]
-    # The others say nothing, and are no failure of their own.
+    # The missing rank causes no further failures.
     assert runs["differs 1"][:2] == (0, {})
 
 
-def test_a_rank_that_does_not_come_is_named_and_holds_nobody_up(runs):
+def test_missing_rank_is_reported_without_delay(runs):
     status, found, _ = runs["absent"]
     assert (status, failing(found)) == (1, {"ranks"})
-    assert "rank 1 of 2 did not come within 0.5 s" in found["ranks"]["found"]
+    assert "rank 1 of 2 did not start within 0.5 s" in found["ranks"]["found"]
 
 
-def test_without_rank_0_the_others_say_where_they_looked(runs):
+def test_unreachable_rank_0_is_reported_with_its_address(runs):
     status, _, errors = runs["no rank 0"]
-    assert status == 1 and "rank 0 does not answer at 127.0.0.1:" in errors
+    assert status == 1 and "rank 0 did not answer at 127.0.0.1:" in errors
 
 
-def test_a_machine_that_is_well_is_green_and_drawn(tmp_path):
+def test_healthy_machine_passes_and_is_plotted(tmp_path):
     picture = tmp_path / "pairs.svg"
     # Two ranks wherever they run: with fewer processors than that nothing is well.
     process = started("-n", "2", "--svg", str(picture))
     said, errors = process.communicate(timeout=100)
-    told = json.loads(said)
-    bad = [row for row in told["findings"] if row["status"] == FAIL]
+    answer = json.loads(said)
+    bad = [row for row in answer["findings"] if row["status"] == FAIL]
     assert (process.returncode, bad) == (0, []), errors
-    assert {row["name"] for row in told["findings"]} == NAMES
-    assert [pair["ranks"] for pair in told["pairs"]] == [[0, 1]] and told["pairs"][0]["GB/s"] > 0
+    assert {row["name"] for row in answer["findings"]} == NAMES
+    assert [pair["ranks"] for pair in answer["pairs"]] == [[0, 1]] and answer["pairs"][0]["GB/s"] > 0
     assert ElementTree.parse(picture).getroot().tag.endswith("svg")
 
 
@@ -163,8 +163,8 @@ def here() -> dict[str, Any]:
 
 def job(here: dict[str, Any], *others: Callable[[dict[str, Any]], None], hosts: int = 1) -> dict[str, Any]:
     """A healthy job of two ranks, with what `others` change of the second."""
-    came = {rank: copy.deepcopy(here) for rank in (0, 1)}
-    for rank, its in came.items():
+    present = {rank: copy.deepcopy(here) for rank in (0, 1)}
+    for rank, its in present.items():
         its["launch"] |= {"rank": rank, "local rank": rank}
         its["identity"]["user"] = 0
         its["processors"] |= {"usable": 8, "quota": None}
@@ -176,7 +176,7 @@ def job(here: dict[str, Any], *others: Callable[[dict[str, Any]], None], hosts: 
         if hosts > 1:
             its["identity"] |= {"host": f"h{rank}", "boot": f"boot {rank}"}
     for change in others:
-        change(came[1])
+        change(present[1])
     made = {
         "size": 2,
         "way": "shm",
@@ -185,7 +185,7 @@ def job(here: dict[str, Any], *others: Callable[[dict[str, Any]], None], hosts: 
         "network": None,
         "paths": {"all_gather": ["a", "b"]},
     }
-    return {"size": 2, "missing": [], "waited": 20.0, "quick": True, "came": came, "group": made, "pairs": None}
+    return {"size": 2, "missing": [], "waited": 20.0, "quick": True, "present": present, "group": made, "pairs": None}
 
 
 def changed(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
@@ -206,8 +206,8 @@ LONELY = "tcp lo 127.0.0.1 (there is no other); other hosts cannot reach it"
 LOOPBACK = {"name": "h1", "addresses": ["127.0.1.1", "::1"], "error": None}
 
 
-def test_a_job_on_two_hosts_that_is_well_is_healthy(here):
-    assert report.verdict(judge(job(here))) == report.verdict(judge(job(here, hosts=2))) == "healthy"
+def test_sound_job_on_two_hosts_is_healthy(here):
+    assert report.verdict(evaluate(job(here))) == report.verdict(evaluate(job(here, hosts=2))) == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -243,33 +243,33 @@ def test_a_change_of_one_fact_is_named_with_its_rank(here, line, status, words, 
     if line in ("GPU", "libfabric") and (here["cuda"] or {}).get("found"):
         pytest.skip("this machine has what is to be missing")
     broken = job(here, change, hosts=hosts)
-    found = [it for it in judge(broken) if it.name == line and it.status == status]
-    assert [words in it.found for it in found] == [True], judge(broken)
+    found = [it for it in evaluate(broken) if it.name == line and it.status == status]
+    assert [words in it.found for it in found] == [True], evaluate(broken)
     assert found[0].means and found[0].do
     if line in OF_RANK:
         assert found[0].ranks == (1,)
-    text = "\n".join(report.lines("head", judge(broken), 2, 100))
+    text = "\n".join(report.lines("head", evaluate(broken), 2, 100))
     assert f"{'FAIL' if status == FAIL else 'warn'}  {line}" in text
 
 
 def test_threads_of_a_rank_are_its_share_of_the_processors(here):
     broken = job(here, changed("environment", to={"LOCAL_WORLD_SIZE": "2"}))
-    assert [it.do for it in judge(broken) if it.name == "threads" and it.do] == ["export OMP_NUM_THREADS=4"]
+    assert [it.do for it in evaluate(broken) if it.name == "threads" and it.do] == ["export OMP_NUM_THREADS=4"]
 
 
-def test_a_check_that_meets_a_strange_machine_keeps_no_other_from_being_told(here):
-    found = judge(job(here, changed("limits", to={})))
+def test_failing_check_does_not_suppress_the_others(here):
+    found = evaluate(job(here, changed("limits", to={})))
     assert {it.name for it in found} == NAMES
     assert [it.status for it in found if it.name == "open files"] == [OK, WARN]
 
 
-def test_what_is_well_in_many_ways_takes_few_lines(here):
+def test_different_passing_findings_are_merged(here):
     many = job(here)
-    many["came"] = {rank: copy.deepcopy(many["came"][0]) for rank in range(40)}
-    for rank, its in many["came"].items():
+    many["present"] = {rank: copy.deepcopy(many["present"][0]) for rank in range(40)}
+    for rank, its in many["present"].items():
         its["core"]["between_nodes"] = f"tcp eth0 10.0.0.{rank} (the only one between hosts)"
-    many["came"][39]["core"]["between_nodes"] = "nothing: no interface is up"
-    lines = [line for line in report.lines("head", judge(many), 40, 200) if " interfaces " in line]
+    many["present"][39]["core"]["between_nodes"] = "nothing: no interface is up"
+    lines = [line for line in report.lines("head", evaluate(many), 40, 200) if " interfaces " in line]
     assert len(lines) == 5 and "rank 39: no interface is up" in lines[-1], lines
 
 
@@ -309,13 +309,13 @@ def measured(delays: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
     return [{**row, "same node": True} for row in measure.best(rows)]
 
 
-def test_a_pair_whose_messages_are_delayed_is_named(here):
+def test_pair_with_delayed_messages_is_reported(here):
     rows = measured({1: (3, 0.02)})
     assert sorted(row["ranks"] for row in rows) == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     assert [row["ranks"] for row in slow(rows)] == [[1, 3]], rows
     whole = job(here)
-    whole["came"] |= dict.fromkeys((2, 3), whole["came"][1])
-    found = next(it for it in judge({**whole, "pairs": {"error": None, "rows": rows}}) if it.name == "pairs")
+    whole["present"] |= dict.fromkeys((2, 3), whole["present"][1])
+    found = next(it for it in evaluate({**whole, "pairs": {"error": None, "rows": rows}}) if it.name == "pairs")
     assert found.status == FAIL and "ranks 1, 3" in found.found
 
 
@@ -331,7 +331,7 @@ def rows_of(size: int, figures: Callable[[int, int], tuple[float, float]]) -> li
 def test_noise_is_no_slow_pair_and_a_slow_host_is_named_by_itself():
     for seed in range(300):
         noise = random.Random(seed)
-        # What a busy machine does to the best of several tries: up to half as much again, now and then twice.
+        # Noise of a busy machine in the best of several tries: up to half as much again, now and then twice.
         spoilt = lambda a, b: (30 * noise.uniform(1, 1.6), 1.2 / noise.choice([1, 1.1, 1.3, 2]))  # noqa: E731, B023
         assert slow(rows_of(noise.randint(2, 8), spoilt)) == []
         guilty = noise.randrange(4)
@@ -341,7 +341,7 @@ def test_noise_is_no_slow_pair_and_a_slow_host_is_named_by_itself():
     assert slow(two) == []
 
 
-def test_every_pair_meets_once_and_nobody_twice_at_a_time():
+def test_each_pair_is_measured_once_with_one_pair_per_rank_at_a_time():
     for nodes in ([0] * 5, [0, 0, 1, 1], list(range(9)), [0, 1, 1, 2, 0, 2, 2]):
         steps = measure.steps(nodes)
         pairs = [pair for step in steps for pair in step]
@@ -355,7 +355,7 @@ def test_every_pair_meets_once_and_nobody_twice_at_a_time():
     assert len(large) < 100
 
 
-def test_the_map_marks_slow_pairs_and_leaves_out_what_is_not_known():
+def test_heatmap_marks_slow_pairs_and_omits_unknown_ones():
     rows = rows_of(4, lambda a, b: (900.0, 0.1) if (a, b) == (0, 3) else (30.0, 1.0))
     root = ElementTree.fromstring(heatmap.drawn(rows, [0, 1, 2, 3], ["a", "b<", "c", "d"]))
     framed = [it for it in root.iter() if it.get("stroke") == "#d00000"]
@@ -365,14 +365,14 @@ def test_the_map_marks_slow_pairs_and_leaves_out_what_is_not_known():
 # ---- the meeting ----
 
 
-def test_a_stranger_at_the_meeting_is_sent_away_and_disturbs_nobody():
+def test_foreign_client_is_rejected_without_effect_on_ranks():
     server = Server("127.0.0.1", 0, 2)
-    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        stranger.settimeout(10)
-        assert stranger.recv(100) == b""
+    with socket.create_connection(("127.0.0.1", server.port)) as foreign:
+        foreign.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        foreign.settimeout(10)
+        assert foreign.recv(100) == b""
     client = Client("127.0.0.1", server.port, 5)
-    threading.Timer(0.05, lambda: Client("127.0.0.1", server.port, 5).tell("late", {"a": [1]})).start()
+    threading.Timer(0.05, lambda: Client("127.0.0.1", server.port, 5).publish("late", {"a": [1]})).start()
     assert client.ask("late", 5) == {"a": [1]}
     assert client.ask("never", 0.05) is None
     server.shutdown()
@@ -387,17 +387,17 @@ def test_connections_to_the_rendezvous_are_bounded():
         ]
         assert silent[-1].recv(1) == b"", "one connection for each rank, and 64 more"
         assert threading.active_count() < 80
-    Client("127.0.0.1", server.port, 5).tell("after", 1)
+    Client("127.0.0.1", server.port, 5).publish("after", 1)
     server.shutdown()
     server.server_close()
 
 
-def test_a_program_that_is_not_the_doctor_is_told_as_such():
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        thread = threading.Thread(target=lambda: door.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n"))
+def test_foreign_server_is_reported():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: listener.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n"))
         thread.start()
-        with pytest.raises(Lost, match="another program"):
-            Client("127.0.0.1", door.getsockname()[1], 0)
+        with pytest.raises(ConnectionLost, match="another program"):
+            Client("127.0.0.1", listener.getsockname()[1], 0)
         thread.join()
 
 
@@ -418,13 +418,13 @@ def test_the_launcher_is_read(changes, port, monkeypatch):
 
 
 @pytest.mark.parametrize("changes", [{"WORLD_SIZE": "x"}, {"RANK": "4"}, {"MASTER_ADDR": ""}, {"MASTER_PORT": "0"}])
-def test_a_launcher_that_makes_no_sense_is_refused(changes, monkeypatch):
+def test_invalid_launcher_variables_are_rejected(changes, monkeypatch):
     whole = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}
     with pytest.raises(ValueError, match=next(iter(changes))):
         launched_by(monkeypatch, {**whole, **changes})
 
 
-def test_what_never_answers_is_given_up():
+def test_hanging_call_times_out():
     with pytest.raises(TimeoutError, match=r"0\.05 s"):
         machine.within(0.05, threading.Event().wait)
 

@@ -129,9 +129,9 @@ def test_any_part_of_a_dump_may_be_strange(tmp_path: Path, capsys: pytest.Captur
                 assert len(str(error)) < 400, (place, str(error))
                 continue
             both = [found, dump(1)]
-            told = "\n".join(_status.lines(both, {1: "\x1b[2J"}))
-            assert told.replace("\n", "").isprintable(), (place, to)
-            stragglers.told(both)
+            table = "\n".join(_status.lines(both, {1: "\x1b[2J"}))
+            assert table.replace("\n", "").isprintable(), (place, to)
+            stragglers.find(both)
             trace = _trace.merged(both)
             ElementTree.fromstring(timeline.drawn(trace))
             json.dumps(found, indent=2)
@@ -186,7 +186,7 @@ ANSWERS: dict[str, tuple[bytes, bool, str]] = {
 }
 
 
-def test_a_process_that_answers_strangely_hides_no_other(answering, monkeypatch, capsys, tmp_path):
+def test_malformed_answer_does_not_hide_other_processes(answering, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(_status, "_PATIENCE", 0.5)
     monkeypatch.setattr(_status, "_LARGEST", 1 << 20)
     answering(PID, json.dumps(dump()).encode(), True)
@@ -230,10 +230,10 @@ COMMANDS: dict[str, tuple[int, str]] = {
     "trace one/smddp-h0-0.json -o nothere/t.json": (2, "--output nothere/t.json: No such file or directory"),
     "trace one -o file/t.svg": (2, "--output file/t.svg: Not a directory"),
     "trace one -o empty": (2, "--output empty: Is a directory"),
-    "trace nothere.json": (1, "nothere.json is no dump: No such file or directory"),
-    "trace fifo": (1, "fifo is no dump: fifo is not a regular file"),
+    "trace nothere.json": (1, "nothere.json is not a dump: No such file or directory"),
+    "trace fifo": (1, "fifo is not a dump: fifo is not a regular file"),
     "trace /dev/zero": (1, "/dev/zero is not a regular file"),
-    "trace file": (1, "file is no dump: invalid JSON"),
+    "trace file": (1, "file is not a dump: invalid JSON"),
     "trace empty": (1, "empty has no dump"),
     "trace jobs": (1, "jobs has dumps of 2 jobs: give one of jobs/job-0, jobs/job-1"),
     "info -n 100000": (2, "--ranks must be at most 256, got 100000"),
@@ -281,7 +281,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(writer: str, tmp_path: Path):
+def test_failed_write_preserves_the_old_file(writer: str, tmp_path: Path):
     path = tmp_path / f"smddp-h0-{PID}.json"
     path.write_text("old")
     path.chmod(0o640)

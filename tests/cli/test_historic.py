@@ -1,4 +1,4 @@
-"""The historic package at the same paths is told of, wherever that matters."""
+"""Reports of a historic package at the same paths."""
 
 import json
 import os
@@ -28,12 +28,12 @@ def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-def warnings(told: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line for line in told.stderr.splitlines() if "same paths as smddp" in line]
+def warnings(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line for line in done.stderr.splitlines() if "same paths as smddp" in line]
 
 
 @pytest.mark.parametrize("module", ["smdistributed.dataparallel", "smdistributed.modelparallel", "torch"])
-def test_an_import_warns_once_of_the_historic_package_and_says_what_to_do(beside: Path, module: str):
+def test_import_warns_once_of_the_historic_package_with_a_remedy(beside: Path, module: str):
     # torch looks for backends as it is imported: the historic package may have replaced all of our smdistributed.
     code = f"import {module}, smdistributed.dataparallel, smdistributed.modelparallel"
     (warning,) = warnings(python("-c", code, PYTHONPATH=str(beside)))
@@ -48,13 +48,13 @@ def test_one_rank_of_a_host_warns(beside: Path):
 
 def test_torch_is_imported_and_has_the_backend_where_warnings_are_errors(beside: Path):
     code = "import torch; print(torch.distributed.is_backend_available('smddp'))"
-    told = python("-W", "error::RuntimeWarning", "-c", code, PYTHONPATH=str(beside))
-    assert told.stdout == "True\n"
+    done = python("-W", "error::RuntimeWarning", "-c", code, PYTHONPATH=str(beside))
+    assert done.stdout == "True\n"
 
 
 def test_no_import_warns_where_smddp_is_alone():
-    told = python("-c", "import torch, smdistributed.dataparallel, smdistributed.modelparallel")
-    assert not warnings(told)
+    done = python("-c", "import torch, smdistributed.dataparallel, smdistributed.modelparallel")
+    assert not warnings(done)
 
 
 def test_info_names_the_historic_package(beside: Path):

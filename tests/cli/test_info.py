@@ -1,4 +1,4 @@
-"""`smddp info` tells what there is, whatever is wrong with it."""
+"""Tests of `smddp info`, with and without problems."""
 
 import json
 import os
@@ -24,20 +24,20 @@ def smddp(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
     )
 
 
-def test_the_version_is_told_without_a_command():
-    told = smddp("--version")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("smddp 0.") and "torch 2." in told.stdout
+def test_version_is_printed_without_a_command():
+    answer = smddp("--version")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout.startswith("smddp 0.") and "torch 2." in answer.stdout
 
 
 def test_a_missing_command_is_a_usage_error():
-    told = smddp()
-    assert told.returncode == 2 and "info, doctor, status, trace, launch or bench" in told.stderr
+    answer = smddp()
+    assert answer.returncode == 2 and "info, doctor, status, trace, launch or bench" in answer.stderr
 
 
 def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():
-    told = smddp("info", COLUMNS="100")
-    assert told.returncode == 0, told.stderr
+    answer = smddp("info", COLUMNS="100")
+    assert answer.returncode == 0, answer.stderr
     for words in (
         "machine",
         "glibc",
@@ -47,32 +47,32 @@ def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():
         "all_gather",
         "SMDDP_ALGO",
     ):
-        assert words in told.stdout
-    assert [line for line in told.stdout.splitlines() if len(line) > 100] == []
+        assert words in answer.stdout
+    assert [line for line in answer.stdout.splitlines() if len(line) > 100] == []
 
 
-def test_a_setting_that_is_not_valid_is_told_and_hides_nothing_else():
+def test_invalid_setting_is_reported_with_the_remaining_facts():
     wrong = {"SMDDP_ALGO": "foo", "SMDDP_STAGING_BYTES": "1", "SMDDP_DEBUG": "debug"}
     info = "import sys; from smddp.tools.cli import main; sys.exit(main(['info', {}]))"
     programs = [(info.format("'--json'"), {setting: value}) for setting, value in wrong.items()]
-    *told, text = forked.run_all([*programs, (info.format(""), {"SMDDP_ALGO": "foo"})])
-    for (setting, value), answer in zip(wrong.items(), told):
+    *answers, text = forked.run_all([*programs, (info.format(""), {"SMDDP_ALGO": "foo"})])
+    for (setting, value), answer in zip(wrong.items(), answers):
         assert answer.returncode == 1 and answer.stderr == "", answer.stderr
         found = json.loads(answer.stdout)
         assert [setting in problem and value.upper() in problem.upper() for problem in found["problems"]] == [True]
         assert found["settings"][setting]["value"] == value
         assert "backend" in found["surroundings"]["torch"]
-    assert "WRONG" in text.stdout
+    assert "Problems" in text.stdout
 
 
-def test_a_torch_that_looks_for_no_backend_is_told():
+def test_disabled_backend_discovery_is_reported():
     found = json.loads(smddp("info", "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout)
-    told = found["surroundings"]["torch"]
+    answer = found["surroundings"]["torch"]
     # From 2.14 on torch finds the name when it is first used, whatever the variable says.
-    assert "AUTOLOAD=0" in told or 'has backend="smddp"' in told
+    assert "AUTOLOAD=0" in answer or 'has backend="smddp"' in answer
 
 
-def test_another_package_at_the_same_paths_is_told(tmp_path, monkeypatch):
+def test_conflicting_package_is_reported(tmp_path, monkeypatch):
     about = tmp_path / "smdistributed_dataparallel-2.1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: smdistributed-dataparallel\nVersion: 2.1\n")
@@ -88,12 +88,12 @@ def cuda_of(monkeypatch: pytest.MonkeyPatch, **found) -> str:
     return "\n".join(f"{name} {text}" for name, text in info_text.cuda(_info.cuda()))
 
 
-def test_a_missing_driver_is_told_with_its_reason(monkeypatch):
+def test_missing_driver_is_reported_with_its_reason(monkeypatch):
     text = cuda_of(monkeypatch, found=False, why="libcuda.so.1 was not found", driver="", devices=[])
-    assert text == " CUDA tensors are not served: libcuda.so.1 was not found"
+    assert text == " CUDA tensors are not supported: libcuda.so.1 was not found"
 
 
-def test_driver_devices_and_paths_are_told(monkeypatch):
+def test_driver_devices_and_paths_are_reported(monkeypatch):
     text = cuda_of(monkeypatch, found=True, why="", driver="580.95, CUDA 13.0", devices=["0: NVIDIA H200"])
     for words in ("580.95, CUDA 13.0", "0: NVIDIA H200", "copy engines", "pinned host memory"):
         assert words in text

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_the_page_of_status_is_made_from_a_job_that_hangs(tmp_path: Path):
+def test_status_page_is_generated_from_a_hanging_job(tmp_path: Path):
     page = Path(shutil.copy(ROOT / "docs" / "observability.md", tmp_path))
     subprocess.run([sys.executable, str(ROOT / "scripts" / "screens.py"), str(page)], check=True, timeout=200)
     (screen,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)

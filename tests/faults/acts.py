@@ -1,4 +1,4 @@
-"""What a rank of the fault matrix does when another one fails: calls of all forms, and what makes and ends groups."""
+"""Actions of a rank in the fault matrix: calls of all forms, and creation and destruction of groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from backend import calls
 from backend.calls import Started, of
 
-#: Of each call, and of the making of each group. A cell may have another one.
+#: Timeout of each call and of the creation of each group. A cell may override it.
 LIMIT = timedelta(seconds=3)
 
 
@@ -46,13 +46,13 @@ def _ring(group: Any, count: int) -> tuple[list, list, list]:
 
 
 def _new_group(group: Any, count: int) -> Started:
-    # Without a timeout of its own the group would have torch's half hour, whatever the first one has.
+    # Without an explicit timeout the group would have torch's 30 minutes, not the first group's.
     made = dist.new_group(list(range(group.size())), timeout=LIMIT)
     return calls.all_reduce(count).begin(made, True)
 
 
 def _split_group(group: Any, count: int) -> Started:
-    """Into halves; two ranks stay together."""
+    """Splits the ranks into halves; two ranks remain together."""
     size = group.size()
     half = size // 2 if size > 3 else size
     parts = [part for part in (list(range(half)), list(range(half, size))) if part]
@@ -67,12 +67,11 @@ def _split_group(group: Any, count: int) -> Started:
 _OWN: dict[str, Callable[[Any, int], Any]] = {"ring": _ring, "new_group": _new_group, "split_group": _split_group}
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 MAKING = ("new_group", "split_group")
-#: A rank that ends here is met by others that make or leave the group of all, so there is no call to name.
+#: Faults outside of calls: other ranks create or destroy the default group, so no call is named.
 EDGES = ("init", "destroy")
 CALLS = (*_forms(2, 1), *_OWN, *EDGES)
 
-# What messages call it, where that is not the beginning of its name. A group may just have been made, or measures its
-# network.
+# Name in messages if it differs from the beginning of the action's name. A new group may still measure its network.
 _WORDS = {
     "ring": ("send", "recv"),
     "new_group": ("all_reduce", "new_group"),
@@ -82,12 +81,12 @@ _WORDS["split_group"] = _WORDS["new_group"]
 
 
 def words(name: str) -> tuple[str, ...]:
-    """The operations that a survivor may have been in. Every call has a barrier after it."""
+    """Returns the operations that a survivor may have been in. A barrier follows every call."""
     return (*_WORDS.get(name, (name.partition("-")[0],)), "barrier")
 
 
 def begin(name: str, count: int) -> tuple[list, list, list]:
-    """Starts it on the group of all. Returns the works, what they fill, and what is right there."""
+    """Starts the call on the default group. Returns the works, their outputs and the expected values."""
     group = dist.group.WORLD
     if name == "ring":
         return _ring(group, count)

@@ -1,4 +1,4 @@
-"""One cell of the fault matrix: ranks that make one right call, then one with a fault in it, and say what they saw."""
+"""One cell of the fault matrix: ranks make a correct call, then one with a fault, and report the results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from faults import acts, network
 
 _PR_SET_PDEATHSIG = 1
 _COUNTS = (SMALL, LARGE)
-# Seconds within which a rank fails that has begun to make or to leave the group of all.
+# Maximum delay of a fault after a rank has started to create or destroy the default group, in seconds.
 _SOON = 0.03
 
 
@@ -35,7 +35,7 @@ def run(plan: dict, rank: int, pipe: Any) -> None:
         network.enter(network.host_of(rank, plan["size"]))
     elif plan["way"] != "shm":
         os.environ["SMDDP_NODE"] = f"n{rank % 2}"
-    # As long as the others would be waited for in a call.
+    # As long as the timeout of a call.
     os.environ["SMDDP_LEAVE_SECONDS"] = str(acts.LIMIT.total_seconds())
     try:
         _live(plan, rank, pipe)
@@ -43,7 +43,7 @@ def run(plan: dict, rank: int, pipe: Any) -> None:
         with contextlib.suppress(OSError):
             pipe.send(("raised", time.monotonic(), f"{type(error).__name__}: {error}"))
     finally:
-        # Without destroy_process_group, as a script that failed ends; the manager ends who has to stay.
+        # Exits without destroy_process_group, like a failed script; the manager ends the remaining ranks.
         if rank == plan["victim"] and plan["fault"] == "exception":
             time.sleep(60)
         os._exit(0)
@@ -63,11 +63,11 @@ def _live(plan: dict, rank: int, pipe: Any) -> None:
 
     torch.set_num_threads(1)
     victim, call = rank == plan["victim"], plan["call"]
-    # After its fault. What befalls the network leaves the rank.
+    # After its fault. A rank survives a network fault.
     halts = victim and plan["fault"] not in network.FAULTS
     store = dist.PrefixStore(plan["prefix"], dist.TCPStore(*plan["store"], timeout=acts.LIMIT))
     if victim and call == "init":
-        _fail_near(plan, pipe)
+        _fail_soon(plan, pipe)
     dist.init_process_group("smddp", store=store, rank=rank, world_size=plan["size"], timeout=acts.LIMIT)
     if halts and call == "init":
         time.sleep(60)
@@ -87,27 +87,27 @@ def _live(plan: dict, rank: int, pipe: Any) -> None:
     dist.barrier()
     if call == "destroy":
         if victim:
-            _fail_near(plan, pipe)
+            _fail_soon(plan, pipe)
         dist.destroy_process_group()
         pipe.send(("left", time.monotonic()))
         if victim:
             time.sleep(60)
         return
     if victim and not plan["inside"]:
-        # Others may wait for this rank by then, and have nothing more to send to it.
+        # Others may wait for this rank, without more data to send to it.
         time.sleep(plan.get("waits", 0.0))
         _fail(plan, pipe)
     if call not in acts.EDGES:
         make(call, fails=victim and plan["inside"])
-    # Who did not need the victim has a right result; what needs everybody must fail, unless all is only slower.
+    # Ranks that do not depend on the victim succeed. A call of all ranks must fail, unless the fault only slows it.
     dist.barrier()
     pipe.send(("right", time.monotonic()))
-    # Its end would be news for the others, too.
+    # Its exit would be another event for the others.
     time.sleep(60)
 
 
-def _fail_near(plan: dict, pipe: Any) -> None:
-    """Fails now, or in a moment in which this rank is in a call that does not come back before it is done."""
+def _fail_soon(plan: dict, pipe: Any) -> None:
+    """Fails now, or shortly, while this rank is in a blocking call."""
     if not plan["inside"]:
         _fail(plan, pipe)
     after = random.Random(plan["seed"]).uniform(0, _SOON)

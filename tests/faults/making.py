@@ -1,4 +1,4 @@
-"""Ranks that die while a group is made, a store that halts, what is raised, how soon: what test_making.py runs."""
+"""Ranks that die during group creation, and a stopped store: errors and delays, for test_making.py."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def _init(rank: int, path: Path) -> None:
     dist.init_process_group("smddp", init_method=f"file://{path}", rank=rank, world_size=SIZE, timeout=LIMIT)
 
 
-def _cards(path: Path) -> list[int]:
-    """Ranks that have come, as the store's file shows them."""
+def _registered(path: Path) -> list[int]:
+    """Returns the ranks registered in the store's file."""
     said = path.read_bytes() if path.exists() else b""
     return [rank for rank in range(SIZE) if f"smddp/card/{rank}".encode() in said]
 
 
-def _await_cards(path: Path, ranks: list[int]) -> None:
-    while not set(ranks) <= set(_cards(path)):
+def _await_ranks(path: Path, ranks: list[int]) -> None:
+    while not set(ranks) <= set(_registered(path)):
         time.sleep(0.001)
 
 
 class Round:
-    """One group that loses a rank while it is made."""
+    """Group that loses a rank during its creation."""
 
     def __init__(self, directory: Path, victim: int, late: int) -> None:
         self.victim, self.late = victim, late
@@ -45,7 +45,7 @@ class Round:
         self.said, self.says = os.pipe()
 
     def start(self, rank: int, what: Callable[[int, Path], None]) -> None:
-        """A process that does `what` and tells when and how that failed."""
+        """Starts a process that runs `what` and reports time and error of its failure."""
         pid = os.fork()
         if pid:
             self.pids[rank] = pid
@@ -64,7 +64,7 @@ class Round:
         return time.time()
 
     def end(self, dead: float) -> list[tuple[int, float, str]]:
-        """What each rank said, and how long after the death."""
+        """Returns each rank's report, and its delay after the death."""
         os.close(self.says)
         with os.fdopen(self.said) as said:
             found = [(rank, at - dead, text) for rank, at, text in map(json.loads, said)]
@@ -74,14 +74,14 @@ class Round:
 
 
 def died_in_init(directory: Path, victim: int, late: int) -> list[tuple[int, float, str]]:
-    """`late` comes long after the death, so that the others wait for two."""
+    """`late` starts long after the death, so that the others wait for two ranks."""
     one = Round(directory, victim, late)
     others = [rank for rank in range(SIZE) if rank not in (victim, late)]
     for rank in others:
         one.start(rank, _init)
-    _await_cards(one.path, others)
+    _await_ranks(one.path, others)
     one.start(victim, _init)
-    _await_cards(one.path, [victim])
+    _await_ranks(one.path, [victim])
     dead = one.kill()
     time.sleep(0.5)
     one.start(late, _init)
@@ -108,7 +108,7 @@ def died_before_new_group(directory: Path, victim: int) -> list[tuple[int, float
 
 
 def under_a_silent_store(limit: timedelta) -> tuple[float, str]:
-    """The store's process halts, as its host may fall silent. Seconds until a rank that asks it failed, and how."""
+    """Stops the store's process. Returns the seconds until a rank fails, and its error."""
     here, there = os.pipe()
     server = os.fork()
     if not server:
@@ -132,12 +132,12 @@ def main() -> None:
     register()
     with tempfile.TemporaryDirectory() as directory:
         rounds = []
-        # The last one is seen by nobody before it dies: its parent comes later.
+        # No rank sees the last one before it dies: its parent starts later.
         for victim, late in [(0, 1), (2, 4), (3, 0)]:
             rounds.append(("init", victim, died_in_init(Path(directory), victim, late)))
         for victim in (0, 3):
             rounds.append(("new_group", victim, died_before_new_group(Path(directory), victim)))
-    # In the end: ranks are forked from a process that has no thread of smddp's.
+    # Runs last: ranks are forked from a process without threads of smddp.
     json.dump({"dead": rounds, "silent": under_a_silent_store(timedelta(seconds=SILENT_LIMIT))}, sys.stdout)
 
 

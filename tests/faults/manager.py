@@ -1,4 +1,4 @@
-"""Starts members, kills them, says who goes on, and measures how long it takes until their results are right again."""
+"""Starts and kills members, selects the remaining ones, and measures the recovery time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START = 120.0
 
 @dataclass
 class Kill:
-    """One death: how many went on, and the seconds from the kill to the last survivor's first right result."""
+    """One death: number of survivors, and seconds from the kill to the last survivor's first correct result."""
 
     survivors: int
     seconds: float
@@ -35,7 +35,7 @@ class _Process:
 
 
 class Manager:
-    """`nodes` > 1: the members are dealt to so many "nodes", between which bytes go over `environment`'s wire."""
+    """nodes: number of simulated nodes; `environment` selects the transport between them."""
 
     def __init__(self, size: int, nodes: int = 1, environment: dict[str, str] | None = None, seed: int = 0) -> None:
         import torch.distributed as dist
@@ -62,7 +62,7 @@ class Manager:
         self._members.clear()
 
     def begin_member(self) -> int:
-        """A new process, which is a member from the next `settle` on."""
+        """Starts a process, which is a member from the next `settle` on."""
         number, self._next = self._next, self._next + 1
         mine, theirs = self._context.Pipe()
         environment = dict(self._environment, OMP_NUM_THREADS="1")
@@ -87,7 +87,7 @@ class Manager:
                 self._hear(number, each.pipe.recv(), {}, [])
 
     def settle(self, shuffle: bool = False) -> float:
-        """All that live go on together. Returns the seconds from telling them to the last one's first right result."""
+        """Reconfigures all live members. Returns the seconds until the last one's first correct result."""
         self.await_handles()
         begun = time.monotonic()
         order = self.members()
@@ -107,13 +107,13 @@ class Manager:
             found = multiprocessing.connection.wait(list(waiting), max(0.0, until - time.monotonic()))
             if not found:
                 late = sorted(waiting.values())
-                raise AssertionError(f"members {late} hang in configuration {self._uuid} of {order}; heard: {errors}")
+                raise AssertionError(f"members {late} hang in configuration {self._uuid} of {order}: {errors}")
             for pipe in found:
                 number = waiting[pipe]  # type: ignore[index]
                 try:
                     word = pipe.recv()  # type: ignore[union-attr]
                 except EOFError:
-                    raise AssertionError(f"member {number} ended by itself in configuration {self._uuid}") from None
+                    raise AssertionError(f"member {number} exited unexpectedly in configuration {self._uuid}") from None
                 self._hear(number, word, right, errors)
         return max(right.values())
 
@@ -129,8 +129,7 @@ class Manager:
             errors.append(f"member {number} in {rest[1]}: {rest[2]}")
 
     def kill(self, numbers: list[int], sign: int = signal.SIGKILL) -> Kill:
-        """Kills members at once, and has the others go on when the first of them has an error, or when the system has
-        taken the killed ones down."""
+        """Kills members together. The others continue after the first error or once the killed are reaped."""
         killed = [self._members.pop(number) for number in numbers]
         begun = time.monotonic()
         for each in killed:

@@ -23,23 +23,23 @@ from hosts import wires
 from faults import acts, cell, network
 
 FAULTS = ("kill", "exit", "stop", "exception", *network.FAULTS)
-# How much later than the deadline of two calls a rank hangs, in seconds.
+# Seconds after the deadline of two calls at which a rank counts as hanging.
 _GRACE = 10.0
-# A death is known in this many seconds.
+# Seconds within which a death is detected.
 _DEATH = 1.0
-# Of a cell whose first group is not made within a call's time, on a busy machine.
+# Timeout of group creation on a busy machine, in seconds.
 _ATTEMPTS = 3
-# What the core calls FAIL_TOGETHER.
+# FAIL_TOGETHER of the core.
 _TOGETHER = 2.0
 _MAKING = "(new_group|init_process_group)"
 
 
 @dataclass
 class Found:
-    """What came of one cell.
+    """Result of one cell.
 
     pids: of the ranks, once the fault has come. raised: (rank, seconds after the fault, text) of each survivor. left:
-    seconds, of those that were told nothing and need not be: they destroyed the group, or had all that they needed
+    seconds, of ranks without an error that need none: they destroyed the group, or had all required data
     before the network went, or it only lost frames. bad: a promise is broken.
     """
 
@@ -54,8 +54,8 @@ class Found:
     def network(self) -> bool:
         return self.plan["fault"] in network.FAULTS
 
-    def gone(self, rank: int) -> list[int]:
-        """The ranks at fault as `rank` sees it: one, or all of a host that it does not reach, or of all other hosts."""
+    def lost(self, rank: int) -> list[int]:
+        """Returns the lost ranks as seen by `rank`: one rank, all of an unreachable host, or all of other hosts."""
         if not self.network:
             return [self.plan["victim"]]
         host = [network.host_of(each, self.plan["size"]) for each in range(self.plan["size"])]
@@ -63,32 +63,32 @@ class Found:
         return [each for each in range(self.plan["size"]) if (host[each] == cut) != (host[rank] == cut)]
 
     def names(self, rank: int, text: str) -> dict[str, bool]:
-        gone, size = self.gone(rank), self.plan["size"]
-        hosts = {f"h{network.host_of(each, size)}" if self.network else socket.gethostname() for each in gone}
+        lost, size = self.lost(rank), self.plan["size"]
+        hosts = {f"h{network.host_of(each, size)}" if self.network else socket.gethostname() for each in lost}
         return {
-            "rank": any(_mentions(each, text) or _by_map(each, text) for each in gone),
+            "rank": any(_mentions(each, text) or _by_map(each, text) for each in lost),
             "host": any(f"host {host}" in text for host in hosts),
-            "pid": any(re.search(rf"\b{self.pids[each]}\b", text) for each in gone),
+            "pid": any(re.search(rf"\b{self.pids[each]}\b", text) for each in lost),
             "operation": any(re.search(rf"\b{word} (#|on group)", text) for word in acts.words(self.plan["call"])),
-            # The making of a group has none.
+            # Group creation has none.
             "number": re.search(rf" #\d+( (to|from) (any )?rank.*?)? on group|{_MAKING} on group", text) is not None,
         }
 
 
 def _mentions(rank: int, text: str) -> bool:
-    """In "rank 5" or "ranks 1, 4-6"."""
+    """Returns True for "rank 5" or "ranks 1, 4-6"."""
     parts = re.findall(r"(\d+)(?:-(\d+))?", " ".join(re.findall(r"\branks? (\d[\d, -]*)", text)))
     return any(int(first) <= rank <= int(last or first) for first, last in parts)
 
 
 def _by_map(rank: int, text: str) -> bool:
-    """Whether it is named by its rank in a smaller group, with a map: "rank 0 (host ...) ... 0=4, 1=5"."""
+    """Returns True if the text names the rank by a smaller group's rank and a map: "rank 0 (host ...) ... 0=4, 1=5"."""
     there = re.search(rf"\b(\d+)={rank}\b", text)
     return there is not None and re.search(rf"\brank {there[1]} \(", text) is not None
 
 
 def one(plan: dict) -> Found:
-    """Forks the ranks of a cell from this process, which has imported torch and has no thread of smddp's."""
+    """Forks the ranks of a cell from this process, which has torch and no threads of smddp."""
     context, found = multiprocessing.get_context("fork"), Found({key: plan[key] for key in plan if key != "store"})
     ranks = {}
     for rank in range(plan["size"]):
@@ -110,7 +110,7 @@ def one(plan: dict) -> Found:
 
 
 def keep(pipe: object, host: int | None) -> None:
-    """A store for all cells, in a process of its own: ranks that stop keep no lock of it."""
+    """Store for all cells, in a separate process: stopped ranks hold none of its locks."""
     cell.die_with_parent()
     if host is not None:
         network.enter(host)
@@ -132,7 +132,7 @@ def _store(host: int | None) -> tuple[str, int]:
 def _listen(ranks: dict, found: Found) -> None:
     plan = found.plan
     waiting, fault, early, raised, left = dict(ranks), 0.0, False, [], []
-    # Whom the fault leaves.
+    # Survivors of the fault.
     survives = [found.network or rank != plan["victim"] for rank in range(plan["size"])]
     until = time.monotonic() + 2 * cell.limit(plan) + _GRACE
     while any(survives[rank] for rank, _ in waiting.values()) or (waiting and not fault):
@@ -151,14 +151,14 @@ def _listen(ranks: dict, found: Found) -> None:
                 if found.network:
                     network.disturb(plan["fault"], network.host_of(rank, plan["size"]))
                     fault = time.monotonic()
-                    # It may have ended meanwhile.
+                    # The process may have exited.
                     with contextlib.suppress(OSError):
                         pipe.send("done")
                 if found.network and early:
                     del waiting[pipe]
                 continue
             if rank == plan["victim"] and word[0] == "left" and not fault:
-                # The group may be destroyed before the fault in that.
+                # The group may be destroyed before the fault.
                 early = True
                 continue
             if not survives[rank]:
@@ -177,29 +177,29 @@ def _listen(ranks: dict, found: Found) -> None:
     found.pids = [process.pid for _, process in sorted(ranks.values(), key=lambda each: each[0])]
     found.raised = [(rank, at - fault, text) for rank, at, text in raised]
     found.left = [at - fault for at in left]
-    _judge(found)
+    _check(found)
 
 
-def _judge(found: Found) -> None:
+def _check(found: Found) -> None:
     call, fault = found.plan["call"], found.plan["fault"]
     silence = network.SILENCE + _DEATH
     if fault == "deaf":
-        # Its own ranks find out first. What they have to say of it waits behind what nobody acknowledges to them, and
-        # the signs of life that it still sends become rarer each time.
+        # The host's own ranks detect the fault first. Their report waits behind unacknowledged data, and their
+        # heartbeats become less frequent.
         silence += 2 * network.SILENCE
     if call in acts.MAKING:
-        # Who cannot make a group waits for the others to find out, too.
+        # A rank that cannot create a group waits for the others' detection.
         silence += _TOGETHER
-    # Of a rank that has not come to init_process_group nobody knows that it ended: it may yet come.
+    # The exit of a rank before init_process_group is not detectable.
     soon = _DEATH if fault in ("kill", "exit") else silence if found.network else None
     if call == "init" or (found.network and call == "destroy"):
         soon = None
     found.bad += [f"LATE, left after {seconds:.3f} s" for seconds in found.left if soon and seconds > soon]
     needed = found.network and fault != "loss" and not found.plan["inside"] and call not in acts.EDGES
-    # Who is deaf may have all that it needs by then, where another rank only sends.
+    # A rank without incoming data may be done, if another rank only sends.
     needed = needed and not (fault == "deaf" and call.partition("-")[0] in acts.ROOTED)
     if needed and not found.raised:
-        found.bad.append("nobody was told of it")
+        found.bad.append("no rank reported the fault")
     for rank, seconds, text in found.raised:
         if seconds < 0 or fault == "loss":
             found.bad.append(f"FALSE ALARM of rank {rank} {seconds:.3f} s after the fault: {text}")
@@ -216,10 +216,10 @@ def plans(ways: list[str], sizes: list[int], faults: list[str], calls: list[str]
             continue
         settings = wires.WAYS[way]
         settings = settings | network.settings() if fault in network.FAULTS else settings
-        # A group is made with its call; the fault is before it.
+        # The group is created with its call; the fault precedes it.
         inside = fault != "exception" and draw.random() < 0.5
         victim = draw.randrange(size)
-        # The store's host stays.
+        # The store's host survives.
         while fault in network.FAULTS and network.host_of(victim, size) == network.STORES_HOST:
             victim = draw.randrange(size)
         plan = {"way": way, "size": size, "fault": fault, "call": call, "victim": victim}
@@ -233,13 +233,13 @@ def plans(ways: list[str], sizes: list[int], faults: list[str], calls: list[str]
 def table(cells: list[Found]) -> str:
     head = "| fault | way | ranks | faults | known after, median | most | rank | host | pid | operation | number |"
     lines = [head, "|---" * 11 + "|"]
-    # Where no call is under way, the way makes no row.
+    # Without a running call, the transport has no row.
     ways = sorted({each.plan["way"] for each in cells})
     parts = [[way] for way in ways] if cells[0].plan["call"] not in acts.EDGES else [ways]
     for fault, part in itertools.product(FAULTS, parts):
         here = [each for each in cells if each.plan["fault"] == fault and each.plan["way"] in part]
         after = [at for each in here for _, at, _ in each.raised]
-        # Else who was told nothing had all that it needed.
+        # A rank without an error had all required data.
         if fault == "loss" or (here and here[0].plan["call"] == "destroy"):
             after += [at for each in here for at in each.left]
         named = [each.names(rank, text) for each in here for rank, _, text in each.raised]
@@ -254,8 +254,8 @@ def table(cells: list[Found]) -> str:
 
 
 def tables(cells: list[Found]) -> str:
-    """Of faults in calls, and of those where there is no call yet or none any more."""
-    # A fault that could not begin is none, but still bad.
+    """Summarizes faults in calls, and faults before the first or after the last call."""
+    # A fault that could not start does not count, but is an error.
     cells = [each for each in cells if each.pids]
     parts = {"": [each for each in cells if each.plan["call"] not in acts.EDGES]}
     parts |= {edge: [each for each in cells if each.plan["call"] == edge] for edge in acts.EDGES}
@@ -275,7 +275,7 @@ def main() -> int:
     parser.add_argument("--calls", default=",".join(acts.CALLS))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--into", type=Path, help="adds to the faults in this file those that it lacks")
+    parser.add_argument("--into", type=Path, help="adds missing faults to this file")
     given = parser.parse_args()
     sizes = [int(size) for size in given.sizes.split(",") if size]
     ways, faults, calls = (word.split(",") for word in (given.ways, given.faults, given.calls))
@@ -288,7 +288,7 @@ def main() -> int:
     cells, store = saved(given.into), {False: _store(None)}
     if network.in_lab():
         store[True] = _store(network.STORES_HOST)
-    todo = [plan for turn in range(given.rounds) for plan in plans(ways, sizes, faults, calls, given.seed + turn)]
+    todo = [plan for number in range(given.rounds) for plan in plans(ways, sizes, faults, calls, given.seed + number)]
     done = [{key: each.plan[key] for key in each.plan if key != "prefix"} for each in cells]
     for number, plan in enumerate(plan for plan in todo if plan not in done):
         for attempt in range(_ATTEMPTS):
@@ -308,7 +308,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # Once, for all the ranks that are forked from here.
+    # Imported once for all forked ranks.
     import smddp.torch.process_group  # noqa: F401
     from smddp._register import register
 

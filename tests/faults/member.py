@@ -1,4 +1,4 @@
-"""A rank whose group loses and gains ranks: it makes calls for ever and looks at each result, whoever is killed."""
+"""Rank of a group that loses and gains ranks: repeats calls and checks each result."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import traceback
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-# How long a rank waits to be told who goes on; the manager is told of every death at once.
+# Seconds to wait for the next configuration; the manager learns of every death at once.
 _TOLD = 30.0
-#: Of each call, and of each reconfiguration.
+#: Timeout of each call and of each reconfiguration.
 SECONDS = 20.0
 
 
 def run(number: int, address: tuple[str, int], environment: dict[str, str], pipe: Any) -> None:
-    """Member `number`, until the pipe closes: (uuid, members, handles, where) come in, words about it go out."""
+    """Member `number`, until the pipe closes: (uuid, members, handles, where) are received, reports are sent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(environment)
     try:
@@ -32,7 +32,7 @@ def run(number: int, address: tuple[str, int], environment: dict[str, str], pipe
         with contextlib.suppress(OSError):
             pipe.send(("failed", number, traceback.format_exc()))
     finally:
-        # Nothing that is still to be said to other ranks may keep the manager.
+        # Pending messages to other ranks must not delay the manager.
         sys.stdout.flush()
         os._exit(0)
 
@@ -47,7 +47,7 @@ class _Member:
         self._number = number
         limit = datetime.timedelta(seconds=SECONDS)
         store = dist.TCPStore(*address, is_master=False, wait_for_workers=False, timeout=limit)
-        # Alone at first, which every torch can make; whoever else there is comes with the first plan.
+        # A group of one rank, which every torch can create; the first plan adds the others.
         dist.init_process_group("smddp", store=store, rank=0, world_size=1, timeout=limit)
         self._group = dist.group.WORLD
         self._pipe.send(("handle", number, self._group.get_reconfigure_handle()))
@@ -63,9 +63,9 @@ class _Member:
             plan = self._next(plan)
 
     def _next(self, plan: dict | None) -> dict:
-        """The newest plan that is not `plan`."""
+        """Returns the newest plan other than `plan`."""
         if not self._pipe.poll(_TOLD):
-            raise RuntimeError(f"nobody says who goes on after {plan}")
+            raise RuntimeError(f"no new configuration after {plan}")
         while self._pipe.poll(0):
             plan = self._pipe.recv()
         assert plan is not None

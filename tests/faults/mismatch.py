@@ -1,7 +1,7 @@
-"""The matrix of calls that differ: `python -m faults.mismatch --ways shm,tcp --sizes 2,3,4`, from tests/.
+"""Matrix of mismatched calls: `python -m faults.mismatch --ways shm,tcp --sizes 2,3,4`, from tests/.
 
 Runs the cases of `backend.test_differing_calls` and `backend.test_differing_messages` on ranks over each way, and
-counts what each rank was told of each pair of calls.
+counts the errors of each rank for each pair of calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MODULES = ("backend.test_differing_calls", "backend.test_differing_messages")
 
 
 def environment(way: str, folder: str):
-    """Of each rank. Between nodes: all are on this machine, and count as on two by turns."""
+    """Returns the environment of each rank. Between nodes, ranks alternate between two simulated nodes."""
     more = {mismatch_counts.FOLDER: folder}
     if way == "shm":
         return lambda rank: more
@@ -46,7 +46,7 @@ def run(way: str, size: int, only: str) -> list[tuple[str, bool, bool]]:
                 print(f"{way}, {size} ranks, {name}: {time.monotonic() - begun:.1f} s", flush=True)
                 for rank, error in said.items():
                     print(f"rank {rank}: {error[-3000:]}")
-            # A case that is stopped by an error counts with what it has told until then.
+            # A case stopped by an error counts its results until then.
             return mismatch_counts.take(folder)
         finally:
             pool.close()

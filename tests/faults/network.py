@@ -1,4 +1,4 @@
-"""What befalls the network between ranks of the fault matrix, in the lab's hosts (bench/lab/netlab)."""
+"""Network faults of the fault matrix, on the lab's hosts (bench/lab/netlab)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hosts import netlab
 
-#: What the lab does to one host. "deaf": what it sends still arrives. Of what is lost everything is sent again, so
-#: nobody may notice.
+#: What the lab does to one host. "deaf": its own data still arrives. Lost packets are retransmitted, so
+#: no rank may fail.
 FAULTS = {
     "cut": ("cut", {}),
     "drop": ("isolate", {}),
@@ -40,7 +40,7 @@ def in_lab() -> bool:
 
 def again_in_lab(module: str, arguments: list[str]) -> int:
     """Runs the module beside hosts. Frames are of one packet each, so that it is felt if some are lost."""
-    # Hosts have no name server to ask, which torch's sockets would tell each time.
+    # Hosts have no name server, which torch's sockets would log each time.
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     up = ["up", "--hosts", str(_HOSTS), "--no-gso", "--", sys.executable, "-W", "ignore", "-m", module, *arguments]
     return os.spawnl(os.P_WAIT, sys.executable, sys.executable, str(netlab.NETLAB), *up)

@@ -1,4 +1,4 @@
-"""The world of four ranks shrinks around one that is killed or left out: the program that test_shrinking.py runs."""
+"""Program of test_shrinking.py: a world of four ranks shrinks after one rank is killed or excluded."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ LIMIT = timedelta(seconds=60)
 
 
 def _in_shrunk(me: int) -> None:
-    """All that torch has of the default group is among those who stay: 0, 2 and 3, which are 0, 1 and 2 now."""
-    stay = [0, 2, 3]
-    assert (dist.get_world_size(), dist.get_rank()) == (3, stay.index(me))
+    """torch's state of the default group covers the remaining ranks 0, 2 and 3, now ranks 0, 1 and 2."""
+    remaining = [0, 2, 3]
+    assert (dist.get_world_size(), dist.get_rank()) == (3, remaining.index(me))
     assert dist.get_process_group_ranks(dist.group.WORLD) == [0, 1, 2]
     mine = torch.tensor([me])
     dist.all_reduce(mine)
-    assert int(mine) == sum(stay)
+    assert int(mine) == sum(remaining)
     dist.broadcast(mine.fill_(me), 2)
     assert int(mine) == 3
     found = [None] * 3
     dist.all_gather_object(found, me)
-    assert found == stay
+    assert found == remaining
     # As many as there were before, so that a name that was used would come again.
     for ranks in ([0, 1, 2], [0, 2]):
         group = dist.new_group(ranks)
         if dist.get_rank() in ranks:
             dist.all_reduce(mine.fill_(me), group=group)
-            assert int(mine) == sum(stay[rank] for rank in ranks)
+            assert int(mine) == sum(remaining[rank] for rank in ranks)
     if dist.get_rank() == 2:
         return
     dist.shrink_group([2])
@@ -47,7 +47,7 @@ def _in_shrunk(me: int) -> None:
 
 
 def _rank(me: int, path: str, killed: bool) -> float:
-    """Returns the seconds from the end of a call of all to the first right result of those who stay."""
+    """Returns the seconds from the end of a call of all ranks to the remaining ranks' first correct result."""
     store = dist.FileStore(path)
     dist.init_process_group("smddp", store=store, rank=me, world_size=SIZE, timeout=LIMIT)
     for ranks in (range(SIZE), [OUT, 2]):

@@ -29,7 +29,7 @@ def program(cells: list[Cell], folder: Path) -> list[dict[str, Any]]:
 
 
 def wrong(found: dict[str, Any]) -> str | None:
-    """Describes a cell that broke a promise; None for one that kept all."""
+    """Describes a violated guarantee of a cell; None if all hold."""
     state, end, wire = found["cell"]
     (status, others), (mine, theirs) = found["status"], found["said"]
     error_of_peer = theirs.rpartition("error: ")[2].split()

@@ -1,4 +1,4 @@
-"""Groups go on with whom there is: ranks are killed in the middle of their calls, others join, no result is wrong."""
+"""Groups continue after ranks are killed in calls and others join, with correct results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="another backend reco
 
 
 def _campaign(size: int, kills: int, nodes: int = 1, environment: dict | None = None, seed: int = 0) -> list:
-    """Kills one or two of `size` members at random moments, and has others take their places."""
+    """Kills one or two of `size` members at random times and replaces them."""
     found = []
     with Manager(size, nodes, environment, seed) as manager:
         while sum(found_ for *_, found_ in found) < kills:
@@ -35,7 +35,7 @@ def _campaign(size: int, kills: int, nodes: int = 1, environment: dict | None = 
 
 
 def _joins(size: int, joins: int) -> list[float]:
-    """Each time a newcomer joins `size` - 1 that make calls until they are told, and then one is killed."""
+    """A new rank joins `size` - 1 busy ranks, then one rank is killed; repeated."""
     found = []
     with Manager(size, seed=size) as manager:
         while len(found) < joins:
@@ -46,7 +46,7 @@ def _joins(size: int, joins: int) -> list[float]:
     return found
 
 
-def _told(kills: list) -> str:
+def _summary(kills: list) -> str:
     seconds = [kill.seconds for kill in kills]
     return f"{len(seconds)} times killed; from a death to right results in all survivors, {_spread(seconds)}"
 
@@ -62,7 +62,7 @@ def _spread(seconds: list[float]) -> str:
 def test_survivors_go_on_and_newcomers_join(wire):
     settings = wires.settings(wire)
     kills = _campaign(4, 6, nodes=1 if wire == "shm" else 2, environment=settings)
-    print(_told(kills))
+    print(_summary(kills))
 
 
 def test_the_example_of_ddp_has_the_losses_of_one_process_though_ranks_die_and_join():
@@ -72,7 +72,7 @@ def test_the_example_of_ddp_has_the_losses_of_one_process_though_ranks_die_and_j
 
 
 @pytest.mark.slow
-def test_the_example_of_ddp_goes_on_from_its_file_where_torchrun_starts_all_ranks_anew():
+def test_elastic_ddp_example_resumes_from_its_file_under_torchrun():
     example = Path(__file__).parents[2] / "examples" / "elastic_ddp.py"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     done = subprocess.run([*launch, "--max-restarts", "1", str(example)], capture_output=True, text=True, timeout=300)
@@ -86,7 +86,7 @@ def test_the_example_of_ddp_goes_on_from_its_file_where_torchrun_starts_all_rank
 def test_a_thousand_kills(wire, size):
     settings = wires.settings(wire)
     kills = _campaign(size, 100, nodes=1 if wire == "shm" else 2, environment=settings, seed=size)
-    print(f"{wire}, {size} ranks: {_told(kills)}")
+    print(f"{wire}, {size} ranks: {_summary(kills)}")
 
 
 @pytest.mark.slow
@@ -94,4 +94,4 @@ def test_a_thousand_kills(wire, size):
 @pytest.mark.parametrize("size", [4, 8])
 def test_a_late_rank_joins_two_hundred_times_under_load(size):
     joins = _joins(size, 200)
-    print(f"{len(joins)} joins to {size} ranks; from telling them to right results in all, {_spread(joins)}")
+    print(f"{len(joins)} joins to {size} ranks; from the new configuration to correct results on all, {_spread(joins)}")

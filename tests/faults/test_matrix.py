@@ -1,4 +1,4 @@
-"""Whatever ends or halts a rank in whatever call, all others are told soon, and no result is wrong."""
+"""Every fault of a rank in every call is reported to all other ranks in time, without wrong results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="another backend has 
 
 
 def _matrix(*arguments: str, limit: int) -> None:
-    # Ranks are forked, so from a process that has started no thread of smddp's.
+    # Ranks are forked from a process without threads of smddp.
     command = [sys.executable, "-m", "faults.matrix", *arguments]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=limit)
     print(done.stdout)

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 
-def test_the_world_goes_on_without_a_rank_that_is_dead_or_left_out():
+def test_world_continues_without_a_dead_or_excluded_rank():
     done = subprocess.run([sys.executable, shrinking.__file__], capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stderr
     for seconds in json.loads(done.stdout).values():

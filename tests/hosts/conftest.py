@@ -1,4 +1,4 @@
-"""Fixtures of the tests across hosts. They need network namespaces, of root or of a user; `netlab check` tells."""
+"""Fixtures of the tests across hosts. They need network namespaces, of root or of a user; see `netlab check`."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""The lab of network namespaces (bench/lab/netlab): what it can do here, and one run of a command in it."""
+"""Lab of network namespaces (bench/lab/netlab): its features here, and one run of a command in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 NETLAB = Path(__file__).parents[2] / "bench" / "lab" / "netlab"
 _PR_SET_PDEATHSIG = 1
-# What netlab exits with when its own --timeout has passed.
+# Exit status of netlab after its own --timeout.
 TIMED_OUT = 124
 
 
@@ -31,7 +31,7 @@ def _check() -> dict[str, str]:
 
 
 def why_not(*needs: str) -> str | None:
-    """Why this machine has no lab, or none with `needs` (the first words of `netlab check`'s lines); None if it has."""
+    """Returns why this machine has no lab with `needs` (first words of `netlab check` lines), or None."""
     found = _check()
     if "error" in found:
         return f"netlab check: {found['error']}"
@@ -59,7 +59,7 @@ def start(arguments: list[str], env: dict[str, str] | None = None, **options) ->
 
 @dataclass
 class Outcome:
-    """What one run in the lab came to."""
+    """Result of one run in the lab."""
 
     status: int
     #: each rank's output, standard error included
@@ -88,7 +88,7 @@ def run(
 ) -> Outcome:
     """Runs a command once per rank, in `hosts` hosts of `procs` ranks, and ends it after `seconds`.
 
-    A rank that fails does not end the others: what they notice by themselves is what is tested.
+    A rank that fails does not end the others: the tests check their own detection.
     """
     with tempfile.TemporaryDirectory(prefix="smddp-hosts-") as directory:
         report = Path(directory) / "report.json"
@@ -105,5 +105,5 @@ def run(
 
 
 def job(name: str) -> list[str]:
-    """The command that runs one of the scripts in `jobs/`."""
+    """Returns the command for one of the scripts in `jobs/`."""
     return [sys.executable, str(Path(__file__).parent / "jobs" / f"{name}.py")]

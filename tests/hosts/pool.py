@@ -1,6 +1,6 @@
-"""Rank processes that live in the hosts of one lab and run many cases, as backend.ranks does on one machine.
+"""Rank processes on the hosts of one lab that run many cases, as backend.ranks does on one machine.
 
-The lab's hosts share the file system, so the ranks are told what to do over a unix socket with a path, which
+The lab's hosts share the file system, so the ranks receive their cases over a unix socket with a path, which
 reaches through network namespaces; what is tested goes over the lab's network.
 """
 
@@ -20,7 +20,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from backend.ranks import BACKEND, ask, error_text
+from backend.ranks import BACKEND, ask
+from backend.ranks import told as failure
 
 from hosts import netlab, wires
 
@@ -71,7 +72,7 @@ class Hosts:
             self._pids[slot] = struct.unpack("3i", credentials)[0]
 
     def slots(self, size: int) -> tuple[int, ...]:
-        """Where `size` ranks live: two are always on two hosts, three are unevenly many where a host has room."""
+        """Returns the slots of `size` ranks: two are on two hosts, three unevenly distributed where a host has room."""
         if size == 2:
             return (0, self.procs)
         return tuple(range(size))
@@ -85,7 +86,7 @@ class Hosts:
         self._run("backend", slots, module, name, seconds)
 
     def run_client_case(self, module: str, name: str, seconds: float) -> None:
-        """A case of tests/clients, on all slots, in a default group of its own."""
+        """A case of tests/clients, on all slots, in a separate default group."""
         self._stores += 1
         self._open = ()
         self._run("client", self.slots(self.hosts * self.procs), module, name, seconds)
@@ -99,7 +100,7 @@ class Hosts:
         )
         if said:
             self.close()
-            raise AssertionError(error_text(said, len(slots)))
+            raise AssertionError(failure(said, len(slots)))
 
     def _log(self, slot: int) -> str:
         logs = [self._directory / f"{kind}{slot}.log" for kind in ("rank", "stacks")]
@@ -112,7 +113,7 @@ class Hosts:
         stacks = self._directory / f"stacks{slot}.log"
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pids[slot], signal.SIGUSR1)
-        # faulthandler does not say when it is done.
+        # faulthandler does not signal its completion.
         deadline = time.monotonic() + 2
         while not stacks.stat().st_size and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -139,7 +140,7 @@ class Labs:
         self._hosts: Hosts | None = None
 
     def of(self, wire: str, hosts: int, procs: int) -> Hosts:
-        """Skips the test where there is no such wire here."""
+        """Skips the test if the wire is unavailable."""
         env = wires.settings(wire, BACKEND)
         if self._hosts is None or not self._hosts.alive or self._at != (wire, hosts, procs):
             self.close()

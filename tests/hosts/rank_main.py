@@ -1,4 +1,4 @@
-"""One rank process in a host of the lab: connects to the test's socket and runs what it is told."""
+"""One rank process in a host of the lab: connects to the test's socket and runs the received cases."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SHAPES = [(2, 2), (4, 1)]
 LABS = [(wire, *shape) for wire in WIRES for shape in SHAPES]
 CLIENTS = {"fsdp2", "fsdp1", "ddp", "tensor_parallel", "zero"}
 
-# (shape, case): what one machine promises and hosts of several ranks cannot.
+# (shape, case): guarantees of one machine that several hosts cannot give.
 NOT_ACROSS = {
     (
         (2, 2),
@@ -25,7 +25,7 @@ NOT_ACROSS = {
     ): "across hosts sums round once a level; hosts/cases.py has that case",
 }
 
-# What `make test` runs, in two hosts of two: one of each kind, and the ways of moving bytes over libfabric too.
+# Cases of `make test` on two hosts with two ranks each: one per kind, and the transfers over libfabric.
 QUICK = {}
 QUICK["tcp"] = {
     "test_all_gather_into_tensor_puts_each_block_in_its_place",

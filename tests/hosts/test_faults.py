@@ -1,4 +1,4 @@
-"""A rank, a host or a link that goes: the others say who, where, and within a second or by the group's timeout."""
+"""Failures of a rank, a host or a link: survivors name the rank within a second or by the group's timeout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def named_errors(backend) -> None:
 
 
 def errors(outcome: netlab.Outcome) -> list[str]:
-    """The error of each survivor."""
+    """Returns the error of each survivor."""
     found = []
     for rank in outcome.survivors:
         line = next((line for line in outcome.said[rank].splitlines() if line.startswith("error ")), None)
@@ -30,7 +30,7 @@ def after_fault(outcome: netlab.Outcome) -> float:
 
 
 def killed(wire: str, hosts: int, procs: int, fault: str, *arguments: str) -> None:
-    """Rank 3 is killed; every survivor names it, and soon: the machine may hold up one run, not each of three."""
+    """Kills rank 3. Every survivor must name it soon, in at least one of three runs."""
     took = []
     while len(took) < 3 and (not took or took[-1] >= 1.5):
         took.append(killed_once(wire, hosts, procs, fault, *arguments))
@@ -38,7 +38,7 @@ def killed(wire: str, hosts: int, procs: int, fault: str, *arguments: str) -> No
 
 
 def killed_once(wire: str, hosts: int, procs: int, fault: str, *arguments: str) -> float:
-    """How long it takes until the survivors have ended."""
+    """Returns the seconds until the survivors have exited."""
     outcome = netlab.run(
         [*netlab.job("steps"), *arguments],
         hosts=hosts,
@@ -51,7 +51,7 @@ def killed_once(wire: str, hosts: int, procs: int, fault: str, *arguments: str) 
     for error in errors(outcome):
         assert error.startswith("error PeerLostError ranks=[3]"), outcome
         assert f"rank 3 (host h{3 // procs}" in error, outcome
-    # The process's own end is in there.
+    # Includes the exit of the process.
     return after_fault(outcome)
 
 
@@ -78,15 +78,15 @@ def test_a_killed_rank_is_named_by_every_survivor_within_a_second(wire, hosts, p
         ("fabric", 4, 1),
     ],
 )
-def test_a_rank_that_dies_while_the_others_wait_for_it_is_named_by_them(wire, hosts, procs, child) -> None:
-    """Nothing is under way to it, and a child that it has forked holds copies of its sockets."""
-    arguments = ["--tell-after", "25", "--absent", "3", *(["--child"] if child else [])]
+def test_awaited_rank_that_dies_is_reported(wire, hosts, procs, child) -> None:
+    """No message is pending for the rank, and its forked child holds copies of its sockets."""
+    arguments = ["--print-after", "25", "--absent", "3", *(["--child"] if child else [])]
     killed(wire, hosts, procs, "/a second later/ kill rank=3", *arguments)
 
 
 @pytest.mark.parametrize("wire", ["tcp", pytest.param("fabric", marks=SLOW)])
 def test_a_host_that_falls_silent_is_lost_within_the_peer_timeout(wire) -> None:
-    """No reset and no end of connection reaches the survivors of a host that loses its power."""
+    """A host that loses power sends neither a reset nor an end of connection."""
     outcome = netlab.run(
         [*netlab.job("steps"), "--timeout", "60"],
         hosts=2,
@@ -99,14 +99,14 @@ def test_a_host_that_falls_silent_is_lost_within_the_peer_timeout(wire) -> None:
     for error in errors(outcome):
         assert "PeerLostError" in error, outcome
         assert "(host h1" in error and "its host does not answer any more" in error, outcome
-    # A busy machine may be a little late with it; the deadline is far off.
+    # A busy machine may be slightly late; the deadline is much longer.
     assert after_fault(outcome) < 6, outcome
 
 
 @SLOW
 @pytest.mark.parametrize("wire", wires.WIRES)
 def test_a_stopped_process_ends_a_call_at_its_deadline_only(wire) -> None:
-    """Its host goes on answering for it, for longer than a silent host has."""
+    """The host keeps answering for its stopped rank, longer than the limit for a silent host."""
     outcome = netlab.run(
         [*netlab.job("steps"), "--timeout", "7"],
         hosts=2,
@@ -121,12 +121,12 @@ def test_a_stopped_process_ends_a_call_at_its_deadline_only(wire) -> None:
 
 @SLOW
 @pytest.mark.parametrize("wire", wires.WIRES)
-def test_a_silence_that_ends_costs_nothing(wire) -> None:
+def test_short_network_outage_has_no_effect(wire) -> None:
     if reason := netlab.why_not("--delay"):
         pytest.skip(reason)
     silence = ("--fault", "/step 25$/ blackhole host=1", "--fault", "/a second later/ restore host=1")
     outcome = netlab.run(
-        [*netlab.job("steps"), "--steps", "400", "--tell-after", "25"],
+        [*netlab.job("steps"), "--steps", "400", "--print-after", "25"],
         hosts=2,
         procs=2,
         options=("--delay", "20us", *silence),

@@ -1,4 +1,4 @@
-"""What a host says of itself, and settings that cannot work: every rank is told the setting and its values."""
+"""Host facts, and invalid settings: every rank reports the setting and its values."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def all_raise(outcome: netlab.Outcome, *words: str) -> None:
     ],
 )
 def test_the_interface_can_be_named_in_the_ways_of_nccl_and_gloo(setting, value) -> None:
-    # netlab itself sets NCCL's and gloo's name: only what is tested stays.
+    # netlab sets the interfaces of NCCL and gloo; only the tested setting is kept.
     names = dict.fromkeys(("SMDDP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), "")
     outcome = call(**{**names, setting: value})
     assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
@@ -53,7 +53,7 @@ def test_the_family_of_addresses_can_be_chosen(family, address) -> None:
     assert address in outcome.said[0], outcome
 
 
-def test_an_interface_that_does_not_exist_is_told_with_those_that_do() -> None:
+def test_missing_interface_is_reported_with_the_existing_ones() -> None:
     all_raise(call(SMDDP_SOCKET_IFNAME="nosuch0"), "SMDDP_SOCKET_IFNAME", "nosuch0", "eth0", "10.77.0.")
 
 
@@ -62,14 +62,14 @@ def test_loopback_is_refused_between_hosts() -> None:
     all_raise(call(SMDDP_SOCKET_IFNAME="lo"), "SMDDP_SOCKET_IFNAME", "lo", "loopback")
 
 
-def test_what_goes_between_hosts_is_encrypted_on_request() -> None:
+def test_traffic_between_hosts_is_encrypted_on_request() -> None:
     outcome = call(SMDDP_ENCRYPT="1")
     assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
     assert "eth0" in outcome.said[0] and "encrypted" in outcome.said[0], outcome
 
 
 @pytest.mark.slow
-def test_a_fabric_that_cannot_encrypt_is_refused_where_that_is_asked_for() -> None:
+def test_fabric_without_encryption_is_rejected_on_request() -> None:
     all_raise(
         call(**wires.settings("fabric"), SMDDP_ENCRYPT="1"), "SMDDP_ENCRYPT=1", "libfabric", "SMDDP_TRANSPORT=tcp"
     )
@@ -84,7 +84,7 @@ def test_a_fabric_that_cannot_encrypt_is_refused_where_that_is_asked_for() -> No
         pytest.param("SMDDP_TRANSPORT", "tcp", "auto", marks=pytest.mark.slow),
     ],
 )
-def test_a_setting_that_differs_between_hosts_is_told_with_both_values(setting, one, other) -> None:
+def test_setting_that_differs_between_hosts_is_reported_with_both_values(setting, one, other) -> None:
     outcome = call(f"0:{setting}={one}", f"1:{setting}={other}")
     all_raise(outcome, setting, one, other)
 
@@ -95,7 +95,7 @@ def test_shared_memory_alone_is_refused_across_hosts() -> None:
 
 @pytest.mark.slow
 def test_one_ranks_bad_setting_ends_all_ranks() -> None:
-    """The one that is right does not wait for its timeout."""
+    """The rank with the valid setting does not wait for its timeout."""
     outcome = call("1:SMDDP_SOCKET_IFNAME=nosuch0")
     all_raise(outcome, "SMDDP_SOCKET_IFNAME", "nosuch0")
     assert max(row["seconds_after_last_fault"] or 0 for row in outcome.ranks) < 15, outcome
@@ -104,21 +104,21 @@ def test_one_ranks_bad_setting_ends_all_ranks() -> None:
 FABRIC = wires.WIRES["fabric"]
 
 
-def test_a_way_that_is_required_and_not_there_ends_all_ranks() -> None:
-    """They say what there is instead."""
+def test_unavailable_required_transport_fails_on_all_ranks() -> None:
+    """The errors list the alternatives."""
     way = "the way between nodes is tcp eth0 10.77.0."
     all_raise(call(SMDDP_REQUIRE="efa"), "SMDDP_REQUIRE=efa", way, "no EFA device")
 
 
 @pytest.mark.slow
-def test_a_fabric_is_not_what_is_required_by_the_name_of_tcp() -> None:
+def test_fabric_does_not_satisfy_a_required_tcp() -> None:
     outcome = call(**{**wires.settings("fabric"), "SMDDP_REQUIRE": "tcp"})
     all_raise(outcome, "SMDDP_REQUIRE=tcp", "fabric tcp;ofi_rxm (libfabric ", "eth0")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("required", ["tcp", "fabric", "tcp;ofi_rxm"])
-def test_a_way_that_is_required_and_there_is_taken(required) -> None:
+def test_available_required_transport_is_used(required) -> None:
     wire = "tcp" if required == "tcp" else "fabric"
     outcome = call(**{**wires.settings(wire), "SMDDP_REQUIRE": required})
     assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
@@ -126,12 +126,12 @@ def test_a_way_that_is_required_and_there_is_taken(required) -> None:
 
 
 @pytest.mark.slow
-def test_a_libfabric_that_is_not_there_ends_all_ranks() -> None:
+def test_missing_libfabric_fails_on_all_ranks() -> None:
     asked = {"SMDDP_TRANSPORT": "fabric", "SMDDP_LIBFABRIC": "/nonexistent/libfabric.so.1"}
     all_raise(call(**asked), "SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1", "SMDDP_TRANSPORT=fabric", "cannot open")
 
 
-def test_a_provider_that_does_not_exist_is_told_with_those_that_do() -> None:
+def test_missing_provider_is_reported_with_the_existing_ones() -> None:
     asked = {**wires.settings("fabric"), "SMDDP_FABRIC_PROVIDER": "nosuch"}
     all_raise(call(**asked), "SMDDP_FABRIC_PROVIDER=nosuch", "tcp;ofi_rxm", "libfabric ")
 
@@ -143,18 +143,18 @@ def test_one_ranks_missing_library_ends_all_ranks() -> None:
 
 
 def between_nodes(outcome: netlab.Outcome, host: int) -> str:
-    """What `smddp info` says there."""
+    """Returns the output of `smddp info` on the hosts."""
     assert outcome.status == 0, outcome
     return next(line for line in outcome.said[host].splitlines() if line.split()[:1] == ["between_nodes"])
 
 
 def info(**env: str) -> netlab.Outcome:
-    # Lines as long as they are, whatever the width is that whoever runs the tests has.
+    # Disables wrapping at the width of the caller's terminal.
     env = {"COLUMNS": "1000", **env}
     return netlab.run([sys.executable, "-m", "smddp.tools.cli", "info"], hosts=2, procs=1, env=env, seconds=40)
 
 
-def test_info_tells_which_interface_serves_between_hosts() -> None:
+def test_info_shows_the_interface_between_hosts() -> None:
     outcome = info()
     for host in range(2):
         assert f"tcp eth0 10.77.0.{host + 1}" in between_nodes(outcome, host), outcome
@@ -173,7 +173,7 @@ def test_info_tells_which_interface_serves_between_hosts() -> None:
     ],
     ids=["forbidden", "required", "no-library", "fabric"],
 )
-def test_info_tells_what_settings_leave_between_hosts(env, words) -> None:
+def test_info_shows_the_transport_that_settings_permit(env, words) -> None:
     if env is FABRIC:
         wires.settings("fabric")
     outcome = info(**env)

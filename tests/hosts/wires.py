@@ -1,5 +1,5 @@
-"""What the hosts are joined by: our own sockets, or libfabric over the same network; and processes of one machine,
-which count as on several nodes, by these, by memory, or by EFA, simulated."""
+"""Transports between hosts: TCP sockets or libfabric; on one machine, processes counted as several nodes use these,
+shared memory, or simulated EFA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-#: The settings that choose each.
+#: Settings that select each transport.
 WIRES = {
     "tcp": {"SMDDP_REQUIRE": "tcp"},
     "fabric": {"SMDDP_TRANSPORT": "fabric", "SMDDP_FABRIC_PROVIDER": "tcp", "SMDDP_REQUIRE": "fabric"},
@@ -19,7 +19,7 @@ WIRES = {
 # The file of the libfabric that simulates EFA between processes (crates/fake-libfabric).
 _EFA = os.environ.get("SMDDP_TEST_EFA_LIBRARY", "")
 
-#: The settings of processes of one machine. Those that are no wire of WIRES join no hosts.
+#: Settings for processes of one machine. Entries missing in WIRES cannot connect hosts.
 WAYS = {
     "shm": {},
     **WIRES,
@@ -35,7 +35,7 @@ WAYS = {
 
 @functools.cache
 def why_not(wire: str) -> str | None:
-    """Why tests cannot use this wire here; None if they can."""
+    """Returns why tests cannot use this wire here, or None."""
     if wire == "efa" and not os.path.exists(_EFA):
         return (
             f"SMDDP_TEST_EFA_LIBRARY ({_EFA!r}) is not the file of the simulated EFA; `make test-python` sets it, or: "
@@ -44,7 +44,7 @@ def why_not(wire: str) -> str | None:
     if wire != "fabric":
         return None
     library = os.environ.get("SMDDP_LIBFABRIC") or "libfabric.so.1"
-    # In a process of its own: loading it starts providers, which stay.
+    # Separate process: loading the library starts providers for the process's lifetime.
     load = [sys.executable, "-c", "import ctypes, sys; ctypes.CDLL(sys.argv[1])", library]
     done = subprocess.run(load, capture_output=True, text=True, timeout=60)
     if done.returncode == 0:
@@ -53,7 +53,7 @@ def why_not(wire: str) -> str | None:
 
 
 def settings(wire: str, backend: str = "smddp") -> dict[str, str]:
-    """The environment of ranks that use this wire. Skips the test where there is no such wire here."""
+    """The environment of ranks that use this wire. Skips the test if the wire is unavailable."""
     if backend != "smddp" and wire != "tcp":
         pytest.skip(f"{backend} has no such choice")
     if reason := why_not(wire):
@@ -62,7 +62,7 @@ def settings(wire: str, backend: str = "smddp") -> dict[str, str]:
 
 
 def usable(ways: list[str]) -> list[str]:
-    """Those of these that there are here; says which are not, and why."""
+    """Returns the available wires; prints the unavailable ones with the reason."""
     reasons = {way: why_not(way) for way in ways}
     for way, reason in reasons.items():
         if reason:

@@ -1,6 +1,6 @@
-"""Mistakes that people make, and the words that what they are told must hold.
+"""Common mistakes, and the words that the error messages must contain.
 
-Run as a program it makes each of them in a forked child, because torch is imported once, and prints what came of it as
+Run as a program it makes each of them in a forked child, because torch is imported once, and prints the results as
 JSON.
 """
 
@@ -63,7 +63,7 @@ def program(name: str, *arguments: str) -> Callable[[], object]:
 
 
 def in_a_child(call: Callable[[], object]) -> None:
-    """The child's exception becomes this process's own words."""
+    """Prints the child's exception in this process."""
     child = os.fork()
     if child == 0:
         try:
@@ -72,7 +72,7 @@ def in_a_child(call: Callable[[], object]) -> None:
             print(f"{type(error).__name__}: {error}", flush=True)
         os._exit(0)
     os.waitpid(child, 0)
-    raise RuntimeError("told above")
+    raise RuntimeError("reported above")
 
 
 def after_close(comm: smddp.Communicator) -> None:
@@ -133,7 +133,7 @@ def _arrays() -> dict[str, Case]:
         "an output of another size": case(
             lambda c: c.all_gather(ONES, out=np.ones(5)), "ValueError", "4 elements", "5"
         ),
-        "a root that is no rank": case(lambda c: c.broadcast(ONES, 3), "ValueError", "root 3", "group of 1"),
+        "a root outside of the group": case(lambda c: c.broadcast(ONES, 3), "ValueError", "root 3", "group of 1"),
         "a factor that is missing": case(
             lambda c: c.all_reduce(ONES, "premul_sum"), "ValueError", "premul_sum has a factor", "0.5"
         ),
@@ -156,7 +156,7 @@ def _arrays() -> dict[str, Case]:
             lambda c: c.all_reduce(np.ones(2, complex), "max"), "ValueError", "max of complex128"
         ),
         "a misspelt collective": case(lambda c: c.path("all_redcue", 8), "ValueError", "'all_redcue'", "all_reduce"),
-        "a message to nobody": case(lambda c: c.send(ONES, 9), "ValueError", "rank 9", "group of 1"),
+        "a message to a missing rank": case(lambda c: c.send(ONES, 9), "ValueError", "rank 9", "group of 1"),
         "a negative tag": case(lambda c: c.send(ONES, 0, -4), "ValueError", "tag -4"),
         "the other byte order": case(lambda c: c.all_reduce(ONES.astype(">f8")), "ValueError", "big-endian"),
         "a tensor with a gradient": case(
@@ -204,7 +204,7 @@ def _meeting() -> dict[str, Case]:
         ),
         "a port that is taken": launched("TopologyError", "MASTER_PORT", "in use", **RANK_0),
         "RANK beyond WORLD_SIZE": launched("ConfigError", "RANK is 3", "2 ranks", **{**RANK_0, "RANK": "3"}),
-        "RANK that is no number": launched("ConfigError", "RANK is 'x'", **{**RANK_0, "RANK": "x"}),
+        "an invalid number in RANK": launched("ConfigError", "RANK is 'x'", **{**RANK_0, "RANK": "x"}),
         "RANK alone": launched("ConfigError", "WORLD_SIZE is not set", "torchrun", RANK="1"),
         "no MASTER_ADDR": launched("ConfigError", "MASTER_ADDR is not set", RANK="0", WORLD_SIZE="2"),
         "a port beyond all": launched("ConfigError", "MASTER_PORT is 70000", **{**RANK_0, "MASTER_PORT": "70000"}),
@@ -271,7 +271,7 @@ def _settings() -> dict[str, Case]:
     }
     wrong = {"SMDDP_ALGO": "rign"}
     words = ('SMDDP_ALGO="rign"', "hier-ring")
-    found["info of a setting that is not valid"] = Case(partial(cli.main, ["info"]), 1, ("WRONG", *words), wrong)
+    found["info of a setting that is not valid"] = Case(partial(cli.main, ["info"]), 1, ("Problems", *words), wrong)
     found["info of a misspelt setting"] = Case(
         partial(cli.main, ["info"]),
         0,
@@ -295,12 +295,12 @@ def _programs() -> dict[str, Case]:
         "smddp infoo": (smddp_("infoo"), "'infoo'", "doctor"),
         "an option that the doctor lacks": (smddp_("doctor", "--fast"), "usage: smddp doctor", "--fast", "--quick"),
         "no ranks to show": (smddp_("info", "-n", "0"), "at least 1", "0"),
-        "a pid that is no number": (smddp_("status", "abc"), "'abc'"),
+        "an invalid pid": (smddp_("status", "abc"), "'abc'"),
         "launch without a script": (smddp_("launch"), "SCRIPT"),
         "launch of no file": (smddp_("launch", "no.py"), "entry_point", "file 'no.py' does not exist"),
         "nodes without an engine": (smddp_("launch", HERE, "--nodes", "2"), "--engine", "--hosts"),
         "a host's ranks in letters": (smddp_("launch", HERE, "--hosts", "a:x"), "'a:x'", "NAME:RANKS"),
-        "a distribution that is no JSON": (smddp_("launch", HERE, "--distribution", "{bad"), "no JSON", "'{bad'"),
+        "a distribution with invalid JSON": (smddp_("launch", HERE, "--distribution", "{bad"), "no JSON", "'{bad'"),
         "a misspelt engine": (smddp_("launch", HERE, "--engine", "slrum"), "'slrum'", "slurm"),
         "a misspelt benchmark": (bench("all_redcue"), "'all_redcue'", "all_reduce"),
         "a size in words": (bench("all_reduce", "-b", "x"), "'x' is not a size", "64K"),
@@ -338,7 +338,7 @@ def _programs() -> dict[str, Case]:
         program("smddprun", "true"), USAGE, ("RANK is 2", "2 ranks"), {**RANK_0, "RANK": "2"}
     )
     found["a process that is not there"] = Case(smddp_("status", "999999999"), 1, ("no such process",))
-    found["a trace of no dump"] = Case(smddp_("trace", HERE), 1, ("is no dump",))
+    found["a trace of no dump"] = Case(smddp_("trace", HERE), 1, ("is not a dump",))
     found["a replay of no file"] = Case(bench("replay", "/no/f.json"), 1, ("/no/f.json", "No such file"))
     return found
 
@@ -396,7 +396,7 @@ def begun(case: Case, taken: int) -> tuple[int, BinaryIO]:
 
 
 def come_of(status: int, out: BinaryIO) -> tuple[object, str]:
-    """How a child that has ended made its mistake, and what it said."""
+    """Returns exit status and output of an ended child."""
     with out:
         out.seek(0)
         said = out.read().decode()
@@ -406,7 +406,7 @@ def come_of(status: int, out: BinaryIO) -> tuple[object, str]:
 
 
 def outcomes(taken: int) -> dict[str, tuple[object, str]]:
-    """What comes of every mistake."""
+    """Returns the result of every mistake."""
     found: dict[str, tuple[object, str]] = {}
     left, under_way = list(CASES), {}
     while left or under_way:
@@ -426,7 +426,7 @@ if __name__ == "__main__":
     # Once, and not by each child; none of them starts a thread.
     for module in ("smddp.estimator.shell", "torch.sagemaker", "smdistributed.modelparallel.torch"):
         importlib.import_module(module)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        json.dump(outcomes(listening.getsockname()[1]), sys.stdout)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        json.dump(outcomes(listener.getsockname()[1]), sys.stdout)

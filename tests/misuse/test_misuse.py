@@ -1,4 +1,4 @@
-"""Who makes a mistake is told which, and what would be right: no traceback, no silence."""
+"""Every mistake is reported with a remedy, without a traceback."""
 
 import json
 import subprocess
@@ -24,7 +24,7 @@ def test_there_are_sixty_and_more():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_is_told(outcomes, name):
+def test_mistake_is_reported(outcomes, name):
     ends, said = outcomes[name]
     case = CASES[name]
     missing = [word for word in case.words if word not in said]

@@ -1,4 +1,4 @@
-"""What the pages for newcomers tell them to type: shell commands and Python scripts, as they are written."""
+"""Extraction of the shell commands and Python scripts from the introductory pages."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _PROGRAMS = ("docker", "make", "mpirun", "pip", "python", "smddp", "smddp-bench"
 
 
 def scripts(page: str) -> list[str]:
-    """The page's Python blocks, in order."""
+    """Returns the page's Python blocks, in order."""
     return _FENCE.findall((ROOT / page).read_text())
 
 
 def commands(page: str) -> list[str]:
-    """The page's shell commands, in order and without the comments behind them."""
+    """Returns the page's shell commands, in order and without trailing comments."""
     text = _FENCE.sub("", (ROOT / page).read_text())
     lines = _INDENTED.findall(text)
     in_tables = [words for row in re.findall(r"^\|.*\|$", text, re.M) for words in _CELL.findall(row)]
     in_text = [words for line in text.splitlines() if not line.startswith(("|", " ")) for words in _CELL.findall(line)]
-    told = [*lines, *(words for words in (*in_tables, *in_text) if _begins_a_command(words))]
-    return list(dict.fromkeys(re.split(r"\s+#\s", line)[0].strip() for line in told))
+    commands_found = [*lines, *(words for words in (*in_tables, *in_text) if _begins_a_command(words))]
+    return list(dict.fromkeys(re.split(r"\s+#\s", line)[0].strip() for line in commands_found))
 
 
 def _begins_a_command(words: str) -> bool:

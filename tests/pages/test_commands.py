@@ -1,4 +1,4 @@
-"""What README.md and the quick start tell people to type does what they say, as it is written.
+"""The commands of README.md and the quick start work as written.
 
 A command that these pages have and no row here, or the other way round, is an error.
 """
@@ -26,7 +26,7 @@ ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 
 @dataclass(frozen=True)
 class Row:
-    """How a command is run, and what it must say."""
+    """Execution of a command, and its expected output."""
 
     says: str
     script: int = TORCH
@@ -53,7 +53,7 @@ ROWS = {
     "smddp launch script.py --hosts a:4,b:4": Row("", hosts="first", slow=True),
     "mpirun -np 4 python script.py": Row("", ARRAYS, needs="mpirun"),
     "mpirun -np 4 python examples/numpy_allreduce.py": Row("4 ranks", needs="mpirun"),
-    # A machine that tests run on may lack what a training machine needs: 1 is "not well", and says what.
+    # A machine that tests run on may lack what a training machine needs: status 1 with findings is permitted.
     "smddp doctor": Row("libfabric", status=(0, 1)),
     "smddp info": Row("libfabric"),
     # Other jobs may be there, or none.
@@ -146,13 +146,13 @@ def holds(page: str, command: str, row: Row, place: Path) -> None:
     if row.before:
         subprocess.run(["bash", "-c", row.before], cwd=place, check=True, env=environment(place), timeout=row.limit)
     done = written(command, place, row, page)
-    told = done.stdout + done.stderr
-    assert done.returncode in row.status, told
-    assert row.says.lower() in told.lower(), told
-    assert "Traceback" not in told, told
+    output = done.stdout + done.stderr
+    assert done.returncode in row.status, output
+    assert row.says.lower() in output.lower(), output
+    assert "Traceback" not in output, output
 
 
-def told_by(rows: dict[str, Row]) -> list:
+def rows_of(rows: dict[str, Row]) -> list:
     """Each command once, of the first page that has it; one with a shorter form twice."""
     pages = {command: page for page in reversed(PAGES) for command in reading.commands(page)}
     runs = []
@@ -167,15 +167,15 @@ def told_by(rows: dict[str, Row]) -> list:
 
 
 def test_each_command_of_the_pages_is_run_by_a_test():
-    told = {command for page in PAGES for command in reading.commands(page)}
-    assert told == {*ROWS, *SLOW_ROWS, *ELSEWHERE, PRINTED["script.py"][1]}
+    documented = {command for page in PAGES for command in reading.commands(page)}
+    assert documented == {*ROWS, *SLOW_ROWS, *ELSEWHERE, PRINTED["script.py"][1]}
     for command, file in ELSEWHERE.items():
         assert (ROOT / file).exists(), f"{command} is held by {file}, which is not there"
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("page, command, more", told_by(ROWS))
-def test_a_command_does_what_the_page_says(page: str, command: str, more: str, place: Path):
+@pytest.mark.parametrize("page, command, more", rows_of(ROWS))
+def test_command_works_as_documented(page: str, command: str, more: str, place: Path):
     holds(page, f"{command} {more}".strip(), ROWS[command], place)
 
 
@@ -196,7 +196,7 @@ def test_a_script_of_the_quick_start_prints_the_sum(which: str, place: Path):
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    """What is committed, as a newcomer has it, with an environment of its own."""
+    """Clone of the repository with a new environment."""
     place = tmp_path_factory.mktemp("newcomer") / "smddp"
     subprocess.run(["git", "clone", "--quiet", ROOT, place], check=True)
     subprocess.run([sys.executable, "-m", "venv", place / "own"], check=True)
@@ -205,8 +205,8 @@ def clone(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("page, command, more", told_by(SLOW_ROWS))
-def test_a_long_command_does_what_the_page_says(page: str, command: str, more: str, clone: Path):
+@pytest.mark.parametrize("page, command, more", rows_of(SLOW_ROWS))
+def test_long_command_works_as_documented(page: str, command: str, more: str, clone: Path):
     assert not more
     row = SLOW_ROWS[command]
     if row.needs and shutil.which(row.needs) is None:
@@ -215,6 +215,6 @@ def test_a_long_command_does_what_the_page_says(page: str, command: str, more: s
     env = {**os.environ, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(bin.parent)}
     words = ["bash", "-c", f"{row.before or ':'} && {command}"]
     done = subprocess.run(words, cwd=clone, env=env, capture_output=True, text=True, timeout=row.limit)
-    told = done.stdout + done.stderr
-    assert done.returncode == 0, told
-    assert row.says in told, told
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    assert row.says in output, output

@@ -68,7 +68,7 @@ def test_a_panel_has_a_line_of_medians_for_each_known_library_that_was_measured(
     assert (limit.get_color(), limit.get_linestyle()) == ("grey", "--")
 
 
-def test_what_is_drawn_are_libraries_that_peers_py_can_run():
+def test_plotted_libraries_are_those_of_peers_py():
     known = json.loads((BENCH / "lab" / "peers" / "peers.json").read_text())
     assert set(curves.STYLES) <= {*known, "limit"}
 
@@ -100,7 +100,7 @@ def test_equal_figures_are_equal_pictures_with_text_as_text(measured, tmp_path):
         ({"a.json": {"ranks": 4, "hosts": 2, "rows": []}}, "a.json: a run between 2 hosts"),
     ],
 )
-def test_what_cannot_be_drawn_is_told_and_leaves_no_picture(files, says, tmp_path):
+def test_invalid_input_is_reported_without_a_picture(files, says, tmp_path):
     for name, content in files.items():
         if isinstance(content, list):
             write(tmp_path, name, content)
@@ -113,7 +113,7 @@ def test_what_cannot_be_drawn_is_told_and_leaves_no_picture(files, says, tmp_pat
 
 
 @pytest.mark.parametrize(("name", "says"), [("x.foo", "give a name that ends in .svg"), ("no/x.svg", "No such file")])
-def test_a_picture_that_cannot_be_written_is_told(name, says, measured, tmp_path):
+def test_unwritable_picture_is_reported(name, says, measured, tmp_path):
     pytest.importorskip("matplotlib", reason=NO_MATPLOTLIB)
     done = drawn(measured, tmp_path / name)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr, done.stderr

@@ -30,14 +30,14 @@ def ranks(count: int, example: str, *words: object) -> str:
 # The two longest, in `make test-pages`: tests/modelparallel and tests/smp/test_checkpoint.py hold what they show, too.
 @pytest.mark.slow
 def test_the_pipeline_has_the_losses_of_one_process():
-    told = ranks(4, "pipeline.py", "--steps", 6, "--check")
-    assert "4 stages, 4 microbatches" in told and "from the losses of one process" in told
+    output = ranks(4, "pipeline.py", "--steps", 6, "--check")
+    assert "4 stages, 4 microbatches" in output and "from the losses of one process" in output
 
 
 @pytest.mark.slow
 def test_two_ranks_go_on_where_four_were(tmp_path: Path):
-    def losses(told: str) -> dict[str, str]:
-        return dict(line.split(": loss ") for line in told.splitlines() if ": loss " in line)
+    def losses(output: str) -> dict[str, str]:
+        return dict(line.split(": loss ") for line in output.splitlines() if ": loss " in line)
 
     four = losses(ranks(4, "reshard.py", "--steps", 6, "--save", tmp_path / "checkpoint"))
     two = losses(ranks(2, "reshard.py", "--steps", 6, "--load", tmp_path / "checkpoint"))
@@ -47,8 +47,8 @@ def test_two_ranks_go_on_where_four_were(tmp_path: Path):
 
 
 def test_a_profile_shows_the_collectives_in_torchs_timeline_and_in_the_traces(tmp_path: Path):
-    told = ranks(2, "profiling.py", "--steps", 4, "--out", tmp_path)
-    assert "smddp:all_reduce" in told
+    output = ranks(2, "profiling.py", "--steps", 4, "--out", tmp_path)
+    assert "smddp:all_reduce" in output
     events = json.loads((tmp_path / "rank1.trace.json").read_text())["traceEvents"]
     assert any(event.get("name") == "smddp:all_reduce" for event in events)
     command = [Path(sys.executable).parent / "smddp", "trace", *sorted(tmp_path.glob("*.dump.json"))]

@@ -16,7 +16,7 @@ def test_versions_are_those_that_are_tested(package):
 
 
 @pytest.mark.parametrize("name", ["extend", "adapt"])
-def test_what_is_copied_is_there(name):
+def test_copied_files_exist(name):
     text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
     source, program = (re.search(rf"^ARG {what}=(.+)$", text, re.MULTILINE)[1] for what in ("SOURCE", "PROGRAM"))
     assert (ROOT / source / program).is_file()

@@ -55,7 +55,7 @@ def test_a_circle_is_found_however_it_is_written(tmp_path, back):
     assert [(parent, set(circle) - {"c"}) for parent, circle in circles(tmp_path)] == [((), {"a", "b"})]
 
 
-def test_what_is_no_circle_is_not_called_one(tmp_path):
+def test_acyclic_imports_are_not_reported(tmp_path):
     """A child that uses its parent, what only tests use, and what a comment says."""
     written(
         tmp_path,

@@ -32,7 +32,7 @@ TORCH_FREE = ("arrays", "estimator", "exit_hooks", "launch", "observability", "s
 # Modules of those packages that exist to use torch, or are programs of a job.
 NEEDS_TORCH = {"smddp.tools.bench_torch"}
 LONGEST = 400
-# A class whose methods torch calls; its parts are in modules of their own.
+# A class whose methods torch calls; its parts are in separate modules.
 LONGER = {"smddp/torch/process_group.py": 460}
 
 

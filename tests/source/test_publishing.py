@@ -1,4 +1,4 @@
-"""What is published says the same everywhere, and its links lead somewhere."""
+"""Consistency of the published metadata, and validity of its links."""
 
 import re
 from pathlib import Path

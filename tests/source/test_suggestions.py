@@ -57,15 +57,15 @@ ENTRIES: dict[str, tuple[Callable[[str], object], str, str]] = {
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_only_a_similar_name_is_suggested_and_the_sentence_is_whole(entry: str):
     call, misspelt, right = ENTRIES[entry]
-    with pytest.raises((ValueError, TypeError)) as told:
+    with pytest.raises((ValueError, TypeError)) as raised:
         call(misspelt)
-    assert f"{misspelt!r}" in str(told.value) and f"did you mean {right!r}?" in str(told.value)
-    for far in ("zzzqqq", "FOO_BAR_BAZ", "x"):
-        with pytest.raises((ValueError, TypeError)) as told:
-            call(far)
-        assert "did you mean" not in str(told.value)
+    assert f"{misspelt!r}" in str(raised.value) and f"did you mean {right!r}?" in str(raised.value)
+    for unrelated in ("zzzqqq", "FOO_BAR_BAZ", "x"):
+        with pytest.raises((ValueError, TypeError)) as raised:
+            call(unrelated)
+        assert "did you mean" not in str(raised.value)
         # No two sentences without a mark between them.
-        assert not re.search(r"'[\w.]+' [A-Z]\w+", str(told.value)), told.value
+        assert not re.search(r"'[\w.]+' [A-Z]\w+", str(raised.value)), raised.value
 
 
 def test_a_prefix_that_all_names_share_is_not_compared(monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,7 @@
     python tests/torch_suite/runner.py --backend smddp --world-size 4 --json out.json
 
 The suite is imported once; every test forks its ranks from that process, so a test costs its own
-time and no import. Ranks run in process groups of their own: a test that outlives its time has its
+time and no import. Ranks run in separate process groups: a test that outlives its time has its
 Python stacks written to its log, is killed whole, and counts as ``hang``.
 """
 
@@ -35,7 +35,7 @@ LONGER_SECONDS = {
     "test_ddp_uneven_inputs": 240.0,
     "test_ddp_uneven_inputs_stop_iteration_sync_bn": 120.0,
 }
-# After the first rank failed the others get this long to fail with a message of their own.
+# After the first rank failed the others get this long to fail with their own message.
 GRACE_SECONDS = 8.0
 # Time for the stacks of a hanging rank to reach its log before it is killed.
 STACK_SECONDS = 1.0
@@ -133,7 +133,7 @@ def start(suite: types.ModuleType, test: str, world_size: int, seconds: float, s
                 code = run_rank(suite, test, rank, directory, log)
             finally:
                 os._exit(code)
-        # Also from here, so that the group exists whoever runs first.
+        # Also set in the parent, so that the group exists in either order of execution.
         with contextlib.suppress(OSError):
             os.setpgid(pid, pid)
         open(log, "a").close()
@@ -171,7 +171,7 @@ def stop(running: Running) -> None:
     reap(running)
 
 
-def judge(running: Running) -> Result:
+def result_of(running: Running) -> Result:
     """Turns the ranks' exit statuses into one result. Every rank counts, not only the first."""
     seconds = round(time.monotonic() - running.started, 2)
     if running.timed_out:
@@ -204,7 +204,7 @@ def advance(running: Running) -> Result | None:
             stop(running)
         else:
             return None
-    return judge(running)
+    return result_of(running)
 
 
 def run_all(

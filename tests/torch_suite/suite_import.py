@@ -46,7 +46,7 @@ def load(
         BACKEND=gate,
         WORLD_SIZE=str(world_size),
         MASTER_ADDR="127.0.0.1",
-        # Only the prefix matters at import; every test gets a file of its own, see `point_at`.
+        # Only the prefix matters at import; every test gets its own file, see `point_at`.
         INIT_METHOD="file://unset",
     )
     suite = importlib.import_module(SUITE)

@@ -22,7 +22,7 @@ BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
 
 
 def run_suite(tmp_path, world_size: int, *options: str, seconds: float) -> dict:
-    """Runs the suite in a process of its own and returns its report."""
+    """Runs the suite in a separate process and returns its report."""
     out = tmp_path / "report.json"
     command = [sys.executable, os.path.join(HERE, "runner.py"), "--backend", BACKEND, "--subgroups"]
     command += ["--world-size", str(world_size), "--jobs", "3", "--json", str(out), *options]
@@ -32,7 +32,7 @@ def run_suite(tmp_path, world_size: int, *options: str, seconds: float) -> dict:
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            # The runner ends its ranks on Ctrl-C; they live in process groups of their own.
+            # The runner ends its ranks on Ctrl-C; they run in separate process groups.
             process.send_signal(signal.SIGINT)
             process.wait(30)
             pytest.fail(f"the suite did not end within {seconds} s:\n{log.read_text()[-4000:]}")

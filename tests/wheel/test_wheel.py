@@ -1,4 +1,4 @@
-"""The wheel file itself, as somebody gets it: what is in it, and that it runs where it is all there is.
+"""The wheel file: its content, and its use in an environment without other packages.
 
 Tests the one wheel in dist/ (`make wheel`), or the file that $WHEEL names. Nothing is downloaded.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-# What every glibc system has: the binary may link to nothing else.
+# Libraries of every glibc system, the only permitted links of the binary.
 SYSTEM_LIBRARIES = {
     "ld-linux-aarch64.so.1",
     "ld-linux-x86-64.so.2",
@@ -48,7 +48,7 @@ class Environment:
         return Path(sysconfig.get_path("purelib", "venv", {"base": self.home, "platbase": self.home}))
 
     def popen(self, program: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
-        """Starts a program of this environment, out of reach of the sources, in a session of its own."""
+        """Starts a program of this environment, without access to the sources, in a new session."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SMDDP_"))}
         return subprocess.Popen(
             [self.bin / program, *arguments],
@@ -61,7 +61,7 @@ class Environment:
         )
 
     def run(self, program: str, *arguments: str) -> str:
-        """What the program prints; it must succeed."""
+        """Returns the output of a program, which must succeed."""
         process = self.popen(program, *arguments)
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, err or out
@@ -117,7 +117,7 @@ def test_it_carries_both_packages_types_and_licence_and_no_leftovers(wheel: Path
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
     tops = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"smddp", "smdistributed"}
-    # Whoever installs another part of that namespace keeps it.
+    # Other installed parts of that namespace remain usable.
     assert "smdistributed/__init__.py" not in names
     assert not [name for name in names if "__pycache__" in name]
     assert [name for name in names if name.endswith(".so")] == ["smddp/_core.abi3.so"]
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_the_benchmark_as_a_signal_does(bare: Environment):
     assert "Traceback" not in err
 
 
-def test_two_ranks_sum_arrays_where_there_is_nothing_but_the_wheel(bare: Environment):
+def test_two_ranks_sum_arrays_with_only_the_wheel(bare: Environment):
     script = (
         "import array, os, smddp\n"
         "with smddp.init(int(os.environ['ME']), 2, os.environ['AT'], timeout=60) as comm:\n"

@@ -126,7 +126,7 @@ def collectives(comm: smddp.Communicator) -> None:
 
 
 def buffers(comm: smddp.Communicator) -> None:
-    """What is no numpy array but has the buffer protocol or DLPack."""
+    """Objects with the buffer protocol or DLPack are valid arguments."""
     size = comm.size
     numbers = array.array("d", [1.5, 2.5])
     assert comm.all_reduce(numbers) is numbers and list(numbers) == [1.5 * size, 2.5 * size]
@@ -173,17 +173,17 @@ class Tensor:
 
 
 def asynchronous(comm: smddp.Communicator) -> None:
-    """Many calls under way; what they need lives until they are over, whoever drops it."""
+    """Many pending calls keep their arrays alive after the caller drops them."""
     size = comm.size
     outs = [np.empty(50_000, "float32") for _ in range(12)]
-    works = [comm.all_reduce(np.full(50_000, turn, "float32"), out=out, async_op=True) for turn, out in enumerate(outs)]
+    works = [comm.all_reduce(np.full(50_000, n, "float32"), out=out, async_op=True) for n, out in enumerate(outs)]
     gathered = np.empty((size, 3), "int64")
     works.append(comm.all_gather(np.full(3, comm.rank), out=gathered, async_op=True))
     works.append(comm.barrier(async_op=True))
     for work in works:
         work.wait(30)
         assert work.is_done() and work.error() is None
-    assert all((out == turn * size).all() for turn, out in enumerate(outs))
+    assert all((out == number * size).all() for number, out in enumerate(outs))
     assert (gathered == [[rank] * 3 for rank in range(size)]).all()
     refused(TypeError, "needs out=", lambda: comm.all_gather(np.ones(3), async_op=True))
 
@@ -300,7 +300,7 @@ def cut() -> None:
 
 
 def deadline(comm: smddp.Communicator) -> None:
-    """Who does not come is named, in all who wait."""
+    """All waiting ranks report the missing rank."""
     comm.barrier()
     if comm.rank == 1:
         time.sleep(2)
@@ -311,7 +311,7 @@ def deadline(comm: smddp.Communicator) -> None:
     except smddp.CollectiveTimeoutError as error:
         assert error.ranks == [1] and "all_reduce" in str(error), error
     else:
-        raise AssertionError("nobody was missed")
+        raise AssertionError("no error for the missing rank")
     assert time.monotonic() - begun < 1.5
     os._exit(0)
 
@@ -327,7 +327,7 @@ def mismatch(comm: smddp.Communicator) -> None:
     except smddp.MismatchError as error:
         assert "all_reduce" in str(error) and "all_gather" in str(error), error
     else:
-        raise AssertionError("nobody saw it")
+        raise AssertionError("no error for the departed rank")
     os._exit(0)
 
 
@@ -345,7 +345,7 @@ def killed(comm: smddp.Communicator) -> None:
     except smddp.PeerLostError as error:
         assert error.ranks == [1], error
     else:
-        raise AssertionError("nobody missed it")
+        raise AssertionError("no error for the missing rank")
     assert time.monotonic() - begun < 1
     assert isinstance(comm.error, smddp.PeerLostError)
     os._exit(0)
@@ -366,7 +366,7 @@ def aborted(comm: smddp.Communicator) -> None:
 
 
 def failing(comm: smddp.Communicator) -> None:
-    """An error that leaves `with` is the one that its rank tells; the others hear that it left."""
+    """The failing rank raises its own error out of `with`; the others report that it left."""
     try:
         with comm:
             if comm.rank == 0:
@@ -384,7 +384,7 @@ class Alarm(Exception):
 
 
 def interrupted(comm: smddp.Communicator) -> None:
-    """A signal's handler runs while a call waits, and may raise: the call goes on by itself, with its array held."""
+    """A signal's handler runs while a call waits, and may raise: the call continues and keeps its array alive."""
 
     def ring(*_: object) -> None:
         raise Alarm
@@ -414,11 +414,11 @@ def interrupted(comm: smddp.Communicator) -> None:
 
 def again(comm: smddp.Communicator) -> None:
     """The same ranks meet again, with the first group open, closed, and with a group cut out of another."""
-    for turn in range(3):
+    for number in range(3):
         other = smddp.init(timeout=60)
         assert (other.all_reduce(np.ones(2)) == comm.size).all()
         assert other.name != comm.name
-        if turn % 2:
+        if number % 2:
             other.close()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 JOB = Path(__file__).with_name("job.py")
 
-# What launchers and jobs leave: none of it may come from who runs the tests.
+# Variables of launchers and jobs, which must not be inherited from the caller of the tests.
 _FOREIGN = (
     "RANK",
     "WORLD_SIZE",
@@ -105,7 +105,7 @@ def ranks(script: list[str], size: int, environment=torchrun, **more: str) -> li
 
 
 def outputs(started: list[subprocess.Popen[str]], timeout: float = 100) -> list[tuple[int, str]]:
-    """Exit status and output of every rank; those that hang are killed."""
+    """Returns exit status and output of every rank; kills hanging ranks."""
     try:
         return [(rank.wait(), text) for rank in started for text, _ in (rank.communicate(timeout=timeout),)]
     finally:
@@ -114,7 +114,7 @@ def outputs(started: list[subprocess.Popen[str]], timeout: float = 100) -> list[
 
 
 def run(case: str, size: int, environment=torchrun, **more: str) -> list[str]:
-    """What each rank of a job said that ended well."""
+    """Returns the output of each rank of a successful job."""
     ended = outputs(start(case, size, environment, **more))
     assert all(status == 0 for status, _ in ended), "\n".join(
         f"---- rank {rank}: {status}\n{text}" for rank, (status, text) in enumerate(ended)

@@ -13,13 +13,13 @@ import smddp
 
 logging.basicConfig(level=logging.{level}, format="%(levelname)s|%(name)s|%(message)s", stream=sys.stdout)
 smddp.log_to({name})
-from smddp.observability.log import tell, warn
+from smddp.observability.log import info, warning
 {body}
 """
 
 
-def told(level: str = "INFO", name: str = "", body: str = "", **settings: str) -> tuple[list[str], str]:
-    """The records' lines, and what went to standard error."""
+def logged(level: str = "INFO", name: str = "", body: str = "", **settings: str) -> tuple[list[str], str]:
+    """Returns the lines of the records, and standard error."""
     script = SCRIPT.format(level=level, name=name, body=body)
     done = subprocess.run(
         [sys.executable, "-c", script], env={**clean(), **settings}, capture_output=True, text=True, timeout=60
@@ -29,46 +29,46 @@ def told(level: str = "INFO", name: str = "", body: str = "", **settings: str) -
 
 
 def test_lines_are_records_to_the_last_one_before_the_exit_and_not_on_standard_error():
-    lines, errors = told(body="for i in range(500): tell(f'fact {i}')\nwarn('wrong')")
+    lines, errors = logged(body="for i in range(500): info(f'fact {i}')\nwarning('wrong')")
     assert lines == [*(f"INFO|smddp|fact {i}" for i in range(500)), "WARNING|smddp|wrong"]
     assert errors == ""
 
 
 def test_a_loggers_level_and_name_count():
-    assert told("WARNING", "'trainer.smddp'", "tell('fact')\nwarn('wrong')")[0] == ["WARNING|trainer.smddp|wrong"]
-    assert told("INFO", "logging.getLogger('mine')", "tell('fact')")[0] == ["INFO|mine|fact"]
+    assert logged("WARNING", "'trainer.smddp'", "info('fact')\nwarning('wrong')")[0] == ["WARNING|trainer.smddp|wrong"]
+    assert logged("INFO", "logging.getLogger('mine')", "info('fact')")[0] == ["INFO|mine|fact"]
 
 
-def test_the_cores_own_lines_come_as_what_they_are():
+def test_core_lines_keep_their_level():
     body = "import numpy\nwith smddp.init() as comm: comm.all_reduce(numpy.ones(3))"
-    lines, errors = told("DEBUG", body=body)
+    lines, errors = logged("DEBUG", body=body)
     assert any(line.startswith("INFO|smddp|") and "group" in line for line in lines), (lines, errors)
     assert not errors, errors
 
 
-def test_who_logs_elsewhere_next_is_the_one_who_hears_and_a_forked_child_tells_on_standard_error():
+def test_latest_logger_receives_lines_and_a_forked_child_uses_standard_error():
     body = """
-tell("first")
+info("first")
 smddp.log_to("second")
-tell("fact")
+info("fact")
 child = os.fork()
 if child == 0:
-    warn("of a child")
+    warning("of a child")
     os._exit(0)
 os.waitpid(child, 0)
 """
-    lines, errors = told(body=body)
+    lines, errors = logged(body=body)
     assert lines == ["INFO|smddp|first", "INFO|second|fact"]
     assert "SMDDP WARN of a child" in errors
 
 
-def test_what_is_no_logger_is_refused():
+def test_invalid_logger_is_rejected():
     with pytest.raises(TypeError, match="not 5"):
         smddp.log_to(5)
 
 
 def test_a_full_log_file_is_reported_once_and_lines_go_to_standard_error():
-    script = "from smddp.observability.log import tell\nfor i in range(3): tell(f'fact {i}')"
+    script = "from smddp.observability.log import info\nfor i in range(3): info(f'fact {i}')"
     settings = {"SMDDP_DEBUG": "INFO", "SMDDP_DEBUG_FILE": "/dev/full"}
     done = subprocess.run(
         [sys.executable, "-c", script], env={**clean(), **settings}, capture_output=True, text=True, timeout=60

@@ -1,4 +1,4 @@
-"""Groups without torch: `smddp.init()` and the collectives on arrays, by ranks that are processes of their own."""
+"""Groups without torch: `smddp.init()` and the collectives on arrays, with one process per rank."""
 
 import math
 import re
@@ -17,21 +17,21 @@ CASES = [case.__name__ for case in job.TOGETHER]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_every_call_gives_what_it_promises(size: int):
+def test_every_call_returns_the_documented_result(size: int):
     """All cases of job.py, one group after the other in the same processes."""
     for text in run("together", size):
         assert re.findall(r"^(\w+): well$", text, re.MULTILINE) == CASES
 
 
 @pytest.mark.parametrize("case", [case.__name__ for case in job.ALONE])
-def test_what_ends_a_group_is_named(case: str):
+def test_cause_of_a_group_failure_is_reported(case: str):
     ended = outputs(start(case, 3 if case != "mismatch" else 2))
     statuses = [status for status, _ in ended]
     assert statuses == [0, -9, 0] if case == "killed" else set(statuses) == {0}, ended
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_launchers_environment_says_who_is_who(launcher):
+def test_ranks_come_from_the_launchers_environment(launcher):
     texts = run("said", 2, launcher)
     for rank, text in enumerate(texts):
         assert f"rank {rank} of 2" in text and f"local {rank} of 2" in text
@@ -43,12 +43,12 @@ def test_the_example_runs():
     assert [status for status, _ in ended] == [0, 0, 0] and "3 ranks over shm" in ended[0][1], ended
 
 
-def test_paths_are_told_where_asked():
+def test_paths_are_logged_on_request():
     texts = run("said", 2, SMDDP_DEBUG="INFO")
     assert "group world of 2 ranks:" in texts[0] and "all_reduce" in texts[0]
 
 
-def test_a_rank_that_does_not_come_to_the_meeting_is_named():
+def test_missing_rank_at_rendezvous_is_reported():
     script = "import smddp; smddp.init(timeout=1)"
     for rank in (0, 1):
         environment = {**clean(), **torchrun(rank, 3, free_port())}
@@ -59,7 +59,7 @@ def test_a_rank_that_does_not_come_to_the_meeting_is_named():
         assert ("CollectiveTimeoutError" in last and "1, 2" in last) if rank == 0 else "rank 0 does not" in last, last
 
 
-def test_a_taken_port_is_an_error_that_names_it():
+def test_used_port_is_reported():
     import socket
 
     with socket.socket() as other:
@@ -85,7 +85,7 @@ def test_a_taken_port_is_an_error_that_names_it():
         ({"rank": 0, "size": 1, "timeout": 0}, "timeout must be"),
     ],
 )
-def test_arguments_that_make_no_sense_are_named(arguments: dict, says: str):
+def test_invalid_arguments_are_reported(arguments: dict, says: str):
     with pytest.raises(ValueError, match=says):
         smddp.init(**arguments)
 

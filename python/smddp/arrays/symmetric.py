@@ -19,7 +19,7 @@ def memory(nbytes: int) -> Any:
     """
     owner = core().SymmetricBuffer(nbytes)
     buffer: Any = (ctypes.c_char * nbytes).from_address(owner.address)
-    # Whatever is made over the buffer refers to it, and so to the memory.
+    # Each view of the buffer holds a reference to it, and so to the memory.
     buffer.owner = owner
     return buffer
 

@@ -1,4 +1,4 @@
-"""The end of the process: callbacks of futures end, then all groups are left in good order.
+"""Exit hook: waits for callbacks of futures, then shuts down all groups.
 
 Python runs exit hooks in the reverse order of their registration. This one is registered when smddp is first imported,
 which `import torch` does, so that later hooks of the program may still use its groups.
@@ -10,10 +10,10 @@ import atexit
 import os
 import sys
 
-# Seconds for which the exit waits for callbacks of futures that are due or run.
+# Maximum seconds to wait for due or running callbacks of futures.
 _CALLBACK_SECONDS = 30.0
 
-# The process that has groups, and the one in which the hook was registered.
+# Process that has groups, and process in which the hook was registered.
 _owner: int | None = None
 _registered: int | None = None
 
@@ -26,7 +26,7 @@ def register() -> None:
 
 
 def shut_down_at_exit() -> None:
-    """Has the hook leave this process's groups. Idempotent; a forked child without groups of its own leaves none."""
+    """Enables the hook for this process. Idempotent; a forked child without groups does nothing at exit."""
     global _owner
     _owner = os.getpid()
     if _registered != _owner and _hooks_were_dropped():
@@ -40,15 +40,15 @@ def _hooks_were_dropped() -> bool:
 
 
 def _leave() -> None:
-    """Leaves the groups, not before a peer whose end this process follows."""
+    """Shuts down the groups, after the delay for a failed peer."""
     if _owner != os.getpid():
         return
     from smddp._native import core
     from smddp.exit_hooks import uncaught
-    from smddp.exit_hooks.first_cause import give_way
+    from smddp.exit_hooks.first_cause import delay_exit
 
     try:
-        uncaught.leave()
+        uncaught.report_uncaught()
     finally:
-        give_way()
+        delay_exit()
         core().shutdown(_CALLBACK_SECONDS)

@@ -1,10 +1,9 @@
-"""Under torchrun, a rank that fails because another one did leaves room for that one to be seen first.
+"""Delay of secondary failures, so that torchrun reports the first failed rank as the root cause.
 
-torchrun takes the failure with the earliest time for the root cause. Times are in whole seconds; what ends without an
-error file, such as a killed process, has the time at which the agent saw it, up to a tenth of a second later. The other
-ranks learn of a death within milliseconds, so their errors would be as early, or earlier. So a process that was told of
-a peer's end is late where torchrun looks, and there alone: when `@record` writes its error file and when it exits. Code
-that handles the error never waits.
+torchrun selects the failure with the earliest time, in whole seconds. For a killed process without an error file it
+uses the time of the agent's poll, up to 0.1 s late. The other ranks detect a death within milliseconds, so their errors
+would be as early. Therefore a process with a failed peer delays its `@record` error file and its exit. Code that
+handles the error does not wait.
 """
 
 from __future__ import annotations
@@ -17,35 +16,35 @@ from typing import Any
 
 from smddp._native import core
 
-# Seconds from the notice on. The agent looks ten times a second (torchrun --monitor-interval) and ends the others then,
-# so nobody waits that long where the first cause is a process of the same agent.
+# Seconds after the peer's failure. The agent polls ten times a second (torchrun --monitor-interval) and then ends the
+# others, so the full delay applies only to failures on another host.
 _LATE = 2.0
 
-_noticed: float | None = None
+_failed_at: float | None = None
 
 
-def noticed() -> None:
-    """This process was told that a peer has ended."""
-    global _noticed
+def record_peer_failure() -> None:
+    """Records that a peer has failed."""
+    global _failed_at
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _noticed = time.monotonic()
+        _failed_at = time.monotonic()
         _record_late()
 
 
-def overcome() -> None:
-    """The group went on without that peer: what comes next has causes of its own."""
-    global _noticed
-    _noticed = None
+def clear() -> None:
+    """Clears the record, after the group has continued without the failed peer."""
+    global _failed_at
+    _failed_at = None
 
 
-def give_way() -> None:
-    """Wait until a peer's end, if this process was told of one, is old enough to be seen first."""
-    if _noticed is not None and (left := _noticed + _LATE - time.monotonic()) > 0:
+def delay_exit() -> None:
+    """Waits until torchrun has detected the failure of the recorded peer, if any."""
+    if _failed_at is not None and (left := _failed_at + _LATE - time.monotonic()) > 0:
         time.sleep(left)
 
 
 def _record_late() -> None:
-    """Have `@record`, where the program uses it, write the error file of such an error late. Idempotent."""
+    """Delays the error file of `@record` for a peer's failure, if the program uses `@record`. Idempotent."""
     module = sys.modules.get("torch.distributed.elastic.multiprocessing.errors.error_handler")
     if module is None or hasattr(module.ErrorHandler.record_exception, "__wrapped__"):
         return
@@ -57,14 +56,14 @@ def _record_late() -> None:
             # torchrun may end this process before Python prints it.
             sys.stderr.write(f"smddp: rank {os.environ.get('RANK', '?')}: {type(e).__name__}: {e}\n")
             sys.stderr.flush()
-            give_way()
+            delay_exit()
         record(self, e)
 
     module.ErrorHandler.record_exception = record_exception
 
 
 def follows(error: BaseException | None, cause: type[BaseException]) -> bool:
-    """Whether an error is a ``cause``, or was raised from one or while one was handled."""
+    """Returns True if an error is a ``cause``, or was raised from one or while one was handled."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, cause):

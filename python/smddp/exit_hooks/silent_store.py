@@ -1,7 +1,7 @@
-"""The end of a process in which a thread still waits for a store that has fallen silent.
+"""Exit of a process while a thread still waits for a store that does not answer.
 
-The core leaves such a thread behind (`Comm.make`); it is in torch's client, and goes on when the store answers
-after all. If that is first when the interpreter is taken down, the client's way back into it aborts the process.
+The core abandons such a thread (`Comm.make`) in torch's client. If the store answers during interpreter shutdown, the
+client's return into Python aborts the process.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import socket
 import time
 from collections.abc import Callable
 
-# Of a thread whose connection is gone.
+# Seconds for the thread to end after its connection is shut down.
 _SECONDS = 1.0
-# Descriptors that are tried where /proc does not list them.
+# Maximum number of descriptors to try if /proc does not list them.
 _MOST_DESCRIPTORS = 4096
 
 
 def leave_behind(port: int | None, ended: Callable[[], bool]) -> None:
-    """At the process's end its connections to that port, the store's, are shut, and `ended` is awaited for a second."""
+    """At exit, shuts down the connections to the store's port and waits up to 1 s for `ended`."""
     atexit.register(_end, port, ended)
 
 
@@ -36,7 +36,7 @@ def _end(port: int | None, ended: Callable[[], bool]) -> None:
     if ended():
         return
     for fd in _descriptors():
-        # What is no connection any more, or never was.
+        # The descriptor may be closed, or not a socket.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
             if connection.family != socket.AF_UNIX and connection.getpeername()[1] == port:
                 connection.shutdown(socket.SHUT_RDWR)

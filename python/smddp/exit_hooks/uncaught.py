@@ -1,4 +1,4 @@
-"""The exception that ends a program, for the ranks that still wait for it: theirs is a consequence."""
+"""Report of an uncaught exception to the ranks that still wait for this process."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from smddp.exit_hooks import first_cause
 from smddp.observability import stacks
 
 
-def leave() -> None:
-    """Tell those of this node that see this process go what nobody caught in it, if that was no error of a group."""
+def report_uncaught() -> None:
+    """Reports the uncaught exception to the ranks of this node, unless it is an error of a group."""
     error = getattr(sys, "last_value", None)
-    # The core tells of its own.
+    # The core reports its own errors.
     if error is not None and not first_cause.follows(error, core().Error):
-        # In one line, and whatever its own __str__ does.
-        told = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
-        core().leave_error(f"the program of pid {os.getpid()}: {told}{_place(error)}")
+        # On one line, even if its __str__ raises.
+        text = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
+        core().leave_error(f"the program of pid {os.getpid()}: {text}{_place(error)}")
 
 
 def _place(error: BaseException) -> str:
-    """Where in the program, as far as others may be told of that (SMDDP_STACKS)."""
+    """Returns the program's frame of an error, unless SMDDP_STACKS disables it."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or not core().stacks():
         return ""

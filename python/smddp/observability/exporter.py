@@ -1,4 +1,4 @@
-"""Where metrics go: a file of each rank, a port. Both by `prometheus_client`."""
+"""Export of metrics to a file per rank and to an HTTP port, by `prometheus_client`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FILE, PORT = "SMDDP_METRICS_FILE", "SMDDP_METRICS_PORT"
 
 
 def place(name: str, rank: int) -> Path:
-    """The file of this rank where the setting says `name`."""
+    """Returns the metrics file of this rank for the setting's value `name`."""
     path = Path(name)
     if "%p" not in name and "%r" not in name:
         path = path.with_name(f"{path.stem}-{rank}{path.suffix}")
@@ -20,16 +20,16 @@ def place(name: str, rank: int) -> Path:
 
 
 def listener(text: str, local_rank: int) -> tuple[str, int]:
-    """Address and port where the rank of that number on its host serves, by the setting's text."""
+    """Returns the address and port of a rank's metrics server. local_rank: its number on the host."""
     host, _, number = text.strip().rpartition(":")
     port = int(number)
     return host.strip("[]") or "127.0.0.1", port + local_rank if port else 0
 
 
 class Exposition:
-    """This rank's metrics, at the places that the settings name. Raises ImportError without `prometheus_client`.
+    """Exports this rank's metrics to the file and port of the settings. Raises ImportError without `prometheus_client`.
 
-    warn: told what cannot be had later.
+    warn: receives a message for each output that fails later.
     """
 
     def __init__(self, rank: int, settings: dict[str, str], warn: Callable[[str], None]) -> None:
@@ -56,19 +56,19 @@ class Exposition:
             self._warn(f"{PORT}: {host}:{port}: {error}")
             return
         self.address = (host, server.server_port)
-        # A forked child would keep the port when this process is gone.
+        # A forked child would keep the port open after this process exits.
         os.register_at_fork(after_in_child=server.socket.close)
 
     def take(self, dump: dict[str, Any], traffic: Sequence[dict[str, Any]]) -> None:
-        """What is told from now on."""
-        self._metrics.look(dump, traffic)
+        """Replaces the exported figures."""
+        self._metrics.update(dump, traffic)
 
     def late(self, stragglers: Sequence[Any]) -> None:
-        """Who is late, from now on."""
+        """Replaces the exported stragglers."""
         self._metrics.late(stragglers)
 
     def write(self) -> None:
-        """The file, as a whole or as it was."""
+        """Writes the metrics file atomically."""
         if self._file is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What `smddp.info()` and `smddp info` tell."""
+"""Facts and figures for `smddp.info()`, `smddp.paths()`, `smddp.traffic()` and `smddp info`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _F32 = 0
 
 
 def paths(comm: Any) -> list[tuple[str, str, str]]:
-    """(collective, path of a 4 KiB call, path of a 64 MiB call) of one communicator."""
+    """Returns (collective, path of a 4 KiB call, path of a 64 MiB call) for a communicator."""
     return [
         (name, comm.path(number, _F32, _SMALL), comm.path(number, _F32, _LARGE))
         for number, name in enumerate(COLLECTIVES)
@@ -37,20 +37,20 @@ def paths(comm: Any) -> list[tuple[str, str, str]]:
 
 
 def say_paths(comm: Any) -> None:
-    """One line by a new group's first rank, with SMDDP_DEBUG=INFO: the paths, and which collectives take them."""
-    if comm.rank != 0 or comm.size == 1 or not log.wanted():
+    """Logs the paths of a new group's collectives at SMDDP_DEBUG=INFO, on its rank 0."""
+    if comm.rank != 0 or comm.size == 1 or not log.is_enabled():
         return
-    takers: dict[str, list[str]] = {}
+    users: dict[str, list[str]] = {}
     for name, small, large in paths(comm):
-        takers.setdefault(f"{small} at 4 KiB, {large} at 64 MiB", []).append(name)
-    shown = "; ".join(f"{', '.join(names)}: {way}" for way, names in takers.items())
-    log.tell(f"group {comm.name} of {comm.size} ranks: {shown}")
+        users.setdefault(f"{small} at 4 KiB, {large} at 64 MiB", []).append(name)
+    shown = "; ".join(f"{', '.join(names)}: {path}" for path, names in users.items())
+    log.info(f"group {comm.name} of {comm.size} ranks: {shown}")
 
 
 def collect(start_cuda: bool = False) -> dict[str, Any]:
-    """Version, machine, settings, and the open groups with their paths.
+    """Returns the version, the machine, the settings, and the open groups with their paths.
 
-    "problems" has a line for each thing that keeps the rest from being told, such as a setting that is not valid.
+    "problems" has a line for each error that hides other facts, such as an invalid setting.
     """
     native = core()
     problems = []
@@ -77,17 +77,17 @@ def collect(start_cuda: bool = False) -> dict[str, Any]:
 
 
 def _unknown(settings: dict[str, Any]) -> dict[str, str | None]:
-    """Variables of the environment that no setting is called by, as the core warns of them, each with the nearest."""
+    """Returns unknown SMDDP_ variables of the environment, each with the nearest setting, as the core warns of them."""
     others = ("SMDDP_TEST_", "SMDDP_AG_")
     names = [name for name in os.environ if name.startswith("SMDDP_") and name not in settings]
     return {name: nearest(name, settings) for name in sorted(names) if not name.startswith(others)}
 
 
 def cuda(start: bool = False) -> dict[str, Any]:
-    """What the core knows of CUDA here, and "paths": the way that calls on CUDA tensors would take.
+    """Returns the core's facts about CUDA, and "paths": the paths of calls on CUDA tensors.
 
-    start: the driver may be initialised to tell its devices. Children forked afterwards cannot use CUDA, so a program
-    that does not use it yet is not asked for them.
+    start: initializes the driver to list the devices. Children forked afterwards cannot use CUDA, so a program that
+    does not use CUDA yet leaves it False.
     """
     found = dict(core().cuda(start or _cuda_in_use()))
     found["paths"] = (
@@ -131,29 +131,28 @@ def _groups() -> list[dict[str, Any]]:
 
 
 def taken() -> dict[str, str]:
-    """How the collectives of all open groups went, by name: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)"."""
-    ways: dict[str, dict[str, list[int]]] = {}
+    """Returns the paths used by the collectives of all open groups: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)"."""
+    used: dict[str, dict[str, list[int]]] = {}
     for comm in (group.communicator for group in _open_groups()):
         for collective, algorithm, operations, size, _crossed in comm.taken():
-            way = "one rank" if comm.size == 1 else f"{comm.way()} {algorithm}"
-            total = ways.setdefault(collective, {}).setdefault(way, [0, 0])
+            path = "one rank" if comm.size == 1 else f"{comm.way()} {algorithm}"
+            total = used.setdefault(collective, {}).setdefault(path, [0, 0])
             total[0] += operations
             total[1] += size
     return {
-        collective: ", ".join(f"{way} x {operations} ({_amount(size)})" for way, (operations, size) in found.items())
-        for collective, found in ways.items()
+        collective: ", ".join(f"{path} x {operations} ({_amount(size)})" for path, (operations, size) in found.items())
+        for collective, found in used.items()
     }
 
 
 def traffic() -> list[dict[str, Any]]:
-    """What the collectives and sends of all open groups moved, per group, collective and algorithm.
+    """Returns the operations and bytes of all open groups, per group, collective and algorithm.
 
-    Each entry holds group (its name), size (ranks), nodes (how many the group spans), way, collective, algorithm,
-    operations, and bytes: the sum of the operations' whole buffers, of which a rank of N contributes or gets 1/N
-    in an all_gather or reduce_scatter, and all in an all_reduce; crossed: of bytes that travelled, those that this
-    rank itself sent to ranks of other nodes, in the format that SMDDP_WIRE_FORMAT gave them. Point-to-point messages
-    that this rank sends to other ranks have an entry for those to its own node ("nodes": 1) and one for those to
-    others ("nodes": 2), with "collective": "send".
+    Each entry holds group (its name), size (ranks), nodes (spanned by the group), way (the path), collective,
+    algorithm, operations, bytes and crossed. bytes: sum of the operations' whole buffers. A rank of N contributes or
+    receives 1/N of them in an all_gather or reduce_scatter, and all in an all_reduce. crossed: bytes that this rank
+    sent to other nodes, in the format of SMDDP_WIRE_FORMAT. Point-to-point messages have "collective": "send", with
+    one entry for the own node ("nodes": 1) and one for other nodes ("nodes": 2).
     """
     found = []
     for group in _open_groups():
@@ -183,7 +182,7 @@ def traffic() -> list[dict[str, Any]]:
 
 
 def _open_groups() -> list[Any]:
-    """torch's groups, and those of `smddp.init`."""
+    """Returns the open groups of torch and of `smddp.init`."""
     fronts = [sys.modules.get(name) for name in ("smddp.torch.process_group", "smddp.arrays.communicator")]
     return [group for front in fronts if front is not None for group in front.open_groups()]
 
@@ -197,7 +196,7 @@ def _amount(size: float) -> str:
 
 
 class _Values:
-    """A store for threads of one process."""
+    """Store for the threads of one process."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -216,10 +215,10 @@ class _Values:
 
 
 def local_paths(ranks: int) -> list[tuple[str, str, str]]:
-    """The paths that a group of `ranks` processes on this machine takes.
+    """Returns the paths of a group of `ranks` processes on this machine.
 
-    It makes such a group for a moment, the ranks being threads of this process.
-    Raises TopologyError where processes here cannot share memory.
+    Creates a temporary group whose ranks are threads of this process.
+    Raises TopologyError if processes cannot share memory.
     """
     from concurrent.futures import ThreadPoolExecutor
     from uuid import uuid4

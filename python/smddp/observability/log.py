@@ -1,20 +1,20 @@
-"""Lines of the log: what is said with SMDDP_DEBUG=INFO, and warnings. The core writes them, as it does its own."""
+"""Log lines and warnings of the Python layers, written by the core in its own format."""
 
 from __future__ import annotations
 
 from smddp._native import core
 
 
-def wanted() -> bool:
-    """Whether anybody wants to be told."""
+def is_enabled() -> bool:
+    """Returns True if SMDDP_DEBUG or `smddp.log_to` enables INFO lines."""
     return core().tells()
 
 
-def warn(line: str) -> None:
-    """What is wrong, which SMDDP_DEBUG=VERSION or NONE keeps quiet. Never raises."""
+def warning(line: str) -> None:
+    """Logs a warning, unless SMDDP_DEBUG is VERSION or NONE. Never raises."""
     core().say(True, line)
 
 
-def tell(line: str) -> None:
-    """One line at SMDDP_DEBUG=INFO. Never raises."""
+def info(line: str) -> None:
+    """Logs a line at SMDDP_DEBUG=INFO. Never raises."""
     core().say(False, line)

@@ -1,4 +1,4 @@
-"""The log as records of Python's `logging`."""
+"""Conversion of log lines to records of Python's `logging`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from smddp._native import core
 
-#: Python's level of each of ours.
+#: Python's log level for each smddp level.
 LEVELS = {"VERSION": logging.INFO, "WARN": logging.WARNING, "INFO": logging.INFO, "TRACE": logging.DEBUG}
 
-# The thread that reads, and its process.
+# The reader thread, and the id of its process.
 _reader: tuple[threading.Thread, int] | None = None
 
 
@@ -25,9 +25,9 @@ def log_to(logger: logging.Logger | str = "smddp") -> None:
     if not isinstance(logger, logging.Logger):
         raise TypeError(f"log_to takes a logging.Logger or the name of one, not {logger!r}")
     if _reader is None:
-        atexit.register(_hand_on_the_rest)
+        atexit.register(_drain)
     finest = "TRACE" if logger.isEnabledFor(logging.DEBUG) else "INFO" if logger.isEnabledFor(logging.INFO) else "WARN"
-    # A thread of its own: the core tells on any thread, with locks held that Python's code might want.
+    # A separate thread: the core logs on any thread, and may hold locks that Python code needs.
     reader = threading.Thread(target=_read, args=(core().Lines(finest), logger), name="smddp-log", daemon=True)
     reader.start()
     _reader = reader, os.getpid()
@@ -43,7 +43,7 @@ def _read(lines: Any, logger: logging.Logger) -> None:
             logger.handle(record)
 
 
-def _hand_on_the_rest() -> None:
+def _drain() -> None:
     if _reader is not None and _reader[1] == os.getpid():
         core().Lines.close()
         _reader[0].join(2)

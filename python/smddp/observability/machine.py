@@ -1,7 +1,7 @@
-"""What the kernel says of this machine and of this process: limits, processors, memory, names.
+"""Facts about this machine and process from the kernel: limits, processors, memory, names.
 
-`smddp info` prints some of it, `smddp doctor` judges it. Every function here answers whatever is wrong with the
-machine: what cannot be read is None, or the system's own words.
+`smddp info` prints a part of them, and `smddp doctor` checks them. No function fails on a misconfigured machine: an
+unreadable value is None or the system's error message.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from typing import Any, TypeVar
 
 _PAGE = 4096
 _CGROUPS = "/sys/fs/cgroup"
-# A v1 hierarchy without a limit says a number near 2^63.
+# A cgroup v1 hierarchy without a limit reports a number close to 2^63.
 _NO_LIMIT = 1 << 60
 T = TypeVar("T")
 
 
 def read(path: str | Path) -> str:
-    """The text of a file, "" where it cannot be read."""
+    """Returns the text of a file, or "" if it cannot be read."""
     try:
         return Path(path).read_text()
     except OSError:
         return ""
 
 
-def within(seconds: float, look: Callable[[], T]) -> T:
-    """What `look` returns, or TimeoutError after so many seconds: a resolver or a driver may never answer.
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """Returns the result of `function`, or raises TimeoutError after the given seconds.
 
-    A `look` that does not end stays behind in a thread that keeps no process from ending.
+    A resolver or a driver may never answer. The call then continues in a daemon thread.
     """
     done: list[T] = []
     raised: list[Exception] = []
 
     def run() -> None:
         try:
-            done.append(look())
-        except Exception as error:  # handed to whoever asked
+            done.append(function())
+        except Exception as error:  # raised again in the caller's thread
             raised.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -57,7 +57,7 @@ def within(seconds: float, look: Callable[[], T]) -> T:
 
 
 def limits() -> dict[str, int | None]:
-    """The soft limits of this process, None where there is none: open files (number), the rest in bytes."""
+    """Returns the soft limits of this process, None for no limit: open files (number), the others in bytes."""
 
     def soft(which: int) -> int | None:
         value, _ = resource.getrlimit(which)
@@ -72,7 +72,7 @@ def limits() -> dict[str, int | None]:
 
 
 def processors() -> dict[str, Any]:
-    """How many there are, how many this process may use, and its cgroups' quota in processors, None without one."""
+    """Returns the number of processors, those usable by this process, and the cgroup quota (None without one)."""
     quotas = [quota for quota in map(_cpu_quota, _cgroups("cpu")) if quota is not None]
     return {
         "all": os.cpu_count(),
@@ -83,8 +83,8 @@ def processors() -> dict[str, Any]:
 
 
 def memory() -> dict[str, int | None]:
-    """Bytes: of the machine, the tightest limit of this process's cgroups, and what /dev/shm holds and has free."""
-    told = [_memory_limit(folder) for folder in _cgroups("memory")]
+    """Returns bytes of the machine, the lowest limit of this process's cgroups, and size and free space of /dev/shm."""
+    cgroup_limits = [_memory_limit(folder) for folder in _cgroups("memory")]
     total = next((line.split()[1] for line in read("/proc/meminfo").splitlines() if line.startswith("MemTotal:")), None)
     shm: int | None = None
     free: int | None = None
@@ -95,21 +95,21 @@ def memory() -> dict[str, int | None]:
         pass
     return {
         "machine": int(total) * 1024 if total else None,
-        "cgroup": min((limit for limit in told if limit is not None), default=None),
+        "cgroup": min((limit for limit in cgroup_limits if limit is not None), default=None),
         "/dev/shm": shm,
         "/dev/shm free": free,
     }
 
 
 def _cgroups(controller: str) -> list[Path]:
-    """The folders of this process's cgroup and of all above it, v2 or v1."""
+    """Returns the folders of this process's cgroup and its ancestors, v2 or v1."""
     found: list[Path] = []
     for line in read("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
         if names == "" or controller in names.split(","):
             root = Path(_CGROUPS, names) if names else Path(_CGROUPS)
             own = root / path.lstrip("/")
-            # In a container's namespace the path may lie outside of what is mounted: the root is then its own.
+            # In a container's namespace the path may be outside of the mount. The root is then the own cgroup.
             found += [folder for folder in (own, *own.parents) if folder == root or root in folder.parents]
     return found
 
@@ -126,7 +126,7 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def memfd() -> str | None:
-    """Why this process cannot make, seal and map a memfd; None if it can."""
+    """Returns the error of creating, sealing and mapping a memfd, or None."""
     try:
         fd = os.memfd_create("smddp-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -141,7 +141,7 @@ def memfd() -> str | None:
 
 
 def refused_calls() -> dict[str, str]:
-    """System calls of the core that fail here (a seccomp filter, a sandbox), with the reason."""
+    """Returns the core's system calls that fail (a seccomp filter, a sandbox), with the errors."""
     calls: dict[str, Callable[[], Any]] = {
         "memfd_create": lambda: os.close(os.memfd_create("smddp-doctor", os.MFD_CLOEXEC)),
         "epoll_create1": lambda: select.epoll().close(),
@@ -158,21 +158,21 @@ def refused_calls() -> dict[str, str]:
 
 
 def abstract_socket() -> str | None:
-    """Why an abstract unix socket of this process cannot be reached, None if it can."""
+    """Returns the error of a connection to an abstract unix socket of this process, or None."""
     try:
-        with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as caller:
-            # The kernel chooses a name.
-            door.bind("")
-            door.listen(1)
-            caller.settimeout(2)
-            caller.connect(door.getsockname())
+        with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as client:
+            # The kernel chooses the name.
+            listener.bind("")
+            listener.listen(1)
+            client.settimeout(2)
+            client.connect(listener.getsockname())
     except OSError as error:
         return str(error)
     return None
 
 
 def identity() -> dict[str, Any]:
-    """Host name, boot, user and network namespace: ranks share memory where the last three are the same."""
+    """Returns host name, boot, user and network namespace. Ranks share memory if the last three are equal."""
     try:
         namespace: str | None = os.readlink("/proc/self/ns/net")
     except OSError:
@@ -186,7 +186,7 @@ def identity() -> dict[str, Any]:
 
 
 def kernel() -> dict[str, Any]:
-    """Yama's ptrace scope (None without Yama), huge pages: transparent ones in words, and the number set aside."""
+    """Returns Yama's ptrace scope (None without Yama), the mode of transparent huge pages, and the number reserved."""
     scope, pages = read("/proc/sys/kernel/yama/ptrace_scope").strip(), read("/proc/sys/vm/nr_hugepages").strip()
     modes = read("/sys/kernel/mm/transparent_hugepage/enabled")
     return {
@@ -197,7 +197,7 @@ def kernel() -> dict[str, Any]:
 
 
 def addresses(name: str, seconds: float = 2.0) -> dict[str, Any]:
-    """What a host's name resolves to: addresses, or an error in words."""
+    """Returns the addresses of a host name, or the error message."""
     try:
         found = within(seconds, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
     except (OSError, UnicodeError) as error:  # TimeoutError is one
@@ -206,7 +206,7 @@ def addresses(name: str, seconds: float = 2.0) -> dict[str, Any]:
 
 
 def size(number: float) -> str:
-    """With the unit that people read: "64 MiB"."""
+    """Formats bytes with a binary unit: "64 MiB"."""
     units = ["TiB", "GiB", "MiB", "KiB", "B"]
     while number >= 1024 and len(units) > 1:
         number /= 1024

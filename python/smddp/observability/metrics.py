@@ -1,4 +1,4 @@
-"""The recorder's and the tallies' figures as Prometheus' metrics. The text and the port are `prometheus_client`'s."""
+"""Prometheus metrics from recorder dumps and traffic totals. `prometheus_client` formats and serves them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _GROUP = ("group",)
 _CALL = ("group", "collective")
 _LATE = ("group", "straggler")
 _WAY = ("group", "collective", "algorithm", "way", "nodes")
-# Groups that are gone and still have their totals: a job that makes groups without end does not fill its memory.
-_GONE = 64
+# Closed groups whose totals are kept. The limit bounds the memory of a job that keeps creating groups.
+_CLOSED = 64
 
 
 class _Seconds:
-    """A histogram: operations within each bound, and beyond the last; the sum of their seconds."""
+    """Histogram of operation times: counts per bound and above the last one, and the sum in seconds."""
 
     def __init__(self) -> None:
         self.counts = [0] * (len(_BOUNDS) + 1)
@@ -47,26 +47,26 @@ class _Seconds:
 
 
 class _Group:
-    """What is known of one group, open or gone."""
+    """Totals of one group, open or closed."""
 
     def __init__(self) -> None:
         self.size = 0
         self.failed = False
         self.present = 0.0
-        # The newest operation whose end was counted.
+        # Sequence number of the newest counted operation.
         self.seen = -1
-        # Operations, bytes, and those that crossed to other nodes.
+        # Operations, bytes, and bytes sent to other nodes.
         self.moved: dict[tuple[str, ...], tuple[int, int, int]] = {}
         self.seconds: dict[str, _Seconds] = {}
         self.failures: dict[str, int] = {}
 
-    def take(self, told: dict[str, Any]) -> None:
-        """What a dump says of it."""
-        self.size, self.failed = told["size"], bool(told["error"])
-        # A message that nobody has sent yet may be waited for as long as anybody likes.
-        collective = told["present"] and told["present"]["algorithm"]
-        self.present = told["present"]["seconds"] if collective else 0.0
-        over = [op for op in told["operations"] if op["outcome"] != "running"]
+    def update(self, dumped: dict[str, Any]) -> None:
+        """Counts the new operations of the group's dump."""
+        self.size, self.failed = dumped["size"], bool(dumped["error"])
+        # Point-to-point messages are excluded: a receive may wait for an unlimited time.
+        collective = dumped["present"] and dumped["present"]["algorithm"]
+        self.present = dumped["present"]["seconds"] if collective else 0.0
+        over = [op for op in dumped["operations"] if op["outcome"] != "running"]
         if over and over[-1]["seq"] < self.seen:
             self.seen = -1  # another group of the same name
         for op in over:
@@ -80,7 +80,7 @@ class _Group:
 
 
 class Metrics:
-    """A collector of `prometheus_client`. Whatever it tells it knows from the last `look`."""
+    """Collector for `prometheus_client`. It reports the state of the last `update`."""
 
     def __init__(self, rank: int) -> None:
         run = os.environ.get("TORCHELASTIC_RUN_ID") or os.environ.get("SLURM_JOB_ID") or ""
@@ -88,30 +88,30 @@ class Metrics:
         self._lock = threading.Lock()
         self._groups: dict[str, _Group] = {}
         self._process: dict[str, str] = {}
-        self._looked = 0.0
+        self._updated = 0.0
         self._late: list[Straggler] = []
 
-    def look(self, dump: dict[str, Any], traffic: Sequence[dict[str, Any]]) -> None:
-        """Takes up what `smddp.dump()` and `smddp.traffic()` say now."""
+    def update(self, dump: dict[str, Any], traffic: Sequence[dict[str, Any]]) -> None:
+        """Takes the results of `smddp.dump()` and `smddp.traffic()`."""
         with self._lock:
             self._process = {"version": dump["version"], "host": dump["host"], "pid": str(dump["pid"])}
-            self._looked = time.time()
-            live = {told["name"] for told in dump["groups"]}
-            gone = [name for name in self._groups if name not in live]
-            for name in gone[: max(len(gone) - _GONE, 0)]:
+            self._updated = time.time()
+            live = {dumped["name"] for dumped in dump["groups"]}
+            closed = [name for name in self._groups if name not in live]
+            for name in closed[: max(len(closed) - _CLOSED, 0)]:
                 del self._groups[name]
-            for name in gone:
+            for name in closed:
                 if name in self._groups:
                     self._groups[name].present = 0.0
-            for told in dump["groups"]:
-                self._groups.setdefault(told["name"], _Group()).take(told)
+            for dumped in dump["groups"]:
+                self._groups.setdefault(dumped["name"], _Group()).update(dumped)
             for moved in traffic:
                 group = self._groups.setdefault(moved["group"], _Group())
                 key = (moved["collective"], moved["algorithm"], moved["way"], str(moved["nodes"]))
                 group.moved[key] = (moved["operations"], moved["bytes"], moved["crossed"])
 
     def late(self, stragglers: Sequence[Straggler]) -> None:
-        """Who comes last again and again, as of now."""
+        """Replaces the current stragglers."""
         with self._lock:
             self._late = list(stragglers)
 
@@ -119,29 +119,29 @@ class Metrics:
         return kind(f"smddp_{name}", what, labels=[*self._always, *labels])
 
     def collect(self) -> Iterator[Any]:
-        """One family for each metric, as `prometheus_client` asks."""
+        """Returns one family per metric, for `prometheus_client`."""
         with self._lock:
             yield from list(self._families())
 
     def _families(self) -> Iterator[Any]:
         always = list(self._always.values())
-        operations = self._family(CounterMetricFamily, "operations", "Operations that are over, and sends begun.", _WAY)
-        size = self._family(CounterMetricFamily, "bytes", "Bytes of their whole buffers.", _WAY)
+        operations = self._family(CounterMetricFamily, "operations", "Completed operations and started sends.", _WAY)
+        size = self._family(CounterMetricFamily, "bytes", "Bytes of the whole buffers of these operations.", _WAY)
         crossed = self._family(
-            CounterMetricFamily, "crossed_bytes", "Bytes that this rank sent to other nodes, as they travelled.", _WAY
+            CounterMetricFamily, "crossed_bytes", "Bytes that this rank sent to other nodes, in wire format.", _WAY
         )
         seconds = self._family(
             HistogramMetricFamily,
             "operation_seconds",
-            "From call to end, waits for other ranks included, of the operations that the recorder had at a look.",
+            "Time from call to end, including waits for other ranks, of operations seen in the recorder.",
             _CALL,
         )
         failures = self._family(CounterMetricFamily, "failed_operations", "Operations that failed.", _CALL)
         present = self._family(
-            GaugeMetricFamily, "present_operation_seconds", "Age of the operation that runs; 0: none.", _GROUP
+            GaugeMetricFamily, "present_operation_seconds", "Age of the running operation; 0: none.", _GROUP
         )
         ranks = self._family(GaugeMetricFamily, "group_ranks", "Ranks of the group.", _GROUP)
-        failed = self._family(GaugeMetricFamily, "group_failed", "1: the group is dead.", _GROUP)
+        failed = self._family(GaugeMetricFamily, "group_failed", "1: the group has failed.", _GROUP)
         for name, group in self._groups.items():
             labels = [*always, name]
             for key, counts in group.moved.items():
@@ -155,12 +155,12 @@ class Metrics:
             ranks.add_metric(labels, group.size)
             failed.add_metric(labels, int(group.failed))
         late = self._family(
-            GaugeMetricFamily, "straggler_seconds", "Lateness of the rank that comes last again and again.", _LATE
+            GaugeMetricFamily, "straggler_seconds", "Lateness of the rank that repeatedly arrives last.", _LATE
         )
         for one in self._late:
             late.add_metric([*always, one.group, str(one.rank)], one.late_ns / 1e9)
         process = self._family(InfoMetricFamily, "process", "The process of this rank.", ())
         process.add_metric(always, self._process)
-        looked = self._family(GaugeMetricFamily, "looked_timestamp_seconds", "When all this was so.", ())
-        looked.add_metric(always, self._looked)
-        yield from (operations, size, crossed, seconds, failures, present, ranks, failed, late, process, looked)
+        updated = self._family(GaugeMetricFamily, "looked_timestamp_seconds", "Time of the last update.", ())
+        updated.add_metric(always, self._updated)
+        yield from (operations, size, crossed, seconds, failures, present, ranks, failed, late, process, updated)

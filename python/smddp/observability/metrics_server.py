@@ -1,4 +1,4 @@
-"""The HTTP port of metrics: a bounded number of connections, each for a bounded time."""
+"""HTTP server for metrics, with a bounded number of connections and a time limit for each."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-#: Requests at once. Of more, the oldest ends: a scraper's own takes milliseconds.
+#: Concurrent requests. A further one closes the oldest: a scrape takes milliseconds.
 CONNECTIONS = 8
-#: Seconds from a connection to the end of its answer.
+#: Seconds from the connection to the end of the response.
 REQUEST_SECONDS = 5.0
 
 
@@ -23,7 +23,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):
-    """Serves `application` at an address from a thread. Raises OSError where it cannot listen."""
+    """Serves `application` at an address from a thread. Raises OSError if it cannot listen."""
 
     daemon_threads = True
     allow_reuse_address = True
@@ -32,14 +32,14 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
         self._free = threading.BoundedSemaphore(CONNECTIONS)
         self._lock = threading.Lock()
-        #: When each open connection began, the oldest first.
+        #: Start time of each open connection, the oldest first.
         self._open: dict[socket.socket, float] = {}
         super().__init__((host, port), _Handler)
         self.set_app(application)
         threading.Thread(target=self.serve_forever, name="smddp-metrics", daemon=True).start()
 
     def server_bind(self) -> None:
-        # HTTPServer would also resolve the host's name, which may take seconds.
+        # HTTPServer would resolve the host name, which may take seconds.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
@@ -79,14 +79,14 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         self._free.release()
 
     def service_actions(self) -> None:
-        """Called twice a second: ends connections whose time is over."""
+        """Closes connections past their time limit. Called twice a second."""
         super().service_actions()
         until = time.monotonic() - REQUEST_SECONDS
         while self._end(lambda begun: begun < until):
             pass
 
     def _end(self, over: Callable[[float], bool]) -> bool:
-        """Shuts down the oldest connection if its time is over, so that its thread ends. Returns whether it did."""
+        """Shuts down the oldest connection if its time is over, which ends its thread. Returns True if it did."""
         with self._lock:
             oldest = next(iter(self._open), None)
             if oldest is None or not over(self._open[oldest]):
@@ -97,4 +97,4 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
             return True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that misbehaves ends its own connection, without a traceback on standard error."""
+        """Ignores an error of one connection, without a traceback on standard error."""

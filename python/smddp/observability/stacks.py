@@ -1,5 +1,7 @@
-"""The main thread's line for whoever asks this process what it does: faulthandler writes it on a signal, without the
-interpreter's lock, and the core's service thread reads it. A handler that somebody installed is never replaced.
+"""Stack frames of the main thread for status queries.
+
+faulthandler writes them on a signal without the interpreter's lock, and the core's service thread reads them. An
+installed signal handler is never replaced.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from smddp.observability import machine
 
 _pid: int | None = None
 _signal: int | None = None
-# The end that faulthandler writes to. It must stay open as long as the handler is there.
+# Write end of faulthandler's pipe, open as long as the handler is installed.
 _writes: int | None = None
 
 
 def offer() -> None:
-    """Let the core find out where the main thread is. Idempotent; nothing where SMDDP_STACKS=0 or no signal is free."""
+    """Lets the core read the main thread's frames. Idempotent; no effect if SMDDP_STACKS=0 or no signal is free."""
     global _pid, _signal, _writes
     if _pid == os.getpid() or not core().stacks():
         return
-    # After a fork the handler is there, and writes to the parent's pipe.
+    # After a fork the inherited handler writes to the parent's pipe.
     number = _signal or _free_signal()
     if number is None:
         return
@@ -36,7 +38,7 @@ def offer() -> None:
 
 
 def _free_signal() -> int | None:
-    """A real-time signal without a handler, in C or in Python; None where /proc does not show the handlers."""
+    """Returns a real-time signal without a handler in C or Python, or None if /proc does not list handlers."""
     status = machine.read("/proc/self/status")
     if not status:
         return None
@@ -52,7 +54,7 @@ def _free_signal() -> int | None:
 
 
 def own_folders() -> list[str]:
-    """What the files begin with that are not the program's, but ours, torch's or the interpreter's."""
+    """Returns path prefixes of files of smddp, torch and the interpreter."""
     torch = sys.modules.get("torch")
     package = str(Path(__file__).parent)
     files = [package, *([torch.__file__] if torch is not None and torch.__file__ else [])]

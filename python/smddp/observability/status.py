@@ -1,5 +1,6 @@
-"""`smddp status`: asks the live processes of this user what they are doing. Their service threads answer, whatever the
-other threads do. Needs neither torch nor the core.
+"""`smddp status`: queries the live processes of this user for their current operations.
+
+Their service threads answer independently of all other threads. Needs neither torch nor the core.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ _NAME = re.compile(r"@(smddp-status-(\d+)-(\d+)-[0-9a-f]{16})$")
 _MAGIC = b"smddp-q1"
 _STATUS, _DUMP = 2, 3
 _PATIENCE = 3.0
-#: Bytes of the largest answer: the recorders of some hundred groups.
+#: Maximum size of an answer in bytes, for several hundred groups.
 _LARGEST = 64 << 20
 
 
 class Process(NamedTuple):
-    """A process that answers questions."""
+    """A process that answers status queries."""
 
-    #: its id here; its id in its own PID namespace where it has none here
+    #: its id here, or its id in its own PID namespace if it has none here
     pid: int
     #: whether it has an id in this PID namespace
     visible: bool
@@ -42,9 +43,9 @@ class Process(NamedTuple):
 
 
 def _sockets() -> list[tuple[int, int, str]]:
-    """Process id, PID namespace and name of each socket for questions in this network namespace."""
+    """Returns process id, PID namespace and name of each status socket in this network namespace."""
     try:
-        # Names of sockets are any bytes. Accepted connections have the listener's name.
+        # Socket names may be any bytes. Accepted connections have the listener's name.
         lines = Path("/proc/net/unix").read_bytes().decode(errors="replace").split("\n")
     except OSError as error:
         text = f"smddp status: cannot list the processes ({error}): give their pids, or mount /proc"
@@ -62,13 +63,13 @@ def _own_namespace() -> int:
 
 
 def pids() -> list[int]:
-    """The processes of this network and PID namespace that can be asked, this user's or not."""
+    """Returns the ids of processes with a status socket in this network and PID namespace, of all users."""
     own = _own_namespace()
     return sorted(pid for pid, namespace, _ in _sockets() if namespace == own)
 
 
 def processes() -> list[Process]:
-    """All processes of this network namespace that can be asked, this user's or not."""
+    """Returns the processes with a status socket in this network namespace, of all users."""
     own, found = _own_namespace(), []
     for pid, namespace, name in _sockets():
         here = pid
@@ -109,7 +110,7 @@ def ask(pid: int, what: int = _STATUS) -> dict[str, Any]:
     for one in processes():
         if one.pid == pid and one.visible:
             return _ask(one, what)
-    raise ConnectionRefusedError(f"process {pid} has no socket for questions")
+    raise ConnectionRefusedError(f"process {pid} has no status socket")
 
 
 def _ask(process: Process, what: int) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def _ask(process: Process, what: int) -> dict[str, Any]:
     with _connect(process.socket) as connection:
         owner = _credentials(connection)[1]
         if owner != os.geteuid():
-            raise PermissionError(f"it is user {owner}'s")
+            raise PermissionError(f"it belongs to user {owner}")
         connection.sendall(_MAGIC + struct.pack("<QQ", what, 0))
         answer = bytearray()
         while part := connection.recv(1 << 16):
@@ -131,7 +132,7 @@ def _ask(process: Process, what: int) -> dict[str, Any]:
     if not answer:
         raise ConnectionError("no group is complete there: init or new_group still waits for other ranks")
     found = dumps.parse(bytes(answer), what == _DUMP)
-    # In another PID namespace it has another pid.
+    # A process of another PID namespace has another pid there.
     if process.visible and found["pid"] != process.pid and process.namespace == _own_namespace():
         raise ValueError(f"its answer is of pid {found['pid']}")
     found["pid"] = process.pid
@@ -159,38 +160,38 @@ def main(asked: Sequence[int], as_json: bool, watch: float | None, folder: str |
 
 def _shown(asked: Sequence[int], as_json: bool, watch: float | None, folder: str | None) -> int:
     while True:
-        told, failed = _gather(asked, _DUMP)
+        answers, failed = _gather(asked, _DUMP)
         if folder:
             try:
-                _write(told, Path(folder))
+                _write(answers, Path(folder))
             except OSError as error:
                 print(f"smddp status: {printable(error.filename)}: {error.strerror}", file=sys.stderr)
                 return 1
-        late = [one for job in _jobs(told) for one in stragglers.told(job)]
+        late = [one for job in _jobs(answers) for one in stragglers.find(job)]
         if as_json:
-            for group in (group for one in told for group in one["groups"] if not folder):
+            for group in (group for one in answers for group in one["groups"] if not folder):
                 del group["operations"], group["messages"]
-            found = {"processes": told, "silent": failed, "stragglers": [asdict(one) for one in late]}
+            found = {"processes": answers, "silent": failed, "stragglers": [asdict(one) for one in late]}
             print(json.dumps(found, indent=None if watch else 2))
         else:
             clear = "\033[H\033[2J" if watch and sys.stdout.isatty() else ""
-            print(clear + "\n".join(lines(told, failed) + [printable(one) for one in late]))
+            print(clear + "\n".join(lines(answers, failed) + [printable(one) for one in late]))
         if watch is None:
             return 1 if failed else 0
         sys.stdout.flush()
         time.sleep(watch)
 
 
-def _jobs(told: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The processes by their parent: a launcher starts the ranks of one job."""
+def _jobs(answers: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Groups the processes by parent: a launcher starts the ranks of one job."""
     jobs: dict[str, list[dict[str, Any]]] = {}
-    for one in told:
+    for one in answers:
         jobs.setdefault(_parent(one), []).append(one)
     return list(jobs.values())
 
 
 def job() -> list[dict[str, Any]]:
-    """The dumps of this process and of its parent's others, for the first of them; none for the rest."""
+    """Returns the dumps of this process and its siblings if it is the first of them, else an empty list."""
     parent = str(os.getppid())
     found = [pid for pid in pids() if _stat(pid, 1) == parent]
     return _gather(found, _DUMP)[0] if found[:1] == [os.getpid()] else []
@@ -198,36 +199,36 @@ def job() -> list[dict[str, Any]]:
 
 def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict[int, str]]:
     found = [one for one in processes() if not asked or one.pid in asked]
-    told: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     failed = {pid: _why(pid, ConnectionRefusedError()) for pid in set(asked) - {one.pid for one in found}}
     for one in found:
         try:
-            # Its socket would take the question up all the same.
+            # The socket of a stopped process still accepts connections.
             if one.visible and _state(one.pid) in ("T", "t"):
                 failed[one.pid] = "stopped (by a signal or a debugger)"
                 continue
-            told.append(_ask(one, what))
+            answers.append(_ask(one, what))
         except PermissionError as error:
             if asked:
                 failed[one.pid] = str(error)
         except (OSError, ValueError) as error:
             failed[one.pid] = _why(one.pid, error) if one.visible else f"no answer: {error}"
-    told.sort(key=lambda one: (one["rank"] is None, one["rank"] or 0, one["pid"]))
-    return told, failed
+    answers.sort(key=lambda one: (one["rank"] is None, one["rank"] or 0, one["pid"]))
+    return answers, failed
 
 
 def _parent(one: dict[str, Any]) -> str:
-    """The parent of an answering process; "" where it is not known."""
+    """Returns the parent's id of a process, or "" if unknown."""
     return "" if one.get("other_pid_namespace") else _stat(one["pid"], 1)
 
 
 def _state(pid: int) -> str:
-    """The kernel's letter; "" where there is no such process."""
+    """Returns the kernel's state letter, or "" if the process does not exist."""
     return _stat(pid, 0)
 
 
 def _stat(pid: int, field: int) -> str:
-    """Of what the kernel says behind a process's name, the state first and then the parent."""
+    """Returns a field of /proc/PID/stat after the process name: 0 the state, 1 the parent."""
     try:
         # /proc may belong to the PID namespace of a parent.
         if os.readlink("/proc/self") != str(os.getpid()):
@@ -243,25 +244,25 @@ def _why(pid: int, error: Exception) -> str:
     return "no group of smddp is open there" if isinstance(error, ConnectionRefusedError) else f"no answer: {error}"
 
 
-def _write(told: Sequence[dict[str, Any]], folder: Path) -> None:
-    """A file for each process, and a folder for each job where there are several: a trace or a replay is of one."""
-    jobs = _jobs(told)
+def _write(answers: Sequence[dict[str, Any]], folder: Path) -> None:
+    """Writes a file per process, in a folder per job if there are several: a trace or a replay is of one job."""
+    jobs = _jobs(answers)
     for job in jobs:
-        place = folder if len(jobs) == 1 else folder / f"job-{_parent(job[0]) or 'gone'}"
+        place = folder if len(jobs) == 1 else folder / f"job-{_parent(job[0]) or 'unknown'}"
         place.mkdir(parents=True, exist_ok=True)
         for one in job:
-            # The host's name comes from the process: no folder of its choice.
+            # The process supplies the host name, which must not select another folder.
             path = place / f"smddp-{re.sub('[^A-Za-z0-9._-]', '_', one['host'])[:128]}-{one['pid']}.json"
             files.write_text(path, json.dumps(one))
             print(printable(path), file=sys.stderr)
 
 
-def lines(told: Sequence[dict[str, Any]], failed: dict[int, str]) -> list[str]:
-    """A table: a row for each group of each process."""
+def lines(answers: Sequence[dict[str, Any]], failed: dict[int, str]) -> list[str]:
+    """Returns a table with a row for each group of each process."""
     rows: list[tuple[str, ...]] = [
-        ("RANK", "PID", "GROUP", "IN GROUP", "DOES", "FOR", "LAST FINISHED", "MOVED BY", "AT")
+        ("RANK", "PID", "GROUP", "IN GROUP", "OPERATION", "ELAPSED", "LAST FINISHED", "ALGORITHM", "FRAME")
     ]
-    for one in told:
+    for one in answers:
         for group in one["groups"] or [None]:
             rows.append(_row(one, group))
     rows = [tuple(printable(cell) for cell in row) for row in rows]
@@ -278,20 +279,20 @@ def _row(one: dict[str, Any], group: dict[str, Any] | None) -> tuple[str, ...]:
     if group is None:
         return (rank, str(one["pid"]), "-", "-", "-", "-", "-", "-", one["at"])
     present, last = group["present"], group["last"]
-    does, since = ("-", "-") if present is None else (present["what"], f"{present['seconds']:.1f} s")
+    operation, elapsed = ("-", "-") if present is None else (present["what"], f"{present['seconds']:.1f} s")
     if group["error"]:
-        does = "dead"
-    ways: dict[str, int] = {}
-    for way in group["taken"]:
-        ways[way["algorithm"]] = ways.get(way["algorithm"], 0) + way["bytes"]
-    moved = ", ".join(f"{name} {_size(size)}" for name, size in ways.items())
+        operation = "failed"
+    totals: dict[str, int] = {}
+    for entry in group["taken"]:
+        totals[entry["algorithm"]] = totals.get(entry["algorithm"], 0) + entry["bytes"]
+    moved = ", ".join(f"{name} {_size(size)}" for name, size in totals.items())
     return (
         rank,
         str(one["pid"]),
         group["name"],
         f"{group['rank']} of {group['size']}",
-        does,
-        since,
+        operation,
+        elapsed,
         "-" if last is None else last["what"],
         f"{group['way']}: {moved}" if moved else group["way"],
         one["at"],

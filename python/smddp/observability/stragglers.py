@@ -1,7 +1,7 @@
-"""Which rank comes last again and again: the ranks' dumps, laid side by side. Needs neither torch nor the core.
+"""Straggler detection from the ranks' dumps. Needs neither torch nor the core.
 
-An operation's lateness is the time from the last but one of its ranks' submissions to the last: what it would be faster
-by without that one rank. Hosts' clocks differ, so they are set by the ends of operations, which are everywhere at once.
+The lateness of an operation is the time between the last two submissions of its ranks, which the last rank costs.
+The ends of operations align the hosts' clocks, because collectives end on all ranks at about the same time.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-# Operations that end nowhere before every rank has come.
+# Operations that end on no rank before all ranks have submitted them.
 _TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 _NEWEST = 500
 _FEWEST = 20
-# What comes from several processes on a core, and not from a rank.
+# Lateness below this value is attributed to scheduling noise.
 _NOISE_NS = 10_000_000
-# One rank's part of all late operations, and what they cost of the time in which all of them ran.
+# Minimum share of late operations for one rank, and their minimum cost as a share of the elapsed time.
 _SHARE, _COST = 0.7, 0.03
 
 
 @dataclass(frozen=True)
 class Last:
-    """Who came last to one operation: a rank, and how much later than any other; when it ended."""
+    """Last rank of one operation: its lateness after the next rank, and the operation's end."""
 
     seq: int
     rank: int
@@ -49,9 +49,10 @@ class Straggler:
 
 
 def lasts(dumps: Sequence[dict[str, Any]]) -> dict[tuple[str, int], list[Last]]:
-    """By group's name and size, who was last to each operation that all dumps of its ranks have.
+    """Returns the last rank of each operation that all dumps of a group contain, by the group's name and size.
 
-    The dumps are of one job. A group that has some rank twice is of two, and left out."""
+    The dumps must be of one job. A group with a duplicate rank belongs to two jobs and is left out.
+    """
     groups: dict[tuple[str, int], list[tuple[dict[str, Any], dict[str, Any]]]] = {}
     for dump in dumps:
         for group in dump["groups"]:
@@ -75,7 +76,7 @@ def _of_group(members: Sequence[tuple[dict[str, Any], dict[str, Any]]]) -> list[
         times = [op["submitted_ns"] - offset for op, offset in zip(ops, ahead)]
         place = max(range(len(times)), key=times.__getitem__)
         late = times[place] - max(times[:place] + times[place + 1 :])
-        # The last of those that are known waits for others, whom nobody has asked.
+        # The last known rank waits for ranks without a dump.
         if not whole and ops[place]["ended_ns"] - ops[place]["submitted_ns"] > late:
             late = 0.0
         found.append(Last(seq, names[place], late, ops[place]["ended_ns"] - ahead[place]))
@@ -87,7 +88,7 @@ def _counts(op: dict[str, Any]) -> bool:
 
 
 def _clocks(hosts: Sequence[str], tables: Sequence[dict[int, Any]], seqs: Sequence[int]) -> list[float]:
-    """How far the clock of each one's host is ahead of the first one's."""
+    """Returns the offset of each host's clock to the first host's, in ns."""
     ends: dict[str, list[int]] = {
         host: [min(table[seq]["ended_ns"] for at, table in zip(hosts, tables) if at == host) for seq in seqs]
         for host in set(hosts)
@@ -101,13 +102,13 @@ def _clocks(hosts: Sequence[str], tables: Sequence[dict[int, Any]], seqs: Sequen
 
 
 class Stragglers:
-    """The newest operations of each group, over as many looks as it takes."""
+    """Detector that accumulates the newest operations of each group over several updates."""
 
     def __init__(self) -> None:
         self._lasts: dict[tuple[str, int], deque[Last]] = {}
 
-    def look(self, dumps: Sequence[dict[str, Any]]) -> list[Straggler]:
-        """Takes the dumps' operations up and tells who is late now. Groups that the dumps lack are forgotten."""
+    def update(self, dumps: Sequence[dict[str, Any]]) -> list[Straggler]:
+        """Adds the dumps' operations and returns the current stragglers. Drops groups without a dump."""
         found = lasts(dumps)
         self._lasts = {which: self._lasts.get(which, deque(maxlen=_NEWEST)) for which in found}
         for which, new in found.items():
@@ -116,21 +117,21 @@ class Stragglers:
                 kept.clear()  # another group of that name
             newest = kept[-1].seq if kept else -1
             kept.extend(last for last in new if last.seq > newest)
-        return [one for (name, _), kept in self._lasts.items() if (one := _judged(name, list(kept)))]
+        return [one for (name, _), kept in self._lasts.items() if (one := _straggler(name, list(kept)))]
 
 
-def told(dumps: Sequence[dict[str, Any]]) -> list[Straggler]:
-    """Who is late by these dumps alone."""
-    return Stragglers().look(dumps)
+def find(dumps: Sequence[dict[str, Any]]) -> list[Straggler]:
+    """Returns the stragglers in these dumps."""
+    return Stragglers().update(dumps)
 
 
-def _judged(group: str, kept: Sequence[Last]) -> Straggler | None:
+def _straggler(group: str, kept: Sequence[Last]) -> Straggler | None:
     late = [last for last in kept if last.late_ns >= _NOISE_NS]
     if len(late) < _FEWEST:
         return None
     (rank, count), *_ = Counter(last.rank for last in late).most_common(1)
     own = [last.late_ns for last in late if last.rank == rank]
-    # Of two ranks that are late by chance, either may be so more often: by three deviations it seldom is.
+    # Two ranks that are late by chance seldom differ by three standard deviations.
     beyond_chance = count >= len(late) / 2 + 1.5 * math.sqrt(len(late))
     costs = sum(own) >= _COST * (kept[-1].ended_ns - kept[0].ended_ns)
     if not beyond_chance or count < _SHARE * len(late) or not costs:

@@ -1,4 +1,4 @@
-"""A trace as a picture: a row for each line of each process, a bar for each operation."""
+"""SVG drawing of a trace: one row per line of a process, one bar per operation."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from smddp.text import printable
 _LEFT, _WIDTH, _ROW, _TOP, _MARKS = 190, 780, 22, 34, 10
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#9d755d", "#72b7b2", "#eeca3b", "#bab0ac")
 _FAILED = "#d00000"
-# The picture's time by that of what is over, at most.
+# Maximum time of the picture, as a multiple of the end of the last completed operation.
 _ROOM = 1.25
 
 
 def escape(text: str) -> str:
-    """XML takes no control characters, not even escaped ones."""
+    """Escapes text for XML, which permits no control characters, not even escaped ones."""
     return _escape(printable(text))
 
 
 def drawn(trace: Mapping[str, Any]) -> str:
-    """SVG of a trace in Chrome's format, such as `trace.merged` makes.
+    """Returns the SVG of a trace in Chrome's format, such as the result of `trace.merged`.
 
-    A bar reaches from the operation's start to its end; red ones failed. Pale ones had not ended: one that hangs leaves
-    the others room, and is cut off at the right.
+    A bar reaches from the operation's start to its end. Failed operations are red, running ones pale. The bar of a
+    hanging operation is cut off at the right.
     """
     events = trace["traceEvents"]
     bars = [event for event in events if event["ph"] == "X"]

@@ -1,4 +1,4 @@
-"""`smddp trace`: the ranks' dumps as one trace in the format of chrome://tracing, which Perfetto reads."""
+"""`smddp trace`: merges the ranks' dumps into one trace in the format of chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from smddp.text import printable
 
 
 def merged(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One process for each rank, one line for each of its groups' collectives and one for its messages, one bar for
-    each operation; what never ended reaches to the time of its dump. Times are microseconds since the first operation
-    of all, by each host's clock."""
+    """Returns the trace: one process per rank, one line per group for collectives and one for messages.
+
+    Each operation is one bar; a running one reaches to the time of its dump. Times are microseconds since the first
+    operation of all ranks, by each host's clock.
+    """
     lines = [ops for dump in dumps for group in dump["groups"] for _, ops in _lines(group)]
     starts = [op["submitted_ns"] for ops in lines for op in ops]
     first = min(starts, default=0)
@@ -55,9 +57,9 @@ def _bar(op: dict[str, Any], place: int, line: int, first: int, now: int) -> dic
 
 
 def main(names: Sequence[str], output: str) -> int:
-    """Writes the trace of the dumps in `names`, files or folders of them.
+    """Writes the trace of the dumps in `names`, which are files or folders.
 
-    Returns 1 for a name that is not a dump, 2 if `output` cannot be written, each with a line on standard error.
+    Returns 1 for an invalid dump, 2 if `output` cannot be written, each with a line on standard error.
     """
     found = []
     try:
@@ -68,7 +70,7 @@ def main(names: Sequence[str], output: str) -> int:
         try:
             found.append(dumps.parse(files.read_text(path)))
         except (OSError, ValueError) as error:
-            return _failed(f"{path} is no dump: {_reason(error)}", 1)
+            return _failed(f"{path} is not a dump: {_reason(error)}", 1)
     trace = merged(found)
     picture = output.endswith(".svg")
     try:
@@ -78,16 +80,16 @@ def main(names: Sequence[str], output: str) -> int:
     bars = sum(event["ph"] == "X" for event in trace["traceEvents"])
     where = "" if picture else "; open it at https://ui.perfetto.dev"
     print(printable(f"{output}: {bars} operations of {len(found)} processes{where}"))
-    for late in stragglers.told(found):
+    for late in stragglers.find(found):
         print(printable(late))
     return 0
 
 
 def _files(path: Path) -> list[Path]:
-    """The dumps that a name stands for. Raises ValueError for a folder without dumps, or with those of several jobs."""
+    """Returns the dump files of a name. Raises ValueError for a folder without dumps or with dumps of several jobs."""
     if not path.is_dir():
         return [path]
-    # The names that `smddp status --dump` and SMDDP_DUMP_DIR give; a trace may be in the same folder.
+    # File names of `smddp status --dump` and SMDDP_DUMP_DIR; a trace may be in the same folder.
     found = sorted(path.glob("smddp-*.json")) or sorted(path.glob("*.json"))
     jobs = sorted(folder for folder in path.glob("job-*") if any(folder.glob("*.json")))
     if found or len(jobs) == 1:

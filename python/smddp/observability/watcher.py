@@ -1,4 +1,4 @@
-"""The thread that looks at the recorder now and then: for metrics, and for a rank that is late again and again."""
+"""Thread that reads the recorder periodically, for metrics and for straggler detection."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import warnings
 from smddp._native import core
 from smddp.observability import status
 from smddp.observability.exporter import FILE, PORT, Exposition
-from smddp.observability.log import warn
+from smddp.observability.log import warning
 from smddp.observability.stragglers import Straggler, Stragglers
 
-# Seconds after which a straggler is told of again.
+# Seconds before the same straggler is reported again.
 _AGAIN = 600.0
-# Seconds between two comparisons at most: a rank that is 200 ms late is to be named within fifty steps, also where a
-# step has one operation, so that twenty of them are twenty steps.
+# Maximum seconds between two comparisons. A rank that is 200 ms late is then reported within fifty steps, even with one
+# operation per step.
 _LONGEST = 4.0
 
 _watch: Watch | None = None
@@ -26,7 +26,7 @@ _pid: int | None = None
 
 
 def start(rank: int) -> None:
-    """Look from now on if a setting asks for it. rank: this process's in the job. Idempotent; never raises."""
+    """Starts the thread if a setting enables it. rank: global rank of this process. Idempotent; never raises."""
     global _watch, _pid
     if _pid == os.getpid():
         return
@@ -36,20 +36,20 @@ def start(rank: int) -> None:
         _watch = Watch(rank, settings)
 
 
-def look() -> None:
-    """Look now: a group is about to go. Never raises."""
+def update() -> None:
+    """Updates the metrics at once, before a group is closed. Never raises."""
     if _watch is not None and _pid == os.getpid():
-        _watch.look()
+        _watch.update()
 
 
 def address() -> tuple[str, int] | None:
-    """Where this process serves its metrics."""
+    """Returns the address of this process's metrics server, or None."""
     shown = _watch.exposition if _watch is not None and _pid == os.getpid() else None
     return shown.address if shown is not None else None
 
 
 class Watch:
-    """What fails here is told, once for each reason, and ends nothing."""
+    """Periodic update of metrics and stragglers. Each error is logged once and does not stop the job."""
 
     def __init__(self, rank: int, settings: dict[str, str]) -> None:
         self._warned: set[str] = set()
@@ -58,8 +58,8 @@ class Watch:
         self._named: dict[tuple[str, int], float] = {}
         interval = float(settings["SMDDP_METRICS_INTERVAL"])
         self._interval = min(interval, _LONGEST) if self._stragglers is not None else interval
-        self._over, self._looking = threading.Event(), threading.Lock()
-        self.look()
+        self._over, self._updating = threading.Event(), threading.Lock()
+        self.update()
         threading.Thread(target=self._run, name="smddp-watch", daemon=True).start()
         atexit.register(self._end, os.getpid())
 
@@ -77,25 +77,25 @@ class Watch:
             )
             return None
 
-    def look(self) -> None:
-        """What is so now is what metrics say from now on."""
+    def update(self) -> None:
+        """Updates the metrics from the recorder."""
         if self.exposition is None:
             return
         from smddp.observability.info import traffic
 
         try:
-            # What is older than what was taken would look like another group's.
-            with self._looking:
+            # An older dump after a newer one would be counted as another group.
+            with self._updating:
                 self.exposition.take(json.loads(core().dump()), traffic())
         except Exception as error:  # the job does not end for its metrics
             self._warn(f"metrics: {type(error).__name__}: {error}")
 
     def compare(self) -> list[Straggler]:
-        """Who is late now among the ranks of this host, if this is the first of them; what is new is told."""
+        """Returns the current stragglers on this host, and logs new ones. Only the host's first rank compares."""
         if self._stragglers is None:
             return []
         try:
-            found = self._stragglers.look(status.job())
+            found = self._stragglers.update(status.job())
         except Exception as error:
             self._warn(f"stragglers: {type(error).__name__}: {error}")
             return []
@@ -103,7 +103,7 @@ class Watch:
         for one in found:
             if now - self._named.get((one.group, one.rank), -_AGAIN) >= _AGAIN:
                 self._named[one.group, one.rank] = now
-                warn(str(one))
+                warning(str(one))
         if self.exposition is not None:
             self.exposition.late(found)
         return found
@@ -111,7 +111,7 @@ class Watch:
     def _run(self) -> None:
         self._write()
         while not self._over.wait(self._interval):
-            self.look()
+            self.update()
             self.compare()
             self._write()
 
@@ -122,10 +122,10 @@ class Watch:
     def _end(self, owner: int) -> None:
         if os.getpid() == owner:
             self._over.set()
-            self.look()
+            self.update()
             self._write()
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            warn(text)
+            warning(text)

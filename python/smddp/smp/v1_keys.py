@@ -43,7 +43,7 @@ def _key(
     """A field of `Config`.
 
     ``instead``: the feature is not there, and this is what to use; only the default is accepted.
-    ``no_effect``: why another value than the default changes nothing; it is told in a warning.
+    ``no_effect``: reason why a value other than the default has no effect, for a warning.
     """
     metadata = {
         "kind": kind or type(default),
@@ -143,7 +143,7 @@ def check(values: Any, source: str) -> dict[str, Any]:
     """``values`` under the names of `Config`'s fields. ``source`` is where they come from, for the errors.
 
     Raises:
-        TypeError: ``values`` is no dictionary, or a value has the wrong type.
+        TypeError: ``values`` is not a dictionary, or a value has the wrong type.
         ValueError: an unknown key (with the nearest known one), a value out of range, two names of one key that differ.
         NotImplementedError: a key that asks for what is not there.
     """
@@ -178,7 +178,7 @@ def _checked(name: str, given: str, value: Any, source: str) -> Any:
         value = bool(value)
     if value is None and field.default is None:
         return None
-    # bool is an int in Python, and True is no degree.
+    # bool is an int in Python, but True is not a degree.
     if type(value) is not kind:
         raise TypeError(f"{source}: {given!r} must be {kind.__name__}, got {type(value).__name__}: {value!r}")
     least, most = about["least"], about["most"]

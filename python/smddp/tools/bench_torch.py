@@ -1,4 +1,4 @@
-"""`smddp-bench COLLECTIVE --torch smddp,gloo`: backends of torch.distributed, turn by turn in the same processes."""
+"""`smddp-bench COLLECTIVE --torch smddp,gloo`: compares torch.distributed backends in the same processes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _size(text: str) -> int:
     try:
         return int(float(text[:-1]) * unit) if unit else int(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 8, 64K, 1M or 2G") from None
+        raise argparse.ArgumentTypeError(f"invalid size {text!r}: expected for example 8, 64K, 1M or 2G") from None
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -120,7 +120,7 @@ class _Bench:
         given = self.given
         self.say(
             f"# smddp-bench {given.collective} through torch {torch.__version__}: {self.size} ranks, "
-            f"{', '.join(given.backends)} turn by turn"
+            f"{', '.join(given.backends)} alternating"
         )
         left = f"# {'size':>10}  {'type':>8}  {'redop':>6}"
         halves = "".join(f"  {name:>9}  {'busbw':>6}  {'#wrong':>6}" for name in given.backends)
@@ -282,7 +282,7 @@ class _Bench:
             torch.get_device_module(self.device).synchronize()
 
     def document(self, name: str) -> dict[str, Any]:
-        """What `smddp-bench compare` and --plot read."""
+        """Returns the results in the format of `smddp-bench compare` and --plot."""
         config = {"iterations": self.given.iters, "has_in_place": False, "devices": []}
         return {
             "version": 2,

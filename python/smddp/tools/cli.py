@@ -16,47 +16,43 @@ from smddp import validation
 def main(argv: Sequence[str] | None = None) -> int:
     """`smddp info`, `doctor`, `status`, `trace`, `launch` and `bench`. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="smddp", description="Collective communication for training.")
-    parser.add_argument("--version", action="store_true", help="the version, and that of the torch beside it")
+    parser.add_argument("--version", action="store_true", help="print the versions of smddp and torch")
     commands = parser.add_subparsers(dest="command")
-    info = commands.add_parser("info", help="what was found here, the settings, and the path each collective takes")
-    info.add_argument("--json", action="store_true", help="the same for programs")
+    info = commands.add_parser("info", help="show this machine, the settings, and the path of each collective")
+    info.add_argument("--json", action="store_true", help="print JSON")
     info.add_argument("-n", "--ranks", type=int, default=2, help="processes on this machine to show the paths for")
-    doctor = commands.add_parser(
-        "doctor", help="look for what is wrong here, or with a job (under torchrun), and measure"
-    )
+    doctor = commands.add_parser("doctor", help="check this machine, or a job under torchrun, and measure its links")
     from smddp.tools.doctor import command
 
     command.arguments(doctor)
-    status = commands.add_parser("status", help="what live jobs of this user on this machine are doing")
-    status.add_argument("pid", nargs="*", type=int, help="these processes alone")
+    status = commands.add_parser("status", help="show current operations of this user's processes on this machine")
+    status.add_argument("pid", nargs="*", type=int, help="only these processes")
     status.add_argument("--all", action="store_true", help="every process of this user (as without PID)")
-    status.add_argument("--json", action="store_true", help="the same for programs")
+    status.add_argument("--json", action="store_true", help="print JSON")
     status.add_argument(
         "--watch", nargs="?", type=validation.seconds, const=2.0, metavar="SECONDS", help="again every 2 seconds"
     )
-    status.add_argument(
-        "--dump", metavar="DIR", help="write what their recorders have there, one file for each; a folder for each job"
-    )
-    trace = commands.add_parser("trace", help="the ranks' dumps as one trace for Perfetto or chrome://tracing")
+    status.add_argument("--dump", metavar="DIR", help="write the recorders' contents there, one file per process")
+    trace = commands.add_parser("trace", help="merge the ranks' dumps into one trace for Perfetto or chrome://tracing")
     trace.add_argument(
         "dumps", nargs="+", metavar="DUMP", help="files of smddp.dump(), or folders of --dump or SMDDP_DUMP_DIR"
     )
-    trace.add_argument("-o", "--output", default="trace.json", help="FILE.svg: a picture instead")
+    trace.add_argument("-o", "--output", default="trace.json", help="output file; FILE.svg: a drawing")
     text = "run a script on ranks here or on several hosts, as an estimator does"
     commands.add_parser("launch", help=text, add_help=False)
     commands.add_parser("bench", help="measure collectives on this machine or across machines", add_help=False)
     given = list(sys.argv[1:] if argv is None else argv)
-    # These two read their own arguments.
+    # These two commands parse their own arguments.
     if given[:1] == ["bench"]:
         return bench(given[1:])
     if given[:1] == ["launch"]:
         from smddp.estimator import shell
 
         return shell.main(given[1:])
-    arguments, strange = parser.parse_known_args(given)
-    if strange:
-        # With the usage of the command that they were given to.
-        commands.choices.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(strange)}")
+    arguments, unknown = parser.parse_known_args(given)
+    if unknown:
+        # Prints the usage of the selected command.
+        commands.choices.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.version:
         return _version()
     if arguments.command is None:
@@ -82,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _trace.main(arguments.dumps, arguments.output)
         return _info(arguments.ranks, arguments.json)
     except BrokenPipeError:
-        # Whoever reads has seen enough; nothing is left to be flushed into the closed pipe.
+        # The reader closed the pipe. Discards buffered output, which cannot be flushed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ImportError as error:
@@ -100,7 +96,7 @@ def _version() -> int:
 
 
 def _info(ranks: int, as_json: bool) -> int:
-    """Tells what there is, whatever is wrong with it. Returns 1 where something is."""
+    """Prints `smddp info`, including errors. Returns 1 if there are problems."""
     from smddp._native import core
     from smddp.observability.info import collect, local_paths
     from smddp.tools import environment
@@ -113,7 +109,7 @@ def _info(ranks: int, as_json: bool) -> int:
         try:
             found["paths"] = {name: {"4 KiB": small, "64 MiB": large} for name, small, large in local_paths(ranks)}
         except (RuntimeError, ValueError) as error:
-            found["problems"].append(f"{ranks} processes here form no group: {error}")
+            found["problems"].append(f"{ranks} local processes cannot form a group: {error}")
     if as_json:
         print(json.dumps(found, indent=2, default=str))
     else:
@@ -124,7 +120,7 @@ def _info(ranks: int, as_json: bool) -> int:
 
 
 def _columns() -> int:
-    """The terminal's width; lines that go to a file or a pipe have none."""
+    """Returns the terminal's width; lines for a file or a pipe are not wrapped."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000
 
 
@@ -144,29 +140,29 @@ def bench(argv: Sequence[str] | None = None) -> int:
     try:
         native.info()
     except ValueError as error:
-        # Once, and not by every rank.
+        # Prints the error once, not on every rank.
         print(f"smddp-bench: {error}", file=sys.stderr)
         return 2
-    # It runs without Python's help, and so does its end by Ctrl-C.
+    # The core runs without the interpreter, so Ctrl-C must end it directly.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The subcommands that draw write their own files.
+    # These subcommands write their own files.
     if given[:1] in (["simulate"], ["explain"], ["tune"]):
         return native.bench_main(given)
     if not any(word.startswith("--nproc") for word in given):
         try:
             launched()
         except ValueError as error:
-            # What is missing the core tells, if it needs it: a replay starts ranks of its own. That a manager was asked
-            # and does not say, it cannot know.
+            # The core reports missing variables if it needs them; a replay starts its own ranks. Only a failed query of
+            # a process manager is reported here.
             if error.__cause__ is not None:
                 print(f"smddp-bench: {error}", file=sys.stderr)
                 return 2
-    backends, rest = _taken(given, "--torch")
+    backends, rest = _option(given, "--torch")
     if backends is not None:
         from smddp.tools import bench_torch
 
         return bench_torch.main(rest, backends)
-    target, rest = _taken(given, "--plot")
+    target, rest = _option(given, "--plot")
     if target is None:
         return native.bench_main(given)
     if not target:
@@ -177,8 +173,8 @@ def bench(argv: Sequence[str] | None = None) -> int:
     return plotted(native.bench_main, rest, target)
 
 
-def _taken(given: list[str], option: str) -> tuple[str | None, list[str]]:
-    """An option's value, None without it, and the other words."""
+def _option(given: list[str], option: str) -> tuple[str | None, list[str]]:
+    """Returns an option's value, or None, and the other arguments."""
     for at, word in enumerate(given):
         if word == option:
             return "".join(given[at + 1 : at + 2]), given[:at] + given[at + 2 :]

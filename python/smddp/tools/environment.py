@@ -1,4 +1,4 @@
-"""What `smddp info` tells of everything around the library: Python, the machine's limits, torch, another package."""
+"""Environment section of `smddp info`: Python, limits of the machine, torch, a conflicting package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smddp.observability import machine
 
 
 def collect() -> dict[str, str]:
-    """One line for each thing, by its name. Imports torch where it is installed."""
+    """Returns one line per item, by name. Imports torch if installed."""
     limits = machine.limits()
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()}, {' '.join(platform.libc_ver())})",
@@ -44,14 +44,14 @@ def _limit(value: int | None, shown: Callable[[int], str]) -> str:
 
 
 def torch() -> str:
-    """Whether torch knows the backend, or why it does not."""
+    """Returns torch's version and the state of the backend's registration."""
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return "not installed"
     try:
         import torch.distributed as dist
-    except Exception as error:  # whatever an installation breaks with is what is to be told
+    except Exception as error:  # a broken installation may raise any exception
         return f"{version}, which cannot be imported: {type(error).__name__}: {error}"
     if not dist.is_available():
         return f"{version}, built without torch.distributed"
@@ -65,5 +65,5 @@ def torch() -> str:
 
 
 def historic() -> str:
-    """Whether another distribution owns the paths of `smdistributed`."""
-    return _historic.told() or "not installed"
+    """Returns the conflict with another distribution that owns the paths of `smdistributed`."""
+    return _historic.conflict() or "not installed"

@@ -1,4 +1,4 @@
-"""The text of `smddp info`."""
+"""Text output of `smddp info`."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from typing import Any
 from smddp.observability.machine import size
 
 _NAME = 28
-# A column narrower than this is harder to read than a long line.
+# Minimum column width; a long line is easier to read than a narrower column.
 _LEAST = 40
 
 
 def lines(found: dict[str, Any], ranks: int, columns: int) -> list[str]:
-    """What `found` holds, in lines of at most that many columns.
+    """Returns the text, wrapped to `columns`.
 
-    found: as `smddp info --json` prints it. ranks: of how many processes its paths are.
+    found: content of `smddp info --json`. ranks: number of processes for its paths.
     """
 
     def rows(title: str, rows: list[tuple[str, str]]) -> list[str]:
         return ["", title, *(line for name, text in rows for line in _row(name, text, columns))] if rows else []
 
-    told = [f"smddp {found['version']}   torch {found['torch'] or 'not installed'}"]
-    told += rows("WRONG", [("", problem) for problem in found["problems"]])
-    told += rows("no such setting", [("", unknown(*names)) for names in found["unknown settings"].items()])
-    told += rows("machine", [(name, _machine(name, value)) for name, value in found["machine"].items()])
-    told += rows("around it", list(found["surroundings"].items()))
-    told += rows("CUDA", cuda(found["cuda"]))
-    told += rows("libfabric", [("", line) for line in found["libfabric"]])
-    told += rows(
+    text_lines = [f"smddp {found['version']}   torch {found['torch'] or 'not installed'}"]
+    text_lines += rows("Problems", [("", problem) for problem in found["problems"]])
+    text_lines += rows("unknown settings", [("", unknown(*names)) for names in found["unknown settings"].items()])
+    text_lines += rows("machine", [(name, _machine(name, value)) for name, value in found["machine"].items()])
+    text_lines += rows("Environment", list(found["surroundings"].items()))
+    text_lines += rows("CUDA", cuda(found["cuda"]))
+    text_lines += rows("libfabric", [("", line) for line in found["libfabric"]])
+    text_lines += rows(
         f"paths of {ranks} processes on this machine",
         [
-            (name, "; ".join(f"{amount}: {way}" for amount, way in ways.items()))
-            for name, ways in found["paths"].items()
+            (name, "; ".join(f"{amount}: {path}" for amount, path in found_paths.items()))
+            for name, found_paths in found["paths"].items()
         ],
     )
-    told += rows(
-        "settings: value (where it comes from), and what it does",
+    text_lines += rows(
+        "settings: value (source), and description",
         [
             (name, f"{row['value'] or 'empty'} ({row['from']}): {row['what']}")
             for name, row in found["settings"].items()
         ],
     )
-    return told
+    return text_lines
 
 
 def unknown(name: str, nearest: str | None) -> str:
-    return f"{name}: smddp has no such setting" + (f"; did you mean {nearest}?" if nearest else "")
+    return f"{name}: unknown setting" + (f"; did you mean {nearest}?" if nearest else "")
 
 
 def cuda(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """(name, text) of each line about CUDA."""
+    """Returns (name, text) of each line about CUDA."""
     if not found["found"]:
-        return [("", f"CUDA tensors are not served: {found['why']}")]
+        return [("", f"CUDA tensors are not supported: {found['why']}")]
     return [("driver", found["driver"]), *(("", device) for device in found["devices"]), *found["paths"].items()]
 
 
@@ -61,7 +61,7 @@ def _machine(name: str, value: Any) -> str:
 
 
 def _row(name: str, text: str, columns: int) -> list[str]:
-    """A name and its text, which goes on below itself where the line is full."""
+    """Returns the lines of a name and its wrapped text."""
     indent = 2 + (_NAME if name else 0)
     width = max(columns - indent, _LEAST)
     first, *rest = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]

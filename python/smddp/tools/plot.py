@@ -1,4 +1,4 @@
-"""`smddp-bench ... --plot FILE`: bus bandwidth and time over size, of one run or of several."""
+"""`smddp-bench ... --plot FILE`: plots bus bandwidth and time over size, for one or several runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from smddp import files
 
 Bench = Callable[[Sequence[str]], int]
 
-#: Times of both halves of a row; where there is no in-place form only the first counts.
+#: Times of both halves of a row. A collective without in-place form uses the first only.
 _HALVES = (("out_of_place", "-", "o"), ("in_place", "--", "x"))
 
 
 def plotted(bench: Bench, argv: list[str], target: str) -> int:
-    """Run `bench` and draw what it wrote, or what it compared, into `target`. Returns the exit status.
+    """Runs `bench` and plots its results or comparison to `target`. Returns the exit status.
 
-    What cannot be drawn is an error before anything is measured.
+    Checks the output before the measurement.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -33,7 +33,7 @@ def plotted(bench: Bench, argv: list[str], target: str) -> int:
         print(f"smddp-bench: --plot {target}: give a name that ends in .{', .'.join(sorted(known))}", file=sys.stderr)
         return 2
     if not Path(target).absolute().parent.is_dir():
-        print(f"smddp-bench: --plot {target}: there is no such folder", file=sys.stderr)
+        print(f"smddp-bench: --plot {target}: the folder does not exist", file=sys.stderr)
         return 2
     if argv[:1] == ["compare"]:
         status = bench(argv)
@@ -49,16 +49,16 @@ def plotted(bench: Bench, argv: list[str], target: str) -> int:
         else:
             argv = [*argv, "-J", path]
         status = bench(argv)
-        # Ranks that a launcher started draw nothing but on rank 0, which alone writes the file.
+        # Under a launcher only rank 0 writes the file.
         if status == 0 and os.path.exists(path):
             draw([("", json.loads(files.read_text(path)))], target)
     return status
 
 
 def draw(runs: Sequence[tuple[str, Any]], target: str) -> None:
-    """Two panels over the size in bytes: bus bandwidth in GB/s, time in us; of a barrier its time alone.
+    """Plots bus bandwidth in GB/s and time in us over the size in bytes; for a barrier only its time.
 
-    runs: a label and what a -J file holds; nccl-tests' files are drawn, too.
+    runs: a label and the content of a -J file, also of nccl-tests.
     """
     from matplotlib.figure import Figure
 
@@ -79,7 +79,7 @@ def draw(runs: Sequence[tuple[str, Any]], target: str) -> None:
         for half, line, marker in _HALVES if in_place else _HALVES[:1]:
             rows = [row for row in run["results"] if row["size"]]
             name = ", ".join(part for part in (label, half.replace("_", " ") if in_place else "") if part)
-            # Without a name of its own a line is not in the legend.
+            # A line without a label is not in the legend.
             style: dict[str, Any] = {"label": name or None, "color": f"C{number}", "markersize": 4}
             style |= {"linestyle": line, "marker": marker}
             sizes = [row["size"] for row in rows]
@@ -97,7 +97,7 @@ def draw(runs: Sequence[tuple[str, Any]], target: str) -> None:
 
 
 def title(run: Any) -> str:
-    """What was measured: "all_reduce, 4 ranks on h1, float sum"."""
+    """Returns the title: "all_reduce, 4 ranks on h1, float sum"."""
     devices = run.get("config", {}).get("devices", [])
     hosts = list(dict.fromkeys(device.get("hostname", "") for device in devices))
     where = f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts" if hosts else ""
@@ -109,7 +109,7 @@ def title(run: Any) -> str:
 
 
 def binary(size: float) -> str:
-    """8, 64K, 1M: the sizes that the command line takes."""
+    """Formats a size as on the command line: 8, 64K, 1M."""
     for unit, name in ((2**30, "G"), (2**20, "M"), (2**10, "K")):
         if size >= unit:
             return f"{size / unit:g}{name}"

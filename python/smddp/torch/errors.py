@@ -69,7 +69,7 @@ def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseExceptio
     if dressed is None:
         return error
     if dressed is PeerLostError:
-        first_cause.noticed()
+        first_cause.record_peer_failure()
     if dressed in (CollectiveTimeoutError, MismatchError, PeerLostError):
         flight_recorder.failed()
     made = dressed(f"{error}{rank_note(ranks)}{hint(str(error))}")

@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp
 from torch.nn import Parameter
 
 from smddp._native import core
-from smddp.observability.log import tell
+from smddp.observability.log import info
 from smddp.torch.dtypes import AVG, MAX, MIN, SUM
 
 # Classes of ordinary tensors; subclasses are excluded.
@@ -35,5 +35,5 @@ def fast_path(comm: Any, host: bool = True) -> Any:
     try:
         return native.AtOnce(comm, table, KINDS, _REDUCTIONS, timedelta(0), host)
     except ValueError as error:
-        tell(f"group {comm.name}: no fast path for small calls: {error}")
+        info(f"group {comm.name}: no fast path for small calls: {error}")
         return None

@@ -46,7 +46,7 @@ def overlap_fsdp(model: nn.Module) -> None:
     """
     units = list(fsdp_units(model, "overlap_fsdp").values())
     if any(group.device.type != "cpu" for unit in units for group in fsdp_groups(unit)):
-        log.tell("overlap_fsdp: no effect, because streams of the model's device overlap its collectives")
+        log.info("overlap_fsdp: no effect, because streams of the model's device overlap its collectives")
         return
     gradients = _PendingReductions()
     for group in (group for unit in units for group in fsdp_groups(unit)):
@@ -134,9 +134,9 @@ class _ReduceScatter:
         if reader is None:
             self._gradients.add(work, output_tensor, input_tensor)
             return None
-        if reader != self._reported and log.wanted():
+        if reader != self._reported and log.is_enabled():
             self._reported = reader
-            log.tell(f"overlap_fsdp: no overlap of a unit's gradients: {reader}")
+            log.info(f"overlap_fsdp: no overlap of a unit's gradients: {reader}")
         work.wait()
         return None
 

@@ -311,7 +311,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._comm.let_go()
 
     def _forget(self) -> bool:
-        watcher.look()
+        watcher.update()
         return _open.pop(id(self), None) is not None
 
     def _unique_others(self) -> list[Any]:

@@ -185,7 +185,7 @@ class Reconfigurable:
         update_torch_ranks(self, ranks)
         self._move_observers()
         self._opened()
-        first_cause.overcome()
+        first_cause.clear()
         self._warn_of_torchs_size()
         return DoneWork([])
 

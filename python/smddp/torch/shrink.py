@@ -93,7 +93,7 @@ class Shrinkable:
         )
         group._groups_before = dist_c10d._world.group_count
         self._leave()
-        first_cause.overcome()
+        first_cause.clear()
         return group
 
     def _excluded(self, ranks: Sequence[int]) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 The training toolkit looks for every name of a class here in what a job writes, and takes the first it finds for the
 cause. So these are the errors that are one: not `Error`, which is in every other name, and neither `PeerLostError` nor
-`ClosedError`, which the other ranks raise when one has failed for a reason of its own. All of them are in `smddp`.
+`ClosedError`, which the other ranks raise after one rank failed independently. All of them are in `smddp`.
 """
 
 from smddp._native import core as _core

@@ -1,6 +1,6 @@
 """One all_reduce of all ranks: prints what it gave, or the error, and ends with status 3 on an error.
 
---set RANK:NAME=VALUE gives one rank a setting of its own.
+--set RANK:NAME=VALUE sets a variable of one rank.
 """
 
 import argparse

@@ -16,8 +16,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--backend", default="smddp")
 parser.add_argument("--timeout", type=float, default=60.0, help="of the group, in seconds")
 parser.add_argument("--steps", type=int, default=100_000)
-parser.add_argument("--tell-after", type=int, help="print a line one second after this step, whatever goes on")
-parser.add_argument("--absent", type=int, help="this rank does not come to the step after --tell-after")
+parser.add_argument("--print-after", type=int, help="print a line one second after this step, independent of the group")
+parser.add_argument("--absent", type=int, help="this rank skips the step after --print-after")
 parser.add_argument("--child", action="store_true", help="ranks fork a child, which stays, as data loaders have them")
 arguments = parser.parse_args()
 dist.init_process_group(arguments.backend, timeout=datetime.timedelta(seconds=arguments.timeout))
@@ -29,7 +29,7 @@ try:
         dist.all_gather_into_tensor(torch.empty(size * count), torch.ones(count))
         if step % 10 == 5:
             print(f"step {step}", flush=True)
-        if step == arguments.tell_after:
+        if step == arguments.print_after:
             if arguments.child and os.fork() == 0:
                 # The lab kills a rank's process group, and waits for the end of its output.
                 os.setsid()

@@ -1,12 +1,12 @@
-"""`smddp doctor`: looks at a machine, or at all hosts of a job, and says what is wrong, what that means and what to do.
+"""`smddp doctor`: checks a machine, or all hosts of a job, and reports each problem with its effect and remedy.
 
-  facts      what a rank sees, as plain values that travel as JSON
-  checks/    facts -> findings, a family in each file; none of them looks at anything itself
-  meeting    how the ranks tell rank 0 their facts: before, and whether or not, a group of them can be made
-  launch     which rank this process is, or the processes that it starts for itself
-  measure    latency and bandwidth between pairs, and the heat map of them in `heat`
-  visit      all of it in order, each step with a deadline
-  report     the text
+  facts       values observed by one rank, as JSON
+  checks/     conversion of facts to findings, one family per file, without further observation
+  rendezvous  exchange of facts with rank 0, independent of a group of the ranks
+  launch      rank of this process, and processes that the doctor starts
+  measure     latency and bandwidth between pairs; `heatmap` draws them
+  session     the sequence of all steps, each with a deadline
+  report      text output
 
 It needs no torch.
 """

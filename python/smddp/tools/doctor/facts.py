@@ -1,4 +1,4 @@
-"""What one rank sees: plain values, so that they travel as JSON and tests can change each of them."""
+"""Facts observed by one rank, as plain values for JSON."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from smddp._native import core
 from smddp.observability import info, machine
 from smddp.tools import environment
 
-#: A driver or a library that says nothing for so many seconds is told as such.
+#: Seconds to wait for a driver or a library before it is reported as hanging.
 PATIENCE = 8.0
-# What says how many ranks there are and where they meet, and what decides about threads.
+# Variables for the number of ranks, the rendezvous address and the number of threads.
 _VARIABLES = ("MASTER_ADDR", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def collect(launch: dict[str, int | None]) -> dict[str, Any]:
-    """All of it. launch: rank, size, local rank and local size of this process.
+    """Returns all facts. launch: rank, size, local rank and local size of this process.
 
-    Takes some seconds at most, whatever hangs.
+    Bounded in time even if a driver hangs.
     """
     problems: list[str] = []
 
-    def look(what: str, ask: Callable[[], Any]) -> Any:
+    def attempt(what: str, ask: Callable[[], Any]) -> Any:
         try:
             return machine.within(PATIENCE, ask)
         except (OSError, RuntimeError, ValueError) as error:
             problems.append(f"{what}: {error}")
             return None
 
-    found = look("the core", lambda: info.collect(start_cuda=True)) or {"problems": [], "settings": {}}
+    found = attempt("the core", lambda: info.collect(start_cuda=True)) or {"problems": [], "settings": {}}
     settings = {name: {"value": row["value"], "from": row["from"]} for name, row in found["settings"].items()}
     return {
         "launch": launch,
@@ -46,7 +46,7 @@ def collect(launch: dict[str, int | None]) -> dict[str, Any]:
         "problems": [*found["problems"], *problems],
         "core": found.get("machine", {}),
         "cuda": found.get("cuda"),
-        "libfabric": look("libfabric", core().fabric) if found.get("machine") else None,
+        "libfabric": attempt("libfabric", core().fabric) if found.get("machine") else None,
         "devices": sorted(
             str(path) for path in (*Path("/dev/infiniband").glob("uverbs*"), *Path("/dev").glob("nvidia[0-9]*"))
         ),

@@ -1,4 +1,4 @@
-"""A finding, and the register of the checks that make them."""
+"""Findings, and the registry of checks that produce them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ OK, WARN, FAIL = "ok", "warn", "fail"
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check says."""
+    """Result of one check."""
 
     status: str
-    #: What was found, a line.
+    #: Observed facts, one line.
     found: str
-    #: What that means for a job, and what to do about it; empty where all is well.
+    #: Effect on a job and remedy; empty if the check passes.
     means: str = ""
     do: str = ""
     name: str = ""
-    #: The ranks that it is about, of those that came; all of them where it is about the job.
+    #: The affected ranks among the present ones; all of them for a finding about the job.
     ranks: tuple[int, ...] = ()
 
 
@@ -39,13 +39,13 @@ def fail(found: str, means: str, do: str) -> Finding:
 
 OfRank = Callable[[Facts], Finding]
 OfJob = Callable[[Facts], Finding]
-#: By name, in the order in which they are told.
+#: Checks by name, in report order.
 OF_RANK: dict[str, OfRank] = {}
 OF_JOB: dict[str, OfJob] = {}
 
 
 def of_rank(name: str) -> Callable[[OfRank], OfRank]:
-    """Registers a check of one rank's facts (see facts.collect) under the name that its line has."""
+    """Registers a check of one rank's facts (see facts.collect) under its name in the report."""
 
     def register(check: OfRank) -> OfRank:
         OF_RANK[name] = check
@@ -55,7 +55,7 @@ def of_rank(name: str) -> Callable[[OfRank], OfRank]:
 
 
 def of_job(name: str) -> Callable[[OfJob], OfJob]:
-    """Registers a check of the whole job: {"size", "missing" ranks, "came": facts by rank, "group", "pairs"}."""
+    """Registers a check of the whole job: {"size", "missing" ranks, "present": facts by rank, "group", "pairs"}."""
 
     def register(check: OfJob) -> OfJob:
         OF_JOB[name] = check
@@ -64,25 +64,23 @@ def of_job(name: str) -> Callable[[OfJob], OfJob]:
     return register
 
 
-def judge(job: Facts) -> list[Finding]:
-    """The findings of all checks over a job's facts; the same finding on several ranks is one."""
-    came: Mapping[int, Facts] = job["came"]
-    told: list[Finding] = []
+def evaluate(job: Facts) -> list[Finding]:
+    """Returns the findings of all checks of a job's facts. Equal findings of several ranks are merged."""
+    present: Mapping[int, Facts] = job["present"]
+    findings: list[Finding] = []
     for name, of_one in OF_RANK.items():
         same: dict[Finding, list[int]] = {}
-        for rank, facts in came.items():
-            same.setdefault(_asked(name, of_one, facts), []).append(rank)
-        told += [replace(finding, ranks=tuple(ranks)) for finding, ranks in same.items()]
+        for rank, facts in present.items():
+            same.setdefault(_checked(name, of_one, facts), []).append(rank)
+        findings += [replace(finding, ranks=tuple(ranks)) for finding, ranks in same.items()]
     for name, of_all in OF_JOB.items():
-        told.append(replace(_asked(name, of_all, job), ranks=tuple(came)))
-    return told
+        findings.append(replace(_checked(name, of_all, job), ranks=tuple(present)))
+    return findings
 
 
-def _asked(name: str, check: Callable[[Facts], Finding], facts: Facts) -> Finding:
+def _checked(name: str, check: Callable[[Facts], Finding], facts: Facts) -> Finding:
     try:
         finding = check(facts)
-    except Exception as error:  # a machine stranger than a check expects keeps no other check from being told
-        finding = warn(
-            f"could not be judged: {type(error).__name__}: {error}", "this check says nothing", "report this"
-        )
+    except Exception as error:  # an unexpected fact must not suppress the other checks
+        finding = warn(f"the check failed: {type(error).__name__}: {error}", "this check has no result", "report this")
     return replace(finding, name=name)

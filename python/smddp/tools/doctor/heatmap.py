@@ -1,4 +1,4 @@
-"""The heat map of pairs, as SVG."""
+"""SVG heat map of the measured pairs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from smddp.observability.timeline import escape
 from smddp.tools.doctor.checks.pairs import slow
 
 _CELL, _LEFT, _TOP, _GAP = 44, 90, 70, 80
-# Of more ranks than that, cells have no figures.
+# Maximum number of ranks for cells with figures.
 _WITH_FIGURES = 24
 _SMALL_CELL = 10
 
 
 def drawn(rows: Sequence[Mapping[str, Any]], nodes: Sequence[int], hosts: Sequence[str]) -> str:
-    """Two maps, latency and bandwidth, rank by rank; darker is worse, a red frame is a slow pair.
+    """Returns maps of latency and bandwidth. Darker cells are worse, and a red frame marks a slow pair.
 
-    rows: as measured. nodes, hosts: of each rank. Between nodes the figures are those of their first ranks.
+    rows: measurements. nodes, hosts: by rank. Cells between nodes show the figures of their first ranks.
     """
     size = len(nodes)
     cell = _CELL if size <= _WITH_FIGURES else _SMALL_CELL
@@ -67,7 +67,7 @@ def _square(
     if value is None:
         return [f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" fill="#f0f0f0" stroke="white"/>']
     low, high = math.log(max(min(values), 1e-9)), math.log(max(max(values), 1e-9))
-    # Less than a factor of two is noise, and not a whole scale's difference.
+    # The color scale spans at least a factor of two, so that noise stays pale.
     worse = (math.log(max(value, 1e-9)) - low) / max(high - low, math.log(2))
     worse = 1 - worse if high_is_good else worse
     red, green, blue = (round(good + (bad - good) * worse) for good, bad in ((222, 165), (235, 15), (247, 21)))

@@ -1,4 +1,4 @@
-"""Which rank this process is, as its launcher says, or the processes that the doctor starts for itself."""
+"""Rank of this process from its launcher, or processes that the doctor starts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from smddp.launch import environment as variables
 
-#: Processes that it starts: enough to compare pairs, where there are processors for them.
+#: Default range of started processes: enough to compare pairs, limited by the processors.
 _FEWEST, _MOST = 2, 4
-#: Processes that it starts on request, whatever the processors; 4 on each where those are more.
+#: Maximum of --ranks, or 4 per processor if that is more.
 _MOST_RANKS = 16
 
 
@@ -23,13 +23,13 @@ class Launch:
     local_rank: int | None
     local_size: int
     host: str
-    #: Of the meeting; 0: any that is free.
+    #: Port of the rendezvous; 0: any free port.
     port: int
-    #: Whether the doctor started the ranks, and no launcher, so that they compute nothing.
+    #: True if the doctor started the ranks, which then compute nothing.
     by_doctor: bool = False
 
     def facts(self) -> dict[str, int | None]:
-        """The ranks and sizes that the launcher gave, by their names in the report."""
+        """Returns the launcher's ranks and sizes, by their names in the report."""
         return {
             "rank": self.rank,
             "size": self.size,
@@ -40,22 +40,22 @@ class Launch:
 
 
 def launched(by_doctor: bool = False) -> Launch | None:
-    """This process's rank as its launcher's variables say, or the doctor's; None without them.
+    """Returns the launch from the variables of a launcher or the doctor, or None without them.
 
-    Raises smddp.ConfigError, a ValueError, where the variables make no sense.
+    Raises smddp.ConfigError, a ValueError, for invalid variables.
     """
     found = variables.launched()
     if found is None:
         return None
-    rank, size, local_rank, local_size, meet = found
-    host, port, _ = meet or ("127.0.0.1", 0, True)
+    rank, size, local_rank, local_size, address = found
+    host, port, _ = address or ("127.0.0.1", 0, True)
     return Launch(rank, size, local_rank, local_size or 1, host, port, by_doctor)
 
 
 def alone(ranks: int | None) -> Launch:
-    """Rank 0 of so many processes here (None: as many as there are processors for, 2 to 4).
+    """Returns rank 0 of `ranks` local processes (None: one per processor, 2 to 4).
 
-    Raises ValueError for more than this machine can run.
+    Raises ValueError above the limit for this machine.
     """
     usable = len(os.sched_getaffinity(0))
     most = max(_MOST_RANKS, 4 * usable)
@@ -66,12 +66,12 @@ def alone(ranks: int | None) -> Launch:
 
 
 def start(launch: Launch, port: int, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
-    """The other ranks, as children of this process. Raises OSError where one cannot be started; the others are ended.
+    """Starts the other ranks as child processes. On an OSError, ends the started ones and raises it.
 
-    They end by themselves when this process, whose server they ask, is gone.
+    The children exit when they lose the connection to this process.
     """
     started: list[subprocess.Popen[bytes]] = []
-    # Sockets that are found by name serve one user alone: nothing else is to be handed down.
+    # The children use the doctor's own rendezvous, not torchrun's.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHELASTIC_")}
     try:
         for rank in range(1, launch.size):
@@ -101,7 +101,7 @@ def start(launch: Launch, port: int, arguments: Sequence[str]) -> list[subproces
 
 
 def end(children: Sequence[subprocess.Popen[bytes]], seconds: float = 0.0) -> None:
-    """Gives them so many seconds together, and ends those that are left."""
+    """Waits for the children for `seconds` in total, then kills the remaining ones."""
     for child in children:
         try:
             child.wait(seconds)

@@ -1,7 +1,7 @@
-"""Latency and bandwidth between pairs of ranks, by point-to-point messages of a group, in a few seconds in all.
+"""Latency and bandwidth between pairs of ranks, by point-to-point messages of a group, in a few seconds.
 
-A pair is measured by its lower rank, and one pair at a time within a node. Between nodes their first ranks meet, each
-node with one other at a time. The best of what is seen counts: what else a machine does only ever takes away.
+The lower rank of a pair measures, one pair at a time within a node. Between nodes the first ranks measure, one pair per
+node at a time. The best value counts, because other load only makes results worse.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Step = list[tuple[int, int]]
 _BARRIER, _F32, _U8 = 8, 0, 8
 _TAG = 0x646F63
 _SMALLEST, _LARGEST = 64 << 10, 8 << 20
-_WORD = 8
-# Of a pair, in seconds: for many small messages, and what one large message takes at least, so that what links hold
-# in their buffers and let through at once counts for little.
+_SMALL = 8
+# Seconds per pair: for many small messages, and the minimum for one large message, so that link buffers have little
+# effect.
 _LATENCY, _LONG = 0.008, 0.05
 _ROUNDS = 200
-# A node with more ranks measures neighbours only, a job with more nodes some of the pairs of each.
+# A node with more ranks measures only neighbours, and a job with more nodes only some pairs of each node.
 _MOST_IN_A_NODE = 12
 _MOST_NODES = 64
 
 
 def steps(nodes: Sequence[int]) -> list[Step]:
-    """Which pairs are measured together, one step after the other. nodes: the node of each rank."""
+    """Returns the steps; the pairs of one step are measured concurrently. nodes: the node of each rank."""
     members: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):
         members.setdefault(node, []).append(rank)
@@ -53,7 +53,7 @@ def _within(ranks: list[int]) -> Step:
 
 
 def _between(leaders: list[int]) -> list[Step]:
-    """Everybody with everybody, as in a tournament: the first stays, the others go round."""
+    """Pairs all leaders by the circle method of a round-robin tournament."""
     if len(leaders) < 2:
         return []
     places: list[int | None] = [*leaders, *([None] * (len(leaders) % 2))]
@@ -66,23 +66,23 @@ def _between(leaders: list[int]) -> list[Step]:
 
 
 class Meter:
-    """One rank's part in measuring."""
+    """Measurements of one rank."""
 
     def __init__(self, comm: Any, deadline: float) -> None:
-        """deadline: by time.monotonic(); no pair is begun after it, and no message waits much longer."""
+        """deadline: in time.monotonic(); no pair starts after it, and no message waits over 10 s longer."""
         self._comm = comm
         self._deadline = deadline
         self._large = ctypes.create_string_buffer(_LARGEST)
-        self._word = (ctypes.c_int64 * 2)()
+        self._header = (ctypes.c_int64 * 2)()
 
     def run(self, these: Sequence[Step], share: float = 1.0) -> list[dict[str, Any]]:
-        """The rows of the pairs that this rank measured: {"ranks", "latency us", "GB/s"}. All ranks call it alike.
+        """Returns the rows of this rank's pairs: {"ranks", "latency us", "GB/s"}. Collective call.
 
-        share: of the usual time of a pair. Raises as messages and barriers of the group do.
+        share: fraction of the usual time per pair. Raises the errors of the group's messages and barriers.
         """
         rows = []
         for step in these:
-            # Else a pair of the next step would take this one's processors.
+            # A pair of the next step would compete for the processors of this step.
             self._comm.collective(_BARRIER, _F32, 0, 0.0, 0, None, None, None, self._patience(), False)
             for first, second in step:
                 if self._comm.rank == first:
@@ -101,8 +101,8 @@ class Meter:
         move((ctypes.addressof(buffer), size), _U8, peer, _TAG, buffer, self._patience()).wait()
 
     def _order(self, peer: int, size: int, rounds: int) -> None:
-        self._word[0], self._word[1] = size, rounds
-        self._message(peer, self._word, 2 * _WORD, True)
+        self._header[0], self._header[1] = size, rounds
+        self._message(peer, self._header, 2 * _SMALL, True)
 
     def _times(self, peer: int, size: int, rounds: int) -> list[float]:
         self._order(peer, size, rounds)
@@ -110,44 +110,44 @@ class Meter:
         for _ in range(rounds):
             begun = time.perf_counter()
             self._message(peer, self._large, size, True)
-            self._message(peer, self._large, _WORD, False)
+            self._message(peer, self._large, _SMALL, False)
             times.append(time.perf_counter() - begun)
         return times
 
     def _measure(self, peer: int, share: float) -> tuple[float, float]:
-        """Seconds one way of eight bytes, bytes a second of large messages; zeros where no time is left."""
-        there_and_back, bandwidth = 0.0, 0.0
+        """Returns the one-way latency of 8 bytes in seconds and the bandwidth in bytes/s; zeros if no time is left."""
+        round_trip, bandwidth = 0.0, 0.0
         if time.monotonic() < self._deadline:
-            # The first makes the connection.
-            self._times(peer, _WORD, 2)
-            there_and_back = min(self._times(peer, _WORD, 3))
-            rounds = int(_LATENCY * share / max(there_and_back, 1e-7))
+            # The first message establishes the connection.
+            self._times(peer, _SMALL, 2)
+            round_trip = min(self._times(peer, _SMALL, 3))
+            rounds = int(_LATENCY * share / max(round_trip, 1e-7))
             if rounds > 0:
-                there_and_back = min(there_and_back, *self._times(peer, _WORD, min(rounds, _ROUNDS)))
+                round_trip = min(round_trip, *self._times(peer, _SMALL, min(rounds, _ROUNDS)))
             size = _SMALLEST
             while True:
                 took = min(self._times(peer, size, 2))
                 if size == _LARGEST or took >= _LONG * share or time.monotonic() >= self._deadline:
                     break
                 size = min(size * 4, _LARGEST)
-            # What comes back is a word, whose way is no part of the message's.
-            bandwidth = size / max(took - there_and_back / 2, took / 2)
+            # The 8-byte reply's latency is not part of the message's time.
+            bandwidth = size / max(took - round_trip / 2, took / 2)
         self._order(peer, 0, 0)
-        return there_and_back / 2, bandwidth
+        return round_trip / 2, bandwidth
 
     def _follow(self, peer: int) -> None:
         while True:
-            self._message(peer, self._word, 2 * _WORD, False)
-            size, rounds = self._word[0], self._word[1]
+            self._message(peer, self._header, 2 * _SMALL, False)
+            size, rounds = self._header[0], self._header[1]
             if rounds == 0:
                 return
             for _ in range(rounds):
                 self._message(peer, self._large, size, False)
-                self._message(peer, self._large, _WORD, True)
+                self._message(peer, self._large, _SMALL, True)
 
 
 def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each pair: its lowest latency and its highest bandwidth."""
+    """Returns one row per pair: its lowest latency and its highest bandwidth."""
     found: dict[tuple[int, ...], dict[str, Any]] = {}
     for row in rows:
         known = found.setdefault(tuple(row["ranks"]), dict(row))
@@ -157,5 +157,5 @@ def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def make(store: Any, rank: int, size: int, seconds: float) -> Any:
-    """The group of those who came."""
+    """Creates the group of the present ranks."""
     return core().Comm.make(store, "making it", "doctor", rank, size, seconds)

@@ -19,12 +19,12 @@ _GREETING = b"smddp-doctor 1\n"
 _LONGEST_LINE = 16 << 20
 _PATIENCE = 3.0
 _PAUSE = 0.05
-# Connections beyond one for each rank: strangers, and ranks that connect again.
+# Connections beyond one per rank: foreign clients and reconnects.
 _SPARE = 64
 
 
-class Lost(RuntimeError):
-    """Rank 0 cannot be reached, or is gone."""
+class ConnectionLost(RuntimeError):
+    """Rank 0 cannot be reached, or closed the connection."""
 
 
 class _Values:
@@ -49,7 +49,7 @@ class _Values:
         return self.get(str(request["key"]), float(request["seconds"]))
 
 
-class _Caller(socketserver.StreamRequestHandler):
+class _Handler(socketserver.StreamRequestHandler):
     timeout = _PATIENCE
 
     def handle(self) -> None:
@@ -74,7 +74,7 @@ class Server(socketserver.ThreadingTCPServer):
         self._free = threading.BoundedSemaphore(ranks + _SPARE)
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self.address_family = family
-        super().__init__((str(address[0]), port), _Caller)
+        super().__init__((str(address[0]), port), _Handler)
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -103,7 +103,7 @@ class Client:
     """One rank's side; also a store for Comm.make."""
 
     def __init__(self, host: str, port: int, seconds: float) -> None:
-        """Connects, with retries until the deadline because the server may start later. Raises Lost."""
+        """Connects, with retries until the deadline because the server may start later. Raises ConnectionLost."""
         self._lock = threading.Lock()
         self._where = f"{host}:{port}"
         deadline = time.monotonic() + seconds
@@ -120,7 +120,7 @@ class Client:
             except OSError as error:
                 why = str(error)
             if left <= 0:
-                raise Lost(f"rank 0 does not answer at {self._where} within {seconds:g} s: {why}")
+                raise ConnectionLost(f"rank 0 did not answer at {self._where} within {seconds:g} s: {why}")
             time.sleep(_PAUSE)
 
     def _ask(self, request: dict[str, Any], seconds: float) -> Any:
@@ -130,17 +130,17 @@ class Client:
                 self._stream.sendall(json.dumps(request).encode() + b"\n")
                 line = self._lines.readline()
             except OSError as error:
-                raise Lost(f"rank 0 at {self._where} is lost: {error}") from None
+                raise ConnectionLost(f"lost the connection to rank 0 at {self._where}: {error}") from None
         if not line:
-            raise Lost(f"rank 0 at {self._where} has gone")
+            raise ConnectionLost(f"rank 0 at {self._where} closed the connection")
         return json.loads(line)
 
-    def tell(self, key: str, value: Any) -> None:
-        """A value of plain types, for all to ask for."""
+    def publish(self, key: str, value: Any) -> None:
+        """Stores a value of plain types for all ranks."""
         self.set(key, json.dumps(value).encode())
 
     def ask(self, key: str, seconds: float) -> Any:
-        """What somebody told, or None if nobody did within so many seconds."""
+        """Returns the value of a key, or None if no rank published it within `seconds`."""
         found = self._get(key, seconds)
         return None if found is None else json.loads(found)
 
@@ -157,7 +157,7 @@ class Client:
         return found
 
     def delete_key(self, key: str) -> None:
-        """All keys end with the meeting."""
+        """No-op: the keys end with the server."""
 
     def _get(self, key: str, seconds: float) -> bytes | None:
         found = self._ask({"do": "get", "key": key, "seconds": seconds}, seconds)

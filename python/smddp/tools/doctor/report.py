@@ -1,4 +1,4 @@
-"""The doctor's text."""
+"""Text output of the doctor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smddp.tools.doctor.finding import FAIL, OK, WARN, Finding
 _NAME = 24
 _HEAD = 8 + _NAME
 _LEAST = 40
-# Lines of one check.
+# Maximum number of lines of one check.
 _FEW = 4
 _MARK = {FAIL: "FAIL", WARN: "warn"}
 
@@ -23,24 +23,24 @@ def verdict(findings: Sequence[Finding]) -> str:
     return "failing" if FAIL in statuses else "warnings" if WARN in statuses else "healthy"
 
 
-def lines(head: str, findings: Sequence[Finding], came: int, columns: int) -> list[str]:
-    """The text, in lines of at most that many columns. came: the number of ranks that came."""
-    told = [head, ""]
+def lines(head: str, findings: Sequence[Finding], present: int, columns: int) -> list[str]:
+    """Returns the text, wrapped to `columns`. present: number of present ranks."""
+    text = [head, ""]
     for finding in _few(findings):
-        about = f"{named(finding.ranks)}: " if finding.ranks and len(finding.ranks) < came else ""
-        told += _row(f"{_MARK.get(finding.status, 'ok'):<6}{finding.name}", about + finding.found, columns)
-        told += _row("", f"means: {finding.means}", columns) if finding.means else []
-        told += _row("", f"do: {finding.do}", columns) if finding.do else []
+        about = f"{named(finding.ranks)}: " if finding.ranks and len(finding.ranks) < present else ""
+        text += _row(f"{_MARK.get(finding.status, 'ok'):<6}{finding.name}", about + finding.found, columns)
+        text += _row("", f"means: {finding.means}", columns) if finding.means else []
+        text += _row("", f"do: {finding.do}", columns) if finding.do else []
     bad = [finding.name for finding in findings if finding.status == FAIL]
     warned = [finding.name for finding in findings if finding.status == WARN]
-    told += ["", f"{verdict(findings)}: {len(findings) - len(bad) - len(warned)} ok"]
+    text += ["", f"{verdict(findings)}: {len(findings) - len(bad) - len(warned)} ok"]
     for what, names in (("warn", warned), ("FAIL", bad)):
-        told[-1] += f"; {what} {', '.join(dict.fromkeys(names))}" if names else ""
-    return told
+        text[-1] += f"; {what} {', '.join(dict.fromkeys(names))}" if names else ""
+    return text
 
 
 def _few(findings: Sequence[Finding]) -> list[Finding]:
-    """All but most of what is well, in different words, on many hosts: `--json` has those."""
+    """Merges surplus passing findings of one check; `--json` lists them all."""
     shown: list[Finding] = []
     for finding in findings:
         like = [it for it in findings if (it.name, it.status) == (finding.name, OK)]
@@ -48,12 +48,12 @@ def _few(findings: Sequence[Finding]) -> list[Finding]:
             shown.append(finding)
         elif finding == like[-1]:
             ranks = tuple(sorted(rank for it in like[_FEW - 1 :] for rank in it.ranks))
-            shown.append(Finding(OK, "well, each in its own way (--json)", name=finding.name, ranks=ranks))
+            shown.append(Finding(OK, "ok, with different values (--json)", name=finding.name, ranks=ranks))
     return shown
 
 
 def _row(name: str, text: str, columns: int) -> list[str]:
-    # Facts of other hosts are not trusted to be plain text.
+    # Facts of other hosts are untrusted text.
     wrapped = textwrap.wrap(
         printable(" ".join(text.split())), max(columns - _HEAD, _LEAST), break_long_words=False, break_on_hyphens=False
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from smddp._native import core
-from smddp.observability.log import tell, wanted
+from smddp.observability.log import info, is_enabled
 from smddp.torch import cuda
 from smddp.torch.arguments import block, check_writable, readable
 from smddp.torch.cuda_work import CudaWork, StagedWork
@@ -151,8 +151,8 @@ class DeviceSide:
     def _report_staging(self) -> None:
         if not self._staging_reported:
             self._staging_reported = True
-            if wanted():
-                tell(f"group {self._group}: send and recv of CUDA tensors go through pinned host memory")
+            if is_enabled():
+                info(f"group {self._group}: send and recv of CUDA tensors go through pinned host memory")
 
 
 class Upload:

@@ -84,7 +84,7 @@ def error_feedback_fsdp(model: nn.Module) -> FsdpErrorFeedback:
     for group, comm in places:
         group._reduce_scatter_comm = comm
     if any(group.device.type != "cpu" for group, _ in places):
-        log.tell("error_feedback_fsdp: no effect on tensors of devices, which are sent without a format")
+        log.info("error_feedback_fsdp: no effect on tensors of devices, which are sent without a format")
     return FsdpErrorFeedback(comms)
 
 

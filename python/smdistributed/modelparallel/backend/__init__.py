@@ -1,1 +1,1 @@
-"""What the training toolkit looks for: `exceptions`."""
+"""Package of `exceptions`, which the training toolkit imports."""

@@ -1,4 +1,4 @@
-"""The checks, by family. Importing this registers them; the report has them in the order of these lines."""
+"""Registration of the checks. The order of these imports is the order in the report."""
 
 # isort: off
 from smddp.tools.doctor.checks import ranks as ranks

@@ -1,4 +1,4 @@
-"""GPUs."""
+"""Checks of GPUs."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ def gpu(facts: Facts) -> Finding:
     cuda, local = facts["cuda"], facts["launch"]["local size"]
     if cuda is None:
         return warn(
-            "the CUDA driver was not looked at, or did not answer", "CUDA tensors may not be served", "nvidia-smi"
+            "the CUDA driver was not queried, or did not answer", "CUDA tensors may not be supported", "nvidia-smi"
         )
     files = [device for device in facts["devices"] if "nvidia" in device]
     if not cuda["found"]:
         if files:
             return fail(
-                f"{', '.join(files)} are there, but {cuda['why']}",
-                "CUDA tensors are not served",
+                f"{', '.join(files)} exist, but {cuda['why']}",
+                "CUDA tensors are not supported",
                 "start the container with the GPUs' libraries (--gpus all), or name libcuda in SMDDP_CUDA_LIBRARY",
             )
         return ok("none: no CUDA driver and no device")
-    told = f"CUDA driver {cuda['driver']}: {'; '.join(cuda['devices']) or 'no device'}"
+    found = f"CUDA driver {cuda['driver']}: {'; '.join(cuda['devices']) or 'no device'}"
     if 0 < len(cuda["devices"]) < local:
         return warn(
-            f"{told}; {local} ranks on this host",
+            f"{found}; {local} ranks on this host",
             "ranks share a device, and copies between them take turns",
             "start as many ranks as GPUs",
         )
-    return ok(told)
+    return ok(found)
 
 
 @of_rank("GPU paths")

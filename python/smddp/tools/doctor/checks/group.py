@@ -1,4 +1,4 @@
-"""The group that those who came make, and the paths that it would take."""
+"""Checks of the group of the present ranks and of its paths."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SHOWN = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 def group(job: Facts) -> Finding:
     made = job.get("group")
     if made is None:
-        return warn("none was made", "there is nobody to make it with", "see `ranks`")
+        return warn("not created", "no other rank is present", "see `ranks`")
     if made.get("error"):
-        return fail(made["error"], "init_process_group fails the same way", "the lines that fail above say why")
+        return fail(made["error"], "init_process_group fails the same way", "see the failures above")
     network = f"; {made['network']}" if made.get("network") else ""
     return ok(f"of {made['size']}, over {made['way']}, in {made['seconds']:.2g} s{network}")
 
@@ -23,7 +23,7 @@ def paths(job: Facts) -> Finding:
     made = job.get("group") or {}
     found = made.get("paths") or {}
     if not found:
-        return warn("none: there is no group", "what would be chosen is not known", "see `group`")
+        return warn("none: no group was created", "the paths are unknown", "see `group`")
     return ok(
         "; ".join(f"{name} 4 KiB: {found[name][0]}, 64 MiB: {found[name][1]}" for name in _SHOWN if name in found)
     )

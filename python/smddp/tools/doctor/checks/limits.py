@@ -1,4 +1,4 @@
-"""The limits of a process: descriptors, memory, processors."""
+"""Checks of process limits: descriptors, memory, processors."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import math
 from smddp.observability.machine import size
 from smddp.tools.doctor.finding import Facts, Finding, fail, of_rank, ok, warn
 
-# Descriptors of a process by itself: the interpreter's, torch's, its store's, data loaders'.
+# Descriptors of a single process: interpreter, torch, store, data loaders.
 _OWN_FILES = 64
 # Two connections to each other rank.
 _FILES_OF_A_PEER = 2
-# Bytes that an interpreter maps.
+# Bytes mapped by an interpreter.
 _OWN_SPACE_WITHOUT_TORCH = 512 << 20
-# Of crates/smddp-transport/src/process: layout.rs and room.rs.
+# Values of crates/smddp-transport/src/process: layout.rs and room.rs.
 _CONTROL = 256 << 20
 _LEAST_RESERVE = 32 << 20
 
 
 def staging(facts: Facts) -> int:
-    """Bytes of the staging memory that one rank may use."""
+    """Returns the bytes of staging memory that one rank may use."""
     return int(facts["core"].get("staging_cap") or 64 << 20)
 
 
@@ -38,7 +38,7 @@ def open_files(facts: Facts) -> Finding:
 
 
 def _least(facts: Facts) -> int:
-    """Bytes of a rank's shared memory where limits leave no room for more."""
+    """Returns the minimum bytes of a rank's shared memory."""
     return _CONTROL + staging(facts) + _LEAST_RESERVE
 
 
@@ -47,7 +47,7 @@ def address_space(facts: Facts) -> Finding:
     limit, local = facts["limits"]["address space"], facts["launch"]["local size"]
     if limit is None:
         return ok("no limit")
-    # A rank maps the memory of all ranks of its node, and half of the address space stays for the program.
+    # A rank maps the memory of all ranks of its node and leaves half of the address space to the program.
     least = 2 * local * _least(facts)
     found = f"limited to {size(limit)} (ulimit -v)"
     remedy = "ulimit -v unlimited"
@@ -88,21 +88,21 @@ def locked_memory(facts: Facts) -> Finding:
 @of_rank("processors")
 def processors(facts: Facts) -> Finding:
     found, local = facts["processors"], facts["launch"]["local size"]
-    told = f"{found['usable']} of {found['all']} usable for {local} rank{'s' * (local > 1)} of this host"
+    shown = f"{found['usable']} of {found['all']} usable for {local} rank{'s' * (local > 1)} of this host"
     quota = found["quota"]
     if quota is not None:
-        told += f", of which the cgroup's quota grants {quota:g}"
+        shown += f", of which the cgroup's quota grants {quota:g}"
     if quota is not None and quota < local:
         return fail(
-            told,
+            shown,
             "the kernel stops ranks for tens of milliseconds at a time, and every call waits for those it stopped",
             f"give the container {local} processors or more (--cpus, resources.limits.cpu), or start "
             f"{math.floor(quota) or 1} of them",
         )
     if found["usable"] < local:
         return warn(
-            told,
+            shown,
             "ranks take turns on a processor: waits sleep instead of spinning, and small calls take longer",
             "start as many ranks as processors, or let each use more of them (cpuset, taskset)",
         )
-    return ok(told)
+    return ok(shown)

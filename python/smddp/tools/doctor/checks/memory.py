@@ -1,4 +1,4 @@
-"""Memory of the machine and of the container."""
+"""Checks of the memory of the machine and of the container."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from smddp.tools.doctor.checks.limits import staging
 from smddp.tools.doctor.finding import Facts, Finding, fail, of_rank, ok, warn
 
 _ONE_GIB = 1 << 30
-# An interpreter that has loaded torch.
+# Bytes of an interpreter with torch loaded.
 _PROCESS = 256 << 20
 
 
@@ -35,7 +35,7 @@ def dev_shm(facts: Facts) -> Finding:
     if total is None:
         return warn("it does not exist", means, "mount a tmpfs there")
     if total < _ONE_GIB or free < total // 10:
-        return warn(f"{size(total)}, {size(free)} free", means, "--shm-size=8g of docker, or remove what lies in it")
+        return warn(f"{size(total)}, {size(free)} free", means, "--shm-size=8g of docker, or remove files from it")
     return ok(f"{size(total)}, {size(free)} free; smddp uses none of it")
 
 

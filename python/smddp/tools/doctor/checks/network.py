@@ -1,4 +1,4 @@
-"""Interfaces, names and fabrics."""
+"""Checks of interfaces, names and fabrics."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _LOOPBACK_WAY = "other hosts cannot reach it"
 
 
 def hosts(job: Facts) -> set[tuple[str, str]]:
-    """What has a loopback interface of its own."""
-    identities = (facts["identity"] for facts in job["came"].values())
+    """Returns the network stacks: each has a separate loopback interface."""
+    identities = (facts["identity"] for facts in job["present"].values())
     return {(identity["boot"], identity["network namespace"]) for identity in identities}
 
 
@@ -22,13 +22,13 @@ def hosts(job: Facts) -> set[tuple[str, str]]:
 def interfaces(facts: Facts) -> Finding:
     way, there = str(facts["core"].get("between_nodes", "")), str(facts["core"].get("interfaces", ""))
     if not facts["core"]:
-        return warn("not looked at: a setting is not valid", "see `settings`", "mend that first")
+        return warn("not checked: a setting is invalid", "see `settings`", "correct the setting first")
     if way.startswith(_NOTHING):
         chosen = facts["settings"].get("SMDDP_TRANSPORT", {}).get("value")
         if chosen == "shm":
             return ok(f"{way.removeprefix(_NOTHING)}; it has {there}")
         if "libfabric" in way.lower():
-            return ok("not asked for: `libfabric` says why there is no way")
+            return ok("not checked: see `libfabric`")
         return fail(
             way.removeprefix(_NOTHING),
             "ranks of different nodes cannot reach each other",
@@ -48,8 +48,8 @@ def interfaces(facts: Facts) -> Finding:
 def libfabric(facts: Facts) -> Finding:
     lines = facts["libfabric"]
     if lines is None:
-        return warn("not looked at", "see `settings`", "mend that first")
-    told = "; ".join(lines)
+        return warn("not checked", "see `settings`", "correct the setting first")
+    shown = "; ".join(lines)
     setting = {name: row["value"] for name, row in facts["settings"].items() if row["from"] == "environment"}
     asked = [
         f"{name}={setting[name]}"
@@ -62,13 +62,13 @@ def libfabric(facts: Facts) -> Finding:
         if setting.get(name) and setting[name].lower() not in tcp
     ]
     devices = [device for device in facts["devices"] if "uverbs" in device]
-    if told.startswith("none: ") and (asked or devices):
+    if shown.startswith("none: ") and (asked or devices):
         return fail(
-            f"{', '.join(asked or devices)}, but {told.removeprefix('none: ')}",
-            "no group over several nodes is made" if asked else "nodes talk over sockets, slower than their fabric",
-            "install libfabric with that provider (on EC2: aws-efa-installer), or take the setting back",
+            f"{', '.join(asked or devices)}, but {shown.removeprefix('none: ')}",
+            "no group over several nodes is made" if asked else "nodes use sockets, which are slower than their fabric",
+            "install libfabric with that provider (on EC2: aws-efa-installer), or unset the setting",
         )
-    return ok(told)
+    return ok(shown)
 
 
 def _loopback(addresses: list[str]) -> bool:
@@ -77,45 +77,46 @@ def _loopback(addresses: list[str]) -> bool:
 
 @of_job("names")
 def names(job: Facts) -> Finding:
-    came, several = job["came"], len(hosts(job)) > 1
-    told = {}
-    for rank, facts in came.items():
+    present, several = job["present"], len(hosts(job)) > 1
+    known = {}
+    for rank, facts in present.items():
         place, own = facts["meeting place"], facts["host name"]
         if place and place["error"]:
             return fail(
                 f"MASTER_ADDR {place['name']} on {named([rank])}: {place['error']}",
-                "that rank finds no other: init_process_group ends at its deadline",
+                "that rank cannot connect: init_process_group times out",
                 "name the first host by an address, or add it to /etc/hosts everywhere",
             )
-        if place and several and _loopback(place["addresses"]) and rank != min(came):
+        if place and several and _loopback(place["addresses"]) and rank != min(present):
             return fail(
                 f"MASTER_ADDR {place['name']} is {', '.join(place['addresses'])} on {named([rank])} "
                 f"({facts['identity']['host']})",
-                "that rank looks for the first host on its own",
-                "name the first host by an address that all hosts reach; look at /etc/hosts for a line with 127.*",
+                "that rank connects to itself instead of the first host",
+                "name the first host by an address that all hosts reach; check /etc/hosts for a line with 127.*",
             )
-        told[own["name"]] = (rank, own)
-    for rank, own in told.values():
+        known[own["name"]] = (rank, own)
+    for rank, own in known.values():
         if several and (own["error"] or _loopback(own["addresses"])):
             return warn(
                 f"{own['name']} ({named([rank])}) is {own['error'] or ', '.join(own['addresses'])} there",
-                "smddp goes by interfaces, but gloo and torchrun (`--rdzv-endpoint` by name) reach nobody through it",
+                "smddp goes by interfaces, but gloo and torchrun (`--rdzv-endpoint` by name) cannot connect through it",
                 "map the name to the host's address in /etc/hosts, or set GLOO_SOCKET_IFNAME and --local-addr",
             )
-    shown = [f"{own['name']} is {', '.join(own['addresses']) or own['error']}" for _, own in list(told.values())[:4]]
-    only = any(_loopback(own["addresses"]) for _, own in told.values())
-    return ok(f"{'; '.join(shown)}{' (for one host that is well)' if only else ''}")
+    shown = [f"{own['name']} is {', '.join(own['addresses']) or own['error']}" for _, own in list(known.values())[:4]]
+    only = any(_loopback(own["addresses"]) for _, own in known.values())
+    return ok(f"{'; '.join(shown)}{' (sufficient for one host)' if only else ''}")
 
 
 @of_job("loopback")
 def loopback(job: Facts) -> Finding:
-    lonely = [r for r, facts in job["came"].items() if _LOOPBACK_WAY in str(facts["core"].get("between_nodes", ""))]
-    if not lonely:
-        return ok("no rank is reached through it")
+    present = job["present"]
+    affected = [r for r, facts in present.items() if _LOOPBACK_WAY in str(facts["core"].get("between_nodes", ""))]
+    if not affected:
+        return ok("no rank uses it")
     if len(hosts(job)) == 1:
-        return ok("the only interface here: for one host that is well")
+        return ok("the only interface here: sufficient for one host")
     return fail(
-        f"{named(lonely)}: {job['came'][lonely[0]]['core']['between_nodes']}",
+        f"{named(affected)}: {present[affected[0]]['core']['between_nodes']}",
         "other hosts cannot reach these ranks",
         "name the interface between the hosts in SMDDP_SOCKET_IFNAME; in a container, give it the host's network",
     )

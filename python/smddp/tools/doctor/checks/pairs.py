@@ -1,4 +1,4 @@
-"""What was measured between pairs of ranks: which of them is far slower than its like."""
+"""Check for pairs of ranks that are much slower than other pairs of their kind."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from smddp.tools.doctor.checks.ranks import named
 from smddp.tools.doctor.finding import Facts, Finding, fail, of_job, ok, warn
 
-#: So many times worse than the good ones of its kind, and so many microseconds later, is slow. Within a machine
-#: caches and sockets make 3 of it, and a busy processor some microseconds more.
+#: A slow pair is this many times worse than the better quarter, and slower by a minimum in microseconds. Within a
+#: machine caches and NUMA nodes cause a factor of 3, and a busy processor some microseconds.
 FACTOR = 4.0
-_LATER_NEAR = 50.0
-_LATER_FAR = 200.0
+_LATER_SAME_NODE = 50.0
+_LATER_OTHER_NODE = 200.0
 _FEWEST = 3
 _SHOWN = 4
 
@@ -20,34 +20,34 @@ Pair = Mapping[str, Any]
 
 
 def slow(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs that are far slower than others of their kind (in a node, between nodes), by either measure.
+    """Returns the pairs much slower than others of their kind (within or between nodes), in latency or bandwidth.
 
-    What is usual is that of the better quarter: a host whose every link is slow must not make it usual.
+    The better quarter is the reference, so that a host with only slow links does not define it.
     """
     found: list[Pair] = []
-    for near in (True, False):
-        like = [pair for pair in pairs if pair["same node"] == near]
+    for same_node in (True, False):
+        like = [pair for pair in pairs if pair["same node"] == same_node]
         if len(like) < _FEWEST:
             continue
         quick = sorted(pair["latency us"] for pair in like)[len(like) // 4]
         wide = sorted((pair["GB/s"] for pair in like), reverse=True)[len(like) // 4]
-        late = max(FACTOR * quick, quick + (_LATER_NEAR if near else _LATER_FAR))
+        late = max(FACTOR * quick, quick + (_LATER_SAME_NODE if same_node else _LATER_OTHER_NODE))
         found += [pair for pair in like if pair["latency us"] > late or pair["GB/s"] < wide / FACTOR]
     return found
 
 
 def common(found: Sequence[Pair], pairs: Sequence[Pair]) -> list[int]:
-    """The ranks all of whose pairs (two or more) are slow, where other ranks have pairs that are not."""
+    """Returns ranks whose pairs (two or more) are all slow, if other ranks have pairs that are not."""
     ranks = sorted({rank for pair in found for rank in pair["ranks"]})
     slow_pairs = {tuple(pair["ranks"]) for pair in found}
-    guilty = []
+    late_ranks = []
     for rank in ranks:
-        # Within a node and between nodes are different ways.
+        # Pairs within a node and between nodes use different paths.
         kinds = {pair["same node"] for pair in found if rank in pair["ranks"]}
         of_it = [pair for pair in pairs if rank in pair["ranks"] and pair["same node"] in kinds]
         if len(of_it) > 1 and all(tuple(pair["ranks"]) in slow_pairs for pair in of_it):
-            guilty.append(rank)
-    return [] if len(guilty) == len(ranks) and len(ranks) > 1 else guilty
+            late_ranks.append(rank)
+    return [] if len(late_ranks) == len(ranks) and len(ranks) > 1 else late_ranks
 
 
 def _figures(pair: Pair) -> str:
@@ -55,16 +55,16 @@ def _figures(pair: Pair) -> str:
 
 
 def _usual(pairs: Sequence[Pair]) -> str:
-    told = []
-    for near, where in ((True, "in a node"), (False, "between nodes")):
-        like = [pair for pair in pairs if pair["same node"] == near]
+    parts = []
+    for same_node, where in ((True, "in a node"), (False, "between nodes")):
+        like = [pair for pair in pairs if pair["same node"] == same_node]
         if like:
             late = sorted(pair["latency us"] for pair in like)
             wide = sorted(pair["GB/s"] for pair in like)
-            told.append(
+            parts.append(
                 f"{len(like)} {where}: {late[0]:.3g} to {late[-1]:.3g} us, {wide[0]:.3g} to {wide[-1]:.3g} GB/s"
             )
-    return "; ".join(told)
+    return "; ".join(parts)
 
 
 @of_job("pairs")
@@ -73,25 +73,26 @@ def pairs(job: Facts) -> Finding:
     if measured is None:
         return ok("not measured (--quick)" if job.get("quick") else "not measured")
     if measured.get("error"):
-        return fail(measured["error"], "messages between ranks fail", "the lines that fail above say why")
+        return fail(measured["error"], "messages between ranks fail", "see the failures above")
     rows = measured["rows"]
     if not rows:
-        return warn("none was measured", "there is nobody to measure with", "see `ranks`")
+        return warn("not measured", "no other rank is present", "see `ranks`")
     found = slow(rows)
     if not found:
         return ok(_usual(rows))
-    host = {rank: facts["identity"]["host"] for rank, facts in job["came"].items()}
+    host = {rank: facts["identity"]["host"] for rank, facts in job["present"].items()}
     each = [
         f"{named(pair['ranks'])} ({' - '.join(host[rank] for rank in pair['ranks'])}): {_figures(pair)}"
         for pair in found[:_SHOWN]
     ]
     more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    guilty = common(found, rows)
-    of_all = f"; all pairs of {named(guilty)} ({', '.join(sorted({host[r] for r in guilty}))})" if guilty else ""
+    late_ranks = common(found, rows)
+    where = sorted({host[rank] for rank in late_ranks})
+    of_all = f"; all pairs of {named(late_ranks)} ({', '.join(where)})" if late_ranks else ""
     rest = [pair for pair in rows if pair not in found]
     return fail(
         f"slow{of_all}: {'; '.join(each)}{more}; the others {_usual(rest)}",
         "every collective waits for its slowest link",
-        "measured three times; look at that link's speed and errors (ethtool, ip -s link) and at that host's load, or "
+        "measured three times; check the link's speed and errors (ethtool, ip -s link) and the host's load, or "
         "leave the host out",
     )

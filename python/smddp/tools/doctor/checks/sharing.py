@@ -1,10 +1,10 @@
-"""What ranks of a node need to share memory."""
+"""Checks of the prerequisites for shared memory within a node."""
 
 from __future__ import annotations
 
 from smddp.tools.doctor.finding import Facts, Finding, fail, of_rank, ok, warn
 
-# Of Yama: a process may be looked into by its parents only (1), by root only (2), by nobody (3).
+# Yama's ptrace scope: 1 permits parents only, 2 root only, 3 no process.
 _ROOT_ONLY = 2
 
 
@@ -36,7 +36,7 @@ def unix_sockets(facts: Facts) -> Finding:
     if facts["abstract socket"]:
         return fail(
             f"an abstract unix socket cannot be reached: {facts['abstract socket']}",
-            "ranks of a node cannot hand each other memory",
+            "ranks of a node cannot share memory",
             "a security profile (AppArmor, SELinux, a sandbox) forbids it: allow abstract sockets of the same user",
         )
     return ok("abstract ones answer")

@@ -1,4 +1,4 @@
-"""The installation and its settings."""
+"""Checks of the installation and its settings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from smddp.tools.doctor.finding import Facts, Finding, fail, of_rank, ok, warn
 @of_rank("settings")
 def settings(facts: Facts) -> Finding:
     if facts["problems"]:
-        return fail("; ".join(facts["problems"]), "no group can be made", "set it as the message says, or unset it")
+        return fail("; ".join(facts["problems"]), "no group can be made", "set it as described, or unset it")
     given = [f"{name}={row['value']}" for name, row in facts["settings"].items() if row["from"] == "environment"]
     if facts["unknown settings"]:
         return warn(
-            f"{', '.join(facts['unknown settings'])}: no such setting",
-            "it is ignored, and whoever set it does not know",
+            f"{', '.join(facts['unknown settings'])}: unknown setting",
+            "the variable has no effect",
             "`smddp info` lists all names",
         )
     return ok(", ".join(given) or "all have their defaults")

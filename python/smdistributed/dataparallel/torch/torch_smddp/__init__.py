@@ -9,7 +9,7 @@ started this process, torch's variables (RANK, WORLD_SIZE, ...) are set from the
 from smddp._native import core as _core
 from smddp._register import register as _register
 from smddp.launch.environment import complete as _complete
-from smddp.observability import log as _telling
+from smddp.observability import log as _log
 
 _core()
 _register()
@@ -17,4 +17,4 @@ try:
     _complete()
 except _core().ConfigError as _error:
     # init_process_group may be given all that is missing here.
-    _telling.warn(f"torch's variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) are not set from the launcher's: {_error}")
+    _log.warning(f"torch's variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) are not set from the launcher's: {_error}")

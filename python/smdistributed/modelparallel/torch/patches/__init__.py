@@ -1,4 +1,4 @@
-"""Where scripts find `checkpoint`."""
+"""Package of `checkpoint`, for scripts."""
 
 from smdistributed.modelparallel.torch.patches import checkpoint
 
