@@ -196,7 +196,7 @@ def test_a_save_under_way_when_the_script_ends_is_finished_or_fails_the_script(t
 
 def test_what_is_no_whole_checkpoint_is_refused(tmp_path):
     states = {"x": torch.ones(1000)}
-    with pytest.raises(FileNotFoundError, match="does not exist; beside it there is: nothing"):
+    with pytest.raises(FileNotFoundError, match="does not exist; its parent directory contains: nothing"):
         load(states, checkpoint_id=tmp_path / "none")
     (tmp_path / "stray").mkdir()
     (tmp_path / "stray" / "notes").write_text("")
@@ -422,7 +422,7 @@ def test_s3_checkpoints_over_a_store_of_objects(monkeypatch, tmp_path):
     load(found, checkpoint_id="s3://bucket/run/step1")
     assert found["x"].sum() == 6
     assert len(os.listdir(tmp_path / "run" / "step1")) == 2
-    with pytest.raises(FileNotFoundError, match="beside it there is: step1"):
+    with pytest.raises(FileNotFoundError, match="its parent directory contains: step1"):
         load(found, checkpoint_id="s3://bucket/run/step2")
 
 

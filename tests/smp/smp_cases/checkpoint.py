@@ -405,7 +405,7 @@ def case_a_local_checkpoint_of_another_degree_is_refused():
             )
             _refused(
                 FileNotFoundError,
-                "fsdp3 does not exist; beside it there is",
+                "fsdp3 does not exist; its parent directory contains",
                 lambda: load(states, checkpoint_id=os.path.join(directory, "tp0_ep0_fsdp3")),
             )
 

@@ -183,7 +183,7 @@ def case_bad_input_is_an_error_on_every_rank():
         ids, rank = part["input_ids"], dist.get_rank()
         mask = torch.ones_like(ids)
         fails(ValueError, "were given the same 16 tokens", lambda: model(**whole))
-        fails(ValueError, "are no two chunks", lambda: model(input_ids=ids[:, :3]))
+        fails(ValueError, "do not split into two chunks", lambda: model(input_ids=ids[:, :3]))
         fails(ValueError, "tokens differs", lambda: model(input_ids=ids[:, : 2 if rank == 2 else 4]))
         fails(ValueError, "with labels differs", lambda: model(input_ids=ids, labels=ids if rank else None))
         fails(ValueError, "cut it with", lambda: model(input_ids=ids, attention_mask=torch.ones(4, TOKENS)))

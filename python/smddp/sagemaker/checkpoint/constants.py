@@ -1,4 +1,4 @@
-"""Keys that scripts look for in what a checkpoint holds beside the tensors."""
+"""Keys of the non-tensor entries in a checkpoint, as training scripts use them."""
 
 from __future__ import annotations
 

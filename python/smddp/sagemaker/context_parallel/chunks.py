@@ -37,5 +37,5 @@ def join(parts: list[torch.Tensor], dim: int = 1) -> torch.Tensor:
 
 
 def indices(rank: int, size: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
-    """Where in the sequence of ``length`` tokens each token of rank ``rank`` is: ascending, (length / size,)."""
+    """Returns the positions of rank ``rank``'s tokens in a sequence of ``length``: ascending, (length / size,)."""
     return cut(torch.arange(length, device=device), rank, size, 0)

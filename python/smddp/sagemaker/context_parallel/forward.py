@@ -43,7 +43,7 @@ def check(model: nn.Module, comm_type: str) -> None:
         raise ValueError(f"{name}: its loss ({model.loss_type}) is not one for each next token; {instead}")
     others = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
     if others:
-        raise ValueError(f"{name} has layers that are no attention: {', '.join(sorted(others))}; {instead}")
+        raise ValueError(f"{name} has unsupported non-attention layers: {', '.join(sorted(others))}; {instead}")
     if not _by_registry(type(model)):
         raise ValueError(
             f"{name} does not take its attention from transformers' registry (ALL_ATTENTION_FUNCTIONS), where "
@@ -52,7 +52,7 @@ def check(model: nn.Module, comm_type: str) -> None:
 
 
 def _by_registry(kind: Any) -> bool:
-    """Whether a class's attention can be chosen, as `set_attn_implementation` finds out."""
+    """Returns True if the class supports a selectable attention, by the rule of `set_attn_implementation`."""
     return bool(getattr(kind, "_supports_attention_backend", False)) or bool(kind._can_set_attn_implementation())
 
 
@@ -74,7 +74,7 @@ def split(model: Any, comm_type: str) -> None:
 
 
 def is_split(module: nn.Module) -> bool:
-    """Whether `split` has made ``module``."""
+    """Returns True if ``module`` was made by `split`."""
     return any(isinstance(getattr(hook, "__self__", None), _Parts) for hook in module._forward_pre_hooks.values())
 
 
@@ -110,7 +110,7 @@ class _Parts:
         inputs = exchange(given, group)
         _check_rotary(model, inputs.tokens.length)
         masks.enter(_Pass(self, inputs.tokens, inputs=inputs))
-        # With a mask given, transformers does not look for packed sequences in this rank's positions, which jump.
+        # The mask stops transformers from inferring packed sequences from this rank's non-contiguous positions.
         given.update(position_ids=inputs.positions, attention_mask=inputs.padding, use_cache=False)
         return (), given
 

@@ -1,7 +1,7 @@
-"""What the ranks of a context group tell each other before a forward pass: the batch that their parts are of.
+"""Metadata exchange between the ranks of a context group before each forward pass.
 
-Twice a pass, in one small all-gather each: first the sizes, so that what does not fit is an error on every rank, then
-what masks and loss need of the others' tokens: positions, padding, and the first label of each chunk.
+Two small all-gathers per pass. The first exchanges sizes, so that a mismatch raises on every rank. The second exchanges
+the positions, padding and first label of each chunk, which masks and loss need.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Inputs:
 
 
 def exchange(given: Mapping[str, Any], group: dist.ProcessGroup) -> Inputs:
-    """From this rank's part of a batch, the arguments of the model by name. Collective over ``group``.
+    """Builds the model's keyword arguments from this rank's part of a batch. Collective over ``group``.
 
     Raises on every rank:
-        ValueError: parts that are no two chunks, of different shapes, or the same on all ranks.
-        NotImplementedError: a mask of more than two dimensions, positions of more than one.
+        ValueError: parts that do not split into two chunks, differ in shape, or are equal on all ranks.
+        NotImplementedError: a mask with more than two dimensions, or positions with more than one.
     """
     part, error = None, None
     try:
@@ -125,8 +125,9 @@ class _Part:
         self.batch, self.length = self.ids.shape[:2]
         if self.length % 2:
             raise ValueError(
-                f"context parallelism: {self.length} tokens a rank ({tuple(self.ids.shape)}) are no two chunks: pad "
-                f"sequences to a multiple of 2 x context_parallel_degree={2 * self.size} and cut them with "
+                f"context parallelism: {self.length} tokens a rank ({tuple(self.ids.shape)}) "
+                f"do not split into two chunks: "
+                f"pad sequences to a multiple of 2 x context_parallel_degree={2 * self.size} and cut them with "
                 "context_parallel.utils.get_batch_for_cp_rank"
             )
         cache = given.get("past_key_values")
@@ -174,7 +175,7 @@ class _Part:
         ]
 
     def rest(self) -> torch.Tensor:
-        """What the other ranks need besides, one after the other."""
+        """Concatenates the values that the other ranks need in the second exchange."""
         found = [rows.flatten() for rows in (self.positions, self.padding) if rows is not None]
         if self.labels is not None and self.shifted is None:
             found.append(self.labels[:, :: self.length // 2].T.flatten())  # of each chunk the first

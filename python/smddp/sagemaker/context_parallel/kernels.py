@@ -20,7 +20,7 @@ _MOST_SCORES = 2**26
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores come from products of queries and keys: times ``scale``, then softcap * tanh(. / softcap)."""
+    """Attention score function: query-key products times ``scale``, then softcap * tanh(. / softcap)."""
 
     scale: float
     softcap: float | None = None
@@ -96,7 +96,7 @@ def attend_backward(
     mask: torch.Tensor | None,
     scores: Scores,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What these keys contribute to the gradients of attention over all.
+    """Computes the contribution of these keys to the gradients of attention over all keys.
 
     Args:
         grad: of the outputs, (b, h, s, e).

@@ -1,8 +1,8 @@
-"""Which keys of the whole sequence this rank's queries see.
+"""Attention masks of this rank's queries over the keys of the whole sequence.
 
-transformers describes a mask by a function of the places of query and key in the sequence. Where a rank holds chunks of
-the sequence that function is asked about their true places, so that masks are exact: causal, sliding windows, chunked
-attention, bidirectional. Padding and packed sequences are the whole batch's, which the ranks have told each other.
+transformers describes a mask by a function of the query and key positions. A rank evaluates it at the global positions
+of its chunks, so masks are exact: causal, sliding window, chunked attention, bidirectional. Padding and packed
+sequences cover the whole batch; `inputs.py` exchanges them between the ranks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from smddp.sagemaker.context_parallel import chunks
 # A part of the local queries, a part of the keys at hand, and what is visible between them; None: all.
 Piece = tuple[slice, slice, "torch.Tensor | None"]
 
-# What transformers makes masks of that ask for places alone. Others look tensors up by place, and have only this
-# rank's part of them.
+# transformers' mask functions that use positions only. Other mask functions index tensors by position, and a rank has
+# only its part of those tensors.
 _BY_PLACE = {
     "causal_mask_function",
     "bidirectional_mask_function",
@@ -35,14 +35,14 @@ _COMBINED = {"and_masks.<locals>.and_mask", "or_masks.<locals>.or_mask"}
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of one forward pass, as the ranks of the context group have told each other.
+    """Token metadata of one forward pass, exchanged within the context group.
 
     Attributes:
         group: the context group.
         batch: sequences.
-        length: tokens of each, all ranks' together.
-        padding: bool (batch, length), False for padding; None without.
-        segments: int (batch, length), which of the sequences packed into a row each token belongs to; None without.
+        length: tokens of each sequence, summed over the ranks.
+        padding: bool (batch, length), False for padding; None without padding.
+        segments: int (batch, length), index of each token's packed sequence within its row; None without packing.
     """
 
     group: dist.ProcessGroup
@@ -61,7 +61,7 @@ class Tokens:
 
 
 class Mask:
-    """What one kind of attention layers sees, in place of the tensor that transformers makes; the layers share it.
+    """Mask of one kind of attention layers, passed in place of transformers' mask tensor and shared by the layers.
 
     Attributes:
         attended: the attention layers that have used it.
@@ -78,7 +78,7 @@ class Mask:
         self._spans: list[Piece] | None = None
 
     def pieces(self, source: int) -> list[Piece]:
-        """What of this rank's queries against rank ``source``'s keys has to be computed."""
+        """Returns the blocks of scores between this rank's queries and rank ``source``'s keys to compute."""
         if source not in self._pieces:
             self._pieces[source] = self._found(source)
         return self._pieces[source]
@@ -180,11 +180,11 @@ def leave(owner: object) -> Pass | None:
 
 
 def make(*_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None, **others: Any) -> Mask:
-    """What transformers' mask interface calls for the implementations of `attention.py`.
+    """Mask factory that transformers' mask interface calls for the implementations of `attention.py`.
 
     Raises:
-        RuntimeError: outside the forward pass of a model that `tsm.transform` has made.
-        NotImplementedError: a mask that is not a function of places.
+        RuntimeError: outside the forward pass of a model returned by `tsm.transform`.
+        NotImplementedError: a mask that is not a function of positions.
     """
     present = _passes.get()[-1] if _passes.get() else None
     if present is None:

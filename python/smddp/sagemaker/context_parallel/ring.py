@@ -149,7 +149,7 @@ class RingAttention(torch.autograd.Function):
             if step == 0:
                 own = grads
             else:
-                # Behind the keys, if any came, those gradients that the ranks before have added up.
+                # Received after the keys: the partial gradients accumulated by the previous ranks.
                 found = grads + arrived[-1] if found is not None else grads
             if step + 1 < ring.size:
                 here = arrived[0]

@@ -19,7 +19,7 @@ from smddp.sagemaker.replaced import recording
 
 logger = logging.getLogger("smddp.sagemaker")
 
-# What torch's FSDP1 sets on a parameter that it has flattened into a unit.
+# Attribute that torch's FSDP1 sets on a parameter flattened into a unit.
 _FLATTENED = "_fsdp_flattened"
 
 
@@ -28,19 +28,19 @@ class DelayedParamIniter:
 
     Args:
         model: any transformers model, or any module whose submodules with parameters have ``reset_parameters``.
-            Tensor-parallel ones (parameters are DTensors) and ones already under ``fully_shard`` are welcome. A model
-            without meta tensors is left as it is, with a note in the log.
-        init_method_using_config: ``f(module)``, called for every module that owns parameters instead of the model's
-            own initialisation; it sets the values of that module's own parameters, not of its children's. What it
-            finds there is real, uninitialised memory of the full shape.
+            Tensor-parallel models (with DTensor parameters) and models under ``fully_shard`` are supported. A model
+            without meta tensors is left unchanged, and a log line says so.
+        init_method_using_config: ``f(module)``, called instead of the model's initialisation for every module with
+            direct parameters. It sets those parameters, not the children's. They are real, uninitialised tensors of
+            the full shape.
         verbose: log each module as it is initialised.
-        random_seed: what the values follow from, besides names; the ``random_seed`` of ``init()`` if not given.
-        device: where the values go; the current accelerator if there is one (the CPU where ``init()`` made its mesh
-            there) if not given.
+        random_seed: seed of the values, combined with parameter names; default: the ``random_seed`` of ``init()``.
+        device: device of the values; default: the current accelerator, or the CPU without one or with a mesh on the
+            CPU.
 
     Raises:
-        TypeError: ``model`` is no module or ``init_method_using_config`` no function.
-        ValueError: some modules have parameters or buffers on meta and no way to initialise them; names them.
+        TypeError: ``model`` is not a module, or ``init_method_using_config`` is not callable.
+        ValueError: modules with parameters or buffers on meta cannot be initialised; the message names them.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class DelayedParamIniter:
                 self._fill_buffers()
         self._calls[key] += 1
         if self._calls[key] > 1:
-            return  # the validator tells; doing it again would give the same values
+            return  # the validator reports it; repeating the initialisation would give the same values
         for name in list(module._parameters):
             if (key, name) in self._has.owner:
                 owner, original = self._has.owner[key, name]
@@ -189,7 +189,7 @@ class DelayedParamIniter:
         values = forms.stored_from(module, whole)
         for name in names:
             value, target = values.pop(name).detach(), targets[name]
-            assert target is not None  # the inventory holds those that are there
+            assert target is not None  # the inventory lists registered parameters only
             value = dtensor_shards.cut(value, target) if isinstance(target, DTensor) else value
             module._parameters[name] = dtensor_shards.put(value, target)
 
@@ -216,7 +216,7 @@ class DelayedParamIniter:
         whole: dict[str, torch.Tensor] = {}
         for name in names:
             value, form = module._parameters.get(name), self._has.forms[key][name]
-            assert form is not None  # the inventory holds those that are there
+            assert form is not None  # the inventory lists registered parameters only
             if value is None or value.is_meta or value.shape != form.shape:
                 raise ValueError(
                     f"init_method_using_config left {self._has.full_name(key, name)} of shape {tuple(form.shape)} as "
@@ -272,7 +272,7 @@ class DelayedParamIniter:
             return
         for owner, holders in self._has.holders.items():
             held = [self._has.modules[key]._parameters.get(name) for key, name in holders]
-            # Before its turn a holder is on meta; flattened by FSDP, it is gone or marked.
+            # An uninitialised holder is on meta. After FSDP flattens it, it is absent or marked.
             ready = [p for p in held if p is not None and not p.is_meta and not getattr(p, _FLATTENED, False)]
             if len(ready) == len(holders) and any(p is not ready[0] for p in ready):
                 tie_weights()

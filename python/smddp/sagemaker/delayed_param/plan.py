@@ -1,4 +1,4 @@
-"""Where each meta tensor's value comes from: a recipe, or a second construction of the model."""
+"""Source of each meta tensor's value: a recipe, or a second construction of the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sources(has: Inventory, seed: int, custom: bool) -> tuple[dict[int, recipe.R
 def _rebuilt(
     has: Inventory, recipes: dict[int, recipe.Recipe], keep: set[tuple[type, str]], seed: int
 ) -> tuple[dict[recipe.Key, torch.Tensor], str]:
-    """What a second construction of each transformers model in here knows; and why one failed, if so."""
+    """Returns the tensors of a second construction of each transformers model, and the reason of a failure."""
     known: dict[recipe.Key, torch.Tensor] = {}
     failed = ""
     inside: set[int] = set()

@@ -1,9 +1,9 @@
-"""Which functions give each module's own tensors their first value.
+"""Initialisation functions of each module's direct tensors.
 
-A parameter's value is not always its own module's affair: GPT-2's attention scales its projection's weight, and
-nn.MultiheadAttention zeroes its output projection's bias. So all initialisation functions run once on meta tensors,
-which computes nothing, and what they write is noted. The recipe of a module is then the functions, of itself and of the
-modules around it, that write its tensors, innermost first: the order in which a constructor runs them.
+Another module may set a parameter: GPT-2's attention scales its projection's weight, and nn.MultiheadAttention zeroes
+its output projection's bias. So all initialisation functions run once on meta tensors, without computing, to record
+their writes. A module's recipe lists the functions, of itself and of enclosing modules, that write its tensors. The
+innermost function is first, the order in which a constructor runs them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Forms = dict[int, dict[str, Form | None]]
 if TYPE_CHECKING:
 
     class Pretrained(nn.Module):
-        """What is needed of a transformers model; `is_pretrained` tells one, without transformers."""
+        """Interface of a transformers model, for type checking without transformers; see `is_pretrained`."""
 
         config: Any
 
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass
 class Recipe:
-    """What to run for one module, in order, and which of its tensors no function writes in full."""
+    """Ordered initialisation functions of one module, and its tensors that no function writes in full."""
 
     steps: list[Step] = field(default_factory=list)
     unwritten: set[str] = field(default_factory=set)
@@ -63,7 +63,7 @@ def initialiser_of(module: nn.Module) -> Callable | None:
 
 
 def is_pretrained(module: nn.Module) -> TypeGuard[Pretrained]:
-    """Whether this is a transformers model, which initialises the modules under it from its config."""
+    """Returns True for a transformers model, which initialises its submodules from its config."""
     return callable(getattr(module, "_init_weights", None)) and hasattr(module, "config")
 
 
@@ -218,13 +218,13 @@ class _Writes(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _replaced(modules: Iterable[nn.Module], forms: Forms, buffers: bool = False) -> Iterator[None]:
-    """Within, the parameters (and buffers) are plain meta tensors in their original form; tied ones stay tied."""
+    """Temporarily replaces parameters (and buffers) by plain meta tensors of their original form; keeps ties."""
     saved: list[tuple[dict, dict]] = []
     twins: dict[int, nn.Parameter] = {}
     try:
         for module in modules:
             saved.append((module._parameters, dict(module._parameters)))
-            # A module that is not in `forms` is a wrapper that came later.
+            # A module that is missing in `forms` is a wrapper added later.
             own = forms[id(module)] if id(module) in forms else forms_of(module)
             module._parameters.clear()
             for name, form in own.items():

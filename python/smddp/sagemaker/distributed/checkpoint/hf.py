@@ -157,7 +157,7 @@ def _ties(inner: Any) -> Any:
 
 
 def _tied_to(inner: Any, name: str) -> str | None:
-    """What ``name`` is tied to, if this version of transformers says so."""
+    """Returns the parameter that ``name`` is tied to, if this version of transformers reports it."""
     ties = _ties(inner)
     return ties.get(name) if isinstance(ties, dict) else None
 
@@ -194,7 +194,7 @@ def _gathered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _class_of(inner: Any) -> type:
-    """The model's class; FSDP2 puts one of its own in front of it."""
+    """Returns the model's class, without the class that FSDP2 derives from it."""
 
     def is_torchs(kind: type) -> bool:
         return any(base.__module__.startswith("torch.distributed") for base in kind.__mro__)

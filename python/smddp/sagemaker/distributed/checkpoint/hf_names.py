@@ -44,7 +44,7 @@ def _join(record: Relayout, index: int) -> Callable[[list[torch.Tensor]], torch.
 
 
 def targets(model: nn.Module, state: dict[str, Any]) -> list[Target]:
-    """What the tensors of ``state``, by the model's clean names, are in Hugging Face's form; in the model's order."""
+    """Returns the Hugging Face targets of the tensors in ``state`` (by unwrapped names), in the model's order."""
     found: list[Target] = []
     of: dict[str, list[Target]] = {}
     for prefix, record in records(model):

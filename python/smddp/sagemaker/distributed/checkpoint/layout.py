@@ -1,6 +1,6 @@
-"""What a checkpoint says about how it was cut: a *sharded* one fits every layout, a *local* one only its own.
+"""Layout record of a checkpoint: a *sharded* checkpoint loads in every layout, a *local* one only in its layout.
 
-The record travels inside DCP's own metadata as one more attribute, which plain torch ignores.
+An extra attribute of DCP's metadata stores the record; plain torch ignores it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class Cut:
-    """How one rank's local tensors were cut from the model: its place in the shard, tensor and expert dimensions."""
+    """Index of one rank's local tensors in the shard, tensor and expert dimensions."""
 
     shard_degree: int
     shard_rank: int
@@ -60,7 +60,7 @@ def to_local(value: Any) -> Any:
 
 
 def take_values(target: Any, source: Any) -> None:
-    """Puts what is no tensor in ``source``, as made by `to_local`, back into the dictionary it was made from."""
+    """Copies the non-tensor entries of ``source``, made by `to_local`, back into the original dictionary."""
     for key, value in source.items():
         if isinstance(target.get(key), dict) and isinstance(value, dict):
             take_values(target[key], value)
@@ -81,7 +81,7 @@ def tensors(value: Any) -> Iterable[torch.Tensor]:
 
 
 def cuts(place: Any) -> bool:
-    """True for a DTensor placement that leaves each rank a part; FSDP2's strided shards are no subclass of Shard."""
+    """Returns True for a sharding DTensor placement; FSDP2's strided shards do not subclass Shard."""
     return not (place.is_replicate() or place.is_partial())
 
 
@@ -161,5 +161,5 @@ def check_fits(saved: dict[str, Any], state_dict: Any, where: str) -> None:
         if then != now:
             raise ValueError(
                 f"{where} holds {part} rank {then}'s part of a local checkpoint, and this is {part} rank {now}: give "
-                "each rank the directory of its own part (tp{r}_ep{r}_fsdp{r})"
+                "each rank the directory of its part (tp{r}_ep{r}_fsdp{r})"
             )

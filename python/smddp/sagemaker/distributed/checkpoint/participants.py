@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
-# An error that all failing ranks share keeps its type, so that scripts can tell a missing checkpoint from a bad one.
+# An error of one type on all failing ranks keeps its type, so that scripts can distinguish the causes.
 _KEPT = (FileNotFoundError, FileExistsError, TypeError, ValueError, KeyError, ImportError, NotImplementedError)
 
 
@@ -59,7 +59,7 @@ def raise_failures(step: str, failures: dict[int, Failure]) -> None:
 
 
 def attempt(function: Callable[[], T]) -> T | Failure:
-    """What ``function`` returns, or the error it raises as a value."""
+    """Returns the result of ``function``, or its error as a `Failure`."""
     try:
         return function()
     except Exception as error:
@@ -67,15 +67,15 @@ def attempt(function: Callable[[], T]) -> T | Failure:
 
 
 class Participants:
-    """The ranks of ``group`` (None: the default group; no group at all: this process alone).
+    """Ranks of ``group`` (None: the default group; without process groups: this process only).
 
     Args:
         group: process group of the save or load.
-        coordinator_rank: global rank that plans and writes what exists once. 0, the default everywhere, stands for
-            the group's first rank where the group does not hold rank 0.
+        coordinator_rank: global rank that plans the save and writes the files that exist once. The default 0 selects
+            the group's first rank if the group does not contain rank 0.
 
     Raises:
-        TypeError, ValueError: the coordinator is no member of the group, or this rank is not.
+        TypeError, ValueError: the coordinator or this rank is not a member of the group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, coordinator_rank: int = 0) -> None:
@@ -129,10 +129,11 @@ class Participants:
         return True
 
     def meet(self, where: str, seconds: float) -> None:
-        """Waits until all ranks have come to ``where``, a name that they use once.
+        """Waits until all ranks reach ``where``, a name used once.
 
         Raises:
-            CheckpointError: the group is gone; or not all have come within ``seconds``, with the ranks that have not.
+            CheckpointError: the group is closed, or some ranks did not arrive within ``seconds``; the message names
+                them.
         """
         if self.size == 1:
             return
@@ -202,7 +203,7 @@ def least(numbers: Sequence[int], group: dist.ProcessGroup | None) -> list[int]:
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where a small tensor must live to travel over ``group``: the host, unless only GPUs can."""
+    """Returns the device for small tensors sent over ``group``: the CPU, unless the group supports GPUs only."""
     try:
         group._get_backend(torch.device("cpu"))
     except RuntimeError:

@@ -15,10 +15,10 @@ PART_DIRECTORY = re.compile(r"tp\d+_ep\d+|tp\d+-\d+")
 
 
 def agree(storage: Any, ranks: Participants) -> None:
-    """Let ``storage``, DCP's reader or writer, lie where the coordinator's does. Collective with spread experts.
+    """Sets the directory of ``storage`` (DCP reader or writer) to the coordinator's. Collective with spread experts.
 
-    Scripts name a directory for each expert rank. Here the ranks of a shard group may be of several expert ranks, and
-    what they save together is one checkpoint: it lies in the directory of the coordinator, and is read from there.
+    Scripts name a directory for each expert rank. A shard group may contain several expert ranks, and they save one
+    checkpoint together. The coordinator's directory stores it.
     """
     from smddp.sagemaker.state_handler import state
 

@@ -27,7 +27,7 @@ class SavePlanner(DefaultSavePlanner):
         self._lowest_rank, self._whole = lowest_rank, whole
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Who writes what, and the metadata of it all.
+        """Assigns each write to a rank, and returns the plans with the global metadata.
 
         Raises:
             ValueError: parts of a tensor are missing or overlap.

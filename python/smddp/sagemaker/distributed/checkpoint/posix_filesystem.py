@@ -17,7 +17,7 @@ PARTIAL = ".part"
 
 
 def _opened(path: Path, mode: str) -> io.IOBase:
-    return cast(io.IOBase, path.open(mode))  # typeshed's IO, which stands for all files, is no IOBase
+    return cast(io.IOBase, path.open(mode))  # typeshed's IO, its type of all files, is not an IOBase
 
 
 class PosixFileSystem(FileSystem):

@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor, Replicate
 
 
 def split(state_dict: dict[str, Any], metadata: Metadata) -> tuple[dict[str, Any], dict[str, tuple[Any, torch.Size]]]:
-    """Takes what is saved in another shape out of ``state_dict``.
+    """Separates the tensors saved in another shape from ``state_dict``.
 
     Returns:
-        The rest, in dictionaries of its own where something was taken out; and by DCP's name the tensors that were,
+        The remaining entries, in new dictionaries where entries were removed; and the removed tensors by DCP name,
         each with its saved shape.
     """
     taken: dict[str, tuple[Any, torch.Size]] = {}
@@ -46,7 +46,7 @@ def split(state_dict: dict[str, Any], metadata: Metadata) -> tuple[dict[str, Any
 
 
 def is_joined(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether one shape is the other with neighbouring dimensions joined."""
+    """Returns True if one shape equals the other with adjacent dimensions joined."""
     long, short = (one, other) if len(one) > len(other) else (other, one)
     if math.prod(long) != math.prod(short):
         return False

@@ -52,13 +52,14 @@ def parse_s3_uri(uri: str | os.PathLike) -> tuple[str, str]:
     bucket, _, key = format_s3_path(uri)[len(_SCHEME) :].partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise ValueError(
-            f"{os.fspath(uri)!r}: {bucket!r} is no bucket's name (3 to 63 lower-case letters, digits, dots and hyphens)"
+            f"{os.fspath(uri)!r}: invalid bucket name {bucket!r}: expected 3 to 63 lower-case letters, digits, dots "
+            "and hyphens"
         )
     return bucket, key
 
 
 def get_s3_region_from_uri(uri: str | os.PathLike) -> str:
-    """The region of the bucket in ``uri``, as S3 tells it.
+    """Returns the region of the bucket in ``uri``, as reported by S3.
 
     Raises:
         ValueError: not an S3 name.
