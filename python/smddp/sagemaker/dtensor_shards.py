@@ -66,7 +66,7 @@ def _checked(local: torch.Tensor, full: torch.Tensor, like: DTensor) -> torch.Te
 
 
 def held(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of ``tensor``, in the same memory and without its graph."""
+    """Returns this rank's local tensor of ``tensor``, detached and sharing memory."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 

@@ -118,9 +118,9 @@ def fsdp1_parameters() -> Undo:
     from smddp.sagemaker.fsdp import fsdp1_views
     from smddp.sagemaker.tensor_parallel import replicated
 
-    parameters = fsdp1_views.keeping_parameters(FlatParamHandle._use_unsharded_views)
+    parameters = fsdp1_views.reuse_parameters(FlatParamHandle._use_unsharded_views)
     gradients = fsdp1_views.giving_gradients(FlatParamHandle._use_sharded_grad_views)
-    frozen = fsdp1_views.keeping_frozen(FlatParamHandle._init_flat_param_and_metadata)
+    frozen = fsdp1_views.restore_frozen(FlatParamHandle._init_flat_param_and_metadata)
     accumulated = fsdp1_views.plain_gradients(FlatParamHandle._use_unsharded_grad_views)
     return _all(
         _replace(FlatParamHandle, "_init_flat_param_and_metadata", frozen),

@@ -126,7 +126,7 @@ class _Part:
         if self.length % 2:
             raise ValueError(
                 f"context parallelism: {self.length} tokens a rank ({tuple(self.ids.shape)}) "
-                f"do not split into two chunks: "
+                "do not split into two chunks: "
                 f"pad sequences to a multiple of 2 x context_parallel_degree={2 * self.size} and cut them with "
                 "context_parallel.utils.get_batch_for_cp_rank"
             )

@@ -17,13 +17,13 @@ from smddp.sagemaker.tensor_parallel.shards import local_parameter
 
 @dataclass(frozen=True)
 class Place:
-    """Where the experts of a layer are, and how they are reached.
+    """Location and dispatcher of a layer's experts.
 
     Attributes:
         family: of the model.
-        names: of the parameters, which FSDP1 makes plain tensors where a checkpointed layer runs again.
-        dispatcher: the way of tokens to experts.
-        tp: None: they are not cut by columns.
+        names: of the parameters, which FSDP1 turns into plain tensors during the recomputation of a layer.
+        dispatcher: sends tokens to experts.
+        tp: tensor group that shards the experts' columns; None without.
     """
 
     family: Family
@@ -62,7 +62,7 @@ class SpreadExperts(Mixin):
         counts = torch.bincount(expert, minlength=self._ep.dispatcher.here).tolist()
         matrices = self._matrices()
         inputs = rows[row].to(next(iter(matrices[0].values())).dtype)
-        # All of them, also where no token came: FSDP reduces gradients on all ranks or on none.
+        # Include experts without tokens: FSDP reduces gradients on all ranks or on none.
         outputs = [self._ep.family.compute(self, *each) for each in zip(matrices, inputs.split(counts))]
         weighted = torch.cat(outputs) * weights[row, slot, None]
         return torch.zeros_like(rows).index_add(0, row, weighted.to(rows.dtype))
@@ -106,7 +106,7 @@ class StackedExperts(nn.Module):
 
 
 class _Named:
-    """What the names of a list of experts lead to; it has no value."""
+    """Placeholder for the names of a list of experts, without values."""
 
     def __getattr__(self, name: str) -> _Named:
         if name.startswith("_"):

@@ -26,10 +26,10 @@ from smddp.sagemaker.tensor_parallel.shards import Reshaped, put, relayout
 
 
 class Spreader:
-    """What `transform` does to the experts of one model.
+    """Distribution of one model's experts over ranks, for `transform`.
 
     Raises:
-        ValueError: no layer of experts that has an adapter, or experts that the degrees do not divide.
+        ValueError: no supported expert layer, or a number of experts that is not divisible by the degrees.
     """
 
     def __init__(self, model: nn.Module, config: MoEConfig) -> None:
@@ -125,7 +125,7 @@ class Spreader:
         put(experts, name, DTensor.from_local(mine, meshes, placements, run_check=False), parameter)
 
     def _mesh(self) -> DeviceMesh | None:
-        """Where experts are DTensors; None if they are whole."""
+        """Returns the device mesh of the experts' DTensors; None if experts are not sharded."""
         if self.group.size == 1:
             return None if self.tp is None else self.tp.mesh
         mesh = state.expert_mesh
@@ -134,7 +134,7 @@ class Spreader:
 
 
 def _number(experts: nn.Module) -> int:
-    """How many experts there are, on all ranks together."""
+    """Returns the total number of experts over all ranks."""
     return len(experts) if isinstance(experts, nn.ModuleList) else next(experts.parameters()).shape[0]
 
 
@@ -147,7 +147,7 @@ def _inner(experts: Any, family: Family) -> int:
 
 
 def spread_modules(model: nn.Module) -> Iterable[nn.Module]:
-    """The modules of ``model`` whose experts lie on several ranks."""
+    """Returns the modules of ``model`` whose experts are distributed over several ranks."""
     for module in model.modules():
         if isinstance(module, SpreadExperts) and module._ep.dispatcher.group.size > 1:
             yield module

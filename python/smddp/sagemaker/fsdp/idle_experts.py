@@ -35,7 +35,7 @@ def watch(model: nn.Module) -> None:
 
 
 def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `fully_shard` calls: watches the experts in what it is given first."""
+    """Wraps `fully_shard`: first watches the experts in its argument."""
 
     @functools.wraps(original)
     def watched(module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -307,7 +307,8 @@ class DistributedFileSystemReader(FileSystemReader):
                 details.append(f"no data of {writers} (missing: {', '.join(missing)})")
             else:
                 details.append("all ranks wrote their data, but the save was not finalized")
-        return f"the checkpoint in {directory} is incomplete, its save did not end: {'; '.join(details)}. Load an earlier one"
+        problems = "; ".join(details)
+        return f"the checkpoint in {directory} is incomplete, its save did not end: {problems}. Load an earlier one"
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
