@@ -153,7 +153,7 @@ PLANS: dict[str, Plan] = {
         **_pairs("layers.*.self_attn.", _QKV, "o_proj"),
         "layers.*.self_attn": "local_params",
         "layers.*.self_attn.sinks": "colwise",
-        # Stored as (experts, in, out), gate and up in turn.
+        # Stored as (experts, in, out), with gate and up interleaved.
         "layers.*.mlp.experts": "moe_tp_experts",
         "layers.*.mlp.experts.gate_up_proj": "rowwise",
         "layers.*.mlp.experts.gate_up_proj_bias": "rowwise",

@@ -43,10 +43,10 @@ def load(
     """Give rank 0's tensor group its shards of rank 0's values. Collective over all ranks.
 
     Args:
-        model: transformed, or of one tensor rank; not wrapped by FSDP. Parameters and buffers on meta become real in
-            the ranks of rank 0's tensor group and stay on meta elsewhere.
-        source: on rank 0 the whole state dict with Hugging Face's names and layouts; None elsewhere.
-        device: where parameters that were on meta become real; the mesh's device type by default.
+        model: transformed, or of one tensor rank; not wrapped by FSDP. Parameters and buffers on meta are allocated on
+            the ranks of rank 0's tensor group and remain on meta on other ranks.
+        source: on rank 0 the full state dict with Hugging Face's names and layouts; None on other ranks.
+        device: device of the allocated parameters; the mesh's device type by default.
 
     Returns:
         ``model``.
@@ -216,7 +216,7 @@ def _stored(model: nn.Module, source: Mapping[str, torch.Tensor]) -> dict[str, t
 
 
 def _mismatch(model: nn.Module, source: Mapping[str, torch.Tensor] | None) -> str:
-    """What is wrong with rank 0's values for this model; "" if nothing."""
+    """Returns the error in rank 0's values for this model; "" if none."""
     if source is None:
         return "rank 0 passed no state dict: it is the rank that holds the values"
     if flat := _flat(model):
@@ -237,7 +237,7 @@ def _mismatch(model: nn.Module, source: Mapping[str, torch.Tensor] | None) -> st
 
 
 def _unspreadable(model: nn.Module, values: Mapping[str, torch.Tensor] | None) -> str:
-    """What is wrong on a rank that sends; "" if nothing."""
+    """Returns the error on a sending rank; "" if none."""
     if flat := _flat(model):
         return flat
     everything: dict[str, torch.Tensor] = {names[0]: parameter for names, parameter, _ in _parameters(model)}

@@ -118,10 +118,10 @@ def share_default_state(group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 class RegionRandomness:
-    """Other random numbers on each rank of a tensor group, between `enter` and `leave`.
+    """Rank-specific random numbers in a tensor group, between `enter` and `leave`.
 
-    The state inside is made from the default state, the seed and the rank. So it needs no keeping of its own:
-    whoever restores the default state, as activation checkpointing does, gets the same numbers again.
+    The state inside derives from the default state, the seed and the rank. So restoring the default state, as
+    activation checkpointing does, reproduces the numbers.
     """
 
     def __init__(self, seed: int, rank: int) -> None:

@@ -38,10 +38,10 @@ class Ranker:
 
 
 class State:
-    """What `tsm.init()` has set up. One object for the life of the process.
+    """State set up by `tsm.init()`. One object for the lifetime of the process.
 
-    Before `init` the degrees may be assigned, and `init` keeps what was assigned; everything that needs the mesh
-    raises RuntimeError until then.
+    Degrees may be assigned before `init`, which keeps them. Attributes that need the mesh raise RuntimeError before
+    `init`.
     """
 
     # The configuration's keys, whose properties are made from its table below.
@@ -72,9 +72,9 @@ class State:
         self._at_reset.append(undo)
 
     def reset(self) -> None:
-        """Forget the configuration, the mesh and assigned degrees, and undo what `init` patched in torch.
+        """Discard the configuration, the mesh and assigned degrees, and undo `init`'s patches of torch.
 
-        The process groups stay open until torch destroys them; a new `init` makes new ones.
+        The process groups remain open until torch destroys them; a new `init` creates new groups.
         """
         while self._at_reset:
             self._at_reset.pop()()
@@ -125,7 +125,7 @@ class State:
 
     @property
     def shard_size(self) -> int | None:
-        """How many ranks share each parameter under FSDP; None if FSDP is left native."""
+        """Number of ranks that shard each parameter under FSDP; None if FSDP is not patched."""
         sizes = self._made("shard_size").sizes
         return None if sizes.native else sizes.shard
 
@@ -214,7 +214,7 @@ class State:
 
     @property
     def expert_hierarchy(self) -> Hierarchy | None:
-        """How the expert group lies on nodes, where it has several ranks on each of several; else None."""
+        """Node placement of the expert group, if it has several ranks on each of several nodes; else None."""
         return self._parallel.hierarchy if self._parallel else None
 
     @property

@@ -95,8 +95,8 @@ PATCHES = (
     Patch(
         "fsdp1_parameters",
         "views of FlatParamHandle on parameters and gradients, and its _init_flat_param_and_metadata",
-        "tensor-parallel parameters of units that are not sharded stay the ones that the optimizer holds, all of them "
-        "accumulate gradients in no_sync(), and frozen ones stay frozen",
+        "the optimizer keeps the tensor-parallel parameters of unsharded units, all tensor-parallel parameters "
+        "accumulate gradients in no_sync(), and frozen parameters remain frozen",
         replacements.fsdp1_parameters,
         lambda values, sizes: sizes.tensor > 1,
     ),

@@ -95,10 +95,10 @@ def _both(model: nn.Module, config: Mapping[str, Any] | None) -> tuple[nn.Module
         raise ValueError("verify() computes, and this model is on meta: give it real parameters")
     if not isinstance(model, TransformerLMHead):
         whole = copy.deepcopy(model).float()
-        _stir(whole)
+        _perturb_parameters(whole)
         return whole, transform(copy.deepcopy(whole), config=config)
     if config is not None:
-        raise ValueError("verify(): this model is transformed already, by a config of its own: leave config out")
+        raise ValueError("verify(): this model is transformed already with another config: omit config")
     if not hf.is_pretrained(model) or not all(isinstance(p, DTensor) for p in model.parameters()):
         raise ValueError(
             f"verify() cannot make the whole of this {type(model).__name__}: it is under FSDP or no transformers "
@@ -112,8 +112,8 @@ def _both(model: nn.Module, config: Mapping[str, Any] | None) -> tuple[nn.Module
     return whole, model
 
 
-def _stir(model: nn.Module) -> None:
-    """Give every parameter a value of its own: what is zero, or one throughout, would hide how it is cut."""
+def _perturb_parameters(model: nn.Module) -> None:
+    """Give all parameters distinct values: constant parameters would hide sharding errors."""
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -5,9 +5,9 @@
 - With use_orig_params=True and a shard group of one rank, FSDP1 creates new DTensor parameters after every pass, but
   the optimizer keeps the old ones. So the original parameters are kept and get the memory of the new views; their
   gradients are DTensors, too.
-- After a backward pass in no_sync() with use_orig_params=True, gradients are full but parameters are sharded. FSDP1
-  then assigns views through `.data`, which DTensors do not support. Plain parameters get plain views. The same applies to
-  mixed precision, where the dtype of gradients differs.
+- After a backward pass in no_sync() with use_orig_params=True, gradients are full but parameters are sharded. It
+  then assigns views through `.data`, which DTensors do not support. Plain parameters get plain views. The same applies
+  to mixed precision, where the dtype of gradients differs.
 - FSDP1 creates a DTensor for each view of a flat parameter, and the layer extracts the local tensor again: an eighth
   of a step of small layers. So layers get the plain views during computation.
 - FSDP1 flattens the shard of a DTensor and always sets requires_grad. So frozen parameters are frozen again.

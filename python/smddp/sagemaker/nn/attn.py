@@ -129,7 +129,7 @@ class FlashGroupedQueryAttention(nn.Module):
         if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
             raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} (b, h, s, d) differ in batch or head size")
         if q.shape[1] % k.shape[1]:
-            raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} key and value heads")
+            raise ValueError(f"{q.shape[1]} query heads, expected a multiple of {k.shape[1]} key and value heads")
         return _attend(q, k, v, None, causal, self.attention_dropout_prob * self.training, self.scale)
 
 

@@ -20,7 +20,7 @@ __all__ = ["OffloadStatistics", "engine", "forget_layers", "prefetching_forward"
 
 
 def statistics() -> OffloadStatistics:
-    """What the process's engine has done since start or :func:`reset`, and what it holds now."""
+    """Counters of the process's engine since start or :func:`reset`, and its current memory."""
     return engine().statistics()
 
 

@@ -32,15 +32,15 @@ class HostPool:
         if fitting:
             self.reused += 1
             return self._free.pop(min(fitting, key=lambda i: self._free[i][0].numel()))
-        # No buffer fits: those that are too small are of an earlier shape; without this, every new sequence
-        # length would add its own buffers for ever.
+        # No buffer fits. Discard free buffers that are too small: otherwise every new sequence length would add
+        # buffers without limit.
         self._free = [(b, t) for b, t in self._free if b.numel() > nbytes]
         self.allocated += 1
         size = -(-nbytes // _GRAIN) * _GRAIN
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self.pin_memory), None
 
     def give(self, buffer: torch.Tensor, transfer: Any) -> None:
-        """Take ``buffer`` back; ``transfer`` is the last one that reads or writes it."""
+        """Return ``buffer`` to the pool; ``transfer`` is its last reader or writer."""
         self._returned.append((buffer, transfer))
 
     def free_bytes(self) -> int:

@@ -55,9 +55,9 @@ class Layout:
 
 
 class VersionWatch:
-    """Tells whether a tensor was modified in place after it was saved, without keeping its memory.
+    """Detects in-place modification of a saved tensor, without keeping its memory.
 
-    A detached alias shares the tensor's version counter; giving the alias other data leaves the counter as it is.
+    A detached alias shares the tensor's version counter; replacing the alias's data does not change the counter.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -108,7 +108,7 @@ class Record:
     storage: StorageWeakRef  # of the saved tensor; keeps the storage's identity (not its memory) from being used again
     watch: VersionWatch
     stored: Any = None  # the transfer to the host
-    loaded: torch.Tensor | None = None  # the copy that came back
+    loaded: torch.Tensor | None = None  # the copy on the device
     loading: Any = None  # the transfer that brings it
     groups: list = field(default_factory=list)  # weak references to the groups that saved it
 
@@ -130,14 +130,14 @@ class Record:
         return self.loaded
 
     def evict(self) -> None:
-        """Drop the copy that came back; the host's stays."""
+        """Drop the device copy; keep the host copy."""
         if self.loaded is not None:
             self.mover.wait(self.loading)  # the memory may be used again by what is computed next
             self.loaded = None
 
     def __del__(self) -> None:
         if self.loaded is not None and not self.mover.done(self.loading):
-            self.mover.part_with(self.loaded)  # asked for and never used; any thread may be the one that drops it
+            self.mover.part_with(self.loaded)  # loaded but unused; any thread may release it
         self.mover.pool.give(self.buffer, self.loading if self.loading is not None else self.stored)
 
 
@@ -161,7 +161,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """What autograd keeps in place of an offloaded tensor. ``rebuild`` makes the saved type of the plain tensor."""
+    """Autograd's substitute for an offloaded tensor. ``rebuild`` restores the saved type from the plain tensor."""
 
     record: Record
     group: Group

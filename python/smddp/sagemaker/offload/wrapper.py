@@ -56,7 +56,7 @@ def forget_layers() -> None:
 
 
 def _find_layers(wrapper: torch.nn.Module) -> bool:
-    """Whether checkpoint-wrapped modules are inside; from then on they tell the engine when they begin and end."""
+    """Returns True if ``wrapper`` contains checkpoint-wrapped modules; registers their begin and end hooks."""
     if wrapper in _known:
         return True
     layers = [m for m in wrapper.modules() if isinstance(m, CheckpointWrapper)]

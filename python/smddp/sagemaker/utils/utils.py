@@ -16,7 +16,7 @@ def timeit(flag: bool, title: str = "", rank: int | None = None) -> Iterator[Non
     Args:
         flag: False: measure and log nothing.
         title: what the body does.
-        rank: named in the line; the lines of many ranks can then be told apart in one file.
+        rank: included in the line, to distinguish the lines of several ranks in one file.
     """
     if not flag:
         yield
