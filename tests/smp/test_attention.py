@@ -123,7 +123,10 @@ def test_gradients_flow():
         (lambda: FlashSelfAttention()((made(), made(2), made(2))), "differ"),
         (lambda: FlashSelfAttention()((made(),) * 3, attn_mask=torch.ones(B, S)), "attn_mask"),
         (lambda: FlashSelfAttention()((made(),) * 3, attn_mask=torch.ones(B, 1, 1, S).long()), "int64"),
-        (lambda: FlashGroupedQueryAttention()(made(), (made(3), made(3)), layout="b h s d"), "expected a multiple of 3"),
+        (
+            lambda: FlashGroupedQueryAttention()(made(), (made(3), made(3)), layout="b h s d"),
+            "expected a multiple of 3",
+        ),
         (lambda: FlashGroupedQueryAttention()(made(), (made(2), made(4)), layout="b h s d"), "differ"),
         (lambda: FlashGroupedQueryAttention()(made(), (made()[:1], made()[:1]), layout="b h s d"), "batch"),
     ],

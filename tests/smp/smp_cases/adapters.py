@@ -13,7 +13,7 @@ RANK = 4
 
 
 class Adapter(torch.nn.Module):
-    """What PEFT puts in the place of a projection (x, in) -> (x, out)."""
+    """Equivalent of PEFT's adapter of a projection (x, in) -> (x, out)."""
 
     def __init__(self, base: torch.nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def case_frozen_units_that_fsdp1_does_not_shard_are_in_state_dicts_after_a_pass(
 
 
 class EmbeddingAdapter(torch.nn.Module):
-    """What PEFT puts in the place of an embedding."""
+    """Equivalent of PEFT's adapter of an embedding."""
 
     def __init__(self, base: torch.nn.Module) -> None:
         super().__init__()
@@ -242,7 +242,7 @@ def with_magnitudes(adapter):
 
 
 class Prompted(torch.nn.Module):
-    """What PEFT makes of a model whose prompts it trains."""
+    """Equivalent of PEFT's wrapper for prompt tuning."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -254,5 +254,5 @@ class Prompted(torch.nn.Module):
 
 def case_parameters_of_the_wrapper_itself_are_refused():
     with initialized(tensor_parallel_degree=2):
-        words = "Prompted: prompts.weight is no parameter of the model"
+        words = "Prompted: prompts.weight is outside the model"
         refused(NotImplementedError, lambda: tsm.transform(Prompted(tiny())), words)

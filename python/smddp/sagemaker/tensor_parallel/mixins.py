@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 
 if TYPE_CHECKING:
-    # What `extend` adds has all of a module, from the class that it is mixed into; it must not bring another one.
+    # Mixins of `extend` get nn.Module's members from the extended class and must not add a second base.
     Mixin = nn.Module
 else:
     Mixin = object
@@ -19,7 +19,7 @@ _EXTENDED = "_tp_extended"
 
 
 def is_extended(module: nn.Module) -> bool:
-    """Whether `extend` has given ``module`` a mixin."""
+    """Returns True if `extend` has added a mixin to ``module``."""
     return hasattr(type(module), _EXTENDED)
 
 

@@ -166,7 +166,7 @@ class Embedding(Mixin):
     _tp_rows: int
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        self._tp_group.shared_input.hold(ids, "the embedding")
+        self._tp_group.shared_input.check_equal(ids, "the embedding")
         position = ids - self._tp_first
         mine = (position >= 0) & (position < self._tp_rows)
         with substituted(self, {"weight": local_parameter(self, "weight")}):
@@ -242,7 +242,7 @@ class Experts(Mixin):
         return tensor.flatten(dim, dim + 1) if parts > 1 else tensor  # as `Reshaped` stores it
 
     def _share(self, name: str) -> torch.Tensor:
-        """What this rank adds of a bias of the sum. Each rank has the gradient of all of it, so that counts once."""
+        """Returns this rank's summand of an output bias. Each rank has the full gradient, which counts once."""
         whole: torch.Tensor = local_parameter(self, name)
         return whole.detach() / self._tp_group.size + (whole - whole.detach())
 
@@ -264,7 +264,7 @@ class RoutedExperts(Mixin):
 
     def moe(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """(tokens, hidden), and the experts and weights (tokens, k) that the router gives each -> (tokens, hidden)."""
-        self._tp_group.shared_input.hold(tokens, "the experts")
+        self._tp_group.shared_input.check_equal(tokens, "the experts")
         tokens, weights = copy_to_region(self._tp_group, tokens, weights)
         total = super().moe(tokens, chosen, weights)  # type: ignore[misc]  # of the class that this is mixed into
         return reduce_from_region(total, self._tp_group)
@@ -284,7 +284,7 @@ class ListedExperts(Mixin):
         if self.training and self.jitter_noise > 0:
             low, high = 1.0 - self.jitter_noise, 1.0 + self.jitter_noise
             hidden_states = hidden_states * torch.empty_like(hidden_states).uniform_(low, high)
-        self._tp_group.shared_input.hold(hidden_states, "the experts")
+        self._tp_group.shared_input.check_equal(hidden_states, "the experts")
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         logits, chosen, weights = hf.route(self, tokens)
         tokens, weights = copy_to_region(self._tp_group, tokens, weights)
@@ -304,7 +304,7 @@ def across(tp: TensorGroup, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     flat = [*args, *kwargs.values()]
     places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
     if places:
-        tp.shared_input.hold(flat[places[0]], "the experts")
+        tp.shared_input.check_equal(flat[places[0]], "the experts")
         for place, alias in zip(places, copy_to_region(tp, *(flat[i] for i in places))):
             flat[place] = alias
     return tuple(flat[: len(args)]), dict(zip(kwargs, flat[len(args) :]))

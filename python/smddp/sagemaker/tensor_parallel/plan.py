@@ -219,11 +219,11 @@ class Planner:
             dims[parameter] = (dim, parts)
             self.degrees.need(value.shape[dim] // parts, f"{_general(name)}.{parameter}")
         if not dims:
-            return styles.Whole(Block(self.tp))  # experts are modules, which have styles of their own
+            return styles.Whole(Block(self.tp))  # experts are modules with separate styles
         return styles.StackedExperts(Block(self.tp), dims, tuple(biases))
 
     def _calls_list(self, name: str) -> bool:
-        """Whether ``name`` is a list of experts that its layer calls by a method of its own."""
+        """Returns True if ``name`` is a list of experts that its layer calls through a custom method."""
         layer = self.model.get_submodule(name.rpartition(".")[0])
         return isinstance(self.model.get_submodule(name), nn.ModuleList) and hasattr(layer, "moe")
 
@@ -289,7 +289,7 @@ class Planner:
                 wide = any(p.numel() != 1 for p in modules[full].parameters())
                 if wide or list(modules[full].children()):
                     raise NotImplementedError(
-                        f"{full}: an activation function with parameters of its own for each column; set "
+                        f"{full}: an activation function with separate parameters for each column; set "
                         "tensor_parallel_degree=1 for this model"
                     )
                 yield full, styles.InRegion(self._block(full))
@@ -301,7 +301,7 @@ class Planner:
             f"tensor group holds all of them; resize the vocabulary to {multiple} to share them"
         )
 
-    def tell(self) -> None:
+    def emit_warnings(self) -> None:
         for text in dict.fromkeys([*self.warnings, *self.heads.warnings]):
             warnings.warn(text, stacklevel=4)
 

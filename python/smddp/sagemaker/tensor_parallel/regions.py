@@ -34,10 +34,10 @@ SEQUENCE = 1
 
 
 class SharedInput:
-    """Is told of what enters regions; see `input_check.py`, which compares it."""
+    """Callback for tensors that enter regions; `input_check.py` overrides it to compare them between ranks."""
 
-    def hold(self, tensor: torch.Tensor, where: str) -> None:
-        """``tensor`` enters a region at the module ``where``."""
+    def check_equal(self, tensor: torch.Tensor, where: str) -> None:
+        """Called with each ``tensor`` that enters a region at the module ``where``."""
 
 
 class TensorGroup:
@@ -54,8 +54,8 @@ class TensorGroup:
 
     @property
     def keeps_sequence(self) -> bool:
-        """Whether activations stay whole between blocks, under sequence parallelism, in this forward pass."""
-        # What a backward pass recomputes had a gradient, whatever has been evaluated since.
+        """Returns True if this forward pass keeps activations unsharded between blocks under sequence parallelism."""
+        # Recomputation in a backward pass belongs to a training pass, even after a later evaluation.
         return self._whole_sequence and not torch.is_grad_enabled()
 
     @keeps_sequence.setter
@@ -78,7 +78,7 @@ def _this_process() -> TensorGroup:
 
 
 def _all_reduced(tensor: torch.Tensor, tp: TensorGroup, owned: bool = False) -> torch.Tensor:
-    """The sum over the group; in place if ``owned``, which says that nobody else looks at ``tensor``."""
+    """Returns the sum over the group; in place if ``owned``, which requires that ``tensor`` has no other reader."""
     total = tensor.contiguous()
     if total is tensor and not owned:
         total = tensor.clone()

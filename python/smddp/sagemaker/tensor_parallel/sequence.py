@@ -41,7 +41,7 @@ def check(model: nn.Module) -> None:
 def apply(layers: list[nn.Module], blocks: dict[str, Block], owners: dict[str, nn.Module], seed: int) -> None:
     """Put the borders of the sequence into ``layers``; ``owners``: the module that holds each of ``blocks``."""
     inner = {id(owners[name]): block for name, block in blocks.items() if block.sequence}
-    # Adapters have blocks of their own inside the sequence's.
+    # Adapters have separate blocks inside the sequence's blocks.
     handled = {(id(partial), name) for block in blocks.values() for partial, name in block.partial}
     for layer in layers:
         tp: TensorGroup | None = None
@@ -98,12 +98,12 @@ class _OnInput:
 
     def _over(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._border is shard_sequence:
-            self._tp.shared_input.hold(tensor, "the first layer")
+            self._tp.shared_input.check_equal(tensor, "the first layer")
             self._choose(tensor.shape[SEQUENCE])
         return tensor if self._tp.keeps_sequence else self._border(tensor, self._tp)
 
     def _choose(self, length: int) -> None:
-        """Whether this pass shards its sequence; one that does not divide stays whole where nothing is trained."""
+        """Decide if this pass shards its sequence; an indivisible length stays unsharded in evaluation."""
         self._tp.keeps_sequence = bool(length % self._tp.size)
         if length % self._tp.size and not self._tp.keeps_sequence:
             raise ValueError(

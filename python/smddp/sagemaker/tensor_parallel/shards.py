@@ -21,13 +21,13 @@ _OURS = ("tensor", "expert")
 
 
 class Relayout:
-    """How one Hugging Face tensor is stored here: as one or several tensors, all views of it.
+    """Storage layout of one Hugging Face tensor: one or several tensors, all views of it.
 
     Attributes:
         source: the Hugging Face parameter's name in its module.
-        stored: our parameters' names in the module.
-        split: Hugging Face tensor -> ours, in the order of `stored`.
-        join: ours -> the Hugging Face tensor.
+        stored: names of the stored parameters in the module.
+        split: Hugging Face tensor -> stored tensors, in the order of `stored`.
+        join: stored tensors -> the Hugging Face tensor.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor: ...
 @overload
 def local(tensor: None) -> None: ...
 def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """What this rank holds of a parameter, for its arithmetic."""
+    """Returns this rank's local tensor of a parameter, for computation."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 

@@ -33,9 +33,9 @@ def tied_names(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def translate_state_dict_to_hf(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """``state_dict`` of the transformed ``model`` (whole tensors) with Hugging Face's names and layouts.
+    """Converts the ``state_dict`` of the transformed ``model`` (full tensors) to Hugging Face's names and layouts.
 
-    Names that the model does not know stay. Raises ValueError if a tensor that several make up is there in part.
+    Keeps unknown names. Raises ValueError if only some parts of a combined tensor are present.
     """
     result = dict(state_dict)
     for prefix, record in records(model):

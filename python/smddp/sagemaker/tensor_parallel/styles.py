@@ -19,8 +19,8 @@
     moe_tp_experts                 stacked experts, or   by their own entry  the sum over the ranks
                                    a list of them
     bias_of_sum                    their last bias       whole               each rank adds its share of it
-    moe_identity_expert            those that return     none                this rank's share of it
-                                   what they get
+    moe_identity_expert            experts that return   none                this rank's share of it
+                                   their input
     local_params                   attention             its own, by head    the module's own, of this rank's heads
     bias_by_head                   Embedding             columns, the heads  this rank's columns
     alibi_by_head                  attention             none; of the biases that come for all heads, this rank's
@@ -67,11 +67,11 @@ class Style(ParallelStyle):
 
 
 class Shared(NamedTuple):
-    """What a module was shared by.
+    """Sharding record of a module.
 
     Attributes:
         name: of the module in the model.
-        style: that has been applied to it.
+        style: the applied style.
     """
 
     name: str
@@ -88,17 +88,17 @@ def remember(module: nn.Module, name: str, style: Style) -> None:
 
 
 def shared(module: nn.Module) -> Shared | None:
-    """What `remember` was told of ``module``."""
+    """Returns the record that `remember` stored for ``module``."""
     return module.__dict__.get(_SHARED)
 
 
 def transposed(module: nn.Module) -> bool:
-    """Whether ``module`` keeps its weight as (in, out), like transformers' Conv1D, and not as (out, in)."""
+    """Returns True if ``module`` stores its weight as (in, out), like transformers' Conv1D, not as (out, in)."""
     return not isinstance(module, nn.Linear)
 
 
 class Colwise(Style):
-    """Output columns shared; ``parts`` equal parts are side by side in them, each shared by itself."""
+    """Shards output columns, which consist of ``parts`` equal parts; shards each part separately."""
 
     def __init__(self, block: Block, gather: bool = False, parts: int = 1) -> None:
         super().__init__(block)
@@ -230,7 +230,7 @@ class NormsByHead(Style):
 
 
 class LocalParams(Style):
-    """An attention module with parameters of its own, ``names``, that have an element for each head: this rank's."""
+    """Shards an attention module's direct parameters ``names``, which have an element for each head, by head."""
 
     def __init__(self, block: Block, names: tuple[str, ...]) -> None:
         super().__init__(block)
@@ -271,14 +271,14 @@ class IdentityExpert(Style):
 
 
 class RoutedExperts(Style):
-    """A layer that calls the experts in its list by a method of its own; their projections have styles of their own."""
+    """A layer that calls its list of experts through a custom method; the experts' projections have separate styles."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return self._become(module, modules.RoutedExperts, group=self.tp)
 
 
 class ListedExperts(Style):
-    """A block of experts in a list; the experts' projections have styles of their own."""
+    """A block with a list of experts; the experts' projections have separate styles."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return self._become(module, modules.ListedExperts, group=self.tp)
