@@ -16,7 +16,7 @@ DIMENSIONS: dict[str, list] = {
     "offload": [False, True],
     "backend": ["smddp", "gloo"],
 }
-# What has its say only where sequences are split.
+# Parameters that affect only context parallelism.
 _OF_PARTS = ("family", "comm", "checkpointing", "offload")
 
 

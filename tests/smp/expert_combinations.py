@@ -19,7 +19,7 @@ DIMENSIONS: dict[str, list] = {
 _RECOMPUTED = {"tensor": 1, "shard": 0, "fsdp": 1, "checkpointing": True, "balancing": "none", "backend": "smddp"}
 # A tensor group does not share experts with biases yet.
 _WITHOUT_TENSOR_PARALLELISM = ("gpt_oss",)
-# Their routers are no softmax of all experts.
+# Families whose routers do not use a softmax over all experts.
 _OTHER_ROUTERS = ("gpt_oss", "deepseek_v3")
 
 

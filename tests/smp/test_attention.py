@@ -50,9 +50,9 @@ def test_self_attention(packed, layout, causal, scale):
 def test_grouped_queries(packed, keys, causal, layout):
     """Also with more keys than queries: the queries are the last positions."""
     q, k, v = made(), made(2, keys, 1), made(2, keys, 2)
-    turn = [t if layout == "b h s d" else t.transpose(1, 2) for t in (q, k, v)]
-    kv = torch.cat(turn[1:], dim=layout.split().index("h")) if packed else (turn[1], turn[2])
-    found = FlashGroupedQueryAttention()(turn[0], kv, causal=causal, layout=layout)
+    inputs = [t if layout == "b h s d" else t.transpose(1, 2) for t in (q, k, v)]
+    kv = torch.cat(inputs[1:], dim=layout.split().index("h")) if packed else (inputs[1], inputs[2])
+    found = FlashGroupedQueryAttention()(inputs[0], kv, causal=causal, layout=layout)
     close(found, plain(q, k, v, causal=causal))
 
 

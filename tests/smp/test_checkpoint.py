@@ -97,8 +97,8 @@ def stuck_in_the_middle(writer):
                 def write(self, data):
                     write(bytes(data)[: len(data) // 2])
                     stream.flush()
-                    with open(halfway, "w") as told:
-                        told.write("now")
+                    with open(halfway, "w") as signal_file:
+                        signal_file.write("now")
                     threading.Event().wait()
 
                 def __getattr__(self, name):
@@ -137,9 +137,9 @@ def test_killed_while_it_writes_the_last_whole_checkpoint_loads(tmp_path):
         subprocess.Popen([sys.executable, "-c", _SAVES_AND_IS_KILLED, str(rank), *arguments]) for rank in range(2)
     ]
     try:
-        with open(halfway) as told:
-            assert told.read() == "now"
-        assert all(process.poll() is None for process in processes), "a rank ended by itself"
+        with open(halfway) as signal_file:
+            assert signal_file.read() == "now"
+        assert all(process.poll() is None for process in processes), "a rank exited before it was killed"
     finally:
         for process in processes:
             process.send_signal(signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_killed_while_it_writes_the_last_whole_checkpoint_loads(tmp_path):
     load(found, checkpoint_id=directory)
     assert found["step"] == 1 and (found["part0"] == 1).all() and (found["part1"] == 1).all()
     assert any(name.startswith(".incomplete-") for name in os.listdir(directory)), "the second save had not begun"
-    # The next save leaves nothing behind of the one that was killed.
+    # The next save removes the files of the killed save.
     save(found, checkpoint_id=directory)
     assert sorted(name[:4] for name in os.listdir(directory)) == [".met", "__0_"], os.listdir(directory)
 
@@ -181,13 +181,13 @@ def test_a_save_under_way_when_the_script_ends_is_finished_or_fails_the_script(t
         )
         for rank in range(2)
     ]
-    told = [process.communicate(timeout=150) for process in processes]
-    assert all(out == "the script has ended\n" for out, _ in told), told
+    outputs = [process.communicate(timeout=150) for process in processes]
+    assert all(out == "the script has ended\n" for out, _ in outputs), outputs
     if how == "destroys":
-        assert [process.returncode for process in processes] == [1, 1], told
-        assert all("at/1 was never finalized, so it will not load" in err for _, err in told), told
+        assert [process.returncode for process in processes] == [1, 1], outputs
+        assert all("at/1 was never finalized, so it will not load" in err for _, err in outputs), outputs
         return
-    assert [process.returncode for process in processes] == [0, 0], told
+    assert [process.returncode for process in processes] == [0, 0], outputs
     for step in range(2):
         found = {"part0": torch.zeros(1000), "part1": torch.zeros(1000)}
         load(found, checkpoint_id=tmp_path / "at" / str(step))
@@ -223,7 +223,7 @@ def test_a_save_that_fails_keeps_what_was_there(tmp_path):
     async_save({"x": torch.zeros(2)}, checkpoint_id=tmp_path / "other", queue=queue)
     with pytest.raises(RuntimeError, match="No space left"):
         queue.maybe_finalize_async_calls(blocking=True)
-    assert queue.maybe_finalize_async_calls(blocking=True) == [1], "the saves after the failed one stay"
+    assert queue.maybe_finalize_async_calls(blocking=True) == [1], "the queue keeps the saves after the failed save"
     found = {"x": torch.full((2,), 7.0)}
     load(found, checkpoint_id=tmp_path)
     assert found["x"].tolist() == [1.0, 1.0]

@@ -128,7 +128,7 @@ def test_a_module_without_a_way_to_initialise_is_named():
         DelayedParamIniter(model)
 
 
-def test_a_function_of_ones_own():
+def test_a_custom_initialisation_function():
     """It sees real memory of each module's own parameters, once, in its own random stream."""
     seen = []
 
@@ -152,7 +152,7 @@ def test_a_function_of_ones_own():
     assert torch.equal(again[1].weight, model[1].weight)
 
 
-def test_a_function_of_ones_own_that_leaves_the_module_on_meta_is_told():
+def test_a_custom_function_that_leaves_the_module_on_meta_is_reported():
     with torch.device("meta"):
         model = nn.Linear(2, 2)
     delayed = DelayedParamIniter(model, init_method_using_config=lambda module: module.to("meta"), device="cpu")
@@ -214,7 +214,7 @@ def test_models_of_accelerates_init_empty_weights_keep_ties_and_buffers():
         assert torch.equal(model.get_parameter(name), value), name
 
 
-def test_dtype_requires_grad_and_marks_stay():
+def test_dtype_requires_grad_and_attributes_are_kept():
     model = on_meta(config("llama")).to(torch.bfloat16)
     model.lm_head.weight.requires_grad_(False)
     model.lm_head.weight.mark = "mine"

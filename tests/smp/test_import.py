@@ -1,4 +1,4 @@
-"""What `import torch.sagemaker` gives, in processes of their own."""
+"""Effects of `import torch.sagemaker`, in separate processes."""
 
 from __future__ import annotations
 

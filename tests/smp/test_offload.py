@@ -74,7 +74,7 @@ def inputs(seed: int = 1) -> torch.Tensor:
 
 
 def gradients(model: nn.Module, *steps) -> list:
-    """Losses, then gradients, of forward and backward on each of ``steps`` in turn."""
+    """Returns the losses, then the gradients, of forward and backward on each of ``steps``."""
     torch.manual_seed(7)
     losses = []
     for step in steps or (inputs(),):
@@ -91,7 +91,7 @@ def assert_identical(found: list, wanted: list) -> None:
 
 
 class Controls:
-    """The feature switched on, with a horizon that a test may change, over an engine of its own."""
+    """Enabled offloading with a settable horizon and a separate engine."""
 
     def __init__(self, monkeypatch) -> None:
         self._monkeypatch = monkeypatch
@@ -310,7 +310,7 @@ def test_second_backward_over_a_freed_graph_is_torchs_error(on):
 
 
 @pytest.mark.parametrize("reentrant", REENTRANT)
-def test_parameters_buffers_and_their_views_stay(on, reentrant):
+def test_parameters_buffers_and_their_views_are_not_offloaded(on, reentrant):
     class Passing(Stack):
         def __init__(self):
             super().__init__()
@@ -474,7 +474,7 @@ def test_checkpointed_layers_inside_one_another_are_one_group(on, reentrant):
 
 
 def test_wrappers_side_by_side(on):
-    """Two towers: each forward is a pass with a schedule of its own."""
+    """Two towers: each forward is a pass with a separate schedule."""
 
     class Towers(nn.Module):
         def __init__(self, wrap):
@@ -540,8 +540,8 @@ def test_transformers_model(on):
 
 
 class LateDevice:
-    """Stands in for torch.cuda. The computing stream is the CPU and runs at once; what a side stream is given runs
-    only when somebody waits for it, so that every missing wait shows as wrong bytes.
+    """Fake of torch.cuda. The computing stream is the CPU and runs at once. A side stream runs its work only when
+    another stream waits for it, so that every missing wait produces wrong bytes.
     """
 
     def __init__(self) -> None:

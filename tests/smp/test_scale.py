@@ -1,4 +1,4 @@
-"""What a job of 1,024 ranks sends, by torch's fake process group: one process, exact counts of rank 0."""
+"""Messages of a job with 1,024 ranks in torch's fake process group: one process, exact counts of rank 0."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def fresh_logger(monkeypatch, capsys):
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "filters", [])
     monkeypatch.setattr(logger, "propagate", False)
-    # pytest puts handlers of its own on every logger: they are not the script's.
+    # Ignore the handlers that pytest adds to every logger.
     monkeypatch.setattr(logger, "hasHandlers", lambda: any(type(h) is logging.StreamHandler for h in logger.handlers))
     monkeypatch.delenv("SMP_LOG_LEVEL", raising=False)
     level = logger.level
@@ -170,7 +170,7 @@ def test_empty_module_params_keeps_all_but_the_values():
     assert model.second.weight is model.first.weight
     assert model.first.weight.mark == "kept"
     assert [model.first.weight.requires_grad, model.first.bias.requires_grad] == [True, False]
-    assert model.table.is_meta, "buffers stay"
+    assert model.table.is_meta, "buffers are unchanged"
     assert empty_module_params(Tied(), device="meta").own.is_meta
     assert empty_module_params(Tied()).own.device.type == "cpu", "no device: where it is"
 
@@ -200,8 +200,8 @@ def test_oldest_folders_go_by_the_last_number(tmp_path):
     folders(tmp_path, "llama7-900steps", "llama7-1000steps", "llama7-80steps", "logs")
     (tmp_path / "llama7-1steps").write_text("a file")
     (tmp_path / "llama7-2steps").symlink_to(tmp_path / "logs")
-    gone = limit_num_subdirs(tmp_path, 2)
-    assert gone == [str(tmp_path / "llama7-80steps")]
+    removed = limit_num_subdirs(tmp_path, 2)
+    assert removed == [str(tmp_path / "llama7-80steps")]
     left = {"llama7-900steps", "llama7-1000steps", "logs", "llama7-1steps", "llama7-2steps"}
     assert set(os.listdir(tmp_path)) == left
     assert limit_num_subdirs(str(tmp_path), 2) == []

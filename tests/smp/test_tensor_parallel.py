@@ -1,5 +1,5 @@
-"""What `tsm.transform` promises without a second process: bad input is an error before anything moves, the plan's
-translation, and the tracker of random states. The world here is torch's fake group."""
+"""`tsm.transform` in one process with torch's fake process group: errors for invalid input, the translation of plans,
+and the tracker of random states."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_width_that_does_not_divide_is_refused(world):
     refused(tiny(intermediate_size=66), ValueError, r"mlp.gate_proj \(out\) 66 / 4 = 16.5.*work for it: 1, 2\b")
 
 
-def test_a_model_without_a_plan_is_told_how_to_give_one(world):
+def test_a_model_without_a_plan_raises_with_instructions(world):
     world(tensor_parallel_degree=2)
     refused(torch.nn.Sequential(torch.nn.Linear(4, 4)), ValueError, "Sequential carries no plan.*tp_plan")
 
@@ -258,7 +258,7 @@ def test_a_norm_in_an_attention_block_is_of_single_heads_or_refused_whatever_its
 
 
 class Adapted(torch.nn.Module):
-    """What PEFT puts in the place of a projection."""
+    """Equivalent of PEFT's adapter of a projection."""
 
     def __init__(self, base):
         super().__init__()

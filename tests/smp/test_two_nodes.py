@@ -1,4 +1,4 @@
-"""Where the ranks are on two nodes, by SMDDP_NODE: tcp between them, shared memory within. What crosses is counted."""
+"""Ranks on two nodes simulated by SMDDP_NODE: TCP between nodes, shared memory within. Counts inter-node bytes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on():
 @pytest.mark.parametrize(
     ("nodes", "module", "case"),
     [
-        (EVEN, "hybrid", "on_two_nodes_gathers_stay_off_the_network"),
+        (EVEN, "hybrid", "on_two_nodes_gathers_avoid_the_network"),
         (EVEN, "nodes", "tokens_cross_once_for_each_node_that_needs_them"),
         (EVEN, "nodes", "gradients_of_gradients_cross_nodes"),
         (EVEN, "nodes", "keys_and_values_cross_by_the_formula"),

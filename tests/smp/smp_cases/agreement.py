@@ -1,4 +1,4 @@
-"""Ranks of one tensor group that see other data or draw other random numbers are told so, not trained wrongly."""
+"""Different data or random numbers on the ranks of one tensor group raise an error."""
 
 import contextlib
 import copy
@@ -26,7 +26,7 @@ def refused(*words: str):
 
 def case_other_data_on_ranks_of_a_tensor_group_is_refused():
     for engine in ("alone", "fsdp1", "fsdp2"):
-        # A tied embedding is shared, too, and adds up rows of both: only the ids can tell.
+        # A tied embedding is sharded, too, and sums rows of both ranks: only the ids reveal the difference.
         for family in ("llama", "gemma", "mixtral"):
             with initialized(tensor_parallel_degree=2):
                 model = tsm.transform(tiny(family))
@@ -46,7 +46,7 @@ def case_other_random_numbers_on_ranks_of_a_tensor_group_are_refused():
             torch.manual_seed(dist.get_rank())
             with refused("transformer.h." if "resid_pdrop" in options else "transformer.h.0"):
                 loss_of(model, batch(0))
-            # Without dropout nothing is drawn, so seeds by the rank are nobody's business.
+            # Without dropout no random numbers are drawn, so rank-specific seeds are valid.
             loss_of(model.eval(), batch(0))
 
 
@@ -89,7 +89,7 @@ def case_recomputed_layers_and_low_precision_pass_the_check():
 
 
 class Wrapper(torch.nn.Module):
-    """Adds to what a projection makes, and is no adapter of PEFT's form."""
+    """Wrapper that adds to a projection's output, in a form that PEFT does not use."""
 
     def __init__(self, base: torch.nn.Module) -> None:
         super().__init__()

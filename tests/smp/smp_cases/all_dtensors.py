@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 
 
 def _mine(step: int) -> torch.Tensor:
-    """What this rank trains on."""
+    """Returns this rank's training batch."""
     return part_of(batch(step), tsm.state.dp_rank, tsm.state.dp_size)
 
 

@@ -232,7 +232,7 @@ def case_native_fsdp1_resumes():
 
 
 def _transformed(original: bool = True):
-    """The tiny Llama as scripts have it: transformed, under FSDP1; values by no seed of their own."""
+    """Returns the tiny Llama as scripts create it: transformed, under FSDP1, without a separate seed."""
     model = tsm.transform(tiny())
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={type(model.model.layers[0])})
     model = FSDP(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=original)
@@ -273,8 +273,8 @@ def case_fsdp1_with_tensor_parallelism_resumes_in_torchs_own_form_at_every_degre
 # ---- sub-worlds ----
 
 
-def _ways(engine: int, local: bool):
-    """How such models are saved and loaded."""
+def _save_and_load(engine: int, local: bool):
+    """Returns the save and load functions of a model."""
     if local:
         return save_local, load_local
     return (save_as_documented, load_as_documented) if engine == 1 else (save_any, load_any)
@@ -285,14 +285,14 @@ def save_in_this_world(directory: str, engine: int, shard: int, tensor: int, loc
     with configured(shard, tensor):
         model, optimizer = sharded(engine)
         train(model, optimizer, range(BEFORE))
-        _ways(engine, local)[0](model, optimizer, directory)
+        _save_and_load(engine, local)[0](model, optimizer, directory)
 
 
 def pass_on_in_this_world(directory: str, to: str, engine: int, shard: int, tensor: int, local: bool) -> None:
     """Loads and saves again, without a step between."""
     with configured(shard, tensor):
         model, optimizer = sharded(engine, seed=7)
-        save_with, load_with = _ways(engine, local)
+        save_with, load_with = _save_and_load(engine, local)
         load_with(model, optimizer, directory)
         save_with(model, optimizer, to)
 
@@ -301,7 +301,7 @@ def resume_in_this_world(directory: str, engine: int, shard: int, tensor: int, l
     """Loads and trains the second half."""
     with configured(shard, tensor):
         model, optimizer = sharded(engine, seed=9)
-        _ways(engine, local)[1](model, optimizer, directory)
+        _save_and_load(engine, local)[1](model, optimizer, directory)
         train(model, optimizer, range(BEFORE, BEFORE + AFTER))
 
 
@@ -529,7 +529,7 @@ def case_a_rank_that_cannot_write_fails_every_rank():
             found = {"x": torch.full((2,), 5.0)}
             load(found, checkpoint_id=directory)
             assert found["x"].sum() == 0, "the checkpoint from before must still load"
-            # What is quiet about errors on request tells them, and leaves the checkpoint from before too.
+            # With wait_error_handling=False the error is logged, and the previous checkpoint remains.
             save({"x": torch.ones(2)}, storage_writer=writer, wait_error_handling=False)
             load(found, checkpoint_id=directory)
             assert found["x"].sum() == 0
@@ -623,8 +623,8 @@ def case_names_that_do_not_match_are_named():
 def _loads_in_transformers(directory: str, model_loss: float, ids) -> None:
     from transformers import AutoModelForCausalLM
 
-    plain, told = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
-    assert not any(told[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    plain, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     assert abs(float(loss_of(plain, ids).detach()) - model_loss) < 1e-5
 
 

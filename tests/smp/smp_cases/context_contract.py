@@ -155,7 +155,7 @@ def case_gathers_carry_the_bytes_of_the_formula():
 
 
 def _counted() -> dict:
-    """Bytes so far by collective, over groups of two."""
+    """Returns the total bytes by collective, over groups of two."""
     import smddp
 
     total = {"all_gather": 0, "reduce_scatter": 0}
@@ -251,7 +251,7 @@ def case_dropout_of_weights_runs_gathered_and_is_refused_in_a_ring():
         assert float(gathered(**part).loss.detach()) != float(model.eval()(**part).loss.detach())
 
 
-def case_a_layer_that_attends_to_its_own_part_alone_is_told():
+def case_a_layer_that_attends_to_its_local_part_only_is_reported():
     class Alone(torch.nn.Module):
         def forward(self, hidden_states, **_):
             return hidden_states, None
@@ -292,17 +292,17 @@ def case_sequence_shards_of_a_tensor_group_are_of_the_parts():
         assert abs(model(**part_of_batch(whole)).loss.detach() - plain) < 1e-5
 
 
-def case_transformer_engines_layers_are_told_their_group():
+def case_transformer_engines_layers_get_their_group():
     class Engine(torch.nn.Module):
-        def set_context_parallel_group(self, *told):
-            self.told = told[:2]
+        def set_context_parallel_group(self, *arguments):
+            self.context = arguments[:2]
 
     with initialized(context=2):
         group = tsm.state.cp_process_group
         ranks = dist.get_process_group_ranks(group)
         model = torch.nn.Sequential(Engine())
         setup_transformer_engine_cp_groups(model, ranks, group)
-        assert model[0].told == (group, ranks)
+        assert model[0].context == (group, ranks)
         setup_transformer_engine_cp_groups(tsm.transform(tiny()), ranks, group)
         fails(
             ValueError, "call tsm.transform() first", lambda: setup_transformer_engine_cp_groups(tiny(), ranks, group)

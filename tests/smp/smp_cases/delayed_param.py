@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 CPU = torch.device("cpu")
-# What tensor parallelism stores otherwise, ties and sums in different ways: (family, tie_word_embeddings).
+# Families with different storage layouts, ties and reductions under tensor parallelism: (family, tie_word_embeddings).
 FAMILIES = (("llama", False), ("gpt2", True), ("falcon", False), ("gemma", True), ("mixtral", False))
 
 
@@ -265,7 +265,7 @@ def case_fsdp_arguments_that_cannot_work_are_refused():
     # A real model may come with both, and neither is called.
     FSDP(alone(), device_id=CPU, post_param_init_fn=delayed.get_post_param_init_fn())
 
-    # The embedding in a unit of its own, and what is tied to it in another.
+    # The embedding and its tied weight are in separate units.
     model = on_meta("gpt2", tie_word_embeddings=True)
     delayed = DelayedParamIniter(model, device="cpu")
     policy = functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda m: m is model.transformer.wte)

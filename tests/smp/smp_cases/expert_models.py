@@ -74,7 +74,7 @@ def tiny_moe(family: str, **overrides) -> torch.nn.Module:
 
 
 def independent_losses(model: torch.nn.Module, aux: float, z: float) -> list[torch.Tensor]:
-    """What hooks on the routers of a plain model add to during a forward pass: the factor times each layer's loss."""
+    """Returns a list that router hooks of a plain model fill during a forward pass: factor times each layer's loss."""
     added: list[torch.Tensor] = []
 
     def after(module, arguments, output):

@@ -200,7 +200,7 @@ def case_a_second_init_needs_a_reset():
     _with({"hybrid_shard_degree": 2}, body)
 
 
-def case_an_optimizer_made_before_the_sharding_is_told():
+def case_an_optimizer_created_before_sharding_is_reported():
     for wrap in (wrap1, wrap2):
 
         def body(wrap=wrap):
@@ -218,7 +218,7 @@ def case_an_optimizer_made_before_the_sharding_is_told():
         _with({"hybrid_shard_degree": 2}, body)
 
 
-def on_two_nodes_gathers_stay_off_the_network():
+def on_two_nodes_gathers_avoid_the_network():
     """Two "nodes" of two ranks: between them goes the all-reduce of one shard, and nothing else."""
     for wrap in (wrap1, wrap2):
 
@@ -252,7 +252,7 @@ def on_two_nodes_shard_groups_fill_a_node_whatever_the_numbering():
 
 
 def _counted() -> dict:
-    """Bytes so far by (crosses nodes, collective), over all open groups but the world's."""
+    """Returns the total bytes by (crosses nodes, collective), over all open groups but the world's."""
     import smddp
 
     total: dict = {}

@@ -36,8 +36,8 @@ def initialized(**config):
 class Collectives:
     """Counts calls of torch.distributed's collectives by name.
 
-    Not CommDebugMode: it hooks every module's backward, which gives each module an input of its own, and it does
-    not see backends written in Python.
+    CommDebugMode is unsuitable: its backward hooks give each module a separate input, and it does not observe
+    backends written in Python.
     """
 
     NAMES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_gather")
@@ -269,7 +269,7 @@ def case_with_every_engine_at_4():
             assert_composes("llama", engine)
 
 
-def case_frozen_parameters_stay_as_they_are():
+def case_frozen_parameters_are_unchanged():
     def frozen(model):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("q_proj" in name or "norm" in name)
@@ -350,7 +350,7 @@ def case_dtype_applies_to_parameters_and_not_to_buffers():
         assert loss_of(model, batch(0)).isfinite()
 
 
-def case_layers_are_what_scripts_look_for_at_every_degree():
+def case_layers_have_the_class_that_scripts_expect_at_every_degree():
     for degree in (1, 2):
         for family in FAMILIES:
             with initialized(tensor_parallel_degree=degree):
@@ -411,7 +411,7 @@ def case_ranks_that_made_different_models_get_the_first_ones():
 
 
 class Mine(torch.nn.Module):
-    """Two projections with a dropout inside the region and a norm outside; the blocks are no transformers."""
+    """Two projections with a dropout inside the region and a norm outside, without transformers."""
 
     def __init__(self, dropout=0.0, width=16):
         super().__init__()
@@ -511,7 +511,7 @@ def case_dropout_inside_regions_differs_by_rank_and_repeats_when_recomputed():
         first = model.blocks[1](model.blocks[0](x))
         after = torch.get_rng_state()
         assert not torch.equal(before, after)
-        # Each layer, and each rank, draws its own; all ranks' default states stay the same.
+        # Each layer and each rank draws different numbers; the default states remain equal on all ranks.
         assert not torch.equal(masks[0], masks[1])
         others = [torch.empty_like(masks[0].float()) for _ in range(4)]
         dist.all_gather(others, masks[0].float())
@@ -610,7 +610,7 @@ def case_sequence_parallel_generates_the_plain_models_tokens():
             ids, much = batch(0)[:2], {"max_new_tokens": 5, "do_sample": False}
             loss = loss_of(model, ids)
             assert torch.equal(model.eval().generate(ids, **much), plain.generate(ids, **much))
-            # What was sharded before is sharded as it goes back.
+            # Gradients of sharded inputs are sharded.
             loss.backward()
             loss_of(plain, ids).backward()
             assert differences(plain, model) < TOLERANCE

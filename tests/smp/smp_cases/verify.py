@@ -30,7 +30,7 @@ class Factor(nn.Module):
 
 
 class Attention(nn.Module):
-    """q, k and v in one weight, under a name that does not tell; ``heads``: their number is fixed in the forward."""
+    """q, k and v in one weight with an unknown name; ``heads``: the number of heads is fixed in the forward."""
 
     def __init__(self, heads=None):
         super().__init__()

@@ -21,7 +21,7 @@ class Inventory:
         owner: (module, name) of each meta parameter -> (module that initialises it, its name there).
         holders: owner -> all (module, name) that hold the parameter, the owner first.
         meta_buffers, meta_attributes: module id -> names of buffers and plain tensor attributes on meta.
-        real_buffers: buffers with values, kept to restore those that to_empty() discards.
+        real_buffers: buffers with values, kept to restore them after to_empty().
     """
 
     def __init__(self, model: nn.Module) -> None:

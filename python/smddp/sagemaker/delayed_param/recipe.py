@@ -2,7 +2,7 @@
 
 Another module may set a parameter: GPT-2's attention scales its projection's weight, and nn.MultiheadAttention zeroes
 its output projection's bias. So all initialisation functions run once on meta tensors, without computing, to record
-their writes. A module's recipe lists the functions, of itself and of enclosing modules, that write its tensors. The
+their writes. A module's recipe lists all functions, also of enclosing modules, that write its tensors. The
 innermost function is first, the order in which a constructor runs them.
 """
 

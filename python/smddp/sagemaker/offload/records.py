@@ -55,7 +55,7 @@ class Layout:
 
 
 class VersionWatch:
-    """Detects in-place modification of a saved tensor, without keeping its memory.
+    """Detects in-place modification of a saved tensor without retaining its memory.
 
     A detached alias shares the tensor's version counter; replacing the alias's data does not change the counter.
     """

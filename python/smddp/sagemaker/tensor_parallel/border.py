@@ -28,7 +28,7 @@ class Block:
         randomness: this rank's random numbers inside the region; None without random operations inside.
         sequence: activations outside are shards of the sequence; `sequence.py` puts the border before the block.
         outer: with ``sequence``, the layer's border for parameters outside its blocks.
-        open: the region continues outside the block, so there is no border.
+        open: the region continues outside the block, without a border.
     """
 
     def __init__(self, tp: TensorGroup, sequence: bool = False, name: str = "") -> None:
