@@ -83,7 +83,7 @@ def _device(given: Mapping[str, Any]) -> torch.device:
 
 
 def _check(part: _Part, headers: list[dict[str, int]]) -> None:
-    """Raises the same error on every rank if the parts are not of one batch."""
+    """Raises the same error on every rank if the parts belong to different batches."""
     wrong = [rank for rank, header in enumerate(headers) if header["wrong"]]
     if wrong:
         raise ValueError(f"context parallelism: rank {wrong[0]} of this context group cannot use its inputs, see there")
@@ -100,7 +100,7 @@ def _check(part: _Part, headers: list[dict[str, int]]) -> None:
 
 
 def _check_cut(part: _Part) -> None:
-    """Raises ValueError on every rank if ranks that hold the same tokens at the same places have not cut them."""
+    """Raises ValueError on every rank if ranks hold equal tokens at equal positions without a split batch."""
     here = torch.tensor([int(record.was_cut(part.ids, part.size))], device=part.ids.device)
     if not bool(gathered(here, part.group).all()):
         ranks = ", ".join(map(str, dist.get_process_group_ranks(part.group)))
@@ -141,7 +141,7 @@ class _Part:
         self.labels = self._rows(given, "labels") if self.shifted is None else self.shifted
 
     def _rows(self, given: Mapping[str, Any], name: str) -> torch.Tensor | None:
-        """The argument ``name``, (batch, tokens)."""
+        """Returns the argument ``name`` as (batch, tokens)."""
         value = given.get(name)
         if value is None:
             return None
@@ -226,7 +226,7 @@ class _Part:
 
 
 def _segments(positions: torch.Tensor) -> torch.Tensor | None:
-    """Which packed sequence each token belongs to, by where positions do not go on; None if no row has two.
+    """Returns each token's packed sequence, from gaps in the positions; None if all rows have one sequence.
 
     The same as transformers finds in ``position_ids`` given without a mask.
     """

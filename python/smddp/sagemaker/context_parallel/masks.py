@@ -84,7 +84,7 @@ class Mask:
         return self._pieces[source]
 
     def spans(self) -> list[Piece]:
-        """The same against the keys of all ranks, in the order of the sequence."""
+        """Returns the blocks against the keys of all ranks, in sequence order."""
         if self._spans is None:
             tokens = self.tokens
             everywhere = torch.arange(tokens.length, device=self._device)
@@ -109,7 +109,7 @@ class Mask:
         return [piece for half in (0, 1) for piece in self._half(half, queries.chunk(2)[half], keys, count)]
 
     def _half(self, half: int, queries: torch.Tensor, keys: torch.Tensor, count: int) -> Iterator[Piece]:
-        """The piece of one chunk of queries against ``keys``, without chunks of keys that none of them sees."""
+        """Returns the block of one query chunk against ``keys``, without fully masked key chunks."""
         visible = self._visible(queries, keys)
         of_chunks = visible.unflatten(-1, (-1, count))
         seen = of_chunks.any(dim=-1).flatten(0, -2).any(dim=0).nonzero().flatten().tolist()
@@ -134,7 +134,7 @@ class Mask:
 
 
 def _names(function: Callable[..., Any]) -> list[str]:
-    """The qualified names of the functions that transformers has combined into ``function``."""
+    """Returns the qualified names of the mask functions that transformers has combined into ``function``."""
     name = getattr(function, "__qualname__", repr(function))
     if name not in _COMBINED:
         return [name]
@@ -162,12 +162,12 @@ _passes: ContextVar[tuple[Pass, ...]] = ContextVar("context_parallel_passes", de
 
 
 def enter(present: Pass) -> None:
-    """Masks made from now on, until `leave`, are of ``present``."""
+    """Use ``present`` for masks created until `leave`."""
     _passes.set((*_passes.get(), present))
 
 
 def current(owner: object) -> Pass | None:
-    """The innermost pass of ``owner``; None outside of one."""
+    """Returns the innermost pass of ``owner``; None outside a pass."""
     return next((each for each in reversed(_passes.get()) if each.owner is owner), None)
 
 

@@ -57,7 +57,7 @@ def _part(value: Any, name: str) -> Any:
 
 
 def setup_transformer_engine_cp_groups(model: nn.Module, ranks: Sequence[int], pg: dist.ProcessGroup | None) -> None:
-    """Tell transformer-engine's attention layers in ``model`` their context group.
+    """Set the context group of transformer-engine's attention layers in ``model``.
 
     Layers of transformers learn it from `tsm.transform`, so there is nothing to do for them, nor for a group of one.
 

@@ -17,7 +17,7 @@ from smddp.sagemaker.tensor_parallel.shards import RELAID, Relayout
 
 @dataclass(frozen=True)
 class Form:
-    """One parameter under its original name: whole shape, dtype, and an identity that tied parameters share."""
+    """One parameter under its original name: full shape, dtype, and an identity that tied parameters share."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -33,7 +33,7 @@ def _records(module: nn.Module) -> dict[str, Relayout]:
 
 
 def original_names(module: nn.Module) -> dict[str, str]:
-    """For the name of each parameter that the module holds, that of the original which it is made from."""
+    """Returns the original name of each parameter that the module holds."""
     names = {name: name for name in module._parameters}
     for record in _records(module).values():
         names.update(dict.fromkeys(record.stored, record.source))
@@ -55,7 +55,7 @@ def forms_of(module: nn.Module) -> dict[str, Form | None]:
 
 
 def stored_from(module: nn.Module, whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``whole`` values, by original name, as the module stores them; takes them out of ``whole``."""
+    """Converts full values, by original name, to the module's storage; removes them from ``whole``."""
     found: dict[str, torch.Tensor] = {}
     for record in _records(module).values():
         if record.source in whole:

@@ -1,4 +1,4 @@
-"""`DelayedParamIniter`: gives the parameters and buffers of a meta model their values, one module at a time."""
+"""`DelayedParamIniter`: initialises the parameters and buffers of a meta model, one module at a time."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class DelayedParamIniter:
     # -- what FSDP is given -----------------------------------------------------------------------------------------
 
     def get_param_init_fn(self) -> Callable[[nn.Module], None]:
-        """For ``FSDP(param_init_fn=...)``: initialises the module's own parameters, not its children's.
+        """Returns the ``param_init_fn`` of FSDP: initialises a module's direct parameters, not its children's.
 
         The first call also gives all buffers of the model their values, since FSDP calls nothing for a unit that has
         buffers alone.
@@ -83,7 +83,7 @@ class DelayedParamIniter:
         return self._init_module
 
     def get_post_param_init_fn(self) -> Callable[[nn.Module], None]:
-        """For ``FSDP(post_param_init_fn=...)``: called with each module after its parameters were initialised.
+        """Returns the ``post_param_init_fn`` of FSDP, called with each module after its initialisation.
 
         Ties the weights that the model ties, by its ``tie_weights``, where initialisation by other means than ours
         untied them. A module without ``tie_weights``, and one whose weights are tied, is left alone.
@@ -91,7 +91,7 @@ class DelayedParamIniter:
         return self._after_module
 
     def materialize(self, model: nn.Module | None = None) -> nn.Module:
-        """Initialises all that is missing: for FSDP2, tensor parallelism alone and one process.
+        """Initialises all remaining meta tensors: for FSDP2, tensor parallelism without FSDP, and one process.
 
         Each rank allocates its local shards and, for a moment, the full parameters of one module. ``model``, if given,
         is the model that this object was made for. Also fills a model on which ``to_empty`` was called already.
@@ -107,7 +107,7 @@ class DelayedParamIniter:
         return self._model if model is None else model
 
     def count_num_params(self, module: nn.Module, *args: nn.Module) -> int:
-        """The number of parameters (elements) of ``module`` and of the further modules given.
+        """Returns the number of parameters (elements) of all given modules.
 
         Tied parameters count once, and DTensors with their full size; of parameters that FSDP1 has flattened only the
         local part is left to count.
@@ -117,7 +117,7 @@ class DelayedParamIniter:
 
     @contextlib.contextmanager
     def validate_params_and_buffers_inited(self, enabled: bool = True) -> Iterator[None]:
-        """On leaving, checks that every parameter was initialised exactly once and nothing is left on meta.
+        """Context manager; checks on exit that every parameter was initialised exactly once and is not on meta.
 
         Raises `RuntimeError` that names what was missed and what was done twice. ``enabled=False`` checks nothing.
         """
@@ -128,7 +128,7 @@ class DelayedParamIniter:
     # -- at construction --------------------------------------------------------------------------------------------
 
     def _tie(self) -> None:
-        """Ties what ways of building on meta untie (accelerate's makes a new parameter at every assignment)."""
+        """Restores ties that construction on meta breaks (accelerate creates a new parameter at every assignment)."""
         parameters = list(self._model.parameters())
         if all(p.is_meta and not isinstance(p, DTensor) for p in parameters):
             for module in self._model.modules():
@@ -160,7 +160,7 @@ class DelayedParamIniter:
                 self._share(key, name, owner, original)
 
     def _share(self, key: int, name: str, owner: int, original: str) -> None:
-        """Makes the parameter that its owner now holds this module's, too (the same one, where it is the owner)."""
+        """Sets the owner's current parameter in this module, too."""
         parameter = self._has.modules[owner]._parameters.get(original)
         if parameter is None or getattr(parameter, _FLATTENED, False):
             raise ValueError(
@@ -172,7 +172,7 @@ class DelayedParamIniter:
 
     @torch.no_grad()
     def _init_parameters(self, module: nn.Module) -> None:
-        """Gives the parameters that ``module`` owns their values, the whole module in one go."""
+        """Initialises all parameters that ``module`` owns."""
         key = id(module)
         names = [n for n in module._parameters if (key, n) in self._has.holders]
         if not names or key in self._done:
@@ -194,7 +194,7 @@ class DelayedParamIniter:
             module._parameters[name] = dtensor_shards.put(value, target)
 
     def _compute(self, module: nn.Module, names: set[str]) -> dict[str, torch.Tensor]:
-        """The whole values of the module's own parameters ``names`` (original ones).
+        """Returns the full values of the module's direct parameters ``names`` (original names).
 
         Leaves the module with other parameters than it had.
         """
@@ -227,7 +227,7 @@ class DelayedParamIniter:
         return whole
 
     def _run_steps(self, module: nn.Module, kept: nn.Module | None, buffers: Collection[str] = ()) -> None:
-        """Runs the module's recipe; nothing else than ``kept``'s parameters and the module's ``buffers`` changes."""
+        """Runs the module's recipe; changes only the parameters of ``kept`` and the module's ``buffers``."""
         key = id(module)
         for step in self._recipes[key].steps:
             with (
@@ -238,7 +238,7 @@ class DelayedParamIniter:
                 step.function()
 
     def _fill_buffers(self) -> None:
-        """Values for all buffers and tensor attributes that were on meta; puts real ones back that were emptied."""
+        """Fills all buffers and tensor attributes that were on meta; restores emptied buffers."""
         for (key, name), real in self._has.real_buffers.items():
             now = self._has.modules[key]._buffers.get(name)
             if now is not None and (now is real or now.dtype == real.dtype):
@@ -306,7 +306,7 @@ class DelayedParamIniter:
 
 
 def _random_seed() -> int:
-    """The configured one; its default before ``init()``."""
+    """Returns the configured seed; the default before ``init()``."""
     from smddp.sagemaker.state_handler import state
 
     return state.random_seed

@@ -59,7 +59,7 @@ class Inventory:
         return not (self.owner or self.meta_buffers or self.meta_attributes)
 
     def originals(self) -> dict[int, set[str]]:
-        """By a module's id, the original names of the meta parameters that it owns."""
+        """Maps each module id to the original names of the meta parameters that the module owns."""
         found: dict[int, set[str]] = {}
         for key, name in self.holders:
             found.setdefault(key, set()).add(self.original[key][name])

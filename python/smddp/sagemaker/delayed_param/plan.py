@@ -55,7 +55,7 @@ def _rebuilt(
 
 
 def _take(has: Inventory, recipes: dict, own: nn.Module, other: nn.Module, known: dict) -> None:
-    """Of the twin's module, the real values for which ours has a meta tensor."""
+    """Takes the values of the twin's module for the meta tensors of the model's module."""
     key = id(own)
     unwritten = recipes[key].unwritten if key in recipes else ()
     for name in {*unwritten, *has.meta_buffers.get(key, ()), *has.meta_attributes.get(key, ())}:

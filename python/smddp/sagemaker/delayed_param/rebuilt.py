@@ -1,4 +1,4 @@
-"""The values that only a constructor knows: buffers, and parameters that no initialisation function writes.
+"""Values that only a constructor sets: buffers, and parameters that no initialisation function writes.
 
 A model on the meta device has lost them (rotary frequencies, causal masks, embedding scales). They come back from a
 second construction of the same class from the same config, whose parameters go to meta as they are registered: it
@@ -18,7 +18,7 @@ from smddp.sagemaker.delayed_param import seeds
 
 
 def rebuild(model: nn.Module, keep: set[tuple[type, str]], seed: int) -> nn.Module:
-    """``type(model)(model.config)`` on the CPU with real buffers and, of the parameters, those in ``keep`` alone.
+    """Constructs ``type(model)(model.config)`` on the CPU with real buffers and only the parameters in ``keep``.
 
     ``keep`` holds (class of the owning module or one derived from it, parameter name). Raises `ValueError` where the
     class cannot be constructed from its config.

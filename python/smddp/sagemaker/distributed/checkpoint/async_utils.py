@@ -1,4 +1,4 @@
-"""Saves under way, in the order in which they were begun."""
+"""Pending saves in start order."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _SECONDS_FOR_ALL = 120.0
 
 
 def _finish_what_is_under_way() -> None:
-    """Finalizes the saves that a script left under way. Where that cannot be, the process ends with status 1.
+    """Finalizes pending saves at the end of the script. On failure, the process exits with status 1.
 
     All data is written by now: the interpreter waits for the writing thread before it comes here.
     """

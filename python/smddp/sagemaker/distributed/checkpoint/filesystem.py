@@ -89,7 +89,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator: names the files of this save, and records that it has begun."""
+        """Names the files of this save and records its start. Called on the coordinator."""
         named = [self.named(plan, i, self.new_token()) for i, plan in enumerate(plans)]
         self.begin(named)
         return named
@@ -117,11 +117,11 @@ class DistributedFileSystemWriter(FileSystemWriter):
         self.fs.replace_file(self.fs.concat_path(self.path, INCOMPLETE + self._token), text.encode())
 
     def abandon(self) -> None:
-        """The save has failed: what it has written may go when the next one begins."""
+        """Marks the save as failed: the next save may remove its files."""
         _under_way.discard(self._token)
 
     def _remove_remains(self) -> None:
-        """Removes what saves into this directory have left that did not end."""
+        """Removes the files of unfinished saves into this directory."""
         names = self.fs.ls(self.path)
         for record in [name for name in names if name.startswith(INCOMPLETE) and not name.endswith(PARTIAL)]:
             token = record[len(INCOMPLETE) :]
@@ -162,7 +162,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
                 self.fs.rm_file(self.fs.concat_path(self.path, name))
 
     def _files_of(self, path: Any) -> set[str]:
-        """The data files of the checkpoint that is there already."""
+        """Returns the data files of the existing checkpoint."""
         try:
             with self.fs.create_stream(path, "rb") as stream:
                 return {info.relative_path for info in pickle.load(stream).storage_data.values()}
@@ -216,7 +216,7 @@ class DistributedFileSystemReader(FileSystemReader):
         return self._metadata
 
     def _parts(self) -> list[str]:
-        """Which directories make up the checkpoint, relative to the path."""
+        """Returns the directories of the checkpoint, relative to the path."""
         name = os.path.basename(os.fspath(self.path).rstrip("/"))
         if not PART_DIRECTORY.fullmatch(name):
             return ["."]

@@ -1,4 +1,4 @@
-"""Full checkpoints in Hugging Face's form: plain transformers loads what `save_pretrained` writes, and vice versa."""
+"""Full checkpoints in Hugging Face's format, interchangeable with plain transformers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike, max_shard_si
 
 
 def _failure(action: Callable[[], object]) -> Failure | None:
-    """The error that ``action`` raises, as a value; None if it raises none."""
+    """Returns the error that ``action`` raises; None without an error."""
     result = attempt(action)
     return result if isinstance(result, Failure) else None
 
@@ -163,12 +163,12 @@ def _tied_to(inner: Any, name: str) -> str | None:
 
 
 def _is_tied(inner: Any, name: str) -> bool:
-    """True for a name that `from_pretrained` fills from another."""
+    """Returns True for a name that `from_pretrained` fills from a tied tensor."""
     return any(name == tie or re.fullmatch(tie, name) for tie in _ties(inner))
 
 
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor; collective over the ranks that share it."""
+    """Returns the full tensor. Collective over the ranks that shard it."""
     if not isinstance(tensor, ShardedTensor):
         return whole(tensor)
     # FSDP1 without a mesh: some rows per rank, none at the end. ShardedTensor.gather insists on a GPU where the backend

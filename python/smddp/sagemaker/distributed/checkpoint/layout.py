@@ -41,7 +41,7 @@ class LocalStateDict(dict):
 
 
 def find_local(value: Any) -> LocalStateDict | None:
-    """The first local state dict inside ``value``."""
+    """Returns the first local state dict inside ``value``."""
     if isinstance(value, LocalStateDict):
         return value
     children: Iterable = value.values() if isinstance(value, dict) else ()
@@ -49,7 +49,7 @@ def find_local(value: Any) -> LocalStateDict | None:
 
 
 def to_local(value: Any) -> Any:
-    """``value`` with each DTensor replaced by this rank's part of it, which shares its memory."""
+    """Replaces each DTensor in ``value`` by this rank's local tensor, which shares its memory."""
     if isinstance(value, DTensor):
         return value.to_local()
     if isinstance(value, dict):
@@ -69,7 +69,7 @@ def take_values(target: Any, source: Any) -> None:
 
 
 def tensors(value: Any) -> Iterable[torch.Tensor]:
-    """Every tensor inside nested dictionaries and lists."""
+    """Yields every tensor inside nested dictionaries and lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -86,7 +86,7 @@ def cuts(place: Any) -> bool:
 
 
 def slices(state_dict: Any, ranks: list[int]) -> int:
-    """In how many such parts the model is saved, where ``ranks`` save one: 1 unless a tensor has ranks outside of them.
+    """Returns the number of parts of the model if ``ranks`` save one part: 1 unless a tensor has other ranks.
 
     So it is where each tensor-parallel rank saves with its own shard group.
     """
@@ -100,7 +100,7 @@ def slices(state_dict: Any, ranks: list[int]) -> int:
 
 
 def needed(tensor: DTensor) -> set[int]:
-    """Ranks that hold one whole copy of ``tensor`` together with this one."""
+    """Returns the ranks that hold one full copy of ``tensor`` together with this rank."""
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return set()
@@ -127,7 +127,7 @@ def of(metadata: Any) -> dict[str, Any]:
 
 
 def check_fits(saved: dict[str, Any], state_dict: Any, where: str) -> None:
-    """Refuses a checkpoint with layout ``saved`` that cannot be cut as ``state_dict`` needs it.
+    """Rejects a checkpoint whose layout ``saved`` cannot be converted to the layout of ``state_dict``.
 
     Raises:
         ValueError: a local checkpoint for another layout, or one kind given where the other is.

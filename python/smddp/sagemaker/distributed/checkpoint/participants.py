@@ -1,4 +1,4 @@
-"""The ranks that take part in one save or load, and how they agree: what one rank raises, all of them raise."""
+"""Ranks of one save or load, with error propagation: an error of one rank is raised on all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception of one rank, in a form that travels."""
+    """A serializable exception of one rank."""
 
     kind: type[Exception]
     text: str
@@ -43,7 +43,7 @@ class Failure:
 
 
 def raise_failures(step: str, failures: dict[int, Failure]) -> None:
-    """Raises what ``failures`` (by global rank) say together, each text once with its ranks; nothing if empty."""
+    """Raises one error for ``failures`` (by global rank), each text once with its ranks; no effect if empty."""
     if not failures:
         return
     by_text: dict[str, list[int]] = {}
@@ -108,7 +108,7 @@ class Participants:
         return len(self.ranks)
 
     def leave_copies(self) -> bool:
-        """Reduces a group of copies to this rank, if the caller gave FSDP's group at a shard degree of 1.
+        """Restricts a group of copies to this rank, if the caller passed FSDP's group at a shard degree of 1.
 
         Scripts save by the ranks of the first copy only, so the group's other ranks do not take part. Without a group
         all ranks save, because experts are spread over them.
@@ -149,7 +149,7 @@ class Participants:
             raise CheckpointError(f"ranks {late} did not come to {where} within {seconds:g} s") from error
 
     def gather(self, value: T) -> list[T] | None:
-        """All ranks' values, in the group's order, on the coordinator; None elsewhere."""
+        """Returns all ranks' values on the coordinator, in the group's order; None on other ranks."""
         if self.size == 1:
             return [value]
         # Places that torch fills.
@@ -158,7 +158,7 @@ class Participants:
         return values
 
     def scatter(self, values: Sequence[T] | None) -> T:
-        """One of the coordinator's ``values`` to each rank."""
+        """Sends one of the coordinator's ``values`` to each rank."""
         given: list[T] | None = None
         if self.is_coordinator:
             assert values is not None
@@ -170,7 +170,7 @@ class Participants:
         return mine[0]
 
     def broadcast(self, value: T) -> T:
-        """The coordinator's ``value``."""
+        """Returns the coordinator's ``value``."""
         if self.size == 1:
             return value
         values = [value]
@@ -178,7 +178,7 @@ class Participants:
         return values[0]
 
     def exchange(self, step: str, function: Callable[[], T]) -> list[T]:
-        """Calls ``function`` on every rank and returns all results, in the group's order; raises what any raised."""
+        """Calls ``function`` on every rank and returns all results in the group's order; raises any rank's error."""
         mine = attempt(function)
         if self.size == 1:
             results: list[Any] = [mine]
@@ -189,7 +189,7 @@ class Participants:
         return results
 
     def least(self, numbers: Sequence[int]) -> list[int]:
-        """The smallest of each of the ranks' ``numbers``, by one all-reduce."""
+        """Returns the elementwise minimum of the ranks' ``numbers``, by one all-reduce."""
         return least(numbers, None if self.size == 1 else self.group)
 
 

@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint holds in another shape than they are asked for in.
+"""Tensors whose shape in the checkpoint differs from the requested shape.
 
 Tensor parallelism stores some fused weights with a dimension for their parts, (in, 3, out) for (in, 3 x out), so a
 checkpoint from another tensor-parallel degree may have neighbouring dimensions joined or split. The elements are the

@@ -1,4 +1,4 @@
-"""Hugging Face's safetensors form: files written tensor by tensor, and read slice by slice.
+"""Hugging Face's safetensors files, written tensor by tensor and read slice by slice.
 
 A file is eight bytes with the header's length, a JSON header with each tensor's type, shape and place, and the
 tensors' bytes. The header is known before any tensor, so nothing but the tensor being written needs memory.
@@ -50,7 +50,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to be written: its name, type and shape."""
+    """Name, dtype and shape of a tensor to write."""
 
     name: str
     dtype: torch.dtype
@@ -137,7 +137,7 @@ class FileWriter:
 
 
 def write_index(directory: str | os.PathLike, files: Iterable[tuple[str, Sequence[Entry]]]) -> None:
-    """The file that says which tensor is in which file."""
+    """Writes the index that maps tensors to files."""
     where = {entry.name: name for name, entries in files for entry in entries}
     total = sum(entry.bytes for _, entries in files for entry in entries)
     text = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
@@ -173,7 +173,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 class SafetensorsReader(dcp.StorageReader):
-    """DCP's reader of a Hugging Face directory: each rank reads, of each tensor, the part that it holds."""
+    """DCP reader of a Hugging Face directory: each rank reads only its part of each tensor."""
 
     def __init__(self, directory: str | os.PathLike) -> None:
         self.path = Path(directory)
@@ -212,7 +212,7 @@ class SafetensorsReader(dcp.StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copies the slices asked for into their tensors, file by file."""
+        """Copies the requested slices into their tensors, file by file."""
         from safetensors import safe_open
 
         by_file: dict[Path, list] = {}

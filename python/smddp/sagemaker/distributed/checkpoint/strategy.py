@@ -1,4 +1,4 @@
-"""One save, in three parts: plan and copy on the caller's thread, write behind it, and agree that all is written.
+"""Save in three phases: plan and copy on the caller's thread, write in the background, finalize on all ranks.
 
 Only the first and the last part communicate, and both run where the caller calls. The writing thread touches no
 process group, so it cannot get between the collectives of training.
@@ -134,7 +134,7 @@ class _Known:
 
 
 class PyTorchDistSaveShardedStrategy:
-    """Saves by torch's DCP: its planners, its file format, its writers.
+    """Saves through torch's DCP planners, file format and writers.
 
     Data is written by one thread of the strategy, save after save. Each save under way holds a host copy of what
     its rank writes.

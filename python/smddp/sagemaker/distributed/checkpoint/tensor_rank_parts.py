@@ -91,7 +91,7 @@ def loading(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def part_shape(tensor: DTensor) -> torch.Size | None:
-    """The shape of this tensor rank's part of ``tensor``; None if tensor parallelism has not cut it."""
+    """Returns the shape of this tensor rank's part of ``tensor``; None without tensor parallelism."""
     names = tensor.device_mesh.mesh_dim_names or ()
     if not names or names[-1] != _TENSOR or not isinstance(tensor.placements[-1], Shard):
         return None
@@ -139,7 +139,7 @@ def _is_part(name: str, tensor: DTensor, saved: Metadata | None) -> bool:
 
 
 def _refuse_spread(state_dict: dict[str, Any], ranks: list[int]) -> None:
-    """Raise ValueError where ``ranks`` hold some experts only: torch would write a checkpoint with gaps."""
+    """Raise ValueError if ``ranks`` hold only some experts: torch would write a checkpoint with gaps."""
     if layout.slices(state_dict, ranks) > 1:
         raise ValueError(
             f"the ranks {ranks} hold some of the experts only, as those are spread over more ranks than FSDP's group: "
@@ -182,7 +182,7 @@ def _interleaved(tensor: DTensor) -> bool:
 
 
 def _dim(place: Any) -> int:
-    """The dimension that a placement cuts; strided shards are of no public type."""
+    """Returns the dimension that a placement shards; strided shards have a private type."""
     return place.dim
 
 
@@ -211,7 +211,7 @@ def _part(tensor: DTensor, fill: bool) -> torch.Tensor:
 
 
 def _put_back(tensor: DTensor, part: torch.Tensor) -> None:
-    """Give ``tensor`` the values of ``part``, which has been loaded."""
+    """Copy the loaded values of ``part`` into ``tensor``."""
     if isinstance(part, DTensor) and _interleaved(tensor):
         mesh = tensor.device_mesh
         whole: list[Any] = [Replicate()] * (mesh.ndim - 1)
@@ -221,7 +221,7 @@ def _put_back(tensor: DTensor, part: torch.Tensor) -> None:
 
 
 def _on_mesh(tensor: DTensor) -> DTensor:
-    """``tensor`` where its mesh can move it: state dicts may have been taken to the host."""
+    """Moves ``tensor`` to its mesh's device: state dicts may be offloaded to the host."""
     mesh = tensor.device_mesh
     if tensor.to_local().device.type == mesh.device_type:
         return tensor
@@ -232,7 +232,7 @@ def _on_mesh(tensor: DTensor) -> DTensor:
 
 
 def _all_or_none(error: Exception | None) -> None:
-    """Raise ``error``, or say which rank of the tensor group has one: what follows communicates over it."""
+    """Raise ``error``, or report the failed rank of the tensor group, before further communication over the group."""
     tensor_ranks = Participants(state.tp_process_group)
     texts = tensor_ranks.exchange("loading", lambda: None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
