@@ -1,4 +1,4 @@
-"""Gradient-norm clipping that is right under every mix of sharding and tensor parallelism."""
+"""Gradient-norm clipping for all combinations of sharding and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Part:
-    """Gradients that are cut over the same groups: each element is on one rank of every group."""
+    """Gradients sharded over the same groups: each element is on one rank of every group."""
 
     groups: tuple[dist.ProcessGroup, ...]
     device: torch.device  # where collectives of these groups run
@@ -98,7 +98,7 @@ def _parts(model: nn.Module) -> list[_Part]:
 
 
 def _groups(mesh, placements) -> list[dist.ProcessGroup]:
-    """The groups over which a tensor is cut, rather than copied."""
+    """Returns the groups over which a tensor is sharded, not copied."""
     return [mesh.get_group(dim) for dim, placement in enumerate(placements) if not placement.is_replicate()]
 
 
@@ -145,7 +145,7 @@ def _check_reduced(gradients: int, parameters: int) -> None:
 
 
 def _total(parts: list[_Part], norm_type: float, dtype: torch.dtype) -> torch.Tensor:
-    """The norm of all gradients on all ranks."""
+    """Returns the norm of all gradients on all ranks."""
     if not parts:
         return torch.zeros((), dtype=dtype)
     sums = torch.stack([_local(part, norm_type, dtype, parts[0].device) for part in parts])

@@ -89,7 +89,7 @@ def plan_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
-    """The plan of one module, without its children's."""
+    """Returns the plan of one module, without its children's plans."""
     if not is_pretrained(module):
         # Its own: wrappers of models answer for attributes of what they hold.
         return dict(vars(module).get("_tp_plan") or getattr(type(module), "_tp_plan", None) or {})
@@ -103,7 +103,7 @@ def _own(module: nn.Module) -> dict[str, Any]:
 
 
 def layer_class_names(model: nn.Module) -> set[str]:
-    """The classes of decoder layers, by name."""
+    """Returns the class names of decoder layers."""
     names: set[str] = set()
     for module in model.modules():
         if is_pretrained(module):
@@ -141,7 +141,7 @@ def _int(module: nn.Module, names: tuple[str, ...]) -> int | None:
 
 
 def head_dim(module: nn.Module) -> int | None:
-    """The size of one head of an attention module; None if it does not say."""
+    """Returns the head size of an attention module; None if unknown."""
     return _int(module, _HEAD_SIZES)
 
 
@@ -175,7 +175,7 @@ def is_value(name: str) -> bool:
 
 
 def as_attention(module: nn.Module) -> Attention:
-    """``module``, which is known to be an attention module, as one."""
+    """Casts ``module`` to the type of attention modules."""
     return cast(Attention, module)  # families have no class in common
 
 
@@ -187,7 +187,7 @@ def weight_of(module: nn.Module) -> torch.Tensor:
 
 
 def localise_heads(attention: Attention, query: int, key_value: int) -> None:
-    """Tell an attention module how many heads this rank computes.
+    """Set the number of this rank's heads in an attention module.
 
     Most modules take the number from their activations' shape; these attributes are all that the others read.
     """
@@ -220,7 +220,7 @@ def cached_keys(cache: Any) -> torch.Tensor | None:
 
 
 def key_value_heads(model: nn.Module) -> int | None:
-    """The number of key and value heads, None if no configuration gives it."""
+    """Returns the number of key and value heads; None if no configuration specifies it."""
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "get_text_config"):
         config = config.get_text_config()

@@ -1,4 +1,4 @@
-"""Plans of our own, for families of transformers without one, and for those whose own plan does not say enough.
+"""Plans for families of transformers without a plan or with an incomplete plan.
 
 One row a family: `config.model_type` -> {pattern: style}. Patterns are relative to any of the family's models (the base
 model, one with a head, an encoder or a decoder), and what a configuration lacks is passed over, so one row holds both

@@ -1,4 +1,4 @@
-"""`tsm.init()`: from a configuration to the mesh, the groups and the patches."""
+"""`tsm.init()`: creates the mesh and groups of a configuration, and applies the patches."""
 
 from __future__ import annotations
 

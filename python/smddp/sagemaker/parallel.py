@@ -30,7 +30,7 @@ EXPERT_DIMENSIONS = ("expert_replicate", "expert_shard", "expert", "tensor")
 
 
 def order_by_node(nodes: list[str]) -> list[int]:
-    """All ranks, those of one node together, nodes in the order of their first rank. ``nodes[r]``: rank r's node."""
+    """Returns all ranks grouped by node, nodes in the order of their first rank. ``nodes[r]``: rank r's node."""
     first: dict[str, int] = {}
     for rank, node in enumerate(nodes):
         first.setdefault(node, rank)
@@ -38,7 +38,7 @@ def order_by_node(nodes: list[str]) -> list[int]:
 
 
 def arranged(sizes: Layout, nodes: list[str]) -> torch.Tensor:
-    """The ranks as (replicate, shard, tensor): ordered by node, or by number where that would not do.
+    """Returns the ranks as (replicate, shard, tensor), ordered by node if possible, else by number.
 
     torch numbers the ranks of a group in ascending order, and a DTensor's parts by their place in the mesh: only where
     these agree does a part have the offset that its values have.
@@ -61,7 +61,7 @@ def even_nodes(group: list[int], nodes: list[str]) -> list[list[int]] | None:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """This rank's groups where an expert group has several ranks on each of several nodes.
+    """This rank's groups within and between nodes, for expert groups with several ranks on each of several nodes.
 
     Attributes:
         between: the ranks in this one's place on each node, in the order of the nodes.
@@ -158,7 +158,7 @@ class ParallelState:
                 self.hierarchy = Hierarchy(remote, local)
 
     def _context_groups(self) -> list[list[int]]:
-        """The ranks of every context group: neighbours in the shard dimension."""
+        """Returns the ranks of every context group: adjacent ranks of the shard dimension."""
         sizes = self.sizes
         split = self.ranks.view(sizes.replicate, sizes.shard // sizes.context, sizes.context, sizes.tensor)
         return split.transpose(2, 3).reshape(-1, sizes.context).tolist()
@@ -169,7 +169,7 @@ class ParallelState:
         return self.place["replicate"] * self.sizes.shard + self.place["shard"]
 
     def replication_groups(self) -> list[list[int]]:
-        """For each shard, the ranks that hold it, in order of their copy."""
+        """Returns the ranks that hold each shard, in order of their copy."""
         return self.ranks.reshape(self.sizes.copies, -1).T.tolist()
 
     def nodes_of_shard_group(self, nodes: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Loading by rank 0 alone: what `transform(load_state_dict_from_rank0=True)` does, and how the rest gets its values.
+"""Loading on rank 0 and distribution to other ranks, for `transform(load_state_dict_from_rank0=True)`.
 
 Rank 0 holds the model's values, the other ranks have the model on meta. `load` gives rank 0's tensor group its shards:
 afterwards the ranks of the first copy's first shard, one for each tensor rank, have real parameters. From there:
@@ -77,7 +77,7 @@ def load(
 
 
 def take(model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Move the values that `load` left in this rank aside, and the model to meta; None on ranks that have none.
+    """Detach the values that `load` set on this rank, and move the model to meta; None on ranks without values.
 
     What this rank holds of each parameter and buffer, by name, stays where it is in memory.
     """
@@ -104,7 +104,7 @@ def take(model: nn.Module) -> dict[str, torch.Tensor] | None:
 def spread(
     model: nn.Module, values: Mapping[str, torch.Tensor] | None = None, device: torch.device | str | None = None
 ) -> nn.Module:
-    """Send what rank 0's tensor group holds to all ranks of the same tensor rank. Collective over all ranks.
+    """Broadcast the values of rank 0's tensor group to all ranks of the same tensor rank. Collective over all ranks.
 
     Args:
         model: under ``fully_shard``, or under nothing. Each rank keeps what its layout says.
@@ -260,7 +260,7 @@ def _flat(model: nn.Module) -> str:
 
 
 def _agree(problem: str) -> None:
-    """Raise on every rank what any has found."""
+    """Raise the error of any rank on every rank."""
     found: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(found, problem)
     if any(found):

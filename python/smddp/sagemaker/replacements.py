@@ -11,7 +11,7 @@ Undo = Callable[[], None]
 
 
 def _replace(owner: Any, attribute: str, value: Any) -> Undo:
-    """Sets an attribute, or an item of a namespace, and returns what restores it."""
+    """Sets an attribute, or an item of a namespace, and returns an undo function."""
     if isinstance(owner, dict):
         before = owner[attribute]
         owner[attribute] = value

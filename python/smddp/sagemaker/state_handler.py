@@ -1,4 +1,4 @@
-"""`tsm.state`: where this process stands in the job, and what was configured."""
+"""`tsm.state`: this process's ranks and groups, and the configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEGREES = ("hybrid_shard_degree", "tensor_parallel_degree", "context_parallel_d
 
 
 class Ranker:
-    """Which ranks hold the same shard, by global rank."""
+    """Replication groups by global rank."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -91,7 +91,7 @@ class State:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Every key with the value in force; the defaults before `init`."""
+        """Effective configuration values; the defaults before `init`."""
         if self._config is not None:
             return dict(self._config)
         return {**{key.name: key.default for key in KEYS.values()}, **self._assigned}
@@ -120,7 +120,7 @@ class State:
 
     @property
     def native(self) -> bool:
-        """True where FSDP stays exactly as the script makes it: hybrid_shard_degree 0 without tensor parallelism."""
+        """True if FSDP is not patched: hybrid_shard_degree 0 without tensor parallelism."""
         return self._made("native").sizes.native
 
     @property
@@ -131,12 +131,12 @@ class State:
 
     @property
     def rep_size(self) -> int:
-        """Copies of the model; 1 if FSDP is left native."""
+        """Number of copies of the model; 1 if FSDP is not patched."""
         return self._made("rep_size").sizes.copies
 
     @property
     def rep_rank(self) -> int:
-        """Which copy of the model this rank belongs to."""
+        """Index of this rank's copy of the model."""
         made = self._made("rep_rank")
         return made.data_rank // made.sizes.copy
 
@@ -169,7 +169,7 @@ class State:
 
     @property
     def dp_rank(self) -> int:
-        """Which part of each batch this rank trains on, of `dp_size`."""
+        """Index of this rank's part of each batch, less than `dp_size`."""
         made = self._made("dp_rank")
         return made.data_rank // made.sizes.context
 

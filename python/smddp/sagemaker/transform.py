@@ -1,4 +1,4 @@
-"""`tsm.transform()`: from a model to one whose layers are shared by the ranks of a tensor group."""
+"""`tsm.transform()`: shares a model's layers among the ranks of a tensor group."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def transform(
 
 
 def _checked(model: nn.Module, config: Any, cp_comm_type: str) -> dict[str, Any]:
-    """The options in ``config``; raises for everything that can be wrong before looking into the model's plan."""
+    """Returns the options in ``config``; raises for all errors that do not depend on the model's plan."""
     if state.mesh is None:
         raise RuntimeError("transform() needs the mesh that tsm.init() makes: call tsm.init() first")
     if not isinstance(model, nn.Module):
@@ -263,7 +263,7 @@ def _seed_tracker() -> None:
 
 
 def _source(model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Rank 0's state dict, before its parameters are cut; None elsewhere. Raises ValueError on every rank."""
+    """Returns rank 0's state dict before sharding; None on other ranks. Raises ValueError on every rank."""
     source, error = None, [""]
     if dist.get_rank() == 0:
         source = {name: tensor.detach() for name, tensor in model.state_dict().items()}

@@ -30,7 +30,7 @@ _ROUNDS = 64
 
 
 def _summed(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks that train on different samples, in place."""
+    """Returns the sum over all data-parallel ranks, in place."""
     from smddp.sagemaker.state_handler import state
 
     mesh = state.mesh
@@ -75,7 +75,7 @@ def aux_loss(probabilities: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 def z_loss(logits: torch.Tensor) -> torch.Tensor:
-    """Of (tokens, experts) logits, a scalar."""
+    """Returns the z-loss of (tokens, experts) logits, a scalar."""
     return logits.float().logsumexp(-1).square().mean()
 
 
@@ -114,7 +114,7 @@ def add_loss(tensor: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
 
 
 def scale_of(model: nn.Module) -> None:
-    """Let added losses have the factor that the loss of ``model`` has.
+    """Scale added losses by the factor of ``model``'s loss.
 
     It is read off where the backward pass enters the loss that ``model`` returns. A script that computes its loss
     from the logits gives added losses the factor 1.

@@ -1,4 +1,4 @@
-"""The experts of one rank: tokens of the whole expert group come in, its own tokens' results go out."""
+"""Experts of one rank, which compute tokens of the whole expert group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Place:
 
 
 class SpreadExperts(Mixin):
-    """Mixed into a module of stacked experts, whose parameters then hold this rank's alone.
+    """Mixin of stacked experts; the parameters hold only this rank's experts.
 
     Gradients of its parameters are sums over the tokens of the expert group, divided by its size: as all others are
     means over data-parallel ranks, so are these once they are averaged over the ranks that hold the same experts.
@@ -68,7 +68,7 @@ class SpreadExperts(Mixin):
         return torch.zeros_like(rows).index_add(0, row, weighted.to(rows.dtype))
 
     def _matrices(self) -> list[dict[str, torch.Tensor]]:
-        """Each expert's matrices by name."""
+        """Returns each expert's matrices by name."""
         degree = self._ep.dispatcher.group.size
         whole = {name: scaled(local_parameter(self, name), 1 / degree) for name in self._ep.names}
         # Gate and up of a tensor rank are stored side by side: (experts, 2, columns, in).

@@ -1,4 +1,4 @@
-"""The ranks among which experts are spread."""
+"""Ranks that share the experts."""
 
 from __future__ import annotations
 

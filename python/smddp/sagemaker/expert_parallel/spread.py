@@ -1,4 +1,4 @@
-"""From a model to one whose experts are spread over the expert group; everything is checked before anything moves."""
+"""Distribution of a model's experts over the expert group; all checks precede all changes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Spreader:
             )
 
     def without_experts(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """A plan for tensor parallelism without what is spread here."""
+        """Removes the distributed experts from a tensor-parallel plan."""
         whole = {name for name, _, _ in self.layers}
         parts = tuple(f"{name}.{part}" for name, _, family in self.layers for part in ("experts", family.router))
         return {
@@ -100,7 +100,7 @@ class Spreader:
         extend(layer, MoELayer, first=False)
 
     def _cut(self, experts: nn.Module, name: str, family: Family, listed: bool) -> None:
-        """Parameter ``name`` becomes this rank's experts of it, and its tensor rank's columns of those."""
+        """Shards parameter ``name`` to this rank's experts, and to its tensor rank's columns."""
         meshes, placements = self._mesh(), []
         if meshes is None:
             return

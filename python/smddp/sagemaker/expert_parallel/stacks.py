@@ -1,4 +1,4 @@
-"""Lists of experts as stacked parameters, and the record by which state dicts have Hugging Face's names again."""
+"""Stacking of expert lists, with records that restore Hugging Face's names in state dicts."""
 
 from __future__ import annotations
 

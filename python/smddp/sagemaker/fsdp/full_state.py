@@ -22,7 +22,7 @@ _ROOT = re.compile(r"((_checkpoint_wrapped_module|_orig_mod|module)\.)*")
 
 @exact()
 def whole(tensor: Any) -> Any:
-    """``tensor`` without cuts; collective over its mesh. Where it was offloaded, so is the result."""
+    """Returns the full tensor, on the device of ``tensor``. Collective over its mesh."""
     if not isinstance(tensor, DTensor):
         return tensor
     home, mesh = tensor.device, tensor.device_mesh

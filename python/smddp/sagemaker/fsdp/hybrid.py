@@ -111,7 +111,7 @@ _said: set[str] = set()
 
 
 def forget_warnings() -> None:
-    """Lets the next `tsm.init()` of this process give every warning again."""
+    """Resets the record of warnings, so that the next `tsm.init()` of this process repeats them."""
     _said.clear()
 
 
@@ -122,7 +122,7 @@ def _warn_once(text: str) -> None:
 
 
 def placed(asked: ShardingStrategy | None) -> tuple[ShardingStrategy, DeviceMesh]:
-    """The strategy in force where the script asked for ``asked``, and the mesh it runs on."""
+    """Returns the effective strategy for the requested strategy ``asked``, and its mesh."""
     mesh, degree = state.mesh, state.hybrid_shard_degree
     assert mesh is not None  # FSDP asks from `init` on
     if degree == 1:
@@ -168,7 +168,7 @@ def default_mesh(*_: Any, **__: Any) -> DeviceMesh:
 
 
 def watch_optimizers() -> Callable[[], None]:
-    """Check each optimizer before it steps: its parameters, and that replicas of them are equal. Returns the undo."""
+    """Check each optimizer's parameters and replicas before its first step. Returns an undo function."""
     watch = Watch()
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -237,7 +237,7 @@ def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch_cache_flushes(statistics: Callable[[], dict[str, Any]] | None = None) -> Callable[[], None]:
-    """Warn when the CUDA caching allocator flushed its cache since the last step. Returns what ends it."""
+    """Warn when the CUDA caching allocator flushed its cache since the last step. Returns an undo function."""
     statistics = statistics or torch.cuda.memory_stats
     before = 0
 

@@ -128,7 +128,7 @@ def around_fsdp1(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """FSDP2's words for what FSDP1 was asked for."""
+    """Translates FSDP1's options to FSDP2's options."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     options: dict[str, Any] = {"reshard_after_forward": given.get("sharding_strategy") not in _KEPT}
@@ -144,7 +144,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ignore(given: dict[str, Any], experts: list[nn.Module]) -> None:
-    """Add ``experts`` to what FSDP1 ignores, in the form that the script chose."""
+    """Add ``experts`` to FSDP1's ignored modules or parameters, by the argument that the script uses."""
     states = list(given.get("ignored_states") or ())
     if states and not isinstance(states[0], nn.Module):
         known = set(map(id, states))

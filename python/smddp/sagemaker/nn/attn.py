@@ -139,7 +139,7 @@ def _check_dropout(probability: float) -> None:
 
 
 def _parts(packed: torch.Tensor | tuple[torch.Tensor, ...], count: int, name: str, layout: str) -> list[torch.Tensor]:
-    """``count`` tensors of four dimensions, out of a tuple or cut along the heads."""
+    """Returns ``count`` 4-d tensors, from a tuple or from a split along the heads."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; it is one of {LAYOUTS}")
     if isinstance(packed, torch.Tensor):
@@ -173,7 +173,7 @@ def _check_mask(mask: torch.Tensor, q: torch.Tensor) -> None:
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask as numbers to add to the scores."""
+    """Returns the mask as an additive bias of the scores."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)

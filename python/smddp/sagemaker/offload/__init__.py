@@ -1,4 +1,4 @@
-"""Activation offloading that loads ahead of backward, behind torch's own ``offload_wrapper``.
+"""Activation offloading with prefetch during backward, behind torch's ``offload_wrapper``.
 
 The inputs of each checkpointed layer leave for host memory while the forward goes on, and come back
 ``activation_loading_horizon`` layers before backward needs them. One engine serves the whole process.
@@ -25,7 +25,7 @@ def statistics() -> OffloadStatistics:
 
 
 def reset() -> None:
-    """Zero the statistics, give idle host buffers back to the system, take the hooks off the layers.
+    """Zero the statistics, free idle host buffers, and remove the hooks of the layers.
 
     Graphs whose backward is still to come keep what they stored.
     """

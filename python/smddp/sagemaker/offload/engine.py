@@ -94,7 +94,7 @@ class _Pass:
         return (group for ref in self._groups if (group := ref()) is not None)
 
     def seen(self, key: tuple) -> Record | None:
-        """The record of the same bytes saved before, if a graph still holds it."""
+        """Returns the existing record of the same bytes, if a graph still references it."""
         ref = self._seen.get(key)
         return ref() if ref is not None else None
 
@@ -141,7 +141,7 @@ class Engine:
 
     @contextmanager
     def forward_pass(self, module: torch.nn.Module, horizon: int) -> Iterator[None]:
-        """Offload what the groups opened inside save. ``horizon``: how many groups backward loads ahead, >= 0."""
+        """Offload the tensors saved by groups inside. ``horizon``: number of groups that backward prefetches, >= 0."""
         local = self._local
         local.running, local.group, local.depth = _Pass(self._passes, horizon, module), None, 0
         self._passes += 1
@@ -159,7 +159,7 @@ class Engine:
         return self._local.running is not None
 
     def enter_layer(self, layer: torch.nn.Module) -> None:
-        """A checkpointed layer begins; the outermost one of several inside one another is a group."""
+        """Enter a checkpointed layer; only the outermost of nested layers is a group."""
         local = self._local
         if local.running is not None:
             local.depth += 1
@@ -167,7 +167,7 @@ class Engine:
                 local.group = local.running.open_group(layer)
 
     def leave_layer(self) -> None:
-        """The layer that began last ends, by an exception too."""
+        """Leave the innermost layer, also after an exception."""
         local = self._local
         if local.running is not None and local.depth > 0:
             local.depth -= 1
@@ -316,7 +316,7 @@ class Engine:
             )
 
     def reset(self) -> None:
-        """Zero the counters and give idle host buffers back. What graphs hold stays."""
+        """Zero the counters and free idle host buffers. Buffers of live graphs remain."""
         with self._lock:
             self._stalls = self._loads = self._tensors = self._bytes = self._max_resident = 0
             for mover in self._movers.values():
@@ -324,7 +324,7 @@ class Engine:
 
 
 def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor | None, Callable | None]:
-    """The tensor whose bytes stand for ``tensor``, and how to make the saved type of it again; (None, None) if none."""
+    """Returns the plain tensor with the bytes of ``tensor``, and a function that restores its type; or (None, None)."""
     if type(tensor) is torch.Tensor:
         return tensor, None
     if type(tensor) is not DTensor:

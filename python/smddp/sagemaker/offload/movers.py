@@ -30,11 +30,11 @@ class Mover(Protocol):
         """Returns True if ``transfer`` has ended; never blocks."""
 
     def part_with(self, tensor: torch.Tensor) -> None:
-        """The caller drops ``tensor`` while its copy may be under way: the memory must outlive the copy."""
+        """Keep the memory of ``tensor``, which the caller releases, until its pending copy ends."""
 
 
 class HostMover:
-    """Copies at once. For CPU tensors: the schedule is that of a GPU, the copies cost what memcpy costs."""
+    """Synchronous copies for CPU tensors, with the schedule of a GPU."""
 
     def __init__(self) -> None:
         self.pool = HostPool()

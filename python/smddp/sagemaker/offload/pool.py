@@ -1,4 +1,4 @@
-"""Host buffers that are used again: page-locking memory takes milliseconds, and a step needs the same sizes again."""
+"""Pool of host buffers: page-locking takes milliseconds, and each step needs the same sizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class HostPool:
         self._returned: deque = deque()
 
     def take(self, nbytes: int) -> tuple[torch.Tensor, Any]:
-        """A buffer of at least ``nbytes`` bytes, and the transfer that must end before it is written (or None)."""
+        """Returns a buffer of at least ``nbytes`` bytes, and the transfer to wait for before a write (or None)."""
         self._collect()
         fitting = [i for i, (b, _) in enumerate(self._free) if nbytes <= b.numel() <= _SLACK * max(nbytes, _GRAIN)]
         if fitting:
@@ -44,7 +44,7 @@ class HostPool:
         self._returned.append((buffer, transfer))
 
     def free_bytes(self) -> int:
-        """Bytes of the buffers that wait for use."""
+        """Total bytes of the idle buffers."""
         self._collect()
         return sum(b.numel() for b, _ in self._free)
 

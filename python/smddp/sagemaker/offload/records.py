@@ -1,4 +1,4 @@
-"""One saved tensor: where its bytes are, and how to give it back exactly as it was."""
+"""Record of one saved tensor: location of its bytes, and its exact reconstruction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Size, strides and type of a tensor, and which of its elements travel.
+    """Size, strides and dtype of a tensor, and its copied elements.
 
     ``span`` is the number of elements between the first and the last one. Where the tensor fills it (dense in
     any order of dimensions, or expanded), the span travels as one flat copy; a tensor with gaps travels compact.
@@ -85,7 +85,7 @@ def check_version(saved: int, tensor: torch.Tensor) -> None:
 
 
 class Kept:
-    """A saved tensor that stays where it is."""
+    """A saved tensor that is not offloaded."""
 
     __slots__ = ("_version", "tensor")
 
@@ -113,7 +113,7 @@ class Record:
     groups: list = field(default_factory=list)  # weak references to the groups that saved it
 
     def load(self) -> bool:
-        """Begin to bring the tensor back; False if it is there, or on its way."""
+        """Start to load the tensor; returns False if it is loaded or a load is pending."""
         if self.loaded is not None:
             return False
         target = self.layout.empty()
@@ -123,7 +123,7 @@ class Record:
         return True
 
     def get(self) -> torch.Tensor:
-        """The loaded tensor, usable by what the computation issues from now on."""
+        """Returns the loaded tensor, ordered before later operations of the computation."""
         self.watch.check()
         assert self.loaded is not None
         self.mover.wait(self.loading)

@@ -1,4 +1,4 @@
-"""The forward that ``OffloadWrapper`` gets while ``sm_activation_offloading`` is on.
+"""The forward of ``OffloadWrapper`` while ``sm_activation_offloading`` is enabled.
 
 Scripts bind the name ``offload_wrapper`` long before ``tsm.init()``, so what changes is the class's method.
 """
@@ -47,7 +47,7 @@ def prefetching_forward(original: Callable, horizon: Callable[[], int]) -> Calla
 
 
 def forget_layers() -> None:
-    """Take the hooks off all layers."""
+    """Remove the hooks of all layers."""
     for handles in _hooked.values():
         for handle in handles:
             handle.remove()

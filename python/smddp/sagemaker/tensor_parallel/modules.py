@@ -42,13 +42,13 @@ class _Product(Mixin):
 
 
 class Column(_Product):
-    """A projection whose output columns are shared: input whole, output this rank's columns (or gathered)."""
+    """Column-parallel projection: replicated input, output of this rank's columns (or gathered)."""
 
     _tp_block: Block
     _tp_gather = False
 
     def _local_weight(self) -> torch.Tensor:
-        """The local shard as a matrix: fused projections are stored with a dimension for their parts."""
+        """Returns the local shard as a matrix: fused projections have an extra dimension for their parts."""
         shard = local_parameter(self, "weight")
         if shard.dim() == 2:
             return shard
@@ -110,7 +110,7 @@ class FusedGroupColumn(_Product):
 
 
 class Row(_Product):
-    """A projection whose input columns are shared: output is the sum over the ranks, then the bias."""
+    """Row-parallel projection: the output is the sum over the ranks, plus the bias."""
 
     _tp_block: Block
     _tp_outer: Block | None = None
@@ -135,7 +135,7 @@ class Row(_Product):
 
 
 class Partial(Mixin):
-    """A module inside a region whose parameters every rank holds whole: their gradients are summed at the border."""
+    """A module inside a region with replicated parameters, whose gradients are summed at the border."""
 
     _tp_block: Block
     _tp_names: tuple[str, ...]
@@ -158,7 +158,7 @@ class SharedKey(Mixin):
 
 
 class Embedding(Mixin):
-    """An embedding whose rows (the vocabulary) are shared: ids of other ranks give zeros, then the sum."""
+    """Vocabulary-parallel embedding: ids of other ranks give zeros; the output is the sum over the ranks."""
 
     weight: torch.Tensor
     _tp_group: TensorGroup
@@ -218,7 +218,7 @@ class NormsByHead(Mixin):
 
 
 def norms_of(module: nn.Module) -> list[nn.LayerNorm]:
-    """The norms that ``module`` holds a list of."""
+    """Returns the list of norms that ``module`` holds."""
     return [child for child in module.modules() if isinstance(child, nn.LayerNorm)]
 
 
@@ -248,7 +248,7 @@ class Experts(Mixin):
 
 
 class IdentityExpert(Mixin):
-    """An expert that returns what it gets, which all ranks add up."""
+    """An expert that returns its input; each rank returns a share of it."""
 
     _tp_group: TensorGroup
 
@@ -271,7 +271,7 @@ class RoutedExperts(Mixin):
 
 
 class ListedExperts(Mixin):
-    """Experts as a list of modules, called one by one: one border for all of them."""
+    """Experts as a list of modules, called one by one, with one border for all."""
 
     experts: nn.ModuleList
     gate: nn.Module
@@ -300,7 +300,7 @@ READ_LOCAL = (Column, KeyValueColumn, FusedGroupColumn, Row, Partial, Experts)
 
 
 def across(tp: TensorGroup, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The arguments with every tensor that needs a gradient taken over one border."""
+    """Passes every argument tensor that needs a gradient over one border."""
     flat = [*args, *kwargs.values()]
     places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
     if places:

@@ -25,7 +25,7 @@ _ACTIVATIONS = ("act_fn", "act", "activation_fn")
 
 
 class Planner:
-    """Makes the style of every module named by a plan. Changes nothing."""
+    """Creates the style of every module named by a plan. Does not modify the model."""
 
     def __init__(self, model: nn.Module, tp: TensorGroup, seed: int, sequence: bool) -> None:
         self.model, self.tp, self.seed, self.sequence = model, tp, seed, sequence
@@ -80,7 +80,7 @@ class Planner:
         return entries
 
     def _block(self, name: str) -> Block:
-        """The block of the module that holds ``name``."""
+        """Returns the block of the module that holds ``name``."""
         parent = name.rpartition(".")[0]
         if parent not in self.blocks:
             block = self.blocks[parent] = Block(self.tp, self.sequence and self._in_layer(parent), parent)
@@ -323,5 +323,5 @@ def _kind(module: nn.Module) -> str:
 
 
 def _general(name: str) -> str:
-    """``name`` with `*` for numbers, as all layers have the same sizes."""
+    """Replaces numbers in ``name`` by `*`, since all layers have equal sizes."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))

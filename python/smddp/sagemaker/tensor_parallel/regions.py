@@ -1,4 +1,4 @@
-"""The borders of a tensor-parallel region, as autograd functions.
+"""Autograd functions at the borders of a tensor-parallel region.
 
 Outside a region every rank of the tensor group holds the same activations; inside, each holds its heads or its
 columns. A border is one collective in one direction and none in the other:
@@ -41,7 +41,7 @@ class SharedInput:
 
 
 class TensorGroup:
-    """The ranks that share each layer. Copies of a model share it, and an unpickled one is this process's own."""
+    """Ranks that share each layer. Copies of a model share this object; unpickling uses the process's group."""
 
     shared_input = SharedInput()
 
@@ -91,7 +91,7 @@ def _part(tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
 
 
 def _summed(grads: list[torch.Tensor | None], tp: TensorGroup) -> list[torch.Tensor | None]:
-    """Each gradient's sum over the group, by one all-reduce; None stays None."""
+    """Sums each gradient over the group by one all-reduce; keeps None."""
     present = [grad for grad in grads if grad is not None]
     if len(present) <= 1:
         return [None if grad is None else reduce_from_region(grad, tp) for grad in grads]

@@ -1,4 +1,4 @@
-"""From a whole parameter to this rank's shard of it, and the record of what was re-laid out."""
+"""Sharding of parameters, and records of changed storage layouts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Relayout:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Every Hugging Face tensor that the stored ones hold; one, but for lists of experts."""
+        """All Hugging Face tensors in the stored tensors; one, except for lists of experts."""
         return (self.source,)
 
     def split_all(self, *theirs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -54,7 +54,7 @@ class Relayout:
 
 
 class Reshaped(Relayout):
-    """The same elements in another shape."""
+    """Relayout that changes only the shape."""
 
     def __init__(self, name: str, theirs: torch.Size, ours: tuple[int, ...]) -> None:
         self.source, self.stored, self._theirs, self._ours = name, (name,), theirs, ours
@@ -120,7 +120,7 @@ def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def local_parameter(module: nn.Module, name: str) -> torch.Tensor:
-    """Return this rank's part of parameter ``name`` of ``module``, for its arithmetic.
+    """Return this rank's part of parameter ``name`` of ``module``, for computation.
 
     Raises RuntimeError if FSDP has not gathered the parameter.
     """
@@ -161,7 +161,7 @@ def is_gathered(tensor: torch.Tensor, module: nn.Module) -> bool:
 
 
 def put(module: nn.Module, name: str, tensor: torch.Tensor, like: nn.Parameter) -> None:
-    """Parameter ``name`` of ``module`` becomes ``tensor``, with the marks of ``like``."""
+    """Set parameter ``name`` of ``module`` to ``tensor``, with the attributes of ``like``."""
     new = nn.Parameter(tensor, requires_grad=like.requires_grad)
     for key, value in vars(like).items():  # marks of transformers and of users
         setattr(new, key, value)

@@ -17,7 +17,7 @@ from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
 
 def tied(model: nn.Module) -> list[list[str]]:
-    """The names of parameters that are one, in groups."""
+    """Returns the names of tied parameters, in groups."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -27,7 +27,7 @@ def tied(model: nn.Module) -> list[list[str]]:
 def cut(
     model: nn.Module, tp: TensorGroup, planner: Planner, styles: Mapping[str, ParallelStyle], one: list[list[str]]
 ) -> dict[str, nn.Module]:
-    """Share the modules that ``styles`` names, as ``planner`` has made them; returns all modules by name.
+    """Shard the modules named in ``styles``, created by ``planner``; returns all modules by name.
 
     Args:
         one: what `tied` gave before: these parameters are one afterwards, too.

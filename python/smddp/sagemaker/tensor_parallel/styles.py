@@ -50,7 +50,7 @@ from smddp.sagemaker.tensor_parallel.shards import Grouped, Reshaped, relayout, 
 
 
 class Style(ParallelStyle):
-    """A style of one module. ``block``: the border that it shares with its neighbours."""
+    """Style of one module. ``block``: the border that it shares with adjacent modules."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -83,7 +83,7 @@ _SHARED = "_tp_shared"
 
 
 def remember(module: nn.Module, name: str, style: Style) -> None:
-    """``module``, which is called ``name``, has been shared by ``style``."""
+    """Record that ``module``, named ``name``, is sharded by ``style``."""
     module.__dict__[_SHARED] = Shared(name, style)
 
 
@@ -151,7 +151,7 @@ class GroupedQKV(Style):
 
 
 class Rowwise(Style):
-    """Input columns shared; ``split``: the input comes whole."""
+    """Shards input columns; ``split``: the input is replicated."""
 
     def __init__(self, block: Block, split: bool = False) -> None:
         super().__init__(block)
@@ -163,7 +163,7 @@ class Rowwise(Style):
 
 
 class VocabularyEmbedding(Style):
-    """Rows of an embedding shared."""
+    """Shards the rows of an embedding."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Embedding)  # the planner takes no other
@@ -177,7 +177,7 @@ class VocabularyEmbedding(Style):
 
 
 class InRegion(Style):
-    """A module inside a region that every rank holds whole."""
+    """A replicated module inside a region."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         names = tuple(name for name, _ in module.named_parameters(recurse=False))
@@ -197,7 +197,7 @@ class SharedKey(Style):
 
 
 class BiasByHead(Style):
-    """An embedding that gives a bias for each head, by position: this rank's heads."""
+    """An embedding of position biases for each head: shards by head."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         shard(module, "weight", 1, self.tp)
@@ -264,7 +264,7 @@ class StackedExperts(Style):
 
 
 class IdentityExpert(Style):
-    """An expert among stacked ones that returns what it gets."""
+    """An expert among stacked experts that returns its input."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return self._become(module, modules.IdentityExpert, group=self.tp)
@@ -285,7 +285,7 @@ class ListedExperts(Style):
 
 
 class Whole(Style):
-    """Nothing shared."""
+    """Shards nothing."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return module

@@ -1,4 +1,4 @@
-"""Memory for a module's parameters and a place for its buffers, e.g. inside FSDP's ``param_init_fn``."""
+"""Memory for parameters and placement of buffers, for example in FSDP's ``param_init_fn``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timing of a part of a script."""
+"""Timer for parts of a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from smddp.sagemaker.logger import get_logger
 
 @contextmanager
 def timeit(flag: bool, title: str = "", rank: int | None = None) -> Iterator[None]:
-    """Log how many seconds of wall clock the body took on the host, also when it raises.
+    """Log the body's wall-clock time on the host in seconds, also if it raises.
 
     Args:
         flag: False: measure and log nothing.

@@ -1,4 +1,4 @@
-"""Llama's attention layer with a fused kernel, whatever implementation the rest of the model was made for."""
+"""Llama's attention layer with a fused kernel, independent of the model's attention implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 
 class LlamaFlashAttention(LlamaAttention):
-    """In place of a LlamaForCausalLM's attention layer: same parameters and names, results equal up to rounding.
+    """Replacement of LlamaForCausalLM's attention layer: same parameters and names, results equal up to rounding.
 
     Args:
         config: the model's; it is not changed.
@@ -91,7 +91,7 @@ class LlamaFlashAttention(LlamaAttention):
 
 
 class _Pair:
-    """Keys and values of one layer, as a Cache that the attention layer can be given."""
+    """Cache of one layer's keys and values, accepted by the attention layer."""
 
     def __init__(self, pair: Any) -> None:
         self.pair = None if pair is None else tuple(pair)
