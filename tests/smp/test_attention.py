@@ -131,7 +131,7 @@ def test_gradients_flow():
         (lambda: FlashGroupedQueryAttention()(made(), (made()[:1], made()[:1]), layout="b h s d"), "batch"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, says):
+def test_mismatched_shapes_are_rejected(call, says):
     with pytest.raises(ValueError, match=says):
         call()
 

@@ -51,7 +51,7 @@ def pair(ranks):
     [(1, (2, 2), (2, 1), False), (1, (4, 1), (1, 2), False), (2, (2, 2), (1, 2), False), (2, (2, 1), (2, 1), True)],
     ids=["fsdp1", "fsdp1-shards-to-tensors", "fsdp2", "local-with-fewer-replicas"],
 )
-def test_a_run_of_four_goes_on_with_two_and_with_four_again(ranks, pair, tmp_path, engine, four, two, local):
+def test_a_run_resumes_with_two_and_then_four_ranks(ranks, pair, tmp_path, engine, four, two, local):
     options = {"engine": engine, "local": local}
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     case = "smp_cases.checkpoint"
@@ -117,7 +117,7 @@ maybe_finalize_async_calls(blocking=True)
 """
 
 
-def test_data_that_is_not_written_in_time_is_an_error_that_names_the_place(tmp_path):
+def test_a_write_timeout_reports_the_directory(tmp_path):
     strategy, gate = PyTorchDistSaveShardedStrategy(write_timeout=0.05), threading.Event()
     writer = DistributedFileSystemWriter(tmp_path, pre_write_hooks=[lambda _: gate.wait(60)])
     queue = AsyncCallsQueue()
@@ -129,7 +129,7 @@ def test_data_that_is_not_written_in_time_is_an_error_that_names_the_place(tmp_p
         gate.set()
 
 
-def test_killed_while_it_writes_the_last_whole_checkpoint_loads(tmp_path):
+def test_the_last_complete_checkpoint_loads_after_a_kill_during_a_save(tmp_path):
     directory, halfway = tmp_path / "checkpoint", tmp_path / "halfway"
     os.mkfifo(halfway)
     arguments = [str(directory), str(tmp_path / "store"), str(halfway)]
@@ -173,7 +173,7 @@ print("the script has ended")
 
 
 @pytest.mark.parametrize("how", ["", "destroys"])
-def test_a_save_under_way_when_the_script_ends_is_finished_or_fails_the_script(tmp_path, how):
+def test_a_pending_save_at_script_end_finishes_or_fails_the_script(tmp_path, how):
     command = [sys.executable, "-c", _SAVES_AND_ENDS]
     processes = [
         subprocess.Popen(
@@ -194,7 +194,7 @@ def test_a_save_under_way_when_the_script_ends_is_finished_or_fails_the_script(t
         assert all((part == step).all() for part in found.values())
 
 
-def test_what_is_no_whole_checkpoint_is_refused(tmp_path):
+def test_incomplete_checkpoints_are_rejected(tmp_path):
     states = {"x": torch.ones(1000)}
     with pytest.raises(FileNotFoundError, match="does not exist; its parent directory contains: nothing"):
         load(states, checkpoint_id=tmp_path / "none")
@@ -212,7 +212,7 @@ def test_what_is_no_whole_checkpoint_is_refused(tmp_path):
         load(states, checkpoint_id=tmp_path / "cut")
 
 
-def test_a_save_that_fails_keeps_what_was_there(tmp_path):
+def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path):
     def full(writer):
         raise OSError(28, "No space left on device")
 

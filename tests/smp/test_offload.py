@@ -193,7 +193,7 @@ def test_host_buffers_are_used_again(on):
     assert on.now.pool_reused == 2 * LAYERS
 
 
-def test_pool_forgets_the_sizes_of_yesterday(on):
+def test_pool_frees_buffers_of_earlier_sizes(on):
     model = offload_wrapper(checkpointed())
     for rows in (16, 64, 256):
         model(torch.randn(rows, WIDTH)).backward()
@@ -248,7 +248,7 @@ def test_exception_in_forward_leaves_nothing_and_the_next_step_is_right(on, reen
     assert_identical(gradients(model), gradients(checkpointed(reentrant)))
 
 
-def test_layer_that_fails_and_is_passed_over(on):
+def test_layer_with_a_caught_exception(on):
     """The model catches a layer's exception and goes on: the layer has ended for the engine too."""
 
     class Forgiving(Stack):
@@ -337,7 +337,7 @@ def test_one_tensor_saved_by_many_layers_is_stored_once(on, reentrant):
     on.assert_nothing_left()
 
 
-def test_equal_tensors_at_one_address_are_not_taken_for_one(on):
+def test_equal_tensors_at_one_address_are_distinguished(on):
     """Memory of a dropped tensor is given to the next: address, size and version are the same, the bytes are not."""
 
     class Fresh(Stack):
@@ -371,7 +371,7 @@ STAYING = {"tiny", "empty", "scalar", "conjugate"}
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_every_layout_comes_back_as_it_was(on, kind):
+def test_every_layout_is_restored(on, kind):
     other = LAYOUTS[kind]()
     copy = other.clone()
     model = offload_wrapper(checkpointed())
@@ -430,7 +430,7 @@ def test_change_in_place_outside_the_layers_is_an_error(on):
 # -- wrappers --------------------------------------------------------------------------------------------------
 
 
-def test_without_checkpointing_it_says_what_to_change(on):
+def test_missing_checkpointing_raises_with_instructions(on):
     with pytest.raises(ValueError, match="apply_activation_checkpointing"):
         offload_wrapper(Stack())(inputs())
     with pytest.raises(ValueError, match="sm_activation_offloading"):
@@ -690,7 +690,7 @@ def test_late_loads_of_a_failed_backward_do_not_reach_the_next(on):
     on.assert_nothing_left()
 
 
-def test_late_loads_that_nobody_used(on):
+def test_late_loads_without_a_reader(on):
     """A backward that ends at layer 4 has asked for 3 and 2; the next begins at the top and drops them."""
     on.use(Engine(movers=LateMover))
 
@@ -729,7 +729,7 @@ def test_names_bound_before_see_the_feature(on):
     assert on.now.tensors_offloaded == LAYERS
 
 
-def test_reset_takes_the_hooks_off(on):
+def test_reset_removes_the_hooks(on):
     model = offload_wrapper(checkpointed())
     gradients(model)
     hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]

@@ -96,12 +96,12 @@ def test_log_level_from_the_environment(fresh_logger, monkeypatch, level, expect
     assert [line.split()[-1] for line in fresh_logger().splitlines()] == expected
 
 
-def test_log_level_of_the_script_stays(fresh_logger):
+def test_log_level_of_the_script_is_kept(fresh_logger):
     logging.getLogger(logging_module.NAME).setLevel(logging.ERROR)
     assert get_logger().level == logging.ERROR
 
 
-def test_unknown_log_level_names_the_known(fresh_logger, monkeypatch):
+def test_unknown_log_level_lists_valid_levels(fresh_logger, monkeypatch):
     monkeypatch.setenv("SMP_LOG_LEVEL", "loud")
     with pytest.raises(ValueError, match=r"loud.*off, fatal"):
         get_logger()
@@ -238,7 +238,7 @@ def test_all_ranks_may_limit_concurrently(tmp_path):
         assert sorted(path for of_rank in found for path in of_rank) == [str(root / name) for name in names[:2]]
 
 
-def test_a_checkpoint_s_own_folder_stands_for_those_beside_it(tmp_path):
+def test_a_checkpoint_directory_selects_its_siblings(tmp_path):
     regex = r"^.*\d+steps$"
     for inner in ("", "ep2-0"):
         root = tmp_path / f"run-9steps{inner}"
@@ -272,7 +272,7 @@ def test_a_checkpoint_interval_covers_writing_and_overhead():
         compute_auto_checkpoint_interval([], [], [], [])
 
 
-def test_what_cannot_be_is_refused_before_anything_is_deleted(tmp_path):
+def test_invalid_arguments_raise_before_any_deletion(tmp_path):
     folders(tmp_path, "a-1", "a-2", "a-x")
     for n, error in ((0, ValueError), (-1, ValueError), (True, TypeError), ("2", TypeError), (None, TypeError)):
         with pytest.raises(error, match="n is"):
@@ -314,7 +314,7 @@ def test_moe_config_refuses(name, value, error):
         MoEConfig(**{name: value})
 
 
-def test_what_does_not_run_says_what_to_do():
+def test_unsupported_features_raise_with_instructions():
     assert not any(isinstance(module, MoELayer) for module in Tied().modules())
     with pytest.raises(TypeError, match="is not made by hand"):
         MoELayer()

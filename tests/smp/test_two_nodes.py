@@ -36,9 +36,9 @@ def on():
         (EVEN, "nodes", "tokens_cross_once_for_each_node_that_needs_them"),
         (EVEN, "nodes", "gradients_of_gradients_cross_nodes"),
         (EVEN, "nodes", "keys_and_values_cross_by_the_formula"),
-        (IN_TURNS, "hybrid", "on_two_nodes_shard_groups_fill_a_node_whatever_the_numbering"),
-        (IN_TURNS, "nodes", "uneven_nodes_keep_the_flat_way_and_say_so"),
-        pytest.param(UNEVEN, "nodes", "uneven_nodes_keep_the_flat_way_and_say_so", marks=pytest.mark.slow),
+        (IN_TURNS, "hybrid", "on_two_nodes_shard_groups_fill_a_node_for_any_rank_order"),
+        (IN_TURNS, "nodes", "uneven_nodes_use_flat_dispatch_and_log_it"),
+        pytest.param(UNEVEN, "nodes", "uneven_nodes_use_flat_dispatch_and_log_it", marks=pytest.mark.slow),
     ],
 )
 def test_two_nodes(on, nodes, module, case):

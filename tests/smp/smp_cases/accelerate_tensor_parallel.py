@@ -166,7 +166,7 @@ def case_an_accelerator_of_other_degrees_is_refused():
             Accelerator()
 
 
-def case_accelerate_is_its_own_after_reset():
+def case_reset_restores_accelerate():
     before = Accelerator.gather
     with initialized(tensor_parallel_degree=2):
         assert Accelerator.gather is not before

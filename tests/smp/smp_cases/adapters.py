@@ -202,7 +202,7 @@ def refused(kind, build, *words: str):
         raise AssertionError("no error")
 
 
-def case_adapters_that_cannot_be_shared_after_transform_are_refused_as_they_come():
+def case_unsupported_adapters_after_transform_are_rejected_on_creation():
     class Reading(Adapter):
         """Initial values by the projection's own, as PiSSA's."""
 
@@ -225,7 +225,7 @@ def case_adapters_that_cannot_be_shared_after_transform_are_refused_as_they_come
             refused(ValueError, lambda layer=layer: Adapter(layer.v_proj), "transform(), get_peft_model() and FSDP")
 
 
-def case_adapters_of_another_form_are_refused_with_what_runs():
+def case_unsupported_adapters_are_rejected_with_alternatives():
     with initialized(tensor_parallel_degree=2):
         model = adapted(only=("q_proj",))
         words = ("model.layers.1.self_attn.q_proj is a", "without DoRA")
@@ -252,7 +252,7 @@ class Prompted(torch.nn.Module):
         return self.model
 
 
-def case_parameters_of_the_wrapper_itself_are_refused():
+def case_parameters_of_the_wrapper_are_rejected():
     with initialized(tensor_parallel_degree=2):
         words = "Prompted: prompts.weight is outside the model"
         refused(NotImplementedError, lambda: tsm.transform(Prompted(tiny())), words)

@@ -50,7 +50,7 @@ def case_other_random_numbers_on_ranks_of_a_tensor_group_are_refused():
             loss_of(model.eval(), batch(0))
 
 
-def case_scripts_that_seed_by_the_rank_draw_alike_after_transform():
+def case_rank_specific_seeds_are_unified_by_transform():
     with initialized(tensor_parallel_degree=2):
         torch.manual_seed(dist.get_rank())
         model = tsm.transform(tiny("gpt2", embd_pdrop=0.2, resid_pdrop=0.2)).train()
@@ -63,7 +63,7 @@ def case_scripts_that_seed_by_the_rank_draw_alike_after_transform():
         assert torch.equal(states[0], states[1]) and torch.equal(states[2], states[3])
 
 
-def case_the_first_passes_are_checked_and_no_others():
+def case_only_the_first_passes_are_checked():
     with initialized(tensor_parallel_degree=2, tensor_parallel_checks=2):
         model = tsm.transform(tiny())
         for mode in (True, False):
@@ -101,7 +101,7 @@ class Wrapper(torch.nn.Module):
         return self.inner(x) + self.lora_B(self.lora_A(x))
 
 
-def case_what_is_put_around_shared_layers_and_not_known_is_refused_at_the_first_pass():
+def case_unknown_wrappers_of_sharded_layers_are_rejected_in_the_first_pass():
     with initialized(tensor_parallel_degree=2):
         for name in ("q_proj", "o_proj"):
             for engine in ("alone", "fsdp2"):
@@ -117,7 +117,7 @@ def case_what_is_put_around_shared_layers_and_not_known_is_refused_at_the_first_
                     raise AssertionError("no error")
 
 
-def case_wrappers_of_torchs_own_are_no_adapters():
+def case_torch_wrappers_are_accepted():
     from smddp.sagemaker.tensor_parallel.transformer import TransformerLayer
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 

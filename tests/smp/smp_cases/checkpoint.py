@@ -410,7 +410,7 @@ def case_a_local_checkpoint_of_another_degree_is_refused():
             )
 
 
-def case_missing_tensor_ranks_are_noticed():
+def case_missing_tensor_ranks_are_detected():
     with shared_directory() as directory:
         with configured(2, 2):
             model, optimizer = sharded(1)
@@ -444,7 +444,7 @@ class Gate:
         self.opened.set()
 
 
-def case_training_goes_on_while_several_saves_are_written():
+def case_training_continues_during_several_saves():
     with shared_directory() as directory, configured(2), Gate() as gate:
         model, optimizer = sharded(2)
         queue = AsyncCallsQueue()
@@ -479,7 +479,7 @@ def case_training_goes_on_while_several_saves_are_written():
                 assert torch.equal(tensor.full_tensor(), wanted[step][name]), (step, name)
 
 
-def case_what_is_done_everywhere_is_finalized_without_waiting():
+def case_saves_written_on_all_ranks_are_finalized_without_waiting():
     with shared_directory() as directory:
         queue = AsyncCallsQueue()
         group = dist.group.WORLD
@@ -492,7 +492,7 @@ def case_what_is_done_everywhere_is_finalized_without_waiting():
         assert queue.maybe_finalize_async_calls(blocking=True, process_group=group) == [1]
 
 
-def case_a_rank_without_saves_holds_no_one_back():
+def case_a_rank_without_saves_does_not_delay_other_ranks():
     with shared_directory() as directory:
         queue = AsyncCallsQueue()
         pair = dist.new_group([2, 3])
@@ -597,7 +597,7 @@ def case_plans_are_reused_only_if_every_rank_asks_for_the_same():
         assert planned == (2 if dist.get_rank() == 0 else 0)
 
 
-def case_names_that_do_not_match_are_named():
+def case_mismatched_names_are_reported():
     with shared_directory() as directory:
         save(
             {"model": {"weight": torch.ones(2), "bias": torch.ones(2)}, "other": torch.ones(1)}, checkpoint_id=directory

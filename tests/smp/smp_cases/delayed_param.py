@@ -277,7 +277,7 @@ def case_fsdp_arguments_that_cannot_work_are_refused():
         raise AssertionError("tied weights were sharded one without the other")
 
 
-def case_the_validator_names_what_a_wrap_left_out():
+def case_the_validator_reports_skipped_modules():
     model = on_meta()
     delayed = DelayedParamIniter(model, device="cpu")
     first = model.model.layers[0]

@@ -73,7 +73,7 @@ def _exchanged() -> int:
     return sum(entry["bytes"] for entry in smddp.traffic() if entry["collective"].startswith("all_to_all"))
 
 
-def case_tokens_travel_by_the_formula_of_the_documentation():
+def case_token_traffic_matches_the_documented_formula():
     """docs/smp.md: each way, per layer, one row for each token and rank that holds any of its experts."""
     with initialized(4):
         experts, k, tokens, hidden = 2, 2, 24, 32

@@ -123,7 +123,7 @@ def experts_train_as_one_process(rows: list[dict]):
     expert_parity.train_all([{"expert": 4, **row} for row in rows])
 
 
-def uneven_nodes_keep_the_flat_way_and_say_so():
+def uneven_nodes_use_flat_dispatch_and_log_it():
     """Ranks that are numbered across nodes in turns, too: their places are then those of their numbers."""
     lines: list[str] = []
     handler = logging.Handler()

@@ -207,7 +207,7 @@ def case_sharded_tensors_between_layers():
         tsm.state.reset()
 
 
-def case_off_leaves_torchs_own():
+def case_disabled_offloading_keeps_torchs_wrapper():
     """The key off, init undone or not done yet: OffloadWrapper is torch's."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import OffloadWrapper
 
@@ -222,7 +222,7 @@ def case_off_leaves_torchs_own():
     assert OffloadWrapper.forward is own
 
 
-def case_unwrapped_layers_are_named_before_anything_moves():
+def case_unwrapped_layers_are_reported_before_any_change():
     tsm.init({"hybrid_shard_degree": 2})
     try:
         model = offload_wrapper(fsdp1(tiny("llama")))

@@ -148,14 +148,14 @@ def case_an_activation_function_that_learns_has_the_plain_gradients():
                 assert_trains_as_plain("apertus", counts=False)
 
 
-def case_stacked_experts_are_not_taken_for_listed_ones():
+def case_stacked_and_listed_experts_are_distinguished():
     # Transformers 4.57 has no plan for this family.
     if hf.plan_of(tiny("granitemoe")).keys() - {"lm_head"}:
         with initialized(tensor_parallel_degree=2):
             assert_trains_as_plain("granitemoe", counts=False)
 
 
-def case_a_vocabulary_that_does_not_divide_stays_whole_and_says_so():
+def case_an_indivisible_vocabulary_is_replicated_with_a_warning():
     import warnings
 
     for family in ("llama", "gemma"):
@@ -385,7 +385,7 @@ def case_copies_and_pickles_work_and_are_independent():
         assert torch.equal(loss_of(other, ids), wanted)
 
 
-def case_generation_gives_the_plain_models_tokens():
+def case_generation_matches_the_plain_model():
     for family in ("llama", "gpt2", "falcon", "mixtral"):
         with initialized(tensor_parallel_degree=4):
             plain, model = tiny(family).eval(), tsm.transform(tiny(family).eval())
@@ -394,7 +394,7 @@ def case_generation_gives_the_plain_models_tokens():
             assert torch.equal(model.generate(ids, **options), plain.generate(ids, **options)), family
 
 
-def case_ranks_that_made_different_models_get_the_first_ones():
+def case_different_models_are_replaced_by_the_first_ranks_model():
     with initialized(tensor_parallel_degree=2):
         model = tiny()
         with torch.no_grad():
@@ -469,7 +469,7 @@ def case_a_users_plan_works_for_any_module():
 # ---- random numbers ----
 
 
-def case_dropout_outside_regions_is_as_without():
+def case_dropout_outside_regions_matches_the_plain_model():
     dropouts = {
         "gpt2": {"resid_pdrop": 0.2, "embd_pdrop": 0.2},
         "phi": {"resid_pdrop": 0.2, "embd_pdrop": 0.2},
@@ -585,7 +585,7 @@ def case_sequence_parallel_composes():
             assert_composes("llama", engine, config={"sequence_parallel": True})
 
 
-def case_sequence_parallel_refuses_what_it_cannot():
+def case_sequence_parallel_rejects_unsupported_models():
     with initialized(tensor_parallel_degree=4):
         for family in ("gpt2", "mixtral"):
             try:

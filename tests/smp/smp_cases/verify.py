@@ -100,7 +100,7 @@ def case_heads_that_a_plan_cuts_across_are_named():
         raises(Blocks(Attention(heads=4)), plan, "fails where the whole model runs", "packed_qkv_colwise")
 
 
-def case_a_model_that_differs_is_in_the_modes_of_before():
+def case_module_modes_are_restored_after_a_difference():
     with initialized(tensor_parallel_degree=2):
         model = tsm.transform(tiny().train())
         model.model.layers[1].eval()
@@ -115,7 +115,7 @@ def case_a_model_that_differs_is_in_the_modes_of_before():
         assert [module.training for module in model.modules()] == modes
 
 
-def case_what_cannot_be_compared_says_so():
+def case_incomparable_models_raise():
     def says(text, *args, **kwargs):
         try:
             tsm.verify(*args, **kwargs)
