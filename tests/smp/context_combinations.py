@@ -1,4 +1,4 @@
-"""The product that the parity suite of context parallelism covers, in the form of `combinations.py`."""
+"""Product of the context-parallel parity suite, in the form of `combinations.py`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def product() -> list[dict]:
 
 
 def pairwise() -> list[dict]:
-    """Few combinations that hold every pair of values which some possible combination holds."""
+    """Returns a pairwise selection of the possible combinations."""
     return combinations.choose(product())
 
 

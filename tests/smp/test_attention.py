@@ -1,4 +1,4 @@
-"""The attention classes against softmax written out, and Llama's layer against transformers' own."""
+"""The attention classes against explicit softmax, and Llama's layer against transformers' layer."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_mismatched_shapes_are_rejected(call, says):
 
 
 def models(implementation="eager"):
-    """A model with transformers' own attention, and the same one with ours in its place."""
+    """A model with transformers' attention, and the same model with the replaced attention."""
     from smddp.sagemaker.nn.huggingface.llama_flashattn import LlamaFlashAttention
     from smp_cases.models import tiny
 

@@ -1,4 +1,4 @@
-"""Checkpoints: crashes, worlds of other sizes, what is refused, and S3's names.
+"""Checkpoints: crashes, other world sizes, rejected input, and S3 names.
 
 What takes four ranks is in smp_cases/checkpoint.py.
 """
@@ -35,7 +35,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 @pytest.fixture(scope="module")
 def pair(ranks):
-    """Two ranks, beside the four."""
+    """A pool of two ranks, besides the pool of four."""
     from ranks import Ranks
 
     pool = Ranks(2, path=HERE)

@@ -1,4 +1,4 @@
-"""The configuration: what is accepted, from where, and what each error says. One process, no group."""
+"""The configuration: accepted values, sources, and error messages. One process, no group."""
 
 from __future__ import annotations
 

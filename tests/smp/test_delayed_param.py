@@ -1,4 +1,4 @@
-"""`DelayedParamIniter` in one process: which values come out, what is refused, and what the validator names."""
+"""`DelayedParamIniter` in one process: values, rejected input, and the validator's reports."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from smp_cases.models import batch, loss_of, tiny
 
 
 def refused(model, error, match, config=None):
-    """`transform` raises, and the model is as it was."""
+    """Asserts that `transform` raises and leaves the model unchanged."""
 
     def shapes():
         return {name: (p.shape, type(p)) for name, p in model.named_parameters()}, [type(m) for m in model.modules()]

@@ -11,7 +11,7 @@ import pytest
 
 
 def run(code: str, **environment: str) -> str:
-    """In a process that has torch, and none of our modules but what torch's import brings."""
+    """Runs code in a process with torch, and only the smddp modules that torch imports."""
     done = forked.run(code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout

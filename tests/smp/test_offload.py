@@ -1,4 +1,4 @@
-"""Activation offloading in one process: what is stored, what is loaded when, and that nothing stays behind."""
+"""Activation offloading in one process: stores, load times, and released memory."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_stores_follow_the_forward_and_the_device_tensors_go(on):
 
 
 def test_layers_inputs_die_on_the_device_during_forward(on):
-    """Without offloading every layer's input is alive at the end of the forward; with it none is."""
+    """Without offloading every layer's input is live at the end of the forward; with offloading, none."""
     alive = []
 
     def watch(model):
@@ -391,7 +391,7 @@ def test_every_layout_is_restored(on, kind):
 
 @pytest.mark.parametrize("offloading", [False, True])
 def test_change_in_place_after_save_is_an_error(on, offloading):
-    """As without offloading: the layer's input is changed after the layer has run."""
+    """Matches torch without offloading: the layer's input changes after the layer has run."""
 
     class Changing(Stack):
         def forward(self, x):

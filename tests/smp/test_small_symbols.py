@@ -1,4 +1,4 @@
-"""The small names that training scripts import: each does what its documentation says."""
+"""Small helpers that training scripts import, checked against their documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every symbol that scripts for SMP v2 import, under the name they import it by."""
+"""Import of every symbol that scripts for SMP v2 use."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def shapes(model):
 
 
 def refused(model, error, match, **options):
-    """`transform` raises, and the model is as it was."""
+    """Asserts that `transform` raises and leaves the model unchanged."""
     before = shapes(model), [type(module) for module in model.modules()]
     with pytest.raises(error, match=match):
         tsm.transform(model, **options)
@@ -377,7 +377,7 @@ def test_transformer_engine_needs_a_gpu_and_the_package(world, monkeypatch):
 
 
 def test_an_engines_linear_gets_this_ranks_shards(world, monkeypatch):
-    """With a stand-in for the engine: which layers it gets, with which sizes and parameters."""
+    """Uses a fake engine, and checks the layers, sizes and parameters that it receives."""
     made, called = [], []
 
     class Linear(torch.nn.Linear):

@@ -1,4 +1,4 @@
-"""Low-rank adapters of shared layers train as in one process."""
+"""Parity of low-rank adapters of sharded layers with one process."""
 
 import warnings
 
@@ -204,7 +204,7 @@ def refused(kind, build, *words: str):
 
 def case_unsupported_adapters_after_transform_are_rejected_on_creation():
     class Reading(Adapter):
-        """Initial values by the projection's own, as PiSSA's."""
+        """Adapter initialised from the projection's values, like PiSSA."""
 
         def __init__(self, base):
             super().__init__(base)

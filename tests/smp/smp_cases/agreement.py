@@ -12,7 +12,7 @@ from smp_cases.tensor_parallel import Collectives, initialized, wrapped
 
 @contextlib.contextmanager
 def refused(*words: str):
-    """Every rank raises an error that names its group's ranks, what to do, and ``words``."""
+    """Asserts that every rank raises an error with its group's ranks, instructions, and ``words``."""
     first = dist.get_rank() - tsm.state.tp_rank
     try:
         yield

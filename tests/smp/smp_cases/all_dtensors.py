@@ -1,4 +1,4 @@
-"""All parameters of a transformed model are DTensors, so what walks over parameters is right without knowing of us."""
+"""All parameters of a transformed model are DTensors, so generic code over parameters works unchanged."""
 
 import copy
 import functools

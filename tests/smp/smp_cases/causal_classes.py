@@ -1,4 +1,4 @@
-"""A tiny model of every causal class of the installed transformers, made from its configuration's own fields.
+"""A tiny model of every causal class of the installed transformers, created from its configuration's fields.
 
 Each is right under tensor parallelism, or refused by `transform` with words that say what to change; none is wrong in
 silence, and none fails later.
@@ -191,7 +191,7 @@ NOT_MADE = {
 
 
 def all_are_right_or_refused(kinds: list[str], degree: int = 2) -> None:
-    """Raises AssertionError with every class that is neither."""
+    """Raises AssertionError with every class that is neither correct nor rejected."""
     wrong = []
     with initialized(tensor_parallel_degree=degree, tensor_parallel_checks=0):
         for kind in kinds:

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models, resumed at the same and at other layouts with the losses of an unbroken run."""
+"""Checkpoints of sharded models, resumed at equal and other layouts with the losses of an uninterrupted run."""
 
 import contextlib
 import functools
@@ -65,14 +65,14 @@ def _step(model, optimizer, ids) -> float:
 
 @functools.cache
 def unbroken_losses() -> list[float]:
-    """The losses of one process that never stops."""
+    """Returns the losses of an uninterrupted run in one process."""
     model = tiny()
     optimizer = optimizer_of(model)
     return [_step(model, optimizer, batch(step)) for step in range(BEFORE + AFTER)]
 
 
 def train(model, optimizer, steps) -> None:
-    """Steps of a sharded model, whose mean losses must be those of the unbroken run."""
+    """Trains a sharded model and compares its mean losses with the uninterrupted run."""
     for step in steps:
         mine = torch.tensor(_step(model, optimizer, part_of(batch(step), tsm.state.dp_rank, tsm.state.dp_size)))
         dist.all_reduce(mine)
@@ -91,7 +91,7 @@ def configured(shard: int, tensor: int = 1):
 
 @contextlib.contextmanager
 def shared_directory():
-    """A directory that all ranks see."""
+    """Creates a directory that all ranks access."""
     name = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(name)
     try:
@@ -181,7 +181,7 @@ def load_any(model, optimizer, directory: str) -> None:
 
 
 def _resumes(engine: int, layouts, save_with, load_with) -> None:
-    """Trains at the first layout, saves, and goes on at each of the others."""
+    """Trains at the first layout, saves, and resumes at each other layout."""
     with shared_directory() as directory:
         with configured(*layouts[0]):
             model, optimizer = sharded(engine)
@@ -289,7 +289,7 @@ def save_in_this_world(directory: str, engine: int, shard: int, tensor: int, loc
 
 
 def pass_on_in_this_world(directory: str, to: str, engine: int, shard: int, tensor: int, local: bool) -> None:
-    """Loads and saves again, without a step between."""
+    """Loads and saves again, without a training step."""
     with configured(shard, tensor):
         model, optimizer = sharded(engine, seed=7)
         save_with, load_with = _save_and_load(engine, local)

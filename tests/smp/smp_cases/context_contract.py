@@ -1,4 +1,4 @@
-"""Context parallelism beside its numbers: places, what crosses between ranks and when, and what is refused."""
+"""Context parallelism: positions, traffic between ranks, and rejected input."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ def replaced(owner, name: str, value):
 
 
 def fails(error: type, words: str, body) -> None:
-    """``body`` raises ``error`` with ``words`` in it, on this rank."""
+    """Asserts that ``body`` raises ``error`` with ``words`` on this rank."""
     try:
         body()
     except error as found:
@@ -175,7 +175,7 @@ def case_unsupported_models_are_rejected_before_any_change():
 
 
 def case_invalid_input_raises_on_every_rank():
-    """Also where it is one rank's alone."""
+    """Covers invalid input on a single rank, too."""
     with initialized(context=4):
         model = tsm.transform(tiny())
         whole = batch("causal", 0)
@@ -198,7 +198,7 @@ def case_invalid_input_raises_on_every_rank():
 
 
 def case_repeated_text_is_accepted_only_if_it_was_split():
-    """By places: the tokens of all ranks are equal either way."""
+    """Distinguishes by positions: the tokens of all ranks are equal in both cases."""
     for period in (1, 2, 4, 8):
         whole = torch.arange(period).repeat(2, 2 * TOKENS // period) + 5
         inputs = {"input_ids": whole, "labels": whole}
@@ -217,7 +217,7 @@ def case_repeated_text_is_accepted_only_if_it_was_split():
 
 
 def case_forward_passes_of_two_models_do_not_share_tokens():
-    """One inside the other, and in two threads, of which each is one pass of the group."""
+    """Nested passes, and passes in two threads."""
     whole = batch("padded", 0), batch("causal", 1)
     plain = [float(tiny()(**each, use_cache=False).loss.detach()) for each in whole]
     with initialized(context=4):
@@ -284,7 +284,7 @@ def case_losses_use_the_callers_label_count():
 
 
 def case_sequence_parallelism_splits_context_parallel_parts():
-    """Sequence parallelism cuts what context parallelism has left."""
+    """Sequence parallelism splits the parts of context parallelism."""
     whole = batch("padded", 0)
     plain = tiny()(**whole, use_cache=False).loss.detach()
     with initialized(context=2, tensor=2):

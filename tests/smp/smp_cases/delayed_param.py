@@ -29,7 +29,7 @@ def on_meta(family: str = "llama", **overrides) -> torch.nn.Module:
 
 @functools.cache
 def alone(family: str = "llama", **overrides) -> torch.nn.Module:
-    """The model as one process initialises it."""
+    """Returns the model as initialised in one process."""
     return DelayedParamIniter(on_meta(family, **overrides), device="cpu").materialize()
 
 
@@ -194,7 +194,7 @@ def case_the_configured_seed_gives_the_values():
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes of tensors that were alive at once, of those made within."""
+    """Peak bytes of live tensors that were created inside the context."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Experts spread over ranks: what travels, uneven tokens, experts without tokens, norms, checkpoints."""
+"""Distributed experts: traffic, uneven tokens, experts without tokens, norms, checkpoints."""
 
 import contextlib
 import shutil

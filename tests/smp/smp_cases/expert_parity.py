@@ -21,7 +21,7 @@ AUX, Z = 0.05, 0.01
 
 
 def train_all(rows: list[dict]) -> None:
-    """Every combination in ``rows``; the first that fails is named."""
+    """Trains every combination in ``rows`` and names the first failure."""
     for row in rows:
         try:
             train_as_one_process(**row)

@@ -1,4 +1,4 @@
-"""`tsm.verify`: plans that cut wrongly are named, whether outputs or only gradients are wrong; right ones pass."""
+"""`tsm.verify`: reports incorrect plans, with wrong outputs or only wrong gradients; accepts correct plans."""
 
 import smddp.sagemaker as tsm
 import torch
@@ -54,7 +54,7 @@ class Blocks(nn.Module):
 
 
 def raises(model, plan, *words):
-    """Every rank gets the error, with ``words`` and the degree."""
+    """Asserts that every rank raises the error, with ``words`` and the degree."""
     try:
         tsm.verify(model, SAMPLES, config={"tp_plan": plan})
     except ValueError as error:

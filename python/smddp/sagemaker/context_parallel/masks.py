@@ -203,7 +203,7 @@ def make(*_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tenso
             )
         if name not in _BY_PLACE:
             raise NotImplementedError(
-                f"context parallelism: the mask {name} looks up more than places in the sequence, and this rank has "
+                f"context parallelism: the mask {name} uses more than positions in the sequence, and this rank has "
                 "only its part of that; set context_parallel_degree=1 for this model"
             )
     device = attention_mask.device if attention_mask is not None else torch.device(others.get("device", "cpu"))

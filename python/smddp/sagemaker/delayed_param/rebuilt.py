@@ -40,7 +40,7 @@ def rebuild(model: nn.Module, keep: set[tuple[type, str]], seed: int) -> nn.Modu
             return type(model)(copy.deepcopy(model.config))
     except TypeError as error:
         raise ValueError(
-            f"{type(model).__name__}(config) would know them, but fails: {error}. Construct the model with real "
+            f"{type(model).__name__}(config) would set them, but fails: {error}. Construct the model with real "
             "buffers: accelerate's init_empty_weights keeps them"
         ) from error
     finally:

@@ -43,7 +43,7 @@ def on_registration(parent: nn.Module, name: str, module: nn.Module | None) -> n
         _complete(module, vars(stand_in)[_STANDS_FOR])
     elif COMPLETE in vars(parent) and name not in parent._modules:
         raise NotImplementedError(
-            f"adapter {name!r} comes to layers whose adapters are shared by tensor_parallel_degree={state.tp_size} "
+            f"adapter {name!r} is added to layers whose adapters are shared by tensor_parallel_degree={state.tp_size} "
             "ranks already: several adapters run where the model has all of them before transform()"
         )
     return None
@@ -58,7 +58,7 @@ def _is_shared(module: nn.Module) -> bool:
     if meshes and all(mesh == state.mesh["tensor"] for mesh in meshes):
         return True
     raise ValueError(
-        f"an adapter for a {type(module).__name__} that FSDP has wrapped already, and FSDP would not know of it: call "
+        f"an adapter for a {type(module).__name__} that FSDP has already wrapped, so FSDP would not manage it: call "
         "transform(), get_peft_model() and FSDP in this order"
     )
 

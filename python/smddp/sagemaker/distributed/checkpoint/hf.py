@@ -46,7 +46,7 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike, max_shard_si
         max_shard_size: most bytes of a file, or text such as "5GB" or "4GiB".
 
     Raises:
-        TypeError, ValueError: no transformers model, or no size.
+        TypeError, ValueError: not a transformers model, or an invalid size.
         OSError, CheckpointError: on every rank, if rank 0 could not write.
     """
     most = files.parse_size(max_shard_size)
@@ -104,7 +104,7 @@ def load_pretrained(model: nn.Module, directory: str | os.PathLike) -> None:
         directory: `model.safetensors`, or `model.safetensors.index.json` and its files.
 
     Raises:
-        TypeError: no transformers model.
+        TypeError: not a transformers model.
         ValueError: names or sizes that are not the model's, with the nearest.
         FileNotFoundError: no safetensors there.
     """

@@ -146,7 +146,7 @@ class Participants:
             store.wait([f"{where}/{rank}" for rank in self.ranks], timedelta(seconds=seconds))
         except RuntimeError as error:
             late = [rank for rank in self.ranks if not store.check([f"{where}/{rank}"])]
-            raise CheckpointError(f"ranks {late} did not come to {where} within {seconds:g} s") from error
+            raise CheckpointError(f"ranks {late} did not reach {where} within {seconds:g} s") from error
 
     def gather(self, value: T) -> list[T] | None:
         """Returns all ranks' values on the coordinator, in the group's order; None on other ranks."""

@@ -37,7 +37,7 @@ def _old(name: str, instead: str, options: dict[str, Any]) -> None:
     )
     unknown = sorted(options.keys() - set(_OPTIONS))
     if unknown:
-        raise TypeError(f"{name} does not know {', '.join(unknown)}; it takes {', '.join(_OPTIONS)}")
+        raise TypeError(f"{name}: unknown arguments {', '.join(unknown)}; expected {', '.join(_OPTIONS)}")
 
 
 def save_model_checkpoint(
