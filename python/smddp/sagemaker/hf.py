@@ -18,7 +18,7 @@ from smddp.sagemaker import hf_plans
 STYLE_NAMES = {
     "colwise_rep": "colwise_gather_output",
     "rowwise_rep": "rowwise_split_input",
-    # There a block adds its partial sums up at its end, by "gather"; here each row-wise module adds its own.
+    # In transformers a block reduces its partial sums at its end, by "gather"; here each row-wise module reduces.
     "local_colwise": "colwise",
     "local_rowwise": "rowwise",
     "local_packed_rowwise": "packed_rowwise",
@@ -91,7 +91,7 @@ def plan_of(model: nn.Module) -> dict[str, Any]:
 def _own(module: nn.Module) -> dict[str, Any]:
     """Returns the plan of one module, without its children's plans."""
     if not is_pretrained(module):
-        # Its own: wrappers of models answer for attributes of what they hold.
+        # Read the instance's dictionary: wrappers forward attribute access to the wrapped model.
         return dict(vars(module).get("_tp_plan") or getattr(type(module), "_tp_plan", None) or {})
     if model_type(module) in hf_plans.PLANS:
         return dict(hf_plans.PLANS[model_type(module)])
@@ -112,7 +112,7 @@ def layer_class_names(model: nn.Module) -> set[str]:
 
 
 # Attribute names, by family, of the head size, the projections, and the numbers of query, key and value heads.
-# Latent attention's heads are of qk_head_dim, whatever its head_dim, which some give the part with positions.
+# Latent attention uses qk_head_dim; some of its modules set head_dim to the rotary part.
 _HEAD_SIZES = ("qk_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
 _QUERIES = ("q_proj", "query", "q")
 _KEYS = ("k_proj", "key", "k")
@@ -279,7 +279,7 @@ def experts_layout(module: nn.Module, name: str, style: str) -> tuple[int, int]:
     dims = module.get_parameter(name).dim()
     if style.endswith("rowwise"):
         return dims - 1, (2 if style == "packed_rowwise" else 1)
-    # Some plans of transformers say "colwise" of both in one.
+    # Some plans of transformers use "colwise" for both in one weight.
     both = "gate_up" in name and getattr(module, "is_concatenated", True)
     return dims - 2, (2 if style == "packed_colwise" or both else 1)
 

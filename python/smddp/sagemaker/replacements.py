@@ -203,7 +203,7 @@ def adapters() -> Undo:
 
     from smddp.sagemaker.tensor_parallel import adapter_hooks
 
-    # Its type does not say that a hook may return what becomes part instead.
+    # The type annotation omits that a hook may return a replacement module.
     return register_module_module_registration_hook(adapter_hooks.on_registration).remove  # type: ignore[arg-type]
 
 

@@ -195,7 +195,7 @@ def _differences(
     what: str, wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
 ) -> Iterator[tuple[float, str]]:
     """(difference as a part of the largest value, text) of each tensor in ``wanted``."""
-    # Some gradients are zero but for rounding, as those of a key's bias, so all are held against the largest, too.
+    # Some gradients, such as a key bias's, are zero except for rounding, so also compare with the largest gradient.
     overall = max((float(tensor.abs().max()) for tensor in wanted.values() if tensor.numel()), default=0.0)
     for name, tensor in wanted.items():
         other = found.get(name)

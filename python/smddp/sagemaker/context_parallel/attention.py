@@ -20,7 +20,7 @@ from smddp.sagemaker.context_parallel.ring import RingAttention
 P2P, ALL_GATHER = "p2p", "all_gather"
 COMM_TYPES = (P2P, ALL_GATHER)
 
-# Arguments of transformers' attention functions that change the scores, and that neither kind knows.
+# Arguments of transformers' attention functions that change the scores and are unsupported here.
 _UNKNOWN = ("position_bias", "head_mask", "cache")
 
 

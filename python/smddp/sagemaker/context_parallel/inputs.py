@@ -197,7 +197,7 @@ class _Part:
             segments = _segments(chunks.join(take(self.batch * self.length, rows)))
         if self.padding is not None:
             padding = chunks.join(take(self.batch * self.length, rows)).bool()
-            # As transformers has it: a mask says where sequences end, and positions are not asked.
+            # Like transformers, derive the sequences from the mask and ignore positions.
             padding, segments = (None if bool(padding.all()) else padding), None
         targets, counted = self.shifted, sum(counts)
         if self.labels is not None and self.shifted is None:

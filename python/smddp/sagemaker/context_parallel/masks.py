@@ -100,7 +100,7 @@ class Mask:
         tokens = self.tokens
         if self._plain and source != tokens.rank:
             count = tokens.length // (2 * tokens.size)
-            # An earlier rank's late chunk is later than all of ours, our late chunk than all of a later rank's.
+            # An earlier rank's second chunk follows both local chunks; the local second chunk follows a later rank's.
             first, last = (0, 1) if source < tokens.rank else (1, 2)
             return [(slice(first * count, 2 * count), slice(0, last * count), None)]
         queries = chunks.indices(tokens.rank, tokens.size, tokens.length, self._device)

@@ -135,8 +135,8 @@ class RingAttention(torch.autograd.Function):
                 of_value[:, :, columns] += part[2].to(of_value.dtype)
             return pair.pack(of_key, of_value)
 
-        # Gradients go round behind the keys that they are of: those of rank s's keys begin at rank s + 1 and come
-        # home after cp - 1 steps, with what each rank has added.
+        # Gradients follow their keys around the ring: those of rank s's keys start at rank s + 1 and return to
+        # rank s after cp - 1 steps, with each rank's contribution.
         here, own = pair.pack(key, value), None
         found: torch.Tensor | None = None
         for step in range(ring.size):

@@ -31,7 +31,7 @@ def rebuild(model: nn.Module, keep: set[tuple[type, str]], seed: int) -> nn.Modu
             return None
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
-    # torch takes what the hook returns, if it is not None, for the parameter.
+    # torch registers the hook's return value, if not None, instead of the parameter.
     hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
         with contextlib.ExitStack() as stack:

@@ -160,7 +160,7 @@ def _written(modules, function_of, names) -> dict[int, dict[Key, bool]]:
     tensors: dict[int, tuple[torch.Tensor, Key]] = {}
     for key, module in modules.items():
         for name, tensor in _own_tensors(module):
-            # A tied parameter belongs to the module that comes first.
+            # The first module in order owns a tied parameter.
             tensors.setdefault(tensor.untyped_storage()._cdata, (tensor, (key, name)))
     found = {}
     with torch.no_grad():

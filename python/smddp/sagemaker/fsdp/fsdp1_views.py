@@ -75,7 +75,7 @@ def restore_frozen(original: Callable[..., None]) -> Callable[..., None]:
             if isinstance(parameter, DTensor) and not parameter.requires_grad
         }
         original(self, params, module, *args, **kwargs)
-        # Without original parameters there are none to freeze: such a unit is frozen whole, or refused.
+        # Without original parameters FSDP1 freezes a unit as a whole, or rejects it.
         for (name, owner, _), parameter in zip(self.flat_param._param_infos, self.flat_param._params or ()):
             if (id(owner), name) in frozen:
                 parameter.requires_grad_(False)

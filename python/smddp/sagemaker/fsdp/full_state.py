@@ -79,7 +79,7 @@ def fsdp_state_dict(original: Callable[..., dict[str, Any]]) -> Callable[..., di
             translated = translate_full_state_dict(self, bare, getattr(config, "rank0_only", False))
         else:
             translated = bare | {name: bare[owner] for name, owner in tied_names(self) if owner in bare}
-        # The same dictionary: a wrapper around FSDP goes on to fill it.
+        # Modify the dictionary in place: a wrapper around FSDP fills it further.
         made.clear()
         made.update({prefix + name: value for name, value in translated.items()})
         return made

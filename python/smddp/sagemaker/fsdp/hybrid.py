@@ -51,7 +51,7 @@ def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
         with recording(module, f"FSDP({type(module).__name__})"):
             original(*bound.args, **bound.kwargs)
         given: DeviceMesh | None = bound.arguments.get("device_mesh")
-        # A script's own mesh may have the same names and other groups.
+        # A script's mesh may have equal names and other groups.
         if given is not None and state.mesh is not None and "replicate" in _names(given):
             if given.shape == state.mesh.shape[: given.ndim]:
                 unchecked.add(self)

@@ -184,8 +184,8 @@ def _with_alibi(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     if mask.shape[1] == heads > 1:
         return mask
     slopes = torch.tensor(_slopes(heads), dtype=torch.float32, device=q.device).view(1, heads, 1, 1)
-    # Distance to the last key: a row's scores may all be moved by the same amount, so that this is the distance
-    # to its own position as well.
+    # Use the distance to the last key: softmax ignores a constant offset of a row's scores, so this equals the
+    # distance to the query's position.
     distance = torch.arange(1 - s, 1, dtype=torch.float32, device=q.device).view(1, 1, 1, s)
     return _additive(mask, torch.float32) + slopes * distance
 
@@ -208,7 +208,7 @@ def _attend(
     scale: float | None,
 ) -> torch.Tensor:
     rows, columns = q.shape[2], k.shape[2]
-    # torch's own causal mask is for square scores and no other mask beside it.
+    # torch's causal mask requires square scores and excludes another mask.
     if causal and (mask is not None or rows != columns):
         past = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(columns - rows)
         mask = past if mask is None else mask & past if mask.dtype == torch.bool else mask + _additive(past, mask.dtype)

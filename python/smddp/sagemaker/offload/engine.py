@@ -31,8 +31,8 @@ from smddp.sagemaker.offload.records import Group, Handle, Kept, Layout, Record,
 # A smaller tensor costs more to track than its memory is worth.
 SMALLEST = 1024  # bytes
 
-# The stores of this many layers may be under way while the forward goes on; then the computation waits for the
-# oldest. Bounds what offloading adds to the forward's peak.
+# Maximum number of layers with pending stores during forward; beyond it, the computation waits for the oldest.
+# Bounds the additional peak memory of offloading.
 LAYERS_UNDER_WAY = 2
 
 

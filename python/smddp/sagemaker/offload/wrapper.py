@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 
 from smddp.sagemaker.offload.engine import engine
 
-# Checkpointed layers that carry our hooks: layer -> what takes them off.
+# Checkpointed layers with registered hooks: layer -> hook handles.
 _hooked: weakref.WeakKeyDictionary[torch.nn.Module, list] = weakref.WeakKeyDictionary()
 # Wrappers whose layers were looked for and found.
 _known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()

@@ -28,7 +28,7 @@ from smddp.sagemaker.tensor_parallel.state_dict import translate_state_dict_to_h
 
 # Attribute of PEFT's adapter of single rows of an embedding or head (trainable_token_indices).
 _ROWS = "trainable_tokens_delta"
-# Attribute of a stand-in: the layer.
+# Attribute of a placeholder: the layer.
 _STANDS_FOR = "_tp_stands_for"
 
 

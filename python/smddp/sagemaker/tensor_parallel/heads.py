@@ -68,7 +68,7 @@ class Heads:
             return None
         kv_heads = hf.weight_of(self._model.get_submodule(name)).shape[0] // head_dim
         groups = getattr(attention, "num_key_value_groups", None)
-        # A query projection may give a gate for each head, too, so what the module says counts.
+        # A query projection may include gates, so prefer the module's attribute.
         query_heads = groups * kv_heads if isinstance(groups, int) else hf.weight_of(query).shape[0] // query_dim
         self._degrees.need(query_heads, "attention heads")
         if query_heads % self._tp.size:

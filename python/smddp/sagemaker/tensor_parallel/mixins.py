@@ -54,7 +54,7 @@ def extend(module: nn.Module, mixin: type[T], first: bool = True) -> T:
 
     The class keeps its name, and the object can be copied and pickled.
     """
-    # As plain types, since mypy takes a class of modules for nothing that the cache could hash.
+    # Annotate as plain types: mypy treats module classes as unhashable for the cache.
     base: type = type(module)
     added: type = mixin
     module.__class__ = _subclass(base, added, first)

@@ -265,7 +265,7 @@ class Planner:
             parent, _, last = name.rpartition(".")
             if (last, style) != ("q_proj", "colwise") and not style.endswith("qkv_colwise"):
                 continue
-            # Norms of single heads, whatever they are called, are inside the region, whichever plan forgets them.
+            # Norms of single heads are inside the region, independent of their names and of the plan's entries.
             for child, norm in modules[parent].named_children():
                 full = f"{parent}.{child}"
                 if full in named or child in hf.LATENT_NORMS or "norm" not in f"{child} {_kind(norm)}".lower():

@@ -74,7 +74,7 @@ def expand(model: nn.Module, plan: Mapping[str, Any], strict: bool) -> dict[str,
 def layers_of(model: nn.Module, plan: Mapping[str, Any]) -> list[nn.Module]:
     """The decoder layers: what the family calls so, else the members of lists that the plan's `*` stands for."""
     names = hf.layer_class_names(model)
-    # Some families name their embeddings, too, which lie alone.
+    # Exclude embeddings, which some families list here, but which are not in a list of modules.
     layers = [
         module
         for name, module in model.named_modules()

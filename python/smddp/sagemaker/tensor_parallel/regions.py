@@ -158,7 +158,7 @@ def copy_to_region(tp: TensorGroup, *tensors: torch.Tensor) -> tuple[torch.Tenso
 
 def reduce_from_region(tensor: torch.Tensor, tp: TensorGroup, owned: bool = False) -> torch.Tensor:
     """The sum of all ranks' ``tensor``, equal on all ranks. ``owned``: it may be overwritten."""
-    # A compiler decides itself what is overwritten, and stops at functions that say so.
+    # Compilers decide about in-place operations, and break graphs at functions that mark them.
     return _Reduce.apply(tensor, tp, owned and not torch.compiler.is_compiling())
 
 

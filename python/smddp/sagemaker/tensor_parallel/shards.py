@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
-# Module attribute: {our parameter name: Relayout}; read by state_dict.py.
+# Module attribute: {stored parameter name: Relayout}; read by state_dict.py.
 RELAID = "_tp_relaid"
 # Module attribute: the module's name in the transformed model, for messages.
 NAME = "_tp_name"
@@ -96,7 +96,7 @@ def relayout(module: nn.Module, record: Relayout) -> None:
 def shard(module: nn.Module, name: str, dim: int, tp: TensorGroup) -> None:
     """Parameter ``name`` of ``module`` becomes a DTensor sharded in ``dim``; no communication, meta included."""
     parameter = module.get_parameter(name)
-    # A copy, so that the whole parameter's memory is free when the last reference to it goes.
+    # Copy, so that the full parameter's memory can be freed.
     mine = parameter.detach().chunk(tp.size, dim)[tp.rank].clone(memory_format=torch.contiguous_format)
     put(module, name, DTensor.from_local(mine, tp.mesh, [Shard(dim)], run_check=False), parameter)
 

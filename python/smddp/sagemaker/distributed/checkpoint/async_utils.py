@@ -95,7 +95,7 @@ def _finish_what_is_under_way() -> None:
     calls = [call for queue in _queues for _, call in queue._calls]
     if not calls:
         return
-    # After an exception that nothing caught the others may never come, and the status says already that it failed.
+    # After an uncaught exception other ranks may not arrive, and the exit status already reports the failure.
     failed = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     lost = [(call, "the script failed before") for call in calls] if failed else _finalized(calls)
     for call, reason in lost:

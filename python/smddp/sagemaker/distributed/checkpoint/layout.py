@@ -146,7 +146,7 @@ def check_fits(saved: dict[str, Any], state_dict: Any, where: str) -> None:
             "dict is not local: make it under sm_state_dict_type(model, SMStateDictType.SM_LOCAL_STATE_DICT), in a run "
             f"with hybrid_shard_degree={saved['shard_degree']} and tensor_parallel_degree={saved['tensor_degree']}"
         )
-    # A checkpoint from before there was expert parallelism says nothing of it.
+    # Older checkpoints have no record of expert parallelism.
     saved = {"expert_degree": 1, "expert_rank": 0, **saved}
     for part in ("shard", "tensor", "expert"):
         key = "hybrid_shard_degree" if part == "shard" else f"{part}_parallel_degree"

@@ -120,7 +120,7 @@ class Participants:
 
         if not self.given or not state.is_initialized or state.native or state.shard_size != 1:
             return True
-        # FSDP's group is that of the copies, or of this rank alone.
+        # FSDP's group contains the copies, or only this rank.
         if self.group not in (state.replication_process_group, state.shard_process_group):
             return True
         if state.ranker.get_rep_rank(self.rank) != 0:

@@ -180,7 +180,7 @@ def init_optim_state(opt: torch.optim.Optimizer, skip_empty_param: bool = False)
             if parameter.requires_grad and not (skip_empty_param and local.numel() == 0):
                 parameter.grad = torch.zeros_like(parameter)
         for group in opt.param_groups:
-            # At rate zero neither weight decay nor anything else moves a parameter.
+            # A learning rate of zero keeps parameters unchanged, also with weight decay.
             if "lr" in group:
                 group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
         opt.step()

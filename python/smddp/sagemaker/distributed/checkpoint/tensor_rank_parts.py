@@ -197,7 +197,7 @@ def _part(tensor: DTensor, fill: bool) -> torch.Tensor:
     root = state.mesh if set(names) <= set(DIMENSIONS) else state.expert_mesh
     assert root is not None  # whose part the tensor's mesh is
     rest = root[names]
-    # FSDP2's strided shards say that the tensor dimension cut first; of the part alone they are plain ones.
+    # FSDP2's strided shards record that the tensor dimension shards first; within the part, they are plain shards.
     cut: list[Any] = [Shard(_dim(p)) if layout.cuts(p) else Replicate() for p in tensor.placements[:-1]]
     if not _interleaved(tensor):
         stride = torch.empty(shape, device="meta").stride()

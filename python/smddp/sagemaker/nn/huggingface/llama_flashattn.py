@@ -23,7 +23,7 @@ class LlamaFlashAttention(LlamaAttention):
         own = copy.copy(config)
         own._attn_implementation = "sdpa"
         super().__init__(own, layer_idx)  # type: ignore[arg-type]  # it is read only where there is a Cache
-        # Made where it is first needed, and kept out of the module tree: it has nothing to save or to initialise.
+        # Created on first use and outside the module tree: it has no state to save or initialise.
         self.__dict__["_rotary"] = None
 
     def forward(  # type: ignore[override]  # with what older decoder layers pass, too
@@ -120,7 +120,7 @@ def _expanded(mask: torch.Tensor | None, length: int, seen: int, like: torch.Ten
             f"attention_mask has shape {tuple(mask.shape)}; it is (b, keys) = ({like.shape[0]}, {seen + length}) or "
             f"(b, 1, s, keys)"
         )
-    # A padded query sees nothing that is not padding: let it see itself, or softmax has nothing to divide by.
+    # A padded query has only masked keys: unmask its own position to avoid a division by zero in softmax.
     own = torch.eye(length, dtype=torch.bool, device=like.device)
     own = torch.cat([torch.zeros(length, seen, dtype=torch.bool, device=like.device), own], dim=1)
     return (past & mask.bool()[:, None, None, :]) | own
