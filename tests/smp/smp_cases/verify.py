@@ -129,6 +129,6 @@ def case_incomparable_models_raise():
             says("on meta", tiny())
         says("not for Blocks: give some", Blocks(Tempered()), config={"tp_plan": MY_PLAN})
         says("must be a dict, a tuple or a tensor, got int", tiny(), 3)
-        says("leave config out", tsm.transform(tiny()), config={"tp_plan": MY_PLAN})
+        says("omit config", tsm.transform(tiny()), config={"tp_plan": MY_PLAN})
         says("call verify(model, inputs, config)", tsm.transform(mine(), config={"tp_plan": MY_PLAN}), SAMPLES)
         says("compares in float32", tsm.transform(tiny(), dtype=torch.bfloat16))
