@@ -1,4 +1,4 @@
-"""The product that the parity suite covers: engines, degrees, options and models, and a pairwise choice from it."""
+"""Product of the parity suite (engines, degrees, options and models), and its pairwise selection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIMENSIONS: dict[str, list] = {
 
 
 def possible(row: dict) -> bool:
-    """Degrees must fit the world, and only checkpointed layers are offloaded."""
+    """Returns True if the degrees fit the world and offloading has checkpointed layers."""
     return row["tensor"] * max(row["shard"], 1) <= RANKS and not (row["offload"] and row["checkpointing"] == "none")
 
 
@@ -38,18 +38,18 @@ def train_all(pool, module: str, rows: list[dict], seconds: float) -> None:
 
 
 def pairwise() -> list[dict]:
-    """Few combinations that hold every pair of values which some possible combination holds."""
+    """Returns a pairwise selection of the possible combinations."""
     return choose(product())
 
 
 def pairwise_of_any_family() -> list[dict]:
-    """As few that hold every pair of what is not the family; the families take turns."""
+    """Returns a pairwise selection without the family, with families assigned round-robin."""
     rows = choose([{key: row[key] for key in row if key != "family"} for row in product() if row["family"] == "llama"])
     return [{"family": family, **row} for family, row in zip(itertools.cycle(DIMENSIONS["family"]), rows)]
 
 
 def choose(rows: list[dict]) -> list[dict]:
-    """Few of ``rows`` that hold every pair of values which some row holds.
+    """Selects a subset of ``rows`` that contains every pair of values in ``rows``.
 
     Greedy: always the row with the most pairs that are not held yet.
     """

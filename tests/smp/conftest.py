@@ -20,7 +20,7 @@ def ranks():
 
 @pytest.fixture
 def world():
-    """A function that makes a world of torch's fake group, of which this is rank 0, and initializes SMP in it."""
+    """Factory of worlds in torch's fake group, with this process as rank 0 and SMP initialized."""
     import smddp.sagemaker as tsm
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore

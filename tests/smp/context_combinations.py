@@ -1,4 +1,4 @@
-"""The product that the parity suite of context parallelism covers, in the form of `combinations.py`."""
+"""Product of the context-parallel parity suite, in the form of `combinations.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DIMENSIONS: dict[str, list] = {
     "offload": [False, True],
     "backend": ["smddp", "gloo"],
 }
-# What has its say only where sequences are split.
+# Parameters that affect only context parallelism.
 _OF_PARTS = ("family", "comm", "checkpointing", "offload")
 
 
@@ -41,7 +41,7 @@ def product() -> list[dict]:
 
 
 def pairwise() -> list[dict]:
-    """Few combinations that hold every pair of values which some possible combination holds."""
+    """Returns a pairwise selection of the possible combinations."""
     return combinations.choose(product())
 
 

@@ -1,4 +1,4 @@
-"""The product that the parity suite of experts with split sequences covers, in the form of `combinations.py`."""
+"""Product of the parity suite of experts with context parallelism, in the form of `combinations.py`."""
 
 from __future__ import annotations
 
@@ -36,5 +36,5 @@ def product() -> list[dict]:
 
 
 def pairwise() -> list[dict]:
-    """Few combinations that hold every possible pair of values."""
+    """Returns a pairwise selection of the possible combinations."""
     return combinations.choose(product())

@@ -1,4 +1,4 @@
-"""The product that the parity suite of experts covers, and a pairwise choice from it."""
+"""Product of the expert parity suite, and its pairwise selection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DIMENSIONS: dict[str, list] = {
 _RECOMPUTED = {"tensor": 1, "shard": 0, "fsdp": 1, "checkpointing": True, "balancing": "none", "backend": "smddp"}
 # A tensor group does not share experts with biases yet.
 _WITHOUT_TENSOR_PARALLELISM = ("gpt_oss",)
-# Their routers are no softmax of all experts.
+# Families whose routers do not use a softmax over all experts.
 _OTHER_ROUTERS = ("gpt_oss", "deepseek_v3")
 
 
@@ -46,5 +46,5 @@ def pairwise() -> list[dict]:
 
 
 def over(backend: str, rows: list[dict]) -> list[dict]:
-    """Those of ``rows`` that run over ``backend``, without that."""
+    """Returns the ``rows`` that run over ``backend``, without the backend."""
     return [{key: value for key, value in row.items() if key != "backend"} for row in rows if row["backend"] == backend]

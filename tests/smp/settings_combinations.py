@@ -45,7 +45,7 @@ def possible(row: dict) -> bool:
 
 
 def _client_can(row: dict) -> bool:
-    """The client has a form of the row on CPU."""
+    """Returns True if the client supports the row on CPU."""
     client = row["client"]
     # Closures run once for each part of an accumulated batch.
     if row["optimizer"] in NOT_STEPPED[client] or (row["optimizer"] == "lbfgs" and row["accumulation"] > 1):
@@ -68,7 +68,7 @@ Refusal = tuple[type[BaseException], str] | None
 
 
 def refusal(row: dict) -> Refusal:
-    """The error that is the right result of a combination, or None if it trains."""
+    """Returns the expected error of a combination, or None if it trains."""
     of_optimizer = _of_optimizer(row)
     if row["client"] not in ("accelerate", "trainer"):
         return of_optimizer

@@ -1,4 +1,4 @@
-"""Changes of modules that are imported before, after, or never."""
+"""Patches of modules that are imported before, after, or never."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ from smddp.sagemaker.after_import import after_import
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """The name of a module that can be imported and is not yet."""
+    """The name of an importable module that is not imported yet."""
     (tmp_path / "imported_later.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()

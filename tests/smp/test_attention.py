@@ -1,4 +1,4 @@
-"""The attention classes against softmax written out, and Llama's layer against transformers' own."""
+"""The attention classes against explicit softmax, and Llama's layer against transformers' layer."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_self_attention(packed, layout, causal, scale):
 def test_grouped_queries(packed, keys, causal, layout):
     """Also with more keys than queries: the queries are the last positions."""
     q, k, v = made(), made(2, keys, 1), made(2, keys, 2)
-    turn = [t if layout == "b h s d" else t.transpose(1, 2) for t in (q, k, v)]
-    kv = torch.cat(turn[1:], dim=layout.split().index("h")) if packed else (turn[1], turn[2])
-    found = FlashGroupedQueryAttention()(turn[0], kv, causal=causal, layout=layout)
+    inputs = [t if layout == "b h s d" else t.transpose(1, 2) for t in (q, k, v)]
+    kv = torch.cat(inputs[1:], dim=layout.split().index("h")) if packed else (inputs[1], inputs[2])
+    found = FlashGroupedQueryAttention()(inputs[0], kv, causal=causal, layout=layout)
     close(found, plain(q, k, v, causal=causal))
 
 
@@ -123,12 +123,15 @@ def test_gradients_flow():
         (lambda: FlashSelfAttention()((made(), made(2), made(2))), "differ"),
         (lambda: FlashSelfAttention()((made(),) * 3, attn_mask=torch.ones(B, S)), "attn_mask"),
         (lambda: FlashSelfAttention()((made(),) * 3, attn_mask=torch.ones(B, 1, 1, S).long()), "int64"),
-        (lambda: FlashGroupedQueryAttention()(made(), (made(3), made(3)), layout="b h s d"), "no multiple of 3"),
+        (
+            lambda: FlashGroupedQueryAttention()(made(), (made(3), made(3)), layout="b h s d"),
+            "expected a multiple of 3",
+        ),
         (lambda: FlashGroupedQueryAttention()(made(), (made(2), made(4)), layout="b h s d"), "differ"),
         (lambda: FlashGroupedQueryAttention()(made(), (made()[:1], made()[:1]), layout="b h s d"), "batch"),
     ],
 )
-def test_what_does_not_fit_is_refused(call, says):
+def test_mismatched_shapes_are_rejected(call, says):
     with pytest.raises(ValueError, match=says):
         call()
 
@@ -137,7 +140,7 @@ def test_what_does_not_fit_is_refused(call, says):
 
 
 def models(implementation="eager"):
-    """A model with transformers' own attention, and the same one with ours in its place."""
+    """A model with transformers' attention, and the same model with the replaced attention."""
     from smddp.sagemaker.nn.huggingface.llama_flashattn import LlamaFlashAttention
     from smp_cases.models import tiny
 

@@ -1,4 +1,4 @@
-"""Every causal model class of the installed transformers is right under tensor parallelism, or refused with words."""
+"""Every causal model class of the installed transformers is correct under tensor parallelism, or rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: crashes, worlds of other sizes, what is refused, and S3's names.
+"""Checkpoints: crashes, other world sizes, rejected input, and S3 names.
 
 What takes four ranks is in smp_cases/checkpoint.py.
 """
@@ -35,7 +35,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 @pytest.fixture(scope="module")
 def pair(ranks):
-    """Two ranks, beside the four."""
+    """A pool of two ranks, besides the pool of four."""
     from ranks import Ranks
 
     pool = Ranks(2, path=HERE)
@@ -51,7 +51,7 @@ def pair(ranks):
     [(1, (2, 2), (2, 1), False), (1, (4, 1), (1, 2), False), (2, (2, 2), (1, 2), False), (2, (2, 1), (2, 1), True)],
     ids=["fsdp1", "fsdp1-shards-to-tensors", "fsdp2", "local-with-fewer-replicas"],
 )
-def test_a_run_of_four_goes_on_with_two_and_with_four_again(ranks, pair, tmp_path, engine, four, two, local):
+def test_a_run_resumes_with_two_and_then_four_ranks(ranks, pair, tmp_path, engine, four, two, local):
     options = {"engine": engine, "local": local}
     first, second = str(tmp_path / "first"), str(tmp_path / "second")
     case = "smp_cases.checkpoint"
@@ -97,8 +97,8 @@ def stuck_in_the_middle(writer):
                 def write(self, data):
                     write(bytes(data)[: len(data) // 2])
                     stream.flush()
-                    with open(halfway, "w") as told:
-                        told.write("now")
+                    with open(halfway, "w") as signal_file:
+                        signal_file.write("now")
                     threading.Event().wait()
 
                 def __getattr__(self, name):
@@ -117,7 +117,7 @@ maybe_finalize_async_calls(blocking=True)
 """
 
 
-def test_data_that_is_not_written_in_time_is_an_error_that_names_the_place(tmp_path):
+def test_a_write_timeout_reports_the_directory(tmp_path):
     strategy, gate = PyTorchDistSaveShardedStrategy(write_timeout=0.05), threading.Event()
     writer = DistributedFileSystemWriter(tmp_path, pre_write_hooks=[lambda _: gate.wait(60)])
     queue = AsyncCallsQueue()
@@ -129,7 +129,7 @@ def test_data_that_is_not_written_in_time_is_an_error_that_names_the_place(tmp_p
         gate.set()
 
 
-def test_killed_while_it_writes_the_last_whole_checkpoint_loads(tmp_path):
+def test_the_last_complete_checkpoint_loads_after_a_kill_during_a_save(tmp_path):
     directory, halfway = tmp_path / "checkpoint", tmp_path / "halfway"
     os.mkfifo(halfway)
     arguments = [str(directory), str(tmp_path / "store"), str(halfway)]
@@ -137,9 +137,9 @@ def test_killed_while_it_writes_the_last_whole_checkpoint_loads(tmp_path):
         subprocess.Popen([sys.executable, "-c", _SAVES_AND_IS_KILLED, str(rank), *arguments]) for rank in range(2)
     ]
     try:
-        with open(halfway) as told:
-            assert told.read() == "now"
-        assert all(process.poll() is None for process in processes), "a rank ended by itself"
+        with open(halfway) as signal_file:
+            assert signal_file.read() == "now"
+        assert all(process.poll() is None for process in processes), "a rank exited before it was killed"
     finally:
         for process in processes:
             process.send_signal(signal.SIGKILL)
@@ -148,7 +148,7 @@ def test_killed_while_it_writes_the_last_whole_checkpoint_loads(tmp_path):
     load(found, checkpoint_id=directory)
     assert found["step"] == 1 and (found["part0"] == 1).all() and (found["part1"] == 1).all()
     assert any(name.startswith(".incomplete-") for name in os.listdir(directory)), "the second save had not begun"
-    # The next save leaves nothing behind of the one that was killed.
+    # The next save removes the files of the killed save.
     save(found, checkpoint_id=directory)
     assert sorted(name[:4] for name in os.listdir(directory)) == [".met", "__0_"], os.listdir(directory)
 
@@ -173,7 +173,7 @@ print("the script has ended")
 
 
 @pytest.mark.parametrize("how", ["", "destroys"])
-def test_a_save_under_way_when_the_script_ends_is_finished_or_fails_the_script(tmp_path, how):
+def test_a_pending_save_at_script_end_finishes_or_fails_the_script(tmp_path, how):
     command = [sys.executable, "-c", _SAVES_AND_ENDS]
     processes = [
         subprocess.Popen(
@@ -181,22 +181,22 @@ def test_a_save_under_way_when_the_script_ends_is_finished_or_fails_the_script(t
         )
         for rank in range(2)
     ]
-    told = [process.communicate(timeout=150) for process in processes]
-    assert all(out == "the script has ended\n" for out, _ in told), told
+    outputs = [process.communicate(timeout=150) for process in processes]
+    assert all(out == "the script has ended\n" for out, _ in outputs), outputs
     if how == "destroys":
-        assert [process.returncode for process in processes] == [1, 1], told
-        assert all("at/1 was never finalized, so it will not load" in err for _, err in told), told
+        assert [process.returncode for process in processes] == [1, 1], outputs
+        assert all("at/1 was never finalized, so it will not load" in err for _, err in outputs), outputs
         return
-    assert [process.returncode for process in processes] == [0, 0], told
+    assert [process.returncode for process in processes] == [0, 0], outputs
     for step in range(2):
         found = {"part0": torch.zeros(1000), "part1": torch.zeros(1000)}
         load(found, checkpoint_id=tmp_path / "at" / str(step))
         assert all((part == step).all() for part in found.values())
 
 
-def test_what_is_no_whole_checkpoint_is_refused(tmp_path):
+def test_incomplete_checkpoints_are_rejected(tmp_path):
     states = {"x": torch.ones(1000)}
-    with pytest.raises(FileNotFoundError, match="does not exist; beside it there is: nothing"):
+    with pytest.raises(FileNotFoundError, match="does not exist; its parent directory contains: nothing"):
         load(states, checkpoint_id=tmp_path / "none")
     (tmp_path / "stray").mkdir()
     (tmp_path / "stray" / "notes").write_text("")
@@ -212,7 +212,7 @@ def test_what_is_no_whole_checkpoint_is_refused(tmp_path):
         load(states, checkpoint_id=tmp_path / "cut")
 
 
-def test_a_save_that_fails_keeps_what_was_there(tmp_path):
+def test_a_failed_save_keeps_the_previous_checkpoint(tmp_path):
     def full(writer):
         raise OSError(28, "No space left on device")
 
@@ -223,7 +223,7 @@ def test_a_save_that_fails_keeps_what_was_there(tmp_path):
     async_save({"x": torch.zeros(2)}, checkpoint_id=tmp_path / "other", queue=queue)
     with pytest.raises(RuntimeError, match="No space left"):
         queue.maybe_finalize_async_calls(blocking=True)
-    assert queue.maybe_finalize_async_calls(blocking=True) == [1], "the saves after the failed one stay"
+    assert queue.maybe_finalize_async_calls(blocking=True) == [1], "the queue keeps the saves after the failed save"
     found = {"x": torch.full((2,), 7.0)}
     load(found, checkpoint_id=tmp_path)
     assert found["x"].tolist() == [1.0, 1.0]
@@ -422,7 +422,7 @@ def test_s3_checkpoints_over_a_store_of_objects(monkeypatch, tmp_path):
     load(found, checkpoint_id="s3://bucket/run/step1")
     assert found["x"].sum() == 6
     assert len(os.listdir(tmp_path / "run" / "step1")) == 2
-    with pytest.raises(FileNotFoundError, match="beside it there is: step1"):
+    with pytest.raises(FileNotFoundError, match="its parent directory contains: step1"):
         load(found, checkpoint_id="s3://bucket/run/step2")
 
 

@@ -1,4 +1,4 @@
-"""The configuration: what is accepted, from where, and what each error says. One process, no group."""
+"""The configuration: accepted values, sources, and error messages. One process, no group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_without_any_source_every_key_has_its_default():
 
 
 @pytest.mark.parametrize("form", ["dict", "path", "environment"])
-def test_a_dict_a_json_file_and_the_environment_say_the_same(form, tmp_path, monkeypatch):
+def test_a_dict_a_json_file_and_the_environment_are_equivalent(form, tmp_path, monkeypatch):
     given = {"hybrid_shard_degree": 4, "sm_activation_offloading": False}
     argument = given
     if form == "path":
@@ -69,12 +69,12 @@ def test_keys_of_v1_are_tolerated_with_a_note(caplog):
         ([("a", 1)], TypeError, "expected a dictionary of SMP keys, got list"),
     ],
 )
-def test_a_wrong_key_type_or_range_says_what_to_change(given, error, text):
+def test_an_invalid_key_type_or_range_raises_with_instructions(given, error, text):
     with pytest.raises(error, match=text):
         config.read(given, {})
 
 
-def test_text_that_is_no_json_names_its_source(tmp_path, monkeypatch):
+def test_invalid_json_reports_its_source(tmp_path, monkeypatch):
     path = tmp_path / "bad.json"
     path.write_text("{hybrid")
     with pytest.raises(ValueError, match=r"bad\.json.*is not JSON"):
@@ -140,7 +140,7 @@ def test_a_context_group_is_a_part_of_a_sharding_group(world, shard, tensor, con
     assert parallel.layout(world, shard, tensor, 1).context == 1
 
 
-def test_ranks_are_ordered_by_node_whatever_the_launcher_numbered():
+def test_ranks_are_ordered_by_node_for_any_launcher_numbering():
     assert parallel.order_by_node(["a", "a", "b", "b"]) == [0, 1, 2, 3]
     assert parallel.order_by_node(["a", "b", "a", "b"]) == [0, 2, 1, 3]
     assert parallel.order_by_node(["b", "a", "c", "a", "b"]) == [0, 4, 1, 3, 2]
@@ -156,7 +156,7 @@ def test_degrees_are_assignable_before_init_and_checked():
         state.random_seed = 3
 
 
-def test_what_needs_the_mesh_says_so_before_init():
+def test_attributes_that_need_the_mesh_raise_before_init():
     state = State()
     assert (state.tp_rank, state.tp_size, state.cp_rank, state.ep_rank) == (0, 1, 0, 0)
     with pytest.raises(RuntimeError, match=r"known only after tsm\.init\(\)"):

@@ -1,4 +1,4 @@
-"""Context parallelism trains as one process does: losses, and every gathered gradient.
+"""Parity of context parallelism with one process: losses, and every gathered gradient.
 
 `make test` runs combinations that hold every pair of values, the backend's among them; `make test-smp-full` all.
 """

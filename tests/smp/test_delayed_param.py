@@ -1,4 +1,4 @@
-"""`DelayedParamIniter` in one process: which values come out, what is refused, and what the validator names."""
+"""`DelayedParamIniter` in one process: values, rejected input, and the validator's reports."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_values_follow_from_seed_and_name_alone():
     assert not torch.equal(other.lm_head.weight, whole.lm_head.weight)
 
 
-def test_what_a_module_sets_in_its_children_holds_in_every_order():
+def test_values_that_a_module_sets_in_its_children_hold_in_every_order():
     """GPT-2's attention scales its projection; FSDP initialises parents first, and children on their own."""
     settings = config("gpt2", n_embd=64, n_layer=8)
     model = on_meta(settings)
@@ -85,7 +85,7 @@ def test_what_a_module_sets_in_its_children_holds_in_every_order():
         ("gptj", {"rotary_dim": 4}),
     ],
 )
-def test_what_only_a_constructor_knows_is_found(kind, more):
+def test_values_set_only_by_constructors_are_found(kind, more):
     """Parameters that no initialisation writes in some version, scales of embeddings, tables of positions."""
     names = {"n_layer": 2, "n_embd": 32, "n_head": 4} if kind == "gptj" else FEW
     settings = transformers.AutoConfig.for_model(kind, **{**names, "vocab_size": 96, **more})
@@ -121,14 +121,14 @@ class Odd(nn.Module):
         self.register_buffer("table", torch.arange(3.0))
 
 
-def test_a_module_without_a_way_to_initialise_is_named():
+def test_a_module_without_initialisation_is_reported():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(2, 2), Odd())
     with pytest.raises(ValueError, match=r"1\.scale \(Odd\), 1\.table \(Odd\).*reset_parameters"):
         DelayedParamIniter(model)
 
 
-def test_a_function_of_ones_own():
+def test_a_custom_initialisation_function():
     """It sees real memory of each module's own parameters, once, in its own random stream."""
     seen = []
 
@@ -152,7 +152,7 @@ def test_a_function_of_ones_own():
     assert torch.equal(again[1].weight, model[1].weight)
 
 
-def test_a_function_of_ones_own_that_leaves_the_module_on_meta_is_told():
+def test_a_custom_function_that_leaves_the_module_on_meta_is_reported():
     with torch.device("meta"):
         model = nn.Linear(2, 2)
     delayed = DelayedParamIniter(model, init_method_using_config=lambda module: module.to("meta"), device="cpu")
@@ -160,7 +160,7 @@ def test_a_function_of_ones_own_that_leaves_the_module_on_meta_is_told():
         delayed.materialize()
 
 
-def test_the_validator_names_what_was_missed_and_done_twice():
+def test_the_validator_reports_missed_and_repeated_modules():
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU())
     delayed = DelayedParamIniter(model, device="cpu")
@@ -184,7 +184,7 @@ def test_the_validators_error_does_not_hide_the_one_inside():
         raise KeyError("theirs")
 
 
-def test_a_model_without_meta_tensors_is_left_alone(caplog):
+def test_a_model_without_meta_tensors_is_unchanged(caplog):
     model = nn.Linear(2, 2)
     before = model.weight.detach().clone()
     with caplog.at_level("INFO", logger="smddp.sagemaker"):
@@ -214,7 +214,7 @@ def test_models_of_accelerates_init_empty_weights_keep_ties_and_buffers():
         assert torch.equal(model.get_parameter(name), value), name
 
 
-def test_dtype_requires_grad_and_marks_stay():
+def test_dtype_requires_grad_and_attributes_are_kept():
     model = on_meta(config("llama")).to(torch.bfloat16)
     model.lm_head.weight.requires_grad_(False)
     model.lm_head.weight.mark = "mine"

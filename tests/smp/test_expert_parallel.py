@@ -1,5 +1,5 @@
-"""What expert parallelism promises without a second process: bad input is an error before anything moves, tokens are
-balanced as the papers say, and groups are carved out of the data-parallel ranks. The world is torch's fake group."""
+"""Expert parallelism in one process with torch's fake process group: invalid input raises before communication,
+balancing follows the papers, and expert groups are subsets of the data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from smp_cases.models import batch, loss_of, tiny
 
 
 def refused(model, error, match, config=None):
-    """`transform` raises, and the model is as it was."""
+    """Asserts that `transform` raises and leaves the model unchanged."""
 
     def shapes():
         return {name: (p.shape, type(p)) for name, p in model.named_parameters()}, [type(m) for m in model.modules()]
@@ -144,7 +144,7 @@ def test_reset_takes_back_what_experts_changed_in_torch(world):
 
 
 def test_sinkhorn_chooses_as_the_textbook_says(world):
-    """Rows and columns of exp(logits) are normalized in turn, in the plainest form."""
+    """Reference: alternately normalize the rows and columns of exp(logits)."""
     world(1)
     logits = torch.randn(48, 6, generator=torch.Generator().manual_seed(3)) * 2
     matrix = logits.double().exp()
@@ -183,7 +183,7 @@ def test_the_aux_loss_is_that_of_transformers(world):
 
 
 def test_balanced_gives_every_expert_the_same_number_across_ranks():
-    parts = [balancing.in_turn(6, 2, 4, 6 * rank, torch.device("cpu")) for rank in range(2)]
+    parts = [balancing.round_robin(6, 2, 4, 6 * rank, torch.device("cpu")) for rank in range(2)]
     assert torch.bincount(torch.cat(parts).flatten()).tolist() == [6, 6, 6, 6]
     assert all(len(set(row)) == 2 for row in torch.cat(parts).tolist())
 

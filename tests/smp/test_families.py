@@ -37,8 +37,8 @@ def test_what_few_have_trains_as_one_process(ranks, degree):
     ranks.run("smp_cases.families", "all_train_as_one_process", seconds=180.0, names=FEW, degree=degree)
 
 
-def test_latent_attention_and_experts_stay_within_the_budget(ranks):
-    ranks.run("smp_cases.families", "latent_attention_and_experts_stay_within_the_budget")
+def test_latent_attention_and_experts_keep_the_collective_budget(ranks):
+    ranks.run("smp_cases.families", "latent_attention_and_experts_keep_the_collective_budget")
 
 
 def test_they_train_as_one_process_under_fsdp(ranks):

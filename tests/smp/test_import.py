@@ -1,4 +1,4 @@
-"""What `import torch.sagemaker` gives, in processes of their own."""
+"""Effects of `import torch.sagemaker`, in separate processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def run(code: str, **environment: str) -> str:
-    """In a process that has torch, and none of our modules but what torch's import brings."""
+    """Runs code in a process with torch, and only the smddp modules that torch imports."""
     done = forked.run(code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -29,7 +29,7 @@ def run_anew(code: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_process_that_the_others_are_forked_from_has_none_of_it():
+def test_the_fork_server_does_not_import_sagemaker():
     ours = ("torch.sagemaker", "smddp.sagemaker", "smdistributed")
     assert run(f"import sys; print([name for name in sys.modules if name.startswith({ours})])") == "[]\n"
 
@@ -53,7 +53,7 @@ for name in names:
 
 
 @pytest.mark.parametrize("package", ["torch.sagemaker", "smddp.sagemaker"])
-def test_transform_stays_the_function_whichever_way_it_is_imported(package):
+def test_transform_is_the_function_for_every_import_form(package):
     run(
         f"""
 import importlib, sys
@@ -88,7 +88,7 @@ print(torch.sagemaker.theirs, torch.sagemaker.config.theirs)
     assert out.split() == ["True", "True"]
 
 
-def test_init_without_a_launcher_says_how_to_start():
+def test_init_without_a_launcher_raises_with_instructions():
     out = run(
         """
 import os

@@ -1,4 +1,4 @@
-"""Activation offloading in one process: what is stored, what is loaded when, and that nothing stays behind."""
+"""Activation offloading in one process: stores, load times, and released memory."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def inputs(seed: int = 1) -> torch.Tensor:
 
 
 def gradients(model: nn.Module, *steps) -> list:
-    """Losses, then gradients, of forward and backward on each of ``steps`` in turn."""
+    """Returns the losses, then the gradients, of forward and backward on each of ``steps``."""
     torch.manual_seed(7)
     losses = []
     for step in steps or (inputs(),):
@@ -91,7 +91,7 @@ def assert_identical(found: list, wanted: list) -> None:
 
 
 class Controls:
-    """The feature switched on, with a horizon that a test may change, over an engine of its own."""
+    """Enabled offloading with a settable horizon and a separate engine."""
 
     def __init__(self, monkeypatch) -> None:
         self._monkeypatch = monkeypatch
@@ -166,7 +166,7 @@ def test_stores_follow_the_forward_and_the_device_tensors_go(on):
 
 
 def test_layers_inputs_die_on_the_device_during_forward(on):
-    """Without offloading every layer's input is alive at the end of the forward; with it none is."""
+    """Without offloading every layer's input is live at the end of the forward; with offloading, none."""
     alive = []
 
     def watch(model):
@@ -193,7 +193,7 @@ def test_host_buffers_are_used_again(on):
     assert on.now.pool_reused == 2 * LAYERS
 
 
-def test_pool_forgets_the_sizes_of_yesterday(on):
+def test_pool_frees_buffers_of_earlier_sizes(on):
     model = offload_wrapper(checkpointed())
     for rows in (16, 64, 256):
         model(torch.randn(rows, WIDTH)).backward()
@@ -248,7 +248,7 @@ def test_exception_in_forward_leaves_nothing_and_the_next_step_is_right(on, reen
     assert_identical(gradients(model), gradients(checkpointed(reentrant)))
 
 
-def test_layer_that_fails_and_is_passed_over(on):
+def test_layer_with_a_caught_exception(on):
     """The model catches a layer's exception and goes on: the layer has ended for the engine too."""
 
     class Forgiving(Stack):
@@ -310,7 +310,7 @@ def test_second_backward_over_a_freed_graph_is_torchs_error(on):
 
 
 @pytest.mark.parametrize("reentrant", REENTRANT)
-def test_parameters_buffers_and_their_views_stay(on, reentrant):
+def test_parameters_buffers_and_their_views_are_not_offloaded(on, reentrant):
     class Passing(Stack):
         def __init__(self):
             super().__init__()
@@ -337,7 +337,7 @@ def test_one_tensor_saved_by_many_layers_is_stored_once(on, reentrant):
     on.assert_nothing_left()
 
 
-def test_equal_tensors_at_one_address_are_not_taken_for_one(on):
+def test_equal_tensors_at_one_address_are_distinguished(on):
     """Memory of a dropped tensor is given to the next: address, size and version are the same, the bytes are not."""
 
     class Fresh(Stack):
@@ -371,7 +371,7 @@ STAYING = {"tiny", "empty", "scalar", "conjugate"}
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_every_layout_comes_back_as_it_was(on, kind):
+def test_every_layout_is_restored(on, kind):
     other = LAYOUTS[kind]()
     copy = other.clone()
     model = offload_wrapper(checkpointed())
@@ -391,7 +391,7 @@ def test_every_layout_comes_back_as_it_was(on, kind):
 
 @pytest.mark.parametrize("offloading", [False, True])
 def test_change_in_place_after_save_is_an_error(on, offloading):
-    """As without offloading: the layer's input is changed after the layer has run."""
+    """Matches torch without offloading: the layer's input changes after the layer has run."""
 
     class Changing(Stack):
         def forward(self, x):
@@ -430,7 +430,7 @@ def test_change_in_place_outside_the_layers_is_an_error(on):
 # -- wrappers --------------------------------------------------------------------------------------------------
 
 
-def test_without_checkpointing_it_says_what_to_change(on):
+def test_missing_checkpointing_raises_with_instructions(on):
     with pytest.raises(ValueError, match="apply_activation_checkpointing"):
         offload_wrapper(Stack())(inputs())
     with pytest.raises(ValueError, match="sm_activation_offloading"):
@@ -474,7 +474,7 @@ def test_checkpointed_layers_inside_one_another_are_one_group(on, reentrant):
 
 
 def test_wrappers_side_by_side(on):
-    """Two towers: each forward is a pass with a schedule of its own."""
+    """Two towers: each forward is a pass with a separate schedule."""
 
     class Towers(nn.Module):
         def __init__(self, wrap):
@@ -540,8 +540,8 @@ def test_transformers_model(on):
 
 
 class LateDevice:
-    """Stands in for torch.cuda. The computing stream is the CPU and runs at once; what a side stream is given runs
-    only when somebody waits for it, so that every missing wait shows as wrong bytes.
+    """Fake of torch.cuda. The computing stream is the CPU and runs at once. A side stream runs its work only when
+    another stream waits for it, so that every missing wait produces wrong bytes.
     """
 
     def __init__(self) -> None:
@@ -690,7 +690,7 @@ def test_late_loads_of_a_failed_backward_do_not_reach_the_next(on):
     on.assert_nothing_left()
 
 
-def test_late_loads_that_nobody_used(on):
+def test_late_loads_without_a_reader(on):
     """A backward that ends at layer 4 has asked for 3 and 2; the next begins at the top and drops them."""
     on.use(Engine(movers=LateMover))
 
@@ -729,7 +729,7 @@ def test_names_bound_before_see_the_feature(on):
     assert on.now.tensors_offloaded == LAYERS
 
 
-def test_reset_takes_the_hooks_off(on):
+def test_reset_removes_the_hooks(on):
     model = offload_wrapper(checkpointed())
     gradients(model)
     hooks = [len(m._forward_pre_hooks) + len(m._forward_hooks) for m in model.modules()]

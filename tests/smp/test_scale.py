@@ -1,4 +1,4 @@
-"""What a job of 1,024 ranks sends, by torch's fake process group: one process, exact counts of rank 0."""
+"""Messages of a job with 1,024 ranks in torch's fake process group: one process, exact counts of rank 0."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def between_nodes(found: list, node: int = SHARD) -> dict[str, float]:
 
 
 @pytest.mark.timeout(300)
-def test_between_nodes_goes_only_the_all_reduce_of_one_shard():
+def test_only_the_all_reduce_of_one_shard_crosses_nodes():
     whole, found = calls({"hybrid_shard_degree": SHARD})
     sent = between_nodes(found)
     copies = RANKS // SHARD

@@ -1,4 +1,4 @@
-"""Training settings in any combination train as one process does, or are refused for a known reason.
+"""Parity of combined training settings with one process, or rejection with a known reason.
 
 `make test` runs a few combinations; `make test-smp-full` runs combinations that hold every possible pair of values.
 """

@@ -1,4 +1,4 @@
-"""The small names that training scripts import: each does what its documentation says."""
+"""Small helpers that training scripts import, checked against their documentation."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def fresh_logger(monkeypatch, capsys):
     monkeypatch.setattr(logger, "handlers", [])
     monkeypatch.setattr(logger, "filters", [])
     monkeypatch.setattr(logger, "propagate", False)
-    # pytest puts handlers of its own on every logger: they are not the script's.
+    # Ignore the handlers that pytest adds to every logger.
     monkeypatch.setattr(logger, "hasHandlers", lambda: any(type(h) is logging.StreamHandler for h in logger.handlers))
     monkeypatch.delenv("SMP_LOG_LEVEL", raising=False)
     level = logger.level
@@ -96,12 +96,12 @@ def test_log_level_from_the_environment(fresh_logger, monkeypatch, level, expect
     assert [line.split()[-1] for line in fresh_logger().splitlines()] == expected
 
 
-def test_log_level_of_the_script_stays(fresh_logger):
+def test_log_level_of_the_script_is_kept(fresh_logger):
     logging.getLogger(logging_module.NAME).setLevel(logging.ERROR)
     assert get_logger().level == logging.ERROR
 
 
-def test_unknown_log_level_names_the_known(fresh_logger, monkeypatch):
+def test_unknown_log_level_lists_valid_levels(fresh_logger, monkeypatch):
     monkeypatch.setenv("SMP_LOG_LEVEL", "loud")
     with pytest.raises(ValueError, match=r"loud.*off, fatal"):
         get_logger()
@@ -170,7 +170,7 @@ def test_empty_module_params_keeps_all_but_the_values():
     assert model.second.weight is model.first.weight
     assert model.first.weight.mark == "kept"
     assert [model.first.weight.requires_grad, model.first.bias.requires_grad] == [True, False]
-    assert model.table.is_meta, "buffers stay"
+    assert model.table.is_meta, "buffers are unchanged"
     assert empty_module_params(Tied(), device="meta").own.is_meta
     assert empty_module_params(Tied()).own.device.type == "cpu", "no device: where it is"
 
@@ -200,8 +200,8 @@ def test_oldest_folders_go_by_the_last_number(tmp_path):
     folders(tmp_path, "llama7-900steps", "llama7-1000steps", "llama7-80steps", "logs")
     (tmp_path / "llama7-1steps").write_text("a file")
     (tmp_path / "llama7-2steps").symlink_to(tmp_path / "logs")
-    gone = limit_num_subdirs(tmp_path, 2)
-    assert gone == [str(tmp_path / "llama7-80steps")]
+    removed = limit_num_subdirs(tmp_path, 2)
+    assert removed == [str(tmp_path / "llama7-80steps")]
     left = {"llama7-900steps", "llama7-1000steps", "logs", "llama7-1steps", "llama7-2steps"}
     assert set(os.listdir(tmp_path)) == left
     assert limit_num_subdirs(str(tmp_path), 2) == []
@@ -238,7 +238,7 @@ def test_all_ranks_may_limit_concurrently(tmp_path):
         assert sorted(path for of_rank in found for path in of_rank) == [str(root / name) for name in names[:2]]
 
 
-def test_a_checkpoint_s_own_folder_stands_for_those_beside_it(tmp_path):
+def test_a_checkpoint_directory_selects_its_siblings(tmp_path):
     regex = r"^.*\d+steps$"
     for inner in ("", "ep2-0"):
         root = tmp_path / f"run-9steps{inner}"
@@ -272,7 +272,7 @@ def test_a_checkpoint_interval_covers_writing_and_overhead():
         compute_auto_checkpoint_interval([], [], [], [])
 
 
-def test_what_cannot_be_is_refused_before_anything_is_deleted(tmp_path):
+def test_invalid_arguments_raise_before_any_deletion(tmp_path):
     folders(tmp_path, "a-1", "a-2", "a-x")
     for n, error in ((0, ValueError), (-1, ValueError), (True, TypeError), ("2", TypeError), (None, TypeError)):
         with pytest.raises(error, match="n is"):
@@ -314,7 +314,7 @@ def test_moe_config_refuses(name, value, error):
         MoEConfig(**{name: value})
 
 
-def test_what_does_not_run_says_what_to_do():
+def test_unsupported_features_raise_with_instructions():
     assert not any(isinstance(module, MoELayer) for module in Tied().modules())
     with pytest.raises(TypeError, match="is not made by hand"):
         MoELayer()

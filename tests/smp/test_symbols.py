@@ -1,4 +1,4 @@
-"""Every symbol that scripts for SMP v2 import, under the name they import it by."""
+"""Import of every symbol that scripts for SMP v2 use."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_documentation_names_every_symbol_and_key():
     assert wanted <= words, wanted - words
 
 
-def test_a_flushed_cache_is_told_once_per_step_and_not_after_the_watch_has_ended():
+def test_a_flushed_cache_is_reported_once_per_step_until_the_watch_ends():
     from smddp.sagemaker.fsdp.hybrid import watch_cache_flushes
 
     flushes = {"num_alloc_retries": 0}

@@ -1,5 +1,5 @@
-"""What `tsm.transform` promises without a second process: bad input is an error before anything moves, the plan's
-translation, and the tracker of random states. The world here is torch's fake group."""
+"""`tsm.transform` in one process with torch's fake process group: errors for invalid input, the translation of plans,
+and the tracker of random states."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def shapes(model):
 
 
 def refused(model, error, match, **options):
-    """`transform` raises, and the model is as it was."""
+    """Asserts that `transform` raises and leaves the model unchanged."""
     before = shapes(model), [type(module) for module in model.modules()]
     with pytest.raises(error, match=match):
         tsm.transform(model, **options)
     assert before == (shapes(model), [type(module) for module in model.modules()])
 
 
-def test_before_init_it_says_so():
+def test_transform_before_init_raises():
     refused(tiny(), RuntimeError, r"call tsm.init\(\) first")
 
 
@@ -46,7 +46,7 @@ def test_a_width_that_does_not_divide_is_refused(world):
     refused(tiny(intermediate_size=66), ValueError, r"mlp.gate_proj \(out\) 66 / 4 = 16.5.*work for it: 1, 2\b")
 
 
-def test_a_model_without_a_plan_is_told_how_to_give_one(world):
+def test_a_model_without_a_plan_raises_with_instructions(world):
     world(tensor_parallel_degree=2)
     refused(torch.nn.Sequential(torch.nn.Linear(4, 4)), ValueError, "Sequential carries no plan.*tp_plan")
 
@@ -63,7 +63,7 @@ def test_an_unknown_style_names_the_nearest(world):
     refused(torch.nn.Sequential(torch.nn.Linear(4, 4)), ValueError, "did you mean 'colwise'", config={"tp_plan": plan})
 
 
-def test_a_style_that_is_known_but_not_built_says_why(world):
+def test_an_unsupported_style_raises_with_the_reason(world):
     world(tensor_parallel_degree=2)
     plan = {"0": "grouped_gemm"}
     refused(
@@ -71,7 +71,7 @@ def test_a_style_that_is_known_but_not_built_says_why(world):
     )
 
 
-def test_a_plan_entry_that_names_nothing_is_refused(world):
+def test_a_plan_entry_without_a_match_is_rejected(world):
     world(tensor_parallel_degree=2)
     plan = {"1": "colwise"}
     refused(torch.nn.Sequential(torch.nn.Linear(4, 4)), ValueError, "'1' names no module", config={"tp_plan": plan})
@@ -188,12 +188,12 @@ def test_a_bias_of_experts_that_every_rank_would_add_is_refused(world, bias, err
 
 
 @pytest.mark.parametrize("degree", [1, 2])
-def test_twice_is_refused(world, degree):
+def test_a_second_transform_is_rejected(world, degree):
     world(tensor_parallel_degree=degree)
     refused(tsm.transform(tiny()), ValueError, "transformed already")
 
 
-def test_after_fsdp_is_refused(world):
+def test_transform_after_fsdp_is_rejected(world):
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
     world(tensor_parallel_degree=2)
@@ -258,7 +258,7 @@ def test_a_norm_in_an_attention_block_is_of_single_heads_or_refused_whatever_its
 
 
 class Adapted(torch.nn.Module):
-    """What PEFT puts in the place of a projection."""
+    """Equivalent of PEFT's adapter of a projection."""
 
     def __init__(self, base):
         super().__init__()
@@ -291,7 +291,7 @@ def test_adapters_of_single_rows_after_transform_are_refused_with_the_remedy(wor
 
 
 @pytest.mark.parametrize(("degree", "becomes"), [(1, "NO_SHARD"), (2, "HYBRID_SHARD")])
-def test_a_strategy_that_the_shard_degree_replaces_is_said(world, degree, becomes, caplog, monkeypatch):
+def test_a_strategy_replaced_by_the_shard_degree_is_logged(world, degree, becomes, caplog, monkeypatch):
     world(hybrid_shard_degree=degree)
     monkeypatch.setattr(hybrid, "_said", set())
     caplog.clear()  # of what `init` says
@@ -377,7 +377,7 @@ def test_transformer_engine_needs_a_gpu_and_the_package(world, monkeypatch):
 
 
 def test_an_engines_linear_gets_this_ranks_shards(world, monkeypatch):
-    """With a stand-in for the engine: which layers it gets, with which sizes and parameters."""
+    """Uses a fake engine, and checks the layers, sizes and parameters that it receives."""
     made, called = [], []
 
     class Linear(torch.nn.Linear):

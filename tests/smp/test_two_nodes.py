@@ -1,4 +1,4 @@
-"""Where the ranks are on two nodes, by SMDDP_NODE: tcp between them, shared memory within. What crosses is counted."""
+"""Ranks on two nodes simulated by SMDDP_NODE: TCP between nodes, shared memory within. Counts inter-node bytes."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def on():
 @pytest.mark.parametrize(
     ("nodes", "module", "case"),
     [
-        (EVEN, "hybrid", "on_two_nodes_gathers_stay_off_the_network"),
+        (EVEN, "hybrid", "on_two_nodes_gathers_avoid_the_network"),
         (EVEN, "nodes", "tokens_cross_once_for_each_node_that_needs_them"),
         (EVEN, "nodes", "gradients_of_gradients_cross_nodes"),
         (EVEN, "nodes", "keys_and_values_cross_by_the_formula"),
-        (IN_TURNS, "hybrid", "on_two_nodes_shard_groups_fill_a_node_whatever_the_numbering"),
-        (IN_TURNS, "nodes", "uneven_nodes_keep_the_flat_way_and_say_so"),
-        pytest.param(UNEVEN, "nodes", "uneven_nodes_keep_the_flat_way_and_say_so", marks=pytest.mark.slow),
+        (IN_TURNS, "hybrid", "on_two_nodes_shard_groups_fill_a_node_for_any_rank_order"),
+        (IN_TURNS, "nodes", "uneven_nodes_use_flat_dispatch_and_log_it"),
+        pytest.param(UNEVEN, "nodes", "uneven_nodes_use_flat_dispatch_and_log_it", marks=pytest.mark.slow),
     ],
 )
 def test_two_nodes(on, nodes, module, case):

@@ -26,7 +26,7 @@ __all__ = ["init", "is_initialized", "patches", "state", "transform", "verify"]
 
 
 class _Package(ModuleType):
-    """`transform` is the function, whenever the module of the same name is imported, under either of its names."""
+    """Module class that keeps `transform` the function after imports of the submodule of the same name."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not (name == "transform" and isinstance(value, ModuleType)):

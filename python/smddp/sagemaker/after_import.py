@@ -1,4 +1,4 @@
-"""Changes of a module that may be imported later, or never."""
+"""Patches of modules that a script may import later, or never."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def after_import(name: str, change: Callable[[ModuleType], Undo]) -> Undo:
 
 
 class _Finder:
-    """Finds one module as all other finders do, and reports its import once."""
+    """Delegates to the other finders for one module, and reports its import once."""
 
     def __init__(self, name: str, imported: Callable[[ModuleType], None]) -> None:
         self._name, self._imported = name, imported

@@ -1,4 +1,4 @@
-"""Collectives of a group as autograd functions, for whatever dimension of parallelism needs them.
+"""Differentiable collectives of a process group.
 
 function       forward            backward
 exchange       uneven all-to-all  the same, the other way
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 
 def all_to_all(rows: torch.Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    """(sum of ``send``, ...), the first ``send[0]`` for rank 0 and so on -> (sum of ``receive``, ...) likewise."""
+    """Uneven all-to-all: (sum of ``send``, ...), the first ``send[0]`` rows for rank 0 -> (sum of ``receive``, ...)."""
     rows = rows.contiguous()
     out = rows.new_empty((sum(receive), *rows.shape[1:]))
     dist.all_to_all_single(out, rows, receive, send, group=group)
@@ -26,7 +26,7 @@ def all_to_all(rows: torch.Tensor, send: list[int], receive: list[int], group: d
 
 
 def gathered(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> torch.Tensor:
-    """The tensors of all ranks, of one shape, in order of rank and side by side in ``dim``."""
+    """Concatenates the equally shaped tensors of all ranks along ``dim``, in order of rank."""
     tensor = tensor.contiguous()
     parts = tensor.new_empty((group.size(), *tensor.shape))
     dist.all_gather_into_tensor(parts.view(-1), tensor.view(-1), group=group)
@@ -34,7 +34,7 @@ def gathered(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> to
 
 
 def scattered(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> torch.Tensor:
-    """This rank's part in ``dim``, which the ranks divide, of the sum of all ranks' tensors."""
+    """Reduce-scatter: this rank's part of the sum over the ranks, split along ``dim``."""
     size = group.size()
     parts = tensor.contiguous() if dim == 0 else torch.cat(tensor.chunk(size, dim))
     mine = parts.new_empty((parts.shape[0] // size, *parts.shape[1:]))
@@ -78,15 +78,15 @@ class _Scatter(torch.autograd.Function):
 
 
 def exchange(rows: torch.Tensor, send: list[int], receive: list[int], group: dist.ProcessGroup) -> torch.Tensor:
-    """As `all_to_all`; gradients go back the same way."""
+    """Differentiable `all_to_all`; backward sends gradients to the source ranks."""
     return _Exchange.apply(rows, send, receive, group)
 
 
 def gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> torch.Tensor:
-    """As `gathered`; each rank uses the whole, and gets the sum of the ranks' gradients of its part."""
+    """Differentiable `gathered`; backward reduce-scatters the gradients."""
     return _Gather.apply(tensor, group, dim)
 
 
 def scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int = 0) -> torch.Tensor:
-    """As `scattered`; gradients of all parts go to every rank."""
+    """Differentiable `scattered`; backward all-gathers the gradients."""
     return _Scatter.apply(tensor, group, dim)

@@ -15,7 +15,7 @@ _FACTOR = 0x9E3779B97F4A7C15 - 2**64  # an odd number without a pattern in its b
 
 @torch.no_grad()
 def checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """A number of the elements and their places, int64 scalar on the tensor's device.
+    """Returns a checksum of the elements and their positions: int64 scalar on the tensor's device.
 
     Up to 65,536 elements every place counts, beyond that every row of 1,024.
     """

@@ -20,14 +20,14 @@ log = logging.getLogger("smddp.sagemaker")
 
 
 def read(argument: dict[str, Any] | str | os.PathLike | None, assigned: dict[str, int]) -> dict[str, int | bool]:
-    """The value of every key, from all sources.
+    """Returns the value of every key, merged from all sources.
 
     Args:
-        argument: what the script gave to `init`: a dictionary, the path of a JSON file, or None.
-        assigned: degrees that the script assigned to `tsm.state` before.
+        argument: argument of `init`: a dictionary, the path of a JSON file, or None.
+        assigned: degrees that the script assigned to `tsm.state` before `init`.
 
     Raises:
-        TypeError, ValueError: as `check` does, or text that is no JSON object.
+        TypeError, ValueError: as in `check`, or text that does not parse as a JSON object.
         OSError: the file cannot be read.
     """
     values: dict[str, int | bool] = {key.name: key.default for key in KEYS.values()}

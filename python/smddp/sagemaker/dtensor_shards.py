@@ -1,4 +1,4 @@
-"""The part of a full tensor that one rank of a DTensor holds, cut without communication.
+"""Sharding of full tensors by DTensor layouts without communication.
 
 Every rank computes the same full value from the same seed, so nothing has to be sent: each keeps its own part.
 """
@@ -24,12 +24,12 @@ def cut(full: torch.Tensor, like: DTensor) -> torch.Tensor:
 
 
 def cut_over(full: torch.Tensor, like: DTensor, names: Collection[str]) -> torch.Tensor:
-    """The part of ``full`` that is left for this rank after the cuts over the mesh dimensions ``names``; a view."""
+    """Returns this rank's part of ``full`` after sharding over the mesh dimensions ``names``; a view."""
     return _cut(full, like, [dim for dim in _order(like) if _name(like, dim) in names])
 
 
 def cut_rest(part: torch.Tensor, like: DTensor, names: Collection[str]) -> torch.Tensor:
-    """This rank's local part of what `cut_over` gave for the same ``names``; a copy."""
+    """Returns this rank's local part of the result of `cut_over` for the same ``names``; a copy."""
     return _checked(_cut(part, like, [dim for dim in _order(like) if _name(like, dim) not in names]), part, like)
 
 
@@ -66,20 +66,20 @@ def _checked(local: torch.Tensor, full: torch.Tensor, like: DTensor) -> torch.Te
 
 
 def held(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of ``tensor``, in the same memory and without its graph."""
+    """Returns this rank's local tensor of ``tensor``, detached and sharing memory."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def around(local: torch.Tensor, like: DTensor) -> DTensor:
-    """``local`` as a DTensor laid out like ``like``."""
+    """Returns ``local`` as a DTensor with the layout of ``like``."""
     return DTensor.from_local(
         local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
 def put(value: torch.Tensor, target: nn.Parameter) -> nn.Parameter:
-    """``value``, this rank's part, in ``target``: copied into it, or in a parameter that replaces it if it is on meta.
+    """Copies ``value``, this rank's part, into ``target``; replaces a ``target`` on meta by a new parameter.
 
     The parameter to register is returned; it carries the marks that others have set on ``target``.
     """
@@ -94,7 +94,7 @@ def put(value: torch.Tensor, target: nn.Parameter) -> nn.Parameter:
 
 
 def _order(like: DTensor) -> list[int]:
-    """The mesh dimensions in the order in which they cut.
+    """Returns the mesh dimensions in sharding order.
 
     A data-parallel engine shards what tensor parallelism left of a dimension; DTensor marks such a placement as
     strided ("of the parts that a dimension further right made"), so it cuts after the plain ones.

@@ -1,4 +1,4 @@
-"""Gradient-norm clipping that is right under every mix of sharding and tensor parallelism."""
+"""Gradient-norm clipping for all combinations of sharding and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Part:
-    """Gradients that are cut over the same groups: each element is on one rank of every group."""
+    """Gradients sharded over the same groups: each element is on one rank of every group."""
 
     groups: tuple[dist.ProcessGroup, ...]
     device: torch.device  # where collectives of these groups run
@@ -27,12 +27,12 @@ class _Part:
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-    """Scale the gradients of ``model`` so that their norm, over all ranks, is at most ``max_norm``.
+    """Scale the gradients of ``model`` so that their norm over all ranks is at most ``max_norm``.
 
-    The norm is the one that the same model has in one process. Each element counts once: parts that FSDP or tensor
-    parallelism cut are added over the ranks that hold them, copies are not. The model may be wrapped by FSDP1, by
-    `fully_shard`, by activation checkpointing and offloading, or by nothing. Collective over all ranks, also over
-    those that hold no gradient; call it after backward, outside of `no_sync`.
+    The norm equals that of the same model in one process. Each element counts once: shards of FSDP and tensor
+    parallelism are summed over ranks, copies are not. The model may be wrapped by FSDP1, `fully_shard`, activation
+    checkpointing and offloading, or unwrapped. Collective over all ranks, including ranks without gradients. Call it
+    after backward, outside of `no_sync`.
 
     Args:
         model: the whole model, as given to the optimizer.
@@ -44,7 +44,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
         0 without gradients.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is not a module.
         ValueError: ``max_norm`` or ``norm_type`` out of range, or FSDP gradients that are not reduced yet.
     """
     if not isinstance(model, nn.Module):
@@ -58,7 +58,7 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     # From the parameters, since a rank without gradients must compute in the same type as the others.
     double = any(p.dtype == torch.float64 for p in model.parameters())
     total = _total(parts, norm_type, torch.float64 if double else torch.float32)
-    # Where nothing is to be clipped this multiplies by 1: reading the norm to find out would stop the GPU.
+    # Multiply by 1 if no clipping is needed: a check of the norm on the host would synchronize the GPU.
     factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
     for part in parts:
         for gradient in part.gradients:
@@ -98,7 +98,7 @@ def _parts(model: nn.Module) -> list[_Part]:
 
 
 def _groups(mesh, placements) -> list[dist.ProcessGroup]:
-    """The groups over which a tensor is cut, rather than copied."""
+    """Returns the groups over which a tensor is sharded, not copied."""
     return [mesh.get_group(dim) for dim, placement in enumerate(placements) if not placement.is_replicate()]
 
 
@@ -119,7 +119,7 @@ def _flat(handle: FlatParamHandle) -> Iterator[tuple[list[dist.ProcessGroup], to
     if whole is not None:
         _check_reduced(whole.numel(), flat.numel())
     for index, (extension, info) in enumerate(zip(flat._param_extensions, flat._shard_param_infos)):
-        # What FSDP1 keeps of a tensor-parallel parameter is its DTensor's layout.
+        # FSDP1 stores the DTensor layout of a tensor-parallel parameter.
         tensor = _groups(extension.mesh, extension.placements) if extension is not None else []
         if handle._use_orig_params:
             assert flat._params is not None  # the original ones
@@ -145,7 +145,7 @@ def _check_reduced(gradients: int, parameters: int) -> None:
 
 
 def _total(parts: list[_Part], norm_type: float, dtype: torch.dtype) -> torch.Tensor:
-    """The norm of all gradients on all ranks."""
+    """Returns the norm of all gradients on all ranks."""
     if not parts:
         return torch.zeros((), dtype=dtype)
     sums = torch.stack([_local(part, norm_type, dtype, parts[0].device) for part in parts])

@@ -1,6 +1,6 @@
-"""What transformers' versions and model families call things. Everything that differs between 4.57 and 5 is here.
+"""Differences between transformers versions (4.57 and 5) and model families.
 
-A model without transformers works too: then nothing here applies but the plan it carries itself.
+Models without transformers are supported through the plan attribute that they define.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smddp.sagemaker import hf_plans
 STYLE_NAMES = {
     "colwise_rep": "colwise_gather_output",
     "rowwise_rep": "rowwise_split_input",
-    # There a block adds its partial sums up at its end, by "gather"; here each row-wise module adds its own.
+    # In transformers a block reduces its partial sums at its end, by "gather"; here each row-wise module reduces.
     "local_colwise": "colwise",
     "local_rowwise": "rowwise",
     "local_packed_rowwise": "packed_rowwise",
@@ -47,30 +47,30 @@ def _transformers() -> Any:
 
 
 def is_before_5() -> bool:
-    """Whether transformers is of the older line that is supported."""
+    """Returns True if the installed transformers is of the supported 4.x line."""
     package = _transformers()
     return package is not None and int(package.__version__.split(".")[0]) < 5
 
 
 def is_pretrained(module: nn.Module) -> bool:
-    """Whether ``module`` is a transformers model."""
+    """Returns True if ``module`` is a transformers model."""
     package = _transformers()
     return package is not None and isinstance(module, package.PreTrainedModel)
 
 
 def is_conv1d(module: nn.Module) -> bool:
-    """Whether ``module`` is transformers' Conv1D: a linear projection with an (in, out) weight."""
+    """Returns True if ``module`` is transformers' Conv1D: a linear projection with an (in, out) weight."""
     package = _transformers()
     return package is not None and isinstance(module, package.pytorch_utils.Conv1D)
 
 
 def model_type(model: nn.Module) -> str:
-    """ "llama", "gpt2", ...; "" for what is no transformers model."""
+    """Returns the model type ("llama", "gpt2", ...); "" for other modules."""
     return getattr(model.config, "model_type", "") if is_pretrained(model) else ""
 
 
 def attention_heads(model: nn.Module) -> int | None:
-    """The number of query heads, None where there is no configuration that says."""
+    """Returns the number of query heads; None if no configuration specifies it."""
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -89,9 +89,9 @@ def plan_of(model: nn.Module) -> dict[str, Any]:
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
-    """The plan of one module, without its children's."""
+    """Returns the plan of one module, without its children's plans."""
     if not is_pretrained(module):
-        # Its own: wrappers of models answer for attributes of what they hold.
+        # Read the instance's dictionary: wrappers forward attribute access to the wrapped model.
         return dict(vars(module).get("_tp_plan") or getattr(type(module), "_tp_plan", None) or {})
     if model_type(module) in hf_plans.PLANS:
         return dict(hf_plans.PLANS[model_type(module)])
@@ -103,7 +103,7 @@ def _own(module: nn.Module) -> dict[str, Any]:
 
 
 def layer_class_names(model: nn.Module) -> set[str]:
-    """The classes of decoder layers, by name."""
+    """Returns the class names of decoder layers."""
     names: set[str] = set()
     for module in model.modules():
         if is_pretrained(module):
@@ -111,8 +111,8 @@ def layer_class_names(model: nn.Module) -> set[str]:
     return names
 
 
-# What families call the size of a head, the projections, and the numbers of query and of key and value heads.
-# Latent attention's heads are of qk_head_dim, whatever its head_dim, which some give the part with positions.
+# Attribute names, by family, of the head size, the projections, and the numbers of query, key and value heads.
+# Latent attention uses qk_head_dim; some of its modules set head_dim to the rotary part.
 _HEAD_SIZES = ("qk_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
 _QUERIES = ("q_proj", "query", "q")
 _KEYS = ("k_proj", "key", "k")
@@ -127,7 +127,7 @@ _WIDTHS = ("hidden_size", "all_head_size", "inner_dim", "split_size", "embed_dim
 
 
 class Attention(Protocol):
-    """An attention module's sizes; each family has those that its forward reads."""
+    """Sizes of an attention module; each family has the attributes that its forward reads."""
 
     head_dim: int
     num_heads: int
@@ -141,7 +141,7 @@ def _int(module: nn.Module, names: tuple[str, ...]) -> int | None:
 
 
 def head_dim(module: nn.Module) -> int | None:
-    """The size of one head of an attention module; None if it does not say."""
+    """Returns the head size of an attention module; None if unknown."""
     return _int(module, _HEAD_SIZES)
 
 
@@ -159,23 +159,23 @@ def heads_of(module: nn.Module) -> tuple[int | None, int | None]:
 
 
 def query_of(module: nn.Module) -> nn.Module | None:
-    """The query projection of an attention module, if it has one of its own."""
+    """Returns the separate query projection of an attention module, if any."""
     found = (getattr(module, name, None) for name in _QUERIES)
     return next((child for child in found if isinstance(child, nn.Module)), None)
 
 
 def is_key_or_value(name: str) -> bool:
-    """Whether a module of this name projects to keys or to values."""
+    """Returns True if a module of this name projects to keys or values."""
     return name.rpartition(".")[2] in _KEYS or is_value(name)
 
 
 def is_value(name: str) -> bool:
-    """Whether a module of this name projects to values."""
+    """Returns True if a module of this name projects to values."""
     return name.rpartition(".")[2] in _VALUES
 
 
 def as_attention(module: nn.Module) -> Attention:
-    """``module``, which is known to be an attention module, as one."""
+    """Casts ``module`` to the type of attention modules."""
     return cast(Attention, module)  # families have no class in common
 
 
@@ -187,7 +187,7 @@ def weight_of(module: nn.Module) -> torch.Tensor:
 
 
 def localise_heads(attention: Attention, query: int, key_value: int) -> None:
-    """Tell an attention module how many heads this rank computes.
+    """Set the number of this rank's heads in an attention module.
 
     Most modules take the number from their activations' shape; these attributes are all that the others read.
     """
@@ -220,7 +220,7 @@ def cached_keys(cache: Any) -> torch.Tensor | None:
 
 
 def key_value_heads(model: nn.Module) -> int | None:
-    """The number of key and value heads, None if no configuration gives it."""
+    """Returns the number of key and value heads; None if no configuration specifies it."""
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "get_text_config"):
         config = config.get_text_config()
@@ -233,7 +233,7 @@ def refuse_variant(model: nn.Module) -> None:
     kind = model_type(model)
     if kind == "bloom" and config.slow_but_exact and config.pretraining_tp > 1:
         raise NotImplementedError(
-            "BLOOM with slow_but_exact=True and pretraining_tp > 1 cuts its weights into parts by itself, which tensor "
+            "BLOOM with slow_but_exact=True and pretraining_tp > 1 splits its weights into parts, which tensor "
             "parallelism does already: set slow_but_exact=False"
         )
     if kind == "gemma4":
@@ -244,9 +244,9 @@ def refuse_variant(model: nn.Module) -> None:
 
 
 def tiny_inputs(model: nn.Module, seed: int) -> dict[str, Any]:
-    """Arguments of a small forward pass: two samples of twelve tokens, or two images.
+    """Returns arguments of a small forward pass: two samples of twelve tokens, or two images.
 
-    Raises ValueError for what is no transformers model, or one of another input.
+    Raises ValueError for other modules, and for models with another input.
     """
     takes = getattr(model, "main_input_name", None) if is_pretrained(model) else None
     config: Any = getattr(model, "config", None)
@@ -279,7 +279,7 @@ def experts_layout(module: nn.Module, name: str, style: str) -> tuple[int, int]:
     dims = module.get_parameter(name).dim()
     if style.endswith("rowwise"):
         return dims - 1, (2 if style == "packed_rowwise" else 1)
-    # Some plans of transformers say "colwise" of both in one.
+    # Some plans of transformers use "colwise" for both in one weight.
     both = "gate_up" in name and getattr(module, "is_concatenated", True)
     return dims - 2, (2 if style == "packed_colwise" or both else 1)
 
@@ -292,8 +292,8 @@ LISTED_EXPERTS = "listed_experts"
 def _without_listed_experts(model: nn.Module, plan: dict[str, Any]) -> dict[str, Any]:
     """``plan`` with the style `LISTED_EXPERTS` for Mixtral's block in 4.57.
 
-    The plan of 4.57 would sum each expert's output by itself and share the router, which is one collective more
-    for every expert and layer. As one region the whole block needs one each way.
+    The plan of 4.57 would all-reduce each expert's output separately, one more collective for every expert and layer.
+    As one region the whole block needs one collective in each direction.
     """
     block = "block_sparse_moe"
     # A family of today may call its block the same, with stacked experts.
@@ -309,7 +309,7 @@ def _without_listed_experts(model: nn.Module, plan: dict[str, Any]) -> dict[str,
 
 
 class Routed(Protocol):
-    """What Mixtral's block of 4.57 routes by."""
+    """Routing attributes of Mixtral's block of 4.57."""
 
     gate: nn.Module
     top_k: int

@@ -1,4 +1,4 @@
-"""Plans of our own, for families of transformers without one, and for those whose own plan does not say enough.
+"""Plans for families of transformers without a plan or with an incomplete plan.
 
 One row a family: `config.model_type` -> {pattern: style}. Patterns are relative to any of the family's models (the base
 model, one with a head, an encoder or a decoder), and what a configuration lacks is passed over, so one row holds both
@@ -153,7 +153,7 @@ PLANS: dict[str, Plan] = {
         **_pairs("layers.*.self_attn.", _QKV, "o_proj"),
         "layers.*.self_attn": "local_params",
         "layers.*.self_attn.sinks": "colwise",
-        # Stored as (experts, in, out), gate and up in turn.
+        # Stored as (experts, in, out), with gate and up interleaved.
         "layers.*.mlp.experts": "moe_tp_experts",
         "layers.*.mlp.experts.gate_up_proj": "rowwise",
         "layers.*.mlp.experts.gate_up_proj_bias": "rowwise",

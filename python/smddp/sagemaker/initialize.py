@@ -1,4 +1,4 @@
-"""`tsm.init()`: from a configuration to the mesh, the groups and the patches."""
+"""`tsm.init()`: creates the mesh and groups of a configuration, and applies the patches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("smddp.sagemaker")
 
 
 def is_initialized() -> bool:
-    """Whether `init` has run."""
+    """Returns True after `init`."""
     return state.is_initialized
 
 
@@ -68,7 +68,7 @@ def init(config: dict[str, Any] | str | os.PathLike | None = None) -> None:
         if parallel.ranks.flatten().tolist() != order_by_node(nodes):
             log.info(
                 "ranks are numbered across nodes in turns, and groups that span nodes have to follow: start them node "
-                "by node, and smaller groups stay inside a node"
+                "by node, and smaller groups remain inside a node"
             )
         if parallel.uneven:
             log.info(

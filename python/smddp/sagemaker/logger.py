@@ -22,7 +22,7 @@ _FORMAT = "[%(asctime)s] [%(levelname)s] [rank %(rank)s] %(message)s"
 
 
 def get_logger() -> logging.Logger:
-    """The package's logger.
+    """Returns the package's logger.
 
     The first call sets its level from SMP_LOG_LEVEL, unless the script has set one, and gives it a handler to
     stderr, unless the script has configured logging itself; its formats may then use ``%(rank)s``.

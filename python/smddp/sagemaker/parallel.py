@@ -1,14 +1,14 @@
-"""Who shares what with whom: the arithmetic of the degrees, and the mesh and groups it gives.
+"""Parallelism degrees, and the device mesh and process groups derived from them.
 
 The world is one mesh of three dimensions, `replicate` x `shard` x `tensor`, with the tensor dimension innermost:
-the ranks of a tensor group are neighbours, those of a shard group are the next nearest, and copies of the model
-are farthest apart. Ranks are ordered by node first, so a shard group that fits into a node stays inside it (but see
-`arranged`). A context group is a run of neighbours in the shard dimension: its ranks shard parameters and average
-gradients as all others of their shard group do, and only hold parts of the same samples.
+the ranks of a tensor group are adjacent, then those of a shard group, then the copies of the model. Ranks are ordered
+by node first, so a shard group that fits into a node remains inside it (but see `arranged`). A context group consists
+of adjacent ranks of the shard dimension. They shard parameters and average gradients like other ranks of the shard
+group, but hold parts of the same samples.
 
-Experts have a mesh of their own over the same ranks, `expert_replicate` x `expert_shard` x `expert` x `tensor`: an
-expert group is of neighbours, too, and one copy of all experts lies on as many ranks as one copy of the rest, or on
-the least multiple of that which the expert groups fill.
+Experts use a separate mesh over the same ranks, `expert_replicate` x `expert_shard` x `expert` x `tensor`. An expert
+group consists of adjacent ranks. One copy of all experts occupies as many ranks as one copy of the other parameters,
+or the least multiple that the expert groups fill.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EXPERT_DIMENSIONS = ("expert_replicate", "expert_shard", "expert", "tensor")
 
 
 def order_by_node(nodes: list[str]) -> list[int]:
-    """All ranks, those of one node together, nodes in the order of their first rank. ``nodes[r]``: rank r's node."""
+    """Returns all ranks grouped by node, nodes in the order of their first rank. ``nodes[r]``: rank r's node."""
     first: dict[str, int] = {}
     for rank, node in enumerate(nodes):
         first.setdefault(node, rank)
@@ -38,7 +38,7 @@ def order_by_node(nodes: list[str]) -> list[int]:
 
 
 def arranged(sizes: Layout, nodes: list[str]) -> torch.Tensor:
-    """The ranks as (replicate, shard, tensor): ordered by node, or by number where that would not do.
+    """Returns the ranks as (replicate, shard, tensor), ordered by node if possible, else by number.
 
     torch numbers the ranks of a group in ascending order, and a DTensor's parts by their place in the mesh: only where
     these agree does a part have the offset that its values have.
@@ -61,7 +61,7 @@ def even_nodes(group: list[int], nodes: list[str]) -> list[list[int]] | None:
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """This rank's groups where an expert group has several ranks on each of several nodes.
+    """This rank's groups within and between nodes, for expert groups with several ranks on each of several nodes.
 
     Attributes:
         between: the ranks in this one's place on each node, in the order of the nodes.
@@ -73,7 +73,7 @@ class Hierarchy:
 
 
 def device_type() -> str:
-    """What the mesh's tensors live on: "cuda" where there is a GPU that the default group can use, else "cpu"."""
+    """Returns the mesh's device type: "cuda" if the default group can use a GPU, else "cpu"."""
     if torch.cuda.is_available():
         try:
             _world()._get_backend(torch.device("cuda"))
@@ -90,10 +90,10 @@ def _world() -> dist.ProcessGroup:
 
 
 def forget_old_meshes() -> None:
-    """Make DTensor forget results that it keeps by mesh.
+    """Clear DTensor's caches that are keyed by mesh.
 
-    A mesh equals the one that an earlier `init` of this process made, so DTensor would hand out tensors over that
-    one, whose groups may be gone.
+    A new mesh equals the mesh of an earlier `init` of this process. DTensor would reuse the old mesh, whose groups may
+    be destroyed.
     """
     from torch.distributed.tensor import DTensor
 
@@ -111,9 +111,9 @@ class ParallelState:
         mesh: DeviceMesh (replicate, shard, tensor).
         expert_mesh: DeviceMesh (expert_replicate, expert_shard, expert, tensor); None without expert parallelism.
         one_copy: process group of the ranks that hold one copy of the model together (copy x tensor).
-        hierarchy: how the expert group of this process lies on nodes; None where that is of no use, see `Hierarchy`.
+        hierarchy: node placement of this process's expert group; None without hierarchical dispatch, see `Hierarchy`.
         uneven: expert groups that span nodes and have different numbers of ranks on them.
-        context: process group of the ranks that hold parts of the same samples; None where each has its own.
+        context: process group of the ranks that hold parts of the same samples; None without context parallelism.
         place: this rank's index in each dimension, by name.
     """
 
@@ -152,13 +152,13 @@ class ParallelState:
                 within += on
                 between += [list(rail) for rail in zip(*on)]
         if within:
-            near, _ = dist.new_subgroups_by_enumeration(within)
-            far, _ = dist.new_subgroups_by_enumeration(between)
-            if isinstance(near, dist.ProcessGroup) and isinstance(far, dist.ProcessGroup):
-                self.hierarchy = Hierarchy(far, near)
+            local, _ = dist.new_subgroups_by_enumeration(within)
+            remote, _ = dist.new_subgroups_by_enumeration(between)
+            if isinstance(local, dist.ProcessGroup) and isinstance(remote, dist.ProcessGroup):
+                self.hierarchy = Hierarchy(remote, local)
 
     def _context_groups(self) -> list[list[int]]:
-        """The ranks of every context group: neighbours in the shard dimension."""
+        """Returns the ranks of every context group: adjacent ranks of the shard dimension."""
         sizes = self.sizes
         split = self.ranks.view(sizes.replicate, sizes.shard // sizes.context, sizes.context, sizes.tensor)
         return split.transpose(2, 3).reshape(-1, sizes.context).tolist()
@@ -169,9 +169,9 @@ class ParallelState:
         return self.place["replicate"] * self.sizes.shard + self.place["shard"]
 
     def replication_groups(self) -> list[list[int]]:
-        """For each shard, the ranks that hold it, in order of their copy."""
+        """Returns the ranks that hold each shard, in order of their copy."""
         return self.ranks.reshape(self.sizes.copies, -1).T.tolist()
 
     def nodes_of_shard_group(self, nodes: list[str]) -> int:
-        """How many nodes this rank's shard group spans."""
+        """Returns the number of nodes that this rank's shard group spans."""
         return len({nodes[rank] for rank in dist.get_process_group_ranks(self.group("shard"))})

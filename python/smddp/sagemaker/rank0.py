@@ -1,4 +1,4 @@
-"""Loading by rank 0 alone: what `transform(load_state_dict_from_rank0=True)` does, and how the rest gets its values.
+"""Loading on rank 0 and distribution to other ranks, for `transform(load_state_dict_from_rank0=True)`.
 
 Rank 0 holds the model's values, the other ranks have the model on meta. `load` gives rank 0's tensor group its shards:
 afterwards the ranks of the first copy's first shard, one for each tensor rank, have real parameters. From there:
@@ -43,10 +43,10 @@ def load(
     """Give rank 0's tensor group its shards of rank 0's values. Collective over all ranks.
 
     Args:
-        model: transformed, or of one tensor rank; not wrapped by FSDP. Parameters and buffers on meta become real in
-            the ranks of rank 0's tensor group and stay on meta elsewhere.
-        source: on rank 0 the whole state dict with Hugging Face's names and layouts; None elsewhere.
-        device: where parameters that were on meta become real; the mesh's device type by default.
+        model: transformed, or of one tensor rank; not wrapped by FSDP. Parameters and buffers on meta are allocated on
+            the ranks of rank 0's tensor group and remain on meta on other ranks.
+        source: on rank 0 the full state dict with Hugging Face's names and layouts; None on other ranks.
+        device: device of the allocated parameters; the mesh's device type by default.
 
     Returns:
         ``model``.
@@ -77,7 +77,7 @@ def load(
 
 
 def take(model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Move the values that `load` left in this rank aside, and the model to meta; None on ranks that have none.
+    """Detach the values that `load` set on this rank, and move the model to meta; None on ranks without values.
 
     What this rank holds of each parameter and buffer, by name, stays where it is in memory.
     """
@@ -104,7 +104,7 @@ def take(model: nn.Module) -> dict[str, torch.Tensor] | None:
 def spread(
     model: nn.Module, values: Mapping[str, torch.Tensor] | None = None, device: torch.device | str | None = None
 ) -> nn.Module:
-    """Send what rank 0's tensor group holds to all ranks of the same tensor rank. Collective over all ranks.
+    """Broadcast the values of rank 0's tensor group to all ranks of the same tensor rank. Collective over all ranks.
 
     Args:
         model: under ``fully_shard``, or under nothing. Each rank keeps what its layout says.
@@ -216,7 +216,7 @@ def _stored(model: nn.Module, source: Mapping[str, torch.Tensor]) -> dict[str, t
 
 
 def _mismatch(model: nn.Module, source: Mapping[str, torch.Tensor] | None) -> str:
-    """What is wrong with rank 0's values for this model; "" if nothing."""
+    """Returns the error in rank 0's values for this model; "" if none."""
     if source is None:
         return "rank 0 passed no state dict: it is the rank that holds the values"
     if flat := _flat(model):
@@ -237,7 +237,7 @@ def _mismatch(model: nn.Module, source: Mapping[str, torch.Tensor] | None) -> st
 
 
 def _unspreadable(model: nn.Module, values: Mapping[str, torch.Tensor] | None) -> str:
-    """What is wrong on a rank that sends; "" if nothing."""
+    """Returns the error on a sending rank; "" if none."""
     if flat := _flat(model):
         return flat
     everything: dict[str, torch.Tensor] = {names[0]: parameter for names, parameter, _ in _parameters(model)}
@@ -260,7 +260,7 @@ def _flat(model: nn.Module) -> str:
 
 
 def _agree(problem: str) -> None:
-    """Raise on every rank what any has found."""
+    """Raise the error of any rank on every rank."""
     found: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(found, problem)
     if any(found):

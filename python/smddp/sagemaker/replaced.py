@@ -1,4 +1,4 @@
-"""Parameters that a wrapper replaced, and optimizers that still hold them."""
+"""Detection of optimizers that hold parameters replaced by a wrapper."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def recorded(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class Watch:
-    """Finds optimizers whose parameters were replaced; looks again only after further replacements."""
+    """Finds optimizers whose parameters were replaced; repeats the search only after further replacements."""
 
     def __init__(self) -> None:
         self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()

@@ -11,7 +11,7 @@ Undo = Callable[[], None]
 
 
 def _replace(owner: Any, attribute: str, value: Any) -> Undo:
-    """Sets an attribute, or an item of a namespace, and returns what restores it."""
+    """Sets an attribute, or an item of a namespace, and returns an undo function."""
     if isinstance(owner, dict):
         before = owner[attribute]
         owner[attribute] = value
@@ -118,9 +118,9 @@ def fsdp1_parameters() -> Undo:
     from smddp.sagemaker.fsdp import fsdp1_views
     from smddp.sagemaker.tensor_parallel import replicated
 
-    parameters = fsdp1_views.keeping_parameters(FlatParamHandle._use_unsharded_views)
+    parameters = fsdp1_views.reuse_parameters(FlatParamHandle._use_unsharded_views)
     gradients = fsdp1_views.giving_gradients(FlatParamHandle._use_sharded_grad_views)
-    frozen = fsdp1_views.keeping_frozen(FlatParamHandle._init_flat_param_and_metadata)
+    frozen = fsdp1_views.restore_frozen(FlatParamHandle._init_flat_param_and_metadata)
     accumulated = fsdp1_views.plain_gradients(FlatParamHandle._use_unsharded_grad_views)
     return _all(
         _replace(FlatParamHandle, "_init_flat_param_and_metadata", frozen),
@@ -203,7 +203,7 @@ def adapters() -> Undo:
 
     from smddp.sagemaker.tensor_parallel import adapter_hooks
 
-    # Its type does not say that a hook may return what becomes part instead.
+    # The type annotation omits that a hook may return a replacement module.
     return register_module_module_registration_hook(adapter_hooks.on_registration).remove  # type: ignore[arg-type]
 
 

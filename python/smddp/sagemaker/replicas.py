@@ -39,7 +39,7 @@ class Unchecked:
         self._checked: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
 
     def add(self, module: nn.Module) -> None:
-        """Have ``module``, which FSDP has wrapped over `tsm.state.mesh`, compared before the first step."""
+        """Register ``module``, wrapped by FSDP over `tsm.state.mesh`, for the comparison before the first step."""
         self._modules.append(weakref.ref(module))
         self._added += 1
 

@@ -45,7 +45,7 @@ def _state_of_seed(device: torch.device, seed: int) -> torch.Tensor:
 
 
 class RngStateTracker:
-    """Named random states next to the default one; `fork` draws from one of them for a while.
+    """Named random states besides the default state; `fork` switches to one of them temporarily.
 
     The interface that transformer-engine and Megatron-style checkpointing expect from a tracker.
     """
@@ -55,19 +55,19 @@ class RngStateTracker:
         self._seeds: set[int] = set()
 
     def reset(self) -> None:
-        """Forget all states."""
+        """Remove all states."""
         self._states, self._seeds = {}, set()
 
     def get_states(self) -> dict[str, torch.Tensor]:
-        """A copy of the states by name."""
+        """Returns a copy of the states by name."""
         return dict(self._states)
 
     def set_states(self, states: dict[str, torch.Tensor]) -> None:
-        """Replace all states by what `get_states` gave."""
+        """Replace all states by a result of `get_states`."""
         self._states = dict(states)
 
     def add(self, name: str, seed: int) -> None:
-        """A new state of this name.
+        """Add a new state with this name.
 
         Raises ValueError if the name or the seed is taken: equal seeds would give equal dropout masks.
         """
@@ -80,7 +80,7 @@ class RngStateTracker:
 
     @contextlib.contextmanager
     def fork(self, name: str = TENSOR_PARALLEL) -> Iterator[None]:
-        """Draw from state ``name`` inside the context; the default state outside is as if nothing was drawn.
+        """Use state ``name`` inside the context, and restore the default state on exit.
 
         Raises ValueError for a name that was not added.
         """
@@ -105,7 +105,7 @@ def get_rng_state_tracker() -> RngStateTracker:
 
 
 def share_default_state(group: dist.ProcessGroup, device: torch.device) -> None:
-    """All ranks of ``group``, a tensor group, go on from the first one's default states, of the CPU and of ``device``.
+    """Broadcast the first rank's default states of the CPU and ``device`` to the tensor group ``group``.
 
     So scripts that seed by the rank draw what all ranks of a group must have in common, too. Collective over the group.
     """
@@ -118,10 +118,10 @@ def share_default_state(group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 class RegionRandomness:
-    """Other random numbers on each rank of a tensor group, between `enter` and `leave`.
+    """Rank-specific random numbers in a tensor group, between `enter` and `leave`.
 
-    The state inside is made from the default state, the seed and the rank. So it needs no keeping of its own:
-    whoever restores the default state, as activation checkpointing does, gets the same numbers again.
+    The state inside derives from the default state, the seed and the rank. So restoring the default state, as
+    activation checkpointing does, reproduces the numbers.
     """
 
     def __init__(self, seed: int, rank: int) -> None:
@@ -129,7 +129,7 @@ class RegionRandomness:
         self._outside: tuple[torch.device, torch.Tensor, torch.Tensor] | None = None
 
     def enter(self, device: torch.device) -> None:
-        """Switch to this rank's numbers; nothing if inside already."""
+        """Switch to this rank's state; no effect if already inside."""
         if self._outside is not None:
             return
         outside = _get_state(device)
@@ -139,7 +139,7 @@ class RegionRandomness:
         _set_state(device, inside)
 
     def leave(self) -> None:
-        """Switch back; nothing if outside already.
+        """Switch back to the default state; no effect if already outside.
 
         Where something was drawn, the default state moves on by one draw, so that the next region differs.
         """

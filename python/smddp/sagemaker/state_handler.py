@@ -1,4 +1,4 @@
-"""`tsm.state`: where this process stands in the job, and what was configured."""
+"""`tsm.state`: this process's ranks and groups, and the configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEGREES = ("hybrid_shard_degree", "tensor_parallel_degree", "context_parallel_d
 
 
 class Ranker:
-    """Which ranks hold the same shard, by global rank."""
+    """Replication groups by global rank."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -38,10 +38,10 @@ class Ranker:
 
 
 class State:
-    """What `tsm.init()` has set up. One object for the life of the process.
+    """State set up by `tsm.init()`. One object for the lifetime of the process.
 
-    Before `init` the degrees may be assigned, and `init` keeps what was assigned; everything that needs the mesh
-    raises RuntimeError until then.
+    Degrees may be assigned before `init`, which keeps them. Attributes that need the mesh raise RuntimeError before
+    `init`.
     """
 
     # The configuration's keys, whose properties are made from its table below.
@@ -72,9 +72,9 @@ class State:
         self._at_reset.append(undo)
 
     def reset(self) -> None:
-        """Forget the configuration, the mesh and assigned degrees, and undo what `init` patched in torch.
+        """Discard the configuration, the mesh and assigned degrees, and undo `init`'s patches of torch.
 
-        The process groups stay open until torch destroys them; a new `init` makes new ones.
+        The process groups remain open until torch destroys them; a new `init` creates new groups.
         """
         while self._at_reset:
             self._at_reset.pop()()
@@ -91,7 +91,7 @@ class State:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Every key with the value in force; the defaults before `init`."""
+        """Effective configuration values; the defaults before `init`."""
         if self._config is not None:
             return dict(self._config)
         return {**{key.name: key.default for key in KEYS.values()}, **self._assigned}
@@ -120,23 +120,23 @@ class State:
 
     @property
     def native(self) -> bool:
-        """True where FSDP stays exactly as the script makes it: hybrid_shard_degree 0 without tensor parallelism."""
+        """True if FSDP is not patched: hybrid_shard_degree 0 without tensor parallelism."""
         return self._made("native").sizes.native
 
     @property
     def shard_size(self) -> int | None:
-        """How many ranks share each parameter under FSDP; None if FSDP is left native."""
+        """Number of ranks that shard each parameter under FSDP; None if FSDP is not patched."""
         sizes = self._made("shard_size").sizes
         return None if sizes.native else sizes.shard
 
     @property
     def rep_size(self) -> int:
-        """Copies of the model; 1 if FSDP is left native."""
+        """Number of copies of the model; 1 if FSDP is not patched."""
         return self._made("rep_size").sizes.copies
 
     @property
     def rep_rank(self) -> int:
-        """Which copy of the model this rank belongs to."""
+        """Index of this rank's copy of the model."""
         made = self._made("rep_rank")
         return made.data_rank // made.sizes.copy
 
@@ -169,7 +169,7 @@ class State:
 
     @property
     def dp_rank(self) -> int:
-        """Which part of each batch this rank trains on, of `dp_size`."""
+        """Index of this rank's part of each batch, less than `dp_size`."""
         made = self._made("dp_rank")
         return made.data_rank // made.sizes.context
 
@@ -214,7 +214,7 @@ class State:
 
     @property
     def expert_hierarchy(self) -> Hierarchy | None:
-        """How the expert group lies on nodes, where it has several ranks on each of several; else None."""
+        """Node placement of the expert group, if it has several ranks on each of several nodes; else None."""
         return self._parallel.hierarchy if self._parallel else None
 
     @property

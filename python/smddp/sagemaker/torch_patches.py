@@ -1,4 +1,4 @@
-"""Every change that `torch.sagemaker` makes to torch, in one table: what, when, why, and how it is undone.
+"""Table of all patches that `torch.sagemaker` applies to torch, with time, reason and undo function.
 
 Two patches are made when `torch.sagemaker` is imported, since scripts bind those names before `tsm.init()`. The
 others are made by `init`, each only when the configuration asks for it, and undone by `tsm.state.reset()`.
@@ -95,8 +95,8 @@ PATCHES = (
     Patch(
         "fsdp1_parameters",
         "views of FlatParamHandle on parameters and gradients, and its _init_flat_param_and_metadata",
-        "tensor-parallel parameters of units that are not sharded stay the ones that the optimizer holds, all of them "
-        "accumulate gradients in no_sync(), and frozen ones stay frozen",
+        "the optimizer keeps the tensor-parallel parameters of unsharded units, all tensor-parallel parameters "
+        "accumulate gradients in no_sync(), and frozen parameters remain frozen",
         replacements.fsdp1_parameters,
         lambda values, sizes: sizes.tensor > 1,
     ),
@@ -212,28 +212,28 @@ def patches() -> list[Patch]:
 
 
 def apply_import() -> None:
-    """Make the patches that scripts need before `init`. Idempotent."""
+    """Apply the patches that scripts need before `init`. Idempotent."""
     for patch in PATCHES:
         if patch.wanted is None and patch.name not in _active:
             _active[patch.name] = patch.apply()
 
 
 def apply_init(values: dict[str, Any], sizes: Layout) -> None:
-    """Make the patches that this configuration asks for."""
+    """Apply the patches that this configuration requires."""
     for patch in PATCHES:
         if patch.wanted is not None and patch.name not in _active and patch.wanted(values, sizes):
             _active[patch.name] = patch.apply()
 
 
 def undo_init() -> None:
-    """Undo what `apply_init` did, the last first."""
+    """Undo the patches of `apply_init` in reverse order."""
     at_init = {patch.name for patch in PATCHES if patch.wanted is not None}
     for name in [name for name in reversed(_active) if name in at_init]:
         _active.pop(name)()
 
 
 def undo_all() -> None:
-    """Undo every patch, those of the import too; `apply_import` makes the latter again."""
+    """Undo every patch, including those of the import; `apply_import` applies the latter again."""
     undo_init()
     for name in list(reversed(_active)):
         _active.pop(name)()

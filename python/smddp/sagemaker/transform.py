@@ -1,4 +1,4 @@
-"""`tsm.transform()`: from a model to one whose layers are shared by the ranks of a tensor group."""
+"""`tsm.transform()`: shares a model's layers among the ranks of a tensor group."""
 
 from __future__ import annotations
 
@@ -46,13 +46,12 @@ def transform(
 ) -> nn.Module:
     """Share each layer of ``model`` among the ranks of a tensor group, in place; wrap the result with FSDP.
 
-    Collective over the tensor group; where its ranks hold different values, the first rank's count. The model's own
-    plan says how; with tensor_parallel_degree 1 layers are only marked. Afterwards decoder layers are instances of
-    `tensor_parallel.transformer.TETransformerLayer` (and of their own class), parameters that are shared are DTensors
-    over ``tsm.state.mesh["tensor"]``, and all others are whole on every rank. A layer costs two all-reduces forward
-    and two backward (more where a family's own plan asks to gather inside blocks, as those of Phi-3 and OLMo 2 do, or
-    sums each expert by itself, as transformers 4.57 does outside Mixtral); a shared embedding or head one each way
-    besides.
+    Collective over the tensor group; if its ranks hold different values, the first rank's values are used. The model's
+    plan selects the sharding; with tensor_parallel_degree 1 layers are only marked. Afterwards decoder layers are
+    instances of `tensor_parallel.transformer.TETransformerLayer` and of their original class. Sharded parameters are
+    DTensors over ``tsm.state.mesh["tensor"]``, and all others are replicated. A layer costs two all-reduces forward and
+    two backward. It costs more if the plan gathers inside blocks (Phi-3, OLMo 2) or reduces each expert separately
+    (transformers 4.57 except Mixtral). A shared embedding or head adds one in each direction.
 
     A plan for any module is a dict from module names, where `*` stands for one component, to styles
     (`tensor_parallel/styles.py`) or torch's `ParallelStyle` objects:
@@ -62,18 +61,18 @@ def transform(
     or the attribute `_tp_plan` of the model or of modules in it.
 
     Args:
-        model: a transformers model, or any module with a plan. If any parameter is on the meta device, all of the
-            result is, and ``device`` is ignored.
-        device: where the result lives; by default where the mesh is.
-        dtype: of the floating-point parameters; by default as they are. Buffers keep theirs.
+        model: a transformers model, or any module with a plan. If any parameter is on the meta device, the whole
+            result is on meta, and ``device`` is ignored.
+        device: device of the result; the mesh's device by default.
+        dtype: of the floating-point parameters; unchanged by default. Buffers keep their dtype.
         config: None; or a dict with any of "tp_plan" (above), "sequence_parallel" (bool: activations between
             blocks are shards of the sequence, which must divide by the degree) and "layers" ("plain" or
             "transformer_engine", see `tensor_parallel/layers.py`) and "moe" (a `MoEConfig`, for a model with experts);
             or a `MoEConfig` alone.
-        load_state_dict_from_rank0: rank 0 holds real parameters, which go to its tensor group, see `rank0.load`;
-            other ranks' values do not matter and may be on meta.
-        cp_comm_type: with context_parallel_degree > 1, how keys and values of the other ranks' tokens come: "p2p"
-            (round a ring, while attention is computed; two ranks' at a time) or "all_gather" (all at once, before).
+        load_state_dict_from_rank0: use rank 0's parameters, distributed to its tensor group, see `rank0.load`; other
+            ranks' values are ignored and may be on meta.
+        cp_comm_type: with context_parallel_degree > 1, transfer of other ranks' keys and values: "p2p" (ring,
+            overlapped with attention; memory for two ranks) or "all_gather" (all at once, before attention).
 
     Returns:
         ``model``.
@@ -81,11 +80,10 @@ def transform(
     Raises:
         RuntimeError: before `tsm.init()`; transformer_engine without a GPU (ImportError without the package).
         TypeError: arguments of the wrong type.
-        ValueError: a model without a plan, one that is transformed or wrapped by FSDP already, sizes that the
-            degree does not divide, an unknown style or cp_comm_type, a model whose attention cannot be split.
-            With experts: degrees that do not divide them, a family without an adapter, expert_parallel_degree above 1
-            without a `MoEConfig`.
-        NotImplementedError: a model or option that does not run yet.
+        ValueError: a model without a plan, already transformed or wrapped by FSDP; sizes that the degree does not
+            divide; an unknown style or cp_comm_type; a model whose attention cannot be split. With experts: degrees
+            that do not divide them, an unsupported family, expert_parallel_degree above 1 without a `MoEConfig`.
+        NotImplementedError: an unsupported model or option.
     """
     inside = adapters.whole_model(model)
     if inside is not model:
@@ -125,7 +123,7 @@ def transform(
 
 
 def _checked(model: nn.Module, config: Any, cp_comm_type: str) -> dict[str, Any]:
-    """The options in ``config``; raises for everything that can be wrong before looking into the model's plan."""
+    """Returns the options in ``config``; raises for all errors that do not depend on the model's plan."""
     if state.mesh is None:
         raise RuntimeError("transform() needs the mesh that tsm.init() makes: call tsm.init() first")
     if not isinstance(model, nn.Module):
@@ -214,14 +212,14 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
     planner = Planner(model, tp, state.random_seed, in_sequence)
     styles = planner.styles(planner.with_tied(entries, tied))
     if same:
-        _tell_differences(share.make_same(model, tp), tp)
-    planner.tell()
+        _warn_of_differences(share.broadcast_if_different(model, tp), tp)
+    planner.emit_warnings()
     if experts is not None:
         experts.apply()
     modules = share.cut(model, tp, planner, styles, tied)
     if in_sequence:
         sequence.apply(layers, planner.blocks, modules, state.random_seed)
-    _tell_share(model, tp)
+    _warn_of_small_share(model, tp)
     hold_whole(model, tp, READ_LOCAL)
     accept_whole_values(model)
     refuse_by_head(model, planner.heads.of)
@@ -232,8 +230,8 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
     Agreement(tp, state.config["tensor_parallel_checks"]).attach(model)
 
 
-def _tell_share(model: nn.Module, tp: TensorGroup) -> None:
-    """Say so where a plan leaves most of a model whole: every rank then holds, and computes, nearly all of it."""
+def _warn_of_small_share(model: nn.Module, tp: TensorGroup) -> None:
+    """Warn if a plan shards less than half of the parameters: every rank then stores and computes nearly all."""
     parameters = list(model.parameters())
     everything = sum(p.numel() for p in parameters)  # a DTensor's number is the whole one's
     shared = sum(p.numel() for p in parameters if isinstance(p, DTensor))
@@ -247,7 +245,7 @@ def _tell_share(model: nn.Module, tp: TensorGroup) -> None:
         )
 
 
-def _tell_differences(differed: list[str], tp: TensorGroup) -> None:
+def _warn_of_differences(differed: list[str], tp: TensorGroup) -> None:
     if differed:
         log.warning(
             "%d parameters differed within a tensor group of %d ranks (%s, ...), as after making the model without a "
@@ -265,7 +263,7 @@ def _seed_tracker() -> None:
 
 
 def _source(model: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Rank 0's state dict, before its parameters are cut; None elsewhere. Raises ValueError on every rank."""
+    """Returns rank 0's state dict before sharding; None on other ranks. Raises ValueError on every rank."""
     source, error = None, [""]
     if dist.get_rank() == 0:
         source = {name: tensor.detach() for name, tensor in model.state_dict().items()}
@@ -286,7 +284,7 @@ def _move(model: nn.Module, device: torch.device | str | None, dtype: torch.dtyp
     else:
         assert state.mesh is not None  # else `_checked` has raised
         target = torch.device(state.mesh.device_type)
-    moved: dict[int, nn.Parameter | None] = {}  # parameters that are one stay one
+    moved: dict[int, nn.Parameter | None] = {}  # preserves shared parameters
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None:

@@ -1,4 +1,4 @@
-"""`tsm.verify()`: the transformed model against the whole one, on tiny inputs: outputs, and every gradient.
+"""`tsm.verify()`: compares a transformed model with the whole model on tiny inputs: outputs and gradients.
 
 A plan that cuts a block wrongly may still run, and even give the right outputs: where a module inside a region is used
 in part by every rank and nothing sums its gradients, only they are wrong. So both are compared.
@@ -29,7 +29,7 @@ _SEED = 4321
 
 
 def verify(model: nn.Module, inputs: Any = None, config: Mapping[str, Any] | None = None) -> float:
-    """Hold ``model``, shared among the ranks of its tensor group, against one process that computes all of it.
+    """Compare ``model``, shared among the ranks of its tensor group, with the whole model in one process.
 
     Collective over the tensor group. Before `transform`, two copies in float32 are made of the model, with values of
     their own, so that no weight is zero or one; one of them is transformed. After it, the whole model is made anew
@@ -88,17 +88,17 @@ def _subject(model: nn.Module) -> str:
 
 
 def _both(model: nn.Module, config: Mapping[str, Any] | None) -> tuple[nn.Module, nn.Module]:
-    """(the whole model, the shared one), of equal values."""
+    """Returns the whole and the shared model with equal values."""
     from smddp.sagemaker.transform import transform
 
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError("verify() computes, and this model is on meta: give it real parameters")
     if not isinstance(model, TransformerLMHead):
         whole = copy.deepcopy(model).float()
-        _stir(whole)
+        _perturb_parameters(whole)
         return whole, transform(copy.deepcopy(whole), config=config)
     if config is not None:
-        raise ValueError("verify(): this model is transformed already, by a config of its own: leave config out")
+        raise ValueError("verify(): this model is transformed already with another config: omit config")
     if not hf.is_pretrained(model) or not all(isinstance(p, DTensor) for p in model.parameters()):
         raise ValueError(
             f"verify() cannot make the whole of this {type(model).__name__}: it is under FSDP or no transformers "
@@ -112,8 +112,8 @@ def _both(model: nn.Module, config: Mapping[str, Any] | None) -> tuple[nn.Module
     return whole, model
 
 
-def _stir(model: nn.Module) -> None:
-    """Give every parameter a value of its own: what is zero, or one throughout, would hide how it is cut."""
+def _perturb_parameters(model: nn.Module) -> None:
+    """Give all parameters distinct values: constant parameters would hide sharding errors."""
     generator = torch.Generator().manual_seed(_SEED)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -149,7 +149,7 @@ def _run(model: nn.Module, arguments: tuple[tuple, dict]) -> tuple[dict[str, tor
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """``model`` in evaluation mode; every module has its own mode again afterwards."""
+    """Temporarily sets ``model`` to evaluation mode, and restores the mode of every module."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -160,7 +160,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _objective(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The loss, where there is one; else a sum of all outputs in which every element counts otherwise."""
+    """Returns the loss, if any; else a weighted sum of all outputs with different weights."""
     if "loss" in outputs:
         return outputs["loss"]
     generator = torch.Generator().manual_seed(_SEED)
@@ -195,7 +195,7 @@ def _differences(
     what: str, wanted: dict[str, torch.Tensor], found: dict[str, torch.Tensor]
 ) -> Iterator[tuple[float, str]]:
     """(difference as a part of the largest value, text) of each tensor in ``wanted``."""
-    # Some gradients are zero but for rounding, as those of a key's bias, so all are held against the largest, too.
+    # Some gradients, such as a key bias's, are zero except for rounding, so also compare with the largest gradient.
     overall = max((float(tensor.abs().max()) for tensor in wanted.values() if tensor.numel()), default=0.0)
     for name, tensor in wanted.items():
         other = found.get(name)
@@ -210,7 +210,7 @@ def _differences(
 
 
 def _first_module(whole: nn.Module, shared: nn.Module, arguments: tuple[tuple, dict]) -> str:
-    """Words for the first module whose outputs are of one shape in both models and differ; "" if there is none."""
+    """Describes the first module whose outputs have equal shapes in both models and differ; "" if none."""
     theirs = _outputs_of_modules(shared, arguments)
     for name, tensor in _outputs_of_modules(whole, arguments).items():
         other = theirs.get(name)
@@ -223,7 +223,7 @@ def _first_module(whole: nn.Module, shared: nn.Module, arguments: tuple[tuple, d
 
 
 def _outputs_of_modules(model: nn.Module, arguments: tuple[tuple, dict]) -> dict[str, torch.Tensor]:
-    """The first tensor that each module gives in a forward pass, in the order in which they end."""
+    """Records the first output tensor of each module in a forward pass, in completion order."""
     outputs: dict[str, torch.Tensor] = {}
     handles = []
     for name, module in model.named_modules():

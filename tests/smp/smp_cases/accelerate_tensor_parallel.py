@@ -19,7 +19,7 @@ TOLERANCE = 2e-4
 
 @contextlib.contextmanager
 def devices():
-    """Accelerate in a state that it has with one GPU for each rank, with tensors on the CPU."""
+    """Accelerate's state with one GPU per rank, but with tensors on the CPU."""
     place = {
         "ACCELERATE_USE_CPU": "true",
         "RANK": dist.get_rank(),
@@ -50,7 +50,7 @@ def devices():
 
 @contextlib.contextmanager
 def alone():
-    """Accelerate in a state that it has in one process."""
+    """Accelerate's state in one process."""
     before = dict(os.environ)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         os.environ.pop(name, None)
@@ -65,7 +65,7 @@ def alone():
 
 
 def rows_of(count):
-    """Rows with different numbers of labels, so that a mean of means is not the mean."""
+    """Returns rows with different numbers of labels, so that a mean of means differs from the mean."""
     generator = torch.Generator().manual_seed(5)
     rows = []
     for index in range(count):
@@ -84,7 +84,7 @@ def stacked(rows):
 
 
 def one_process(groups, every_token):
-    """(losses, gradient norms, evaluation loss) of one process.
+    """Returns (losses, gradient norms, evaluation loss) of one process.
 
     Args:
         groups: data-parallel groups, each of which takes every micro-batch's part.
@@ -166,7 +166,7 @@ def case_an_accelerator_of_other_degrees_is_refused():
             Accelerator()
 
 
-def case_accelerate_is_its_own_after_reset():
+def case_reset_restores_accelerate():
     before = Accelerator.gather
     with initialized(tensor_parallel_degree=2):
         assert Accelerator.gather is not before

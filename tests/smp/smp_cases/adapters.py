@@ -1,4 +1,4 @@
-"""Low-rank adapters of shared layers train as in one process."""
+"""Parity of low-rank adapters of sharded layers with one process."""
 
 import warnings
 
@@ -13,7 +13,7 @@ RANK = 4
 
 
 class Adapter(torch.nn.Module):
-    """What PEFT puts in the place of a projection (x, in) -> (x, out)."""
+    """Equivalent of PEFT's adapter of a projection (x, in) -> (x, out)."""
 
     def __init__(self, base: torch.nn.Module, dropout: float = 0.0) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def case_frozen_units_that_fsdp1_does_not_shard_are_in_state_dicts_after_a_pass(
 
 
 class EmbeddingAdapter(torch.nn.Module):
-    """What PEFT puts in the place of an embedding."""
+    """Equivalent of PEFT's adapter of an embedding."""
 
     def __init__(self, base: torch.nn.Module) -> None:
         super().__init__()
@@ -202,9 +202,9 @@ def refused(kind, build, *words: str):
         raise AssertionError("no error")
 
 
-def case_adapters_that_cannot_be_shared_after_transform_are_refused_as_they_come():
+def case_unsupported_adapters_after_transform_are_rejected_on_creation():
     class Reading(Adapter):
-        """Initial values by the projection's own, as PiSSA's."""
+        """Adapter initialised from the projection's values, like PiSSA."""
 
         def __init__(self, base):
             super().__init__(base)
@@ -225,7 +225,7 @@ def case_adapters_that_cannot_be_shared_after_transform_are_refused_as_they_come
             refused(ValueError, lambda layer=layer: Adapter(layer.v_proj), "transform(), get_peft_model() and FSDP")
 
 
-def case_adapters_of_another_form_are_refused_with_what_runs():
+def case_unsupported_adapters_are_rejected_with_alternatives():
     with initialized(tensor_parallel_degree=2):
         model = adapted(only=("q_proj",))
         words = ("model.layers.1.self_attn.q_proj is a", "without DoRA")
@@ -242,7 +242,7 @@ def with_magnitudes(adapter):
 
 
 class Prompted(torch.nn.Module):
-    """What PEFT makes of a model whose prompts it trains."""
+    """Equivalent of PEFT's wrapper for prompt tuning."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -252,7 +252,7 @@ class Prompted(torch.nn.Module):
         return self.model
 
 
-def case_parameters_of_the_wrapper_itself_are_refused():
+def case_parameters_of_the_wrapper_are_rejected():
     with initialized(tensor_parallel_degree=2):
-        words = "Prompted: prompts.weight is no parameter of the model"
+        words = "Prompted: prompts.weight is outside the model"
         refused(NotImplementedError, lambda: tsm.transform(Prompted(tiny())), words)

@@ -1,4 +1,4 @@
-"""Ranks of one tensor group that see other data or draw other random numbers are told so, not trained wrongly."""
+"""Different data or random numbers on the ranks of one tensor group raise an error."""
 
 import contextlib
 import copy
@@ -12,7 +12,7 @@ from smp_cases.tensor_parallel import Collectives, initialized, wrapped
 
 @contextlib.contextmanager
 def refused(*words: str):
-    """Every rank raises an error that names its group's ranks, what to do, and ``words``."""
+    """Asserts that every rank raises an error with its group's ranks, instructions, and ``words``."""
     first = dist.get_rank() - tsm.state.tp_rank
     try:
         yield
@@ -26,7 +26,7 @@ def refused(*words: str):
 
 def case_other_data_on_ranks_of_a_tensor_group_is_refused():
     for engine in ("alone", "fsdp1", "fsdp2"):
-        # A tied embedding is shared, too, and adds up rows of both: only the ids can tell.
+        # A tied embedding is sharded, too, and sums rows of both ranks: only the ids reveal the difference.
         for family in ("llama", "gemma", "mixtral"):
             with initialized(tensor_parallel_degree=2):
                 model = tsm.transform(tiny(family))
@@ -46,11 +46,11 @@ def case_other_random_numbers_on_ranks_of_a_tensor_group_are_refused():
             torch.manual_seed(dist.get_rank())
             with refused("transformer.h." if "resid_pdrop" in options else "transformer.h.0"):
                 loss_of(model, batch(0))
-            # Without dropout nothing is drawn, so seeds by the rank are nobody's business.
+            # Without dropout no random numbers are drawn, so rank-specific seeds are valid.
             loss_of(model.eval(), batch(0))
 
 
-def case_scripts_that_seed_by_the_rank_draw_alike_after_transform():
+def case_rank_specific_seeds_are_unified_by_transform():
     with initialized(tensor_parallel_degree=2):
         torch.manual_seed(dist.get_rank())
         model = tsm.transform(tiny("gpt2", embd_pdrop=0.2, resid_pdrop=0.2)).train()
@@ -63,7 +63,7 @@ def case_scripts_that_seed_by_the_rank_draw_alike_after_transform():
         assert torch.equal(states[0], states[1]) and torch.equal(states[2], states[3])
 
 
-def case_the_first_passes_are_checked_and_no_others():
+def case_only_the_first_passes_are_checked():
     with initialized(tensor_parallel_degree=2, tensor_parallel_checks=2):
         model = tsm.transform(tiny())
         for mode in (True, False):
@@ -89,7 +89,7 @@ def case_recomputed_layers_and_low_precision_pass_the_check():
 
 
 class Wrapper(torch.nn.Module):
-    """Adds to what a projection makes, and is no adapter of PEFT's form."""
+    """Wrapper that adds to a projection's output, in a form that PEFT does not use."""
 
     def __init__(self, base: torch.nn.Module) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class Wrapper(torch.nn.Module):
         return self.inner(x) + self.lora_B(self.lora_A(x))
 
 
-def case_what_is_put_around_shared_layers_and_not_known_is_refused_at_the_first_pass():
+def case_unknown_wrappers_of_sharded_layers_are_rejected_in_the_first_pass():
     with initialized(tensor_parallel_degree=2):
         for name in ("q_proj", "o_proj"):
             for engine in ("alone", "fsdp2"):
@@ -117,7 +117,7 @@ def case_what_is_put_around_shared_layers_and_not_known_is_refused_at_the_first_
                     raise AssertionError("no error")
 
 
-def case_wrappers_of_torchs_own_are_no_adapters():
+def case_torch_wrappers_are_accepted():
     from smddp.sagemaker.tensor_parallel.transformer import TransformerLayer
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 

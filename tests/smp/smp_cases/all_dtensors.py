@@ -1,4 +1,4 @@
-"""All parameters of a transformed model are DTensors, so what walks over parameters is right without knowing of us."""
+"""All parameters of a transformed model are DTensors, so generic code over parameters works unchanged."""
 
 import copy
 import functools
@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 
 
 def _mine(step: int) -> torch.Tensor:
-    """What this rank trains on."""
+    """Returns this rank's training batch."""
     return part_of(batch(step), tsm.state.dp_rank, tsm.state.dp_size)
 
 

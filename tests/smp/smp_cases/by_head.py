@@ -1,4 +1,4 @@
-"""Arguments for all heads of a model whose heads are shared: refused before anything is computed."""
+"""Rejection of per-head arguments for models with sharded heads."""
 
 import pytest
 import smddp.sagemaker as tsm

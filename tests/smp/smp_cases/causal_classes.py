@@ -1,4 +1,4 @@
-"""A tiny model of every causal class of the installed transformers, made from its configuration's own fields.
+"""A tiny model of every causal class of the installed transformers, created from its configuration's fields.
 
 Each is right under tensor parallelism, or refused by `transform` with words that say what to change; none is wrong in
 silence, and none fails later.
@@ -16,7 +16,7 @@ from smddp.sagemaker import hf
 from smp_cases.tensor_parallel import initialized
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-# What a field of this name becomes, if the configuration has it. Heads must divide by 4.
+# Values of configuration fields, where present. The numbers of heads must be divisible by 4.
 _SMALL = {
     "vocab_size": 96,
     "hidden_size": 32,
@@ -139,7 +139,7 @@ def _small(config_class: type) -> transformers.PretrainedConfig:
     return config_class(**{**small, **_ODD.get(config_class.model_type, {})})
 
 
-# What the fields' names do not tell.
+# Model-specific fields.
 _ODD: dict[str, dict] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "opt": {"word_embed_proj_dim": 32},
@@ -150,7 +150,7 @@ _ODD: dict[str, dict] = {
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
     "jamba": {"use_mamba_kernels": False},
     "mamba2": {"num_heads": 8, "head_dim": 8},
-    # Of its two layers the second is gone through again.
+    # The model runs its second layer twice.
     "inkling2_loop_text": {
         "n_layers_per_attn_res_block": 1,
         "loop_layer_index_start": 1,
@@ -191,7 +191,7 @@ NOT_MADE = {
 
 
 def all_are_right_or_refused(kinds: list[str], degree: int = 2) -> None:
-    """Raises AssertionError with every class that is neither."""
+    """Raises AssertionError with every class that is neither correct nor rejected."""
     wrong = []
     with initialized(tensor_parallel_degree=degree, tensor_parallel_checks=0):
         for kind in kinds:

@@ -1,4 +1,4 @@
-"""Checkpoints of sharded models, resumed at the same and at other layouts with the losses of an unbroken run."""
+"""Checkpoints of sharded models, resumed at equal and other layouts with the losses of an uninterrupted run."""
 
 import contextlib
 import functools
@@ -65,14 +65,14 @@ def _step(model, optimizer, ids) -> float:
 
 @functools.cache
 def unbroken_losses() -> list[float]:
-    """The losses of one process that never stops."""
+    """Returns the losses of an uninterrupted run in one process."""
     model = tiny()
     optimizer = optimizer_of(model)
     return [_step(model, optimizer, batch(step)) for step in range(BEFORE + AFTER)]
 
 
 def train(model, optimizer, steps) -> None:
-    """Steps of a sharded model, whose mean losses must be those of the unbroken run."""
+    """Trains a sharded model and compares its mean losses with the uninterrupted run."""
     for step in steps:
         mine = torch.tensor(_step(model, optimizer, part_of(batch(step), tsm.state.dp_rank, tsm.state.dp_size)))
         dist.all_reduce(mine)
@@ -91,7 +91,7 @@ def configured(shard: int, tensor: int = 1):
 
 @contextlib.contextmanager
 def shared_directory():
-    """A directory that all ranks see."""
+    """Creates a directory that all ranks access."""
     name = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(name)
     try:
@@ -181,7 +181,7 @@ def load_any(model, optimizer, directory: str) -> None:
 
 
 def _resumes(engine: int, layouts, save_with, load_with) -> None:
-    """Trains at the first layout, saves, and goes on at each of the others."""
+    """Trains at the first layout, saves, and resumes at each other layout."""
     with shared_directory() as directory:
         with configured(*layouts[0]):
             model, optimizer = sharded(engine)
@@ -232,7 +232,7 @@ def case_native_fsdp1_resumes():
 
 
 def _transformed(original: bool = True):
-    """The tiny Llama as scripts have it: transformed, under FSDP1; values by no seed of their own."""
+    """Returns the tiny Llama as scripts create it: transformed, under FSDP1, without a separate seed."""
     model = tsm.transform(tiny())
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={type(model.model.layers[0])})
     model = FSDP(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=original)
@@ -273,8 +273,8 @@ def case_fsdp1_with_tensor_parallelism_resumes_in_torchs_own_form_at_every_degre
 # ---- sub-worlds ----
 
 
-def _ways(engine: int, local: bool):
-    """How such models are saved and loaded."""
+def _save_and_load(engine: int, local: bool):
+    """Returns the save and load functions of a model."""
     if local:
         return save_local, load_local
     return (save_as_documented, load_as_documented) if engine == 1 else (save_any, load_any)
@@ -285,14 +285,14 @@ def save_in_this_world(directory: str, engine: int, shard: int, tensor: int, loc
     with configured(shard, tensor):
         model, optimizer = sharded(engine)
         train(model, optimizer, range(BEFORE))
-        _ways(engine, local)[0](model, optimizer, directory)
+        _save_and_load(engine, local)[0](model, optimizer, directory)
 
 
 def pass_on_in_this_world(directory: str, to: str, engine: int, shard: int, tensor: int, local: bool) -> None:
-    """Loads and saves again, without a step between."""
+    """Loads and saves again, without a training step."""
     with configured(shard, tensor):
         model, optimizer = sharded(engine, seed=7)
-        save_with, load_with = _ways(engine, local)
+        save_with, load_with = _save_and_load(engine, local)
         load_with(model, optimizer, directory)
         save_with(model, optimizer, to)
 
@@ -301,7 +301,7 @@ def resume_in_this_world(directory: str, engine: int, shard: int, tensor: int, l
     """Loads and trains the second half."""
     with configured(shard, tensor):
         model, optimizer = sharded(engine, seed=9)
-        _ways(engine, local)[1](model, optimizer, directory)
+        _save_and_load(engine, local)[1](model, optimizer, directory)
         train(model, optimizer, range(BEFORE, BEFORE + AFTER))
 
 
@@ -405,12 +405,12 @@ def case_a_local_checkpoint_of_another_degree_is_refused():
             )
             _refused(
                 FileNotFoundError,
-                "fsdp3 does not exist; beside it there is",
+                "fsdp3 does not exist; its parent directory contains",
                 lambda: load(states, checkpoint_id=os.path.join(directory, "tp0_ep0_fsdp3")),
             )
 
 
-def case_missing_tensor_ranks_are_noticed():
+def case_missing_tensor_ranks_are_detected():
     with shared_directory() as directory:
         with configured(2, 2):
             model, optimizer = sharded(1)
@@ -444,7 +444,7 @@ class Gate:
         self.opened.set()
 
 
-def case_training_goes_on_while_several_saves_are_written():
+def case_training_continues_during_several_saves():
     with shared_directory() as directory, configured(2), Gate() as gate:
         model, optimizer = sharded(2)
         queue = AsyncCallsQueue()
@@ -479,7 +479,7 @@ def case_training_goes_on_while_several_saves_are_written():
                 assert torch.equal(tensor.full_tensor(), wanted[step][name]), (step, name)
 
 
-def case_what_is_done_everywhere_is_finalized_without_waiting():
+def case_saves_written_on_all_ranks_are_finalized_without_waiting():
     with shared_directory() as directory:
         queue = AsyncCallsQueue()
         group = dist.group.WORLD
@@ -492,7 +492,7 @@ def case_what_is_done_everywhere_is_finalized_without_waiting():
         assert queue.maybe_finalize_async_calls(blocking=True, process_group=group) == [1]
 
 
-def case_a_rank_without_saves_holds_no_one_back():
+def case_a_rank_without_saves_does_not_delay_other_ranks():
     with shared_directory() as directory:
         queue = AsyncCallsQueue()
         pair = dist.new_group([2, 3])
@@ -529,7 +529,7 @@ def case_a_rank_that_cannot_write_fails_every_rank():
             found = {"x": torch.full((2,), 5.0)}
             load(found, checkpoint_id=directory)
             assert found["x"].sum() == 0, "the checkpoint from before must still load"
-            # What is quiet about errors on request tells them, and leaves the checkpoint from before too.
+            # With wait_error_handling=False the error is logged, and the previous checkpoint remains.
             save({"x": torch.ones(2)}, storage_writer=writer, wait_error_handling=False)
             load(found, checkpoint_id=directory)
             assert found["x"].sum() == 0
@@ -597,7 +597,7 @@ def case_plans_are_reused_only_if_every_rank_asks_for_the_same():
         assert planned == (2 if dist.get_rank() == 0 else 0)
 
 
-def case_names_that_do_not_match_are_named():
+def case_mismatched_names_are_reported():
     with shared_directory() as directory:
         save(
             {"model": {"weight": torch.ones(2), "bias": torch.ones(2)}, "other": torch.ones(1)}, checkpoint_id=directory
@@ -623,8 +623,8 @@ def case_names_that_do_not_match_are_named():
 def _loads_in_transformers(directory: str, model_loss: float, ids) -> None:
     from transformers import AutoModelForCausalLM
 
-    plain, told = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
-    assert not any(told[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    plain, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     assert abs(float(loss_of(plain, ids).detach()) - model_loss) < 1e-5
 
 

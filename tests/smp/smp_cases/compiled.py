@@ -1,4 +1,4 @@
-"""`torch.compile` of transformed models: one graph, and what is trained stays what it is."""
+"""`torch.compile` of transformed models: one graph with unchanged training."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Context parallelism beside its numbers: places, what crosses between ranks and when, and what is refused."""
+"""Context parallelism: positions, traffic between ranks, and rejected input."""
 
 import contextlib
 import functools
@@ -36,7 +36,7 @@ def replaced(owner, name: str, value):
 
 
 def fails(error: type, words: str, body) -> None:
-    """``body`` raises ``error`` with ``words`` in it, on this rank."""
+    """Asserts that ``body`` raises ``error`` with ``words`` on this rank."""
     try:
         body()
     except error as found:
@@ -63,7 +63,7 @@ def case_context_groups_are_neighbours_in_the_sharding_group():
             tsm.state.reset()
 
 
-def case_a_batch_is_cut_in_whatever_it_comes():
+def case_every_container_of_a_batch_is_split():
     ids = torch.arange(2 * TOKENS).view(2, TOKENS)
     assert get_batch_for_cp_rank(ids) is ids
     with initialized(context=4):
@@ -78,7 +78,7 @@ def case_a_batch_is_cut_in_whatever_it_comes():
         fails(TypeError, "item 1 must be a tensor", lambda: get_batch_for_cp_rank((ids, 3)))
 
 
-def case_the_next_keys_are_under_way_before_the_present_ones_are_attended_to():
+def case_ring_transfers_overlap_with_attention():
     """An event log of one layer, forward and backward, round a ring of four."""
     events = []
 
@@ -131,7 +131,7 @@ def case_a_ring_sends_the_bytes_of_the_formula():
             assert sum(sent) == LAYERS * 2 * (context - 1) * keys, (context, tensor, sum(sent), keys)
 
 
-def case_gathers_carry_the_bytes_of_the_formula():
+def case_gathers_send_the_bytes_of_the_formula():
     """A rank sends (cp - 1)/cp of cp K in each direction; what masks and labels need comes once a pass, not per layer.
 
     By smddp's own counters, so on it alone.
@@ -155,7 +155,7 @@ def case_gathers_carry_the_bytes_of_the_formula():
 
 
 def _counted() -> dict:
-    """Bytes so far by collective, over groups of two."""
+    """Returns the total bytes by collective, over groups of two."""
     import smddp
 
     total = {"all_gather": 0, "reduce_scatter": 0}
@@ -165,7 +165,7 @@ def _counted() -> dict:
     return total
 
 
-def case_what_cannot_be_split_is_refused_before_anything_is_changed():
+def case_unsupported_models_are_rejected_before_any_change():
     with initialized(context=2):
         fails(ValueError, "of transformers models only", lambda: tsm.transform(torch.nn.Linear(2, 2)))
         fails(ValueError, "transformers' registry", lambda: tsm.transform(tiny("falcon")))
@@ -174,8 +174,8 @@ def case_what_cannot_be_split_is_refused_before_anything_is_changed():
         assert model.config._attn_implementation == "sdpa" and not model._forward_pre_hooks
 
 
-def case_bad_input_is_an_error_on_every_rank():
-    """Also where it is one rank's alone."""
+def case_invalid_input_raises_on_every_rank():
+    """Covers invalid input on a single rank, too."""
     with initialized(context=4):
         model = tsm.transform(tiny())
         whole = batch("causal", 0)
@@ -183,7 +183,7 @@ def case_bad_input_is_an_error_on_every_rank():
         ids, rank = part["input_ids"], dist.get_rank()
         mask = torch.ones_like(ids)
         fails(ValueError, "were given the same 16 tokens", lambda: model(**whole))
-        fails(ValueError, "are no two chunks", lambda: model(input_ids=ids[:, :3]))
+        fails(ValueError, "do not split into two chunks", lambda: model(input_ids=ids[:, :3]))
         fails(ValueError, "tokens differs", lambda: model(input_ids=ids[:, : 2 if rank == 2 else 4]))
         fails(ValueError, "with labels differs", lambda: model(input_ids=ids, labels=ids if rank else None))
         fails(ValueError, "cut it with", lambda: model(input_ids=ids, attention_mask=torch.ones(4, TOKENS)))
@@ -197,8 +197,8 @@ def case_bad_input_is_an_error_on_every_rank():
         assert torch.isfinite(model(**part).loss)  # and none of that has left anything behind
 
 
-def case_text_that_repeats_itself_is_right_where_it_was_cut_and_refused_where_it_was_not():
-    """By places: the tokens of all ranks are equal either way."""
+def case_repeated_text_is_accepted_only_if_it_was_split():
+    """Distinguishes by positions: the tokens of all ranks are equal in both cases."""
     for period in (1, 2, 4, 8):
         whole = torch.arange(period).repeat(2, 2 * TOKENS // period) + 5
         inputs = {"input_ids": whole, "labels": whole}
@@ -216,8 +216,8 @@ def case_text_that_repeats_itself_is_right_where_it_was_cut_and_refused_where_it
                 fails(ValueError, "tokens and position_ids", lambda: model(**inputs, position_ids=same))  # noqa: B023
 
 
-def case_forward_passes_of_two_models_keep_their_tokens_apart():
-    """One inside the other, and in two threads, of which each is one pass of the group."""
+def case_forward_passes_of_two_models_do_not_share_tokens():
+    """Nested passes, and passes in two threads."""
     whole = batch("padded", 0), batch("causal", 1)
     plain = [float(tiny()(**each, use_cache=False).loss.detach()) for each in whole]
     with initialized(context=4):
@@ -242,7 +242,7 @@ def case_forward_passes_of_two_models_keep_their_tokens_apart():
         assert abs(found[2] - plain[1]) < 1e-5
 
 
-def case_dropout_of_weights_runs_gathered_and_is_refused_in_a_ring():
+def case_attention_dropout_needs_all_gather():
     with initialized(context=2):
         part = part_of_batch(batch("causal", 0))
         model = tsm.transform(tiny(attention_dropout=0.5).train())
@@ -251,7 +251,7 @@ def case_dropout_of_weights_runs_gathered_and_is_refused_in_a_ring():
         assert float(gathered(**part).loss.detach()) != float(model.eval()(**part).loss.detach())
 
 
-def case_a_layer_that_attends_to_its_own_part_alone_is_told():
+def case_a_layer_that_attends_to_its_local_part_only_is_reported():
     class Alone(torch.nn.Module):
         def forward(self, hidden_states, **_):
             return hidden_states, None
@@ -264,7 +264,7 @@ def case_a_layer_that_attends_to_its_own_part_alone_is_told():
         fails(NotImplementedError, words, lambda: model(**part_of_batch(batch("causal", 0))))
 
 
-def case_losses_count_the_labels_that_the_caller_counts():
+def case_losses_use_the_callers_label_count():
     """`num_items_in_batch` counts those of whole sequences, and `shift_labels` are taken as they are."""
     whole = batch("causal", 0)
     plain = tiny()(**whole).loss.detach()
@@ -283,8 +283,8 @@ def case_losses_count_the_labels_that_the_caller_counts():
         assert as_tuple[1].shape == (*part["input_ids"].shape, VOCABULARY)
 
 
-def case_sequence_shards_of_a_tensor_group_are_of_the_parts():
-    """Sequence parallelism cuts what context parallelism has left."""
+def case_sequence_parallelism_splits_context_parallel_parts():
+    """Sequence parallelism splits the parts of context parallelism."""
     whole = batch("padded", 0)
     plain = tiny()(**whole, use_cache=False).loss.detach()
     with initialized(context=2, tensor=2):
@@ -292,17 +292,17 @@ def case_sequence_shards_of_a_tensor_group_are_of_the_parts():
         assert abs(model(**part_of_batch(whole)).loss.detach() - plain) < 1e-5
 
 
-def case_transformer_engines_layers_are_told_their_group():
+def case_transformer_engines_layers_get_their_group():
     class Engine(torch.nn.Module):
-        def set_context_parallel_group(self, *told):
-            self.told = told[:2]
+        def set_context_parallel_group(self, *arguments):
+            self.context = arguments[:2]
 
     with initialized(context=2):
         group = tsm.state.cp_process_group
         ranks = dist.get_process_group_ranks(group)
         model = torch.nn.Sequential(Engine())
         setup_transformer_engine_cp_groups(model, ranks, group)
-        assert model[0].told == (group, ranks)
+        assert model[0].context == (group, ranks)
         setup_transformer_engine_cp_groups(tsm.transform(tiny()), ranks, group)
         fails(
             ValueError, "call tsm.transform() first", lambda: setup_transformer_engine_cp_groups(tiny(), ranks, group)

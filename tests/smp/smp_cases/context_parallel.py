@@ -30,7 +30,7 @@ FUNCTIONS = {"p2p": attention.p2p, "all_gather": attention.all_gather}
 
 
 class Layer(torch.nn.Module):
-    """What an attention function is given as its module."""
+    """Module argument of an attention function."""
 
 
 def mask_functions() -> dict:
@@ -87,7 +87,7 @@ def case_both_kinds_attend_as_one_process_whatever_the_mask():
         tokens, softcap = whole_tokens(kind, group), 2.0 if extra == "softcap" else None
         sinks = wanted[3] if extra == "sinks" else None
         out = by_definition(*wanted[:3], visible(tokens, function), softcap, sinks)
-        # A query that sees nothing has output 0 here and 1/n of everything elsewhere: what it gives is nobody's.
+        # Exclude fully masked queries: their output is 0 here and the mean of all values in the reference.
         alive = visible(tokens, function).any(-1, keepdim=True)
         (out * upstream * alive).sum().backward()
 
@@ -188,7 +188,7 @@ def train(row: dict) -> None:
         gap = abs(float(mean) / dist.get_world_size() - losses[step])
         assert gap < TOLERANCE, (step, gap, losses)
         if tsm.state.dp_size == 1:
-            # Each rank's loss is that of all tokens, not of its own.
+            # Each rank's loss covers all tokens, not only local tokens.
             assert abs(float(loss.detach()) - losses[step]) < TOLERANCE, (step, float(loss.detach()), losses)
         if step == 0:
             loss.backward()
@@ -205,7 +205,7 @@ def train_as_the_plain_model(**row) -> None:
 
 
 def train_all(rows: list[dict]) -> None:
-    """Every combination in ``rows``; the first that fails is named. Groups are made once for those that share them."""
+    """Trains every combination in ``rows`` and names the first failure. Combinations with equal groups share them."""
     for config, alike in itertools.groupby(
         sorted(rows, key=lambda row: list(configuration(row).values())), configuration
     ):

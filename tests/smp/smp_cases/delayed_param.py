@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 CPU = torch.device("cpu")
-# What tensor parallelism stores otherwise, ties and sums in different ways: (family, tie_word_embeddings).
+# Families with different storage layouts, ties and reductions under tensor parallelism: (family, tie_word_embeddings).
 FAMILIES = (("llama", False), ("gpt2", True), ("falcon", False), ("gemma", True), ("mixtral", False))
 
 
@@ -29,7 +29,7 @@ def on_meta(family: str = "llama", **overrides) -> torch.nn.Module:
 
 @functools.cache
 def alone(family: str = "llama", **overrides) -> torch.nn.Module:
-    """The model as one process initialises it."""
+    """Returns the model as initialised in one process."""
     return DelayedParamIniter(on_meta(family, **overrides), device="cpu").materialize()
 
 
@@ -194,7 +194,7 @@ def case_the_configured_seed_gives_the_values():
 
 
 class Peak(TorchDispatchMode):
-    """The most bytes of tensors that were alive at once, of those made within."""
+    """Peak bytes of live tensors that were created inside the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def case_fsdp_arguments_that_cannot_work_are_refused():
     # A real model may come with both, and neither is called.
     FSDP(alone(), device_id=CPU, post_param_init_fn=delayed.get_post_param_init_fn())
 
-    # The embedding in a unit of its own, and what is tied to it in another.
+    # The embedding and its tied weight are in separate units.
     model = on_meta("gpt2", tie_word_embeddings=True)
     delayed = DelayedParamIniter(model, device="cpu")
     policy = functools.partial(lambda_auto_wrap_policy, lambda_fn=lambda m: m is model.transformer.wte)
@@ -277,7 +277,7 @@ def case_fsdp_arguments_that_cannot_work_are_refused():
         raise AssertionError("tied weights were sharded one without the other")
 
 
-def case_the_validator_names_what_a_wrap_left_out():
+def case_the_validator_reports_skipped_modules():
     model = on_meta()
     delayed = DelayedParamIniter(model, device="cpu")
     first = model.model.layers[0]

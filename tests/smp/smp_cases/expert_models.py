@@ -1,4 +1,4 @@
-"""Tiny models with experts, and what one process makes of them: the losses and gradients to compare with."""
+"""Tiny models with experts, and their reference losses and gradients in one process."""
 
 import functools
 
@@ -50,7 +50,7 @@ FAMILIES = {
 
 
 def moe_config(**options) -> MoEConfig:
-    """A `MoEConfig` that leaves everything as transformers has it but for ``options``."""
+    """Returns a `MoEConfig` with transformers' behaviour except for ``options``."""
     return MoEConfig(**{"moe_load_balancing": "none", "moe_z_loss_coeff": 0.0, "moe_aux_loss_coeff": 0.0, **options})
 
 
@@ -74,7 +74,7 @@ def tiny_moe(family: str, **overrides) -> torch.nn.Module:
 
 
 def independent_losses(model: torch.nn.Module, aux: float, z: float) -> list[torch.Tensor]:
-    """What hooks on the routers of a plain model add to during a forward pass: the factor times each layer's loss."""
+    """Returns a list that router hooks of a plain model fill during a forward pass: factor times each layer's loss."""
     added: list[torch.Tensor] = []
 
     def after(module, arguments, output):

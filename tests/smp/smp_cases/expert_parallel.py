@@ -1,4 +1,4 @@
-"""Experts spread over ranks: what travels, uneven tokens, experts without tokens, norms, checkpoints."""
+"""Distributed experts: traffic, uneven tokens, experts without tokens, norms, checkpoints."""
 
 import contextlib
 import shutil
@@ -69,11 +69,11 @@ def _mine(step: int = 0) -> torch.Tensor:
 
 
 def _exchanged() -> int:
-    """Bytes that this rank has sent by all_to_all so far."""
+    """Returns the bytes that this rank has sent by all_to_all."""
     return sum(entry["bytes"] for entry in smddp.traffic() if entry["collective"].startswith("all_to_all"))
 
 
-def case_tokens_travel_by_the_formula_of_the_documentation():
+def case_token_traffic_matches_the_documented_formula():
     """docs/smp.md: each way, per layer, one row for each token and rank that holds any of its experts."""
     with initialized(4):
         experts, k, tokens, hidden = 2, 2, 24, 32
@@ -85,13 +85,13 @@ def case_tokens_travel_by_the_formula_of_the_documentation():
         before = _exchanged()
         arrived = dispatcher(this_process(), experts, True, None).send(rows, chosen, weights)
         back = arrived.back(arrived.rows * arrived.weights.sum(1, keepdim=True))
-        came = len(arrived.rows)
+        received = len(arrived.rows)
         # Numbers of rows; experts, rows and weights; results.
-        assert _exchanged() - before == 4 * 8 + pairs * (4 * k + 4 * hidden + 4 * k) + came * 4 * hidden, "forward"
+        assert _exchanged() - before == 4 * 8 + pairs * (4 * k + 4 * hidden + 4 * k) + received * 4 * hidden, "forward"
         before = _exchanged()
         back.sum().backward()
-        # Gradients go where the values came from: results' to the experts, tokens' and weights' home.
-        assert _exchanged() - before == pairs * 4 * hidden + came * (4 * hidden + 4 * k), "backward"
+        # Backward reverses the messages: gradients of results to the experts, of tokens and weights to their ranks.
+        assert _exchanged() - before == pairs * 4 * hidden + received * (4 * hidden + 4 * k), "backward"
 
 
 def case_ranks_with_different_numbers_of_tokens_agree_with_one_process():

@@ -21,7 +21,7 @@ AUX, Z = 0.05, 0.01
 
 
 def train_all(rows: list[dict]) -> None:
-    """Every combination in ``rows``; the first that fails is named."""
+    """Trains every combination in ``rows`` and names the first failure."""
     for row in rows:
         try:
             train_as_one_process(**row)
@@ -42,7 +42,7 @@ def train_as_one_process(
     comm: str = "p2p",
     **overrides: int,
 ) -> None:
-    """Two steps; the parameters tell the gradients of the first."""
+    """Compares two steps; the parameters after the first step verify its gradients."""
     aux, z = (AUX, Z) if balancing == "aux_loss" else (0.0, 0.0)
     if balancing in ("sinkhorn", "balanced"):
         tsm.init({})

@@ -41,8 +41,8 @@ def all_train_as_one_process(names: list[str], degree: int) -> None:
             trains_as_one_process(name)
 
 
-def latent_attention_and_experts_stay_within_the_budget() -> None:
-    """Of a dense layer and one with routed and shared experts."""
+def latent_attention_and_experts_keep_the_collective_budget() -> None:
+    """Counts the collectives of a dense layer and a layer with routed and shared experts."""
     with initialized(tensor_parallel_degree=2, tensor_parallel_checks=0):
         model = tsm.transform(family_models.tiny("deepseek_v3"))
         with Collectives() as forward:

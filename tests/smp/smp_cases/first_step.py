@@ -1,4 +1,4 @@
-"""The first step of an optimizer: what it may be, and what it refuses."""
+"""The first step of an optimizer: supported forms and rejected models."""
 
 import itertools
 

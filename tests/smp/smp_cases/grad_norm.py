@@ -38,7 +38,7 @@ def gathered(model: torch.nn.Module, root: torch.nn.Module) -> dict[str, torch.T
     summoned = FSDP.summon_full_params(root, writeback=False) if isinstance(root, FSDP) else contextlib.nullcontext()
     with summoned, torch.no_grad():
         parts = {plain_name(name): p for name, p in model.named_parameters()}
-        # A copy, since what is replicated comes as it lies in memory that FSDP1 frees afterwards.
+        # Copy: replicated values are views of memory that FSDP1 frees afterwards.
         return {name: (p.full_tensor() if isinstance(p, DTensor) else p).clone() for name, p in parts.items()}
 
 

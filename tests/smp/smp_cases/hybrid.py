@@ -120,7 +120,7 @@ def case_zero2_hybrid_trains_as_one_process():
     _with({"hybrid_shard_degree": 2}, body)
 
 
-def case_degree_zero_leaves_torch_as_it_is():
+def case_degree_zero_does_not_patch_torch():
     def body():
         assert tsm.state.rep_rank_process_group is None and tsm.state.shard_size is None
         assert not {"hybrid_fsdp", "hybrid_fully_shard"} & {patch.name for patch in tsm.patches()}
@@ -131,7 +131,7 @@ def case_degree_zero_leaves_torch_as_it_is():
     _with({}, body)
 
 
-def case_a_script_with_groups_of_its_own_keeps_them():
+def case_explicit_process_groups_are_kept():
     def body():
         model = FSDP(torch.nn.Linear(4, 4), process_group=dist.group.WORLD, device_id=torch.device("cpu"))
         assert model.sharding_strategy == ShardingStrategy.FULL_SHARD
@@ -152,7 +152,7 @@ def case_reset_undoes_everything():
     assert linear.weight.to_local().shape[0] == 2
 
 
-def case_state_names_every_place_in_the_world():
+def case_state_reports_the_index_in_every_dimension():
     rank = dist.get_rank()
 
     def body():
@@ -172,7 +172,7 @@ def case_state_names_every_place_in_the_world():
     _with({"tensor_parallel_degree": 2, "hybrid_shard_degree": 1}, body)
 
 
-def case_different_configurations_are_an_error_on_every_rank():
+def case_different_configurations_raise_on_every_rank():
     try:
         tsm.init({"hybrid_shard_degree": 2 if dist.get_rank() == 3 else 4})
     except ValueError as error:
@@ -200,7 +200,7 @@ def case_a_second_init_needs_a_reset():
     _with({"hybrid_shard_degree": 2}, body)
 
 
-def case_an_optimizer_made_before_the_sharding_is_told():
+def case_an_optimizer_created_before_sharding_is_reported():
     for wrap in (wrap1, wrap2):
 
         def body(wrap=wrap):
@@ -218,7 +218,7 @@ def case_an_optimizer_made_before_the_sharding_is_told():
         _with({"hybrid_shard_degree": 2}, body)
 
 
-def on_two_nodes_gathers_stay_off_the_network():
+def on_two_nodes_gathers_avoid_the_network():
     """Two "nodes" of two ranks: between them goes the all-reduce of one shard, and nothing else."""
     for wrap in (wrap1, wrap2):
 
@@ -240,7 +240,7 @@ def on_two_nodes_gathers_stay_off_the_network():
         _with({"hybrid_shard_degree": 2}, body)
 
 
-def on_two_nodes_shard_groups_fill_a_node_whatever_the_numbering():
+def on_two_nodes_shard_groups_fill_a_node_for_any_rank_order():
     """Ranks 0 and 2 are on one node here, 1 and 3 on the other."""
 
     def body():
@@ -252,7 +252,7 @@ def on_two_nodes_shard_groups_fill_a_node_whatever_the_numbering():
 
 
 def _counted() -> dict:
-    """Bytes so far by (crosses nodes, collective), over all open groups but the world's."""
+    """Returns the total bytes by (crosses nodes, collective), over all open groups but the world's."""
     import smddp
 
     total: dict = {}

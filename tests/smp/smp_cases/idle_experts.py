@@ -33,7 +33,7 @@ OUTPUTS = {
 
 
 class Routed(nn.Module):
-    """Experts in a list; the first column of a token's input says which it goes to."""
+    """Experts in a list; the first column of a token's input selects the expert."""
 
     def __init__(self, output: Callable[[int, torch.Tensor], Any]) -> None:
         super().__init__()

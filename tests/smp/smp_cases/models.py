@@ -81,7 +81,7 @@ def batch(step: int, length: int = SEQUENCE) -> torch.Tensor:
 
 
 def part_of(ids: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """What data-parallel rank ``rank`` of ``size`` trains on."""
+    """Returns the batch of data-parallel rank ``rank`` of ``size``."""
     return ids.chunk(size)[rank]
 
 

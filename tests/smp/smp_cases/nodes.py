@@ -1,4 +1,4 @@
-"""What crosses between nodes where expert and context groups span two: counted by smddp, against the formulas."""
+"""Inter-node bytes of expert and context groups on two nodes: smddp's counters against the formulas."""
 
 import logging
 
@@ -16,7 +16,7 @@ EXPERTS, K, TOKENS, HIDDEN = 2, 3, 24, 32  # on each rank; chosen by a token; of
 
 
 def _moved(collective: str) -> dict:
-    """Bytes so far of a collective, by (nodes, size of the group)."""
+    """Returns the total bytes of a collective, by (nodes, size of the group)."""
     total: dict = {}
     for entry in smddp.traffic():
         if entry["collective"].startswith(collective):
@@ -86,8 +86,8 @@ def tokens_cross_once_for_each_node_that_needs_them():
 
         # Without nodes a row crosses for each rank of the other node that has any of its experts.
         homes = chosen // EXPERTS
-        crossing = _to(torch.where(homes // 2 == node, -1, homes))
-        assert leave < 0.75 * crossing, (leave, crossing)
+        unmerged = _to(torch.where(homes // 2 == node, -1, homes))
+        assert leave < 0.75 * unmerged, (leave, unmerged)
         for found, wanted in zip(results[NodeByNode][0], results[AllToAll][0]):
             assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
         flat = results[AllToAll][1][2, 4]
@@ -106,11 +106,11 @@ def gradients_of_gradients_cross_nodes():
             out = arrived.back(_experts(arrived.rows.tanh(), arrived.weights, arrived.experts, rank * EXPERTS))
             once = torch.autograd.grad(out.pow(2).sum(), inputs, create_graph=True)
             found.append(torch.autograd.grad(sum(g.pow(2).sum() for g in once), inputs))
-        for near, flat in zip(*found):
-            assert torch.allclose(near, flat, rtol=1e-10, atol=1e-10)
+        for hierarchical, flat in zip(*found):
+            assert torch.allclose(hierarchical, flat, rtol=1e-10, atol=1e-10)
 
 
-# One combination of each family with experts over the nodes, and the dispatchers that stay as they are.
+# One combination of each family with experts over the nodes, and the other dispatchers.
 ROWS = [
     {"family": "mixtral", "balancing": "sinkhorn", "fsdp": 2},
     {"family": "qwen3_moe", "balancing": "aux_loss", "fsdp": 1, "checkpointing": True},
@@ -123,11 +123,11 @@ def experts_train_as_one_process(rows: list[dict]):
     expert_parity.train_all([{"expert": 4, **row} for row in rows])
 
 
-def uneven_nodes_keep_the_flat_way_and_say_so():
+def uneven_nodes_use_flat_dispatch_and_log_it():
     """Ranks that are numbered across nodes in turns, too: their places are then those of their numbers."""
-    told: list[str] = []
+    lines: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: told.append(record.getMessage())
+    handler.emit = lambda record: lines.append(record.getMessage())
     logger = logging.getLogger("smddp.sagemaker")
     level = logger.level
     logger.addHandler(handler)
@@ -141,7 +141,7 @@ def uneven_nodes_keep_the_flat_way_and_say_so():
         logger.removeHandler(handler)
         logger.setLevel(level)
     if dist.get_rank() == 0:
-        assert sum("[0, 1, 2, 3] have different numbers of ranks on their nodes" in line for line in told) == 1, told
+        assert sum("[0, 1, 2, 3] have different numbers of ranks on their nodes" in line for line in lines) == 1, lines
     experts_train_as_one_process(ROWS[:1])
 
 

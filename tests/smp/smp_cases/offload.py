@@ -94,7 +94,7 @@ def same_with_offloading(config, **how):
         assert now.stalls == passes, now
         assert now.max_resident_groups == config.get("activation_loading_horizon", 2) + 1, now
         assert (now.bytes_on_host, now.bytes_resident, now.stores_under_way) == (0, 0, 0), now
-        # What is offloaded is the layers' inputs: (samples, 12 tokens, 32 wide) of 4 bytes, or 2 under bfloat16.
+        # The layers' inputs are offloaded: (samples, 12 tokens, 32 features) of 4 bytes, or 2 under bfloat16.
         samples = len(part_of(batch(0), tsm.state.dp_rank, tsm.state.dp_size))
         width = 2 if how["shard"] is bfloat16 else 4
         assert now.bytes_offloaded == passes * LAYERS * samples * 12 * 32 * width, now
@@ -207,7 +207,7 @@ def case_sharded_tensors_between_layers():
         tsm.state.reset()
 
 
-def case_off_leaves_torchs_own():
+def case_disabled_offloading_keeps_torchs_wrapper():
     """The key off, init undone or not done yet: OffloadWrapper is torch's."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import OffloadWrapper
 
@@ -222,7 +222,7 @@ def case_off_leaves_torchs_own():
     assert OffloadWrapper.forward is own
 
 
-def case_unwrapped_layers_are_named_before_anything_moves():
+def case_unwrapped_layers_are_reported_before_any_change():
     tsm.init({"hybrid_shard_degree": 2})
     try:
         model = offload_wrapper(fsdp1(tiny("llama")))

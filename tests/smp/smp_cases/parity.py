@@ -52,7 +52,7 @@ def plain(family: str, delayed: bool) -> tuple[list[float], dict[str, torch.Tens
 
 
 def configuration(row: dict) -> dict:
-    """What `tsm.init` is given for a combination."""
+    """Returns the argument of `tsm.init` for a combination."""
     return {
         "hybrid_shard_degree": row["shard"],
         "tensor_parallel_degree": row["tensor"],
@@ -135,7 +135,7 @@ def check_gradients(before: dict, after: dict, gradients: dict) -> None:
 
 
 def train_all(rows: list[dict]) -> None:
-    """Every combination in ``rows``; the first that fails is named. Groups are made once for those that share them."""
+    """Trains every combination in ``rows`` and names the first failure. Combinations with equal groups share them."""
     for config, alike in itertools.groupby(sorted(rows, key=_order), configuration):
         tsm.init(config)
         try:

@@ -36,7 +36,7 @@ from torch.sagemaker.utils.process_group_utils import get_global_ranks
 
 
 def _prepared(model=None, config=None):
-    """What a script makes before it trains: model, optimizer, scheduler, and how it saves."""
+    """Returns the objects that a script creates before training: model, optimizer, scheduler, and save function."""
     model = tsm.transform(tiny(num_key_value_heads=4) if model is None else model, config=config)
     model = FSDP(
         model,

@@ -43,7 +43,7 @@ def config(degree: int, tensor: int):
         tsm.state.reset()
 
 
-def case_load_gives_rank_zeros_tensor_group_its_shards_and_no_one_else():
+def case_load_sets_only_the_shards_of_rank_zeros_tensor_group():
     for degree, tensor in ((2, 2), (1, 2), (1, 4), (4, 1)):
         with config(degree, tensor):
             for family in FAMILIES if tensor < 4 else ("llama", "gpt2"):
@@ -80,7 +80,7 @@ def case_fsdp1_on_cpus_has_rank_zeros_values_everywhere():
             assert_trains(wrap1(model), tiny("llama"), f"{degree} x {tensor}")
 
 
-def case_what_does_not_fit_is_an_error_on_every_rank():
+def case_mismatched_values_raise_on_every_rank():
     def refused(text: str, call) -> None:
         try:
             call()

@@ -1,4 +1,4 @@
-"""A user's script, in ranks that are there already."""
+"""A user's script, run in existing ranks."""
 
 from __future__ import annotations
 

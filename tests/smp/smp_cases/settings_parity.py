@@ -26,7 +26,7 @@ def _make(row: dict) -> torch.nn.Module:
 
 @functools.cache
 def _one_process(family: bool, precision: str, optimizer: str, accumulation: int, adapter: bool):
-    """(losses, the values at the end) of one process that never stops."""
+    """(losses, the values at the end) of an uninterrupted run in one process."""
     row = {"expert": family, "precision": precision, "optimizer": optimizer, "adapter": adapter}
     loop = Loop({**row, "accumulation": accumulation, "memory": "none"}, _make(row), alone=True)
     losses = loop.train(0, STEPS)

@@ -36,8 +36,8 @@ def initialized(**config):
 class Collectives:
     """Counts calls of torch.distributed's collectives by name.
 
-    Not CommDebugMode: it hooks every module's backward, which gives each module an input of its own, and it does
-    not see backends written in Python.
+    CommDebugMode is unsuitable: its backward hooks give each module a separate input, and it does not observe
+    backends written in Python.
     """
 
     NAMES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_gather")
@@ -148,14 +148,14 @@ def case_an_activation_function_that_learns_has_the_plain_gradients():
                 assert_trains_as_plain("apertus", counts=False)
 
 
-def case_stacked_experts_are_not_taken_for_listed_ones():
+def case_stacked_and_listed_experts_are_distinguished():
     # Transformers 4.57 has no plan for this family.
     if hf.plan_of(tiny("granitemoe")).keys() - {"lm_head"}:
         with initialized(tensor_parallel_degree=2):
             assert_trains_as_plain("granitemoe", counts=False)
 
 
-def case_a_vocabulary_that_does_not_divide_stays_whole_and_says_so():
+def case_an_indivisible_vocabulary_is_replicated_with_a_warning():
     import warnings
 
     for family in ("llama", "gemma"):
@@ -269,7 +269,7 @@ def case_with_every_engine_at_4():
             assert_composes("llama", engine)
 
 
-def case_frozen_parameters_stay_as_they_are():
+def case_frozen_parameters_are_unchanged():
     def frozen(model):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_("q_proj" in name or "norm" in name)
@@ -350,7 +350,7 @@ def case_dtype_applies_to_parameters_and_not_to_buffers():
         assert loss_of(model, batch(0)).isfinite()
 
 
-def case_layers_are_what_scripts_look_for_at_every_degree():
+def case_layers_have_the_class_that_scripts_expect_at_every_degree():
     for degree in (1, 2):
         for family in FAMILIES:
             with initialized(tensor_parallel_degree=degree):
@@ -385,7 +385,7 @@ def case_copies_and_pickles_work_and_are_independent():
         assert torch.equal(loss_of(other, ids), wanted)
 
 
-def case_generation_gives_the_plain_models_tokens():
+def case_generation_matches_the_plain_model():
     for family in ("llama", "gpt2", "falcon", "mixtral"):
         with initialized(tensor_parallel_degree=4):
             plain, model = tiny(family).eval(), tsm.transform(tiny(family).eval())
@@ -394,7 +394,7 @@ def case_generation_gives_the_plain_models_tokens():
             assert torch.equal(model.generate(ids, **options), plain.generate(ids, **options)), family
 
 
-def case_ranks_that_made_different_models_get_the_first_ones():
+def case_different_models_are_replaced_by_the_first_ranks_model():
     with initialized(tensor_parallel_degree=2):
         model = tiny()
         with torch.no_grad():
@@ -411,7 +411,7 @@ def case_ranks_that_made_different_models_get_the_first_ones():
 
 
 class Mine(torch.nn.Module):
-    """Two projections with a dropout inside the region and a norm outside; the blocks are no transformers."""
+    """Two projections with a dropout inside the region and a norm outside, without transformers."""
 
     def __init__(self, dropout=0.0, width=16):
         super().__init__()
@@ -469,7 +469,7 @@ def case_a_users_plan_works_for_any_module():
 # ---- random numbers ----
 
 
-def case_dropout_outside_regions_is_as_without():
+def case_dropout_outside_regions_matches_the_plain_model():
     dropouts = {
         "gpt2": {"resid_pdrop": 0.2, "embd_pdrop": 0.2},
         "phi": {"resid_pdrop": 0.2, "embd_pdrop": 0.2},
@@ -511,7 +511,7 @@ def case_dropout_inside_regions_differs_by_rank_and_repeats_when_recomputed():
         first = model.blocks[1](model.blocks[0](x))
         after = torch.get_rng_state()
         assert not torch.equal(before, after)
-        # Each layer, and each rank, draws its own; all ranks' default states stay the same.
+        # Each layer and each rank draws different numbers; the default states remain equal on all ranks.
         assert not torch.equal(masks[0], masks[1])
         others = [torch.empty_like(masks[0].float()) for _ in range(4)]
         dist.all_gather(others, masks[0].float())
@@ -585,7 +585,7 @@ def case_sequence_parallel_composes():
             assert_composes("llama", engine, config={"sequence_parallel": True})
 
 
-def case_sequence_parallel_refuses_what_it_cannot():
+def case_sequence_parallel_rejects_unsupported_models():
     with initialized(tensor_parallel_degree=4):
         for family in ("gpt2", "mixtral"):
             try:
@@ -610,7 +610,7 @@ def case_sequence_parallel_generates_the_plain_models_tokens():
             ids, much = batch(0)[:2], {"max_new_tokens": 5, "do_sample": False}
             loss = loss_of(model, ids)
             assert torch.equal(model.eval().generate(ids, **much), plain.generate(ids, **much))
-            # What was sharded before is sharded as it goes back.
+            # Gradients of sharded inputs are sharded.
             loss.backward()
             loss_of(plain, ids).backward()
             assert differences(plain, model) < TOLERANCE

@@ -1,4 +1,4 @@
-"""`tsm.verify`: plans that cut wrongly are named, whether outputs or only gradients are wrong; right ones pass."""
+"""`tsm.verify`: reports incorrect plans, with wrong outputs or only wrong gradients; accepts correct plans."""
 
 import smddp.sagemaker as tsm
 import torch
@@ -30,7 +30,7 @@ class Factor(nn.Module):
 
 
 class Attention(nn.Module):
-    """q, k and v in one weight, under a name that does not tell; ``heads``: their number is fixed in the forward."""
+    """q, k and v in one weight with an unknown name; ``heads``: the number of heads is fixed in the forward."""
 
     def __init__(self, heads=None):
         super().__init__()
@@ -54,7 +54,7 @@ class Blocks(nn.Module):
 
 
 def raises(model, plan, *words):
-    """Every rank gets the error, with ``words`` and the degree."""
+    """Asserts that every rank raises the error, with ``words`` and the degree."""
     try:
         tsm.verify(model, SAMPLES, config={"tp_plan": plan})
     except ValueError as error:
@@ -100,7 +100,7 @@ def case_heads_that_a_plan_cuts_across_are_named():
         raises(Blocks(Attention(heads=4)), plan, "fails where the whole model runs", "packed_qkv_colwise")
 
 
-def case_a_model_that_differs_is_in_the_modes_of_before():
+def case_module_modes_are_restored_after_a_difference():
     with initialized(tensor_parallel_degree=2):
         model = tsm.transform(tiny().train())
         model.model.layers[1].eval()
@@ -115,7 +115,7 @@ def case_a_model_that_differs_is_in_the_modes_of_before():
         assert [module.training for module in model.modules()] == modes
 
 
-def case_what_cannot_be_compared_says_so():
+def case_incomparable_models_raise():
     def says(text, *args, **kwargs):
         try:
             tsm.verify(*args, **kwargs)
@@ -129,6 +129,6 @@ def case_what_cannot_be_compared_says_so():
             says("on meta", tiny())
         says("not for Blocks: give some", Blocks(Tempered()), config={"tp_plan": MY_PLAN})
         says("must be a dict, a tuple or a tensor, got int", tiny(), 3)
-        says("leave config out", tsm.transform(tiny()), config={"tp_plan": MY_PLAN})
+        says("omit config", tsm.transform(tiny()), config={"tp_plan": MY_PLAN})
         says("call verify(model, inputs, config)", tsm.transform(mine(), config={"tp_plan": MY_PLAN}), SAMPLES)
         says("compares in float32", tsm.transform(tiny(), dtype=torch.bfloat16))

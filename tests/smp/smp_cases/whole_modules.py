@@ -1,4 +1,4 @@
-"""Modules beside a plan, which every rank holds whole, train as in one process, however their weights are read."""
+"""Parity of replicated modules without a plan entry with one process, for all ways to read their weights."""
 
 import functools
 

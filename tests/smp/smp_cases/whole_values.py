@@ -1,4 +1,4 @@
-"""`load_state_dict` of a plain model's state dict into a model that is shared already."""
+"""`load_state_dict` of a plain model's state dict into a sharded model."""
 
 import smddp.sagemaker as tsm
 import torch

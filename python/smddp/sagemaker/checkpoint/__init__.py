@@ -1,1 +1,1 @@
-"""Names and housekeeping of checkpoint folders. Saving and loading is in `distributed.checkpoint`."""
+"""Names and retention of checkpoint directories. `distributed.checkpoint` saves and loads."""

@@ -1,4 +1,4 @@
-"""Keeping only the newest checkpoints of a folder."""
+"""Retention of the newest checkpoints in a directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DELETED = ".deleted."
 
 
 def SORT_BY_LAST_INT(name: str) -> int:
-    """The last whole number in ``name``, by which "llama-900steps" comes before "llama-1000steps".
+    """Returns the last integer in ``name``: sorts "llama-900steps" before "llama-1000steps".
 
     Raises ValueError if there is none.
     """
@@ -96,7 +96,7 @@ def _modified(entry: os.DirEntry[str]) -> int:
 
 
 def _around(folder: str, wanted: re.Pattern[str]) -> str:
-    """The folder of the checkpoints: ``folder``, or the one around it if ``folder`` is a checkpoint."""
+    """Returns the directory of the checkpoints: ``folder``, or its parent if ``folder`` is a checkpoint."""
     folder = os.path.abspath(folder)
     if os.path.isdir(folder) and any(name == ".metadata" or name.endswith(".distcp") for name in os.listdir(folder)):
         for checkpoint in (folder, os.path.dirname(folder)):

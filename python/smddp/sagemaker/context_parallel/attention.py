@@ -1,4 +1,4 @@
-"""The attention that models of a context group run, under the names that transformers' registry knows it by.
+"""Attention functions of context-parallel models, registered with transformers.
 
 `AttentionInterface` and `AttentionMaskInterface` are transformers' public way for attention of one's own, in 4.57 and
 in 5: whatever model asks them for its attention can be split along the sequence.
@@ -20,12 +20,12 @@ from smddp.sagemaker.context_parallel.ring import RingAttention
 P2P, ALL_GATHER = "p2p", "all_gather"
 COMM_TYPES = (P2P, ALL_GATHER)
 
-# Arguments of transformers' attention functions that change the scores, and that neither kind knows.
+# Arguments of transformers' attention functions that change the scores and are unsupported here.
 _UNKNOWN = ("position_bias", "head_mask", "cache")
 
 
 def implementation(comm_type: str) -> str:
-    """The name of the attention implementation for ``comm_type``; registers it at the first call."""
+    """Returns the name of the attention implementation for ``comm_type``; registers it on the first call."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     name = f"context_parallel_{comm_type}"
@@ -44,7 +44,7 @@ def p2p(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention by a ring, as transformers calls attention functions.
+    """Ring attention with the interface of transformers' attention functions.
 
     Args:
         module: the attention layer.
@@ -82,7 +82,7 @@ def all_gather(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The same over gathered keys and values; ``dropout`` is possible but where scores are capped or have sinks."""
+    """Attention over gathered keys and values; supports ``dropout`` without score caps and sinks."""
     mask, scores, sinks = _asked(module, query, key, attention_mask, scaling, others)
     if dropout and (scores.softcap is not None or sinks is not None):
         raise ValueError(
@@ -103,7 +103,7 @@ def _asked(
     scaling: float | None,
     others: dict[str, Any],
 ) -> tuple[Mask, Scores, torch.Tensor | None]:
-    """The mask, how scores are made, and sinks; raises for what cannot be served."""
+    """Returns the mask, the score function and sinks; raises for unsupported arguments."""
     name = type(module).__name__
     if not isinstance(mask, Mask):
         raise NotImplementedError(
@@ -127,7 +127,7 @@ def _asked(
 def _as_under_autocast(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """In one dtype: autocast's, as it casts the inputs of torch's own attention; else that of the values."""
+    """Casts to one dtype: autocast's dtype, as for torch's attention, else the dtype of the values."""
     kind = query.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
     return query.to(dtype), key.to(dtype), value.to(dtype)

@@ -1,4 +1,4 @@
-"""Which part of a sequence each rank of a context group holds: the arithmetic of 2·cp chunks."""
+"""Assignment of 2·cp sequence chunks to the ranks of a context group."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 
 def held_by(rank: int, size: int) -> tuple[int, int]:
-    """The chunks of rank ``rank`` of ``size``, the earlier first: one from each end, so all have as much to attend."""
+    """Returns the two chunks of rank ``rank`` of ``size``, one from each end, which balances causal attention."""
     return rank, 2 * size - rank - 1
 
 
 def cut(whole: torch.Tensor, rank: int, size: int, dim: int = 1) -> torch.Tensor:
-    """The part of ``whole`` that rank ``rank`` holds: its two chunks one after the other along ``dim``.
+    """Returns rank ``rank``'s part of ``whole``: its two chunks concatenated along ``dim``.
 
     Raises ValueError if ``dim`` does not divide into 2·size chunks.
     """
@@ -31,11 +31,11 @@ def _next_multiple(length: int, of: int) -> int:
 
 
 def join(parts: list[torch.Tensor], dim: int = 1) -> torch.Tensor:
-    """The whole from the parts of all ranks, in order of rank."""
+    """Joins the parts of all ranks, given in order of rank."""
     early, late = zip(*(part.chunk(2, dim) for part in parts))
     return torch.cat([*early, *reversed(late)], dim)
 
 
 def indices(rank: int, size: int, length: int, device: torch.device | str | None = None) -> torch.Tensor:
-    """Where in the sequence of ``length`` tokens each token of rank ``rank`` is: ascending, (length / size,)."""
+    """Returns the positions of rank ``rank``'s tokens in a sequence of ``length``: ascending, (length / size,)."""
     return cut(torch.arange(length, device=device), rank, size, 0)

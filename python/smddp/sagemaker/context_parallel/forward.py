@@ -1,4 +1,4 @@
-"""Making a transformers model run on parts of sequences: its attention, its positions and its loss."""
+"""Context-parallel forward pass of a transformers model: attention, positions and loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_LENGTH = ("dynamic", "longrope")
 
 
 def check(model: nn.Module, comm_type: str) -> None:
-    """Raises ValueError for a model that cannot be split along the sequence, before anything is changed."""
+    """Raises ValueError for a model that does not support context parallelism. Changes nothing."""
     if comm_type not in COMM_TYPES:
         raise ValueError(f"cp_comm_type={comm_type!r}: must be one of {', '.join(map(repr, COMM_TYPES))}")
     if state.cp_size == 1:
@@ -43,7 +43,7 @@ def check(model: nn.Module, comm_type: str) -> None:
         raise ValueError(f"{name}: its loss ({model.loss_type}) is not one for each next token; {instead}")
     others = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
     if others:
-        raise ValueError(f"{name} has layers that are no attention: {', '.join(sorted(others))}; {instead}")
+        raise ValueError(f"{name} has unsupported non-attention layers: {', '.join(sorted(others))}; {instead}")
     if not _by_registry(type(model)):
         raise ValueError(
             f"{name} does not take its attention from transformers' registry (ALL_ATTENTION_FUNCTIONS), where "
@@ -52,12 +52,12 @@ def check(model: nn.Module, comm_type: str) -> None:
 
 
 def _by_registry(kind: Any) -> bool:
-    """Whether a class's attention can be chosen, as `set_attn_implementation` finds out."""
+    """Returns True if the class supports a selectable attention, by the rule of `set_attn_implementation`."""
     return bool(getattr(kind, "_supports_attention_backend", False)) or bool(kind._can_set_attn_implementation())
 
 
 def split(model: Any, comm_type: str) -> None:
-    """Make ``model``, which `check` has passed, take this rank's part of each sequence; nothing for a degree of 1."""
+    """Make the checked ``model`` accept this rank's part of each sequence; no effect at a degree of 1."""
     if state.cp_size == 1:
         return
     name = implementation(comm_type)
@@ -74,7 +74,7 @@ def split(model: Any, comm_type: str) -> None:
 
 
 def is_split(module: nn.Module) -> bool:
-    """Whether `split` has made ``module``."""
+    """Returns True if ``module`` was made by `split`."""
     return any(isinstance(getattr(hook, "__self__", None), _Parts) for hook in module._forward_pre_hooks.values())
 
 
@@ -92,14 +92,14 @@ class _Pass(masks.Pass):
 
 
 class _Parts:
-    """The forward passes of one model, each of this rank's part of a batch."""
+    """Context-parallel forward passes of one model."""
 
     def __init__(self, signature: inspect.Signature, loss: Callable[..., torch.Tensor]) -> None:
         self._signature = signature
         self._loss = loss
 
     def before(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        """Tell the model where its tokens are; masks made from here on are of the whole batch."""
+        """Set the positions of this rank's tokens; later masks cover the whole batch."""
         group = state.cp_process_group
         if group is None:
             raise RuntimeError(
@@ -110,12 +110,12 @@ class _Parts:
         inputs = exchange(given, group)
         _check_rotary(model, inputs.tokens.length)
         masks.enter(_Pass(self, inputs.tokens, inputs=inputs))
-        # With a mask given, transformers does not look for packed sequences in this rank's positions, which jump.
+        # The mask stops transformers from inferring packed sequences from this rank's non-contiguous positions.
         given.update(position_ids=inputs.positions, attention_mask=inputs.padding, use_cache=False)
         return (), given
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **others: Any) -> torch.Tensor:
-        """The model's loss function: this rank's part, as a part of the mean that the ranks' average is to be."""
+        """Loss function of the model: this rank's contribution to the mean over all tokens."""
         present = masks.current(self)
         targets = present.inputs.targets if isinstance(present, _Pass) else None
         if not isinstance(present, _Pass) or targets is None:
@@ -128,7 +128,7 @@ class _Parts:
         return self._loss(logits=logits, labels=labels, vocab_size=vocab_size, **others)
 
     def after(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
-        """Hold the pass to what it promised, and give the loss the value that it has over all tokens."""
+        """Check the pass, and replace the loss value by the loss over all tokens."""
         present = masks.leave(self)
         if not isinstance(present, _Pass) or output is None:  # the pass raised
             return None
@@ -165,7 +165,7 @@ def _check_rotary(model: nn.Module, length: int) -> None:
 
 
 def _check_layers(model: Any, made: list[masks.Mask]) -> None:
-    """Raises if a layer has attended to this rank's tokens alone."""
+    """Raises if a layer has attended only to this rank's tokens."""
     attended = len(set().union(*(mask.attended for mask in made)))
     layers = model.config.num_hidden_layers
     if attended < layers:

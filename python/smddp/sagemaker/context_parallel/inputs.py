@@ -1,7 +1,7 @@
-"""What the ranks of a context group tell each other before a forward pass: the batch that their parts are of.
+"""Metadata exchange between the ranks of a context group before each forward pass.
 
-Twice a pass, in one small all-gather each: first the sizes, so that what does not fit is an error on every rank, then
-what masks and loss need of the others' tokens: positions, padding, and the first label of each chunk.
+Two small all-gathers per pass. The first exchanges sizes, so that a mismatch raises on every rank. The second exchanges
+the positions, padding and first label of each chunk, which masks and loss need.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Inputs:
 
 
 def exchange(given: Mapping[str, Any], group: dist.ProcessGroup) -> Inputs:
-    """From this rank's part of a batch, the arguments of the model by name. Collective over ``group``.
+    """Builds the model's keyword arguments from this rank's part of a batch. Collective over ``group``.
 
     Raises on every rank:
-        ValueError: parts that are no two chunks, of different shapes, or the same on all ranks.
-        NotImplementedError: a mask of more than two dimensions, positions of more than one.
+        ValueError: parts that do not split into two chunks, differ in shape, or are equal on all ranks.
+        NotImplementedError: a mask with more than two dimensions, or positions with more than one.
     """
     part, error = None, None
     try:
@@ -83,7 +83,7 @@ def _device(given: Mapping[str, Any]) -> torch.device:
 
 
 def _check(part: _Part, headers: list[dict[str, int]]) -> None:
-    """Raises the same error on every rank if the parts are not of one batch."""
+    """Raises the same error on every rank if the parts belong to different batches."""
     wrong = [rank for rank, header in enumerate(headers) if header["wrong"]]
     if wrong:
         raise ValueError(f"context parallelism: rank {wrong[0]} of this context group cannot use its inputs, see there")
@@ -100,7 +100,7 @@ def _check(part: _Part, headers: list[dict[str, int]]) -> None:
 
 
 def _check_cut(part: _Part) -> None:
-    """Raises ValueError on every rank if ranks that hold the same tokens at the same places have not cut them."""
+    """Raises ValueError on every rank if ranks hold equal tokens at equal positions without a split batch."""
     here = torch.tensor([int(record.was_cut(part.ids, part.size))], device=part.ids.device)
     if not bool(gathered(here, part.group).all()):
         ranks = ", ".join(map(str, dist.get_process_group_ranks(part.group)))
@@ -125,8 +125,9 @@ class _Part:
         self.batch, self.length = self.ids.shape[:2]
         if self.length % 2:
             raise ValueError(
-                f"context parallelism: {self.length} tokens a rank ({tuple(self.ids.shape)}) are no two chunks: pad "
-                f"sequences to a multiple of 2 x context_parallel_degree={2 * self.size} and cut them with "
+                f"context parallelism: {self.length} tokens a rank ({tuple(self.ids.shape)}) "
+                "do not split into two chunks: "
+                f"pad sequences to a multiple of 2 x context_parallel_degree={2 * self.size} and cut them with "
                 "context_parallel.utils.get_batch_for_cp_rank"
             )
         cache = given.get("past_key_values")
@@ -140,7 +141,7 @@ class _Part:
         self.labels = self._rows(given, "labels") if self.shifted is None else self.shifted
 
     def _rows(self, given: Mapping[str, Any], name: str) -> torch.Tensor | None:
-        """The argument ``name``, (batch, tokens)."""
+        """Returns the argument ``name`` as (batch, tokens)."""
         value = given.get(name)
         if value is None:
             return None
@@ -174,7 +175,7 @@ class _Part:
         ]
 
     def rest(self) -> torch.Tensor:
-        """What the other ranks need besides, one after the other."""
+        """Concatenates the values that the other ranks need in the second exchange."""
         found = [rows.flatten() for rows in (self.positions, self.padding) if rows is not None]
         if self.labels is not None and self.shifted is None:
             found.append(self.labels[:, :: self.length // 2].T.flatten())  # of each chunk the first
@@ -196,7 +197,7 @@ class _Part:
             segments = _segments(chunks.join(take(self.batch * self.length, rows)))
         if self.padding is not None:
             padding = chunks.join(take(self.batch * self.length, rows)).bool()
-            # As transformers has it: a mask says where sequences end, and positions are not asked.
+            # Like transformers, derive the sequences from the mask and ignore positions.
             padding, segments = (None if bool(padding.all()) else padding), None
         targets, counted = self.shifted, sum(counts)
         if self.labels is not None and self.shifted is None:
@@ -225,7 +226,7 @@ class _Part:
 
 
 def _segments(positions: torch.Tensor) -> torch.Tensor | None:
-    """Which packed sequence each token belongs to, by where positions do not go on; None if no row has two.
+    """Returns each token's packed sequence, from gaps in the positions; None if all rows have one sequence.
 
     The same as transformers finds in ``position_ids`` given without a mask.
     """

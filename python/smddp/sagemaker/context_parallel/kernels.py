@@ -1,4 +1,4 @@
-"""Attention over a part of the keys, in a form whose parts can be put together: outputs with their log-sum-exp.
+"""Attention over a subset of the keys with mergeable results: outputs and their log-sum-exp.
 
 The running log-sum-exp is that of online softmax (Milakov and Gimelshein, 2018; Rabe and Staats, 2021), and the
 backward pass from the final log-sum-exp that of FlashAttention (Dao et al., 2022). As in transformers' eager
@@ -20,7 +20,7 @@ _MOST_SCORES = 2**26
 
 @dataclass(frozen=True)
 class Scores:
-    """How scores come from products of queries and keys: times ``scale``, then softcap * tanh(. / softcap)."""
+    """Attention score function: query-key products times ``scale``, then softcap * tanh(. / softcap)."""
 
     scale: float
     softcap: float | None = None
@@ -31,14 +31,14 @@ class Scores:
         return scores if self.softcap is None else self.softcap * torch.tanh(scores / self.softcap)
 
     def backward(self, scores: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-        """The gradient of the products from that of ``scores``."""
+        """Returns the gradient of the products from the gradient of ``scores``."""
         if self.softcap is not None:
             grad = grad * (1 - (scores / self.softcap) ** 2)
         return grad * self.scale
 
 
 def _products(many: torch.Tensor, few: torch.Tensor) -> torch.Tensor:
-    """Matrix products (b, h, s, x) @ (b, g, x, y) -> (b, h, s, y), each of the g with its h / g."""
+    """Grouped matrix products (b, h, s, x) @ (b, g, x, y) -> (b, h, s, y), h / g heads per group."""
     b, h, s, x = many.shape
     g = few.shape[1]
     # The heads that share a key become rows of one product, so that no key is copied.
@@ -64,7 +64,7 @@ def probabilities(scores: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
 def attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, scores: Scores
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over these keys alone.
+    """Attention over these keys only.
 
     Args:
         query: (b, h, s, d).
@@ -96,7 +96,7 @@ def attend_backward(
     mask: torch.Tensor | None,
     scores: Scores,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What these keys contribute to the gradients of attention over all.
+    """Computes the contribution of these keys to the gradients of attention over all keys.
 
     Args:
         grad: of the outputs, (b, h, s, e).
@@ -125,14 +125,14 @@ def attend_backward(
 
 
 def merge(out: torch.Tensor, lse: torch.Tensor, part: torch.Tensor, part_lse: torch.Tensor) -> None:
-    """Add attention over further keys, ``part`` with ``part_lse``, to ``out`` and ``lse``, in place."""
+    """Merge attention over further keys, ``part`` with ``part_lse``, into ``out`` and ``lse``, in place."""
     both = torch.logaddexp(lse, part_lse)
     out.mul_(probabilities(lse.unsqueeze(-1), both)).add_(part * probabilities(part_lse.unsqueeze(-1), both))
     lse.copy_(both)
 
 
 def _tiles(query: torch.Tensor, key: torch.Tensor) -> list[slice]:
-    """The queries in pieces whose scores fit into memory."""
+    """Splits the queries into tiles whose scores fit into memory."""
     b, h, s, _ = query.shape
     rows = max(1, _MOST_SCORES // max(1, b * h * key.shape[2]))
     return [slice(first, min(first + rows, s)) for first in range(0, s, rows)]

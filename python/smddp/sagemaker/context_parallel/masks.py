@@ -1,8 +1,8 @@
-"""Which keys of the whole sequence this rank's queries see.
+"""Attention masks of this rank's queries over the keys of the whole sequence.
 
-transformers describes a mask by a function of the places of query and key in the sequence. Where a rank holds chunks of
-the sequence that function is asked about their true places, so that masks are exact: causal, sliding windows, chunked
-attention, bidirectional. Padding and packed sequences are the whole batch's, which the ranks have told each other.
+transformers describes a mask by a function of the query and key positions. A rank evaluates it at the global positions
+of its chunks, so masks are exact: causal, sliding window, chunked attention, bidirectional. Padding and packed
+sequences cover the whole batch; `inputs.py` exchanges them between the ranks.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from smddp.sagemaker.context_parallel import chunks
 # A part of the local queries, a part of the keys at hand, and what is visible between them; None: all.
 Piece = tuple[slice, slice, "torch.Tensor | None"]
 
-# What transformers makes masks of that ask for places alone. Others look tensors up by place, and have only this
-# rank's part of them.
+# transformers' mask functions that use positions only. Other mask functions index tensors by position, and a rank has
+# only its part of those tensors.
 _BY_PLACE = {
     "causal_mask_function",
     "bidirectional_mask_function",
@@ -35,14 +35,14 @@ _COMBINED = {"and_masks.<locals>.and_mask", "or_masks.<locals>.or_mask"}
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of one forward pass, as the ranks of the context group have told each other.
+    """Token metadata of one forward pass, exchanged within the context group.
 
     Attributes:
         group: the context group.
         batch: sequences.
-        length: tokens of each, all ranks' together.
-        padding: bool (batch, length), False for padding; None without.
-        segments: int (batch, length), which of the sequences packed into a row each token belongs to; None without.
+        length: tokens of each sequence, summed over the ranks.
+        padding: bool (batch, length), False for padding; None without padding.
+        segments: int (batch, length), index of each token's packed sequence within its row; None without packing.
     """
 
     group: dist.ProcessGroup
@@ -61,7 +61,7 @@ class Tokens:
 
 
 class Mask:
-    """What one kind of attention layers sees, in place of the tensor that transformers makes; the layers share it.
+    """Mask of one kind of attention layers, passed in place of transformers' mask tensor and shared by the layers.
 
     Attributes:
         attended: the attention layers that have used it.
@@ -78,13 +78,13 @@ class Mask:
         self._spans: list[Piece] | None = None
 
     def pieces(self, source: int) -> list[Piece]:
-        """What of this rank's queries against rank ``source``'s keys has to be computed."""
+        """Returns the blocks of scores between this rank's queries and rank ``source``'s keys to compute."""
         if source not in self._pieces:
             self._pieces[source] = self._found(source)
         return self._pieces[source]
 
     def spans(self) -> list[Piece]:
-        """The same against the keys of all ranks, in the order of the sequence."""
+        """Returns the blocks against the keys of all ranks, in sequence order."""
         if self._spans is None:
             tokens = self.tokens
             everywhere = torch.arange(tokens.length, device=self._device)
@@ -100,7 +100,7 @@ class Mask:
         tokens = self.tokens
         if self._plain and source != tokens.rank:
             count = tokens.length // (2 * tokens.size)
-            # An earlier rank's late chunk is later than all of ours, our late chunk than all of a later rank's.
+            # An earlier rank's second chunk follows both local chunks; the local second chunk follows a later rank's.
             first, last = (0, 1) if source < tokens.rank else (1, 2)
             return [(slice(first * count, 2 * count), slice(0, last * count), None)]
         queries = chunks.indices(tokens.rank, tokens.size, tokens.length, self._device)
@@ -109,7 +109,7 @@ class Mask:
         return [piece for half in (0, 1) for piece in self._half(half, queries.chunk(2)[half], keys, count)]
 
     def _half(self, half: int, queries: torch.Tensor, keys: torch.Tensor, count: int) -> Iterator[Piece]:
-        """The piece of one chunk of queries against ``keys``, without chunks of keys that none of them sees."""
+        """Returns the block of one query chunk against ``keys``, without fully masked key chunks."""
         visible = self._visible(queries, keys)
         of_chunks = visible.unflatten(-1, (-1, count))
         seen = of_chunks.any(dim=-1).flatten(0, -2).any(dim=0).nonzero().flatten().tolist()
@@ -134,7 +134,7 @@ class Mask:
 
 
 def _names(function: Callable[..., Any]) -> list[str]:
-    """The qualified names of the functions that transformers has combined into ``function``."""
+    """Returns the qualified names of the mask functions that transformers has combined into ``function``."""
     name = getattr(function, "__qualname__", repr(function))
     if name not in _COMBINED:
         return [name]
@@ -162,12 +162,12 @@ _passes: ContextVar[tuple[Pass, ...]] = ContextVar("context_parallel_passes", de
 
 
 def enter(present: Pass) -> None:
-    """Masks made from now on, until `leave`, are of ``present``."""
+    """Use ``present`` for masks created until `leave`."""
     _passes.set((*_passes.get(), present))
 
 
 def current(owner: object) -> Pass | None:
-    """The innermost pass of ``owner``; None outside of one."""
+    """Returns the innermost pass of ``owner``; None outside a pass."""
     return next((each for each in reversed(_passes.get()) if each.owner is owner), None)
 
 
@@ -180,11 +180,11 @@ def leave(owner: object) -> Pass | None:
 
 
 def make(*_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None, **others: Any) -> Mask:
-    """What transformers' mask interface calls for the implementations of `attention.py`.
+    """Mask factory that transformers' mask interface calls for the implementations of `attention.py`.
 
     Raises:
-        RuntimeError: outside the forward pass of a model that `tsm.transform` has made.
-        NotImplementedError: a mask that is not a function of places.
+        RuntimeError: outside the forward pass of a model returned by `tsm.transform`.
+        NotImplementedError: a mask that is not a function of positions.
     """
     present = _passes.get()[-1] if _passes.get() else None
     if present is None:
@@ -203,7 +203,7 @@ def make(*_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tenso
             )
         if name not in _BY_PLACE:
             raise NotImplementedError(
-                f"context parallelism: the mask {name} looks up more than places in the sequence, and this rank has "
+                f"context parallelism: the mask {name} uses more than positions in the sequence, and this rank has "
                 "only its part of that; set context_parallel_degree=1 for this model"
             )
     device = attention_mask.device if attention_mask is not None else torch.device(others.get("device", "cpu"))

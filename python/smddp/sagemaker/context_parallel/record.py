@@ -1,4 +1,4 @@
-"""Record of the parts that `get_batch_for_cp_rank` cut last.
+"""Record of the most recent parts of `get_batch_for_cp_rank`.
 
 Ranks that hold equal tokens hold either parts of text that repeats itself, or the whole batch each. The tokens do not
 distinguish the two cases; the record does.

@@ -1,4 +1,4 @@
-"""Attention over all ranks' keys and values as these go round a ring: cp_comm_type="p2p".
+"""Ring attention over all ranks' keys and values: cp_comm_type="p2p".
 
 Ring attention (Liu et al., 2023) with the load balance of zigzag chunks: in step t a rank attends to what rank r - t
 holds, while that goes on to the next rank and what rank r - t - 1 holds arrives. Outputs are put together by a running
@@ -18,7 +18,7 @@ from smddp.sagemaker.context_parallel.masks import Mask
 
 
 class Ring:
-    """The neighbours of this rank in a group, and tensors on their way round it."""
+    """Ring exchange of tensors with the neighbouring ranks of a group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -27,11 +27,11 @@ class Ring:
         self._before = dist.get_global_rank(group, (self.rank - 1) % self.size)
 
     def source(self, step: int) -> int:
-        """Whose tensors are here after ``step`` steps."""
+        """Returns the rank whose tensors are present after ``step`` steps."""
         return (self.rank - step) % self.size
 
     def start(self, *tensors: torch.Tensor) -> Passing:
-        """Begin to send ``tensors`` to the next rank and to receive as many from the one before."""
+        """Start to send ``tensors`` to the next rank and to receive the previous rank's tensors."""
         received = [torch.empty_like(tensor) for tensor in tensors]
         operations = []
         for tensor, into in zip(tensors, received):
@@ -41,7 +41,7 @@ class Ring:
 
 
 class Passing:
-    """Tensors on their way: the sent ones are kept until all are there."""
+    """Pending ring transfer; keeps the sent tensors until completion."""
 
     def __init__(self, sent: tuple[torch.Tensor, ...], received: list[torch.Tensor], works: list[Any]) -> None:
         self._sent, self._received, self._works = sent, received, works
@@ -53,7 +53,7 @@ class Passing:
 
 
 class _Pair:
-    """Keys and values as one buffer, and back."""
+    """Packing of keys and values into one buffer."""
 
     def __init__(self, key: torch.Tensor, value: torch.Tensor) -> None:
         self._shapes = key.shape, value.shape
@@ -116,7 +116,7 @@ class RingAttention(torch.autograd.Function):
         of_query = torch.zeros_like(query, dtype=torch.float32)
 
         def of_keys(buffer: torch.Tensor, source: int) -> torch.Tensor:
-            """This rank's part of the gradients of ``source``'s keys and values; adds to ``of_query``."""
+            """Computes this rank's gradients of ``source``'s keys and values; adds to ``of_query``."""
             keys, values = pair.unpack(buffer)
             of_key, of_value = torch.zeros_like(keys), torch.zeros_like(values)
             for rows, columns, visible in mask.pieces(source):
@@ -135,8 +135,8 @@ class RingAttention(torch.autograd.Function):
                 of_value[:, :, columns] += part[2].to(of_value.dtype)
             return pair.pack(of_key, of_value)
 
-        # Gradients go round behind the keys that they are of: those of rank s's keys begin at rank s + 1 and come
-        # home after cp - 1 steps, with what each rank has added.
+        # Gradients follow their keys around the ring: those of rank s's keys start at rank s + 1 and return to
+        # rank s after cp - 1 steps, with each rank's contribution.
         here, own = pair.pack(key, value), None
         found: torch.Tensor | None = None
         for step in range(ring.size):
@@ -149,7 +149,7 @@ class RingAttention(torch.autograd.Function):
             if step == 0:
                 own = grads
             else:
-                # Behind the keys, if any came, those gradients that the ranks before have added up.
+                # Received after the keys: the partial gradients accumulated by the previous ranks.
                 found = grads + arrived[-1] if found is not None else grads
             if step + 1 < ring.size:
                 here = arrived[0]

@@ -1,4 +1,4 @@
-"""What scripts call: cutting a batch, and telling attention layers which ranks hold the rest of the sequence."""
+"""Public functions: split a batch, and set the context group of attention layers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Batch = TypeVar("Batch")
 
 
 def get_batch_for_cp_rank(batch: Batch) -> Batch:
-    """This rank's part of a batch of which all ranks of its context group hold the whole.
+    """Returns this rank's part of a batch that every rank of its context group holds in full.
 
-    Each tensor is cut into 2·cp chunks along dimension 1, of which context rank r gets chunks r and 2cp-r-1. Labels
-    are cut as they are, without a shift: the transformed model takes each chunk's last label from the rank that has it.
-    Without context parallelism the batch is returned as it is.
+    Splits each tensor into 2·cp chunks along dimension 1; context rank r gets chunks r and 2cp-r-1. Splits labels
+    without a shift: the transformed model takes each chunk's last label from the rank that holds it.
+    Without context parallelism, returns the batch unchanged.
 
     Args:
-        batch: a tensor (batch, sequence, ...), or a tuple, list or mapping of such and of None.
+        batch: a tensor (batch, sequence, ...), or a tuple, list or mapping of tensors and None.
 
     Returns:
         the same, of (batch, sequence / cp, ...).
 
     Raises:
-        ValueError: a tensor without dimension 1, or one that 2·cp does not divide.
-        TypeError: something that is no tensor.
+        ValueError: a tensor without dimension 1, or whose dimension 1 is not divisible by 2·cp.
+        TypeError: a value that is not a tensor.
     """
     if state.cp_size == 1:
         return batch
@@ -57,7 +57,7 @@ def _part(value: Any, name: str) -> Any:
 
 
 def setup_transformer_engine_cp_groups(model: nn.Module, ranks: Sequence[int], pg: dist.ProcessGroup | None) -> None:
-    """Tell transformer-engine's attention layers in ``model`` their context group.
+    """Set the context group of transformer-engine's attention layers in ``model``.
 
     Layers of transformers learn it from `tsm.transform`, so there is nothing to do for them, nor for a group of one.
 

@@ -1,8 +1,8 @@
-"""What a module's own parameters look like to the functions that initialise it.
+"""Original names and shapes of a module's parameters, as its initialisation functions expect them.
 
-Tensor parallelism makes DTensors of parameters and stores some of them otherwise: reshaped, or one as several, with a
-record in the module of how (`tensor_parallel.shards.Relayout`). Initialisation functions know the original names and
-the whole shapes. A form says what those are, so that values are computed whole and then stored.
+Tensor parallelism turns parameters into DTensors and reshapes or splits some of them; the module records that
+(`tensor_parallel.shards.Relayout`). Initialisation functions use the original names and full shapes. A form describes
+both, so that values are computed in full and then stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from smddp.sagemaker.tensor_parallel.shards import RELAID, Relayout
 
 @dataclass(frozen=True)
 class Form:
-    """One parameter under its original name: whole shape, dtype, and an identity that tied parameters share."""
+    """One parameter under its original name: full shape, dtype, and an identity that tied parameters share."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -33,7 +33,7 @@ def _records(module: nn.Module) -> dict[str, Relayout]:
 
 
 def original_names(module: nn.Module) -> dict[str, str]:
-    """For the name of each parameter that the module holds, that of the original which it is made from."""
+    """Returns the original name of each parameter that the module holds."""
     names = {name: name for name in module._parameters}
     for record in _records(module).values():
         names.update(dict.fromkeys(record.stored, record.source))
@@ -41,7 +41,7 @@ def original_names(module: nn.Module) -> dict[str, str]:
 
 
 def forms_of(module: nn.Module) -> dict[str, Form | None]:
-    """The module's own parameters in their original form; None for one that is registered as None."""
+    """Returns the original forms of the module's direct parameters; None for a parameter registered as None."""
     found: dict[str, Form | None] = {
         name: None if p is None else Form(p.shape, p.dtype, p.requires_grad, id(p))
         for name, p in module._parameters.items()
@@ -55,7 +55,7 @@ def forms_of(module: nn.Module) -> dict[str, Form | None]:
 
 
 def stored_from(module: nn.Module, whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """``whole`` values, by original name, as the module stores them; takes them out of ``whole``."""
+    """Converts full values, by original name, to the module's storage; removes them from ``whole``."""
     found: dict[str, torch.Tensor] = {}
     for record in _records(module).values():
         if record.source in whole:

@@ -1,4 +1,4 @@
-"""`DelayedParamIniter`: gives the parameters and buffers of a meta model their values, one module at a time."""
+"""`DelayedParamIniter`: initialises the parameters and buffers of a meta model, one module at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smddp.sagemaker.replaced import recording
 
 logger = logging.getLogger("smddp.sagemaker")
 
-# What torch's FSDP1 sets on a parameter that it has flattened into a unit.
+# Attribute that torch's FSDP1 sets on a parameter flattened into a unit.
 _FLATTENED = "_fsdp_flattened"
 
 
@@ -28,19 +28,19 @@ class DelayedParamIniter:
 
     Args:
         model: any transformers model, or any module whose submodules with parameters have ``reset_parameters``.
-            Tensor-parallel ones (parameters are DTensors) and ones already under ``fully_shard`` are welcome. A model
-            without meta tensors is left as it is, with a note in the log.
-        init_method_using_config: ``f(module)``, called for every module that owns parameters instead of the model's
-            own initialisation; it sets the values of that module's own parameters, not of its children's. What it
-            finds there is real, uninitialised memory of the full shape.
+            Tensor-parallel models (with DTensor parameters) and models under ``fully_shard`` are supported. A model
+            without meta tensors is left unchanged, and a log line says so.
+        init_method_using_config: ``f(module)``, called instead of the model's initialisation for every module with
+            direct parameters. It sets those parameters, not the children's. They are real, uninitialised tensors of
+            the full shape.
         verbose: log each module as it is initialised.
-        random_seed: what the values follow from, besides names; the ``random_seed`` of ``init()`` if not given.
-        device: where the values go; the current accelerator if there is one (the CPU where ``init()`` made its mesh
-            there) if not given.
+        random_seed: seed of the values, combined with parameter names; default: the ``random_seed`` of ``init()``.
+        device: device of the values; default: the current accelerator, or the CPU without one or with a mesh on the
+            CPU.
 
     Raises:
-        TypeError: ``model`` is no module or ``init_method_using_config`` no function.
-        ValueError: some modules have parameters or buffers on meta and no way to initialise them; names them.
+        TypeError: ``model`` is not a module, or ``init_method_using_config`` is not callable.
+        ValueError: modules with parameters or buffers on meta cannot be initialised; the message names them.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class DelayedParamIniter:
     # -- what FSDP is given -----------------------------------------------------------------------------------------
 
     def get_param_init_fn(self) -> Callable[[nn.Module], None]:
-        """For ``FSDP(param_init_fn=...)``: initialises the module's own parameters, not its children's.
+        """Returns the ``param_init_fn`` of FSDP: initialises a module's direct parameters, not its children's.
 
         The first call also gives all buffers of the model their values, since FSDP calls nothing for a unit that has
         buffers alone.
@@ -83,7 +83,7 @@ class DelayedParamIniter:
         return self._init_module
 
     def get_post_param_init_fn(self) -> Callable[[nn.Module], None]:
-        """For ``FSDP(post_param_init_fn=...)``: called with each module after its parameters were initialised.
+        """Returns the ``post_param_init_fn`` of FSDP, called with each module after its initialisation.
 
         Ties the weights that the model ties, by its ``tie_weights``, where initialisation by other means than ours
         untied them. A module without ``tie_weights``, and one whose weights are tied, is left alone.
@@ -91,7 +91,7 @@ class DelayedParamIniter:
         return self._after_module
 
     def materialize(self, model: nn.Module | None = None) -> nn.Module:
-        """Initialises all that is missing: for FSDP2, tensor parallelism alone and one process.
+        """Initialises all remaining meta tensors: for FSDP2, tensor parallelism without FSDP, and one process.
 
         Each rank allocates its local shards and, for a moment, the full parameters of one module. ``model``, if given,
         is the model that this object was made for. Also fills a model on which ``to_empty`` was called already.
@@ -107,7 +107,7 @@ class DelayedParamIniter:
         return self._model if model is None else model
 
     def count_num_params(self, module: nn.Module, *args: nn.Module) -> int:
-        """The number of parameters (elements) of ``module`` and of the further modules given.
+        """Returns the number of parameters (elements) of all given modules.
 
         Tied parameters count once, and DTensors with their full size; of parameters that FSDP1 has flattened only the
         local part is left to count.
@@ -117,7 +117,7 @@ class DelayedParamIniter:
 
     @contextlib.contextmanager
     def validate_params_and_buffers_inited(self, enabled: bool = True) -> Iterator[None]:
-        """On leaving, checks that every parameter was initialised exactly once and nothing is left on meta.
+        """Context manager; checks on exit that every parameter was initialised exactly once and is not on meta.
 
         Raises `RuntimeError` that names what was missed and what was done twice. ``enabled=False`` checks nothing.
         """
@@ -128,7 +128,7 @@ class DelayedParamIniter:
     # -- at construction --------------------------------------------------------------------------------------------
 
     def _tie(self) -> None:
-        """Ties what ways of building on meta untie (accelerate's makes a new parameter at every assignment)."""
+        """Restores ties that construction on meta breaks (accelerate creates a new parameter at every assignment)."""
         parameters = list(self._model.parameters())
         if all(p.is_meta and not isinstance(p, DTensor) for p in parameters):
             for module in self._model.modules():
@@ -152,7 +152,7 @@ class DelayedParamIniter:
                 self._fill_buffers()
         self._calls[key] += 1
         if self._calls[key] > 1:
-            return  # the validator tells; doing it again would give the same values
+            return  # the validator reports it; repeating the initialisation would give the same values
         for name in list(module._parameters):
             if (key, name) in self._has.owner:
                 owner, original = self._has.owner[key, name]
@@ -160,7 +160,7 @@ class DelayedParamIniter:
                 self._share(key, name, owner, original)
 
     def _share(self, key: int, name: str, owner: int, original: str) -> None:
-        """Makes the parameter that its owner now holds this module's, too (the same one, where it is the owner)."""
+        """Sets the owner's current parameter in this module, too."""
         parameter = self._has.modules[owner]._parameters.get(original)
         if parameter is None or getattr(parameter, _FLATTENED, False):
             raise ValueError(
@@ -172,7 +172,7 @@ class DelayedParamIniter:
 
     @torch.no_grad()
     def _init_parameters(self, module: nn.Module) -> None:
-        """Gives the parameters that ``module`` owns their values, the whole module in one go."""
+        """Initialises all parameters that ``module`` owns."""
         key = id(module)
         names = [n for n in module._parameters if (key, n) in self._has.holders]
         if not names or key in self._done:
@@ -189,12 +189,12 @@ class DelayedParamIniter:
         values = forms.stored_from(module, whole)
         for name in names:
             value, target = values.pop(name).detach(), targets[name]
-            assert target is not None  # the inventory holds those that are there
+            assert target is not None  # the inventory lists registered parameters only
             value = dtensor_shards.cut(value, target) if isinstance(target, DTensor) else value
             module._parameters[name] = dtensor_shards.put(value, target)
 
     def _compute(self, module: nn.Module, names: set[str]) -> dict[str, torch.Tensor]:
-        """The whole values of the module's own parameters ``names`` (original ones).
+        """Returns the full values of the module's direct parameters ``names`` (original names).
 
         Leaves the module with other parameters than it had.
         """
@@ -216,7 +216,7 @@ class DelayedParamIniter:
         whole: dict[str, torch.Tensor] = {}
         for name in names:
             value, form = module._parameters.get(name), self._has.forms[key][name]
-            assert form is not None  # the inventory holds those that are there
+            assert form is not None  # the inventory lists registered parameters only
             if value is None or value.is_meta or value.shape != form.shape:
                 raise ValueError(
                     f"init_method_using_config left {self._has.full_name(key, name)} of shape {tuple(form.shape)} as "
@@ -227,7 +227,7 @@ class DelayedParamIniter:
         return whole
 
     def _run_steps(self, module: nn.Module, kept: nn.Module | None, buffers: Collection[str] = ()) -> None:
-        """Runs the module's recipe; nothing else than ``kept``'s parameters and the module's ``buffers`` changes."""
+        """Runs the module's recipe; changes only the parameters of ``kept`` and the module's ``buffers``."""
         key = id(module)
         for step in self._recipes[key].steps:
             with (
@@ -238,7 +238,7 @@ class DelayedParamIniter:
                 step.function()
 
     def _fill_buffers(self) -> None:
-        """Values for all buffers and tensor attributes that were on meta; puts real ones back that were emptied."""
+        """Fills all buffers and tensor attributes that were on meta; restores emptied buffers."""
         for (key, name), real in self._has.real_buffers.items():
             now = self._has.modules[key]._buffers.get(name)
             if now is not None and (now is real or now.dtype == real.dtype):
@@ -272,7 +272,7 @@ class DelayedParamIniter:
             return
         for owner, holders in self._has.holders.items():
             held = [self._has.modules[key]._parameters.get(name) for key, name in holders]
-            # Before its turn a holder is on meta; flattened by FSDP, it is gone or marked.
+            # An uninitialised holder is on meta. After FSDP flattens it, it is absent or marked.
             ready = [p for p in held if p is not None and not p.is_meta and not getattr(p, _FLATTENED, False)]
             if len(ready) == len(holders) and any(p is not ready[0] for p in ready):
                 tie_weights()
@@ -306,7 +306,7 @@ class DelayedParamIniter:
 
 
 def _random_seed() -> int:
-    """The configured one; its default before ``init()``."""
+    """Returns the configured seed; the default before ``init()``."""
     from smddp.sagemaker.state_handler import state
 
     return state.random_seed

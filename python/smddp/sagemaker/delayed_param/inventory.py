@@ -1,4 +1,4 @@
-"""What a model has on the meta device, noted before sharding changes it."""
+"""Inventory of a model's meta tensors, taken before sharding changes the model."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from smddp.sagemaker.names import plain_name
 
 
 class Inventory:
-    """The meta tensors of a model: who owns them, who shares them, what they look like.
+    """The meta tensors of a model with their owners, sharing modules and original forms.
 
     Attributes:
         model: the model.
-        modules, names: by a module's id, the module, and its name without what wrappers add.
-        forms: by a module's id, its parameters in original form.
-        original: by a module's id, {name of a parameter: the original's name}.
+        modules, names: module id -> the module, and its name without wrapper prefixes.
+        forms: module id -> the original forms of its parameters.
+        original: module id -> {name of a parameter: the original name}.
         owner: (module, name) of each meta parameter -> (module that initialises it, its name there).
-        holders: the reverse: owner -> all that hold the parameter, the owner first.
-        meta_buffers, meta_attributes: by a module's id, the names of buffers and plain tensor attributes on meta.
-        real_buffers: the others; held, so that those that to_empty() throws away can be put back.
+        holders: owner -> all (module, name) that hold the parameter, the owner first.
+        meta_buffers, meta_attributes: module id -> names of buffers and plain tensor attributes on meta.
+        real_buffers: buffers with values, kept to restore them after to_empty().
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -55,11 +55,11 @@ class Inventory:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is on meta."""
+        """Returns True if nothing is on meta."""
         return not (self.owner or self.meta_buffers or self.meta_attributes)
 
     def originals(self) -> dict[int, set[str]]:
-        """By a module's id, the original names of the meta parameters that it owns."""
+        """Maps each module id to the original names of the meta parameters that the module owns."""
         found: dict[int, set[str]] = {}
         for key, name in self.holders:
             found.setdefault(key, set()).add(self.original[key][name])

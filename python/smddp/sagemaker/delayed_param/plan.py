@@ -1,4 +1,4 @@
-"""Where each meta tensor's value comes from: a recipe, or a second construction of the model."""
+"""Source of each meta tensor's value: a recipe, or a second construction of the model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def sources(has: Inventory, seed: int, custom: bool) -> tuple[dict[int, recipe.R
 def _rebuilt(
     has: Inventory, recipes: dict[int, recipe.Recipe], keep: set[tuple[type, str]], seed: int
 ) -> tuple[dict[recipe.Key, torch.Tensor], str]:
-    """What a second construction of each transformers model in here knows; and why one failed, if so."""
+    """Returns the tensors of a second construction of each transformers model, and the reason of a failure."""
     known: dict[recipe.Key, torch.Tensor] = {}
     failed = ""
     inside: set[int] = set()
@@ -55,7 +55,7 @@ def _rebuilt(
 
 
 def _take(has: Inventory, recipes: dict, own: nn.Module, other: nn.Module, known: dict) -> None:
-    """Of the twin's module, the real values for which ours has a meta tensor."""
+    """Takes the values of the twin's module for the meta tensors of the model's module."""
     key = id(own)
     unwritten = recipes[key].unwritten if key in recipes else ()
     for name in {*unwritten, *has.meta_buffers.get(key, ()), *has.meta_attributes.get(key, ())}:

@@ -1,4 +1,4 @@
-"""The values that only a constructor knows: buffers, and parameters that no initialisation function writes.
+"""Values that only a constructor sets: buffers, and parameters that no initialisation function writes.
 
 A model on the meta device has lost them (rotary frequencies, causal masks, embedding scales). They come back from a
 second construction of the same class from the same config, whose parameters go to meta as they are registered: it
@@ -18,7 +18,7 @@ from smddp.sagemaker.delayed_param import seeds
 
 
 def rebuild(model: nn.Module, keep: set[tuple[type, str]], seed: int) -> nn.Module:
-    """``type(model)(model.config)`` on the CPU with real buffers and, of the parameters, those in ``keep`` alone.
+    """Constructs ``type(model)(model.config)`` on the CPU with real buffers and only the parameters in ``keep``.
 
     ``keep`` holds (class of the owning module or one derived from it, parameter name). Raises `ValueError` where the
     class cannot be constructed from its config.
@@ -31,7 +31,7 @@ def rebuild(model: nn.Module, keep: set[tuple[type, str]], seed: int) -> nn.Modu
             return None
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
-    # torch takes what the hook returns, if it is not None, for the parameter.
+    # torch registers the hook's return value, if not None, instead of the parameter.
     hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
         with contextlib.ExitStack() as stack:
@@ -40,7 +40,7 @@ def rebuild(model: nn.Module, keep: set[tuple[type, str]], seed: int) -> nn.Modu
             return type(model)(copy.deepcopy(model.config))
     except TypeError as error:
         raise ValueError(
-            f"{type(model).__name__}(config) would know them, but fails: {error}. Construct the model with real "
+            f"{type(model).__name__}(config) would set them, but fails: {error}. Construct the model with real "
             "buffers: accelerate's init_empty_weights keeps them"
         ) from error
     finally:

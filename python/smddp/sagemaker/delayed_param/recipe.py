@@ -1,9 +1,9 @@
-"""Which functions give each module's own tensors their first value.
+"""Initialisation functions of each module's direct tensors.
 
-A parameter's value is not always its own module's affair: GPT-2's attention scales its projection's weight, and
-nn.MultiheadAttention zeroes its output projection's bias. So all initialisation functions run once on meta tensors,
-which computes nothing, and what they write is noted. The recipe of a module is then the functions, of itself and of the
-modules around it, that write its tensors, innermost first: the order in which a constructor runs them.
+Another module may set a parameter: GPT-2's attention scales its projection's weight, and nn.MultiheadAttention zeroes
+its output projection's bias. So all initialisation functions run once on meta tensors, without computing, to record
+their writes. A module's recipe lists all functions, also of enclosing modules, that write its tensors. The
+innermost function is first, the order in which a constructor runs them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Forms = dict[int, dict[str, Form | None]]
 if TYPE_CHECKING:
 
     class Pretrained(nn.Module):
-        """What is needed of a transformers model; `is_pretrained` tells one, without transformers."""
+        """Interface of a transformers model, for type checking without transformers; see `is_pretrained`."""
 
         config: Any
 
@@ -47,14 +47,14 @@ class Step:
 
 @dataclass
 class Recipe:
-    """What to run for one module, in order, and which of its tensors no function writes in full."""
+    """Ordered initialisation functions of one module, and its tensors that no function writes in full."""
 
     steps: list[Step] = field(default_factory=list)
     unwritten: set[str] = field(default_factory=set)
 
 
 def initialiser_of(module: nn.Module) -> Callable | None:
-    """The module's own ``reset_parameters`` (``_reset_parameters`` in some of torch's), or None."""
+    """Returns the module's ``reset_parameters`` (``_reset_parameters`` in some torch modules), or None."""
     for name in ("reset_parameters", "_reset_parameters"):
         function = getattr(module, name, None)
         if callable(function):
@@ -63,12 +63,12 @@ def initialiser_of(module: nn.Module) -> Callable | None:
 
 
 def is_pretrained(module: nn.Module) -> TypeGuard[Pretrained]:
-    """Whether this is a transformers model, which initialises the modules under it from its config."""
+    """Returns True for a transformers model, which initialises its submodules from its config."""
     return callable(getattr(module, "_init_weights", None)) and hasattr(module, "config")
 
 
 def recipes(model: nn.Module, names: dict[int, str], missing: dict[int, set[str]], forms: Forms) -> dict[int, Recipe]:
-    """The recipe of every module in ``missing``: {module's id: names of its tensors that need a value}.
+    """Returns the recipe of every module in ``missing``: {module id: names of its tensors that need a value}.
 
     The constructor's functions (reset_parameters) are in it only for tensors that the model's own `_init_weights`
     leaves alone, as that one runs last.
@@ -93,14 +93,14 @@ def recipes(model: nn.Module, names: dict[int, str], missing: dict[int, set[str]
 
 @contextlib.contextmanager
 def others_on_meta(around: nn.Module, kept: nn.Module | None, forms: Forms) -> Iterator[None]:
-    """Within, all parameters under ``around`` but those of ``kept`` are meta tensors, so that nothing writes them."""
+    """Temporarily replaces all parameters under ``around`` except those of ``kept`` by meta tensors."""
     with _replaced((m for m in around.modules() if m is not kept), forms):
         yield
 
 
 @contextlib.contextmanager
 def buffers_kept(around: nn.Module, owner: nn.Module, written: Collection[str]) -> Iterator[None]:
-    """Within, buffers under ``around`` are copies, except for ``owner``'s ``written``: the rest keeps its values."""
+    """Temporarily replaces buffers under ``around`` by copies, except ``owner``'s ``written`` buffers."""
     saved = [(module._buffers, dict(module._buffers)) for module in around.modules() if module._buffers]
     try:
         for holder, tensors in saved:
@@ -118,7 +118,7 @@ def _by_model(module: nn.Module, pretrained: Pretrained | None) -> Callable | No
 
 
 def _family(model: nn.Module) -> tuple[dict[int, nn.Module], dict[int, Pretrained]]:
-    """Each module's parent, and the innermost transformers model that it belongs to (itself included)."""
+    """Returns each module's parent, and the innermost transformers model that contains or equals it."""
     parents: dict[int, nn.Module] = {}
     owners: dict[int, Pretrained] = {}
     for module in model.modules():  # parents first
@@ -132,7 +132,7 @@ def _family(model: nn.Module) -> tuple[dict[int, nn.Module], dict[int, Pretraine
 
 
 def _line(module: nn.Module, parents: dict[int, nn.Module]) -> list[nn.Module]:
-    """The module, its parent, and so on to the root."""
+    """Yields the module and its ancestors up to the root."""
     line = [module]
     while id(line[-1]) in parents:
         line.append(parents[id(line[-1])])
@@ -140,7 +140,7 @@ def _line(module: nn.Module, parents: dict[int, nn.Module]) -> list[nn.Module]:
 
 
 def _steps(line, key, own, written, names, function_of) -> tuple[list[Step], set[str]]:
-    """The steps that write tensors ``own`` of the first module in ``line``, and which tensors none writes in full."""
+    """Returns the steps that write the tensors ``own`` of the first module in ``line``, and the incomplete tensors."""
     steps, left = [], set(own)
     for module in line:
         there = {name: full for (owner, name), full in written.get(id(module), {}).items() if owner == key}
@@ -156,11 +156,11 @@ def _own_tensors(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
 
 
 def _written(modules, function_of, names) -> dict[int, dict[Key, bool]]:
-    """Per module, what its function writes: {(owner, tensor name): whether all of the tensor}."""
+    """Returns the writes of each module's function: {(owner, tensor name): True for the full tensor}."""
     tensors: dict[int, tuple[torch.Tensor, Key]] = {}
     for key, module in modules.items():
         for name, tensor in _own_tensors(module):
-            # A tied parameter belongs to the module that comes first.
+            # The first module in order owns a tied parameter.
             tensors.setdefault(tensor.untyped_storage()._cdata, (tensor, (key, name)))
     found = {}
     with torch.no_grad():
@@ -191,7 +191,7 @@ def _written(modules, function_of, names) -> dict[int, dict[Key, bool]]:
 
 
 class _Writes(TorchDispatchMode):
-    """Notes which of the known tensors the operators under it write, and whether in full."""
+    """Dispatch mode that records full and partial writes to the known tensors."""
 
     def __init__(self, tensors: dict[int, tuple[torch.Tensor, Key]]) -> None:
         super().__init__()
@@ -218,13 +218,13 @@ class _Writes(TorchDispatchMode):
 
 @contextlib.contextmanager
 def _replaced(modules: Iterable[nn.Module], forms: Forms, buffers: bool = False) -> Iterator[None]:
-    """Within, the parameters (and buffers) are plain meta tensors in their original form; tied ones stay tied."""
+    """Temporarily replaces parameters (and buffers) by plain meta tensors of their original form; keeps ties."""
     saved: list[tuple[dict, dict]] = []
     twins: dict[int, nn.Parameter] = {}
     try:
         for module in modules:
             saved.append((module._parameters, dict(module._parameters)))
-            # A module that is not in `forms` is a wrapper that came later.
+            # A module that is missing in `forms` is a wrapper added later.
             own = forms[id(module)] if id(module) in forms else forms_of(module)
             module._parameters.clear()
             for name, form in own.items():

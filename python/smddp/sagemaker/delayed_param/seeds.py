@@ -1,4 +1,4 @@
-"""Random streams that depend on a name alone: not on the rank, nor on what was drawn before."""
+"""Random streams that depend on a name only, not on the rank or earlier random numbers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 
 def seed_of(random_seed: int, *names: str) -> int:
-    """63 bits that follow from the seed and the names."""
+    """Returns a 63-bit seed derived from the seed and the names."""
     text = "\0".join((str(random_seed), *names)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 @contextlib.contextmanager
 def seeded(device: torch.device, random_seed: int, *names: str) -> Iterator[None]:
-    """Within, the generators of the CPU and of ``device`` start from (seed, names); afterwards they are as before."""
+    """Temporarily seeds the generators of the CPU and ``device`` by (seed, names); restores them on exit."""
     seed = seed_of(random_seed, *names)
     engine = torch.get_device_module(device.type) if device.type != "cpu" else None
     before_cpu = torch.get_rng_state()

@@ -1,19 +1,19 @@
-"""How tokens are spread over experts, and the losses that keep a router in shape.
+"""Load balancing of experts, and auxiliary losses of the router.
 
-    sinkhorn   the choice is by the logits after Sinkhorn's normalization, under which every expert is chosen equally
-               often in the mean over all data-parallel ranks (Clark et al., "Unified Scaling Laws for Routed Language
-               Models", 2022, S-BASE). In training only; the weights stay the router's own.
-    aux_loss   the choice is the router's; experts x sum(share of choices x mean probability) is added to the loss
+    sinkhorn   choose by the logits after Sinkhorn normalization, which equalizes the mean number of tokens per expert
+               over all data-parallel ranks (Clark et al., "Unified Scaling Laws for Routed Language Models", 2022,
+               S-BASE). In training only; the weights remain the router's.
+    aux_loss   choose by the router; experts x sum(share of choices x mean probability) is added to the loss
                (Shazeer et al., "Outrageously Large Neural Networks", 2017; this form: Fedus et al., "Switch
-               Transformers", 2021). Shares are of all data-parallel ranks' tokens.
-    balanced   token after token, slot after slot, the next expert: every expert gets the same number whatever the
-               router says. It is for measuring what a balanced router would cost, not for training one.
-    none       the choice is the router's.
+               Transformers", 2021). Shares cover the tokens of all data-parallel ranks.
+    balanced   assign experts round-robin over tokens and slots, ignoring the router: every expert gets the same number.
+               For measurements of a balanced router's cost, not for training.
+    none       choose by the router.
 
-    z-loss     with any of them: mean(logsumexp(logits)^2) is added (Zoph et al., "ST-MoE", 2022).
+    z-loss     with any method: mean(logsumexp(logits)^2) is added (Zoph et al., "ST-MoE", 2022).
 
-Losses are added in the backward pass alone, with the factor that the model's own loss has there (see `scale_of`), so
-the loss that a script reads stays the model's, and micro-batches and gradient scalers are right.
+Losses are added in the backward pass only, with the scale of the model's loss (see `scale_of`). So scripts read the
+model's loss unchanged, and micro-batches and gradient scalers work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROUNDS = 64
 
 
 def _summed(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks that train on different samples, in place."""
+    """Returns the sum over all data-parallel ranks, in place."""
     from smddp.sagemaker.state_handler import state
 
     mesh = state.mesh
@@ -57,16 +57,17 @@ def sinkhorn(logits: torch.Tensor, k: int) -> torch.Tensor:
         return (logits + bias).topk(k, -1).indices
 
 
-def in_turn(tokens: int, k: int, experts: int, before: int, device: torch.device) -> torch.Tensor:
-    """(tokens, k): expert after expert, for tokens of which ``before`` are on earlier ranks."""
-    turn = torch.arange(before * k, (before + tokens) * k, device=device)
-    return (turn % experts).view(tokens, k)
+def round_robin(tokens: int, k: int, experts: int, before: int, device: torch.device) -> torch.Tensor:
+    """Assigns experts round-robin: (tokens, k). ``before``: number of tokens on earlier ranks."""
+    slots = torch.arange(before * k, (before + tokens) * k, device=device)
+    return (slots % experts).view(tokens, k)
 
 
 def aux_loss(probabilities: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Of (tokens, experts) probabilities and (tokens, k) choices, a scalar; 1 if balanced. Collective over data ranks.
+    """Returns the auxiliary loss of (tokens, experts) probabilities and (tokens, k) choices; 1 if balanced.
 
-    Its mean over the ranks is what one process has for all tokens, where the ranks have equally many.
+    Collective over the data-parallel ranks. With equal token counts, the mean over the ranks equals the loss of one
+    process with all tokens.
     """
     experts = probabilities.shape[1]
     share = _summed(torch.bincount(chosen.flatten(), minlength=experts).to(probabilities.dtype))
@@ -74,7 +75,7 @@ def aux_loss(probabilities: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
 
 
 def z_loss(logits: torch.Tensor) -> torch.Tensor:
-    """Of (tokens, experts) logits, a scalar."""
+    """Returns the z-loss of (tokens, experts) logits, a scalar."""
     return logits.float().logsumexp(-1).square().mean()
 
 
@@ -113,7 +114,7 @@ def add_loss(tensor: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
 
 
 def scale_of(model: nn.Module) -> None:
-    """Let added losses have the factor that the loss of ``model`` has.
+    """Scale added losses by the factor of ``model``'s loss.
 
     It is read off where the backward pass enters the loss that ``model`` returns. A script that computes its loss
     from the logits gives added losses the factor 1.

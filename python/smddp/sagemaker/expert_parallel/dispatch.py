@@ -1,8 +1,8 @@
-"""Which token goes to which rank, and the way back.
+"""Dispatch of tokens to the ranks that hold their experts, and combination of the results.
 
-A dispatcher takes this rank's tokens with the experts that their router chose, and gives the rows that this rank's
-experts compute. A token travels once to each rank that holds any of its experts (between nodes, once to each node);
-what they make of it comes back as one row, the sum by the router's weights.
+A dispatcher takes this rank's tokens with their chosen experts, and returns the rows for this rank's experts. It sends
+a token once to each rank that holds any of its experts (between nodes, once to each node). That rank returns one row,
+the sum of the expert outputs by the router's weights.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from smddp.sagemaker.parallel import Hierarchy
 
 @dataclass(frozen=True)
 class Arrived:
-    """What this rank's experts have to do.
+    """Rows that this rank's experts compute.
 
     Attributes:
         rows: (rows, hidden).
-        experts: (rows, k), this rank's experts counted from 0; -1 where the choice lies on another rank.
+        experts: (rows, k), local expert indices; -1 for experts of other ranks.
         weights: (rows, k), the router's.
-        back: the experts' sums, (rows, hidden) -> what this rank's own tokens get, (tokens, hidden).
+        back: function from the experts' sums, (rows, hidden), to the outputs of this rank's tokens, (tokens, hidden).
     """
 
     rows: torch.Tensor
@@ -38,14 +38,14 @@ class Arrived:
 
 
 class Dispatcher(abc.ABC):
-    """How tokens reach the ranks of ``group``, each of which holds ``here`` experts: rank r those from r * here on."""
+    """Dispatch over the ranks of ``group`` with ``here`` experts each: rank r holds those from index r * here on."""
 
     def __init__(self, group: ExpertGroup, here: int) -> None:
         self.group, self.here = group, here
 
     @abc.abstractmethod
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
-        """Collective over the group: (tokens, hidden), the experts chosen (tokens, k) and their weights (tokens, k)."""
+        """Sends (tokens, hidden) with the chosen experts and their weights, both (tokens, k). Collective."""
 
 
 class Alone(Dispatcher):
@@ -56,17 +56,17 @@ class Alone(Dispatcher):
 
 
 class AllToAll(Dispatcher):
-    """Each token to the ranks that hold its experts, by an uneven all-to-all; the numbers of rows go ahead."""
+    """Dispatch of each token to the ranks of its experts by an uneven all-to-all, after an exchange of row counts."""
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
         return _sent(tokens, chosen, weights, self.group.process_group, self.here)
 
 
 class NodeByNode(Dispatcher):
-    """As `AllToAll`, but once to each other node that holds any of its experts: to the rank there in this one's place.
+    """Hierarchical `AllToAll`: one message per token and remote node, to the rank with the same index on its node.
 
-    From that rank it goes on within the node. What the node's experts make of it is summed there, in the order of
-    their ranks, and comes back as one row. (As in DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.2.)
+    That rank forwards the token within the node, sums the outputs of the node's experts in the order of their ranks,
+    and returns one row. (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.2.)
     """
 
     def __init__(self, group: ExpertGroup, here: int, hierarchy: Hierarchy) -> None:
@@ -75,19 +75,19 @@ class NodeByNode(Dispatcher):
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
         node, on_node = self.between.rank(), self.within.size() * self.here
-        came = _sent(tokens, chosen, weights, self.between, on_node, leave_out=node)
+        received = _sent(tokens, chosen, weights, self.between, on_node, leave_out=node)
         own = _from(chosen, node * on_node, on_node)
         arrived = _sent(
-            torch.cat([tokens, came.rows]),
-            torch.cat([own, came.experts]),
-            torch.cat([weights, came.weights]),
+            torch.cat([tokens, received.rows]),
+            torch.cat([own, received.experts]),
+            torch.cat([weights, received.weights]),
             self.within,
             self.here,
         )
 
         def back(sums: torch.Tensor) -> torch.Tensor:
-            mine, theirs = arrived.back(sums).split([len(tokens), len(came.rows)])
-            return mine + came.back(theirs)
+            mine, theirs = arrived.back(sums).split([len(tokens), len(received.rows)])
+            return mine + received.back(theirs)
 
         return Arrived(arrived.rows, arrived.experts, arrived.weights, back)
 
@@ -100,9 +100,9 @@ def _sent(
     here: int,
     leave_out: int | None = None,
 ) -> Arrived:
-    """Each token to the members of ``group`` that hold any of its experts, ``here`` each; to ``leave_out`` nothing.
+    """Sends each token to the members of ``group`` that hold any of its experts, ``here`` each, except ``leave_out``.
 
-    An expert of -1 is none.
+    Ignores experts of -1.
     """
     home = chosen.div(here, rounding_mode="floor")
     needed = torch.zeros(len(tokens), 1 + group.size(), dtype=torch.bool, device=tokens.device)
@@ -123,13 +123,13 @@ def _sent(
 
 
 def _from(chosen: torch.Tensor, first: torch.Tensor | int, here: int) -> torch.Tensor:
-    """``chosen`` counted from expert ``first`` on; -1 where it is none of the ``here`` from there."""
+    """Returns ``chosen`` relative to expert ``first``; -1 for experts outside the ``here`` experts from there."""
     inside = (chosen >= first) & (chosen < first + here)
     return torch.where(inside, chosen - first, -1).to(torch.int32)
 
 
 class AllGather(Dispatcher):
-    """Every token to every rank, by an all-gather, and the sums back by a reduce-scatter."""
+    """Dispatch of every token to every rank by an all-gather; a reduce-scatter returns the sums."""
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
         group, count = self.group.process_group, len(tokens)
@@ -148,9 +148,9 @@ class AllGather(Dispatcher):
 
 
 class Shuffled(Dispatcher):
-    """Tokens change ranks before they are dispatched: each rank gives every other an equal part of its own.
+    """Shuffle before the dispatch: each rank sends an equal part of its tokens to every other rank.
 
-    So the ranks send alike even where one's samples all ask for the same experts. No result changes by it.
+    So all ranks send similar amounts, even if all samples of one rank choose the same experts. Results do not change.
     """
 
     def __init__(self, inner: Dispatcher, seed: int) -> None:
@@ -159,7 +159,7 @@ class Shuffled(Dispatcher):
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
         group, count = self.group.process_group, len(tokens)
-        # The same order in every pass, as a recomputed layer must send what it sent before.
+        # A fixed order in every pass: a recomputed layer must repeat its messages.
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed)).to(tokens.device)
         parts = torch.tensor([len(part) for part in range_split(count, group.size())], device=tokens.device)
         to, from_ = _counts(parts, group)
@@ -177,21 +177,21 @@ class Shuffled(Dispatcher):
 
 
 def range_split(count: int, parts: int) -> list[range]:
-    """0 to ``count`` in ``parts`` ranges whose lengths differ by one at most."""
+    """Splits 0 to ``count`` into ``parts`` ranges whose lengths differ by at most one."""
     ends = [count * part // parts for part in range(parts + 1)]
     return [range(start, end) for start, end in itertools.pairwise(ends)]
 
 
 def _counts(send: torch.Tensor, group: dist.ProcessGroup) -> tuple[list[int], list[int]]:
-    """How many rows go to each rank, and how many come from each."""
+    """Returns the numbers of rows to send to each rank and to receive from each rank."""
     receive = torch.empty_like(send)
     dist.all_to_all_single(receive, send.contiguous(), group=group)
-    to, from_ = torch.stack([send, receive]).tolist()  # the device is asked once
+    to, from_ = torch.stack([send, receive]).tolist()  # one device synchronization
     return to, from_
 
 
 def dispatcher(group: ExpertGroup, here: int, by_all_to_all: bool, shuffle_seed: int | None) -> Dispatcher:
-    """The dispatcher that a `MoEConfig` asks for; ``shuffle_seed`` None: tokens are not shuffled."""
+    """Returns the dispatcher that a `MoEConfig` selects; ``shuffle_seed`` None disables the shuffle."""
     if group.size == 1:
         return Alone(group, here)
     made: Dispatcher = AllGather(group, here)

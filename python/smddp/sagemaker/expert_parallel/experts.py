@@ -1,4 +1,4 @@
-"""The experts of one rank: tokens of the whole expert group come in, its own tokens' results go out."""
+"""Experts of one rank, which compute tokens of the whole expert group."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from smddp.sagemaker.tensor_parallel.shards import local_parameter
 
 @dataclass(frozen=True)
 class Place:
-    """Where the experts of a layer are, and how they are reached.
+    """Location and dispatcher of a layer's experts.
 
     Attributes:
         family: of the model.
-        names: of the parameters, which FSDP1 makes plain tensors where a checkpointed layer runs again.
-        dispatcher: the way of tokens to experts.
-        tp: None: they are not cut by columns.
+        names: of the parameters, which FSDP1 turns into plain tensors during the recomputation of a layer.
+        dispatcher: sends tokens to experts.
+        tp: tensor group that shards the experts' columns; None without.
     """
 
     family: Family
@@ -33,7 +33,7 @@ class Place:
 
 
 class SpreadExperts(Mixin):
-    """Mixed into a module of stacked experts, whose parameters then hold this rank's alone.
+    """Mixin of stacked experts; the parameters hold only this rank's experts.
 
     Gradients of its parameters are sums over the tokens of the expert group, divided by its size: as all others are
     means over data-parallel ranks, so are these once they are averaged over the ranks that hold the same experts.
@@ -62,13 +62,13 @@ class SpreadExperts(Mixin):
         counts = torch.bincount(expert, minlength=self._ep.dispatcher.here).tolist()
         matrices = self._matrices()
         inputs = rows[row].to(next(iter(matrices[0].values())).dtype)
-        # All of them, also where no token came: FSDP reduces gradients on all ranks or on none.
+        # Include experts without tokens: FSDP reduces gradients on all ranks or on none.
         outputs = [self._ep.family.compute(self, *each) for each in zip(matrices, inputs.split(counts))]
         weighted = torch.cat(outputs) * weights[row, slot, None]
         return torch.zeros_like(rows).index_add(0, row, weighted.to(rows.dtype))
 
     def _matrices(self) -> list[dict[str, torch.Tensor]]:
-        """Each expert's matrices by name."""
+        """Returns each expert's matrices by name."""
         degree = self._ep.dispatcher.group.size
         whole = {name: scaled(local_parameter(self, name), 1 / degree) for name in self._ep.names}
         # Gate and up of a tensor rank are stored side by side: (experts, 2, columns, in).
@@ -106,7 +106,7 @@ class StackedExperts(nn.Module):
 
 
 class _Named:
-    """What the names of a list of experts lead to; it has no value."""
+    """Placeholder for the names of a list of experts, without values."""
 
     def __getattr__(self, name: str) -> _Named:
         if name.startswith("_"):

@@ -1,8 +1,8 @@
-"""What each family of models calls the parts of a layer of experts, and how it weighs the experts that it chose.
+"""Names of an expert layer's parts, and the weighting of chosen experts, by model family.
 
-One row per class of layer in `FAMILIES`; that is all that differs between families. transformers 5 keeps experts as
-stacked parameters, 4.57 as a list of modules in most families, which `spread` stacks; what a router returns differs,
-too, see `router.py`.
+`FAMILIES` has one row per layer class with all differences between families. transformers 5 stores experts as stacked
+parameters, 4.57 mostly as a list of modules, which `spread` stacks. Routers also return different values, see
+`router.py`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _gated(module: Any, matrices: Mapping[str, torch.Tensor], rows: torch.Tensor
 
 
 def _gpt_oss_expert(module: Any, matrices: Mapping[str, torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """Gate and up in turn, (in, out), with biases; clamped, and the swish has a slope."""
+    """Computes a GPT-OSS expert: interleaved gate and up (in, out) with biases, clamped, with a scaled swish."""
     both = rows @ matrices["gate_up_proj"] + matrices["gate_up_proj_bias"]
     gate, up = both[..., ::2].clamp(max=module.limit), both[..., 1::2].clamp(-module.limit, module.limit)
     swish = gate * torch.sigmoid(gate * module.alpha)

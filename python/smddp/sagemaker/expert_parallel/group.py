@@ -1,4 +1,4 @@
-"""The ranks among which experts are spread."""
+"""Ranks that share the experts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from smddp.sagemaker.parallel import Hierarchy
 
 
 class ExpertGroup:
-    """The ranks among which experts are spread; one rank alone has no group. Copies of a model share it.
+    """Ranks that share the experts; a single rank has no process group. Copies of a model share this object.
 
-    ``hierarchy``: how they lie on nodes, where that is of use.
+    ``hierarchy``: placement of the ranks on nodes, if hierarchical dispatch applies.
     """
 
     def __init__(self, mesh: DeviceMesh | None, hierarchy: Hierarchy | None = None) -> None:

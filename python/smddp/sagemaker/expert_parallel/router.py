@@ -1,7 +1,7 @@
-"""The model's own router, with the choice of experts balanced and the router's losses added.
+"""The model's router with balanced expert choice and auxiliary losses.
 
-What a router returns is its family's and its version's business: `balanced_router` says how to read it. The layers of
-4.57 that choose by themselves, from a plain linear router's logits, get a forward pass of ours (`ListedLayer`).
+Router outputs differ between families and versions; `balanced_router` interprets them. Layers of 4.57 that choose
+experts from a plain linear router's logits get a replaced forward pass (`ListedLayer`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from smddp.sagemaker.tensor_parallel.mixins import Mixin, extend
 
 @dataclass(frozen=True)
 class Routing:
-    """How a layer's router is to be treated."""
+    """Settings of a layer's router."""
 
     family: Family
     config: MoEConfig
@@ -38,7 +38,7 @@ class Routing:
             from smddp.sagemaker.state_handler import state
 
             before = (state.dp_rank * state.cp_size + state.cp_rank) * len(logits)
-            chosen = balancing.in_turn(len(logits), k, logits.shape[1], before, logits.device)
+            chosen = balancing.round_robin(len(logits), k, logits.shape[1], before, logits.device)
             weights = self.family.weigh(options, logits, chosen).to(weights.dtype)
         # A checkpointed layer passes here without gradients first: the pass that is recomputed counts.
         if training and torch.is_grad_enabled():
@@ -54,7 +54,7 @@ class Routing:
 
 
 class _Router(Mixin):
-    """Mixed into a router that is a module of its own."""
+    """Mixin for a router that is a separate module."""
 
     _ep_routing: Routing
 
@@ -156,7 +156,7 @@ def balance(layer: Any, routing: Routing, listed: bool) -> None:
 
 
 def _returns_scores(router: nn.Module) -> bool:
-    """GPT-OSS's router of 4.57, which is told from that of 5 only by what it returns."""
+    """Returns True for GPT-OSS's router of 4.57, which differs from version 5's only in its return value."""
     from smddp.sagemaker import hf
 
     return type(router).__name__ == "GptOssTopKRouter" and hf.is_before_5()

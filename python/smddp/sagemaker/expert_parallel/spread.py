@@ -1,4 +1,4 @@
-"""From a model to one whose experts are spread over the expert group; everything is checked before anything moves."""
+"""Distribution of a model's experts over the expert group; all checks precede all changes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from smddp.sagemaker.tensor_parallel.shards import Reshaped, put, relayout
 
 
 class Spreader:
-    """What `transform` does to the experts of one model.
+    """Distribution of one model's experts over ranks, for `transform`.
 
     Raises:
-        ValueError: no layer of experts that has an adapter, or experts that the degrees do not divide.
+        ValueError: no supported expert layer, or a number of experts that is not divisible by the degrees.
     """
 
     def __init__(self, model: nn.Module, config: MoEConfig) -> None:
@@ -67,7 +67,7 @@ class Spreader:
             )
 
     def without_experts(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """A plan for tensor parallelism without what is spread here."""
+        """Removes the distributed experts from a tensor-parallel plan."""
         whole = {name for name, _, _ in self.layers}
         parts = tuple(f"{name}.{part}" for name, _, family in self.layers for part in ("experts", family.router))
         return {
@@ -100,7 +100,7 @@ class Spreader:
         extend(layer, MoELayer, first=False)
 
     def _cut(self, experts: nn.Module, name: str, family: Family, listed: bool) -> None:
-        """Parameter ``name`` becomes this rank's experts of it, and its tensor rank's columns of those."""
+        """Shards parameter ``name`` to this rank's experts, and to its tensor rank's columns."""
         meshes, placements = self._mesh(), []
         if meshes is None:
             return
@@ -125,7 +125,7 @@ class Spreader:
         put(experts, name, DTensor.from_local(mine, meshes, placements, run_check=False), parameter)
 
     def _mesh(self) -> DeviceMesh | None:
-        """Where experts are DTensors; None if they are whole."""
+        """Returns the device mesh of the experts' DTensors; None if experts are not sharded."""
         if self.group.size == 1:
             return None if self.tp is None else self.tp.mesh
         mesh = state.expert_mesh
@@ -134,7 +134,7 @@ class Spreader:
 
 
 def _number(experts: nn.Module) -> int:
-    """How many experts there are, on all ranks together."""
+    """Returns the total number of experts over all ranks."""
     return len(experts) if isinstance(experts, nn.ModuleList) else next(experts.parameters()).shape[0]
 
 
@@ -147,7 +147,7 @@ def _inner(experts: Any, family: Family) -> int:
 
 
 def spread_modules(model: nn.Module) -> Iterable[nn.Module]:
-    """The modules of ``model`` whose experts lie on several ranks."""
+    """Returns the modules of ``model`` whose experts are distributed over several ranks."""
     for module in model.modules():
         if isinstance(module, SpreadExperts) and module._ep.dispatcher.group.size > 1:
             yield module

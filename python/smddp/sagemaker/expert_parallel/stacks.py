@@ -1,4 +1,4 @@
-"""Lists of experts as stacked parameters, and the record by which state dicts have Hugging Face's names again."""
+"""Stacking of expert lists, with records that restore Hugging Face's names in state dicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Listed(Relayout):
     """One matrix of each expert of a list, as one stacked parameter.
 
     Attributes:
-        sources: the matrices' names in the list: of expert 0, those that are side by side, then of expert 1 and so on.
+        sources: the matrices' names in the list: the concatenated matrices of expert 0, then of expert 1 and so on.
     """
 
     def __init__(self, stored: str, names: tuple[str, ...], experts: int, shape: tuple[int, ...]) -> None:
@@ -36,7 +36,7 @@ class Listed(Relayout):
 
 
 def stacked(experts: nn.ModuleList, names: tuple[str, str, str], parts: bool) -> StackedExperts:
-    """The experts of a list as one module; ``parts``: gate and up with a dimension of their own, see `spread`."""
+    """Stacks a list of experts into one module; ``parts`` adds a dimension for gate and up, see `spread`."""
     gate, up, down = names
 
     def together(*which: str) -> torch.Tensor:

@@ -75,7 +75,7 @@ def _instead(model_state_dict, optimizer_key, storage_reader, planner=None, proc
 
 
 def replace_in_torch() -> Callable[[], None]:
-    """Puts our function in the place of torch's; returns what undoes it.
+    """Replaces torch's function; returns an undo function.
 
     torch's function object stays and gets other code: scripts and torch's own package have bound it already.
     """

@@ -1,10 +1,10 @@
-"""FSDP1's sharded state dicts on our mesh, in two places where torch gets them wrong. Training itself is right.
+"""Corrections of FSDP1's sharded state dicts on SMP's mesh. Training does not need them.
 
-Where FSDP1's mesh is a part of a larger one, torch takes the larger mesh's first dimension for the one that FSDP
-shards. Ours is the replicate dimension: each replica's ranks would hold only a part of the model between them, and a
-checkpoint by the first replica would have gaps.
+If FSDP1's mesh is part of a larger mesh, torch assumes FSDP shards over the larger mesh's first dimension. SMP's
+first dimension is the replicate dimension: each replica's ranks would hold only a part of the model, and a checkpoint
+of the first replica would have gaps.
 
-Loading the optimizer's state of tensor-parallel parameters, torch gives every tensor rank the first one's part.
+When torch loads the optimizer state of tensor-parallel parameters, every tensor rank gets the first rank's part.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def either_order(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[
 def _like_parameters(loaded: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer) -> None:
     """Make plain moments DTensors where the parameters are: in units that FSDP1 copies, torch leaves them plain."""
     parameters: dict[Any, nn.Parameter] = dict(model.named_parameters())
-    # By number in most optimizers, by name in those that know names.
+    # Keyed by index in most optimizers, by name in others.
     parameters.update(enumerate(p for group in optim.param_groups for p in group["params"]))
     for key, values in loaded.get("state", {}).items():
         parameter = parameters.get(key)

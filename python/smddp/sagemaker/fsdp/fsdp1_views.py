@@ -1,17 +1,16 @@
-"""What FSDP1 cannot do with DTensor parameters by itself.
+"""Workarounds for FSDP1's limitations with DTensor parameters.
 
-- It sees that two modules share a parameter only if that is no DTensor, else it makes two of it. So, before it wraps,
-  the second module gets a reference to the first instead of the parameter.
-- With use_orig_params=True and a shard group of one rank it makes new parameters of its views after every pass if they
-  are DTensors, and the optimizer is left with the old ones. So the first ones stay, and get the new views' memory;
-  their gradients are DTensors, too.
-- After a backward in no_sync() with use_orig_params=True, the gradients are whole while the parameters are cut again,
-  so it puts views of the one into the other's place by `.data`, which a DTensor cannot be put by. Plain parameters get
-  plain views. The same holds in mixed precision, where the gradients are of another type meanwhile.
-- While it computes it makes a DTensor of each view of a flat parameter, and the layer takes the local tensor out of it
-  again, an eighth of a step of small layers. So what layers see meanwhile are the plain views.
-- It flattens the shard of a DTensor, and lets it require a gradient whether the DTensor does or not. So frozen ones are
-  frozen again.
+- FSDP1 duplicates a DTensor parameter that two modules share. So, before wrapping, the second module gets a reference
+  to the first module instead of the parameter.
+- With use_orig_params=True and a shard group of one rank, FSDP1 creates new DTensor parameters after every pass, but
+  the optimizer keeps the old ones. So the original parameters are kept and get the memory of the new views; their
+  gradients are DTensors, too.
+- After a backward pass in no_sync() with use_orig_params=True, gradients are full but parameters are sharded. It
+  then assigns views through `.data`, which DTensors do not support. Plain parameters get plain views. The same applies
+  to mixed precision, where the dtype of gradients differs.
+- FSDP1 creates a DTensor for each view of a flat parameter, and the layer extracts the local tensor again: an eighth
+  of a step of small layers. So layers get the plain views during computation.
+- FSDP1 flattens the shard of a DTensor and always sets requires_grad. So frozen parameters are frozen again.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Tied(Mixin):
 
 
 def refer_to_first(model: nn.Module) -> None:
-    """Shared DTensor parameters stay with the first module that has them; the others refer to it."""
+    """Keeps shared DTensor parameters in the first module; other modules get a reference to it."""
     first: dict[int, tuple[nn.Module, str]] = {}
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
@@ -62,7 +61,7 @@ def refer_to_first(model: nn.Module) -> None:
                     extend(module, Tied)
 
 
-def keeping_frozen(original: Callable[..., None]) -> Callable[..., None]:
+def restore_frozen(original: Callable[..., None]) -> Callable[..., None]:
     """`FlatParamHandle._init_flat_param_and_metadata` that keeps frozen DTensor parameters frozen."""
 
     @functools.wraps(original)
@@ -76,7 +75,7 @@ def keeping_frozen(original: Callable[..., None]) -> Callable[..., None]:
             if isinstance(parameter, DTensor) and not parameter.requires_grad
         }
         original(self, params, module, *args, **kwargs)
-        # Without original parameters there are none to freeze: such a unit is frozen whole, or refused.
+        # Without original parameters FSDP1 freezes a unit as a whole, or rejects it.
         for (name, owner, _), parameter in zip(self.flat_param._param_infos, self.flat_param._params or ()):
             if (id(owner), name) in frozen:
                 parameter.requires_grad_(False)
@@ -85,7 +84,7 @@ def keeping_frozen(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _computes_on_local(handle: Any) -> bool:
-    """Whether the modules of all DTensors in a flat parameter are ours; those of `parallelize_module` want DTensors."""
+    """Returns True if all modules of a flat parameter accept local tensors; those of `parallelize_module` do not."""
     found: bool | None = getattr(handle, "_tp_computes_on_local", None)
     if found is None:
         flat = handle.flat_param
@@ -95,7 +94,7 @@ def _computes_on_local(handle: Any) -> bool:
     return found
 
 
-def keeping_parameters(original: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
+def reuse_parameters(original: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
     """`FlatParamHandle._use_unsharded_views` that keeps DTensor parameters of unsharded units as they are, and gives
     layers plain views to compute with."""
 

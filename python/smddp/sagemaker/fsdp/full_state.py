@@ -16,13 +16,13 @@ from torch.distributed.tensor import DTensor
 from smddp.formats import exact
 from smddp.sagemaker.tensor_parallel.state_dict import tied_names, translate_state_dict_to_hf
 
-# What may stand between the model that a script saves and FSDP's root.
+# Wrapper prefixes between the saved model and FSDP's root.
 _ROOT = re.compile(r"((_checkpoint_wrapped_module|_orig_mod|module)\.)*")
 
 
 @exact()
 def whole(tensor: Any) -> Any:
-    """``tensor`` without cuts; collective over its mesh. Where it was offloaded, so is the result."""
+    """Returns the full tensor, on the device of ``tensor``. Collective over its mesh."""
     if not isinstance(tensor, DTensor):
         return tensor
     home, mesh = tensor.device, tensor.device_mesh
@@ -35,10 +35,10 @@ def whole(tensor: Any) -> Any:
 
 
 def translate_full_state_dict(model: nn.Module, state_dict: dict[str, Any], rank0_only: bool = False) -> dict[str, Any]:
-    """What ``model.state_dict()`` gave under FULL_STATE_DICT, as `from_pretrained` reads it.
+    """Converts the result of ``model.state_dict()`` under FULL_STATE_DICT to the format of `from_pretrained`.
 
-    Tensors that tensor parallelism has cut are gathered one after the other, so all ranks whose dictionary is not
-    empty must call this; with ``rank0_only`` it stays on global rank 0 alone.
+    Gathers tensor-parallel tensors one by one, so all ranks with a non-empty dictionary must call this. With
+    ``rank0_only``, only global rank 0 keeps the result.
     """
     keep = not rank0_only or not dist.is_initialized() or dist.get_rank() == 0
     gathered: dict[str, Any] = {}
@@ -63,7 +63,7 @@ def config_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def fsdp_state_dict(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """`FullyShardedDataParallel.state_dict` that translates full state dicts of the root, and tells all tied names."""
+    """Wraps `FullyShardedDataParallel.state_dict`: converts the root's full state dicts and includes all tied names."""
 
     @functools.wraps(original)
     def state_dict(self: FullyShardedDataParallel, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def fsdp_state_dict(original: Callable[..., dict[str, Any]]) -> Callable[..., di
             translated = translate_full_state_dict(self, bare, getattr(config, "rank0_only", False))
         else:
             translated = bare | {name: bare[owner] for name, owner in tied_names(self) if owner in bare}
-        # The same dictionary: a wrapper around FSDP goes on to fill it.
+        # Modify the dictionary in place: a wrapper around FSDP fills it further.
         made.clear()
         made.update({prefix + name: value for name, value in translated.items()})
         return made

@@ -1,7 +1,7 @@
-"""Hybrid sharding: what FSDP1, FSDP2 and optimizers do differently once `tsm.init()` has made the mesh.
+"""Hybrid sharding: changes to FSDP1, FSDP2 and optimizers after `tsm.init()` creates the mesh.
 
-The script's own `FSDP(...)` and `fully_shard(...)` calls stay as they are. Where they name no group and no mesh they
-get the mesh of `tsm.state`; where they name one, the script's choice is kept and said.
+Scripts call `FSDP(...)` and `fully_shard(...)` unchanged. Calls without a group and mesh get the mesh of `tsm.state`.
+An explicit group or mesh is kept and logged.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
             strategy, mesh = placed(bound.arguments.get("sharding_strategy"))
             bound.arguments.update(sharding_strategy=strategy, device_mesh=mesh)
         elif not _is_ours(bound.arguments.get("device_mesh")):
-            _say_once("FSDP was given a process group or mesh of its own: hybrid_shard_degree has no effect on it")
+            _warn_once(
+                "FSDP was called with an explicit process group or mesh: hybrid_shard_degree has no effect on it"
+            )
         module = bound.arguments["module"]
         if state.tp_size > 1:
             refer_to_first(module)
         with recording(module, f"FSDP({type(module).__name__})"):
             original(*bound.args, **bound.kwargs)
         given: DeviceMesh | None = bound.arguments.get("device_mesh")
-        # A script's own mesh may have the same names and other groups.
+        # A script's mesh may have equal names and other groups.
         if given is not None and state.mesh is not None and "replicate" in _names(given):
             if given.shape == state.mesh.shape[: given.ndim]:
                 unchecked.add(self)
@@ -58,10 +60,10 @@ def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def registering_again(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    """FSDP1's `_catch_all_reshard`, after which the parameters of units that are not sharded are parameters again.
+    """Wraps FSDP1's `_catch_all_reshard` to register the parameters of unsharded units again.
 
-    While it computes, a unit's modules have plain views of them, until its gradients come; a frozen unit has none, and
-    torch takes one that is not sharded for one that has been resharded.
+    During computation a unit's modules have plain views, until its gradients arrive. A frozen unit has no gradients,
+    and torch treats an unsharded unit as already resharded.
     """
 
     @functools.wraps(original)
@@ -95,7 +97,7 @@ def refusing_shared(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _is_ours(mesh: DeviceMesh | None) -> bool:
-    """Whether ``mesh`` is a part of `tsm.state.mesh`, as units inside one that we have placed are given."""
+    """Returns True if ``mesh`` is part of `tsm.state.mesh`, as nested units of SMP's units are."""
     return bool(_names(mesh)) and set(_names(mesh)) <= set(DIMENSIONS)
 
 
@@ -109,18 +111,18 @@ _said: set[str] = set()
 
 
 def forget_warnings() -> None:
-    """Lets the next `tsm.init()` of this process give every warning again."""
+    """Resets the record of warnings, so that the next `tsm.init()` of this process repeats them."""
     _said.clear()
 
 
-def _say_once(text: str) -> None:
+def _warn_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         log.warning("%s", text)
 
 
 def placed(asked: ShardingStrategy | None) -> tuple[ShardingStrategy, DeviceMesh]:
-    """The strategy in force where the script asked for ``asked``, and the mesh it runs on."""
+    """Returns the effective strategy for the requested strategy ``asked``, and its mesh."""
     mesh, degree = state.mesh, state.hybrid_shard_degree
     assert mesh is not None  # FSDP asks from `init` on
     if degree == 1:
@@ -138,17 +140,17 @@ def placed(asked: ShardingStrategy | None) -> tuple[ShardingStrategy, DeviceMesh
 def _say_replaced(asked: ShardingStrategy | None, by: ShardingStrategy) -> None:
     """Say that hybrid_shard_degree wins over the script's strategy; FULL_SHARD is what scripts that name none have."""
     if asked not in (None, ShardingStrategy.FULL_SHARD, by):
-        _say_once(
+        _warn_once(
             f"FSDP was asked for {asked.name}: hybrid_shard_degree={state.hybrid_shard_degree} makes it {by.name}. "
-            "_HYBRID_SHARD_ZERO2 is kept where parameters shall stay whole between forward and backward; "
+            "_HYBRID_SHARD_ZERO2 is kept if parameters must remain unsharded between forward and backward; "
             "hybrid_shard_degree=0 leaves the choice to the script"
         )
 
 
 def fully_shard_globals() -> tuple[dict[str, Any], list[str]]:
-    """The namespace in which `fully_shard` looks up the function that makes its default mesh, and that name.
+    """Returns the namespace where `fully_shard` looks up its default mesh function, and the function's name.
 
-    Scripts bind the name `fully_shard` before `tsm.init()`, so the function itself must stay.
+    Scripts import `fully_shard` before `tsm.init()`, so the function object cannot be replaced.
     """
     try:
         from torch.distributed.fsdp import fully_shard
@@ -166,7 +168,7 @@ def default_mesh(*_: Any, **__: Any) -> DeviceMesh:
 
 
 def watch_optimizers() -> Callable[[], None]:
-    """Check each optimizer before it steps: its parameters, and that replicas of them are equal. Returns the undo."""
+    """Check each optimizer's parameters and replicas before its first step. Returns an undo function."""
     watch = Watch()
 
     def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -235,7 +237,7 @@ def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch_cache_flushes(statistics: Callable[[], dict[str, Any]] | None = None) -> Callable[[], None]:
-    """Warn when the CUDA caching allocator flushed its cache since the last step. Returns what ends it."""
+    """Warn when the CUDA caching allocator flushed its cache since the last step. Returns an undo function."""
     statistics = statistics or torch.cuda.memory_stats
     before = 0
 

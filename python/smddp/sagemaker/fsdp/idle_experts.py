@@ -1,4 +1,4 @@
-"""Experts in a list, called one by one, of which a rank's tokens may choose only some.
+"""Zero gradients for listed experts without tokens on a rank.
 
 FSDP2 reduces the gradients of those parameters of a unit that have one. Where a rank's tokens have not chosen an
 expert, its parameters have none, and this rank reduces fewer elements than the others. So experts that were not called
@@ -19,7 +19,7 @@ _WATCHED = "_idle_watched"  # attribute of a block whose experts are watched
 
 
 def watch(model: nn.Module) -> None:
-    """Give the experts of each block in ``model`` that is not called a gradient of zero. Idempotent.
+    """Give uncalled experts of each block in ``model`` a zero gradient. Idempotent.
 
     A block is a module with experts in an `nn.ModuleList` called ``experts``.
     """
@@ -35,7 +35,7 @@ def watch(model: nn.Module) -> None:
 
 
 def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `fully_shard` calls: watches the experts in what it is given first."""
+    """Wraps `fully_shard`: first watches the experts in its argument."""
 
     @functools.wraps(original)
     def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Watcher:
-    """Which experts of one block were called in its present forward pass."""
+    """Records the experts of one block that its current forward pass called."""
 
     def __init__(self) -> None:
         self._called: set[int] = set()
@@ -59,7 +59,7 @@ class _Watcher:
         self._called.add(id(expert))
 
     def end(self, block: nn.Module, args: Any, output: Any) -> Any:
-        """The block's output, from which gradients of zero go to idle experts."""
+        """Returns the block's output, connected to idle experts with zero gradients."""
         experts = block.experts
         assert isinstance(experts, nn.ModuleList)
         idle = [p for expert in experts if id(expert) not in self._called for p in expert.parameters()]
@@ -84,7 +84,7 @@ def _with_idle(output: Any, idle: list[nn.Parameter]) -> Any:
 
 
 class _WithIdle(torch.autograd.Function):
-    """The first argument, with a gradient of zero for the others."""
+    """Returns the first argument; the other arguments get zero gradients."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,7 @@ def with_post_param_init_fn(original: Callable[..., None]) -> Callable[..., None
             args, kwargs = bound.args[1:], bound.kwargs
         original(self, *args, **kwargs)
 
-    # For other patches, which look up what may be passed.
+    # Other patches inspect the signature.
     full = signature.replace(parameters=[*signature.parameters.values(), extra])
     __init__.__signature__ = full  # type: ignore[attr-defined]
     return __init__

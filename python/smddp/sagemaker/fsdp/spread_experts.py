@@ -1,8 +1,7 @@
-"""How FSDP shards experts that are spread over ranks: over the ranks that hold the same ones.
+"""FSDP sharding of distributed experts, over the ranks that hold the same experts.
 
-Whatever the script wraps its model with, the experts of each layer are a unit of FSDP2 of their own, over the mesh
-(`expert_replicate`, `expert_shard`). `fully_shard` finds them sharded already when it comes to the layer around them;
-FSDP1 is told to leave them alone.
+The experts of each layer are a separate FSDP2 unit over the mesh (`expert_replicate`, `expert_shard`), with any wrapper
+that the script uses. `fully_shard` finds them already sharded when it reaches the enclosing layer; FSDP1 ignores them.
 """
 
 from __future__ import annotations
@@ -35,17 +34,17 @@ def composable() -> Any:
 
 
 def mesh() -> DeviceMesh:
-    """What FSDP shards and replicates experts over."""
+    """Returns the mesh over which FSDP shards and replicates experts."""
     whole = state.expert_mesh
     assert whole is not None  # only spread experts ask
     return whole["expert_shard"] if whole.size(0) == 1 else whole["expert_replicate", "expert_shard"]
 
 
 def placement(parameter: nn.Parameter) -> Shard:
-    """The dimension that FSDP cuts: the experts, if each rank gets equally many of them.
+    """Returns the dimension that FSDP shards: the experts, if each rank gets equally many.
 
-    Otherwise another one that divides, as FSDP2 has even parts in all dimensions but the first. Raises ValueError if
-    none does.
+    Otherwise returns another divisible dimension, since FSDP2 requires even parts except in dimension 0. Raises
+    ValueError if there is none.
     """
     ranks = mesh().size(-1)
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
@@ -73,7 +72,7 @@ def shard_experts(model: nn.Module, **options: Any) -> list[nn.Module]:
 
 
 def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What `fully_shard` calls: shards the experts in what it is given first."""
+    """Wraps `fully_shard`: first shards the experts in its argument."""
 
     @functools.wraps(original)
     def experts_first(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,9 +86,10 @@ def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def replace_in_fully_shard(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """Put ``around`` of what `fully_shard` calls where it finds that; returns what undoes it.
+    """Wraps the inner function of `fully_shard` by ``around``; returns an undo function.
 
-    Scripts bind the name before `tsm.init()`, so the function itself must stay. What it wraps is a variable of its.
+    Scripts import `fully_shard` before `tsm.init()`, so the outer function object cannot be replaced. The inner
+    function is a closure variable.
     """
     wrapper = composable()
     cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
@@ -128,7 +128,7 @@ def around_fsdp1(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """FSDP2's words for what FSDP1 was asked for."""
+    """Translates FSDP1's options to FSDP2's options."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
     options: dict[str, Any] = {"reshard_after_forward": given.get("sharding_strategy") not in _KEPT}
@@ -144,7 +144,7 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ignore(given: dict[str, Any], experts: list[nn.Module]) -> None:
-    """Add ``experts`` to what FSDP1 ignores, in the form that the script chose."""
+    """Add ``experts`` to FSDP1's ignored modules or parameters, by the argument that the script uses."""
     states = list(given.get("ignored_states") or ())
     if states and not isinstance(states[0], nn.Module):
         known = set(map(id, states))

@@ -1,4 +1,4 @@
-"""How a mixture of experts is to be trained."""
+"""Training settings of a mixture of experts."""
 
 from __future__ import annotations
 

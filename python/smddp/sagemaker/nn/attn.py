@@ -129,7 +129,7 @@ class FlashGroupedQueryAttention(nn.Module):
         if q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
             raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} (b, h, s, d) differ in batch or head size")
         if q.shape[1] % k.shape[1]:
-            raise ValueError(f"{q.shape[1]} query heads are no multiple of {k.shape[1]} key and value heads")
+            raise ValueError(f"{q.shape[1]} query heads, expected a multiple of {k.shape[1]} key and value heads")
         return _attend(q, k, v, None, causal, self.attention_dropout_prob * self.training, self.scale)
 
 
@@ -139,7 +139,7 @@ def _check_dropout(probability: float) -> None:
 
 
 def _parts(packed: torch.Tensor | tuple[torch.Tensor, ...], count: int, name: str, layout: str) -> list[torch.Tensor]:
-    """``count`` tensors of four dimensions, out of a tuple or cut along the heads."""
+    """Returns ``count`` 4-d tensors, from a tuple or from a split along the heads."""
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}; it is one of {LAYOUTS}")
     if isinstance(packed, torch.Tensor):
@@ -173,7 +173,7 @@ def _check_mask(mask: torch.Tensor, q: torch.Tensor) -> None:
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The mask as numbers to add to the scores."""
+    """Returns the mask as an additive bias of the scores."""
     if mask.dtype != torch.bool:
         return mask.to(dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, -torch.inf)
@@ -184,8 +184,8 @@ def _with_alibi(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     if mask.shape[1] == heads > 1:
         return mask
     slopes = torch.tensor(_slopes(heads), dtype=torch.float32, device=q.device).view(1, heads, 1, 1)
-    # Distance to the last key: a row's scores may all be moved by the same amount, so that this is the distance
-    # to its own position as well.
+    # Use the distance to the last key: softmax ignores a constant offset of a row's scores, so this equals the
+    # distance to the query's position.
     distance = torch.arange(1 - s, 1, dtype=torch.float32, device=q.device).view(1, 1, 1, s)
     return _additive(mask, torch.float32) + slopes * distance
 
@@ -208,7 +208,7 @@ def _attend(
     scale: float | None,
 ) -> torch.Tensor:
     rows, columns = q.shape[2], k.shape[2]
-    # torch's own causal mask is for square scores and no other mask beside it.
+    # torch's causal mask requires square scores and excludes another mask.
     if causal and (mask is not None or rows != columns):
         past = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(columns - rows)
         mask = past if mask is None else mask & past if mask.dtype == torch.bool else mask + _additive(past, mask.dtype)

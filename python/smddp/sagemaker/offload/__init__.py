@@ -1,4 +1,4 @@
-"""Activation offloading that loads ahead of backward, behind torch's own ``offload_wrapper``.
+"""Activation offloading with prefetch during backward, behind torch's ``offload_wrapper``.
 
 The inputs of each checkpointed layer leave for host memory while the forward goes on, and come back
 ``activation_loading_horizon`` layers before backward needs them. One engine serves the whole process.
@@ -20,12 +20,12 @@ __all__ = ["OffloadStatistics", "engine", "forget_layers", "prefetching_forward"
 
 
 def statistics() -> OffloadStatistics:
-    """What the process's engine has done since start or :func:`reset`, and what it holds now."""
+    """Counters of the process's engine since start or :func:`reset`, and its current memory."""
     return engine().statistics()
 
 
 def reset() -> None:
-    """Zero the statistics, give idle host buffers back to the system, take the hooks off the layers.
+    """Zero the statistics, free idle host buffers, and remove the hooks of the layers.
 
     Graphs whose backward is still to come keep what they stored.
     """

@@ -1,13 +1,12 @@
-"""What is stored and loaded, and when.
+"""Schedule of stores to the host and loads back to the device.
 
 One forward of the outermost ``OffloadWrapper`` is a *pass*; each checkpointed layer in it is a *group* of saved
-tensors. A tensor saved inside a group goes to the host at once. When backward asks for the first tensor of group
-g, the loads of g-1 .. g-horizon are issued; a group whose load had not been issued by then is a *stall*. So with
+tensors. A tensor saved inside a group is stored to the host at once. When backward requests the first tensor of group
+g, the engine issues the loads of g-1 .. g-horizon. A requested group without an issued load is a *stall*. So with
 a horizon k >= 1 a backward stalls once, for the last layer, and at most k+1 groups are on the device.
 
-Everything hangs on what autograd holds: graph -> Handle -> Record (host buffer) and Group -> pass. The engine
-itself holds the running pass and the stores under way, nothing else; a graph that is dropped, for whatever
-reason, drops what was stored for it.
+Autograd owns all records: graph -> Handle -> Record (host buffer) and Group -> pass. The engine references only the
+running pass and the pending stores, so a released graph releases its host buffers.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from smddp.sagemaker.offload.records import Group, Handle, Kept, Layout, Record,
 # A smaller tensor costs more to track than its memory is worth.
 SMALLEST = 1024  # bytes
 
-# The stores of this many layers may be under way while the forward goes on; then the computation waits for the
-# oldest. Bounds what offloading adds to the forward's peak.
+# Maximum number of layers with pending stores during forward; beyond it, the computation waits for the oldest.
+# Bounds the additional peak memory of offloading.
 LAYERS_UNDER_WAY = 2
 
 
@@ -56,8 +55,8 @@ class OffloadStatistics:
     tensors_offloaded: int
     bytes_offloaded: int
     bytes_on_host: int  # now: of tensors that a graph still needs
-    bytes_resident: int  # now: of copies that came back to the device
-    stores_under_way: int  # now: device tensors kept because their store may not have ended
+    bytes_resident: int  # now: of copies loaded back to the device
+    stores_under_way: int  # now: device tensors kept until their store ends
     pool_buffers: int  # host buffers made
     pool_reused: int  # times a buffer was used again
     pool_free_bytes: int  # now: of idle buffers
@@ -76,7 +75,7 @@ class _Pass:
         self._seen: dict[tuple, weakref.ref[Record]] = {}
 
     def open_group(self, layer: torch.nn.Module) -> Group:
-        # The root's parameters are gathered only once its forward runs, a layer's at its own turn.
+        # FSDP gathers the root's parameters in its forward, and each layer's parameters in the layer's forward.
         if self._module is not None:
             self._parameters, self._module = parameter_storages(self._module), None
         else:
@@ -95,7 +94,7 @@ class _Pass:
         return (group for ref in self._groups if (group := ref()) is not None)
 
     def seen(self, key: tuple) -> Record | None:
-        """The record of the same bytes saved before, if a graph still holds it."""
+        """Returns the existing record of the same bytes, if a graph still references it."""
         ref = self._seen.get(key)
         return ref() if ref is not None else None
 
@@ -142,7 +141,7 @@ class Engine:
 
     @contextmanager
     def forward_pass(self, module: torch.nn.Module, horizon: int) -> Iterator[None]:
-        """Offload what the groups opened inside save. ``horizon``: how many groups backward loads ahead, >= 0."""
+        """Offload the tensors saved by groups inside. ``horizon``: number of groups that backward prefetches, >= 0."""
         local = self._local
         local.running, local.group, local.depth = _Pass(self._passes, horizon, module), None, 0
         self._passes += 1
@@ -153,14 +152,14 @@ class Engine:
             local.running.close()
             local.running, local.group, local.depth = None, None, 0
             with self._lock:
-                self._let_go_of_all()
+                self._release_all()
 
     def in_pass(self) -> bool:
-        """Whether this thread is inside :meth:`forward_pass`."""
+        """Returns True if this thread is inside :meth:`forward_pass`."""
         return self._local.running is not None
 
     def enter_layer(self, layer: torch.nn.Module) -> None:
-        """A checkpointed layer begins; the outermost one of several inside one another is a group."""
+        """Enter a checkpointed layer; only the outermost of nested layers is a group."""
         local = self._local
         if local.running is not None:
             local.depth += 1
@@ -168,14 +167,14 @@ class Engine:
                 local.group = local.running.open_group(layer)
 
     def leave_layer(self) -> None:
-        """The layer that began last ends, by an exception too."""
+        """Leave the innermost layer, also after an exception."""
         local = self._local
         if local.running is not None and local.depth > 0:
             local.depth -= 1
             if local.depth == 0:
                 local.group = None
                 with self._lock:
-                    self._let_go_of_stored()
+                    self._release_stored()
 
     # -- autograd's two hooks ----------------------------------------------------------------------------------
 
@@ -232,8 +231,8 @@ class Engine:
             self._movers[device] = self._make_mover(device)
         return self._movers[device]
 
-    def _let_go_of_stored(self) -> None:
-        """Drop the device tensors whose stores have ended, and wait for those of more than the last few layers."""
+    def _release_stored(self) -> None:
+        """Drop the device tensors with finished stores; wait for the stores of all but the last few layers."""
         while self._under_way:
             oldest, newest = self._under_way[0], self._under_way[-1]
             late = oldest.pass_index != newest.pass_index or newest.group - oldest.group >= LAYERS_UNDER_WAY
@@ -244,8 +243,8 @@ class Engine:
             self._under_way.popleft()
             self._released(oldest)
 
-    def _let_go_of_all(self) -> None:
-        """The pass ends: keep no device tensor, and do not make the computation wait either."""
+    def _release_all(self) -> None:
+        """Release all device tensors at the end of the pass, without blocking the computation."""
         while self._under_way:
             each = self._under_way.popleft()
             if not each.mover.done(each.transfer):
@@ -259,7 +258,7 @@ class Engine:
     # -- loading -----------------------------------------------------------------------------------------------
 
     def _reached(self, group: Group) -> None:
-        """Backward is at ``group``: have it on the device, and those ahead on their way."""
+        """Load ``group``, which backward has reached, and start the loads of the next groups."""
         owner = group.owner
         ahead = range(group.index - 1, group.index - 1 - owner.horizon, -1)
         for other in owner.groups():
@@ -286,7 +285,7 @@ class Engine:
         group.resident = False
         self._resident.discard(group)
         for record in group.records():
-            # A tensor that several layers saved (a mask, say) stays while one of them is near.
+            # Keep a tensor saved by several layers, such as a mask, while any of these groups is resident.
             if not any((other := ref()) is not None and other.resident for ref in record.groups):
                 record.evict()
         self._note("evict", group, 0)
@@ -317,7 +316,7 @@ class Engine:
             )
 
     def reset(self) -> None:
-        """Zero the counters and give idle host buffers back. What graphs hold stays."""
+        """Zero the counters and free idle host buffers. Buffers of live graphs remain."""
         with self._lock:
             self._stalls = self._loads = self._tensors = self._bytes = self._max_resident = 0
             for mover in self._movers.values():
@@ -325,7 +324,7 @@ class Engine:
 
 
 def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor | None, Callable | None]:
-    """The tensor whose bytes stand for ``tensor``, and how to make the saved type of it again; (None, None) if none."""
+    """Returns the plain tensor with the bytes of ``tensor``, and a function that restores its type; or (None, None)."""
     if type(tensor) is torch.Tensor:
         return tensor, None
     if type(tensor) is not DTensor:

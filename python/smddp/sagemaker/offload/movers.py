@@ -1,6 +1,6 @@
-"""How bytes travel between device and host: one interface, a plain one and one over an accelerator's streams.
+"""Copies between device and host: an interface, a synchronous version and a version on accelerator streams.
 
-A *transfer* is what :meth:`store` and :meth:`load` return; ``None`` means that it has ended already.
+:meth:`store` and :meth:`load` return a *transfer*; ``None`` means that it has ended already.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ class Mover(Protocol):
         """Begin copying ``host`` to ``target`` once the transfer ``after`` has ended."""
 
     def wait(self, transfer: Any) -> None:
-        """What the computation issues from now on runs after ``transfer``."""
+        """Order later operations of the computation after ``transfer``."""
 
     def done(self, transfer: Any) -> bool:
-        """Whether ``transfer`` has ended; never blocks."""
+        """Returns True if ``transfer`` has ended; never blocks."""
 
     def part_with(self, tensor: torch.Tensor) -> None:
-        """The caller drops ``tensor`` while its copy may be under way: the memory must outlive the copy."""
+        """Keep the memory of ``tensor``, which the caller releases, until its pending copy ends."""
 
 
 class HostMover:
-    """Copies at once. For CPU tensors: the schedule is that of a GPU, the copies cost what memcpy costs."""
+    """Synchronous copies for CPU tensors, with the schedule of a GPU."""
 
     def __init__(self) -> None:
         self.pool = HostPool()
@@ -59,8 +59,8 @@ class StreamMover:
     """Copies on two side streams, one per direction, so that both run beside the computation.
 
     ``device_module`` is torch.cuda or another accelerator's module with the same Stream, Event, current_stream
-    and stream(). Memory on the device always belongs to the computing stream: it is allocated there, and freed
-    only where that stream has been told to wait for the copy, or by :meth:`part_with`.
+    and stream(). The computing stream owns all device memory: it allocates it, and frees it only after a wait for
+    the copy, or by :meth:`part_with`.
     """
 
     def __init__(self, device: torch.device, device_module: Any = None, pin_memory: bool = True) -> None:
@@ -77,8 +77,7 @@ class StreamMover:
         return self._copy(self._in, target, host, after)
 
     def _copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor, after: Any) -> Any:
-        # The source is complete, or the target's memory no longer in use, only once the computation issued so
-        # far has run.
+        # Earlier operations of the computation may still write the source or use the target's memory.
         stream.wait_stream(self._module.current_stream(self._device))
         if after is not None:
             stream.wait_event(after)

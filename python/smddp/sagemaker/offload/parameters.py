@@ -1,4 +1,4 @@
-"""Which storages belong to parameters and buffers: those are never offloaded, nor are views of them."""
+"""Storages of parameters and buffers, which are not offloaded, nor are their views."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _FLAT_PARAMETER_DATA = ("_full_param_padded", "_full_prec_full_param_padded", "_
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's storage, good while the storage lives (its address may change or be empty)."""
+    """Returns the identity of a tensor's storage, valid during the storage's lifetime (its address may change)."""
     return tensor.untyped_storage()._cdata
 
 
 def parameter_storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:
-    """Keys of all storages that hold parameters or buffers of ``module`` at this moment, sharded or gathered."""
+    """Returns the keys of all storages with parameters or buffers of ``module``, sharded or gathered."""
     tensors = [t for owner in (module.parameters(recurse), module.buffers(recurse)) for t in owner]
     for each in module.modules() if recurse else [module]:
         if isinstance(each, FullyShardedDataParallel):

@@ -1,4 +1,4 @@
-"""Host buffers that are used again: page-locking memory takes milliseconds, and a step needs the same sizes again."""
+"""Pool of host buffers: page-locking takes milliseconds, and each step needs the same sizes."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class HostPool:
         self._returned: deque = deque()
 
     def take(self, nbytes: int) -> tuple[torch.Tensor, Any]:
-        """A buffer of at least ``nbytes`` bytes, and the transfer that must end before it is written (or None)."""
+        """Returns a buffer of at least ``nbytes`` bytes, and the transfer to wait for before a write (or None)."""
         self._collect()
         fitting = [i for i, (b, _) in enumerate(self._free) if nbytes <= b.numel() <= _SLACK * max(nbytes, _GRAIN)]
         if fitting:
             self.reused += 1
             return self._free.pop(min(fitting, key=lambda i: self._free[i][0].numel()))
-        # No buffer fits: those that are too small are of an earlier shape; without this, every new sequence
-        # length would add its own buffers for ever.
+        # No buffer fits. Discard free buffers that are too small: otherwise every new sequence length would add
+        # buffers without limit.
         self._free = [(b, t) for b, t in self._free if b.numel() > nbytes]
         self.allocated += 1
         size = -(-nbytes // _GRAIN) * _GRAIN
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=self.pin_memory), None
 
     def give(self, buffer: torch.Tensor, transfer: Any) -> None:
-        """Take ``buffer`` back; ``transfer`` is the last one that reads or writes it."""
+        """Return ``buffer`` to the pool; ``transfer`` is its last reader or writer."""
         self._returned.append((buffer, transfer))
 
     def free_bytes(self) -> int:
-        """Bytes of the buffers that wait for use."""
+        """Total bytes of the idle buffers."""
         self._collect()
         return sum(b.numel() for b, _ in self._free)
 

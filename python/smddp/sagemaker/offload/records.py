@@ -1,4 +1,4 @@
-"""One saved tensor: where its bytes are, and how to give it back exactly as it was."""
+"""Record of one saved tensor: location of its bytes, and its exact reconstruction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layout:
-    """Size, strides and type of a tensor, and which of its elements travel.
+    """Size, strides and dtype of a tensor, and its copied elements.
 
     ``span`` is the number of elements between the first and the last one. Where the tensor fills it (dense in
     any order of dimensions, or expanded), the span travels as one flat copy; a tensor with gaps travels compact.
@@ -55,9 +55,9 @@ class Layout:
 
 
 class VersionWatch:
-    """Tells whether a tensor was modified in place after it was saved, without keeping its memory.
+    """Detects in-place modification of a saved tensor without retaining its memory.
 
-    A detached alias shares the tensor's version counter; giving the alias other data leaves the counter as it is.
+    A detached alias shares the tensor's version counter; replacing the alias's data does not change the counter.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -85,7 +85,7 @@ def check_version(saved: int, tensor: torch.Tensor) -> None:
 
 
 class Kept:
-    """A saved tensor that stays where it is."""
+    """A saved tensor that is not offloaded."""
 
     __slots__ = ("_version", "tensor")
 
@@ -108,12 +108,12 @@ class Record:
     storage: StorageWeakRef  # of the saved tensor; keeps the storage's identity (not its memory) from being used again
     watch: VersionWatch
     stored: Any = None  # the transfer to the host
-    loaded: torch.Tensor | None = None  # the copy that came back
+    loaded: torch.Tensor | None = None  # the copy on the device
     loading: Any = None  # the transfer that brings it
     groups: list = field(default_factory=list)  # weak references to the groups that saved it
 
     def load(self) -> bool:
-        """Begin to bring the tensor back; False if it is there, or on its way."""
+        """Start to load the tensor; returns False if it is loaded or a load is pending."""
         if self.loaded is not None:
             return False
         target = self.layout.empty()
@@ -123,21 +123,21 @@ class Record:
         return True
 
     def get(self) -> torch.Tensor:
-        """The loaded tensor, usable by what the computation issues from now on."""
+        """Returns the loaded tensor, ordered before later operations of the computation."""
         self.watch.check()
         assert self.loaded is not None
         self.mover.wait(self.loading)
         return self.loaded
 
     def evict(self) -> None:
-        """Drop the copy that came back; the host's stays."""
+        """Drop the device copy; keep the host copy."""
         if self.loaded is not None:
             self.mover.wait(self.loading)  # the memory may be used again by what is computed next
             self.loaded = None
 
     def __del__(self) -> None:
         if self.loaded is not None and not self.mover.done(self.loading):
-            self.mover.part_with(self.loaded)  # asked for and never used; any thread may be the one that drops it
+            self.mover.part_with(self.loaded)  # loaded but unused; any thread may release it
         self.mover.pool.give(self.buffer, self.loading if self.loading is not None else self.stored)
 
 
@@ -161,7 +161,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """What autograd keeps in place of an offloaded tensor. ``rebuild`` makes the saved type of the plain tensor."""
+    """Autograd's substitute for an offloaded tensor. ``rebuild`` restores the saved type from the plain tensor."""
 
     record: Record
     group: Group

@@ -1,4 +1,4 @@
-"""The forward that ``OffloadWrapper`` gets while ``sm_activation_offloading`` is on.
+"""The forward of ``OffloadWrapper`` while ``sm_activation_offloading`` is enabled.
 
 Scripts bind the name ``offload_wrapper`` long before ``tsm.init()``, so what changes is the class's method.
 """
@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 
 from smddp.sagemaker.offload.engine import engine
 
-# Checkpointed layers that carry our hooks: layer -> what takes them off.
+# Checkpointed layers with registered hooks: layer -> hook handles.
 _hooked: weakref.WeakKeyDictionary[torch.nn.Module, list] = weakref.WeakKeyDictionary()
 # Wrappers whose layers were looked for and found.
 _known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -47,7 +47,7 @@ def prefetching_forward(original: Callable, horizon: Callable[[], int]) -> Calla
 
 
 def forget_layers() -> None:
-    """Take the hooks off all layers."""
+    """Remove the hooks of all layers."""
     for handles in _hooked.values():
         for handle in handles:
             handle.remove()
@@ -56,7 +56,7 @@ def forget_layers() -> None:
 
 
 def _find_layers(wrapper: torch.nn.Module) -> bool:
-    """Whether checkpoint-wrapped modules are inside; from then on they tell the engine when they begin and end."""
+    """Returns True if ``wrapper`` contains checkpoint-wrapped modules; registers their begin and end hooks."""
     if wrapper in _known:
         return True
     layers = [m for m in wrapper.modules() if isinstance(m, CheckpointWrapper)]

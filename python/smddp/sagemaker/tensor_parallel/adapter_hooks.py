@@ -1,9 +1,9 @@
-"""Adapters that are put around the layers of a model that `transform` has shared already.
+"""Adapters that wrap layers which `transform` has already sharded.
 
-PEFT makes an adapter around a layer, `base_layer`, by the layer's sizes, and then puts it in the layer's place. torch
-tells of both, as it tells of every module that becomes part of another one. So while an adapter is made it holds a
-stand-in for the layer, which has the sizes that the layer had before it was shared: its parameters are whole, and
-drawn as they would have been then. In its place it gets the layer, and is shared as `adapters.py` says.
+PEFT constructs an adapter around a layer, `base_layer`, from the layer's sizes, and then replaces the layer. torch's
+module registration hook observes both steps. During construction the adapter holds a placeholder with the sizes of
+the unsharded layer, so its parameters are complete and initialised as without tensor parallelism. After the
+replacement it gets the sharded layer, and `adapters.py` shards the adapter.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from smddp.sagemaker.tensor_parallel.state_dict import translate_state_dict_to_h
 
 # Attribute of PEFT's adapter of single rows of an embedding or head (trainable_token_indices).
 _ROWS = "trainable_tokens_delta"
-# Attribute of a stand-in: the layer.
+# Attribute of a placeholder: the layer.
 _STANDS_FOR = "_tp_stands_for"
 
 
@@ -37,20 +37,20 @@ def on_registration(parent: nn.Module, name: str, module: nn.Module | None) -> n
     if module is None or parent._modules.get(name) is module:  # FSDP1 puts again what is there
         return None
     if name == BASE:
-        return _stand_in(module) if _is_shared(module) else None
+        return _placeholder(module) if _is_shared(module) else None
     stand_in = vars(module).get("_modules", {}).get(BASE)
     if stand_in is not None and _STANDS_FOR in vars(stand_in):
         _complete(module, vars(stand_in)[_STANDS_FOR])
     elif COMPLETE in vars(parent) and name not in parent._modules:
         raise NotImplementedError(
-            f"adapter {name!r} comes to layers whose adapters are shared by tensor_parallel_degree={state.tp_size} "
+            f"adapter {name!r} is added to layers whose adapters are shared by tensor_parallel_degree={state.tp_size} "
             "ranks already: several adapters run where the model has all of them before transform()"
         )
     return None
 
 
 def _is_shared(module: nn.Module) -> bool:
-    """Whether `transform` has made ``module`` what it is. Raises ValueError if FSDP has wrapped it since."""
+    """Returns True if `transform` sharded ``module``. Raises ValueError if FSDP has wrapped it since."""
     if styles.shared(module) is None and WHOLE not in vars(module):
         return False
     assert state.mesh is not None  # nothing is shared before `init`
@@ -58,13 +58,13 @@ def _is_shared(module: nn.Module) -> bool:
     if meshes and all(mesh == state.mesh["tensor"] for mesh in meshes):
         return True
     raise ValueError(
-        f"an adapter for a {type(module).__name__} that FSDP has wrapped already, and FSDP would not know of it: call "
+        f"an adapter for a {type(module).__name__} that FSDP has already wrapped, so FSDP would not manage it: call "
         "transform(), get_peft_model() and FSDP in this order"
     )
 
 
-def _stand_in(layer: nn.Module) -> nn.Module:
-    """A module of the class of ``layer`` and the sizes that it had, without its values."""
+def _placeholder(layer: nn.Module) -> nn.Module:
+    """Returns a module of the class and the original sizes of ``layer``, without values."""
     found = copy.copy(layer)
     vars(found).update(_parameters={}, _modules={})
     shapes = {name: torch.empty(p.shape, device="meta") for name, p in layer.named_parameters(recurse=False)}
@@ -77,17 +77,17 @@ def _stand_in(layer: nn.Module) -> nn.Module:
 
 
 class _Absent(torch.Tensor):
-    """A tensor of which shape, type and device are known."""
+    """Tensor with a shape, dtype and device only."""
 
     @classmethod
     def of(cls, shape: torch.Size, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of ``shape`` that takes no memory, of the type and on the device of ``like``."""
+        """Returns a tensor of ``shape`` without memory, with the dtype and device of ``like``."""
         return torch.empty((), dtype=like.dtype, device=like.device).expand(shape).as_subclass(cls)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        told = ("__get__", "size", "dim", "numel", "is_floating_point", "is_complex")
-        if func.__name__ not in told and func != torch.Tensor.requires_grad.__set__:  # type: ignore[attr-defined]
+        allowed = ("__get__", "size", "dim", "numel", "is_floating_point", "is_complex")
+        if func.__name__ not in allowed and func != torch.Tensor.requires_grad.__set__:  # type: ignore[attr-defined]
             raise NotImplementedError(
                 f"an adapter that reads the layer it is for ({func.__name__}), as DoRA's magnitudes and initial values "
                 "by PiSSA or OLoRA do, after transform(): no rank of a tensor group holds the whole layer. Make LoRA's "
@@ -97,7 +97,7 @@ class _Absent(torch.Tensor):
 
 
 def _complete(adapter: nn.Module, layer: nn.Module) -> None:
-    """Give ``adapter`` its ``layer``, and share it with the ranks that share this one. Collective over them."""
+    """Set ``layer`` in ``adapter``, and shard the adapter over the layer's tensor group. Collective over the group."""
     assert state.mesh is not None  # nothing is shared before `init`
     if hasattr(adapter, _ROWS):
         raise NotImplementedError(
@@ -109,7 +109,7 @@ def _complete(adapter: nn.Module, layer: nn.Module) -> None:
     tp = TensorGroup(state.mesh["tensor"])
     adapted = Adapted(shared.name.removesuffix(f".{BASE}"), adapter, shared.style) if shared is not None else None
     adapter._modules[BASE] = layer
-    if share.make_same(adapter, tp):
+    if share.broadcast_if_different(adapter, tp):
         warnings.warn(
             "adapters differed within a tensor group, as after making them without a common seed; all its ranks have "
             "the first one's values now",
@@ -120,5 +120,5 @@ def _complete(adapter: nn.Module, layer: nn.Module) -> None:
         for part, border in adapted.borders.items():
             border.attach(adapter.get_submodule(part))
     hold_whole(adapter, tp, READ_LOCAL)
-    input_check.know(adapter)
+    input_check.mark_checked(adapter)
     accept_whole_values(adapter)

@@ -24,14 +24,14 @@ from smddp.sagemaker.tensor_parallel import styles
 from smddp.sagemaker.tensor_parallel.border import Block
 from smddp.sagemaker.tensor_parallel.mixins import Mixin, extend
 
-# What an adapter calls its projection.
+# Attribute name of an adapter's projection.
 BASE = "base_layer"
 # Attribute of an adapter's parts, which hold a module for each of PEFT's adapters, once these are shared.
 COMPLETE = "_tp_complete"
 
 
 def base_of(module: nn.Module) -> nn.Module | None:
-    """The projection that ``module`` adapts; None if it is no adapter."""
+    """Returns the projection that ``module`` adapts; None for other modules."""
     base = getattr(module, BASE, None)
     return base if isinstance(base, nn.Module) else None
 
@@ -43,24 +43,24 @@ def whole_model(model: nn.Module) -> nn.Module:
 
 
 def refuse_outside(model: nn.Module, inside: nn.Module) -> None:
-    """Raise NotImplementedError for parameters of PEFT's wrapper itself, as prompts: nobody would share them."""
+    """Raise NotImplementedError for parameters of PEFT's wrapper, such as prompts, which would not be sharded."""
     known = {id(parameter) for parameter in inside.parameters()}
     outside = [name for name, parameter in model.named_parameters() if id(parameter) not in known]
     if outside:
         raise NotImplementedError(
-            f"{type(model).__name__}: {outside[0]} is no parameter of the model that transform() shares; of PEFT's "
+            f"{type(model).__name__}: {outside[0]} is outside the model that transform() shares; of PEFT's "
             "methods LoRA runs with tensor parallelism, for others set tensor_parallel_degree=1"
         )
 
 
 class Adapted:
-    """How the adapter of one shared projection is shared.
+    """Sharding of the adapter of one sharded projection.
 
     Attributes:
-        borders: blocks that the adapter has for itself, by the module in it that holds them.
+        borders: separate blocks of the adapter, by the submodule that holds them.
 
     Raises:
-        NotImplementedError: an adapter that is not of this form.
+        NotImplementedError: an unsupported kind of adapter.
     """
 
     def __init__(self, name: str, module: nn.Module, base: styles.Style) -> None:
@@ -94,7 +94,7 @@ class Adapted:
             self._dropouts = []  # outside of any region, as the adapter is
         else:
             for part, linear in inputs:
-                # With a dropout what enters is not what the projection sees, so it has a border of its own.
+                # Dropout changes the adapter's input, so the adapter needs a separate border.
                 border = self._border(part) if self._dropouts else self._block
                 self._styles[part] = styles.KeyValue(border, [0], linear.weight.shape[0])
             self._styles.update({part: self._columns(part, base) for part, _ in outputs})
@@ -149,7 +149,7 @@ class Dropout(Mixin):
 
 
 def _more(module: nn.Module) -> bool:
-    """Whether an adapter has parameters besides A and B, as DoRA's magnitudes."""
+    """Returns True if an adapter has parameters besides A and B, such as DoRA's magnitudes."""
     parts = [child for name, child in module.named_children() if name.startswith("lora_")]
     own = {id(p) for name in ("lora_A", "lora_B") for p in getattr(module, name, nn.Module()).parameters()}
     return any(id(p) not in own for part in parts for p in part.parameters())

@@ -1,9 +1,9 @@
-"""What the sharded modules of one attention or MLP block share: the border of their region.
+"""Region border that the sharded modules of one attention or MLP block share.
 
-q, k and v (or gate and up) read the same activations. If each had a border of its own, each would all-reduce its
-input's gradient; as they share one, the gradients add up first and travel once. The first module that sees an
-activation makes the border, the others find it here. Parameters that every rank holds whole but uses in part (norms
-of heads, few key and value heads) cross the same border, so their gradients travel in the same all-reduce.
+q, k and v (or gate and up) read the same activations. With separate borders, each would all-reduce its input's
+gradient; a shared border sums the gradients first and all-reduces once. The first module that reads an activation
+creates the border, and the other modules reuse it. Replicated parameters with partial use (norms of heads, few key and
+value heads) cross the same border, so the same all-reduce reduces their gradients.
 """
 
 from __future__ import annotations
@@ -19,17 +19,16 @@ from smddp.sagemaker.tensor_parallel.shards import local
 
 
 class Block:
-    """The border of one block; forgets the activations when the block's forward is over.
+    """Border of one block; releases the activations when the block's forward ends.
 
     Attributes:
         tp: the tensor group.
         name: of the module that holds the sharded ones.
-        partial: (module, parameter name) of what every rank holds whole and uses in part.
-        randomness: this rank's random numbers between entering the region and leaving it; None if nothing inside
-            is random.
+        partial: (module, parameter name) of each replicated parameter that ranks use in part.
+        randomness: this rank's random numbers inside the region; None without random operations inside.
         sequence: activations outside are shards of the sequence; `sequence.py` puts the border before the block.
-        outer: with ``sequence``, the layer's border for parameters outside of its blocks.
-        open: the region goes on outside of the block, so there is no border.
+        outer: with ``sequence``, the layer's border for parameters outside its blocks.
+        open: the region continues outside the block, without a border.
     """
 
     def __init__(self, tp: TensorGroup, sequence: bool = False, name: str = "") -> None:
@@ -54,7 +53,7 @@ class Block:
             self.randomness.enter(tensor.device)
         if self.open or self.sequence:
             return tensor
-        self.tp.shared_input.hold(tensor, self.name)
+        self.tp.shared_input.check_equal(tensor, self.name)
         if not torch.is_grad_enabled():
             return tensor  # nothing comes back over the border
         if self._seen is not None:
@@ -98,7 +97,7 @@ class Block:
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """How often ``tensor`` has been written to; 0 in a graph, where each such write has made a new value."""
+    """Returns the tensor's in-place version; 0 in a compiled graph, where each write creates a new value."""
     return 0 if torch.compiler.is_compiling() else tensor._version
 
 
@@ -111,7 +110,7 @@ class _Forget:
 
 
 def is_random(owner: nn.Module) -> bool:
-    """Whether anything in ``owner`` drops out: a module with p > 0, or a rate that it passes on."""
+    """Returns True if ``owner`` contains dropout: a module with p > 0, or a rate that it passes on."""
     for module in owner.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             return True

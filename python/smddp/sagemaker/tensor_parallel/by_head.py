@@ -62,7 +62,7 @@ class _Refusal:
                     f"rank computes its share of them. Leave {mask} out, or set tensor_parallel_degree=1"
                 )
         keys = hf.cached_keys(kwargs.get("past_key_values"))
-        # Other numbers are families' own forms of a cache.
+        # Other head counts belong to family-specific cache formats.
         if (
             keys is not None
             and self._heads

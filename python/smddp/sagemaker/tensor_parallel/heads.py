@@ -68,7 +68,7 @@ class Heads:
             return None
         kv_heads = hf.weight_of(self._model.get_submodule(name)).shape[0] // head_dim
         groups = getattr(attention, "num_key_value_groups", None)
-        # A query projection may give a gate for each head, too, so what the module says counts.
+        # A query projection may include gates, so prefer the module's attribute.
         query_heads = groups * kv_heads if isinstance(groups, int) else hf.weight_of(query).shape[0] // query_dim
         self._degrees.need(query_heads, "attention heads")
         if query_heads % self._tp.size:
@@ -122,7 +122,7 @@ class Heads:
         if head_dim is None:
             self.warnings.append(
                 f"{_parent(name)}: {type(parent).__name__} has {query} heads and does not say how large one is "
-                "(head_dim), so its attributes stay as they are: hold the plan against the whole model by tsm.verify()"
+                "(head_dim), so its attributes are unchanged: compare the plan with the whole model by tsm.verify()"
             )
         elif columns == query * head_dim:
             self.share(name, query, key_value or query)
@@ -146,7 +146,7 @@ class Heads:
         return wanted_heads(query_heads, count, self._tp)[0]
 
     def check(self, named: Mapping[str, str]) -> None:
-        """Raises NotImplementedError for attention modules with parameters of their own that ``named`` forgets."""
+        """Raises NotImplementedError for attention modules with direct parameters that ``named`` lacks."""
         for parent in self.of:
             for own, _ in self._model.get_submodule(parent).named_parameters(recurse=False):
                 if f"{parent}.{own}" not in named:

@@ -1,7 +1,7 @@
-"""What shared projections compute their matrix product with: torch, or transformer-engine where it is asked for.
+"""Matrix product of sharded projections: torch, or transformer-engine on request.
 
-Parameters, shards and collectives are the same either way; only the product on a rank's own shard is swapped. So
-what the tests prove of the plain form holds for the other, but for the kernels themselves.
+Parameters, shards and collectives do not depend on the choice; only the local product does. So tests of the torch
+version cover the other one except for its kernels.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class TransformerEngine:
 
     def product(self, weight: torch.Tensor, bias: bool) -> Product:
         rows, columns = weight.shape
-        # Its own parameters stay on meta: each call brings the shard that FSDP has just gathered.
+        # The engine's parameters remain on meta: each call passes the shard that FSDP has just gathered.
         return _EngineProduct(self._te.Linear(columns, rows, bias=bias, params_dtype=weight.dtype, device="meta"))
 
 
 class _EngineProduct:
-    """Calls an engine's layer with parameters from outside; no submodule, so that its own are nobody's."""
+    """Calls an engine's layer with external parameters; not a submodule, so the model does not own its parameters."""
 
     def __init__(self, layer: nn.Module) -> None:
         self._layer = layer
@@ -81,7 +81,7 @@ def use(model: nn.Module, chosen: LayerProvider) -> None:
     if isinstance(chosen, Plain):
         return
     for module in model.modules():
-        # Fused and transposed projections keep the plain product: their shard is no (out, in) matrix of its own.
+        # Fused and transposed projections keep the plain product: their shard is not a separate (out, in) matrix.
         plain = type(module).forward in (modules.Column.forward, modules.Row.forward)
         if plain and isinstance(module, (modules.Column, modules.Row)) and not module._tp_transposed:
             weight = local(module.weight)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch import nn
 
 if TYPE_CHECKING:
-    # What `extend` adds has all of a module, from the class that it is mixed into; it must not bring another one.
+    # Mixins of `extend` get nn.Module's members from the extended class and must not add a second base.
     Mixin = nn.Module
 else:
     Mixin = object
@@ -19,7 +19,7 @@ _EXTENDED = "_tp_extended"
 
 
 def is_extended(module: nn.Module) -> bool:
-    """Whether `extend` has given ``module`` a mixin."""
+    """Returns True if `extend` has added a mixin to ``module``."""
     return hasattr(type(module), _EXTENDED)
 
 
@@ -54,7 +54,7 @@ def extend(module: nn.Module, mixin: type[T], first: bool = True) -> T:
 
     The class keeps its name, and the object can be copied and pickled.
     """
-    # As plain types, since mypy takes a class of modules for nothing that the cache could hash.
+    # Annotate as plain types: mypy treats module classes as unhashable for the cache.
     base: type = type(module)
     added: type = mixin
     module.__class__ = _subclass(base, added, first)

@@ -42,13 +42,13 @@ class _Product(Mixin):
 
 
 class Column(_Product):
-    """A projection whose output columns are shared: input whole, output this rank's columns (or gathered)."""
+    """Column-parallel projection: replicated input, output of this rank's columns (or gathered)."""
 
     _tp_block: Block
     _tp_gather = False
 
     def _local_weight(self) -> torch.Tensor:
-        """The local shard as a matrix: fused projections are stored with a dimension for their parts."""
+        """Returns the local shard as a matrix: fused projections have an extra dimension for their parts."""
         shard = local_parameter(self, "weight")
         if shard.dim() == 2:
             return shard
@@ -110,7 +110,7 @@ class FusedGroupColumn(_Product):
 
 
 class Row(_Product):
-    """A projection whose input columns are shared: output is the sum over the ranks, then the bias."""
+    """Row-parallel projection: the output is the sum over the ranks, plus the bias."""
 
     _tp_block: Block
     _tp_outer: Block | None = None
@@ -135,7 +135,7 @@ class Row(_Product):
 
 
 class Partial(Mixin):
-    """A module inside a region whose parameters every rank holds whole: their gradients are summed at the border."""
+    """A module inside a region with replicated parameters, whose gradients are summed at the border."""
 
     _tp_block: Block
     _tp_names: tuple[str, ...]
@@ -158,7 +158,7 @@ class SharedKey(Mixin):
 
 
 class Embedding(Mixin):
-    """An embedding whose rows (the vocabulary) are shared: ids of other ranks give zeros, then the sum."""
+    """Vocabulary-parallel embedding: ids of other ranks give zeros; the output is the sum over the ranks."""
 
     weight: torch.Tensor
     _tp_group: TensorGroup
@@ -166,7 +166,7 @@ class Embedding(Mixin):
     _tp_rows: int
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        self._tp_group.shared_input.hold(ids, "the embedding")
+        self._tp_group.shared_input.check_equal(ids, "the embedding")
         position = ids - self._tp_first
         mine = (position >= 0) & (position < self._tp_rows)
         with substituted(self, {"weight": local_parameter(self, "weight")}):
@@ -218,7 +218,7 @@ class NormsByHead(Mixin):
 
 
 def norms_of(module: nn.Module) -> list[nn.LayerNorm]:
-    """The norms that ``module`` holds a list of."""
+    """Returns the list of norms that ``module`` holds."""
     return [child for child in module.modules() if isinstance(child, nn.LayerNorm)]
 
 
@@ -242,13 +242,13 @@ class Experts(Mixin):
         return tensor.flatten(dim, dim + 1) if parts > 1 else tensor  # as `Reshaped` stores it
 
     def _share(self, name: str) -> torch.Tensor:
-        """What this rank adds of a bias of the sum. Each rank has the gradient of all of it, so that counts once."""
+        """Returns this rank's summand of an output bias. Each rank has the full gradient, which counts once."""
         whole: torch.Tensor = local_parameter(self, name)
         return whole.detach() / self._tp_group.size + (whole - whole.detach())
 
 
 class IdentityExpert(Mixin):
-    """An expert that returns what it gets, which all ranks add up."""
+    """An expert that returns its input; each rank returns a share of it."""
 
     _tp_group: TensorGroup
 
@@ -264,14 +264,14 @@ class RoutedExperts(Mixin):
 
     def moe(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """(tokens, hidden), and the experts and weights (tokens, k) that the router gives each -> (tokens, hidden)."""
-        self._tp_group.shared_input.hold(tokens, "the experts")
+        self._tp_group.shared_input.check_equal(tokens, "the experts")
         tokens, weights = copy_to_region(self._tp_group, tokens, weights)
         total = super().moe(tokens, chosen, weights)  # type: ignore[misc]  # of the class that this is mixed into
         return reduce_from_region(total, self._tp_group)
 
 
 class ListedExperts(Mixin):
-    """Experts as a list of modules, called one by one: one border for all of them."""
+    """Experts as a list of modules, called one by one, with one border for all."""
 
     experts: nn.ModuleList
     gate: nn.Module
@@ -284,7 +284,7 @@ class ListedExperts(Mixin):
         if self.training and self.jitter_noise > 0:
             low, high = 1.0 - self.jitter_noise, 1.0 + self.jitter_noise
             hidden_states = hidden_states * torch.empty_like(hidden_states).uniform_(low, high)
-        self._tp_group.shared_input.hold(hidden_states, "the experts")
+        self._tp_group.shared_input.check_equal(hidden_states, "the experts")
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         logits, chosen, weights = hf.route(self, tokens)
         tokens, weights = copy_to_region(self._tp_group, tokens, weights)
@@ -300,11 +300,11 @@ READ_LOCAL = (Column, KeyValueColumn, FusedGroupColumn, Row, Partial, Experts)
 
 
 def across(tp: TensorGroup, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    """The arguments with every tensor that needs a gradient taken over one border."""
+    """Passes every argument tensor that needs a gradient over one border."""
     flat = [*args, *kwargs.values()]
     places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
     if places:
-        tp.shared_input.hold(flat[places[0]], "the experts")
+        tp.shared_input.check_equal(flat[places[0]], "the experts")
         for place, alias in zip(places, copy_to_region(tp, *(flat[i] for i in places))):
             flat[place] = alias
     return tuple(flat[: len(args)]), dict(zip(kwargs, flat[len(args) :]))

@@ -25,7 +25,7 @@ _ACTIVATIONS = ("act_fn", "act", "activation_fn")
 
 
 class Planner:
-    """Makes the style of every module named by a plan. Changes nothing."""
+    """Creates the style of every module named by a plan. Does not modify the model."""
 
     def __init__(self, model: nn.Module, tp: TensorGroup, seed: int, sequence: bool) -> None:
         self.model, self.tp, self.seed, self.sequence = model, tp, seed, sequence
@@ -80,7 +80,7 @@ class Planner:
         return entries
 
     def _block(self, name: str) -> Block:
-        """The block of the module that holds ``name``."""
+        """Returns the block of the module that holds ``name``."""
         parent = name.rpartition(".")[0]
         if parent not in self.blocks:
             block = self.blocks[parent] = Block(self.tp, self.sequence and self._in_layer(parent), parent)
@@ -219,11 +219,11 @@ class Planner:
             dims[parameter] = (dim, parts)
             self.degrees.need(value.shape[dim] // parts, f"{_general(name)}.{parameter}")
         if not dims:
-            return styles.Whole(Block(self.tp))  # experts are modules, which have styles of their own
+            return styles.Whole(Block(self.tp))  # experts are modules with separate styles
         return styles.StackedExperts(Block(self.tp), dims, tuple(biases))
 
     def _calls_list(self, name: str) -> bool:
-        """Whether ``name`` is a list of experts that its layer calls by a method of its own."""
+        """Returns True if ``name`` is a list of experts that its layer calls through a custom method."""
         layer = self.model.get_submodule(name.rpartition(".")[0])
         return isinstance(self.model.get_submodule(name), nn.ModuleList) and hasattr(layer, "moe")
 
@@ -265,7 +265,7 @@ class Planner:
             parent, _, last = name.rpartition(".")
             if (last, style) != ("q_proj", "colwise") and not style.endswith("qkv_colwise"):
                 continue
-            # Norms of single heads, whatever they are called, are inside the region, whichever plan forgets them.
+            # Norms of single heads are inside the region, independent of their names and of the plan's entries.
             for child, norm in modules[parent].named_children():
                 full = f"{parent}.{child}"
                 if full in named or child in hf.LATENT_NORMS or "norm" not in f"{child} {_kind(norm)}".lower():
@@ -289,7 +289,7 @@ class Planner:
                 wide = any(p.numel() != 1 for p in modules[full].parameters())
                 if wide or list(modules[full].children()):
                     raise NotImplementedError(
-                        f"{full}: an activation function with parameters of its own for each column; set "
+                        f"{full}: an activation function with separate parameters for each column; set "
                         "tensor_parallel_degree=1 for this model"
                     )
                 yield full, styles.InRegion(self._block(full))
@@ -301,7 +301,7 @@ class Planner:
             f"tensor group holds all of them; resize the vocabulary to {multiple} to share them"
         )
 
-    def tell(self) -> None:
+    def emit_warnings(self) -> None:
         for text in dict.fromkeys([*self.warnings, *self.heads.warnings]):
             warnings.warn(text, stacklevel=4)
 
@@ -323,5 +323,5 @@ def _kind(module: nn.Module) -> str:
 
 
 def _general(name: str) -> str:
-    """``name`` with `*` for numbers, as all layers have the same sizes."""
+    """Replaces numbers in ``name`` by `*`, since all layers have equal sizes."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))

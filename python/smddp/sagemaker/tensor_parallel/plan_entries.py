@@ -37,7 +37,7 @@ STYLES = (
 
 
 def style_name(style: Any, where: str) -> str:
-    """The style's name of today. Raises ValueError for a name that no version knows, with the nearest."""
+    """Returns the current name of the style. Raises ValueError for an unknown name, with the nearest match."""
     if not isinstance(style, str):
         raise TypeError(f"plan entry {where!r}: expected a style's name or a ParallelStyle, got {style!r}")
     name = hf.STYLE_NAMES.get(style, style)
@@ -53,7 +53,7 @@ def style_name(style: Any, where: str) -> str:
 
 
 def expand(model: nn.Module, plan: Mapping[str, Any], strict: bool) -> dict[str, Any]:
-    """``plan`` with a line for each module or parameter that a pattern names.
+    """Expands the patterns of ``plan`` into one entry per module or parameter.
 
     Raises ValueError for a pattern that names nothing if ``strict``: plans of transformers name parts that some
     configurations lack, a user's should not.
@@ -74,7 +74,7 @@ def expand(model: nn.Module, plan: Mapping[str, Any], strict: bool) -> dict[str,
 def layers_of(model: nn.Module, plan: Mapping[str, Any]) -> list[nn.Module]:
     """The decoder layers: what the family calls so, else the members of lists that the plan's `*` stands for."""
     names = hf.layer_class_names(model)
-    # Some families name their embeddings, too, which lie alone.
+    # Exclude embeddings, which some families list here, but which are not in a list of modules.
     layers = [
         module
         for name, module in model.named_modules()

@@ -1,4 +1,4 @@
-"""The borders of a tensor-parallel region, as autograd functions.
+"""Autograd functions at the borders of a tensor-parallel region.
 
 Outside a region every rank of the tensor group holds the same activations; inside, each holds its heads or its
 columns. A border is one collective in one direction and none in the other:
@@ -34,14 +34,14 @@ SEQUENCE = 1
 
 
 class SharedInput:
-    """Is told of what enters regions; see `input_check.py`, which compares it."""
+    """Callback for tensors that enter regions; `input_check.py` overrides it to compare them between ranks."""
 
-    def hold(self, tensor: torch.Tensor, where: str) -> None:
-        """``tensor`` enters a region at the module ``where``."""
+    def check_equal(self, tensor: torch.Tensor, where: str) -> None:
+        """Called with each ``tensor`` that enters a region at the module ``where``."""
 
 
 class TensorGroup:
-    """The ranks that share each layer. Copies of a model share it, and an unpickled one is this process's own."""
+    """Ranks that share each layer. Copies of a model share this object; unpickling uses the process's group."""
 
     shared_input = SharedInput()
 
@@ -54,8 +54,8 @@ class TensorGroup:
 
     @property
     def keeps_sequence(self) -> bool:
-        """Whether activations stay whole between blocks, under sequence parallelism, in this forward pass."""
-        # What a backward pass recomputes had a gradient, whatever has been evaluated since.
+        """Returns True if this forward pass keeps activations unsharded between blocks under sequence parallelism."""
+        # Recomputation in a backward pass belongs to a training pass, even after a later evaluation.
         return self._whole_sequence and not torch.is_grad_enabled()
 
     @keeps_sequence.setter
@@ -78,7 +78,7 @@ def _this_process() -> TensorGroup:
 
 
 def _all_reduced(tensor: torch.Tensor, tp: TensorGroup, owned: bool = False) -> torch.Tensor:
-    """The sum over the group; in place if ``owned``, which says that nobody else looks at ``tensor``."""
+    """Returns the sum over the group; in place if ``owned``, which requires that ``tensor`` has no other reader."""
     total = tensor.contiguous()
     if total is tensor and not owned:
         total = tensor.clone()
@@ -91,7 +91,7 @@ def _part(tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
 
 
 def _summed(grads: list[torch.Tensor | None], tp: TensorGroup) -> list[torch.Tensor | None]:
-    """Each gradient's sum over the group, by one all-reduce; None stays None."""
+    """Sums each gradient over the group by one all-reduce; keeps None."""
     present = [grad for grad in grads if grad is not None]
     if len(present) <= 1:
         return [None if grad is None else reduce_from_region(grad, tp) for grad in grads]
@@ -158,7 +158,7 @@ def copy_to_region(tp: TensorGroup, *tensors: torch.Tensor) -> tuple[torch.Tenso
 
 def reduce_from_region(tensor: torch.Tensor, tp: TensorGroup, owned: bool = False) -> torch.Tensor:
     """The sum of all ranks' ``tensor``, equal on all ranks. ``owned``: it may be overwritten."""
-    # A compiler decides itself what is overwritten, and stops at functions that say so.
+    # Compilers decide about in-place operations, and break graphs at functions that mark them.
     return _Reduce.apply(tensor, tp, owned and not torch.compiler.is_compiling())
 
 

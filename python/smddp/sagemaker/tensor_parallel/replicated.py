@@ -1,4 +1,4 @@
-"""Modules that no style names: every rank holds all of their parameters and computes the same.
+"""Modules without a style, whose parameters and computation are replicated on every rank.
 
 Their parameters are replicated DTensors, so that FSDP, optimizers, norms and checkpoints find parameters of one kind on
 one mesh. Forward passes compute with plain tensors instead. Any module may read a parameter of another one, as
@@ -83,7 +83,7 @@ def _leave(module: nn.Module, *_: Any) -> None:
 
 
 def outside_passes(original: Callable[..., T]) -> Callable[..., T]:
-    """``original``, a function of FSDP that needs a module's parameters as they are, during a pass too."""
+    """Wraps ``original``, a function of FSDP that needs a module's registered parameters, also during a pass."""
 
     @functools.wraps(original)
     def reading_parameters(*args: Any, **kwargs: Any) -> T:

@@ -30,7 +30,7 @@ from smddp.sagemaker.tensor_parallel.regions import (
 
 
 def check(model: nn.Module) -> None:
-    """Raises NotImplementedError for a family whose layers are not known to work on a part of the sequence."""
+    """Raises NotImplementedError for a family without support of sequence parallelism."""
     if hf.model_type(model) not in hf.SEQUENCE_PARALLEL:
         raise NotImplementedError(
             f"sequence_parallel: the layers of {type(model).__name__} are not known to work on a part of the "
@@ -41,7 +41,7 @@ def check(model: nn.Module) -> None:
 def apply(layers: list[nn.Module], blocks: dict[str, Block], owners: dict[str, nn.Module], seed: int) -> None:
     """Put the borders of the sequence into ``layers``; ``owners``: the module that holds each of ``blocks``."""
     inner = {id(owners[name]): block for name, block in blocks.items() if block.sequence}
-    # Adapters have blocks of their own inside the sequence's.
+    # Adapters have separate blocks inside the sequence's blocks.
     handled = {(id(partial), name) for block in blocks.values() for partial, name in block.partial}
     for layer in layers:
         tp: TensorGroup | None = None
@@ -61,7 +61,7 @@ def apply(layers: list[nn.Module], blocks: dict[str, Block], owners: dict[str, n
 def _outside_blocks(
     layer: nn.Module, tp: TensorGroup, inner: dict[int, Block], handled: set[tuple[int, str]], seed: int
 ) -> None:
-    """Parameters that see a part of the sequence cross a border of the layer's own."""
+    """Puts parameters that see only a part of the sequence across a separate border of the layer."""
     outer = Block(tp)
     for module in layer.modules():
         if id(module) in inner:
@@ -86,7 +86,7 @@ def _outside_blocks(
 
 
 class _OnInput:
-    """Takes a module's activations, its first argument, over a border."""
+    """Forward pre-hook that passes a module's activations, its first argument, over a border."""
 
     def __init__(self, tp: TensorGroup, border: Any) -> None:
         self._tp, self._border = tp, border
@@ -98,12 +98,12 @@ class _OnInput:
 
     def _over(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._border is shard_sequence:
-            self._tp.shared_input.hold(tensor, "the first layer")
+            self._tp.shared_input.check_equal(tensor, "the first layer")
             self._choose(tensor.shape[SEQUENCE])
         return tensor if self._tp.keeps_sequence else self._border(tensor, self._tp)
 
     def _choose(self, length: int) -> None:
-        """Whether this pass shards its sequence; one that does not divide stays whole where nothing is trained."""
+        """Decide if this pass shards its sequence; an indivisible length stays unsharded in evaluation."""
         self._tp.keeps_sequence = bool(length % self._tp.size)
         if length % self._tp.size and not self._tp.keeps_sequence:
             raise ValueError(
@@ -125,7 +125,7 @@ class _GatherOutput:
 
 
 class _Enter:
-    """Other random numbers on each rank while a layer works on its part."""
+    """Forward pre-hook that switches to rank-specific random numbers for a layer's part of the sequence."""
 
     def __init__(self, block: Block) -> None:
         self._block = block

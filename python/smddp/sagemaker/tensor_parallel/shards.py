@@ -1,4 +1,4 @@
-"""From a whole parameter to this rank's shard of it, and the record of what was re-laid out."""
+"""Sharding of parameters, and records of changed storage layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
-# Module attribute: {our parameter name: Relayout}; read by state_dict.py.
+# Module attribute: {stored parameter name: Relayout}; read by state_dict.py.
 RELAID = "_tp_relaid"
 # Module attribute: the module's name in the transformed model, for messages.
 NAME = "_tp_name"
@@ -21,13 +21,13 @@ _OURS = ("tensor", "expert")
 
 
 class Relayout:
-    """How one Hugging Face tensor is stored here: as one or several tensors, all views of it.
+    """Storage layout of one Hugging Face tensor: one or several tensors, all views of it.
 
     Attributes:
         source: the Hugging Face parameter's name in its module.
-        stored: our parameters' names in the module.
-        split: Hugging Face tensor -> ours, in the order of `stored`.
-        join: ours -> the Hugging Face tensor.
+        stored: names of the stored parameters in the module.
+        split: Hugging Face tensor -> stored tensors, in the order of `stored`.
+        join: stored tensors -> the Hugging Face tensor.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Relayout:
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """Every Hugging Face tensor that the stored ones hold; one, but for lists of experts."""
+        """All Hugging Face tensors in the stored tensors; one, except for lists of experts."""
         return (self.source,)
 
     def split_all(self, *theirs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -54,7 +54,7 @@ class Relayout:
 
 
 class Reshaped(Relayout):
-    """The same elements in another shape."""
+    """Relayout that changes only the shape."""
 
     def __init__(self, name: str, theirs: torch.Size, ours: tuple[int, ...]) -> None:
         self.source, self.stored, self._theirs, self._ours = name, (name,), theirs, ours
@@ -96,7 +96,7 @@ def relayout(module: nn.Module, record: Relayout) -> None:
 def shard(module: nn.Module, name: str, dim: int, tp: TensorGroup) -> None:
     """Parameter ``name`` of ``module`` becomes a DTensor sharded in ``dim``; no communication, meta included."""
     parameter = module.get_parameter(name)
-    # A copy, so that the whole parameter's memory is free when the last reference to it goes.
+    # Copy, so that the full parameter's memory can be freed.
     mine = parameter.detach().chunk(tp.size, dim)[tp.rank].clone(memory_format=torch.contiguous_format)
     put(module, name, DTensor.from_local(mine, tp.mesh, [Shard(dim)], run_check=False), parameter)
 
@@ -115,12 +115,12 @@ def local(tensor: torch.Tensor) -> torch.Tensor: ...
 @overload
 def local(tensor: None) -> None: ...
 def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """What this rank holds of a parameter, for its arithmetic."""
+    """Returns this rank's local tensor of a parameter, for computation."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def local_parameter(module: nn.Module, name: str) -> torch.Tensor:
-    """Return this rank's part of parameter ``name`` of ``module``, for its arithmetic.
+    """Return this rank's part of parameter ``name`` of ``module``, for computation.
 
     Raises RuntimeError if FSDP has not gathered the parameter.
     """
@@ -161,7 +161,7 @@ def is_gathered(tensor: torch.Tensor, module: nn.Module) -> bool:
 
 
 def put(module: nn.Module, name: str, tensor: torch.Tensor, like: nn.Parameter) -> None:
-    """Parameter ``name`` of ``module`` becomes ``tensor``, with the marks of ``like``."""
+    """Set parameter ``name`` of ``module`` to ``tensor``, with the attributes of ``like``."""
     new = nn.Parameter(tensor, requires_grad=like.requires_grad)
     for key, value in vars(like).items():  # marks of transformers and of users
         setattr(new, key, value)

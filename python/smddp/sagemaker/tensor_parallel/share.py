@@ -1,5 +1,4 @@
-"""The cut itself: what a plan's styles do to the modules of a model, to parameters that are one, and to those that the
-ranks of a tensor group have made each for itself."""
+"""Application of a plan: sharding of modules by style, shared parameters, and parameters that differ between ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
 
 def tied(model: nn.Module) -> list[list[str]]:
-    """The names of parameters that are one, in groups."""
+    """Returns the names of tied parameters, in groups."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
@@ -28,7 +27,7 @@ def tied(model: nn.Module) -> list[list[str]]:
 def cut(
     model: nn.Module, tp: TensorGroup, planner: Planner, styles: Mapping[str, ParallelStyle], one: list[list[str]]
 ) -> dict[str, nn.Module]:
-    """Share the modules that ``styles`` names, as ``planner`` has made them; returns all modules by name.
+    """Shard the modules named in ``styles``, created by ``planner``; returns all modules by name.
 
     Args:
         one: what `tied` gave before: these parameters are one afterwards, too.
@@ -51,11 +50,11 @@ def cut(
     return modules
 
 
-def make_same(model: nn.Module, tp: TensorGroup) -> list[str]:
-    """Give all ranks of the tensor group the first one's values where theirs differ, and return those names.
+def broadcast_if_different(model: nn.Module, tp: TensorGroup) -> list[str]:
+    """Broadcast the first rank's values of parameters that differ in the tensor group, and return their names.
 
-    Each rank cuts from the same model then. Scripts that make their model without a seed are right without tensor
-    parallelism, so they must be with it. Parameters that are shared already, or on meta, stay. Collective.
+    So all ranks shard the same model, also in scripts that create it without a common seed. Skips parameters that are
+    already sharded or on meta. Collective over the tensor group.
     """
     parameters = [(name, p) for name, p in model.named_parameters() if not p.is_meta and not isinstance(p, DTensor)]
     if not parameters:
@@ -73,7 +72,7 @@ def make_same(model: nn.Module, tp: TensorGroup) -> list[str]:
 
 
 def _tie(modules: dict[str, nn.Module], names: list[str]) -> None:
-    """Make the parameters ``names``, which were one, one again: the one that has been shared, if any."""
+    """Restore the tie between the parameters ``names``, using the sharded parameter, if any."""
     of_all = [modules[owner]._parameters[attribute] for owner, _, attribute in (name.rpartition(".") for name in names)]
     parameter = next((parameter for parameter in of_all if isinstance(parameter, DTensor)), of_all[0])
     for name in names:

@@ -1,4 +1,4 @@
-"""State dicts between Hugging Face's names and layouts and those of a transformed model.
+"""Conversion of state dicts between Hugging Face's and a transformed model's names and layouts.
 
 Only what `transform` stored otherwise is touched; for most families nothing was, and both functions are the
 identity. Values may be tensors of any kind that can be reshaped: parameters, gradients, optimizer moments.
@@ -33,9 +33,9 @@ def tied_names(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def translate_state_dict_to_hf(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """``state_dict`` of the transformed ``model`` (whole tensors) with Hugging Face's names and layouts.
+    """Converts the ``state_dict`` of the transformed ``model`` (full tensors) to Hugging Face's names and layouts.
 
-    Names that the model does not know stay. Raises ValueError if a tensor that several make up is there in part.
+    Keeps unknown names. Raises ValueError if only some parts of a combined tensor are present.
     """
     result = dict(state_dict)
     for prefix, record in records(model):
@@ -56,7 +56,7 @@ def translate_state_dict_to_hf(model: nn.Module, state_dict: Mapping[str, Any]) 
 
 
 def translate_hf_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """``state_dict`` with Hugging Face's names and layouts (whole tensors) as the transformed ``model`` stores it."""
+    """Converts a Hugging Face ``state_dict`` (full tensors) to the transformed ``model``'s names and layouts."""
     result = dict(state_dict)
     for prefix, record in records(model):
         theirs = [prefix + name for name in record.sources]

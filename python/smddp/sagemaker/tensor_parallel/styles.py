@@ -19,8 +19,8 @@
     moe_tp_experts                 stacked experts, or   by their own entry  the sum over the ranks
                                    a list of them
     bias_of_sum                    their last bias       whole               each rank adds its share of it
-    moe_identity_expert            those that return     none                this rank's share of it
-                                   what they get
+    moe_identity_expert            experts that return   none                this rank's share of it
+                                   their input
     local_params                   attention             its own, by head    the module's own, of this rank's heads
     bias_by_head                   Embedding             columns, the heads  this rank's columns
     alibi_by_head                  attention             none; of the biases that come for all heads, this rank's
@@ -50,7 +50,7 @@ from smddp.sagemaker.tensor_parallel.shards import Grouped, Reshaped, relayout, 
 
 
 class Style(ParallelStyle):
-    """A style of one module. ``block``: the border that it shares with its neighbours."""
+    """Style of one module. ``block``: the border that it shares with adjacent modules."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -67,11 +67,11 @@ class Style(ParallelStyle):
 
 
 class Shared(NamedTuple):
-    """What a module was shared by.
+    """Sharding record of a module.
 
     Attributes:
         name: of the module in the model.
-        style: that has been applied to it.
+        style: the applied style.
     """
 
     name: str
@@ -83,22 +83,22 @@ _SHARED = "_tp_shared"
 
 
 def remember(module: nn.Module, name: str, style: Style) -> None:
-    """``module``, which is called ``name``, has been shared by ``style``."""
+    """Record that ``module``, named ``name``, is sharded by ``style``."""
     module.__dict__[_SHARED] = Shared(name, style)
 
 
 def shared(module: nn.Module) -> Shared | None:
-    """What `remember` was told of ``module``."""
+    """Returns the record that `remember` stored for ``module``."""
     return module.__dict__.get(_SHARED)
 
 
 def transposed(module: nn.Module) -> bool:
-    """Whether ``module`` keeps its weight as (in, out), like transformers' Conv1D, and not as (out, in)."""
+    """Returns True if ``module`` stores its weight as (in, out), like transformers' Conv1D, not as (out, in)."""
     return not isinstance(module, nn.Linear)
 
 
 class Colwise(Style):
-    """Output columns shared; ``parts`` equal parts are side by side in them, each shared by itself."""
+    """Shards output columns, which consist of ``parts`` equal parts; shards each part separately."""
 
     def __init__(self, block: Block, gather: bool = False, parts: int = 1) -> None:
         super().__init__(block)
@@ -151,7 +151,7 @@ class GroupedQKV(Style):
 
 
 class Rowwise(Style):
-    """Input columns shared; ``split``: the input comes whole."""
+    """Shards input columns; ``split``: the input is replicated."""
 
     def __init__(self, block: Block, split: bool = False) -> None:
         super().__init__(block)
@@ -163,7 +163,7 @@ class Rowwise(Style):
 
 
 class VocabularyEmbedding(Style):
-    """Rows of an embedding shared."""
+    """Shards the rows of an embedding."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.Embedding)  # the planner takes no other
@@ -177,7 +177,7 @@ class VocabularyEmbedding(Style):
 
 
 class InRegion(Style):
-    """A module inside a region that every rank holds whole."""
+    """A replicated module inside a region."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         names = tuple(name for name, _ in module.named_parameters(recurse=False))
@@ -197,7 +197,7 @@ class SharedKey(Style):
 
 
 class BiasByHead(Style):
-    """An embedding that gives a bias for each head, by position: this rank's heads."""
+    """An embedding of position biases for each head: shards by head."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         shard(module, "weight", 1, self.tp)
@@ -230,7 +230,7 @@ class NormsByHead(Style):
 
 
 class LocalParams(Style):
-    """An attention module with parameters of its own, ``names``, that have an element for each head: this rank's."""
+    """Shards an attention module's direct parameters ``names``, which have an element for each head, by head."""
 
     def __init__(self, block: Block, names: tuple[str, ...]) -> None:
         super().__init__(block)
@@ -264,28 +264,28 @@ class StackedExperts(Style):
 
 
 class IdentityExpert(Style):
-    """An expert among stacked ones that returns what it gets."""
+    """An expert among stacked experts that returns its input."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return self._become(module, modules.IdentityExpert, group=self.tp)
 
 
 class RoutedExperts(Style):
-    """A layer that calls the experts in its list by a method of its own; their projections have styles of their own."""
+    """A layer that calls its list of experts through a custom method; the experts' projections have separate styles."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return self._become(module, modules.RoutedExperts, group=self.tp)
 
 
 class ListedExperts(Style):
-    """A block of experts in a list; the experts' projections have styles of their own."""
+    """A block with a list of experts; the experts' projections have separate styles."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return self._become(module, modules.ListedExperts, group=self.tp)
 
 
 class Whole(Style):
-    """Nothing shared."""
+    """Shards nothing."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return module

@@ -1,4 +1,4 @@
-"""The classes that transformed models and their decoder layers are instances of.
+"""Marker classes of transformed models and their decoder layers.
 
 Scripts name them in wrap policies and `check_fn`s:
 

@@ -1,4 +1,4 @@
-"""Memory for a module's parameters and a place for its buffers, e.g. inside FSDP's ``param_init_fn``."""
+"""Memory for parameters and placement of buffers, for example in FSDP's ``param_init_fn``."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import nn
 def empty_module_params(
     module: nn.Module, device: torch.device | str | int | None = None, recurse: bool = False
 ) -> nn.Module:
-    """Give ``module`` new, uninitialised parameters of the same shape, dtype and requires_grad; buffers stay.
+    """Give ``module`` new, uninitialised parameters of the same shape, dtype and requires_grad; keep buffers.
 
     Args:
         module: changed in place.
-        device: where to; None: where each parameter is.
-        recurse: its submodules' parameters too.
+        device: target device; None: each parameter's device.
+        recurse: include the submodules' parameters.
 
-    Returns ``module``. Parameters that were one stay one. Attributes set on a parameter go to the new one.
+    Returns ``module``. Shared parameters remain shared. Attributes of a parameter are copied to the new parameter.
     """
     made: dict[nn.Parameter, nn.Parameter] = {}
     for owner in _modules(module, recurse):
@@ -34,7 +34,7 @@ def empty_module_params(
 
 
 def move_buffers_to_device(module: nn.Module, device: torch.device | str | int, recurse: bool = False) -> nn.Module:
-    """Move the buffers of ``module``, and of its submodules if ``recurse``, to ``device``; parameters stay.
+    """Move the buffers of ``module``, and of its submodules if ``recurse``, to ``device``; keep parameters.
 
     Returns ``module``, changed in place. Raises ValueError for a buffer on the meta device, which has no values.
     """

@@ -1,4 +1,4 @@
-"""Who is in a process group."""
+"""Members of a process group."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch.distributed as dist
 def get_global_ranks(pg: dist.ProcessGroup | None = None) -> list[int]:
     """The global ranks of ``pg``, in the order of their ranks in it; of the whole world for None.
 
-    Raises TypeError if ``pg`` is not a process group, ValueError on a rank outside it or if there is no group yet.
+    Raises TypeError if ``pg`` is not a process group, ValueError on a rank outside it or without any process group.
     """
     if not dist.is_initialized():
         raise ValueError("get_global_ranks() needs the process group: call dist.init_process_group() first")

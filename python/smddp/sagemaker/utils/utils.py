@@ -1,4 +1,4 @@
-"""Timing of a part of a script."""
+"""Timer for parts of a script."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from smddp.sagemaker.logger import get_logger
 
 @contextmanager
 def timeit(flag: bool, title: str = "", rank: int | None = None) -> Iterator[None]:
-    """Log how many seconds of wall clock the body took on the host, also when it raises.
+    """Log the body's wall-clock time on the host in seconds, also if it raises.
 
     Args:
         flag: False: measure and log nothing.
         title: what the body does.
-        rank: named in the line; the lines of many ranks can then be told apart in one file.
+        rank: included in the line, to distinguish the lines of several ranks in one file.
     """
     if not flag:
         yield

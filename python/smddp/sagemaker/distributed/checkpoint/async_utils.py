@@ -1,4 +1,4 @@
-"""Saves under way, in the order in which they were begun."""
+"""Pending saves in start order."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ class AsyncCallsQueue:
         return self._begun - 1
 
     def get_num_unfinalized_calls(self) -> int:
-        """How many saves are under way or written, but not finalized."""
+        """Returns the number of saves in progress or written, but not finalized."""
         return len(self._calls)
 
     def maybe_finalize_async_calls(
         self, blocking: bool = False, process_group: dist.ProcessGroup | None = None, skip_sync: bool = False
     ) -> list[int]:
-        """Finalizes the oldest saves. Every rank that takes part in one of them must call this, at the same place.
+        """Finalizes the oldest saves. Collective over the ranks of each save.
 
         Args:
-            blocking: wait for all saves of the queue; otherwise finalize those that all ranks have written, in order,
-                up to the first that one has not.
-            process_group: over which the ranks agree, by one all-reduce, how far all of them are; the default group
-                if None. A rank without saves does not hold the others back. Not used if ``blocking``.
-            skip_sync: go by this rank's own state, without the all-reduce. Right only where the caller has seen to it
-                that all ranks of the saves are equally far.
+            blocking: wait for all saves of the queue; otherwise finalize in order, up to the first save that some
+                rank has not written.
+            process_group: group of the all-reduce that counts the saves written on all ranks; None: the default
+                group. A rank without saves does not delay other ranks. Not used if ``blocking``.
+            skip_sync: use this rank's state without the all-reduce. Correct only if the caller ensures that all ranks
+                have written the same saves.
 
         Returns:
-            The indices of the saves finalized.
+            The indices of the finalized saves.
 
         Raises:
             CheckpointError, OSError, ...: on every rank of a save, if any of them could not write. The save counts as
-                finalized; later ones stay in the queue.
+                finalized; later saves remain in the queue.
         """
         count = len(self._calls)
         if not blocking:
@@ -79,23 +79,23 @@ class AsyncCallsQueue:
         self.maybe_finalize_async_calls(blocking=True)
 
 
-# What `async_save` uses where no queue is given.
+# Default queue of `async_save`.
 DEFAULT_ASYNC_REQUEST_QUEUE = AsyncCallsQueue()
 
 
-# Ranks come to the end of a script together; one that does not, in this time, does something else.
+# Time limit in seconds for all ranks to reach the end of the script.
 _SECONDS_FOR_ALL = 120.0
 
 
 def _finish_what_is_under_way() -> None:
-    """Finalizes the saves that a script left under way. Where that cannot be, the process ends with status 1.
+    """Finalizes pending saves at the end of the script. On failure, the process exits with status 1.
 
     All data is written by now: the interpreter waits for the writing thread before it comes here.
     """
     calls = [call for queue in _queues for _, call in queue._calls]
     if not calls:
         return
-    # After an exception that nothing caught the others may never come, and the status says already that it failed.
+    # After an uncaught exception other ranks may not arrive, and the exit status already reports the failure.
     failed = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     lost = [(call, "the script failed before") for call in calls] if failed else _finalized(calls)
     for call, reason in lost:
@@ -114,7 +114,7 @@ def _finish_what_is_under_way() -> None:
 
 
 def _finalized(calls: list[PendingSave]) -> list[tuple[PendingSave, str]]:
-    """Finalizes ``calls``, in order; returns those that could not be, with the reason."""
+    """Finalizes ``calls`` in order; returns the failed calls with their errors."""
     lost = []
     for number, call in enumerate(calls):
         try:

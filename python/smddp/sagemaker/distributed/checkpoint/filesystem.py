@@ -1,8 +1,8 @@
-"""Checkpoints in a directory (or under an `s3://` name): DCP's format, written so that no crash leaves a half one.
+"""Checkpoints in a directory (or under an `s3://` name): DCP's format with crash-consistent writes.
 
-Each save writes data files under names of its own, then replaces `.metadata`, which alone says which files count.
-Until that moment the checkpoint that was there before is the one that loads. While a save is under way, a record
-`.incomplete-TOKEN` names the files it will write and the ranks that write them.
+Each save writes data files under unique names, then replaces `.metadata`, the only list of valid files. Until then the
+previous checkpoint loads. During a save, a record `.incomplete-TOKEN` names the files to write and the ranks that
+write them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _RANK_OF_FILE = re.compile(r"__(\d+)_")
 def path_to_file_system(
     path: str | os.PathLike, s3_region: str | None = None, s3client_config: Any = None
 ) -> PosixFileSystem | S3FileSystem:
-    """The file system that ``path`` lies on."""
+    """Returns the file system that holds ``path``."""
     return S3FileSystem(s3_region, s3client_config) if is_s3_uri(path) else PosixFileSystem()
 
 
@@ -75,7 +75,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
         self.path = self.fs.init_path(path)
         self.pre_write_hooks, self.post_write_hooks = list(pre_write_hooks), list(post_write_hooks)
         self.is_coordinator = False
-        # Set by whoever saves: the layout that goes into the metadata, and the global ranks in the group's order.
+        # The save sets both: the layout stored in the metadata, and the global ranks in the group's order.
         self.layout: dict[str, Any] = {"kind": layout.SHARDED, "slices": 1}
         self.ranks: list[int] = []
         self._token = ""
@@ -89,13 +89,13 @@ class DistributedFileSystemWriter(FileSystemWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On the coordinator: names the files of this save, and records that it has begun."""
+        """Names the files of this save and records its start. Called on the coordinator."""
         named = [self.named(plan, i, self.new_token()) for i, plan in enumerate(plans)]
         self.begin(named)
         return named
 
     def new_token(self) -> str:
-        """What makes this save's file names its own."""
+        """Returns a new token that makes this save's file names unique."""
         self._token = self._token or uuid.uuid4().hex[:12]
         return self._token
 
@@ -117,11 +117,11 @@ class DistributedFileSystemWriter(FileSystemWriter):
         self.fs.replace_file(self.fs.concat_path(self.path, INCOMPLETE + self._token), text.encode())
 
     def abandon(self) -> None:
-        """The save has failed: what it has written may go when the next one begins."""
+        """Marks the save as failed: the next save may remove its files."""
         _under_way.discard(self._token)
 
     def _remove_remains(self) -> None:
-        """Removes what saves into this directory have left that did not end."""
+        """Removes the files of unfinished saves into this directory."""
         names = self.fs.ls(self.path)
         for record in [name for name in names if name.startswith(INCOMPLETE) and not name.endswith(PARTIAL)]:
             token = record[len(INCOMPLETE) :]
@@ -147,7 +147,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, when all data is written: makes this save the one that loads."""
+        """Publishes this save as the loadable checkpoint. Called on the coordinator after all data is written."""
         metadata = copy.copy(metadata)
         metadata.storage_data = {result.index: result.storage_data for part in results for result in part}
         metadata.storage_meta = self.storage_meta()
@@ -162,7 +162,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
                 self.fs.rm_file(self.fs.concat_path(self.path, name))
 
     def _files_of(self, path: Any) -> set[str]:
-        """The data files of the checkpoint that is there already."""
+        """Returns the data files of the existing checkpoint."""
         try:
             with self.fs.create_stream(path, "rb") as stream:
                 return {info.relative_path for info in pickle.load(stream).storage_data.values()}
@@ -175,11 +175,10 @@ class DistributedFileSystemWriter(FileSystemWriter):
 
 
 class DistributedFileSystemReader(FileSystemReader):
-    """DCP's reader of one checkpoint, which refuses one that is not whole.
+    """DCP reader of one checkpoint, which rejects incomplete checkpoints.
 
-    A directory `tp{r}_ep{r}` or `tp{degree}-{r}` that holds only its tensor rank's part of the model is read together
-    with its siblings, so that it loads into any tensor-parallel degree; also where the run has more tensor ranks than
-    the directory has siblings.
+    Reads a directory `tp{r}_ep{r}` or `tp{degree}-{r}` with one tensor rank's part of the model together with its
+    siblings. So it loads into any tensor-parallel degree, also with more tensor ranks than sibling directories.
 
     Args:
         path: directory or `s3://` name of the checkpoint.
@@ -209,15 +208,15 @@ class DistributedFileSystemReader(FileSystemReader):
         """DCP's metadata of the checkpoint; read and checked once.
 
         Raises:
-            FileNotFoundError: there is no checkpoint, its save never ended, or files of it are gone; names the files
-                and the ranks that write them.
+            FileNotFoundError: the checkpoint is absent, its save did not end, or files are missing; the message names
+                the files and the ranks that wrote them.
         """
         if self._metadata is None:
             self._metadata = self._read(self._parts())
         return self._metadata
 
     def _parts(self) -> list[str]:
-        """Which directories make up the checkpoint, relative to the path."""
+        """Returns the directories of the checkpoint, relative to the path."""
         name = os.path.basename(os.fspath(self.path).rstrip("/"))
         if not PART_DIRECTORY.fullmatch(name):
             return ["."]
@@ -228,7 +227,7 @@ class DistributedFileSystemReader(FileSystemReader):
         siblings = {f"../{n}": self._load(f"../{n}") for n in self.fs.ls(parent) if PART_DIRECTORY.fullmatch(n)}
         whole = [part for part, metadata in siblings.items() if metadata and layout.of(metadata).get("slices", 1) == 1]
         if own is None and whole and len(siblings) == 1 and not self.fs.ls(self.path):
-            # More tensor ranks than there were: the checkpoint of one directory is all of it.
+            # The run has more tensor ranks than the save: its only directory holds the whole checkpoint.
             return whole
         counts = {layout.of(metadata).get("slices", 1) for metadata in siblings.values() if metadata}
         if len(counts) > 1 or (counts and len(siblings) > max(counts)):
@@ -294,23 +293,22 @@ class DistributedFileSystemReader(FileSystemReader):
         records = [name for name in names if name.startswith(INCOMPLETE) and not name.endswith(PARTIAL)]
         if not records:
             where = self.fs.ls(self.fs.concat_path(directory, ".."))
-            near = ", ".join([n for n in where if not n.startswith(".")][:8]) or "nothing"
-            what = "has no .metadata, so it is no checkpoint" if names else "does not exist"
-            return f"{directory} {what}; beside it there is: {near}"
-        said = []
+            siblings = ", ".join([n for n in where if not n.startswith(".")][:8]) or "nothing"
+            problem = "has no .metadata file, so it does not hold a checkpoint" if names else "does not exist"
+            return f"{directory} {problem}; its parent directory contains: {siblings}"
+        details = []
         for record in records:
             with self.fs.create_stream(self.fs.concat_path(directory, record), "rb") as stream:
                 files: dict[str, int] = json.loads(stream.read())["files"]
-            gone = {name: rank for name, rank in files.items() if name not in names}
-            ranks = sorted(set(gone.values()))
-            if gone:
-                whose = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-                said.append(f"no data of {whose} (missing: {', '.join(gone)})")
+            missing = {name: rank for name, rank in files.items() if name not in names}
+            ranks = sorted(set(missing.values()))
+            if missing:
+                writers = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+                details.append(f"no data of {writers} (missing: {', '.join(missing)})")
             else:
-                said.append("all ranks wrote their data, but the save was not finalized")
-        return (
-            f"the checkpoint in {directory} is incomplete, its save did not end: {'; '.join(said)}. Load an earlier one"
-        )
+                details.append("all ranks wrote their data, but the save was not finalized")
+        problems = "; ".join(details)
+        return f"the checkpoint in {directory} is incomplete, its save did not end: {problems}. Load an earlier one"
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
@@ -324,14 +322,14 @@ def _writer(name: str, ranks: list[int]) -> str:
 
 
 def _union(one: Metadata, other: Metadata) -> Metadata:
-    """Both checkpoints' entries as one; what both hold is taken from the first."""
+    """Merges the entries of both checkpoints into ``one``, which takes precedence."""
     for name, entry in other.state_dict_metadata.items():
         mine = one.state_dict_metadata.setdefault(name, entry)
         if mine is not entry and isinstance(mine, TensorStorageMetadata):
-            assert isinstance(entry, TensorStorageMetadata)  # what is a tensor in one part is one in all
+            assert isinstance(entry, TensorStorageMetadata)  # a tensor in one part is a tensor in all parts
             known = {tuple(chunk.offsets) for chunk in mine.chunks}
             mine.chunks.extend(chunk for chunk in entry.chunks if tuple(chunk.offsets) not in known)
-    # What is cut nowhere is in every part; the first one's is taken.
+    # Every part holds the unsharded entries; keep those of the first part.
     one.planner_data = {**(other.planner_data or {}), **(one.planner_data or {})}
     one.storage_data = {**other.storage_data, **one.storage_data}
     return one

@@ -1,4 +1,4 @@
-"""Full checkpoints in Hugging Face's form: plain transformers loads what `save_pretrained` writes, and vice versa."""
+"""Full checkpoints in Hugging Face's format, interchangeable with plain transformers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike, max_shard_si
         max_shard_size: most bytes of a file, or text such as "5GB" or "4GiB".
 
     Raises:
-        TypeError, ValueError: no transformers model, or no size.
+        TypeError, ValueError: not a transformers model, or an invalid size.
         OSError, CheckpointError: on every rank, if rank 0 could not write.
     """
     most = files.parse_size(max_shard_size)
@@ -89,7 +89,7 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike, max_shard_si
 
 
 def _failure(action: Callable[[], object]) -> Failure | None:
-    """The error that ``action`` raises, as a value; None if it raises none."""
+    """Returns the error that ``action`` raises; None without an error."""
     result = attempt(action)
     return result if isinstance(result, Failure) else None
 
@@ -104,7 +104,7 @@ def load_pretrained(model: nn.Module, directory: str | os.PathLike) -> None:
         directory: `model.safetensors`, or `model.safetensors.index.json` and its files.
 
     Raises:
-        TypeError: no transformers model.
+        TypeError: not a transformers model.
         ValueError: names or sizes that are not the model's, with the nearest.
         FileNotFoundError: no safetensors there.
     """
@@ -157,18 +157,18 @@ def _ties(inner: Any) -> Any:
 
 
 def _tied_to(inner: Any, name: str) -> str | None:
-    """What ``name`` is tied to, if this version of transformers says so."""
+    """Returns the parameter that ``name`` is tied to, if this version of transformers reports it."""
     ties = _ties(inner)
     return ties.get(name) if isinstance(ties, dict) else None
 
 
 def _is_tied(inner: Any, name: str) -> bool:
-    """True for a name that `from_pretrained` fills from another."""
+    """Returns True for a name that `from_pretrained` fills from a tied tensor."""
     return any(name == tie or re.fullmatch(tie, name) for tie in _ties(inner))
 
 
 def _gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor; collective over the ranks that share it."""
+    """Returns the full tensor. Collective over the ranks that shard it."""
     if not isinstance(tensor, ShardedTensor):
         return whole(tensor)
     # FSDP1 without a mesh: some rows per rank, none at the end. ShardedTensor.gather insists on a GPU where the backend
@@ -194,7 +194,7 @@ def _gathered(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _class_of(inner: Any) -> type:
-    """The model's class; FSDP2 puts one of its own in front of it."""
+    """Returns the model's class, without the class that FSDP2 derives from it."""
 
     def is_torchs(kind: type) -> bool:
         return any(base.__module__.startswith("torch.distributed") for base in kind.__mro__)

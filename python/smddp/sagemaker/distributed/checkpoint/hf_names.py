@@ -1,4 +1,4 @@
-"""Which tensors of a model make up which of Hugging Face's, where `tsm.transform` has stored some otherwise."""
+"""Mapping of a transformed model's tensors to Hugging Face's tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Target:
     plain: bool = False
 
     def entry(self, state: dict[str, Any]) -> Entry:
-        """Its type and shape, from the model's ``state``."""
+        """Returns its dtype and shape, from the model's ``state``."""
         parts = [torch.empty(state[n].size(), dtype=state[n].dtype, device="meta") for n in self.sources]
         joined = self.join(parts)
         return Entry(self.name, joined.dtype, tuple(joined.shape))
@@ -44,7 +44,7 @@ def _join(record: Relayout, index: int) -> Callable[[list[torch.Tensor]], torch.
 
 
 def targets(model: nn.Module, state: dict[str, Any]) -> list[Target]:
-    """What the tensors of ``state``, by the model's clean names, are in Hugging Face's form; in the model's order."""
+    """Returns the Hugging Face targets of the tensors in ``state`` (by unwrapped names), in the model's order."""
     found: list[Target] = []
     of: dict[str, list[Target]] = {}
     for prefix, record in records(model):

@@ -37,7 +37,7 @@ def compute_auto_checkpoint_interval(
     ckpt_preprocessing_durations: Sequence[float],
     ckpt_io_durations: Sequence[float],
 ) -> _Interval:
-    """The smallest interval at which a checkpoint is written before the next one, for at most 10 % of overhead.
+    """Returns the smallest interval that completes each checkpoint before the next, with at most 10 % overhead.
 
     Collective over all ranks where a default group exists; every rank gets the same interval.
 

@@ -1,4 +1,4 @@
-"""The names in a state dict against those in a checkpoint."""
+"""Comparison of a state dict's names with a checkpoint's names."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from smddp.text import nearest
 
 _SHOWN = 6
-# What tensor parallelism splits off where key and value heads do not divide by the degree.
+# Suffix of the weight that tensor parallelism splits off if the degree does not divide the key and value heads.
 _SPLIT = "key_value_weight"
 
 
 def check(asked: set[str], metadata: Metadata, where: str) -> None:
-    """Refuses a state dict whose names are not those of the checkpoint.
+    """Checks the state dict's names against the checkpoint's names.
 
-    A state dict may leave out whole top-level entries ("optimizer"); of those it has, it must name each tensor.
+    A state dict may omit whole top-level entries ("optimizer"), but must name each tensor of the entries it contains.
 
     Raises:
-        ValueError: names the checkpoint does not have, each with the nearest it has; tensors of the checkpoint that
-            the state dict does not ask for.
+        ValueError: names that the checkpoint lacks, each with its nearest match; checkpoint tensors that the state
+            dict omits.
     """
     saved = metadata.state_dict_metadata
     paths: dict[str, Any] = metadata.planner_data or {}
@@ -37,26 +37,26 @@ def check(asked: set[str], metadata: Metadata, where: str) -> None:
     )
     if not absent and not extra:
         return
-    said = []
+    problems = []
     if absent:
-        said.append(f"it does not have {_list(absent, saved)}")
+        problems.append(f"it does not have {_list(absent, saved)}")
     if extra:
-        said.append(f"the state dict does not ask for its {_list(extra, ())}")
+        problems.append(f"the state dict does not ask for its {_list(extra, ())}")
         if any(".state." in name for name in extra):
-            said.append("an optimizer that has not stepped has no state to load into: call init_optim_state first")
+            problems.append("an optimizer that has not stepped has no state to load into: call init_optim_state first")
     if any(name.endswith(_SPLIT) for name in [*absent, *extra]):
-        said.append(
+        problems.append(
             "a fused weight is stored as two at one tensor-parallel degree and as one at the other: write it with "
             "save_pretrained and read it with load_pretrained"
         )
-    raise ValueError(f"the names in {where} do not match: {'; '.join(said)}")
+    raise ValueError(f"the names in {where} do not match: {'; '.join(problems)}")
 
 
 def check_same(names: list[list[str]], ranks: list[int]) -> None:
-    """Refuses state dicts that differ between ranks.
+    """Checks that all ranks' state dicts have equal names.
 
     Raises:
-        ValueError: with the names that only some ranks have.
+        ValueError: names that only some ranks have.
     """
     common = set(names[0]).intersection(*names[1:])
     odd = {rank: sorted(set(mine) - common)[:_SHOWN] for rank, mine in zip(ranks, names) if set(mine) - common}
@@ -64,10 +64,10 @@ def check_same(names: list[list[str]], ranks: list[int]) -> None:
         raise ValueError(f"the ranks ask for different entries; not on all ranks, by rank: {odd}")
 
 
-def _list(names: list[str], near: Any) -> str:
+def _list(names: list[str], candidates: Any) -> str:
     shown = []
     for name in names[:_SHOWN]:
-        close = nearest(name, near)
+        close = nearest(name, candidates)
         shown.append(f"{name} (nearest: {close})" if close else name)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(shown) + more

@@ -1,6 +1,6 @@
-"""What a checkpoint says about how it was cut: a *sharded* one fits every layout, a *local* one only its own.
+"""Layout record of a checkpoint: a *sharded* checkpoint loads in every layout, a *local* one only in its layout.
 
-The record travels inside DCP's own metadata as one more attribute, which plain torch ignores.
+An extra attribute of DCP's metadata stores the record; plain torch ignores it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class Cut:
-    """How one rank's local tensors were cut from the model: its place in the shard, tensor and expert dimensions."""
+    """Index of one rank's local tensors in the shard, tensor and expert dimensions."""
 
     shard_degree: int
     shard_rank: int
@@ -41,7 +41,7 @@ class LocalStateDict(dict):
 
 
 def find_local(value: Any) -> LocalStateDict | None:
-    """The first local state dict inside ``value``."""
+    """Returns the first local state dict inside ``value``."""
     if isinstance(value, LocalStateDict):
         return value
     children: Iterable = value.values() if isinstance(value, dict) else ()
@@ -49,7 +49,7 @@ def find_local(value: Any) -> LocalStateDict | None:
 
 
 def to_local(value: Any) -> Any:
-    """``value`` with each DTensor replaced by this rank's part of it, which shares its memory."""
+    """Replaces each DTensor in ``value`` by this rank's local tensor, which shares its memory."""
     if isinstance(value, DTensor):
         return value.to_local()
     if isinstance(value, dict):
@@ -60,7 +60,7 @@ def to_local(value: Any) -> Any:
 
 
 def take_values(target: Any, source: Any) -> None:
-    """Puts what is no tensor in ``source``, as made by `to_local`, back into the dictionary it was made from."""
+    """Copies the non-tensor entries of ``source``, made by `to_local`, back into the original dictionary."""
     for key, value in source.items():
         if isinstance(target.get(key), dict) and isinstance(value, dict):
             take_values(target[key], value)
@@ -69,7 +69,7 @@ def take_values(target: Any, source: Any) -> None:
 
 
 def tensors(value: Any) -> Iterable[torch.Tensor]:
-    """Every tensor inside nested dictionaries and lists."""
+    """Yields every tensor inside nested dictionaries and lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -81,12 +81,12 @@ def tensors(value: Any) -> Iterable[torch.Tensor]:
 
 
 def cuts(place: Any) -> bool:
-    """True for a DTensor placement that leaves each rank a part; FSDP2's strided shards are no subclass of Shard."""
+    """Returns True for a sharding DTensor placement; FSDP2's strided shards do not subclass Shard."""
     return not (place.is_replicate() or place.is_partial())
 
 
 def slices(state_dict: Any, ranks: list[int]) -> int:
-    """In how many such parts the model is saved, where ``ranks`` save one: 1 unless a tensor has ranks outside of them.
+    """Returns the number of parts of the model if ``ranks`` save one part: 1 unless a tensor has other ranks.
 
     So it is where each tensor-parallel rank saves with its own shard group.
     """
@@ -100,7 +100,7 @@ def slices(state_dict: Any, ranks: list[int]) -> int:
 
 
 def needed(tensor: DTensor) -> set[int]:
-    """Ranks that hold one whole copy of ``tensor`` together with this one."""
+    """Returns the ranks that hold one full copy of ``tensor`` together with this rank."""
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return set()
@@ -127,7 +127,7 @@ def of(metadata: Any) -> dict[str, Any]:
 
 
 def check_fits(saved: dict[str, Any], state_dict: Any, where: str) -> None:
-    """Refuses a checkpoint with layout ``saved`` that cannot be cut as ``state_dict`` needs it.
+    """Rejects a checkpoint whose layout ``saved`` cannot be converted to the layout of ``state_dict``.
 
     Raises:
         ValueError: a local checkpoint for another layout, or one kind given where the other is.
@@ -146,7 +146,7 @@ def check_fits(saved: dict[str, Any], state_dict: Any, where: str) -> None:
             "dict is not local: make it under sm_state_dict_type(model, SMStateDictType.SM_LOCAL_STATE_DICT), in a run "
             f"with hybrid_shard_degree={saved['shard_degree']} and tensor_parallel_degree={saved['tensor_degree']}"
         )
-    # A checkpoint from before there was expert parallelism says nothing of it.
+    # Older checkpoints have no record of expert parallelism.
     saved = {"expert_degree": 1, "expert_rank": 0, **saved}
     for part in ("shard", "tensor", "expert"):
         key = "hybrid_shard_degree" if part == "shard" else f"{part}_parallel_degree"
@@ -161,5 +161,5 @@ def check_fits(saved: dict[str, Any], state_dict: Any, where: str) -> None:
         if then != now:
             raise ValueError(
                 f"{where} holds {part} rank {then}'s part of a local checkpoint, and this is {part} rank {now}: give "
-                "each rank the directory of its own part (tp{r}_ep{r}_fsdp{r})"
+                "each rank the directory of its part (tp{r}_ep{r}_fsdp{r})"
             )

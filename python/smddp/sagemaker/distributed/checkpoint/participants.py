@@ -1,4 +1,4 @@
-"""The ranks that take part in one save or load, and how they agree: what one rank raises, all of them raise."""
+"""Ranks of one save or load, with error propagation: an error of one rank is raised on all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 T = TypeVar("T")
 
-# An error that all failing ranks share keeps its type, so that scripts can tell a missing checkpoint from a bad one.
+# An error of one type on all failing ranks keeps its type, so that scripts can distinguish the causes.
 _KEPT = (FileNotFoundError, FileExistsError, TypeError, ValueError, KeyError, ImportError, NotImplementedError)
 
 
@@ -30,7 +30,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception of one rank, in a form that travels."""
+    """A serializable exception of one rank."""
 
     kind: type[Exception]
     text: str
@@ -43,7 +43,7 @@ class Failure:
 
 
 def raise_failures(step: str, failures: dict[int, Failure]) -> None:
-    """Raises what ``failures`` (by global rank) say together, each text once with its ranks; nothing if empty."""
+    """Raises one error for ``failures`` (by global rank), each text once with its ranks; no effect if empty."""
     if not failures:
         return
     by_text: dict[str, list[int]] = {}
@@ -59,7 +59,7 @@ def raise_failures(step: str, failures: dict[int, Failure]) -> None:
 
 
 def attempt(function: Callable[[], T]) -> T | Failure:
-    """What ``function`` returns, or the error it raises as a value."""
+    """Returns the result of ``function``, or its error as a `Failure`."""
     try:
         return function()
     except Exception as error:
@@ -67,15 +67,15 @@ def attempt(function: Callable[[], T]) -> T | Failure:
 
 
 class Participants:
-    """The ranks of ``group`` (None: the default group; no group at all: this process alone).
+    """Ranks of ``group`` (None: the default group; without process groups: this process only).
 
     Args:
         group: process group of the save or load.
-        coordinator_rank: global rank that plans and writes what exists once. 0, the default everywhere, stands for
-            the group's first rank where the group does not hold rank 0.
+        coordinator_rank: global rank that plans the save and writes the files that exist once. The default 0 selects
+            the group's first rank if the group does not contain rank 0.
 
     Raises:
-        TypeError, ValueError: the coordinator is no member of the group, or this rank is not.
+        TypeError, ValueError: the coordinator or this rank is not a member of the group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, coordinator_rank: int = 0) -> None:
@@ -108,7 +108,7 @@ class Participants:
         return len(self.ranks)
 
     def leave_copies(self) -> bool:
-        """Reduces a group of copies to this rank, if the caller gave FSDP's group at a shard degree of 1.
+        """Restricts a group of copies to this rank, if the caller passed FSDP's group at a shard degree of 1.
 
         Scripts save by the ranks of the first copy only, so the group's other ranks do not take part. Without a group
         all ranks save, because experts are spread over them.
@@ -120,7 +120,7 @@ class Participants:
 
         if not self.given or not state.is_initialized or state.native or state.shard_size != 1:
             return True
-        # FSDP's group is that of the copies, or of this rank alone.
+        # FSDP's group contains the copies, or only this rank.
         if self.group not in (state.replication_process_group, state.shard_process_group):
             return True
         if state.ranker.get_rep_rank(self.rank) != 0:
@@ -129,10 +129,11 @@ class Participants:
         return True
 
     def meet(self, where: str, seconds: float) -> None:
-        """Waits until all ranks have come to ``where``, a name that they use once.
+        """Waits until all ranks reach ``where``, a name used once.
 
         Raises:
-            CheckpointError: the group is gone; or not all have come within ``seconds``, with the ranks that have not.
+            CheckpointError: the group is closed, or some ranks did not arrive within ``seconds``; the message names
+                them.
         """
         if self.size == 1:
             return
@@ -145,10 +146,10 @@ class Participants:
             store.wait([f"{where}/{rank}" for rank in self.ranks], timedelta(seconds=seconds))
         except RuntimeError as error:
             late = [rank for rank in self.ranks if not store.check([f"{where}/{rank}"])]
-            raise CheckpointError(f"ranks {late} did not come to {where} within {seconds:g} s") from error
+            raise CheckpointError(f"ranks {late} did not reach {where} within {seconds:g} s") from error
 
     def gather(self, value: T) -> list[T] | None:
-        """All ranks' values, in the group's order, on the coordinator; None elsewhere."""
+        """Returns all ranks' values on the coordinator, in the group's order; None on other ranks."""
         if self.size == 1:
             return [value]
         # Places that torch fills.
@@ -157,7 +158,7 @@ class Participants:
         return values
 
     def scatter(self, values: Sequence[T] | None) -> T:
-        """One of the coordinator's ``values`` to each rank."""
+        """Sends one of the coordinator's ``values`` to each rank."""
         given: list[T] | None = None
         if self.is_coordinator:
             assert values is not None
@@ -169,7 +170,7 @@ class Participants:
         return mine[0]
 
     def broadcast(self, value: T) -> T:
-        """The coordinator's ``value``."""
+        """Returns the coordinator's ``value``."""
         if self.size == 1:
             return value
         values = [value]
@@ -177,7 +178,7 @@ class Participants:
         return values[0]
 
     def exchange(self, step: str, function: Callable[[], T]) -> list[T]:
-        """Calls ``function`` on every rank and returns all results, in the group's order; raises what any raised."""
+        """Calls ``function`` on every rank and returns all results in the group's order; raises any rank's error."""
         mine = attempt(function)
         if self.size == 1:
             results: list[Any] = [mine]
@@ -188,7 +189,7 @@ class Participants:
         return results
 
     def least(self, numbers: Sequence[int]) -> list[int]:
-        """The smallest of each of the ranks' ``numbers``, by one all-reduce."""
+        """Returns the elementwise minimum of the ranks' ``numbers``, by one all-reduce."""
         return least(numbers, None if self.size == 1 else self.group)
 
 
@@ -202,7 +203,7 @@ def least(numbers: Sequence[int], group: dist.ProcessGroup | None) -> list[int]:
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
-    """Where a small tensor must live to travel over ``group``: the host, unless only GPUs can."""
+    """Returns the device for small tensors sent over ``group``: the CPU, unless the group supports GPUs only."""
     try:
         group._get_backend(torch.device("cpu"))
     except RuntimeError:

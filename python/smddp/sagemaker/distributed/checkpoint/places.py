@@ -1,4 +1,4 @@
-"""One directory for one save, and another for each save of a part of the model; other names are errors."""
+"""Checks of checkpoint directories: one directory for each save, and one for each part of the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PART_DIRECTORY = re.compile(r"tp\d+_ep\d+|tp\d+-\d+")
 
 
 def agree(storage: Any, ranks: Participants) -> None:
-    """Let ``storage``, DCP's reader or writer, lie where the coordinator's does. Collective with spread experts.
+    """Sets the directory of ``storage`` (DCP reader or writer) to the coordinator's. Collective with spread experts.
 
-    Scripts name a directory for each expert rank. Here the ranks of a shard group may be of several expert ranks, and
-    what they save together is one checkpoint: it lies in the directory of the coordinator, and is read from there.
+    Scripts name a directory for each expert rank. A shard group may contain several expert ranks, and they save one
+    checkpoint together. The coordinator's directory stores it.
     """
     from smddp.sagemaker.state_handler import state
 
@@ -49,7 +49,7 @@ def check_same(storage: Any, ranks: Participants) -> None:
 
 
 def check_part(storage: Any, ranks: Participants, slices: int) -> None:
-    """Raises ValueError on a coordinator whose directory is not named after the part that its group saves.
+    """Raises ValueError on a coordinator whose directory name does not match the part that its group saves.
 
     Groups that name one directory would replace each other's files, and only directories of these names are joined.
 
@@ -77,7 +77,7 @@ def check_part(storage: Any, ranks: Participants, slices: int) -> None:
 
 
 def check_apart(storage: Any, ranks: Participants) -> None:
-    """Raises ValueError on ``ranks``, which save one part each, if DCP's writers of two name one directory."""
+    """Raises ValueError if two of ``ranks``, which save one part each, write to one directory."""
     place = os.fspath(storage.path) if isinstance(storage, FileSystemWriter) else None
     places = ranks.exchange("saving", lambda: place)
     if place is not None and len(set(places)) < ranks.size:

@@ -1,4 +1,4 @@
-"""DCP's save planner, for groups that hold only a part of the model too."""
+"""DCP save planner that also supports groups with only a part of the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SavePlanner(DefaultSavePlanner):
         self._lowest_rank, self._whole = lowest_rank, whole
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Who writes what, and the metadata of it all.
+        """Assigns each write to a rank, and returns the plans with the global metadata.
 
         Raises:
             ValueError: parts of a tensor are missing or overlap.
@@ -49,7 +49,7 @@ class SavePlanner(DefaultSavePlanner):
 
 
 def _once(plans: list[SavePlan], lowest_rank: bool) -> list[SavePlan]:
-    """``plans`` where each entry that several ranks hold is left to one of them."""
+    """Removes duplicates from ``plans``: one rank keeps each entry that several ranks hold."""
     holders: dict[MetadataIndex, list[int]] = defaultdict(list)
     for rank, plan in enumerate(plans):
         for item in plan.items:

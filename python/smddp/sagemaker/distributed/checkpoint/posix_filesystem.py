@@ -1,4 +1,4 @@
-"""DCP's file system over directories, where a file appears under its name only once it is whole and on the disk."""
+"""DCP file system with atomic, durable writes: a file appears only when it is complete and synced to disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTIAL = ".part"
 
 
 def _opened(path: Path, mode: str) -> io.IOBase:
-    return cast(io.IOBase, path.open(mode))  # typeshed's IO, which stands for all files, is no IOBase
+    return cast(io.IOBase, path.open(mode))  # typeshed's IO, its type of all files, is not an IOBase
 
 
 class PosixFileSystem(FileSystem):
@@ -60,7 +60,7 @@ class PosixFileSystem(FileSystem):
             return []
 
     def replace_file(self, path: str | os.PathLike, data: bytes) -> None:
-        """Puts ``data`` at ``path`` in one step that a crash cannot halve, and waits until it is on the disk."""
+        """Writes ``data`` to ``path`` atomically, and waits until it is synced to disk."""
         path = Path(path)
         partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}{PARTIAL}")
         with partial.open("wb") as stream:

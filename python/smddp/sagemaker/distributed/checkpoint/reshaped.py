@@ -1,4 +1,4 @@
-"""Tensors that a checkpoint holds in another shape than they are asked for in.
+"""Tensors whose shape in the checkpoint differs from the requested shape.
 
 Tensor parallelism stores some fused weights with a dimension for their parts, (in, 3, out) for (in, 3 x out), so a
 checkpoint from another tensor-parallel degree may have neighbouring dimensions joined or split. The elements are the
@@ -18,10 +18,10 @@ from torch.distributed.tensor import DTensor, Replicate
 
 
 def split(state_dict: dict[str, Any], metadata: Metadata) -> tuple[dict[str, Any], dict[str, tuple[Any, torch.Size]]]:
-    """Takes what is saved in another shape out of ``state_dict``.
+    """Separates the tensors saved in another shape from ``state_dict``.
 
     Returns:
-        The rest, in dictionaries of its own where something was taken out; and by DCP's name the tensors that were,
+        The remaining entries, in new dictionaries where entries were removed; and the removed tensors by DCP name,
         each with its saved shape.
     """
     taken: dict[str, tuple[Any, torch.Size]] = {}
@@ -46,7 +46,7 @@ def split(state_dict: dict[str, Any], metadata: Metadata) -> tuple[dict[str, Any
 
 
 def is_joined(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether one shape is the other with neighbouring dimensions joined."""
+    """Returns True if one shape equals the other with adjacent dimensions joined."""
     long, short = (one, other) if len(one) > len(other) else (other, one)
     if math.prod(long) != math.prod(short):
         return False

@@ -1,4 +1,4 @@
-"""`s3://` checkpoints: the names, and the file system behind them.
+"""`s3://` checkpoints: names and file system.
 
 The names are plain text and always work. Bytes move through s3fs, which is installed on demand:
 `pip install s3fs`.
@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 
 
 def is_s3_uri(uri: Any) -> bool:
-    """True if ``uri`` names something on S3, also where a `Path` has swallowed one of its slashes."""
+    """Returns True for an S3 name, also if a `Path` has removed one of its slashes."""
     return bool(re.match(r"s3:/", os.fspath(uri))) if isinstance(uri, (str, os.PathLike)) else False
 
 
 def format_s3_path(path: str | os.PathLike) -> str:
-    """``path`` as `s3://bucket/key`, whatever a `Path` has made of its slashes.
+    """Returns ``path`` as `s3://bucket/key`; restores slashes that a `Path` has removed.
 
     Raises:
         ValueError: not an S3 name.
@@ -52,13 +52,14 @@ def parse_s3_uri(uri: str | os.PathLike) -> tuple[str, str]:
     bucket, _, key = format_s3_path(uri)[len(_SCHEME) :].partition("/")
     if not _BUCKET.fullmatch(bucket):
         raise ValueError(
-            f"{os.fspath(uri)!r}: {bucket!r} is no bucket's name (3 to 63 lower-case letters, digits, dots and hyphens)"
+            f"{os.fspath(uri)!r}: invalid bucket name {bucket!r}: expected 3 to 63 lower-case letters, digits, dots "
+            "and hyphens"
         )
     return bucket, key
 
 
 def get_s3_region_from_uri(uri: str | os.PathLike) -> str:
-    """The region of the bucket in ``uri``, as S3 tells it.
+    """Returns the region of the bucket in ``uri``, as reported by S3.
 
     Raises:
         ValueError: not an S3 name.
@@ -82,7 +83,7 @@ def retry_with_jitter(
     most_seconds: float = 20.0,
     errors: type[Exception] | tuple[type[Exception], ...] = Exception,
 ) -> Callable:
-    """Calls again what raised, after a random wait that grows: `@retry_with_jitter` or `@retry_with_jitter(...)`.
+    """Retries after errors with growing random delays: `@retry_with_jitter` or `@retry_with_jitter(...)`.
 
     Args:
         function: what is called; left out in the second form.
@@ -163,7 +164,7 @@ class S3FileSystem(FileSystemBase):
         return format_s3_path(path)
 
     def mkdir(self, path: str | os.PathLike) -> None:
-        """Nothing: keys need no directories."""
+        """Does nothing: keys need no directories."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike) -> bool:
@@ -188,6 +189,6 @@ class S3FileSystem(FileSystemBase):
             return []
 
     def replace_file(self, path: str | os.PathLike, data: bytes) -> None:
-        """Puts ``data`` at ``path`` in one step."""
+        """Writes ``data`` to ``path`` atomically."""
         with self.fs.open(format_s3_path(path), "wb") as stream:
             stream.write(data)

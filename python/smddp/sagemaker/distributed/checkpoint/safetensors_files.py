@@ -1,4 +1,4 @@
-"""Hugging Face's safetensors form: files written tensor by tensor, and read slice by slice.
+"""Hugging Face's safetensors files, written tensor by tensor and read slice by slice.
 
 A file is eight bytes with the header's length, a JSON header with each tensor's type, shape and place, and the
 tensors' bytes. The header is known before any tensor, so nothing but the tensor being written needs memory.
@@ -50,7 +50,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor to be written: its name, type and shape."""
+    """Name, dtype and shape of a tensor to write."""
 
     name: str
     dtype: torch.dtype
@@ -70,7 +70,7 @@ def parse_size(size: int | str) -> int:
     if isinstance(size, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*", size, re.IGNORECASE)
         if not found or found[2].upper() not in _UNITS:
-            raise ValueError(f"{size!r} is no size; write bytes, or text such as '5GB' or '4GiB'")
+            raise ValueError(f"invalid size {size!r}: expected a number of bytes, or text such as '5GB' or '4GiB'")
         size = int(float(found[1]) * _UNITS[found[2].upper()])
     if type(size) is not int:
         raise TypeError(f"a size must be an int or text such as '5GB', got {size!r}")
@@ -80,7 +80,7 @@ def parse_size(size: int | str) -> int:
 
 
 def split(entries: Sequence[Entry], most_bytes: int) -> list[list[Entry]]:
-    """``entries`` in files of at most ``most_bytes`` each; a larger tensor has a file of its own."""
+    """Groups ``entries`` into files of at most ``most_bytes`` each; a larger tensor gets a separate file."""
     files: list[list[Entry]] = [[]]
     room = most_bytes
     for entry in entries:
@@ -94,7 +94,7 @@ def split(entries: Sequence[Entry], most_bytes: int) -> list[list[Entry]]:
 
 
 def file_names(count: int) -> list[str]:
-    """What transformers calls ``count`` files."""
+    """Returns transformers' names for ``count`` files."""
     if count == 1:
         return [ONE_FILE]
     return [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
@@ -137,7 +137,7 @@ class FileWriter:
 
 
 def write_index(directory: str | os.PathLike, files: Iterable[tuple[str, Sequence[Entry]]]) -> None:
-    """The file that says which tensor is in which file."""
+    """Writes the index that maps tensors to files."""
     where = {entry.name: name for name, entries in files for entry in entries}
     total = sum(entry.bytes for _, entries in files for entry in entries)
     text = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
@@ -145,10 +145,10 @@ def write_index(directory: str | os.PathLike, files: Iterable[tuple[str, Sequenc
 
 
 def files_of(directory: str | os.PathLike) -> list[Path]:
-    """The safetensors files of a model.
+    """Returns the safetensors files of a model.
 
     Raises:
-        FileNotFoundError: there are none, or the index names some that are gone.
+        FileNotFoundError: the directory has none, or files of the index are missing.
     """
     directory = Path(directory)
     index = directory / INDEX
@@ -156,9 +156,11 @@ def files_of(directory: str | os.PathLike) -> list[Path]:
         names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     else:
         names = [ONE_FILE]
-    gone = [name for name in names if not (directory / name).exists()]
-    if gone:
-        raise FileNotFoundError(f"{directory} has no {', '.join(gone)}: it takes {ONE_FILE} or {INDEX} and its files")
+    missing = [name for name in names if not (directory / name).exists()]
+    if missing:
+        raise FileNotFoundError(
+            f"{directory} has no {', '.join(missing)}: expected {ONE_FILE}, or {INDEX} and its files"
+        )
     return [directory / name for name in names]
 
 
@@ -171,7 +173,7 @@ def _header(path: Path) -> dict[str, Any]:
 
 
 class SafetensorsReader(dcp.StorageReader):
-    """DCP's reader of a Hugging Face directory: each rank reads, of each tensor, the part that it holds."""
+    """DCP reader of a Hugging Face directory: each rank reads only its part of each tensor."""
 
     def __init__(self, directory: str | os.PathLike) -> None:
         self.path = Path(directory)
@@ -210,7 +212,7 @@ class SafetensorsReader(dcp.StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Copies the slices asked for into their tensors, file by file."""
+        """Copies the requested slices into their tensors, file by file."""
         from safetensors import safe_open
 
         by_file: dict[Path, list] = {}

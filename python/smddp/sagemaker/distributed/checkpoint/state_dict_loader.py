@@ -67,7 +67,7 @@ def load(
     is_local = layout.find_local(asked) is not None
     into = layout.to_local(asked) if is_local else asked
 
-    def look() -> tuple[list[str], str]:
+    def read_and_check() -> tuple[list[str], str]:
         metadata = reader.read_metadata()
         found.append(metadata)
         layout.check_fits(layout.of(metadata), asked, where)
@@ -80,17 +80,17 @@ def load(
     seen: list[str] = []
     found: list[Metadata] = []
 
-    def look_and_keep() -> str:
-        names, digest = look()
+    def record_names() -> str:
+        names, digest = read_and_check()
         seen.extend(names)
         return digest
 
-    digests = ranks.exchange(f"loading {where}", look_and_keep)
+    digests = ranks.exchange(f"loading {where}", record_names)
     if check_keys_matched and len(set(digests)) > 1:
         keys.check_same(ranks.exchange(f"loading {where}", lambda: seen), ranks.ranks)
 
     with warnings.catch_warnings():
-        # Without a process group DCP tells that it loads in one process, which is what was asked for.
+        # Without a process group DCP warns about single-process loading, which is intended here.
         warnings.filterwarnings("ignore", message="torch.distributed is")
         rest, others = reshaped.split(into, found[0])
         dcp.load(rest, storage_reader=reader, planner=planner, process_group=ranks.group, no_dist=ranks.alone)
@@ -117,14 +117,14 @@ def _reader(checkpoint_id: Any, reader: Any, s3_region: str | None, s3client_con
 
 
 def _names(state_dict: dict[str, Any]) -> list[str]:
-    """The names under which DCP keeps the entries of ``state_dict``, sorted."""
+    """Returns DCP's names of the entries of ``state_dict``, sorted."""
     planner = dcp.DefaultSavePlanner()
     planner.set_up_planner(state_dict)
     return sorted(planner.state_dict)
 
 
 def _check_whole(names: set[str], metadata: Metadata, where: str) -> None:
-    """Refuses a checkpoint with gaps in what is asked for; DCP would leave them as they are."""
+    """Rejects a checkpoint with gaps in the requested tensors, which DCP would ignore."""
     for name in names:
         entry = metadata.state_dict_metadata.get(name)
         if not isinstance(entry, TensorStorageMetadata):
@@ -133,6 +133,6 @@ def _check_whole(names: set[str], metadata: Metadata, where: str) -> None:
         if held < size:
             raise ValueError(
                 f"{where} holds {held} of the {size} elements of {name}: it was saved by tensor-parallel ranks, each "
-                "into a directory of its own, and not all of them are here. Keep their directories, named "
+                "into a separate directory, and some directories are missing. Keep the directories, named "
                 "tp{r}_ep{r}, side by side"
             )

@@ -40,7 +40,7 @@ def save(
     s3_region: str | None = None,
     s3client_config: Any = None,
 ) -> None:
-    """Saves ``state_dict`` and returns when the checkpoint is whole. Collective over ``process_group``.
+    """Saves ``state_dict`` and returns when the checkpoint is complete. Collective over ``process_group``.
 
     Args:
         state_dict: nested dictionaries; DTensors and ShardedTensors are saved part by part, each part once.
@@ -150,7 +150,7 @@ def _begin(
     s3_region: str | None,
     s3client_config: Any,
 ) -> PendingSave | None:
-    """The save under way; None on ranks that have nothing to write."""
+    """Starts a save and returns it; None on ranks without data to write."""
     if not isinstance(state_dict, dict):
         raise TypeError(f"state_dict must be a dictionary, got {type(state_dict).__name__}")
     if writer is None:

@@ -1,4 +1,4 @@
-"""Which form a model's state dict takes, and optimizer state to load into."""
+"""State dict types of a model, and allocation of optimizer state for loading."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sm_state_dict_type(
     state_dict_config: Any = None,
     optim_state_dict_config: Any = None,
 ) -> Iterator[None]:
-    """Inside, ``model.state_dict()`` has the form asked for.
+    """Context manager that selects the type of ``model.state_dict()``.
 
     Under `SM_LOCAL_STATE_DICT` it holds this rank's own tensors and shares their memory: making it communicates
     nothing, and loading a checkpoint into it loads the model. Such a checkpoint fits only the shard and
@@ -144,7 +144,7 @@ def load_local_state_dict(model: nn.Module, local: dict[str, Any]) -> None:
 
 
 def _sharding(tensor: DTensor) -> tuple[int, int]:
-    """FSDP2's shard degree and this rank's place in it; (1, 0) for a tensor that only other dimensions cut."""
+    """Returns FSDP2's shard degree and this rank's index; (1, 0) for a tensor that FSDP2 does not shard."""
     names = tensor.device_mesh.mesh_dim_names or ()
     for dimension, place in enumerate(tensor.placements):
         if cuts(place) and not (len(names) > dimension and names[dimension].startswith(("t", "expert"))):
@@ -159,7 +159,7 @@ def _other_dimensions() -> tuple[int, int, int, int]:
 
 
 def init_optim_state(opt: torch.optim.Optimizer, skip_empty_param: bool = False) -> None:
-    """Makes the optimizer's state, all zero, so that there is something to load into. Parameters keep their values.
+    """Allocates the optimizer's state with zeros, as a target for loading. Parameters keep their values.
 
     Args:
         opt: an optimizer; nothing happens if it has state already.
@@ -180,7 +180,7 @@ def init_optim_state(opt: torch.optim.Optimizer, skip_empty_param: bool = False)
             if parameter.requires_grad and not (skip_empty_param and local.numel() == 0):
                 parameter.grad = torch.zeros_like(parameter)
         for group in opt.param_groups:
-            # At rate zero neither weight decay nor anything else moves a parameter.
+            # A learning rate of zero keeps parameters unchanged, also with weight decay.
             if "lr" in group:
                 group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
         opt.step()

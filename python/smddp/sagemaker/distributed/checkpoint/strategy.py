@@ -1,4 +1,4 @@
-"""One save, in three parts: plan and copy on the caller's thread, write behind it, and agree that all is written.
+"""Save in three phases: plan and copy on the caller's thread, write in the background, finalize on all ranks.
 
 Only the first and the last part communicate, and both run where the caller calls. The writing thread touches no
 process group, so it cannot get between the collectives of training.
@@ -38,7 +38,7 @@ _NO_TOKEN = 2**62
 
 
 class _Staged:
-    """What the writer asks a planner for, answered from copies: entry by entry what this rank writes."""
+    """Planner interface for the writer, served from staged copies of the entries that this rank writes."""
 
     def __init__(self, plan: SavePlan, planner: AnySavePlanner) -> None:
         self._data = {item.index: planner.resolve_data(item) for item in plan.items}
@@ -91,15 +91,15 @@ class PendingSave:
             if self._written.done():
                 raise
             raise CheckpointError(
-                f"its data was not written to {self.where} within {self._timeout:g} s: look at that file system, or "
+                f"its data was not written to {self.where} within {self._timeout:g} s: check that file system, or "
                 "raise PyTorchDistSaveShardedStrategy(write_timeout=...)"
             ) from None
 
     def finalize(self) -> None:
-        """Waits for this rank's data, then for all ranks', and makes the checkpoint the one that loads. Collective.
+        """Waits for the data of this rank, then of all ranks, and publishes the checkpoint. Collective.
 
         Raises:
-            CheckpointError, OSError, ...: on every rank, if any could not write; with the ranks and their reasons.
+            CheckpointError, OSError, ...: on every rank, if any could not write; with the ranks and their errors.
         """
         results = attempt(self._results)
         self._written = Future()  # the copies may go
@@ -125,16 +125,16 @@ class PendingSave:
 
 @dataclass
 class _Known:
-    """A plan to use again: what this rank asked for, what it was told to write, and on the coordinator the rest."""
+    """Reusable plan: this rank's local and final plan, and on the coordinator all final plans with the metadata."""
 
     asked: SavePlan
-    told: SavePlan
-    all_told: list[SavePlan] | None
+    assigned: SavePlan
+    all_assigned: list[SavePlan] | None
     metadata: Metadata | None
 
 
 class PyTorchDistSaveShardedStrategy:
-    """Saves by torch's DCP: its planners, its file format, its writers.
+    """Saves through torch's DCP planners, file format and writers.
 
     Data is written by one thread of the strategy, save after save. Each save under way holds a host copy of what
     its rank writes.
@@ -160,7 +160,7 @@ class PyTorchDistSaveShardedStrategy:
         wait_error_handling: bool = True,
         force_check_all_plans: bool = True,
     ) -> PendingSave:
-        """Plans and copies ``state_dict``, and has it written. Collective over the participants.
+        """Plans, copies and writes ``state_dict``. Collective over the participants.
 
         Args:
             state_dict: nested dictionaries of tensors and anything that pickles.
@@ -180,7 +180,7 @@ class PyTorchDistSaveShardedStrategy:
         if isinstance(writer, DistributedFileSystemWriter):
             writer.layout, writer.ranks = saved, participants.ranks
         if planner is None:
-            # One replica writes a local checkpoint: each keeps the same parts, and the others' disks may be elsewhere.
+            # One replica writes a local checkpoint: all replicas hold equal parts, and their disks may differ.
             planner = SavePlanner(lowest_rank=saved["kind"] == layout.LOCAL, whole=saved.get("slices", 1) == 1)
 
         def ask() -> SavePlan:
@@ -189,17 +189,17 @@ class PyTorchDistSaveShardedStrategy:
 
         asked = attempt(ask)
         key = (tuple(participants.ranks), participants.coordinator, type(planner), saved["kind"])
-        told, metadata = self._agree(where, asked, writer, planner, participants, key, force_check_all_plans)
-        told = planner.finish_plan(told)
+        assigned, metadata = self._agree(where, asked, writer, planner, participants, key, force_check_all_plans)
+        assigned = planner.finish_plan(assigned)
         source: AnySavePlanner | Failure = planner
         if background:
-            # Writers ask a planner for data and nothing else.
-            source = attempt(lambda: cast(AnySavePlanner, _Staged(told, planner)))
+            # Writers request only data from a planner.
+            source = attempt(lambda: cast(AnySavePlanner, _Staged(assigned, planner)))
         if isinstance(source, Failure):
             written: Future = Future()
             written.set_exception(source.kind(source.text))
         else:
-            written = self._start(lambda: writer.write_data(told, source).value(), background)
+            written = self._start(lambda: writer.write_data(assigned, source).value(), background)
         return PendingSave(where, participants, writer, metadata, written, wait_error_handling, self._write_timeout)
 
     @staticmethod
@@ -220,7 +220,7 @@ class PyTorchDistSaveShardedStrategy:
         key: Any,
         force: bool,
     ) -> tuple[SavePlan, Metadata | None]:
-        """What this rank writes, and on the coordinator the metadata of all."""
+        """Returns the final plan of this rank, and on the coordinator the global metadata."""
         reusing = writer if isinstance(writer, DistributedFileSystemWriter) else None
         if reusing is not None and not force:
             known = self._known.get(key)
@@ -231,13 +231,13 @@ class PyTorchDistSaveShardedStrategy:
                 assert known is not None  # this rank's plan is the same, too
                 name = f"{token:012x}"
                 if participants.is_coordinator:
-                    assert known.all_told is not None
-                    reusing.begin([reusing.named(plan, i, name) for i, plan in enumerate(known.all_told)])
+                    assert known.all_assigned is not None
+                    reusing.begin([reusing.named(plan, i, name) for i, plan in enumerate(known.all_assigned)])
                 mine = participants.ranks.index(participants.rank)
-                return reusing.named(known.told, mine, name), known.metadata
+                return reusing.named(known.assigned, mine, name), known.metadata
 
         metadata: Metadata | None = None
-        all_told: list[SavePlan] | None = None
+        all_assigned: list[SavePlan] | None = None
         gathered = participants.gather(asked)
         answer: list[Any] | None = None
         if gathered is not None:
@@ -254,15 +254,15 @@ class PyTorchDistSaveShardedStrategy:
                 if isinstance(planned, Failure):
                     failures = {participants.rank: planned}
                 else:
-                    all_told = planned
-            answer = [failures] * participants.size if failures else all_told
-        told = participants.scatter(answer)
-        if isinstance(told, dict):
-            raise_failures(f"planning the save of {where}", told)
+                    all_assigned = planned
+            answer = [failures] * participants.size if failures else all_assigned
+        assigned = participants.scatter(answer)
+        if isinstance(assigned, dict):
+            raise_failures(f"planning the save of {where}", assigned)
         assert not isinstance(asked, Failure)  # all ranks have raised it
         if reusing is not None:
-            self._known[key] = _Known(asked, told, all_told, metadata)
-        return told, metadata
+            self._known[key] = _Known(asked, assigned, all_assigned, metadata)
+        return assigned, metadata
 
     def _start(self, write: Callable[[], list[WriteResult]], background: bool) -> Future:
         if background:

@@ -1,11 +1,10 @@
-"""What the process group of one tensor rank saves and loads by torch's own calls: that rank's part of the model.
+"""Saves and loads of one tensor rank's part of the model, through torch's DCP functions.
 
-Scripts written for SMP v2 call `torch.distributed.checkpoint.save_state_dict` with FSDP's process group, which holds
-one tensor rank's part of each parameter, its coordinator as a global rank, and a folder of its own for each tensor
-rank. torch has come to take the coordinator for a rank of the group, and the tensors claim the volume of the whole
-parameter, of which the group has only a part. So, for the time of such a call, each tensor that tensor parallelism
-has cut is replaced by this tensor rank's part of it, over the ranks of the group alone. A folder is then a whole
-checkpoint of one tensor rank: it loads at any shard degree, and at the tensor degree it was saved with.
+Scripts written for SMP v2 call `torch.distributed.checkpoint.save_state_dict` with FSDP's process group, a global
+coordinator rank and a separate directory for each tensor rank. That group holds only one tensor rank's part of each
+parameter. Current torch expects a coordinator rank within the group, and tensors that the group holds in full. So
+each tensor-parallel tensor is replaced, during the call, by this tensor rank's part over the ranks of the group. A
+directory is then a complete checkpoint of one tensor rank: it loads at any shard degree and at its tensor degree.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _TENSOR = DIMENSIONS[-1]
 
 
 def saving(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch's `save` and `save_state_dict` call: saves this tensor rank's part where the group holds no more.
+    """Wraps torch's `save` and `save_state_dict`: saves this tensor rank's part if the group holds only that part.
 
-    Given FSDP's own group at a shard degree of 1, the first copy saves, and the others return None at once.
+    With FSDP's group at a shard degree of 1, the first copy saves, and other copies return None at once.
     """
     signature = inspect.signature(original)
 
@@ -58,7 +57,7 @@ def saving(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def loading(original: Callable[..., None]) -> Callable[..., None]:
-    """What torch's `load` and `load_state_dict` call: loads this tensor rank's part where the checkpoint is one.
+    """Wraps torch's `load` and `load_state_dict`: loads this tensor rank's part if the checkpoint is such a part.
 
     Raises:
         CheckpointError: another rank of the tensor group could not load its part.
@@ -92,7 +91,7 @@ def loading(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def part_shape(tensor: DTensor) -> torch.Size | None:
-    """The shape of this tensor rank's part of ``tensor``; None if tensor parallelism has not cut it."""
+    """Returns the shape of this tensor rank's part of ``tensor``; None without tensor parallelism."""
     names = tensor.device_mesh.mesh_dim_names or ()
     if not names or names[-1] != _TENSOR or not isinstance(tensor.placements[-1], Shard):
         return None
@@ -128,7 +127,7 @@ def _participants(given: dict[str, Any]) -> Participants | None:
 
 
 def _beyond(tensor: DTensor, ranks: list[int]) -> bool:
-    """Whether ranks outside of ``ranks`` hold parts of ``tensor``, as those of other tensor ranks do."""
+    """Returns True if ranks outside ``ranks``, such as other tensor ranks, hold parts of ``tensor``."""
     return part_shape(tensor) is not None and not layout.needed(tensor) <= set(ranks)
 
 
@@ -140,7 +139,7 @@ def _is_part(name: str, tensor: DTensor, saved: Metadata | None) -> bool:
 
 
 def _refuse_spread(state_dict: dict[str, Any], ranks: list[int]) -> None:
-    """Raise ValueError where ``ranks`` hold some experts only: torch would write a checkpoint with gaps."""
+    """Raise ValueError if ``ranks`` hold only some experts: torch would write a checkpoint with gaps."""
     if layout.slices(state_dict, ranks) > 1:
         raise ValueError(
             f"the ranks {ranks} hold some of the experts only, as those are spread over more ranks than FSDP's group: "
@@ -151,7 +150,7 @@ def _refuse_spread(state_dict: dict[str, Any], ranks: list[int]) -> None:
 def _metadata(reader: Any) -> Metadata | None:
     try:
         return reader.read_metadata()
-    except Exception:  # torch's own call tells it, on every rank of the group
+    except Exception:  # torch's call reports the error on every rank of the group
         return None
 
 
@@ -174,21 +173,21 @@ def _parts(
 
 
 def _interleaved(tensor: DTensor) -> bool:
-    """Whether another dimension cuts what the tensor dimension cuts, and did so first, as FSDP1's state dicts have it.
+    """Returns True if another mesh dimension shards the tensor-parallel dimension first, as in FSDP1's state dicts.
 
-    A rank's rows are then none of its tensor rank's part.
+    A rank's rows are then outside its tensor rank's part.
     """
     *others, last = tensor.placements
     return any(type(place) is Shard and type(last) is Shard and place.dim == last.dim for place in others)
 
 
 def _dim(place: Any) -> int:
-    """The dimension that a placement cuts; strided shards are of no public type."""
+    """Returns the dimension that a placement shards; strided shards have a private type."""
     return place.dim
 
 
 def _part(tensor: DTensor, fill: bool) -> torch.Tensor:
-    """This tensor rank's part, cut over the other dimensions; in the tensor's own memory where it lies there."""
+    """Returns this tensor rank's part, sharded over the other dimensions; a view of the tensor where possible."""
     mesh, shape = tensor.device_mesh, part_shape(tensor)
     assert shape is not None  # only tensors that are cut are wanted
     local = tensor.to_local()
@@ -198,7 +197,7 @@ def _part(tensor: DTensor, fill: bool) -> torch.Tensor:
     root = state.mesh if set(names) <= set(DIMENSIONS) else state.expert_mesh
     assert root is not None  # whose part the tensor's mesh is
     rest = root[names]
-    # FSDP2's strided shards say that the tensor dimension cut first; of the part alone they are plain ones.
+    # FSDP2's strided shards record that the tensor dimension shards first; within the part, they are plain shards.
     cut: list[Any] = [Shard(_dim(p)) if layout.cuts(p) else Replicate() for p in tensor.placements[:-1]]
     if not _interleaved(tensor):
         stride = torch.empty(shape, device="meta").stride()
@@ -212,7 +211,7 @@ def _part(tensor: DTensor, fill: bool) -> torch.Tensor:
 
 
 def _put_back(tensor: DTensor, part: torch.Tensor) -> None:
-    """Give ``tensor`` the values of ``part``, which has been loaded."""
+    """Copy the loaded values of ``part`` into ``tensor``."""
     if isinstance(part, DTensor) and _interleaved(tensor):
         mesh = tensor.device_mesh
         whole: list[Any] = [Replicate()] * (mesh.ndim - 1)
@@ -222,7 +221,7 @@ def _put_back(tensor: DTensor, part: torch.Tensor) -> None:
 
 
 def _on_mesh(tensor: DTensor) -> DTensor:
-    """``tensor`` where its mesh can move it: state dicts may have been taken to the host."""
+    """Moves ``tensor`` to its mesh's device: state dicts may be offloaded to the host."""
     mesh = tensor.device_mesh
     if tensor.to_local().device.type == mesh.device_type:
         return tensor
@@ -233,7 +232,7 @@ def _on_mesh(tensor: DTensor) -> DTensor:
 
 
 def _all_or_none(error: Exception | None) -> None:
-    """Raise ``error``, or say which rank of the tensor group has one: what follows communicates over it."""
+    """Raise ``error``, or report the failed rank of the tensor group, before further communication over the group."""
     tensor_ranks = Participants(state.tp_process_group)
     texts = tensor_ranks.exchange("loading", lambda: None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:

@@ -37,7 +37,7 @@ def _old(name: str, instead: str, options: dict[str, Any]) -> None:
     )
     unknown = sorted(options.keys() - set(_OPTIONS))
     if unknown:
-        raise TypeError(f"{name} does not know {', '.join(unknown)}; it takes {', '.join(_OPTIONS)}")
+        raise TypeError(f"{name}: unknown arguments {', '.join(unknown)}; expected {', '.join(_OPTIONS)}")
 
 
 def save_model_checkpoint(
@@ -64,7 +64,7 @@ def save_model_checkpoint(
 def load_model_checkpoint(
     model: nn.Module, path: str | os.PathLike, optimizer: Any = None, extra: Any = None, **options: Any
 ) -> Any:
-    """Loads what `save_model_checkpoint` saved, at any layout, and returns its ``extra``. Collective. Deprecated.
+    """Loads a checkpoint of `save_model_checkpoint` into any layout; returns its ``extra``. Collective. Deprecated.
 
     Args:
         extra: give anything but None if the checkpoint has one.

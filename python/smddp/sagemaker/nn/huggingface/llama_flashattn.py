@@ -1,4 +1,4 @@
-"""Llama's attention layer with a fused kernel, whatever implementation the rest of the model was made for."""
+"""Llama's attention layer with a fused kernel, independent of the model's attention implementation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 
 
 class LlamaFlashAttention(LlamaAttention):
-    """In place of a LlamaForCausalLM's attention layer: same parameters and names, results equal up to rounding.
+    """Replacement of LlamaForCausalLM's attention layer: same parameters and names, results equal up to rounding.
 
     Args:
         config: the model's; it is not changed.
@@ -23,7 +23,7 @@ class LlamaFlashAttention(LlamaAttention):
         own = copy.copy(config)
         own._attn_implementation = "sdpa"
         super().__init__(own, layer_idx)  # type: ignore[arg-type]  # it is read only where there is a Cache
-        # Made where it is first needed, and kept out of the module tree: it has nothing to save or to initialise.
+        # Created on first use and outside the module tree: it has no state to save or initialise.
         self.__dict__["_rotary"] = None
 
     def forward(  # type: ignore[override]  # with what older decoder layers pass, too
@@ -91,7 +91,7 @@ class LlamaFlashAttention(LlamaAttention):
 
 
 class _Pair:
-    """Keys and values of one layer, as a Cache that the attention layer can be given."""
+    """Cache of one layer's keys and values, accepted by the attention layer."""
 
     def __init__(self, pair: Any) -> None:
         self.pair = None if pair is None else tuple(pair)
@@ -120,7 +120,7 @@ def _expanded(mask: torch.Tensor | None, length: int, seen: int, like: torch.Ten
             f"attention_mask has shape {tuple(mask.shape)}; it is (b, keys) = ({like.shape[0]}, {seen + length}) or "
             f"(b, 1, s, keys)"
         )
-    # A padded query sees nothing that is not padding: let it see itself, or softmax has nothing to divide by.
+    # A padded query has only masked keys: unmask its own position to avoid a division by zero in softmax.
     own = torch.eye(length, dtype=torch.bool, device=like.device)
     own = torch.cat([torch.zeros(length, seen, dtype=torch.bool, device=like.device), own], dim=1)
     return (past & mask.bool()[:, None, None, :]) | own
