@@ -132,7 +132,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._opened(connected)
 
     def _become(self, name: str, rank: int, size: int, global_ranks: Sequence[int]) -> None:
-        """This rank of a group of so many, from now on."""
+        """Set this rank and the size of the group."""
         self._rank = rank
         self._size = size
         self._ranks = global_ranks if list(global_ranks) not in ([], list(range(size))) else None
@@ -144,21 +144,21 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._forget_threads()
 
     def _connect(self, store: Any, call: str, name: str, limit: timedelta, known: Any = None) -> None:
-        """Meets the group's other ranks at the store. call, known, errors: as those of `rendezvous.connect`."""
+        """Connects to the group's other ranks through the store. Arguments and errors: see `rendezvous.connect`."""
         comm = connect(store, call, name, self._rank, self._size, limit.total_seconds(), self._ranks, known)
         comm.set_timeout(self._timeout.total_seconds())
         self._hold(comm)
         self._monitored = MonitoredBarrier(store, name, self._rank, self._size, self._ranks, self._own_barrier)
 
     def _opened(self, connected: bool = True) -> None:
-        """The group is in use from now on, `connected` or to be so later."""
+        """Registers the group as open. connected: False if its ranks connect later."""
         _open[id(self)] = self
         if connected:
             say_paths(self._comm)
         watcher.start(self._all_ranks[self._rank])
 
     def _hold(self, comm: Any) -> None:
-        """`comm` is the group's communicator, and is closed with the group at the latest; the one before it now."""
+        """Sets the group's communicator and closes the previous one. `comm` is closed with the group at the latest."""
         before, self._comm = self._closing, comm
         self._fast_path = fast_path(comm, self._serves_cpu) if self._serves_cpu or self._serves_cuda else None
         if before is not None:
@@ -167,14 +167,14 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._closing.atexit = False
 
     def _register_devices(self, group: Any, ours: Any) -> None:
-        """Tell a group of torch's which backends serve the devices: this one, or the one of its own (hooks.py).
+        """Register the backend of each device with a torch group: this group or its observed group (hooks.py).
 
-        ours: the backend of those that smddp serves.
+        ours: the backend of the devices that smddp serves.
         """
         custom = ProcessGroup.BackendType.CUSTOM
         if hasattr(group, "_set_default_backend"):  # torch 2.5 takes it from its options
             group._set_default_backend(custom)
-        # First: torch hands it on to every backend that it is told of.
+        # Set it first: torch passes it to every backend registered afterwards.
         if self._request.device_id is not None and self._shows_device(self._request.device_id):
             group.bound_device_id = self._request.device_id
         for device, backend in self._request.backends.items():
@@ -185,14 +185,14 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
             group._register_backend(torch.device(device), kind, other)
 
     def _shows_device(self, device: torch.device) -> bool:
-        """Whether torch may know what device the group is bound to.
+        """Returns whether to expose the group's bound device to torch.
 
-        From a group that has one, DeviceMesh makes all others by `split_group`. Where our backend is only stood in for
-        (see device_backend), that raises; `new_group`, its way without a device, works.
+        DeviceMesh derives groups from a bound group by `split_group`, which raises if a substitute serves our backend
+        (see device_backend). From an unbound group it uses `new_group`, which works.
         """
         return self._request.backends.get(device.type) != NAME or getattr(self._device, "supports_splitting", False)
 
-    # Who and how many
+    # Rank and size
 
     def getBackendName(self) -> str:
         return NAME
@@ -270,10 +270,10 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
     # Leaving
 
     def shutdown(self) -> None:
-        """Leave in good order, together with the other ranks. Idempotent.
+        """Leave the group together with the other ranks. Idempotent.
 
-        Raises MismatchError where the ranks called different things and no call has said so. While another exception is
-        on its way it leaves at once and raises nothing: that one is the reason to tell.
+        Raises MismatchError for mismatched calls that no call has reported. While another exception propagates, it
+        leaves at once and raises nothing, so that the first exception is reported.
         """
         first = self._forget()
         try:
@@ -305,7 +305,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
                 abort()
 
     def _leave(self) -> None:
-        """Leave at once, without the other ranks."""
+        """Leave at once without waiting for the other ranks."""
         self._forget()
         self._mailbox.close()
         self._comm.let_go()
@@ -370,7 +370,7 @@ check_batches(SmddpProcessGroup)
 
 
 def _device_of_default_group() -> torch.device | None:
-    """What torch hands on to new groups, if it knows (see _shows_device)."""
+    """Returns the device that torch passes on to new groups; None if not exposed (see _shows_device)."""
     default = dist_c10d.GroupMember.WORLD
     return default._request.device_id if isinstance(default, SmddpProcessGroup) else None
 

@@ -1,4 +1,4 @@
-"""What all collectives go through on their way to the core."""
+"""Shared path of all collectives into the core."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Base(Estimating):
         return self._fast_path
 
     def _fast_path_handle(self, native: Any, output: Tensor) -> Work:
-        """The handle of a call on a device that took the short way. native: the core's."""
+        """Returns the handle of a device call on the fast path. native: the core's handle."""
         return self._device_side().handle(native, output, self._ranks)
 
     def _failed(self, error: BaseException) -> BaseException:
@@ -97,10 +97,8 @@ class Base(Estimating):
         """Take an open block out of torch's own state too, or it would queue every later call in silence."""
 
     def _on_cuda(self, tensor: Tensor) -> bool:
-        """Whether a tensor that is not on a CPU of ours is on a CUDA device of ours.
-
-        Raises what speaks against a call on it, before anything is enqueued.
-        """
+        """Returns whether a CUDA tensor's device is served by this group. Raises for an unsupported tensor, before
+        anything is enqueued."""
         if not (self._serves_cuda and tensor.is_cuda):
             return False
         self._check_strided(tensor)
