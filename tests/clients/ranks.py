@@ -29,7 +29,7 @@ BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
 _GROUP_SECONDS = 40
 # Ranks import torch all at once, on a machine with two cores.
 _START_SECONDS = 200.0
-# What a rank says when it has; it answers no case with that, so who says it later has failed.
+# Sent by a rank once it has started, and the error of a rank that has not.
 _READY = "took too long to start"
 _STACK_SECONDS = 2.0
 _LOG_TAIL = 6000
@@ -89,7 +89,7 @@ def _worker(rank: int, world_size: int, backend: str, log: str, path: str, envir
 def perform(
     rank: int, world_size: int, backend: str, module: str, function: str, rendezvous: str, arguments: dict
 ) -> str | None:
-    """In a rank: run one case in a default group of its own. Returns its error."""
+    """Runs one case on this rank in a new default group. Returns its error."""
     import torch
     import torch.distributed as dist
 
@@ -175,7 +175,7 @@ class Ranks:
             raise CaseFailed(f"{module}.{function} on {self.world_size} ranks of {self.backend}:\n{_merge(errors)}")
 
     def _errors(self, module: str, function: str, seconds: float, arguments: dict) -> dict[int, str]:
-        """What the ranks say, or fail to say, of one case; {} if all return."""
+        """Returns the errors of one case by rank; {} if all ranks pass."""
         if not self._processes:
             self._start()
         self._cases += 1

@@ -1,4 +1,4 @@
-"""What an estimator would start: the toolkit's own commands, one host and several."""
+"""Commands of an estimator match the toolkit's commands on one host and on several."""
 
 import re
 from pathlib import Path
@@ -127,8 +127,8 @@ def test_without_a_strategy_the_script_is_one_process():
         (None, 2, r"instance_count is 2, and ranks are started here: name the hosts \(hosts=\['a:8', 'b:8'\]\)"),
         (["a", "b"], 3, "instance_count is 3, and 2 hosts are named"),
         (["a", "a"], 2, "one is named twice"),
-        (["a:x"], 1, "'a:x' is no host"),
-        (["a:0"], 1, "'a:0' is no host"),
+        (["a:x"], 1, "invalid entry 'a:x'"),
+        (["a:0"], 1, "invalid entry 'a:0'"),
         (["a:4", "b:8"], 2, "different numbers of ranks: a:4, b:8"),
     ],
 )

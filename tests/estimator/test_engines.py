@@ -104,7 +104,7 @@ def test_a_pod_makes_the_folder_runs_the_command_and_prints_how_ranks_failed(mak
 
 
 REFUSED = [
-    ({}, {"engine": "slurn"}, "'slurn' is none; did you mean 'slurm'"),
+    ({}, {"engine": "slurn"}, "unknown 'slurn'; did you mean 'slurm'"),
     ({}, {"engine": "slurm", "hosts": ["a:8"]}, "slurm finds the hosts itself: give instance_count"),
     ({}, {"engine": "slurm", "rsh": "rsh"}, "slurm finds the hosts itself"),
     ({}, {"engine": "slurm", "processes_per_host": 0}, "processes_per_host is 0: give 1 or more"),

@@ -62,7 +62,7 @@ BROKEN = {
     ],
     "python": [
         ({"smdistributed": {"dataparallel": ON}}, {"py_version": "py27", **P4D}, "py_version is 'py27'"),
-        ({"smdistributed": {"dataparallel": ON}}, {"py_version": "py310"}, "there is no instance_type"),
+        ({"smdistributed": {"dataparallel": ON}}, {"py_version": "py310"}, "instance_type is missing"),
     ],
     "instance_type": [
         (TORCH, {"instance_type": "ml.p4d.24xlarg"}, "the nearest known type is 'ml.p4d.24xlarge'"),
@@ -79,7 +79,7 @@ BROKEN = {
     "groups": [
         ({**MPI8, "instance_groups": [GROUP]}, P4D, "the estimator has none"),
         ({**MPI8, "instance_groups": [GROUP, OTHER]}, {"instance_groups": [GROUP]}, "2 are asked for"),
-        (MPI8, {"instance_groups": [GROUP, OTHER]}, "name the one that trains"),
+        (MPI8, {"instance_groups": [GROUP, OTHER]}, "name the group to train on"),
         ({**MPI8, "instance_groups": [OTHER]}, {"instance_groups": [GROUP]}, "not the estimator's"),
         ({"instance_groups": [GROUP]}, {"instance_groups": [GROUP]}, "no strategy that starts ranks"),
     ],
@@ -157,7 +157,7 @@ FINE = [
     (modelparallel(MPI8, hybrid_shard_degree=8), P4D),
     (modelparallel(TORCH, hybrid_shard_degree=4, tensor_parallel_degree=2, sm_activation_offloading=True), P4D),
     (modelparallel(TORCH, placement_strategy="cluster"), P4D),
-    # What the SDK refuses and runs here: letters of a placement, P5, any torch, processors.
+    # Rejected by the SDK and supported here: letters of a placement, P5, any torch, CPUs.
     (modelparallel(MPI8, pipeline_parallel_degree=2, placement_strategy="TPD"), P4D),
     ({"smdistributed": {"dataparallel": ON}}, {"instance_type": "ml.p5.48xlarge", "framework_version": "2.9.0"}),
     (TORCH, {"instance_type": "ml.c5.9xlarge"}),

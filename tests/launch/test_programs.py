@@ -66,7 +66,7 @@ def test_a_sagemaker_job_says_where_rank_0_is_and_which_host_this_is():
     }
     done = run("smddprun", sys.executable, "-c", SHOW, **place)
     assert json.loads(done.stdout) == ["3", "4", "1", "2", "1", "algo-1", "7592"], done.stderr
-    # The toolkit sets these, and mpirun hands them to the ranks of its own host alone.
+    # The toolkit sets these, and mpirun passes them only to the ranks of its host.
     done = run("smddprun", sys.executable, "-c", SHOW, **place, MASTER_ADDR="algo-1", MASTER_PORT="7777")
     assert json.loads(done.stdout)[-2:] == ["algo-1", "7592"]
 

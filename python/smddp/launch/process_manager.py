@@ -3,7 +3,7 @@
 mpirun passes each rank its number but not rank 0's address. Open MPI answers through its PMIx library. MPICH and Intel
 MPI (Hydra) answer in the PMI 1 protocol on a socket that each rank inherits.
 
-The query is collective: Hydra answers once every rank has asked, and Open MPI aborts a job in which only some ranks ask.
+The query is collective: Hydra answers once all ranks have asked, and Open MPI aborts a job in which only some ask.
 A rank that has asked must finalize before it exits or executes another program. MPI_Init of that program then fails;
 start it with `mpirun -x MASTER_ADDR=HOST`, which skips the query.
 """

@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from smddp.tensorflow import ops, world
 
-#: MiB of a bucket of gradients, at most.
+#: Maximum size of a gradient bucket in MiB.
 BUCKET_CAP_MB = 25.0
-#: A step's gradients make so many buckets, where these have a MiB: the first is on its way early, and the last, which
-#: no computation hides, is small.
+#: Target number of buckets per step, each of at least 1 MiB: the first starts early, and the last, which no
+#: computation overlaps, is small.
 _BUCKETS = 8
 
 
 class ReduceOp(Enum):
-    """How values of the ranks become one. The value is the core's number."""
+    """Reduction operation. The value is the core's number."""
 
     SUM = 0
     AVERAGE = 1
@@ -54,7 +54,7 @@ class FP16Compressor:
 
 
 class Compression:
-    """What gradients are sent as."""
+    """Compression of gradients on the wire."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

@@ -54,11 +54,11 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]
 class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]
     """The learning rate is `initial_lr` times a multiplier, a number or a function of the epoch.
 
-    start_epoch, end_epoch: where it counts. staircase: once an epoch; else with every batch, by the part of the epoch,
-    for which steps_per_epoch is asked where Keras does not know it. momentum_correction: scale an optimizer's momentum
-    with the rate for the batch in which that changes (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+    start_epoch, end_epoch: range of epochs in effect. staircase: update once per epoch; otherwise on every batch with a
+    fractional epoch, which needs steps_per_epoch if Keras does not know it. momentum_correction: scale the momentum
+    with the rate on a batch that changes the rate (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
 
-    Raises ValueError where steps_per_epoch is needed and nobody knows it.
+    Raises ValueError if steps_per_epoch is needed and unknown.
     """
 
     def __init__(

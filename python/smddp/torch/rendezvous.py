@@ -57,7 +57,7 @@ def connect(
     call: the user's call, for errors. known: the communicator of a group that contains all these ranks, their ranks
     there, and the ranks there of all groups of the same mesh dimension (see `Comm.make`).
     Raises CollectiveTimeoutError naming the ranks that did not join within `timeout` seconds, PeerLostError naming a
-    rank lost after it joined, and TopologyError if ranks cannot reach each other or one rank failed to create the group.
+    rank lost after it joined, TopologyError if ranks cannot reach each other or a rank failed to create the group.
     """
     native = core()
     stacks.offer()

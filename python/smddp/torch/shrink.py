@@ -106,7 +106,7 @@ class Shrinkable:
 
 
 def _patch_constructor() -> bool:
-    """Makes torch's `shrink_group` return the smddp group. Returns False if this torch has no constructor; idempotent."""
+    """Makes torch's `shrink_group` return the smddp group; idempotent. Returns False if torch has no constructor."""
     create = getattr(dist_c10d, _CONSTRUCTOR, None)
     if create is not None and not hasattr(create, "__wrapped__"):
         setattr(dist_c10d, _CONSTRUCTOR, _with_our_group(create))

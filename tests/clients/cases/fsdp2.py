@@ -24,7 +24,7 @@ def case_one_dimension():
     _train(init_device_mesh("cpu", (4,)))
 
 
-def case_parameters_stay_after_forward():
+def case_parameters_are_not_resharded_after_forward():
     _train(init_device_mesh("cpu", (4,)), reshard_after_forward=False)
 
 

@@ -161,7 +161,7 @@ def case_symbols_are_there_and_bad_arguments_are_errors():
     refused(ValueError, f"root_rank is {sdp.size()}", lambda: sdp.broadcast(tf.ones(1), sdp.size()))
     refused(ValueError, "device_dense", lambda: sdp.DistributedGradientTape(tf.GradientTape(), device_dense="/gpu:0"))
     refused(RuntimeError, "graphs of TensorFlow 1", lambda: sdp.broadcast_global_variables(0))
-    refused(TypeError, "no optimizer", lambda: sdp.DistributedOptimizer(object()))
+    refused(TypeError, "unsupported optimizer", lambda: sdp.DistributedOptimizer(object()))
     refused(tf.errors.InvalidArgumentError, "cannot be sent", lambda: sdp.oob_allreduce(tf.constant("text")))
     refused(tf.errors.InvalidArgumentError, "average of bool", lambda: sdp.oob_allreduce(tf.constant(True)))
     # None of them moved anything: the ranks are in step.

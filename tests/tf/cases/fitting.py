@@ -66,7 +66,7 @@ def case_ranks_that_begin_apart_are_made_alike():
 
 
 class Rates(tf.keras.callbacks.Callback):
-    """What the learning rate is at each batch's end."""
+    """Records the learning rate at each batch's end."""
 
     def __init__(self):
         super().__init__()

@@ -173,11 +173,11 @@ class Base(Estimating):
             raise ValueError(f"{what}: invalid root rank {root} in a group of {self._size} ranks")
 
     def _start(self, call: Call, options: Any) -> Work:
-        """Hand one call to the core; a caller that would wait at once is served on the spot."""
+        """Passes one call to the core. A synchronous call runs inline."""
         if self._estimate is not None:
             self._estimate.collective(call)
             return self._note(DoneWork(call.outputs))
-        # Not a `with` around a method of its own: that takes as long as both doors together.
+        # Inlined: a `with` block would cost as much as the dispatch itself.
         span = None
         if profiling.seen and profiler_enabled():
             span = profiling.path_range(self._comm, call, self._size)
