@@ -29,7 +29,7 @@ BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
 _GROUP_SECONDS = 40
 # Ranks import torch all at once, on a machine with two cores.
 _START_SECONDS = 200.0
-# Sent by a rank once it has started, and the error of a rank that has not.
+# Start message of a rank. Received in place of a case's result, it reports a slow start.
 _READY = "took too long to start"
 _STACK_SECONDS = 2.0
 _LOG_TAIL = 6000

@@ -1,4 +1,4 @@
-"""Lookup of rank 0's host from mpirun's process manager, with fakes of PMIx and Hydra. tests/pages runs a real mpirun."""
+"""Lookup of rank 0's host from mpirun's process manager, with fake PMIx and Hydra (tests/pages has a real one)."""
 
 import os
 import shutil

@@ -72,12 +72,12 @@ class Failure:
 
     @property
     def follows(self) -> bool:
-        """Whether the rank failed because it lost a peer, which may exit later."""
+        """True if the rank failed because it lost a peer, which may exit later."""
         return "PeerLostError" in self.last or "is a consequence" in self.last
 
     @property
     def terminated(self) -> bool:
-        """Whether SIGTERM ended the rank and its output shows no error. A shell script ends with status 143."""
+        """True if SIGTERM ended the rank and its output shows no error. A shell script ends with status 143."""
         return self.status in (-signal.SIGTERM, 128 + signal.SIGTERM) and "Traceback (most recent" not in self.last
 
 

@@ -75,7 +75,7 @@ def complete() -> bool:
     }
     hosts = _sm_hosts()
     if node_rank is not None and node_rank < len(hosts):
-        # mpirun passes all ranks the variables of its own host, or none.
+        # mpirun passes all ranks the variables of the host it runs on, or none.
         values["SM_CURRENT_HOST"] = hosts[node_rank]
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true":
         # torch's store already listens there; the core needs a different port.

@@ -66,7 +66,7 @@ def _register_finalize(finalize: Callable[[], object]) -> None:
 
 
 def _discard_finalize() -> None:
-    """Prevents a forked child, which is not a rank, from ending its parent's session."""
+    """Keeps the parent's session open when a forked child, which is not a rank, exits."""
     global _finalize
     _finalize = None
 

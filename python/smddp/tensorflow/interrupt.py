@@ -36,7 +36,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def watch(abort: Callable[[str], None]) -> None:
-    """Installs the handler in the main thread if SIGINT has a Python handler; otherwise steps wait to their deadline."""
+    """Installs the handler in the main thread if SIGINT has a Python handler; else steps wait to their deadline."""
     global _writes, _before
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
