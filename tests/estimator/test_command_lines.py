@@ -66,7 +66,7 @@ def test_mpirun_of_the_data_parallel_library(form):
     assert "SM_CURRENT_HOST" not in two.env and two.host == "a"
 
 
-def test_mpirun_of_mpi_with_a_users_options_in_their_place():
+def test_user_options_of_mpi_keep_their_position_in_mpirun():
     options = "--NCCL_DEBUG WARN -x A=1 --mca pls_rsh_agent ssh"
     (one,) = commands({"mpi": {"enabled": True, "processes_per_host": 4, "custom_mpi_options": options}})
     said = text(one)
@@ -109,7 +109,7 @@ def test_a_job_of_the_model_parallel_library_goes_through_smddpmprun():
     assert "mp_parameters" not in text(one)
 
 
-def test_no_efa_where_there_is_none():
+def test_efa_variables_are_absent_without_efa():
     (one,) = commands({"smdistributed": {"dataparallel": ON}}, instance_type="ml.p3.16xlarge")
     assert "FI_PROVIDER" not in text(one)
     (one,) = commands({"torch_distributed": ON}, ["localhost:3"], instance_type="local")
@@ -132,7 +132,7 @@ def test_without_a_strategy_the_script_is_one_process():
         (["a:4", "b:8"], 2, "different numbers of ranks: a:4, b:8"),
     ],
 )
-def test_hosts_that_do_not_fit_are_named(hosts, count, says):
+def test_invalid_hosts_are_reported(hosts, count, says):
     with pytest.raises(ValueError, match=says):
         commands({"torch_distributed": ON}, hosts, count=count)
 

@@ -86,7 +86,7 @@ def test_a_trainjob_carries_the_job(make, capsys):
         assert archive.extractfile("code/train.py").read() == b"print('here')\n"
 
 
-def test_what_looks_like_a_variable_of_kubernetes_is_not_one(make, capsys):
+def test_kubernetes_variable_syntax_is_escaped(make, capsys):
     trainjob = json.loads(shown(capsys, make(environment={"A": "$(date)"}), "kubernetes"))
     assert {"name": "A", "value": "$$(date)"} in trainjob["spec"]["trainer"]["env"]
 
@@ -129,7 +129,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("estimator", "job", "says"), REFUSED)
-def test_a_job_that_does_not_fit_is_an_error_before_anything_is_written(make, tmp_path, estimator, job, says):
+def test_an_unsupported_job_raises_before_any_write(make, tmp_path, estimator, job, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         make(**estimator).fit(**{"job_name": "j", **job})
     assert not (tmp_path / "smddp-jobs").exists()
@@ -172,6 +172,6 @@ def test_from_a_shell(make, capsys):
         (["-o", "time=5"], "given without an engine: give engine="),
     ],
 )
-def test_from_a_shell_what_does_not_fit_is_status_2(make, capsys, words, says):
+def test_invalid_shell_arguments_exit_with_status_2(make, capsys, words, says):
     assert shell.main(["train.py", *words]) == 2
     assert says in capsys.readouterr().err

@@ -113,7 +113,7 @@ def test_ranks_run_and_the_jobs_folder_has_what_they_leave(place, form, capfd):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_rank_that_failed_is_named_with_its_own_words_and_none_is_left(place, form):
+def test_the_failed_rank_is_reported_with_its_stderr_and_all_ranks_end(place, form):
     begun = time.monotonic()
     with pytest.raises(LaunchError) as caught:
         estimator(place, form, fails="key").fit(hosts=["localhost:2"], logs=False, job_name="j")
@@ -132,7 +132,7 @@ def test_a_killed_rank_is_named_by_its_signal(place):
     assert caught.value.failure.status == -signal.SIGKILL and alive(place) == []
 
 
-def test_another_hosts_ranks_are_started_named_and_ended(place):
+def test_remote_ranks_are_started_reported_and_ended(place):
     """Over a command in ssh's place, which runs them here."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -177,7 +177,7 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(place, capsys):
         ({"train": 7}, "channel 'train' is 7: give a path"),
     ],
 )
-def test_inputs_that_are_none_are_named_before_anything_starts(place, inputs, says):
+def test_invalid_inputs_are_reported_before_the_start(place, inputs, says):
     with pytest.raises(ValueError, match=says):
         estimator(place).fit(inputs, hosts=["localhost:2"])
     assert not (place / "jobs").exists()

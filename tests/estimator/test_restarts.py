@@ -175,7 +175,7 @@ def run_then_lose(place: Path, **given) -> PyTorch:
         ({"max_retry_attempts": 31}, "expected a number from 1 to 30"),
     ],
 )
-def test_limits_that_the_service_refuses_are_errors(given, says):
+def test_limits_beyond_the_service_raise(given, says):
     with pytest.raises(ValueError, match=says):
         PyTorch("a.py", image_uri="x", instance_type="local", **given)
 
@@ -322,7 +322,7 @@ OWN = "Traceback (most recent call last):\nValueError: x"
         ([(1, 1, 1.0, LOST), (2, -9, 2.0, "")], 2),
     ],
 )
-def test_the_first_cause_comes_first(reports, cause):
+def test_the_earliest_failure_is_the_reported_cause(reports, cause):
     failures = [Failure(rank, "localhost", 7, status, ended, last) for rank, status, ended, last in reports]
     for given in (failures, failures[::-1]):
         assert launch_error(given, Path()).failure.rank == cause

@@ -178,7 +178,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "distribution", "beside", "says"), CASES)
-def test_what_breaks_a_rule_is_an_error_with_the_rule_and_the_value(name, distribution, beside, says):
+def test_a_broken_rule_raises_with_the_rule_and_the_value(name, distribution, beside, says):
     (rule,) = (rule for rule in RULES if rule.name == name)
     with pytest.raises(ValueError) as raised:
         validate(distribution, **beside)
@@ -226,7 +226,7 @@ VERSIONS = {"framework_version": "2.2.0", "py_version": "py310"}
         (lambda: TensorFlow("py310", entry_point="a.py"), ValueError, "framework_version and py_version"),
     ],
 )
-def test_an_estimators_arguments_are_held_before_anything_starts(make, kind, says):
+def test_estimator_arguments_are_validated_before_the_start(make, kind, says):
     with pytest.raises(kind, match=says):
         make()
 

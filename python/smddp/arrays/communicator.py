@@ -203,7 +203,7 @@ def init(
     global _made
     seconds = _deadline(timeout)
     if store is not None and (address is not None or port is not None):
-        raise ValueError(f"smddp.init: ranks meet at the store or at an address, not both ({address=}, {port=})")
+        raise ValueError(f"smddp.init: expected a store or an address, not both ({address=}, {port=})")
     if store is not None and not all(callable(getattr(store, name, None)) for name in _STORE):
         kind = type(store).__name__
         raise TypeError(f"smddp.init: store must have {', '.join(_STORE)}, as torch's stores do; {kind} has not")

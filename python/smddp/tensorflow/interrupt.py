@@ -68,8 +68,8 @@ def _handle(number: int, frame: FrameType | None) -> Any:
     if not _ended.is_set():
         return _before[1](number, frame)
     _ended.clear()
-    # It runs while TensorFlow makes the exception of the step that was ended, where another one would be lost. So it
-    # waits for whatever comes next in the code that asked for the step.
+    # It runs while TensorFlow creates the exception of the aborted step, where a second exception would be lost. So it
+    # waits until the caller of the step resumes.
     while frame is not None and frame.f_back is not None and _is_of_tensorflow(frame):
         frame = frame.f_back
     assert frame is not None

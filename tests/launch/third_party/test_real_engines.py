@@ -148,7 +148,7 @@ def test_slurm_a_job_that_is_stopped_leaves_the_queue(on_slurm, place):
         made.latest_training_job.wait()
 
 
-def test_slurm_words_of_sbatch_are_passed_on(on_slurm, place):
+def test_slurm_reports_sbatch_errors(on_slurm, place):
     with pytest.raises(LaunchError, match=r"Slurm rejected the job: [\s\S]*[Ii]nvalid partition"):
         estimator(place, TORCHRUN).fit(engine="slurm", engine_options={"partition": "none"}, logs=False)
 

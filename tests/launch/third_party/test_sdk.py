@@ -157,7 +157,7 @@ def test_hyperparameters_are_the_sdks_key_by_key(sdk, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_both_refuse(sdk, name):
+def test_the_sdk_and_smddp_reject_the_same_arguments(sdk, name):
     assert "error" in sdk[name], sdk[name]
     with pytest.raises(ValueError, match="distribution: "):
         ours(REFUSED[name])

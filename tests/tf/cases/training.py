@@ -118,7 +118,7 @@ def case_a_wrapped_optimizer_keeps_its_state_and_saves_as_a_plain_one():
         raise AssertionError("wrapped twice")
 
 
-def case_backward_passes_are_added_up_before_they_are_sent():
+def case_backward_passes_are_accumulated_before_the_reduction():
     for average in (False, True):
         made, optimizer = model(), tf.keras.optimizers.SGD(0.01)
         optimizer = sdp.DistributedOptimizer(
