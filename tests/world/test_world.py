@@ -157,7 +157,7 @@ def test_a_second_process_of_a_joined_rank_is_reported_immediately():
         ({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "2"}, "there are 2 ranks"),
     ],
 )
-def test_an_invalid_environment_is_reported(environment: dict, says: str, monkeypatch):
+def test_an_environment_that_makes_no_sense_is_named(environment: dict, says: str, monkeypatch):
     for name in (*slurm(0, 1, 1), *torchrun(0, 1, 1)):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
