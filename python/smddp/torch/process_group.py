@@ -40,22 +40,22 @@ from smddp.torch.shrink import SHRINK, Shrinkable
 from smddp.torch.shutdown_patch import patch_shutdown
 from smddp.torch.unsupported import answering
 
-# Groups that are open in this process. torch's C++ side may hold a group longer than Python does; the Python
-# half must not go first. Dropped in shutdown and abort.
+# Open groups of this process. torch's C++ code may hold a group longer than Python does, so this reference keeps the
+# Python object alive until shutdown or abort.
 _open: dict[int, SmddpProcessGroup] = {}
 _all: weakref.WeakSet[SmddpProcessGroup] = weakref.WeakSet()
 _fork_hook = False
 
 
 def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
-    """torch's creator: one group, connected when it returns."""
+    """Creator that torch calls: returns one connected group."""
     if backend_options is not None:
         warnings.warn(f"smddp has no group options; {type(backend_options).__name__} is ignored", stacklevel=2)
     request = current_request()
     if request.device_id is None:
         request.device_id = _device_of_default_group()
     store = options.store
-    # torch puts the device's prefix on the store of the one device it asked us for.
+    # torch adds the device's prefix to the store of the requested device.
     group_store = getattr(store, "underlying_store", store)
     return SmddpProcessGroup(
         store=store,
@@ -72,11 +72,11 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
 
 @answering(ProcessGroup)
 class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGroup, ProcessGroup):  # type: ignore[misc]
-    """One group: the collectives of the mixin, and torch's questions about a group.
+    """torch's process group with smddp's collectives.
 
     store: for this group's keys. group_store: the same without a device's prefix.
-    global_ranks: empty for the group of all ranks, as torch has it. connected: False for a group whose ranks the first
-    `reconfigure` says. made_by: the call it is made by, as errors name it, where torch does not make it.
+    global_ranks: empty for the group of all ranks, as in torch. connected: False if the first `reconfigure` sets the
+    ranks. made_by: the creating call for errors, if torch did not create the group.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
             else:
                 ProcessGroup.__init__(self, group_store, rank, size)
         except TypeError:
-            # Some torch in between (2.7) takes a store only for groups that are not written in Python.
+            # torch 2.7 accepts a store only for groups written in C++.
             ProcessGroup.__init__(self, rank, size)
         self._store = store
         self._group_store = group_store
@@ -223,7 +223,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         return self._comm.sequence()
 
     def _set_sequence_number_for_group(self) -> None:
-        """The core numbers operations from the group's first on."""
+        """Returns the sequence number; the core counts operations from the group's first."""
 
     def get_error(self) -> Any:
         """As torch's backends report it: a member of ErrorType."""
@@ -240,7 +240,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
     # Timeouts
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The deadline of calls from now on."""
+        """Sets the default deadline of later calls."""
         self._timeout = timeout
         self._comm.set_timeout(timeout.total_seconds())
         for other in self._unique_others():
@@ -251,10 +251,10 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
     setTimeout = _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """torch lets backends leave this out; a call's own timeout and `set_timeout` are exact."""
+        """Does nothing, as torch permits: a call's timeout and `set_timeout` are exact."""
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False, *, opts: Any = None) -> None:
-        """A barrier that names the ranks that do not come. timeout: timedelta; None: the group's."""
+        """Barrier that names the missing ranks. timeout: timedelta; None: the group's."""
         options = gather_options(c10d.BarrierOptions, timeout if timeout is not None else opts)
         if isinstance(timeout, timedelta) and timeout <= timedelta(0):
             limit = 0.0
@@ -263,7 +263,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._monitored(limit, wait_all_ranks)
 
     def _own_barrier(self, limit: float) -> None:
-        """A barrier of the group with a deadline of `limit` seconds. Raises as any collective."""
+        """Barrier with a deadline of `limit` seconds. Raises as any collective."""
         with translated(self._ranks):
             self._comm.collective(BARRIER, UINT8, *PLAIN, 0, None, None, (), limit, False)
 
@@ -289,10 +289,9 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
                     shutdown()
 
     def abort(self) -> None:
-        """Make all waiters raise, here and at the peers. Never blocks.
+        """Abort pending calls on all ranks. Never blocks.
 
-        A group that was made with enable_reconfigure has no error afterwards, as it was asked for: it can be
-        reconfigured.
+        A group made with enable_reconfigure has no error afterwards and can be reconfigured.
         """
         self._forget()
         self._mailbox.close()
@@ -331,7 +330,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> SmddpProcessGroup | None:
-        """The group of `new_ranks` (ranks in this group) in that order, or None on all others."""
+        """Return the group of `new_ranks` (ranks in this group) in that order; None on all other ranks."""
         if opts is not None:
             warnings.warn(f"smddp has no group options; {type(opts).__name__} is ignored", stacklevel=2)
         ranks = list(new_ranks)
@@ -390,7 +389,7 @@ def _ordinal(device: torch.device | None) -> int | None:
 
 
 class _LeaveBudget:
-    """The seconds that groups which are left one after the other have together: ranks late for one are late for all."""
+    """Time budget in seconds that consecutive group shutdowns share: a rank late for one is late for all."""
 
     left = 0.0
     until = 0.0
@@ -418,7 +417,7 @@ def _in_child() -> None:
         if not isinstance(group._comm, Inherited):
             group._fast_path = None
             group._comm = Inherited(group._comm, str(group._request and group.group_name))
-            # With the group: the end of its store would count as the parent's, whose file it may take away.
+            # Keep the group alive too: closing its store could remove the parent's file.
             _kept.extend((group._comm, group))
     _open.clear()
 
@@ -434,5 +433,5 @@ def _watch_forks() -> None:
 
 
 def open_groups() -> list[SmddpProcessGroup]:
-    """The groups that are open in this process and have ranks."""
+    """Returns the open groups of this process that have ranks."""
     return [group for group in list(_open.values()) if not isinstance(group.communicator, NotConfigured)]
