@@ -26,7 +26,7 @@ def commands(distribution, hosts=None, instance_type="ml.p4d.24xlarge", count=1,
 
 
 def text(command) -> str:
-    """Without the job's variables, of which there are many."""
+    """Removes the job's many variables."""
     words = re.sub(r" -x (SM_\w+|TRAINING_JOB_NAME|PYTHONPATH)\b", "", " ".join(command.argv))
     return words.replace(" -x PATH smdd", " smdd")
 
@@ -62,7 +62,7 @@ def test_mpirun_of_the_data_parallel_library(form):
     assert "--host a:8,b:8 -np 16" in said and "-mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0" in said
     assert "SMDATAPARALLEL_USE_HOMOGENEOUS=1" in said and "plm_rsh_num_concurrent 2" in said
     assert "-x SMDATAPARALLEL_SERVER_ADDR=a -x SMDATAPARALLEL_SERVER_PORT=7592 -x SAGEMAKER_INSTANCE_TYPE" in said
-    # smddprun says it, by the rank: mpirun gives all the same.
+    # smddprun sets it per rank: mpirun passes all ranks the same value.
     assert "SM_CURRENT_HOST" not in two.env and two.host == "a"
 
 

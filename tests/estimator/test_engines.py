@@ -1,4 +1,4 @@
-"""Engines without their packages: what each would submit, and which jobs it refuses."""
+"""Engines without their packages: submissions and rejected jobs."""
 
 import json
 import os

@@ -60,7 +60,7 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x.txt").write_text("seven")
     (tmp_path / "pids").mkdir()
-    # ssh's place: the "host" is this machine.
+    # Replacement of ssh: the "host" is this machine.
     (tmp_path / "rsh").write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
     (tmp_path / "rsh").chmod(0o755)
     return tmp_path
@@ -80,7 +80,7 @@ def estimator(place: Path, form="data parallel", count=1, **hyperparameters) -> 
 
 
 def alive(place: Path) -> list[int]:
-    """Ranks that have not ended, after the moment that a killed process may take."""
+    """Returns the ranks that are still alive after the time that a killed process may take to exit."""
     pids = [int(file.read_text()) for file in (place / "pids").iterdir()]
     until = time.monotonic() + 5
     while time.monotonic() < until and (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]):
@@ -133,7 +133,7 @@ def test_a_killed_rank_is_named_by_its_signal(place):
 
 
 def test_remote_ranks_are_started_reported_and_ended(place):
-    """Over a command in ssh's place, which runs them here."""
+    """A command in place of ssh runs the remote ranks here."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

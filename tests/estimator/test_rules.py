@@ -24,7 +24,7 @@ def mpi(options: object) -> dict:
 GROUP = SimpleNamespace(instance_group_name="train", instance_type="ml.p4d.24xlarge")
 OTHER = SimpleNamespace(instance_group_name="other", instance_type="ml.m5.xlarge")
 
-# By rule: what breaks it, beside what, and what the error says.
+# By rule: the invalid distribution, other arguments, and the error text.
 BROKEN = {
     "shape": [
         ("torch_distributed", {}, "it is 'torch_distributed'"),
@@ -161,7 +161,7 @@ FINE = [
     (modelparallel(MPI8, pipeline_parallel_degree=2, placement_strategy="TPD"), P4D),
     ({"smdistributed": {"dataparallel": ON}}, {"instance_type": "ml.p5.48xlarge", "framework_version": "2.9.0"}),
     (TORCH, {"instance_type": "ml.c5.9xlarge"}),
-    # 2 instances of 8 hold what one does not.
+    # Two instances of 8 GPUs allow a degree of 16.
     (modelparallel(TORCH, hybrid_shard_degree=16), {"instance_count": 2, **P4D}),
 ]
 

@@ -81,7 +81,7 @@ def repo(place) -> str:
     write("repo/code/train.py", SAYS.format("branch"))
     git("commit", "-am", "2")
     git("checkout", "main")
-    # Files of the same names here, which are not meant.
+    # Local files with the same names, which must not be used.
     write("train.py", SAYS.format("here"))
     write("code/train.py", SAYS.format("here"))
     return f"file://{place}/repo"

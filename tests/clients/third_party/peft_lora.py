@@ -1,5 +1,5 @@
-"""LoRA by PEFT on a model that is shared among tensor ranks and sharded by FSDP, put there before `transform` and after
-it: losses and adapters of one process."""
+"""PEFT's LoRA on a model with tensor parallelism and FSDP, added before and after `transform`: losses and adapters
+equal those of one process."""
 
 import copy
 import functools

@@ -89,7 +89,7 @@ class Base(Estimating):
         if self._batch is not None:
             self._batch = None
             self._forget_coalescing()
-        # torch leaves it open, and every later call would move nothing in silence.
+        # torch leaves the estimate open, so every later call would silently transfer nothing.
         self._estimate = None
         return translate(error, self._ranks)
 
