@@ -67,9 +67,9 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
         dist.send(torch.ones(4), 1, group=group)
     else:
         dist.recv(torch.ones(4), 0, group=group)
-    watcher.look()
+    watcher.update()
     # A second update counts no call twice.
-    watcher.look()
+    watcher.update()
     found = served()
     assert found["smddp_operations_total", name, "all_reduce"] == 3, found
     assert found["smddp_bytes_total", name, "all_reduce"] == 60, found

@@ -97,6 +97,6 @@ def test_repeated_updates_count_operations_once_and_ignore_an_older_group():
 
     watch = Stragglers()
     for _ in range(3):
-        (one,) = watch.look(dumps(late))
+        (one,) = watch.update(dumps(late))
     assert one.operations == 200
-    assert watch.look(dumps(late, operations=10)) == []
+    assert watch.update(dumps(late, operations=10)) == []

@@ -1,9 +1,8 @@
-"""DTensor's search for an operation's placements, without those that no operand has.
+"""Faster placement search of DTensor, which tries the operands' placements first.
 
-For the first operation on each shape torch prices every combination of placements over all dimensions of a mesh: 0.1 s
-of processor time on three dimensions, a third of what the tests of `torch.sagemaker` took. Where the operands can stay
-as they are, that combination costs nothing and is chosen in any case; so it is looked for among the operands' own
-placements first, and among all only if it is not there.
+For the first operation on each shape torch evaluates every combination of placements over all mesh dimensions: 0.1 s of
+CPU time with three dimensions. A combination without redistribution costs nothing and always wins, so this search tries
+the operands' placements first, and all combinations only if that fails.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 
 def install() -> None:
-    """In this process, from now on; does nothing where this torch has no such search."""
+    """Patches this process; does nothing if this torch has no such search."""
     from torch.distributed.tensor._ops import utils
 
     search = getattr(utils, "expand_to_full_mesh_op_strategy", None)
@@ -28,8 +27,8 @@ def install() -> None:
         partial = any(placement.is_partial() for spec in operands for placement in spec.placements)
         if mesh.ndim > 1 and operands and not partial and all(spec.mesh == mesh for spec in operands):
             first = options.get("input_index", 1)
-            stay = list(zip(*(spec.placements for spec in operands)))  # of each dimension of the mesh
-            own = [each for each in single_mesh_dim_strategies if tuple(each[first : first + len(operands)]) in stay]
+            current = list(zip(*(spec.placements for spec in operands)))  # per mesh dimension
+            own = [each for each in single_mesh_dim_strategies if tuple(each[first : first + len(operands)]) in current]
             with contextlib.suppress(RuntimeError):  # none of them is valid
                 found = everything(own)
                 if any(_same(spec, operands) for spec in found.strategies):

@@ -1,4 +1,4 @@
-"""A pool of rank processes that runs many cases, one after another, without starting anew.
+"""A pool of rank processes that runs many cases, one after another, without a restart.
 
 Each case gets a fresh default group (so making and destroying groups in one process is exercised all
 the time) and a time limit. When a rank hangs or dies, all ranks' Python stacks go into the error and
@@ -29,7 +29,7 @@ BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
 _GROUP_SECONDS = 40
 # Ranks import torch all at once, on a machine with two cores.
 _START_SECONDS = 200.0
-# What a rank says when it has; it answers no case with that, so who says it later has failed.
+# Start message of a rank. Received in place of a case's result, it reports a slow start.
 _READY = "took too long to start"
 _STACK_SECONDS = 2.0
 _LOG_TAIL = 6000
@@ -89,7 +89,7 @@ def _worker(rank: int, world_size: int, backend: str, log: str, path: str, envir
 def perform(
     rank: int, world_size: int, backend: str, module: str, function: str, rendezvous: str, arguments: dict
 ) -> str | None:
-    """In a rank: run one case in a default group of its own. Returns its error."""
+    """Runs one case on this rank in a new default group. Returns its error."""
     import torch
     import torch.distributed as dist
 
@@ -113,7 +113,7 @@ def perform(
 
 
 def _merge(errors: dict[int, str]) -> str:
-    """One text of all ranks' errors; what several ranks say alike is said once."""
+    """Joins all ranks' errors; equal errors of several ranks appear once."""
     by_text: dict[str, list[int]] = {}
     for rank, error in sorted(errors.items()):
         by_text.setdefault(error, []).append(rank)
@@ -141,7 +141,7 @@ class Ranks:
     def _start(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="ranks-")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        # The server that forks them keeps the variables that it was started with.
+        # The fork server keeps the environment of its start.
         context = multiprocessing.get_context("forkserver")
         for rank in range(self.world_size):
             mine, theirs = context.Pipe()
@@ -152,7 +152,7 @@ class Ranks:
             theirs.close()
             self._processes.append(process)
             self._pipes.append(mine)
-        # The first case's time is its own. Who has ended is found when the case is sent.
+        # Start-up does not count for the first case. Sending the case detects ranks that have ended.
         until = time.monotonic() + _START_SECONDS
         for pipe in self._pipes:
             with contextlib.suppress(EOFError, ConnectionResetError):
@@ -167,7 +167,7 @@ class Ranks:
         try:
             errors = self._errors(module, function, seconds, arguments)
         except BaseException:
-            # Such as pytest's own time limit: answers that are still to come would be taken for the next case's.
+            # Such as pytest's time limit: late results would be mistaken for those of the next case.
             self.close(kill=True)
             raise
         if errors:
@@ -175,7 +175,7 @@ class Ranks:
             raise CaseFailed(f"{module}.{function} on {self.world_size} ranks of {self.backend}:\n{_merge(errors)}")
 
     def _errors(self, module: str, function: str, seconds: float, arguments: dict) -> dict[int, str]:
-        """What the ranks say, or fail to say, of one case; {} if all return."""
+        """Returns the errors of one case by rank; {} if all ranks pass."""
         if not self._processes:
             self._start()
         self._cases += 1
@@ -196,13 +196,13 @@ class Ranks:
                     error = f"ended with status {self._processes[rank].exitcode}\n{self._tail(rank)}"
                 if error is not None:
                     errors[rank] = error
-                    # The others may now wait for this rank: give them a moment to say so.
+                    # The other ranks may now wait for this rank: give them a moment to report it.
                     deadline = min(deadline, time.monotonic() + 10.0)
         for rank in waiting.values():
             with contextlib.suppress(ProcessLookupError, TypeError):
                 os.kill(self._processes[rank].pid, signal.SIGUSR1)
         if waiting:
-            time.sleep(0.3)  # faulthandler gives no sign of being done
+            time.sleep(0.3)  # faulthandler does not signal completion
         for rank in waiting.values():
             errors[rank] = f"no answer in time; its stacks:\n{self._tail(rank)}"
         return errors

@@ -16,7 +16,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # torch.compile takes most of a minute for the module, whatever the backend.
 SLOW = {"compiled"}
 
-# What a backend we only compare with cannot do, and why.
+# Cases that reference backends do not support, with the reason.
 NOT_UNDER = {
     ("gloo", "historic_names", "*"): "the smdistributed modules are ours",
     ("gloo", "ddp", "case_debug_detail"): "torch 2.15 itself crashes in DDP's logger with gloo and DETAIL",

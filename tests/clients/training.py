@@ -132,7 +132,7 @@ def train(
 
 
 def assert_same(got: list[float], wanted: list[float], tolerance: float = TOLERANCE) -> None:
-    """Every step's loss is the one process's, to ``tolerance``; and the job does learn."""
+    """Checks that every step's loss equals the reference within ``tolerance``, and that the reference changes."""
     assert len(got) == len(wanted), f"{len(got)} losses, expected {len(wanted)}"
     worst = max(abs(a - b) for a, b in zip(got, wanted))
     assert worst <= tolerance, f"losses differ by {worst:.3e}:\n got  {got}\n want {wanted}"

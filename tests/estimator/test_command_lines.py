@@ -1,4 +1,4 @@
-"""What an estimator would start: the toolkit's own commands, one host and several."""
+"""Commands of an estimator match the toolkit's commands on one host and on several."""
 
 import re
 from pathlib import Path
@@ -26,7 +26,7 @@ def commands(distribution, hosts=None, instance_type="ml.p4d.24xlarge", count=1,
 
 
 def text(command) -> str:
-    """Without the job's variables, of which there are many."""
+    """Removes the job's many variables."""
     words = re.sub(r" -x (SM_\w+|TRAINING_JOB_NAME|PYTHONPATH)\b", "", " ".join(command.argv))
     return words.replace(" -x PATH smdd", " smdd")
 
@@ -62,11 +62,11 @@ def test_mpirun_of_the_data_parallel_library(form):
     assert "--host a:8,b:8 -np 16" in said and "-mca btl_tcp_if_include eth0 -mca oob_tcp_if_include eth0" in said
     assert "SMDATAPARALLEL_USE_HOMOGENEOUS=1" in said and "plm_rsh_num_concurrent 2" in said
     assert "-x SMDATAPARALLEL_SERVER_ADDR=a -x SMDATAPARALLEL_SERVER_PORT=7592 -x SAGEMAKER_INSTANCE_TYPE" in said
-    # smddprun says it, by the rank: mpirun gives all the same.
+    # smddprun sets it per rank: mpirun passes all ranks the same value.
     assert "SM_CURRENT_HOST" not in two.env and two.host == "a"
 
 
-def test_mpirun_of_mpi_with_a_users_options_in_their_place():
+def test_user_options_of_mpi_keep_their_position_in_mpirun():
     options = "--NCCL_DEBUG WARN -x A=1 --mca pls_rsh_agent ssh"
     (one,) = commands({"mpi": {"enabled": True, "processes_per_host": 4, "custom_mpi_options": options}})
     said = text(one)
@@ -109,7 +109,7 @@ def test_a_job_of_the_model_parallel_library_goes_through_smddpmprun():
     assert "mp_parameters" not in text(one)
 
 
-def test_no_efa_where_there_is_none():
+def test_efa_variables_are_absent_without_efa():
     (one,) = commands({"smdistributed": {"dataparallel": ON}}, instance_type="ml.p3.16xlarge")
     assert "FI_PROVIDER" not in text(one)
     (one,) = commands({"torch_distributed": ON}, ["localhost:3"], instance_type="local")
@@ -127,12 +127,12 @@ def test_without_a_strategy_the_script_is_one_process():
         (None, 2, r"instance_count is 2, and ranks are started here: name the hosts \(hosts=\['a:8', 'b:8'\]\)"),
         (["a", "b"], 3, "instance_count is 3, and 2 hosts are named"),
         (["a", "a"], 2, "one is named twice"),
-        (["a:x"], 1, "'a:x' is no host"),
-        (["a:0"], 1, "'a:0' is no host"),
+        (["a:x"], 1, "invalid entry 'a:x'"),
+        (["a:0"], 1, "invalid entry 'a:0'"),
         (["a:4", "b:8"], 2, "different numbers of ranks: a:4, b:8"),
     ],
 )
-def test_hosts_that_do_not_fit_are_named(hosts, count, says):
+def test_invalid_hosts_are_reported(hosts, count, says):
     with pytest.raises(ValueError, match=says):
         commands({"torch_distributed": ON}, hosts, count=count)
 

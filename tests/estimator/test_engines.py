@@ -1,4 +1,4 @@
-"""Engines without their packages: what each would submit, and which jobs it refuses."""
+"""Engines without their packages: submissions and rejected jobs."""
 
 import json
 import os
@@ -86,7 +86,7 @@ def test_a_trainjob_carries_the_job(make, capsys):
         assert archive.extractfile("code/train.py").read() == b"print('here')\n"
 
 
-def test_what_looks_like_a_variable_of_kubernetes_is_not_one(make, capsys):
+def test_kubernetes_variable_syntax_is_escaped(make, capsys):
     trainjob = json.loads(shown(capsys, make(environment={"A": "$(date)"}), "kubernetes"))
     assert {"name": "A", "value": "$$(date)"} in trainjob["spec"]["trainer"]["env"]
 
@@ -104,7 +104,7 @@ def test_a_pod_makes_the_folder_runs_the_command_and_prints_how_ranks_failed(mak
 
 
 REFUSED = [
-    ({}, {"engine": "slurn"}, "'slurn' is none; did you mean 'slurm'"),
+    ({}, {"engine": "slurn"}, "unknown 'slurn'; did you mean 'slurm'"),
     ({}, {"engine": "slurm", "hosts": ["a:8"]}, "slurm finds the hosts itself: give instance_count"),
     ({}, {"engine": "slurm", "rsh": "rsh"}, "slurm finds the hosts itself"),
     ({}, {"engine": "slurm", "processes_per_host": 0}, "processes_per_host is 0: give 1 or more"),
@@ -129,7 +129,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("estimator", "job", "says"), REFUSED)
-def test_a_job_that_does_not_fit_is_an_error_before_anything_is_written(make, tmp_path, estimator, job, says):
+def test_an_unsupported_job_raises_before_any_write(make, tmp_path, estimator, job, says):
     with pytest.raises(ValueError, match=re.escape(says)):
         make(**estimator).fit(**{"job_name": "j", **job})
     assert not (tmp_path / "smddp-jobs").exists()
@@ -172,6 +172,6 @@ def test_from_a_shell(make, capsys):
         (["-o", "time=5"], "given without an engine: give engine="),
     ],
 )
-def test_from_a_shell_what_does_not_fit_is_status_2(make, capsys, words, says):
+def test_invalid_shell_arguments_exit_with_status_2(make, capsys, words, says):
     assert shell.main(["train.py", *words]) == 2
     assert says in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Input channels are folders, whatever `inputs` names."""
+"""Every form of `inputs` becomes a folder for each channel."""
 
 import json
 import sys

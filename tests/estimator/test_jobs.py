@@ -60,7 +60,7 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x.txt").write_text("seven")
     (tmp_path / "pids").mkdir()
-    # ssh's place: the "host" is this machine.
+    # Replacement of ssh: the "host" is this machine.
     (tmp_path / "rsh").write_text('#!/bin/sh\nshift\nexec sh -c "$*"\n')
     (tmp_path / "rsh").chmod(0o755)
     return tmp_path
@@ -80,7 +80,7 @@ def estimator(place: Path, form="data parallel", count=1, **hyperparameters) -> 
 
 
 def alive(place: Path) -> list[int]:
-    """Ranks that have not ended, after the moment that a killed process may take."""
+    """Returns the ranks that are still alive after the time that a killed process may take to exit."""
     pids = [int(file.read_text()) for file in (place / "pids").iterdir()]
     until = time.monotonic() + 5
     while time.monotonic() < until and (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]):
@@ -113,27 +113,27 @@ def test_ranks_run_and_the_jobs_folder_has_what_they_leave(place, form, capfd):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_rank_that_failed_is_named_with_its_own_words_and_none_is_left(place, form):
+def test_the_failed_rank_is_reported_with_its_stderr_and_all_ranks_end(place, form):
     begun = time.monotonic()
-    with pytest.raises(LaunchError) as told:
+    with pytest.raises(LaunchError) as caught:
         estimator(place, form, fails="key").fit(hosts=["localhost:2"], logs=False, job_name="j")
-    failure = told.value.failure
-    assert (failure.rank, failure.host, failure.status) == (1, "localhost", 1), told.value
+    failure = caught.value.failure
+    assert (failure.rank, failure.host, failure.status) == (1, "localhost", 1), caught.value
     assert 'KeyError: "the user\'s own"' in failure.last
-    assert "rank 1 (host localhost, pid " in str(told.value) and "ended with exit status 1" in str(told.value)
+    assert "rank 1 (host localhost, pid " in str(caught.value) and "ended with exit status 1" in str(caught.value)
     assert "KeyError" in (place / "jobs" / "j" / "output" / "failure").read_text()
     assert alive(place) == []
     assert time.monotonic() - begun < 60
 
 
 def test_a_killed_rank_is_named_by_its_signal(place):
-    with pytest.raises(LaunchError, match=r"rank 1 \(host localhost, pid \d+\) was ended by signal SIGKILL") as told:
+    with pytest.raises(LaunchError, match=r"rank 1 \(host localhost, pid \d+\) was ended by signal SIGKILL") as caught:
         estimator(place, fails="kill").fit(hosts=["localhost:2"], logs=False)
-    assert told.value.failure.status == -signal.SIGKILL and alive(place) == []
+    assert caught.value.failure.status == -signal.SIGKILL and alive(place) == []
 
 
-def test_another_hosts_ranks_are_started_named_and_ended(place):
-    """Over a command in ssh's place, which runs them here."""
+def test_remote_ranks_are_started_reported_and_ended(place):
+    """A command in place of ssh runs the remote ranks here."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -141,9 +141,9 @@ def test_another_hosts_ranks_are_started_named_and_ended(place):
     made = estimator(place, "torchrun", 2)
     made.fit({"train": f"{place}/data"}, hosts=hosts, logs=False, job_name="j", **more)
     assert "rank 1 of 2" in (place / "jobs" / "j" / "logs" / "rank-1.out").read_text()
-    with pytest.raises(LaunchError) as told:
+    with pytest.raises(LaunchError) as caught:
         estimator(place, "torchrun", 2, fails="key").fit({"train": f"{place}/data"}, hosts=hosts, logs=False, **more)
-    assert (told.value.failure.rank, told.value.failure.host) == (1, "elsewhere")
+    assert (caught.value.failure.rank, caught.value.failure.host) == (1, "elsewhere")
     assert alive(place) == []
 
 
@@ -177,14 +177,14 @@ def test_a_dry_run_prints_the_commands_and_writes_nothing(place, capsys):
         ({"train": 7}, "channel 'train' is 7: give a path"),
     ],
 )
-def test_inputs_that_are_none_are_named_before_anything_starts(place, inputs, says):
+def test_invalid_inputs_are_reported_before_the_start(place, inputs, says):
     with pytest.raises(ValueError, match=says):
         estimator(place).fit(inputs, hosts=["localhost:2"])
     assert not (place / "jobs").exists()
 
 
 def launch(place: Path, *words: str) -> subprocess.Popen[str]:
-    # A group of its own, which a Ctrl-C reaches as a whole.
+    # A separate process group, so that Ctrl-C reaches all its processes.
     return subprocess.Popen(
         [Path(sys.executable).parent / "smddp", "launch", "train.py", "-n", "2", *words],
         cwd=place,

@@ -1,4 +1,4 @@
-"""Text from outside never becomes another path, option, script line or variable, at any entry point."""
+"""External text never becomes another path, option, script line or variable, at any entry point."""
 
 from __future__ import annotations
 

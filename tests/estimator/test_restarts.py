@@ -133,7 +133,7 @@ def test_a_job_that_loses_a_host_ends_with_the_losses_of_an_undisturbed_run(plac
         losses[0][-1], abs=1e-6
     )
     assert not list((place / "jobs/spot/failures").iterdir())
-    # The restart sends the files of the first attempt, without those that ranks wrote into their folder since.
+    # The restart sends the files of the first attempt, without files that ranks have written since.
     assert len(sent) == 1
 
 
@@ -175,7 +175,7 @@ def run_then_lose(place: Path, **given) -> PyTorch:
         ({"max_retry_attempts": 31}, "expected a number from 1 to 30"),
     ],
 )
-def test_limits_that_the_service_refuses_are_errors(given, says):
+def test_limits_beyond_the_service_raise(given, says):
     with pytest.raises(ValueError, match=says):
         PyTorch("a.py", image_uri="x", instance_type="local", **given)
 
@@ -237,7 +237,7 @@ def test_max_run_counts_the_time_of_running_ranks_over_all_attempts():
     assert [name for name, _ in reached] == ["max_run"] and reached[0][1] > 1.75
 
 
-#: A rank in a session of its own, as torchrun's are, that ignores SIGTERM.
+#: A rank in a separate session, as under torchrun, that ignores SIGTERM.
 STUBBORN = "setsid sh -c 'trap : TERM; touch MARKER; while :; do sleep 1; done' >/dev/null 2>&1 &"
 
 
@@ -314,7 +314,7 @@ OWN = "Traceback (most recent call last):\nValueError: x"
         ([(1, 1, 1.0, LOST), (2, 143, 2.0, "Terminated")], 1),
         ([(1, 1, 3.0, "ValueError"), (2, 1, 1.0, LOST), (3, -15, 2.0, "")], 1),
         ([(1, 1, 1.0, "Connection closed by peer"), (2, -15, 2.0, "")], 1),
-        # A rank that SIGTERM ended first is the cause, and one with an error of its own that was slow to end.
+        # The cause is the rank that SIGTERM ended first, or a rank that raised an error and was slow to exit.
         ([(1, 1, 2.0, LOST), (2, -15, 1.0, "")], 2),
         ([(1, 1, 2.0, "Connection closed by peer"), (2, -15, 1.0, "")], 2),
         ([(1, 1, 1.0, LOST), (2, -15, 2.0, OWN), (3, -15, 1.5, "")], 2),
@@ -322,7 +322,7 @@ OWN = "Traceback (most recent call last):\nValueError: x"
         ([(1, 1, 1.0, LOST), (2, -9, 2.0, "")], 2),
     ],
 )
-def test_the_first_cause_comes_first(reports, cause):
+def test_the_earliest_failure_is_the_reported_cause(reports, cause):
     failures = [Failure(rank, "localhost", 7, status, ended, last) for rank, status, ended, last in reports]
     for given in (failures, failures[::-1]):
         assert launch_error(given, Path()).failure.rank == cause

@@ -24,7 +24,7 @@ def mpi(options: object) -> dict:
 GROUP = SimpleNamespace(instance_group_name="train", instance_type="ml.p4d.24xlarge")
 OTHER = SimpleNamespace(instance_group_name="other", instance_type="ml.m5.xlarge")
 
-# By rule: what breaks it, beside what, and what the error says.
+# By rule: the invalid distribution, other arguments, and the error text.
 BROKEN = {
     "shape": [
         ("torch_distributed", {}, "it is 'torch_distributed'"),
@@ -62,7 +62,7 @@ BROKEN = {
     ],
     "python": [
         ({"smdistributed": {"dataparallel": ON}}, {"py_version": "py27", **P4D}, "py_version is 'py27'"),
-        ({"smdistributed": {"dataparallel": ON}}, {"py_version": "py310"}, "there is no instance_type"),
+        ({"smdistributed": {"dataparallel": ON}}, {"py_version": "py310"}, "instance_type is missing"),
     ],
     "instance_type": [
         (TORCH, {"instance_type": "ml.p4d.24xlarg"}, "the nearest known type is 'ml.p4d.24xlarge'"),
@@ -79,7 +79,7 @@ BROKEN = {
     "groups": [
         ({**MPI8, "instance_groups": [GROUP]}, P4D, "the estimator has none"),
         ({**MPI8, "instance_groups": [GROUP, OTHER]}, {"instance_groups": [GROUP]}, "2 are asked for"),
-        (MPI8, {"instance_groups": [GROUP, OTHER]}, "name the one that trains"),
+        (MPI8, {"instance_groups": [GROUP, OTHER]}, "name the group to train on"),
         ({**MPI8, "instance_groups": [OTHER]}, {"instance_groups": [GROUP]}, "not the estimator's"),
         ({"instance_groups": [GROUP]}, {"instance_groups": [GROUP]}, "no strategy that starts ranks"),
     ],
@@ -157,11 +157,11 @@ FINE = [
     (modelparallel(MPI8, hybrid_shard_degree=8), P4D),
     (modelparallel(TORCH, hybrid_shard_degree=4, tensor_parallel_degree=2, sm_activation_offloading=True), P4D),
     (modelparallel(TORCH, placement_strategy="cluster"), P4D),
-    # What the SDK refuses and runs here: letters of a placement, P5, any torch, processors.
+    # Rejected by the SDK and supported here: letters of a placement, P5, any torch, CPUs.
     (modelparallel(MPI8, pipeline_parallel_degree=2, placement_strategy="TPD"), P4D),
     ({"smdistributed": {"dataparallel": ON}}, {"instance_type": "ml.p5.48xlarge", "framework_version": "2.9.0"}),
     (TORCH, {"instance_type": "ml.c5.9xlarge"}),
-    # 2 instances of 8 hold what one does not.
+    # Two instances of 8 GPUs allow a degree of 16.
     (modelparallel(TORCH, hybrid_shard_degree=16), {"instance_count": 2, **P4D}),
 ]
 
@@ -178,7 +178,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "distribution", "beside", "says"), CASES)
-def test_what_breaks_a_rule_is_an_error_with_the_rule_and_the_value(name, distribution, beside, says):
+def test_a_broken_rule_raises_with_the_rule_and_the_value(name, distribution, beside, says):
     (rule,) = (rule for rule in RULES if rule.name == name)
     with pytest.raises(ValueError) as raised:
         validate(distribution, **beside)
@@ -226,7 +226,7 @@ VERSIONS = {"framework_version": "2.2.0", "py_version": "py310"}
         (lambda: TensorFlow("py310", entry_point="a.py"), ValueError, "framework_version and py_version"),
     ],
 )
-def test_an_estimators_arguments_are_held_before_anything_starts(make, kind, says):
+def test_estimator_arguments_are_validated_before_the_start(make, kind, says):
     with pytest.raises(kind, match=says):
         make()
 

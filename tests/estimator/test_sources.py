@@ -81,7 +81,7 @@ def repo(place) -> str:
     write("repo/code/train.py", SAYS.format("branch"))
     git("commit", "-am", "2")
     git("checkout", "main")
-    # Files of the same names here, which are not meant.
+    # Local files with the same names, which must not be used.
     write("train.py", SAYS.format("here"))
     write("code/train.py", SAYS.format("here"))
     return f"file://{place}/repo"
@@ -107,7 +107,7 @@ def test_the_code_is_the_repositorys(repo):
         ({"commit": "0" * 40}, {"source_dir": "code"}, "cannot check out the commit 000"),
     ],
 )
-def test_what_is_not_in_the_repository_is_named(repo, config, given, says):
+def test_paths_missing_in_the_repository_are_reported(repo, config, given, says):
     with pytest.raises(ValueError, match=f"git_config: {says}"):
         run("train.py", git_config={"repo": repo, **config}, **given)
     assert not Path("smddp-jobs").exists()

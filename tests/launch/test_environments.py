@@ -120,12 +120,12 @@ def completed() -> dict[str, list]:
 
 
 @pytest.mark.parametrize("launcher", RANKS)
-def test_a_rank_has_its_place(launcher):
+def test_launcher_variables_determine_the_rank(launcher):
     assert completed()[launcher] == RANKS[launcher][1]
 
 
 @pytest.mark.parametrize("launcher", ERRORS)
-def test_an_unknown_place_is_an_error_with_the_command_to_run(launcher):
+def test_an_unknown_rank_raises_with_the_command_to_run(launcher):
     error, seconds = completed()[launcher]
     assert ERRORS[launcher][1] in error and seconds < 5
 

@@ -1,4 +1,4 @@
-"""mpirun on several hosts says nothing of where rank 0 is: its process manager is asked. tests/pages has a real one."""
+"""Lookup of rank 0's host from mpirun's process manager, with fake PMIx and Hydra (tests/pages has a real one)."""
 
 import os
 import shutil
@@ -41,13 +41,13 @@ int PMIx_Finalize(void *info, size_t n) { puts("left"); return fflush(stdout); }
 def of_open_mpi(rank: int) -> dict[str, str]:
     """Rank `rank` of four on two hosts."""
     own = {"RANK": rank, "SIZE": 4, "LOCAL_RANK": rank % 2, "LOCAL_SIZE": 2}
-    told = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()}
-    return {**clean(), **told, "PMIX_RANK": str(rank), "PMIX_NAMESPACE": "job@1"}
+    mpi = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in own.items()}
+    return {**clean(), **mpi, "PMIX_RANK": str(rank), "PMIX_NAMESPACE": "job@1"}
 
 
 @pytest.fixture(scope="module")
 def prefix(tmp_path_factory) -> Path:
-    """An Open MPI whose PMIx library knows one thing."""
+    """Open MPI prefix with a fake PMIx library that supplies rank 0's host only."""
     place = tmp_path_factory.mktemp("openmpi")
     (place / "lib").mkdir()
     (place / "pmix.c").write_text(PMIX)
@@ -56,17 +56,17 @@ def prefix(tmp_path_factory) -> Path:
     return place
 
 
-def test_open_mpis_ranks_are_told_the_first_ones_host_and_take_leave(prefix):
+def test_open_mpi_ranks_receive_rank_0s_host_and_finalize(prefix):
     env = {**of_open_mpi(3), "OPAL_PREFIX": str(prefix)}
     done = subprocess.run(SMDDPRUN, env=env, capture_output=True, text=True, timeout=60)
-    left, told = done.stdout.splitlines()
-    assert (left, told.split()[0]) == ("left", "first-host"), done.stderr
-    # Who knows where to meet asks nobody.
+    left, address = done.stdout.splitlines()
+    assert (left, address.split()[0]) == ("left", "first-host"), done.stderr
+    # A rank with MASTER_ADDR skips the query.
     done = subprocess.run(SMDDPRUN, env={**env, "MASTER_ADDR": "known"}, capture_output=True, text=True, timeout=60)
     assert done.stdout.split()[0] == "known", done.stderr
 
 
-def test_a_manager_that_does_not_answer_is_named_with_what_to_do(prefix):
+def test_a_failed_query_is_reported_with_instructions(prefix):
     env = {**of_open_mpi(3), "OPAL_PREFIX": str(prefix), "FAILS": "1"}
     done = subprocess.run(SMDDPRUN, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "MASTER_ADDR is not set" in done.stderr
@@ -74,7 +74,7 @@ def test_a_manager_that_does_not_answer_is_named_with_what_to_do(prefix):
 
 
 class Hydra(threading.Thread):
-    """What `mpiexec` says to its ranks by PMI 1."""
+    """The PMI 1 server side of `mpiexec`."""
 
     def __init__(self, size: int):
         super().__init__(daemon=True)
@@ -116,7 +116,7 @@ class Hydra(threading.Thread):
             lines.flush()
 
 
-def test_hydras_ranks_agree_on_host_and_port_and_take_leave():
+def test_hydra_ranks_agree_on_host_and_port_and_finalize():
     hydra = Hydra(4)
     hydra.start()
     started = []
@@ -125,8 +125,8 @@ def test_hydras_ranks_agree_on_host_and_port_and_take_leave():
         own |= {"MPI_LOCALRANKID": str(rank % 2), "MPI_LOCALNRANKS": "2"}
         env = {**clean(), **own}
         started.append(subprocess.Popen(SMDDPRUN, env=env, stdout=-1, text=True, pass_fds=[end.fileno()]))
-    told = {process.communicate(timeout=60)[0].strip() for process in started}
-    assert len(told) == 1
-    host, port = told.pop().split()
+    addresses = {process.communicate(timeout=60)[0].strip() for process in started}
+    assert len(addresses) == 1
+    host, port = addresses.pop().split()
     assert host == os.uname().nodename and 20_000 <= int(port) < 32_000
     assert sorted(hydra.left) == [0, 1, 2, 3]

@@ -53,7 +53,7 @@ def test_torchs_variables_are_those_of_the_launcher(launcher):
     assert len(ports) == 1 and int(ports.pop()) > 0
 
 
-def test_a_sagemaker_job_says_where_rank_0_is_and_which_host_this_is():
+def test_sagemaker_variables_determine_rank_0_and_this_host():
     place = {
         "OMPI_COMM_WORLD_RANK": "3",
         "OMPI_COMM_WORLD_SIZE": "4",
@@ -66,12 +66,12 @@ def test_a_sagemaker_job_says_where_rank_0_is_and_which_host_this_is():
     }
     done = run("smddprun", sys.executable, "-c", SHOW, **place)
     assert json.loads(done.stdout) == ["3", "4", "1", "2", "1", "algo-1", "7592"], done.stderr
-    # The toolkit sets these, and mpirun hands them to the ranks of its own host alone.
+    # The toolkit sets these, and mpirun passes them only to the ranks of its host.
     done = run("smddprun", sys.executable, "-c", SHOW, **place, MASTER_ADDR="algo-1", MASTER_PORT="7777")
     assert json.loads(done.stdout)[-2:] == ["algo-1", "7592"]
 
 
-def test_a_host_knows_its_place_in_a_job_better_than_mpirun_says(tmp_path):
+def test_the_hosts_resource_configuration_overrides_mpirun(tmp_path):
     """The toolkit's `mpi` strategy gives ranks of all hosts the SM_CURRENT_HOST of the first."""
     config = tmp_path / "input" / "config" / "resourceconfig.json"
     config.parent.mkdir(parents=True)
@@ -82,7 +82,7 @@ def test_a_host_knows_its_place_in_a_job_better_than_mpirun_says(tmp_path):
     assert done.stdout.split() == ["1", "algo-2"], done.stderr
 
 
-def test_one_rank_alone_has_a_meeting_point_of_its_own():
+def test_a_single_rank_uses_a_local_rendezvous():
     done = run("smddprun", sys.executable, "-c", SHOW, **LAUNCHERS[1](0, 1, 1))
     *numbers, host, port = json.loads(done.stdout)
     assert numbers == ["0", "1", "0", "1", "0"] and host == "127.0.0.1" and int(port) > 0, done.stderr
@@ -90,13 +90,13 @@ def test_one_rank_alone_has_a_meeting_point_of_its_own():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_store_that_is_there_already_stays_where_it_is():
+def test_an_existing_store_keeps_its_address():
     place = {**LAUNCHERS[1](1, 2, 1), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4321"}
     done = run("smddprun", sys.executable, "-c", SHOW, **place, TORCHELASTIC_USE_AGENT_STORE="True")
     assert json.loads(done.stdout) == ["1", "2", "1", "2", "0", "127.0.0.1", "4321"], done.stderr
 
 
-def test_under_a_launcher_it_is_the_command_with_its_status_and_its_signals():
+def test_under_a_launcher_smddprun_execs_the_command():
     place = LAUNCHERS[1](0, 2, 1)
     assert run("smddprun", "sh", "-c", "exit 7", **place).returncode == 7
     assert run("smddprun", "sh", "-c", "kill -USR1 $$", **place).returncode == -signal.SIGUSR1
@@ -131,14 +131,14 @@ def test_the_first_failure_of_a_local_rank_is_named_and_ends_all(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "name"), [(9, "SIGKILL"), (40, "40")])
-def test_a_rank_that_a_signal_ended_gives_its_number(number, name):
+def test_a_rank_ended_by_a_signal_sets_the_exit_status(number, name):
     """A real-time signal has no name in Python."""
     done = run("smddprun", "--nproc", "2", sys.executable, "-c", f"import os; os.kill(os.getpid(), {number})")
     assert done.returncode == 128 + number and f"by signal {name};" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_it_ends_the_local_ranks(number, tmp_path):
+def test_a_signal_to_smddprun_ends_the_local_ranks(number, tmp_path):
     script = (
         "import os, signal, time\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
@@ -166,12 +166,12 @@ def test_a_signal_to_it_ends_the_local_ranks(number, tmp_path):
         (["true"], "--nproc N"),
     ],
 )
-def test_a_command_line_that_makes_no_sense_is_named(arguments, says):
+def test_an_invalid_command_line_is_reported(arguments, says):
     done = run("smddprun", *arguments)
     assert done.returncode == 2 and says in done.stderr, done.stderr
 
 
-def test_an_environment_that_makes_no_sense_is_named():
+def test_an_invalid_environment_is_reported():
     done = run("smddprun", "true", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2")
     assert done.returncode == 2 and "MASTER_ADDR is not set" in done.stderr
 
@@ -193,7 +193,7 @@ def test_the_historic_import_is_enough_under_mpirun():
     assert [status for status, _ in ended] == [0, 0], ended
 
 
-def test_the_historic_import_says_what_the_launcher_left_unsaid():
+def test_the_historic_import_sets_missing_launcher_variables():
     script = "import smdistributed.dataparallel.torch.torch_smddp"
     done = run("python", "-c", script, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2")
     assert done.returncode == 0 and "MASTER_ADDR is not set" in done.stderr, done.stderr

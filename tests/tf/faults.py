@@ -46,7 +46,7 @@ def main() -> None:
         if kind == "killed" and last:
             os.kill(os.getpid(), signal.SIGKILL)
         if kind == "interrupted" and last:
-            # Until the others have gone, which wait for it in a step.
+            # Wait until the other ranks, which wait for this rank in a step, have ended.
             sys.stdin.readline()
         if kind == "timeout" and last:
             time.sleep(6)
@@ -56,9 +56,9 @@ def main() -> None:
         error = None
     except BaseException as raised:
         error = raised
-    told = {"rank": sdp.rank(), "begun": begun, "ended": time.time()}
-    told |= {"kind": type(error).__name__, "text": str(error)}
-    os.write(1, ("\n@" + json.dumps(told) + "\n").encode())
+    report = {"rank": sdp.rank(), "begun": begun, "ended": time.time()}
+    report |= {"kind": type(error).__name__, "text": str(error)}
+    os.write(1, ("\n@" + json.dumps(report) + "\n").encode())
     os._exit(0 if error is None else 3)
 
 

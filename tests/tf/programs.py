@@ -1,4 +1,4 @@
-"""Starts ranks of `run.py`, and collects what they tell."""
+"""Starts ranks of `run.py` and collects their reports."""
 
 import ast
 import functools
@@ -26,7 +26,7 @@ def cases(module: str) -> list[str]:
 
 
 def start(size: int, *command: str, **more: str) -> list[subprocess.Popen]:
-    """`size` ranks of `command`, a script and its arguments, each by itself: one that ends does not end the others."""
+    """Starts `size` ranks of `command`, a script and its arguments. The end of one rank does not stop the others."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -57,7 +57,7 @@ def results(module: str, size: int, names: tuple[str, ...] = ()) -> tuple[dict, 
 
 
 def outputs(ranks: list[subprocess.Popen], seconds: float) -> list[str]:
-    """What each rank wrote, after all have ended; they are killed after so long."""
+    """Returns each rank's output after all have ended. Kills them after `seconds`."""
     until = time.monotonic() + seconds
     found = []
     for rank in ranks:

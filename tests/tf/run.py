@@ -1,4 +1,4 @@
-"""One rank: `python run.py MODULE [CASE ...]`. Runs the module's cases and tells of each in a line of JSON."""
+"""One rank: `python run.py MODULE [CASE ...]`. Runs the module's cases and prints each result as a line of JSON."""
 
 import importlib
 import json
@@ -28,8 +28,8 @@ def main() -> None:
             skipped, error = case(), ""
         except BaseException:
             skipped, error = None, traceback.format_exc()
-        told = {"case": name[5:], "rank": sdp.rank(), "error": error, "skipped": skipped}
-        os.write(1, ("\n@" + json.dumps(told) + "\n").encode())
+        report = {"case": name[5:], "rank": sdp.rank(), "error": error, "skipped": skipped}
+        os.write(1, ("\n@" + json.dumps(report) + "\n").encode())
         if error:
             # The ranks are out of step.
             os._exit(1)

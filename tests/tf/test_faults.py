@@ -25,29 +25,29 @@ def test_a_killed_rank_raises_in_all_others_within_a_second():
         assert said[rank]["ended"] - said[rank]["begun"] < 1, said[rank]
 
 
-def test_ranks_that_call_different_things_hear_both_calls():
+def test_mismatched_calls_raise_with_both_calls():
     said = ended("mismatch")
     assert len(said) == SIZE
-    first = [told for told in said.values() if "smddp.MismatchError" in told["text"]]
+    first = [each for each in said.values() if "smddp.MismatchError" in each["text"]]
     assert first and first[0]["kind"] == "InvalidArgumentError"
     assert "1000" in first[0]["text"] and "2000" in first[0]["text"], first[0]
 
 
-def test_a_rank_without_a_gradient_that_the_others_have_is_an_error_on_all():
+def test_a_gradient_missing_on_one_rank_raises_on_all():
     said = ended("absent")
     assert len(said) == SIZE
     assert all("smddp." in each["text"] for each in said.values()), said
     assert any("smddp.MismatchError" in each["text"] for each in said.values()), said
 
 
-def test_a_rank_that_does_not_come_is_named_at_the_deadline():
+def test_a_missing_rank_is_named_at_the_deadline():
     said = ended("timeout")
     for rank in (0, 1):
         assert said[rank]["kind"] in ("DeadlineExceededError", "InternalError"), said[rank]
-    assert any("smddp.CollectiveTimeoutError" in told["text"] and "rank 2" in told["text"] for told in said.values())
+    assert any("smddp.CollectiveTimeoutError" in each["text"] and "rank 2" in each["text"] for each in said.values())
 
 
-def test_ctrl_c_ends_a_step_that_waits_within_a_second():
+def test_ctrl_c_ends_a_waiting_step_within_a_second():
     ranks = start(SIZE, str(HERE / "faults.py"), "interrupted")
     try:
         first = ranks[0]
@@ -59,7 +59,7 @@ def test_ctrl_c_ends_a_step_that_waits_within_a_second():
         (said,) = words(first.communicate(timeout=60)[0])
         assert said["kind"] == "KeyboardInterrupt", said
         assert said["ended"] - begun < 1
-        # The others hear of it: nobody waits for who has gone.
+        # The other ranks are notified and do not wait for the interrupted rank.
         (other,) = words(ranks[1].communicate(timeout=60)[0])
         assert "smddp." in other["text"], other
     finally:
@@ -69,7 +69,7 @@ def test_ctrl_c_ends_a_step_that_waits_within_a_second():
 
 
 def wait_inside(rank: subprocess.Popen) -> None:
-    """Until the process does nothing but wait."""
+    """Waits until the process uses no CPU time."""
     until, before = time.monotonic() + 30, -1
     while time.monotonic() < until:
         fields = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()

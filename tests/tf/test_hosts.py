@@ -12,7 +12,7 @@ MODULES = ("collectives", "training")
 
 
 @functools.cache
-def told(module: str) -> tuple[dict, str]:
+def reports(module: str) -> tuple[dict, str]:
     if subprocess.run([NETLAB, "check"], capture_output=True).returncode != 0:
         pytest.skip("no network namespaces here (bench/lab/netlab check)")
     command = [NETLAB, "run", "--hosts", "2", "--procs", "2", "--raw", "--env", "OMP_NUM_THREADS=1", "--"]
@@ -25,11 +25,11 @@ def told(module: str) -> tuple[dict, str]:
 
 
 def both() -> list:
-    """Calls between hosts are in `make test`; that training loops are right there, too, follows from them as a rule."""
+    """`make test` runs the calls between hosts; the training loops build on them and are marked slow."""
     marks = {"training": pytest.mark.slow}
     return [pytest.param(module, case, marks=marks.get(module, ())) for module in MODULES for case in cases(module)]
 
 
 @pytest.mark.parametrize(("module", "case"), both())
 def test_across_hosts(module, case):
-    verdict(told(module), case, 4)
+    verdict(reports(module), case, 4)

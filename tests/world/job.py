@@ -285,7 +285,7 @@ def arguments(comm: smddp.Communicator) -> None:
         (ValueError, "counts", lambda: comm.all_gather(ones, out=ones.copy(), counts=[1] * (size + 1))),
         (ValueError, f"not cut in {size}", lambda: comm.reduce_scatter(np.ones(size + 1)) if size > 1 else cut()),
         (ValueError, "timeout must be", lambda: comm.set_timeout(0)),
-        (ValueError, "no collective is called", lambda: comm.path("allreduce", 8)),
+        (ValueError, "unknown collective 'allreduce'", lambda: comm.path("allreduce", 8)),
         (TypeError, "unexpected keyword", lambda: comm.all_reduce(ones, asynchronous=True)),
         (ValueError, "rank", lambda: comm.send(ones, size + 3)),
     ]

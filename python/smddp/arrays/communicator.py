@@ -1,6 +1,6 @@
 """Groups of ranks without torch: `smddp.init()` and `smddp.Communicator`.
 
-with smddp.init() as comm:  # one rank of those that mpirun, torchrun or srun started
+with smddp.init() as comm:  # on each rank that mpirun, torchrun or srun started
     total = comm.all_reduce(numpy.ones(1000, "float32"))
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 else:
     Arrays = core().Arrays
 
-#: What the ranks' meeting asks of a store.
+#: Methods that the rendezvous needs of a store.
 _STORE = ("set", "get", "check", "delete_key")
 
-#: Numbers of the core are below.
+#: Exclusive upper bound of the core's integers.
 _NUMBERS = 2**63
 
-# torch's own deadline of a group.
+# torch's default timeout of a group, in seconds.
 DEFAULT_TIMEOUT = 1800.0
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -41,8 +41,8 @@ _made = 0
 
 
 class Communicator(Arrays):
-    """One group of ranks, and its collectives and messages on arrays: numpy's, or anything with the buffer protocol or
-    DLPack, on the host or on a CUDA device, contiguous.
+    """A group of ranks with collectives and point-to-point messages on contiguous arrays: numpy's, or any object with
+    the buffer protocol or DLPack, on the host or on a CUDA device.
 
     Made by `smddp.init`, `from_env` and `split`. Any thread may call; all ranks make the same collectives in the same
     order. Counts are elements, times are seconds. The calls themselves (`all_reduce`, `all_gather`, `send`, ...) are
@@ -60,41 +60,41 @@ class Communicator(Arrays):
 
     @classmethod
     def from_env(cls, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Communicator:
-        """This process's rank among those that a launcher started. As `smddp.init()` without arguments."""
+        """Returns the group of all ranks that the launcher started, as `smddp.init()` without arguments."""
         return init(timeout=timeout)
 
     @classmethod
     def over(cls, comm: Comm, local: tuple[int | None, int | None] = (None, None)) -> Communicator:
-        """Takes over the core's communicator.
+        """Wraps a communicator of the core.
 
         local: this rank's number on its host and the number of ranks there, counted where the launcher sets neither.
         """
         made = cls.__new__(cls, comm)
         nodes = comm.nodes()
-        near = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
+        local_ranks = [rank for rank, node in enumerate(nodes) if node == nodes[comm.rank]]
         local_rank, local_size = local
         made.communicator = comm
         made.rank, made.size, made.name = comm.rank, comm.size, comm.name
-        made.local_rank = near.index(comm.rank) if local_rank is None else local_rank
-        made.local_size = local_size or len(near)
+        made.local_rank = local_ranks.index(comm.rank) if local_rank is None else local_rank
+        made.local_size = local_size or len(local_ranks)
         _open.add(made)
         stacks.offer()
         shut_down_at_exit()
         say_paths(comm)
-        weakref.finalize(made, _let_go, comm, os.getpid()).atexit = False
+        weakref.finalize(made, _close, comm, os.getpid()).atexit = False
         return made
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """The group of the ranks that give the same `color`, in the order of their `key`, then of their rank here; None
-        where `color` is None. All ranks of this group call it (as `MPI_Comm_split`).
+        """Returns the group of all ranks with the same `color`, ordered by `key`, then by their rank here; None if
+        `color` is None. Collective over this group (as `MPI_Comm_split`).
 
-        Raises TopologyError, on all ranks of the new group, where one of them cannot make its part of it.
+        Raises TopologyError on all ranks of the new group if one of them cannot create it.
         """
         made = self.communicator.split(color, key)
         return None if made is None else type(self).over(made)
 
     def broadcast_object(self, value: Any = None, root: int = 0) -> Any:
-        """What rank `root` gives, on every rank, pickled on the way: from peers that you trust."""
+        """Returns rank `root`'s value on every rank. Values are pickled; use it with trusted peers only."""
         data = pickle.dumps(value) if self.rank == root else b""
         length = array("q", [len(data)])
         with one_call(self.communicator, "broadcast_object"):
@@ -104,7 +104,7 @@ class Communicator(Arrays):
         return value if self.rank == root else pickle.loads(buffer)
 
     def all_gather_object(self, value: Any) -> list[Any]:
-        """What every rank gives, in rank order, pickled on the way: from peers that you trust."""
+        """Returns all ranks' values in rank order. Values are pickled; use it with trusted peers only."""
         data = pickle.dumps(value)
         lengths = array("q", [0] * self.size)
         with one_call(self.communicator, "all_gather_object"):
@@ -115,34 +115,34 @@ class Communicator(Arrays):
         return [pickle.loads(buffer[start : start + length]) for start, length in zip(starts, lengths)]
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Deadline of the calls from now on that have none of their own. Raises ValueError where it is not positive."""
+        """Sets the default deadline of later calls, in seconds. Raises ValueError if it is not positive."""
         self.communicator.set_timeout(_deadline(timeout))
 
     def path(self, collective: str, nbytes: int) -> str:
-        """The way that a collective on a whole buffer of so many bytes takes, in words: "shm mesh".
+        """Returns the transport and algorithm of a collective on a buffer of `nbytes` bytes, such as "shm mesh".
 
         Raises ValueError for an unknown collective and for a size outside of 0 to 2**63 - 1 bytes.
         """
         if collective not in COLLECTIVES:
-            raise ValueError(f"no collective is called {collective!r}: there are {', '.join(COLLECTIVES)}")
+            raise ValueError(f"path: unknown collective {collective!r}: expected one of {', '.join(COLLECTIVES)}")
         if not 0 <= nbytes < _NUMBERS:
             raise ValueError(f"path: nbytes {nbytes} is out of range: expected 0 to 2**63 - 1")
         return self.communicator.path(COLLECTIVES.index(collective), 0, nbytes)
 
     @property
     def way(self) -> str:
-        """What bytes go through: "shm", "tcp eth0 10.0.0.1", or both."""
+        """Transports of the group: "shm", "tcp eth0 10.0.0.1", or both."""
         return self.communicator.way()
 
     @property
     def error(self) -> BaseException | None:
-        """Why the group is of no more use, if it is."""
+        """Reason why the group is unusable; None while it is usable."""
         return self.communicator.error()
 
     def close(self) -> None:
-        """Leave in good order, together with the other ranks: all calls are over then. Idempotent.
+        """Leave the group together with the other ranks after all calls have completed. Idempotent.
 
-        Raises MismatchError where ranks called different things and no call has said so.
+        Raises MismatchError for mismatched calls that no call has reported.
         """
         if self in _open:
             _open.discard(self)
@@ -152,7 +152,7 @@ class Communicator(Arrays):
                 self.communicator.close()
 
     def abort(self, reason: str = "") -> None:
-        """Have all waiters raise ClosedError, here and at the other ranks. Never blocks."""
+        """Raise ClosedError in all waiting calls of all ranks. Never blocks."""
         _open.discard(self)
         self.communicator.abort(reason or f"rank {self.rank} aborted the group")
 
@@ -163,7 +163,7 @@ class Communicator(Arrays):
         if error is None:
             self.close()
         else:
-            # That error is the reason to tell; the others hear that this rank has left.
+            # Let that error propagate; the other ranks are notified that this rank left.
             _open.discard(self)
             self.communicator.let_go()
 
@@ -183,7 +183,7 @@ def init(
     store: Any = None,
     timeout: float | timedelta = DEFAULT_TIMEOUT,
 ) -> Communicator:
-    """Meet all other ranks. Each further call makes another group of the same ranks.
+    """Form a group with all other ranks. Each further call creates another group of the same ranks.
 
     Without arguments rank and address come from the environment of torchrun, Open MPI, MVAPICH2, MPICH, Intel MPI, HPE
     PALS, Flux, jsrun, srun or smddprun. A process without a launcher is the only rank of its group.
@@ -203,7 +203,7 @@ def init(
     global _made
     seconds = _deadline(timeout)
     if store is not None and (address is not None or port is not None):
-        raise ValueError(f"smddp.init: ranks meet at the store or at an address, not both ({address=}, {port=})")
+        raise ValueError(f"smddp.init: expected a store or an address, not both ({address=}, {port=})")
     if store is not None and not all(callable(getattr(store, name, None)) for name in _STORE):
         kind = type(store).__name__
         raise TypeError(f"smddp.init: store must have {', '.join(_STORE)}, as torch's stores do; {kind} has not")
@@ -233,11 +233,11 @@ def init(
 
 
 def open_groups() -> list[Communicator]:
-    """The groups of this process that are open."""
+    """Returns the open groups of this process, sorted by name."""
     return sorted(_open, key=lambda group: group.name)
 
 
-def _let_go(comm: Comm, owner: int) -> None:
+def _close(comm: Comm, owner: int) -> None:
     if os.getpid() == owner:
         comm.let_go()
 
@@ -275,7 +275,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _deadline(timeout: float | timedelta) -> float:
-    """Seconds of a deadline. Raises ValueError where they are not positive, TypeError for another type."""
+    """Returns a deadline in seconds. Raises ValueError if it is not positive, TypeError for another type."""
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
     if isinstance(timeout, bool) or not isinstance(timeout, Real):

@@ -1,4 +1,4 @@
-"""Calls that are made of several operations of the core."""
+"""Calls composed of several operations of the core."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def one_call(comm: Comm, name: str) -> Iterator[None]:
     """Aborts the group when an exception leaves the block after its first operation started.
 
-    The other ranks would wait for the operations that this rank does not start any more. A group that has failed
-    before keeps its reason. name: the call in the other ranks' errors. Raise errors that all ranks raise after the
-    block, so that the group stays usable.
+    Otherwise the other ranks would wait for operations that this rank never starts. A group that failed before keeps
+    its reason. name: the call in the other ranks' errors. Raise errors that occur on all ranks after the block, so
+    that the group remains usable.
     """
     begun = comm.sequence()
     try:

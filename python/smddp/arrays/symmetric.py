@@ -1,4 +1,4 @@
-"""`smddp.empty`: tensors in memory that all ranks of a host map, and from which they take what is sent."""
+"""`smddp.empty`: tensors in symmetric memory, which all ranks of a host map and read directly."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ if TYPE_CHECKING:
 
 
 def memory(nbytes: int) -> Any:
-    """A writable buffer of `nbytes` bytes of symmetric memory, free again when nothing refers to it any more.
+    """Returns a writable buffer of `nbytes` bytes of symmetric memory. It is freed with its last reference.
 
-    Raises MemoryError where so much of it is not free in one piece.
+    Raises MemoryError if no contiguous block of this size is free.
     """
     owner = core().SymmetricBuffer(nbytes)
     buffer: Any = (ctypes.c_char * nbytes).from_address(owner.address)
-    # Each view of the buffer holds a reference to it, and so to the memory.
+    # Each view of the buffer holds a reference to the memory.
     buffer.owner = owner
     return buffer
 
 
 def empty(*size: Any, dtype: Any = None) -> Any:
-    """A tensor on the CPU whose memory the other ranks of its host read where it lies.
+    """Returns an uninitialized CPU tensor in symmetric memory, which the other ranks of its host read directly.
 
-    As torch.empty(*size, dtype=dtype), but for where it is: collectives that send from it, or whose result is made in
-    it and sent on, copy nothing into staging memory, if what goes to a rank is 16 KiB or more. Elements are anything
-    at first. With a numpy dtype (or its name) it is an array, for groups without torch. It may be used as any other,
-    with any backend; a forked child has its memory in common with its parent.
+    Arguments as of torch.empty(*size, dtype=dtype). Collectives that send from it, or that send on a result made in it,
+    skip the copy into staging memory for messages of 16 KiB or more per rank. A numpy dtype (or its name) gives a numpy
+    array, for groups without torch. It works like any other tensor, with any backend; a forked child shares its memory
+    with the parent.
 
         shard = smddp.empty(1 << 20, dtype=torch.bfloat16)
         dist.all_gather_into_tensor(whole, shard)
 
-    `smddp info` shows how much of it a process has, and how many messages were read where they lay.
+    `smddp info` shows the symmetric memory of a process and the number of messages read in place.
 
-    Raises MemoryError where so much is not free in one piece (a process has 16 GiB of room for it), ValueError for a
-    negative size, TypeError for a type that is none.
+    Raises MemoryError if no contiguous block is free (the limit is 16 GiB per process), ValueError for a negative
+    size, TypeError for an invalid dtype.
     """
     shape = tuple(size[0]) if len(size) == 1 and not hasattr(size[0], "__index__") else size
     shape = tuple(int(extent) for extent in shape)
@@ -50,7 +50,7 @@ def empty(*size: Any, dtype: Any = None) -> Any:
 
 
 def tensor(shape: tuple[int, ...], dtype: Any = None) -> Tensor:
-    """The same with torch's type."""
+    """Returns a tensor of a torch dtype. See `empty`."""
     import torch
 
     dtype = torch.get_default_dtype() if dtype is None else dtype

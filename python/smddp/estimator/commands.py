@@ -30,7 +30,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Command:
-    """What is started on a host, with the variables that it has beside those that are there."""
+    """Command on a host, with the variables that it adds to the host's environment."""
 
     host: str
     argv: list[str]
@@ -72,7 +72,7 @@ def hosts_of(given: Given, hosts: Sequence[str] | None, instance_count: int | No
     for text in hosts:
         name, _, number = text.partition(":")
         if not name or (number and (not number.isdecimal() or len(number) > 6 or int(number) < 1)):
-            raise ValueError(f"hosts: {text!r} is no host: give NAME or NAME:RANKS")
+            raise ValueError(f"hosts: invalid entry {text!r}: expected NAME or NAME:RANKS")
         found.append(Host(validation.host_name(name), int(number or each)))
     if len({host.name for host in found}) != len(found):
         raise ValueError(f"hosts: one is named twice in {list(hosts)}")
@@ -213,7 +213,7 @@ def _efa(given: Given) -> list[str]:
 
 
 def efa_variables(given: Given) -> dict[str, str]:
-    """What the toolkit sets for ranks of torchrun on instances with EFA."""
+    """Returns the toolkit's variables for torchrun on instances with EFA."""
     found: dict[str, str] = {}
     if given.instance_type in machines.EFA:
         found |= {"FI_PROVIDER": "efa", "NCCL_PROTO": "simple"}

@@ -92,7 +92,7 @@ def fit(
     ranks = sum(host.slots for host in on)
     report(f"smddp: job {name}: {ranks} ranks on {', '.join(host.name for host in on)}, in {folder.path}")
 
-    # A restart sends the files of the first attempt, without those that the script wrote.
+    # A restart sends the files of the first attempt, without files that the script has written since.
     files = functools.cache(lambda: running.packed(folder.path))
 
     def make(attempt: int, cancelled: threading.Event) -> running.Run:

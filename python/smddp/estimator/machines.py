@@ -37,7 +37,7 @@ _OTHERS = (
 _SIZES = ("medium", "large", "xlarge", *(f"{number}xlarge" for number in (2, 4, 8, 9, 10, 12, 16, 18, 24, 32, 48, 96)))
 _TYPES = frozenset(("local", "local_gpu", *GPUS, *(f"ml.{family}.{size}" for family in _OTHERS for size in _SIZES)))
 
-#: Those whose messages between hosts the training toolkit sends through EFA; a set of its own for RDMA from GPU memory.
+#: Instance types for which the training toolkit enables EFA; EFA_RDMA: those with RDMA from GPU memory.
 EFA_RDMA = frozenset(
     "ml.p4d.24xlarge ml.p4de.24xlarge ml.p5.48xlarge ml.p5e.48xlarge ml.trn1.32xlarge ml.p6e-gb200.36xlarge".split()
 )
@@ -68,7 +68,7 @@ def gpus(instance_type: str | None) -> int | None:
 
 
 def lacks_efa(instance_type: str | None) -> bool:
-    """Whether this type is known to have no EFA."""
+    """Returns whether this type is known to lack EFA."""
     name = instance_type or ""
     small = name.startswith("ml.g") and name.endswith((".xlarge", ".2xlarge", ".4xlarge"))
     return small or name.startswith(_NO_EFA)

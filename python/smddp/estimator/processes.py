@@ -1,6 +1,6 @@
 """Processes of a job on this machine, found by the job's variables, which children inherit.
 
-torchrun and mpirun start each rank in a process group of its own, so the group of the host's command is not enough.
+torchrun and mpirun start each rank in a separate process group, so the group of the host's command is not enough.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def _python(given: Given) -> str | None:
     if parallel and given.image_uri is None and (given.py_version or "py3").startswith("py2"):
         return f"py_version is {given.py_version!r}: give py310, say"
     if parallel and not given.instance_type and not given.instance_groups:
-        return 'there is no instance_type: give "ml.p4d.24xlarge", or "local" for this machine'
+        return 'instance_type is missing: give "ml.p4d.24xlarge", or "local" for this machine'
     return None
 
 
@@ -240,7 +240,7 @@ def _groups(given: Given) -> str | None:
     if len(asked) > len(known):
         return f"{len(asked)} are asked for, and the estimator has {len(known)}"
     if len(known) > 1 and len(asked) != 1:
-        return f"the estimator has {len(known)} and {len(asked)} are asked for: name the one that trains"
+        return f"the estimator has {len(known)} and {len(asked)} are asked for: name the group to train on"
     if any(group not in known for group in asked):
         return "one of them is not the estimator's"
     if asked and not given.starts:

@@ -26,11 +26,11 @@ from smddp.estimator.commands import Command, Host
 from smddp.estimator.job import Folder
 from smddp.launch.local import signal_name
 
-#: After a first failure is known, others may turn out to have been earlier.
+#: Seconds to wait after the first reported failure for reports of earlier failures.
 _EARLIER = 1.0
-#: How long a host's agent has to begin.
+#: Seconds for a host's agent to start.
 _BEGIN = 60.0
-#: From the wish that all end to the last resort.
+#: Seconds from a stop request to SIGKILL.
 _END = 5.0
 _HERE = ("localhost", "127.0.0.1", "::1")
 
@@ -65,19 +65,19 @@ class Failure:
     @property
     def how(self) -> str:
         if self.status < 0:
-            # An error of its own, slow to end.
+            # The rank raised an error and was then slow to exit.
             failed = "failed and " if self.status == -signal.SIGTERM and not self.terminated else ""
             return f"{failed}was ended by signal {signal_name(-self.status)}"
         return f"ended with exit status {self.status}"
 
     @property
     def follows(self) -> bool:
-        """Whether the rank failed since it lost another one, which may be slower to end."""
+        """True if the rank failed because it lost a peer, which may exit later."""
         return "PeerLostError" in self.last or "is a consequence" in self.last
 
     @property
     def terminated(self) -> bool:
-        """Whether SIGTERM ended the rank, which shows no error of its own. 143 is the status of a shell's script."""
+        """True if SIGTERM ended the rank and its output shows no error. A shell script ends with status 143."""
         return self.status in (-signal.SIGTERM, 128 + signal.SIGTERM) and "Traceback (most recent" not in self.last
 
 
@@ -98,11 +98,11 @@ class LaunchError(RuntimeError):
 
 
 def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
-    """Of the first of the ranks that failed; at least one."""
+    """Returns the error of the first failed rank. failures: at least one."""
     earliest = min(failure.ended for failure in failures)
 
     def order(failure: Failure) -> tuple[int, float]:
-        # Launchers send SIGTERM to the neighbours of a rank that failed: only the earliest SIGTERM is a cause.
+        # Launchers send SIGTERM to the other ranks after a failure: only the earliest SIGTERM can be the cause.
         terminated = failure.terminated and failure.ended > earliest
         return (1 if failure.follows else 2 if terminated else 0), failure.ended
 
@@ -119,7 +119,7 @@ def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
 
 
 class Run:
-    """A job's processes, from the start on. `wait` ends it."""
+    """Processes of a job."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Run:
         report: called with each line of the ranks' output. attempt: number from 1; a later one ends the processes of
         earlier ones and removes their results. files: returns `packed` of the folder before the first attempt, for
         hosts other than this one. cancelled: ends the wait for hosts.
-        Raises LaunchError where a host's agent does not begin, or after `cancelled`.
+        Raises LaunchError if a host's agent does not start, or after `cancelled`.
         """
         self._folder = folder
         self._report = report or (lambda line: None)
@@ -191,8 +191,8 @@ class Run:
             agent = failed[0]
             said = "\n".join(agent.last)
             raise LaunchError(
-                f"{agent.command_name} on {agent.host} ended with exit status {agent.status}, and no rank says why:\n"
-                f"{said}",
+                f"{agent.command_name} on {agent.host} ended with exit status {agent.status}, and no rank reported a "
+                f"cause:\n{said}",
                 self._folder,
                 lost_host=bool(lost),
             )
@@ -217,7 +217,7 @@ class Run:
                 return
 
     def _begin(self) -> None:
-        """No host starts ranks before the job's folder is on all of them."""
+        """Starts the ranks once the job's folder is on all hosts."""
         until = time.monotonic() + _BEGIN
         while waiting := [agent for agent in self._agents if not agent.ready]:
             names = ", ".join(agent.host for agent in waiting)
@@ -240,7 +240,7 @@ class Run:
             agent.start()
 
     def _follow(self) -> None:
-        """Until all commands have ended, or a while after the first rank failed."""
+        """Processes reports until all commands have ended, or up to 6 s after the first failure."""
         last = None
         while any(agent.runs for agent in self._agents):
             try:
@@ -255,7 +255,7 @@ class Run:
     def _take(self, number: int, what: dict[str, Any] | None) -> None:
         agent = self._agents[number]
         if what is None:
-            # An agent without a command ends with its input.
+            # An agent without a command ends when its input closes.
             agent.lost = not self._stopping and (agent.runs or not agent.has_command)
             if agent.runs:
                 agent.status = agent.status or 255
@@ -291,7 +291,7 @@ class _Agent:
         self.host = host
         self.ready = False
         self.runs = self.has_command = given["argv"] is not None
-        #: Its connection ended before its command.
+        #: True if the connection ended before the command.
         self.lost = False
         self.status = 0
         self.last: list[str] = []
@@ -302,7 +302,7 @@ class _Agent:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Ctrl-C is for the launcher, which then ends it.
+            # Ctrl-C reaches only the launcher, which then ends the agent.
             start_new_session=True,
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
@@ -317,7 +317,7 @@ class _Agent:
         self._write(b"start\n")
 
     def release(self) -> None:
-        """Its input ends, so it ends what it started."""
+        """Closes the agent's input, so that the agent ends its processes."""
         try:
             self._stdin.close()
         except OSError:
@@ -331,7 +331,7 @@ class _Agent:
             self._process.wait()
 
     def words(self) -> str:
-        """What it, or whatever was to start it, said last."""
+        """Returns the last stderr lines of the agent or its remote shell, else the exit status."""
         try:
             self._process.wait(1)
         except subprocess.TimeoutExpired:
@@ -344,7 +344,7 @@ class _Agent:
             self._stdin.write(data)
             self._stdin.flush()
         except OSError:
-            pass  # it has ended, which its output tells
+            pass  # the agent has exited; the end of its output reports that
 
 
 def _read(number: int, pipe: IO[bytes], said: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
@@ -392,6 +392,6 @@ def _listed(ranks: list[int]) -> str:
 
 
 def need(program: str, why: str) -> None:
-    """Raises LaunchError where there is no such program here."""
+    """Raises LaunchError if this machine lacks a program."""
     if shutil.which(program) is None:
         raise LaunchError(f"there is no {program} on this machine, {why}", Path(os.curdir))

@@ -95,7 +95,7 @@ def _distribution(text: str | None) -> dict[str, Any]:
     try:
         return dict(json.loads(text))
     except (json.JSONDecodeError, RecursionError, TypeError) as error:
-        raise ValueError(f"--distribution is no JSON object ({error}): {text[:200]!r}") from None
+        raise ValueError(f"--distribution: invalid JSON object {text[:200]!r}: {error}") from None
 
 
 def _inputs(given: Sequence[str]) -> dict[str, str]:

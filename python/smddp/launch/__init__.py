@@ -1,1 +1,1 @@
-"""Starting ranks, and what launchers leave in their environment: `smddprun` and its relatives. Without torch."""
+"""Launch programs (`smddprun` and its variants) and launchers' environment variables. Imports no torch."""

@@ -1,4 +1,4 @@
-"""The variables that torch's `env://` reads, from those of whichever launcher started this process."""
+"""Variables of torch's `env://` rendezvous, derived from any supported launcher's variables."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from typing import cast
 
 from smddp._native import core
 
-#: Rank, size, local rank and local size (None: the launcher does not set it), and the address of rank 0: host, port,
-#: whether all ranks are on that host. None: no launcher.
+#: Rank, size, local rank, local size (None if the launcher does not set it) and rank 0's address: host, port, and
+#: whether all ranks run on that host. None without a launcher.
 Launched = tuple[int, int, int | None, int | None, tuple[str, int, bool] | None] | None
 
 
 def launched(port: int | None = None) -> Launched:
-    """What this process's launcher says (`smddp._core.launched`). Where MPI ranks of several hosts are told no
-    MASTER_ADDR, it is asked for and set, and the job's name where nothing else says it.
+    """Returns the launcher's settings of this process (`smddp._core.launched`). For MPI ranks on several hosts without
+    MASTER_ADDR, queries the process manager and sets MASTER_ADDR and, if missing, the job's name.
 
-    Raises smddp.ConfigError, a ValueError, where variables make no sense, or nobody says where the first rank is.
+    Raises smddp.ConfigError, a ValueError, for invalid variables or an unknown address of rank 0.
     """
     native = core()
     try:
         found = native.launched(port)
     except native.ConfigError as error:
-        from smddp.launch import process_manager  # seldom needed, by a program whose start counts
+        from smddp.launch import process_manager  # imported lazily to keep startup short
 
         try:
             if not process_manager.complete():
                 raise
         except OSError as reason:
-            text = f"{error}; its process manager was asked and does not say: {reason}; mpirun -x MASTER_ADDR=HOST does"
+            text = f"{error}; the process manager did not supply it: {reason}; pass it by mpirun -x MASTER_ADDR=HOST"
             raise native.ConfigError(text) from reason
         found = native.launched(port)
     return cast(Launched, found)
 
 
 def complete() -> bool:
-    """Set what torchrun would have set where another launcher started this process: RANK, WORLD_SIZE, LOCAL_RANK,
+    """Set torchrun's variables if another launcher started this process: RANK, WORLD_SIZE, LOCAL_RANK,
     LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT, and SMDATAPARALLEL_LOCAL_RANK. MASTER_ADDR and MASTER_PORT
     keep their values if all ranks have them. mpirun's process manager supplies them for ranks on several hosts.
 
@@ -46,7 +46,7 @@ def complete() -> bool:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         numbers = os.environ["RANK"], os.environ["WORLD_SIZE"]
         if not all(number.isdecimal() for number in numbers) or int(numbers[0]) >= int(numbers[1]):
-            launched()  # says why not
+            launched()  # raises with the reason
         return True
     found = launched()
     if found is None:
@@ -75,10 +75,10 @@ def complete() -> bool:
     }
     hosts = _sm_hosts()
     if node_rank is not None and node_rank < len(hosts):
-        # mpirun gives all ranks the same variables: its own host's, or none.
+        # mpirun passes all ranks the variables of the host it runs on, or none.
         values["SM_CURRENT_HOST"] = hosts[node_rank]
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true":
-        # torch's store is there already; the core's own port is another one.
+        # torch's store already listens there; the core needs a different port.
         del values["MASTER_ADDR"], values["MASTER_PORT"]
     for name, value in values.items():
         if value is not None:
@@ -87,7 +87,7 @@ def complete() -> bool:
 
 
 def free_port() -> int:
-    """A port of this host that nobody has now."""
+    """Returns a currently unused TCP port of this host."""
     import socket  # as above
 
     with socket.socket() as found:
@@ -97,7 +97,7 @@ def free_port() -> int:
 
 
 def _sm_hosts() -> list[str]:
-    """A SageMaker job's hosts; none where this is no such job or they make no sense."""
+    """Returns the hosts of a SageMaker job; an empty list outside SageMaker or for an invalid list."""
     import json  # as above
 
     try:
@@ -107,9 +107,9 @@ def _sm_hosts() -> list[str]:
 
 
 def _place_in_job() -> int | None:
-    """This host's place among those of a SageMaker job."""
+    """Returns this host's index in the SageMaker job's list of hosts."""
     hosts = _sm_hosts()
-    # The host's own file first: in its `mpi` strategy the toolkit hands the first host's SM_CURRENT_HOST to all ranks.
+    # Prefer the host's file: the toolkit's `mpi` strategy passes the first host's SM_CURRENT_HOST to all ranks.
     for name in (_configured_host(), os.environ.get("SM_CURRENT_HOST")) if hosts else ():
         if name in hosts:
             return hosts.index(name)
@@ -117,7 +117,7 @@ def _place_in_job() -> int | None:
 
 
 def _configured_host() -> str | None:
-    """What the service calls this host."""
+    """Returns this host's name in the service's resource configuration."""
     import json  # as above
 
     from smddp.files import read_text
@@ -131,7 +131,7 @@ def _configured_host() -> str | None:
 
 
 def _node_rank(rank: int, size: int, local_rank: int, local_size: int | None) -> int | None:
-    """Which of the job's hosts this is, where the launcher, the job or ranks that come host by host say so."""
+    """Returns this host's index from the launcher, the job or a host-by-host rank order; None if unknown."""
     if "SLURM_NODEID" in os.environ and "SLURM_PROCID" in os.environ:
         return int(os.environ["SLURM_NODEID"])
     place = _place_in_job()

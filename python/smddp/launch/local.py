@@ -1,4 +1,4 @@
-"""Ranks on this machine without a launcher: started, watched, and ended together."""
+"""Local launcher: starts, monitors and ends the ranks of this machine together."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from types import FrameType
 
 from smddp.launch.environment import free_port
 
-# After the first failure the others learn of it themselves and may say what they saw; then they are asked to end, then
-# killed.
+# Seconds after the first failure in which the other ranks may report it themselves, then before SIGTERM and SIGKILL.
 _GRACE = 3.0
 _ASKED = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
 def count_devices() -> int:
-    """CUDA devices of this machine that the driver shows; 0 without a driver."""
+    """Returns the number of CUDA devices of the driver; 0 without a driver."""
     from smddp._native import core
 
     return len(core().cuda(True)["devices"])
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL, or the number of a real-time signal, which has no name."""
+    """Returns a signal's name, such as SIGKILL, or the number of a real-time signal, which has no name."""
     return next((each.name for each in signal.Signals if each == number), str(number))
 
 
 def run(command: Sequence[str], size: int, program: str) -> int:
     """Start `size` ranks of `command` and wait for all of them. Returns the exit status.
 
-    That is 0 where all ended well, else the first failing rank's own (128 and the signal's number where one ended it).
-    The others end with it, and with a SIGINT or SIGTERM to this process, and with this process.
+    The status is 0 if all ranks succeeded, else that of the first failed rank (128 plus the number of a fatal signal).
+    A failed rank, a SIGINT or SIGTERM to this process, or its exit ends the other ranks.
     """
     port = free_port()
     ranks: list[subprocess.Popen[bytes]] = []
@@ -99,7 +98,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], asked: list[int], program: str) 
 
 
 def _end(ranks: list[subprocess.Popen[bytes]]) -> None:
-    """No rank outlives this."""
+    """Ends all ranks."""
     for process in ranks:
         if process.poll() is None:
             process.terminate()

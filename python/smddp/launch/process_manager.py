@@ -1,12 +1,11 @@
-"""Where the first rank is, asked of the process manager that mpirun has on every host.
+"""Lookup of rank 0's host through mpirun's process manager.
 
-mpirun tells a rank its number, and not where the others are; who comes from nccl-tests has never had to say it either.
-Open MPI's answers through its PMIx library, MPICH's and Intel MPI's (Hydra) by lines of PMI 1 on the socket that each
-rank inherits.
+mpirun passes each rank its number but not rank 0's address. Open MPI answers through its PMIx library. MPICH and Intel
+MPI (Hydra) answer in the PMI 1 protocol on a socket that each rank inherits.
 
-All ranks ask or none: Hydra answers when every rank has come, and Open MPI ends a job of which some have asked and
-others have not. A rank that has asked must take leave before it ends or becomes another program. That program's own
-MPI_Init fails then: it is told its address by `mpirun -x MASTER_ADDR=HOST`, and nobody is asked.
+The query is collective: Hydra answers once all ranks have asked, and Open MPI aborts a job in which only some ask.
+A rank that has asked must finalize before it exits or executes another program. MPI_Init of that program then fails;
+start it with `mpirun -x MASTER_ADDR=HOST`, which skips the query.
 """
 
 from __future__ import annotations
@@ -21,55 +20,55 @@ from functools import partial
 
 from smddp._native import core
 
-#: Seconds that Hydra's other ranks may take to come.
+#: Seconds to wait for the other ranks' queries to Hydra.
 _PATIENCE = 60.0
-#: PMIx: the name of a rank's host, and the type of a value that is a string (pmix_common.h).
+#: PMIx: key of a rank's host name, and type code of a string value (pmix_common.h).
 _HOST_NAME, _STRING = b"pmix.hname", 3
 
-#: What takes leave of the manager that this process has asked.
-_leave: Callable[[], object] | None = None
+#: Ends this process's session with the process manager.
+_finalize: Callable[[], object] | None = None
 
 
 def complete() -> bool:
-    """Sets what is missing. False where there is nobody to ask. Raises OSError with the reason where it fails."""
-    told = [bool(os.environ.get(name)) for name in ("MASTER_ADDR", "MASTER_PORT")]
-    if "RANK" in os.environ or all(told):
+    """Sets missing variables. Returns False without a process manager. Raises OSError if the query fails."""
+    known = [bool(os.environ.get(name)) for name in ("MASTER_ADDR", "MASTER_PORT")]
+    if "RANK" in os.environ or all(known):
         return False
     if "PMIX_RANK" in os.environ and "OMPI_COMM_WORLD_RANK" in os.environ:
-        if not told[0]:
+        if not known[0]:
             os.environ["MASTER_ADDR"] = _ask_pmix()
-        return not told[0]
+        return not known[0]
     if "PMI_RANK" in os.environ and "PMI_FD" in os.environ:
         host, job = _ask_hydra()
-        if not told[0]:
+        if not known[0]:
             os.environ["MASTER_ADDR"] = host
-        # From the job's name the core derives a port.
+        # The core derives a port from the job's name.
         os.environ.setdefault("HYDRA_JOBID", job)
         return True
     return False
 
 
 def leave() -> None:
-    """Takes leave of a manager that was asked, which takes a rank that ends without it for a crashed one."""
-    global _leave
-    owed, _leave = _leave, None
-    # A manager that is gone misses nobody.
+    """Ends the session with the process manager, which would otherwise report this rank's exit as a crash."""
+    global _finalize
+    finalize, _finalize = _finalize, None
+    # The manager may have exited.
     with contextlib.suppress(OSError):
-        if owed is not None:
-            owed()
+        if finalize is not None:
+            finalize()
 
 
-def _owes(leave_taking: Callable[[], object]) -> None:
-    global _leave
-    _leave = leave_taking
+def _register_finalize(finalize: Callable[[], object]) -> None:
+    global _finalize
+    _finalize = finalize
     atexit.register(leave)
-    os.register_at_fork(after_in_child=_owes_nothing)
+    os.register_at_fork(after_in_child=_discard_finalize)
 
 
-def _owes_nothing() -> None:
-    """A child is no rank: its end is no matter of the manager's."""
-    global _leave
-    _leave = None
+def _discard_finalize() -> None:
+    """Keeps the parent's session open when a forked child, which is not a rank, exits."""
+    global _finalize
+    _finalize = None
 
 
 class _Process(ctypes.Structure):
@@ -79,13 +78,13 @@ class _Process(ctypes.Structure):
 
 
 class _Value(ctypes.Structure):
-    """The begin of pmix_value_t: its union holds a pointer where the value is a string."""
+    """First fields of pmix_value_t; its union holds a pointer if the value is a string."""
 
     _fields_ = [("type", ctypes.c_uint16), ("string", ctypes.c_char_p)]
 
 
 def _libraries() -> Iterator[str]:
-    """Where PMIx may be: beside this Open MPI, or where the loader looks."""
+    """Candidate paths of the PMIx library: this Open MPI's directories, then the loader's search path."""
     prefix = os.environ.get("OPAL_PREFIX")
     for place in ("lib", "lib/openmpi", "lib64") if prefix else ():
         yield f"{prefix}/{place}/libpmix.so.2"
@@ -107,19 +106,19 @@ def _ask_pmix() -> str:
     status = core().undisturbed("PMIx", begin)
     if status != 0:
         raise OSError(f"PMIx_Init of {library._name} returns {status}")
-    _owes(lambda: library.PMIx_Finalize(None, ctypes.c_size_t(0)))
+    _register_finalize(lambda: library.PMIx_Finalize(None, ctypes.c_size_t(0)))
     first.namespace = this.namespace
     value = ctypes.POINTER(_Value)()
     status = library.PMIx_Get(ctypes.byref(first), _HOST_NAME, None, ctypes.c_size_t(0), ctypes.byref(value))
     if status != 0 or not value or value.contents.type != _STRING:
         raise OSError(f"PMIx_Get of rank 0's host by {library._name} returns {status}")
-    # The library's memory: a few bytes, once a process.
+    # The library allocated these few bytes once per process; they are not freed.
     return bytes(value.contents.string).decode()
 
 
 def _ask_hydra() -> tuple[str, str]:
-    """The first rank's host, and the job's name."""
-    # The descriptor itself stays as it is for an MPI library that comes later.
+    """Returns rank 0's host and the job's name."""
+    # Use a duplicate: an MPI library may use the original descriptor later.
     asked = socket.socket(fileno=os.dup(int(os.environ["PMI_FD"])))
     asked.settimeout(_PATIENCE)
     lines = asked.makefile("rw", encoding="ascii")
@@ -130,13 +129,15 @@ def _ask_hydra() -> tuple[str, str]:
         try:
             answer = dict(word.partition("=")[::2] for word in lines.readline().split())
         except TimeoutError:
-            raise TimeoutError(f"Hydra has no answer to {words} after {_PATIENCE:g} s: have all ranks come?") from None
+            raise TimeoutError(
+                f"Hydra did not answer {words!r} within {_PATIENCE:g} s: check that all ranks have started"
+            ) from None
         if answer.get("rc", "0") != "0" or key not in answer:
-            raise OSError(f"Hydra answers {answer or 'nothing'} to {words}")
+            raise OSError(f"Hydra answered {answer or 'nothing'} to {words!r}")
         return answer[key]
 
     say("init pmi_version=1 pmi_subversion=1")
-    _owes(lambda: say("finalize"))
+    _register_finalize(lambda: say("finalize"))
     job = say("get_my_kvsname", "kvsname")
     if os.environ["PMI_RANK"] == "0":
         say(f"put kvsname={job} key=smddp-host value={socket.gethostname()}")

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 
 from smddp.launch import environment
 
-#: Most ranks that one host starts, as smddp-bench.
+#: Maximum number of ranks of one host, as in smddp-bench.
 MAX_RANKS = 4096
 
 
 class _Asked:
-    """A command line: options of ours, then the rank's command."""
+    """Parsed command line: options of the program, then the rank's command."""
 
     def __init__(self) -> None:
         self.size: int | None = None
@@ -27,17 +27,17 @@ class _Asked:
 
 
 def smddprun() -> int:
-    """Under a launcher: become the command, as the rank that the launcher says. Else start local ranks."""
+    """Under a launcher: executes the command as the launcher's rank. Otherwise starts local ranks."""
     return _main("smddprun", sys.argv[1:])
 
 
 def smddpmprun() -> int:
-    """The same for modelparallel jobs, with the instance type, which changes nothing here."""
+    """The same for modelparallel jobs; the instance type has no effect here."""
     return _main("smddpmprun", sys.argv[1:], valued=("-i", "--instance-type"), flags=("--allow-bypass",))
 
 
 def smddpsinglenode() -> int:
-    """Local ranks, whatever launcher started this."""
+    """Starts local ranks under any launcher."""
     return _main("smddpsinglenode", sys.argv[1:], alone=True)
 
 
@@ -53,7 +53,7 @@ def _main(
         os.environ.update(asked.variables)
         if not alone and asked.size is None and environment.complete():
             return _become(program, asked.command)
-        from smddp.launch import local  # what a launcher's ranks need not load
+        from smddp.launch import local  # imported lazily: ranks of a launcher do not need it
 
         size = asked.size or local.count_devices()
         if size == 0:
@@ -68,7 +68,7 @@ def _main(
 
 
 def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequence[str]) -> _Asked:
-    """Raises ValueError for a command line that makes no sense."""
+    """Parses a command line. Raises ValueError if it is invalid."""
     asked, rest = _Asked(), list(argv)
     while rest and rest[0].startswith("-"):
         name, _, given = rest.pop(0).partition("=")
@@ -87,9 +87,9 @@ def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequ
             given = rest.pop(0)
         if name == "-x":
             variable, assigned, value = given.partition("=")
-            # Without a value it is the caller's own, which ranks have anyway.
+            # Without a value: the ranks inherit the caller's value anyway.
             if assigned:
-                from smddp.validation import variable_name  # a launcher's ranks seldom need it
+                from smddp.validation import variable_name  # imported lazily: rarely needed
 
                 asked.variables[variable_name(variable, "-x")] = value
         elif name not in valued:
@@ -103,7 +103,7 @@ def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequ
 
 
 def _become(program: str, command: list[str]) -> int:
-    """Replace this process by the command: exit status and signals are its own."""
+    """Replaces this process by the command, which keeps its exit status and signals."""
     if asked := sys.modules.get("smddp.launch.process_manager"):
         asked.leave()
     sys.stdout.flush()

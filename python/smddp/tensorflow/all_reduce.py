@@ -11,15 +11,15 @@ import tensorflow as tf
 
 from smddp.tensorflow import ops, world
 
-#: MiB of a bucket of gradients, at most.
+#: Maximum size of a gradient bucket in MiB.
 BUCKET_CAP_MB = 25.0
-#: A step's gradients make so many buckets, where these have a MiB: the first is on its way early, and the last, which
-#: no computation hides, is small.
+#: Target number of buckets per step, each of at least 1 MiB: the first starts early, and the last, which no
+#: computation overlaps, is small.
 _BUCKETS = 8
 
 
 class ReduceOp(Enum):
-    """How values of the ranks become one. The value is the core's number."""
+    """Reduction operation. The value is the core's number."""
 
     SUM = 0
     AVERAGE = 1
@@ -28,7 +28,7 @@ class ReduceOp(Enum):
 
 
 class NoneCompressor:
-    """Sends tensors as they are."""
+    """No compression."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -54,14 +54,14 @@ class FP16Compressor:
 
 
 class Compression:
-    """What gradients are sent as."""
+    """Compression of gradients on the wire."""
 
     none = NoneCompressor
     fp16 = FP16Compressor
 
 
 def reduction(op: Any) -> ReduceOp:
-    """Raises ValueError for what is none."""
+    """Returns a validated op. Raises ValueError for an invalid one."""
     if isinstance(op, ReduceOp):
         return op
     raise ValueError(f"op is {op!r}: give one of {', '.join(f'ReduceOp.{known.name}' for known in ReduceOp)}")
@@ -79,14 +79,14 @@ def all_reduce(
     None stays None. IndexedSlices keep their form, with the rows of all ranks, unless sparse_as_dense.
 
     Raises ValueError for an invalid op, and for IndexedSlices with MIN or MAX; InvalidArgumentError, before values are
-    sent, where ranks disagree on which values are None.
+    sent, if ranks disagree on which values are None.
     """
     op = reduction(op)
     found: list[Any] = list(values)
     for at, value in enumerate(found):
         if isinstance(value, tf.IndexedSlices) and sparse_as_dense:
             found[at] = tf.convert_to_tensor(value)
-    # Ranks that disagree make different first calls, which the core reports, or all compare.
+    # Ranks that disagree either make mismatched first calls, which the core reports, or all compare.
     alike = all(value is not None and not isinstance(value, tf.IndexedSlices) for value in found)
     with tf.control_dependencies([] if alike or len(found) < 2 else [_compared(found)]):
         _reduce(found, op, compression, bucket_cap_mb)
@@ -97,7 +97,7 @@ def _compared(values: Sequence[Any]) -> Any:
     """Compares over all ranks which values are None and which are sparse. Returns the check, for a graph."""
     form = "".join("0" if value is None else "s" if isinstance(value, tf.IndexedSlices) else "1" for value in values)
     number = int.from_bytes(hashlib.sha256(form.encode()).digest()[:7], "big")
-    # The largest number and the negated smallest one: they are this rank's own where all are equal.
+    # Maximum of the number and of its negation: all ranks are equal if both match this rank's.
     own = tf.constant([number, -number], tf.int64)
     (most,) = ops.wait(ops.start([own], ReduceOp.MAX.value), [own])
     absent = [at for at, kind in enumerate(form) if kind == "0"]
@@ -109,7 +109,7 @@ def _compared(values: Sequence[Any]) -> Any:
 
 
 def _reduce(found: list[Any], op: ReduceOp, compression: Any, bucket_cap_mb: float) -> None:
-    """Replaces each value by its reduction."""
+    """Replaces each value by its reduction over all ranks."""
     sent: dict[int, tuple[tf.Tensor, Any]] = {
         at: compression.compress(tf.convert_to_tensor(value))
         for at, value in enumerate(found)
@@ -128,10 +128,10 @@ def _reduce(found: list[Any], op: ReduceOp, compression: Any, bucket_cap_mb: flo
 
 
 def buckets(tensors: Sequence[tuple[int, tf.Tensor]], cap: int) -> list[list[int]]:
-    """Which go together: neighbours of one type, up to `cap` bytes, less where that makes few. Those of unknown size go
-    alone.
+    """Returns the buckets: adjacent tensors of one dtype, up to `cap` bytes, or fewer bytes if that gives few buckets.
+    A tensor of unknown size has its own bucket.
 
-    Each bucket is where its last tensor is, so that it starts when that one is there.
+    A bucket has the position of its last tensor, so it starts once that tensor is available.
     """
     whole = sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for _, tensor in tensors)
     cap = min(cap, max(2**20, whole // _BUCKETS))

@@ -1,4 +1,4 @@
-"""Keras's callbacks for data parallel training: ranks begin alike, metrics are one, learning rates warm up."""
+"""Keras callbacks for data parallel training: broadcast, metric averages, learning rate schedules and warm-up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Callback: Any = tf.keras.callbacks.Callback
 
 
 class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]
-    """Give the model and its optimizer the values of rank `root_rank`, after the first batch: then all exist."""
+    """Broadcasts the model's and optimizer's variables from rank `root_rank` after the first batch, once all exist."""
 
     def __init__(self, root_rank: int = 0, device: str = "") -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class BroadcastGlobalVariablesCallback(_Callback):  # type: ignore[misc]
 
 
 class MetricAverageCallback(_Callback):  # type: ignore[misc]
-    """An epoch's metrics are the ranks' average, for the callbacks that come after this one."""
+    """Averages an epoch's metrics over all ranks, for the callbacks after this one."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if not logs:
             return
-        # A rank may have metrics in another order.
+        # The order of metrics may differ between ranks.
         names = sorted(name for name, value in logs.items() if _is_number(value))
         values = [tf.convert_to_tensor(float(logs[name]), tf.float64) for name in names]
         with tf.device(self.device or None):
@@ -54,11 +54,11 @@ class MetricAverageCallback(_Callback):  # type: ignore[misc]
 class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]
     """The learning rate is `initial_lr` times a multiplier, a number or a function of the epoch.
 
-    start_epoch, end_epoch: where it counts. staircase: once an epoch; else with every batch, by the part of the epoch,
-    for which steps_per_epoch is asked where Keras does not know it. momentum_correction: scale an optimizer's momentum
-    with the rate for the batch in which that changes (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+    start_epoch, end_epoch: range of epochs in effect. staircase: update once per epoch; otherwise on every batch with a
+    fractional epoch, which needs steps_per_epoch if Keras does not know it. momentum_correction: scale the momentum
+    with the rate on a batch that changes the rate (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
 
-    Raises ValueError where steps_per_epoch is needed and nobody knows it.
+    Raises ValueError if steps_per_epoch is needed and unknown.
     """
 
     def __init__(
@@ -114,16 +114,16 @@ class LearningRateScheduleCallback(_Callback):  # type: ignore[misc]
         before, now = _get(optimizer, "learning_rate"), self.initial_lr * self.multiplier(epoch)
         _set(optimizer, "learning_rate", now)
         momentum = getattr(optimizer, "momentum", None)
-        # A plain number is part of a compiled step already, and would not change there.
+        # A plain number is a constant of a compiled step.
         if self.momentum_correction and isinstance(momentum, tf.Variable) and before > 0:
             self._momentum = _get(optimizer, "momentum")
             _set(optimizer, "momentum", self._momentum * now / before)
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """From `initial_lr` / size to `initial_lr`, evenly over `warmup_epochs`.
+    """Raises the learning rate linearly from `initial_lr` / size to `initial_lr` over `warmup_epochs`.
 
-    initial_lr: the rate of all ranks together, that of one times the number of ranks. verbose: 1 prints it at the end.
+    initial_lr: one rank's rate times the number of ranks. verbose: 1 prints the rate at the end.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         size = world.size()
 
         def multiplier(epoch: float) -> float:
-            # The last batch of the warm-up has the whole rate.
+            # The last batch of the warm-up uses the full rate.
             epoch += 1.0 / self.steps_per_epoch if self.steps_per_epoch else 0.0
             return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
 

@@ -1,4 +1,4 @@
-"""The collectives that scripts call themselves, on tensors and on variables."""
+"""Collectives on tensors and variables for scripts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def allreduce(
     *,
     tensor: Any = None,
 ) -> Any:
-    """A tensor, or IndexedSlices, over all ranks: inside a tf.function and outside. Differentiable for SUM and AVERAGE.
+    """Reduces a tensor or IndexedSlices over all ranks, in graphs and eagerly. Differentiable for SUM and AVERAGE.
 
-    param_index, num_params: taken for the original's sake; calls need no plan here.
-    Raises ValueError before `init`, for an op that is none, and for both or neither of `grad` and `tensor`.
+    param_index, num_params: ignored; accepted for compatibility with the original library.
+    Raises ValueError before `init`, for an unknown op, and for both or neither of `grad` and `tensor`.
     """
     if (grad is None) == (tensor is None):
         raise ValueError("allreduce: give one tensor")
@@ -31,7 +31,7 @@ def allreduce(
 
 
 def oob_allreduce(tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE) -> Any:
-    """As `allreduce`, for values that are no gradients: losses, metrics."""
+    """Reduces values other than gradients, such as losses and metrics. See `allreduce`."""
     return _reduced(tensor, compression, op)
 
 
@@ -55,9 +55,9 @@ def _reduced(value: Any, compression: Any, op: ReduceOp) -> Any:
 
 
 def broadcast(tensor: Any, root_rank: int = 0) -> tf.Tensor:
-    """That of rank `root_rank`, on every rank. Differentiable: the root gets the sum of all ranks' gradients.
+    """Returns rank `root_rank`'s tensor on every rank. Differentiable: the root gets the sum of all ranks' gradients.
 
-    Raises ValueError before `init` and for a root that is no rank.
+    Raises ValueError before `init` and for an invalid root.
     """
     _root(root_rank)
     value = tf.convert_to_tensor(tensor)
@@ -76,13 +76,13 @@ def broadcast(tensor: Any, root_rank: int = 0) -> tf.Tensor:
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
-    """Give variables the values of rank `root_rank`: TensorFlow's, or Keras's. In a graph of TensorFlow 1 the op that
-    does so, else None.
+    """Assigns rank `root_rank`'s values to TensorFlow or Keras variables. Returns the op in a TensorFlow 1 graph, else
+    None.
 
-    Raises ValueError before `init` and for a root that is no rank.
+    Raises ValueError before `init` and for an invalid root.
     """
     _root(root_rank)
-    # A variable of Keras 3 holds one of TensorFlow's.
+    # A Keras 3 variable wraps a TensorFlow variable.
     there = [getattr(variable, "value", variable) if _is_keras_3(variable) else variable for variable in variables]
     by_type: dict[Any, list[Any]] = {}
     for variable in there:
@@ -97,9 +97,9 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int = 0) -> Any:
 
 
 def broadcast_global_variables(root_rank: int = 0) -> Any:
-    """In a graph of TensorFlow 1: the op that gives all its global variables the values of rank `root_rank`.
+    """Returns the op that assigns rank `root_rank`'s values to all global variables of a TensorFlow 1 graph.
 
-    Raises RuntimeError outside of such a graph, which has the list of them.
+    Raises RuntimeError outside a TensorFlow 1 graph.
     """
     if tf.executing_eagerly():
         raise RuntimeError(
@@ -110,8 +110,8 @@ def broadcast_global_variables(root_rank: int = 0) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """For `tf.compat.v1.train.MonitoredTrainingSession` and estimators: all ranks begin with the values of rank
-    `root_rank`."""
+    """Broadcasts the initial values of rank `root_rank`, for `tf.compat.v1.train.MonitoredTrainingSession` and
+    estimators."""
 
     def __init__(self, root_rank: int = 0, device: str = "") -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
 
 
 def overlap(tensor: Any) -> Any:
-    """The tensor itself: collectives run beside the backward pass without being told where it is."""
+    """Returns the tensor unchanged: collectives overlap with the backward pass without hints."""
     return tensor
 
 

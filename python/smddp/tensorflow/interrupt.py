@@ -1,7 +1,7 @@
-"""Ctrl-C while a step waits: TensorFlow holds the main thread, so Python's handler does not run before the step ends.
+"""Ctrl-C during a step: TensorFlow holds the main thread, so Python's handler runs only after the step.
 
-A signal's number comes through a descriptor at once. A thread that reads it ends the group's calls if the handler does
-not run; the step fails, and KeyboardInterrupt follows.
+Python writes a signal's number to a descriptor at once. A thread reads it and aborts the group's calls if the handler
+does not run; the step then fails and KeyboardInterrupt follows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _POLL = 0.02
 _writes: int | None = None
 _before: Any = (-1, None)
 _handled = threading.Event()
-#: A step was ended for the signal that the handler is called with next.
+#: Set once a step was aborted for the signal whose handler runs next.
 _ended = threading.Event()
 
 
@@ -36,7 +36,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def watch(abort: Callable[[str], None]) -> None:
-    """In the main thread, where SIGINT has a handler of Python's; else a waiting step lasts to its deadline."""
+    """Installs the handler in the main thread if SIGINT has a Python handler; else steps wait to their deadline."""
     global _writes, _before
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -49,7 +49,7 @@ def watch(abort: Callable[[str], None]) -> None:
 
 
 def unwatch() -> None:
-    """Gives both back, unless somebody has taken them over since."""
+    """Restores the wakeup descriptor and the handler, unless other code has replaced them."""
     global _writes
     if _writes is None:
         return
@@ -68,8 +68,8 @@ def _handle(number: int, frame: FrameType | None) -> Any:
     if not _ended.is_set():
         return _before[1](number, frame)
     _ended.clear()
-    # It runs while TensorFlow makes the exception of the step that was ended, where another one would be lost. So it
-    # waits for whatever comes next in the code that asked for the step.
+    # It runs while TensorFlow creates the exception of the aborted step, where a second exception would be lost. So it
+    # waits until the caller of the step resumes.
     while frame is not None and frame.f_back is not None and _is_of_tensorflow(frame):
         frame = frame.f_back
     assert frame is not None

@@ -1,8 +1,8 @@
-"""The ops of the core in TensorFlow's graphs and outside of them, in one order on all ranks.
+"""The core's ops in TensorFlow graphs and eager mode, in the same order on all ranks.
 
-A collective is two ops: `start` hands its tensors on and returns, `wait` ends it, so that what is between them runs
-meanwhile. Each op comes after the one before it in its graph: ranks that ran independent ops in different orders would
-make different calls.
+A collective is two ops: `start` submits the tensors and returns, and `wait` completes it; ops between them overlap.
+Each op depends on the previous op of its graph, because ranks that ran independent ops in different orders would make
+mismatched calls.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context, execute
 from tensorflow.python.framework import op_def_library
 
-#: The newest op of each graph and the control flow that it is in.
+#: Latest op of each graph and its control flow context.
 _newest: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
 
 
@@ -25,19 +25,19 @@ def start(tensors: Sequence[tf.Tensor], op: int) -> tf.Tensor:
 
 
 def wait(ticket: tf.Tensor, like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The results of what was started with tensors `like` these."""
+    """Returns the results of a started operation. like: tensors with the results' dtypes and shapes."""
     attributes = {"N": len(like), "T": like[0].dtype}
     return _shaped(_made("SmddpWait", len(like), {"ticket": ticket}, attributes), like)
 
 
 def broadcast(tensors: Sequence[tf.Tensor], root: int) -> list[tf.Tensor]:
-    """Those of rank `root`, of one type."""
+    """Returns rank `root`'s tensors, which have one dtype."""
     attributes = {"N": len(tensors), "T": tensors[0].dtype, "root": root}
     return _shaped(_made("SmddpBroadcast", len(tensors), {"tensors": list(tensors)}, attributes), tensors)
 
 
 def gather(tensor: tf.Tensor) -> tf.Tensor:
-    """The rows of all ranks, in rank order; each may have another number of them."""
+    """Returns the rows of all ranks in rank order. The number of rows may differ between ranks."""
     (result,) = _made("SmddpGather", 1, {"tensor": tensor}, {"T": tensor.dtype})
     if not tf.executing_eagerly() and tensor.shape.rank is not None:
         result.set_shape([None, *tensor.shape[1:]])
@@ -64,17 +64,17 @@ def _made(name: str, outputs: int, inputs: dict[str, Any], attributes: dict[str,
     before, its_flow = _newest.get(graph, (None, None))
     if before is not None:
         before = before()
-    # Into another loop or branch of TensorFlow 1 no edge may lead.
+    # A control edge must not cross into another loop or branch of TensorFlow 1.
     edges = [before] if before is not None and its_flow is flow else []
-    # What can be told from the inputs is no attribute to name.
-    named = {key: value for key, value in attributes.items() if key not in _told_by(inputs)}
+    # TensorFlow infers these attributes from the inputs and rejects explicit values.
+    named = {key: value for key, value in attributes.items() if key not in _inferred(inputs)}
     with tf.control_dependencies(edges):
         _, _, made, found = op_def_library._apply_op_helper(name, **inputs, **named)
     _newest[graph] = (weakref.ref(made), flow)
     return list(found) if isinstance(found, (list, tuple)) else [found]
 
 
-def _told_by(inputs: dict[str, Any]) -> tuple[str, ...]:
+def _inferred(inputs: dict[str, Any]) -> tuple[str, ...]:
     if "tensors" in inputs:
         return ("N", "T")
     return ("T",) if "tensor" in inputs else ()

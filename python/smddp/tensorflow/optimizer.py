@@ -69,7 +69,7 @@ def DistributedOptimizer(
         loss_scaling.watch(kind, "apply_gradients", _is_distributed, _move)
         _become(optimizer, _of_keras_2, reduced, passes)
     else:
-        raise TypeError(f"{kind.__name__} is no optimizer of Keras or TensorFlow 1")
+        raise TypeError(f"unsupported optimizer {kind.__name__}: expected a Keras or TensorFlow 1 optimizer")
     return optimizer
 
 

@@ -1,4 +1,4 @@
-"""`DistributedGradientTape`: a tape whose gradients are all ranks'."""
+"""`DistributedGradientTape`: a tape that reduces gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def DistributedGradientTape(
     sparse_as_dense: bool = True,
     op: ReduceOp = ReduceOp.AVERAGE,
 ) -> tf.GradientTape:
-    """The same tape, before, during or after its recording, whose `gradient` is that of all ranks.
+    """Returns the same tape, whose `gradient` is reduced over all ranks. Call it before, during or after recording.
 
-    compression: `Compression.fp16` sends float16. sparse_as_dense: gradients of embeddings become dense; else they are
-    IndexedSlices with the rows of all ranks. op: how gradients of the ranks become one.
+    compression: `Compression.fp16` sends float16. sparse_as_dense: gradients of embeddings become dense; otherwise they
+    are IndexedSlices with the rows of all ranks. op: the reduction.
 
-    Raises ValueError before `init`, for device_dense or device_sparse (calls are placed with their tensors), and for an
-    op that is none.
+    Raises ValueError before `init`, for device_dense or device_sparse (calls run on their tensors' devices), and for an
+    invalid op.
     """
     no_devices(device_dense, device_sparse)
     op = reduction(op)

@@ -1,4 +1,4 @@
-"""This process's rank among those that train together."""
+"""Group of all ranks of the training job."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _world: Communicator | None = None
 
 
 def init(timeout: float = DEFAULT_TIMEOUT) -> None:
-    """Meet all ranks that the launcher started (see `smddp.init`). timeout: seconds, of the meeting and of every call.
+    """Forms the group of all ranks that the launcher started (see `smddp.init`). timeout: seconds for the rendezvous
+    and for each call.
 
-    Raises RuntimeError where it was called before; what `smddp.init` raises; ImportError where this TensorFlow lacks a
-    function that is needed.
+    Raises RuntimeError if already initialized, ImportError if this TensorFlow lacks a required function, and the errors
+    of `smddp.init`.
     """
     global _world
     if _world is not None:
@@ -32,7 +33,7 @@ def is_initialized() -> bool:
 
 
 def shutdown() -> None:
-    """Leave the group, together with the other ranks. `init` may be called again then."""
+    """Leaves the group together with the other ranks. `init` may be called again afterwards."""
     global _world
     if _world is None:
         return
@@ -43,13 +44,13 @@ def shutdown() -> None:
 
 
 def abort(reason: str) -> None:
-    """End what waits, here and at the other ranks."""
+    """Aborts pending calls on all ranks."""
     if _world is not None:
         _world.abort(reason)
 
 
 def world() -> Communicator:
-    """The group. Raises ValueError before `init`."""
+    """Returns the group. Raises ValueError before `init`."""
     if _world is None:
         raise ValueError("smdistributed.dataparallel.tensorflow is not initialized: call init() first")
     return _world
@@ -61,7 +62,7 @@ def size() -> int:
 
 
 def rank() -> int:
-    """This process among all ranks, from 0. Raises ValueError before `init`."""
+    """Rank of this process, from 0. Raises ValueError before `init`."""
     return world().rank
 
 
@@ -71,12 +72,12 @@ def local_size() -> int:
 
 
 def local_rank() -> int:
-    """This process among those of its host, from 0. Raises ValueError before `init`."""
+    """Rank of this process on its host, from 0. Raises ValueError before `init`."""
     return world().local_rank
 
 
 class WorkerComm:
-    """Objects among the ranks, pickled on the way: from peers that you trust."""
+    """Collectives on pickled objects, for trusted peers only."""
 
     @property
     def rank(self) -> int:
@@ -93,15 +94,15 @@ class WorkerComm:
         return world().size
 
     def bcast(self, value: Any = None, root: int = 0) -> Any:
-        """What rank `root` gives."""
+        """Returns rank `root`'s value."""
         return world().broadcast_object(value, root)
 
     def allgather(self, value: Any) -> list[Any]:
-        """What every rank gives, in rank order."""
+        """Returns all ranks' values in rank order."""
         return world().all_gather_object(value)
 
     def gather(self, value: Any, root: int = 0) -> list[Any] | None:
-        """The same at rank `root`, None at the others."""
+        """Returns all ranks' values at rank `root`, None at the others."""
         found = world().all_gather_object(value)
         return found if world().rank == root else None
 
@@ -112,6 +113,6 @@ class WorkerComm:
 
 
 def get_worker_comm() -> WorkerComm:
-    """Objects among the ranks: `gather`, `bcast`, `allgather`, `barrier`. Raises ValueError before `init`."""
+    """Returns the object collectives `gather`, `bcast`, `allgather`, `barrier`. Raises ValueError before `init`."""
     world()
     return WorkerComm()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-#: Fixed words of the core's error texts, and the name of the doctor's check. The first match counts.
+#: Fixed parts of the core's error texts and the name of the doctor's check. The first match applies.
 HINTS: tuple[tuple[str, str], ...] = (
     ("no file descriptor left", "open files"),
     ("Too many open files", "open files"),

@@ -1,7 +1,7 @@
-"""The core's errors, dressed so that torch's handlers know them too.
+"""The core's errors as subclasses of torch's.
 
-Each class here is both the core's class (`smddp.PeerLostError`) and `torch.distributed.DistBackendError`,
-so `except` clauses written for either see it.
+Each class derives from the core's class (such as `smddp.PeerLostError`) and `torch.distributed.DistBackendError`, so
+`except` clauses for either one match.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ CoreError: type[RuntimeError] = _core.Error
 
 
 class _Ranks:
-    # The global ranks that the error is about: who is missing, who died, who called something else.
+    # Global ranks that caused the error: missing, dead or mismatched ranks.
     ranks: list[int]
 
 
 class Error(_Ranks, _core.Error, DistBackendError):
-    """Anything that stopped a call after it began."""
+    """Base of errors that end a started call."""
 
 
 class CollectiveTimeoutError(_Ranks, _core.CollectiveTimeoutError, DistBackendError):
@@ -60,10 +60,10 @@ _DRESSED = {
 
 
 def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseException:
-    """`error` as one of the classes above; all that is not the core's comes back as it is.
+    """Converts a core error to one of the classes above; returns other errors unchanged.
 
-    `ranks`: the global ranks of a group that does not hold all ranks in order, else None. The core counts
-    inside the group, so a line is added that says who that is. The end names the doctor's line that shows the cause.
+    ranks: the global ranks of a group that does not hold all ranks in order, else None. The core reports ranks within
+    the group, so the text gains their global ranks. It ends with a hint to the doctor's check that shows the cause.
     """
     dressed = _DRESSED.get(type(error))
     if dressed is None:
@@ -88,7 +88,7 @@ def translated(ranks: Sequence[int] | None) -> Iterator[None]:
 
 
 def rank_note(ranks: Sequence[int] | None) -> str:
-    """ " (ranks of this group are ...)" where group ranks and global ranks differ, else ""."""
+    """Returns " (rank in this group = global rank: ...)" if these ranks differ, else ""."""
     if ranks is None:
         return ""
     shown = ", ".join(f"{group}={world}" for group, world in list(enumerate(ranks))[:16])

@@ -1,7 +1,7 @@
 """Messages of a rank to itself, which torch allows for isend and irecv.
 
-Nothing leaves the process, so the core has no part in it: a send leaves a copy, a receive takes it. Deadlines are those
-of messages between two ranks: `wait(timeout)` gives up the wait, and the group's timeout ends the receive.
+They bypass the core: a send stores a copy and a receive takes it. Deadlines work as between two ranks:
+`wait(timeout)` ends the wait only, and the group's timeout ends the receive.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from smddp.torch.errors import ClosedError, CollectiveTimeoutError, MismatchErro
 
 
 class Received:
-    """A receive from the own rank; looks like the core's handle (smddp._core.Work).
+    """A receive from the same rank, with the interface of the core's handle (smddp._core.Work).
 
-    label: operation, number and group of it, as errors name them. timeout: seconds until its deadline. withdraw: takes
-    it out of its mailbox; returns False where a message for it is already there.
+    label: operation, number and group, for errors. timeout: seconds until its deadline. withdraw: removes it from its
+    mailbox; returns False if its message has already arrived.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class Received:
 
 
 class Mailbox:
-    """One rank's messages to itself: first in, first out for each tag.
+    """Messages of one rank to itself, in FIFO order per tag.
 
-    rank, group: as errors name them.
+    rank, group: for errors.
     """
 
     def __init__(self, rank: int, group: str) -> None:
@@ -133,7 +133,7 @@ class Mailbox:
         self._closed = False
 
     def send(self, source: Tensor, tag: int) -> None:
-        """Never waits: the message is copied."""
+        """Copies the message; never blocks."""
         message = source.detach().flatten().clone()
         with self._lock:
             self._check_open()
@@ -168,7 +168,7 @@ class Mailbox:
         return waits
 
     def close(self) -> None:
-        """Receives that wait raise, and so do later calls."""
+        """Closes the mailbox: pending receives and later calls raise."""
         with self._lock:
             self._closed = True
             waiting = [receiver for receivers in self._wanted.values() for receiver in receivers]

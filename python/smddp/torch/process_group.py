@@ -40,22 +40,22 @@ from smddp.torch.shrink import SHRINK, Shrinkable
 from smddp.torch.shutdown_patch import patch_shutdown
 from smddp.torch.unsupported import answering
 
-# Groups that are open in this process. torch's C++ side may hold a group longer than Python does; the Python
-# half must not go first. Dropped in shutdown and abort.
+# Open groups of this process. torch's C++ code may hold a group longer than Python does, so this reference keeps the
+# Python object alive until shutdown or abort.
 _open: dict[int, SmddpProcessGroup] = {}
 _all: weakref.WeakSet[SmddpProcessGroup] = weakref.WeakSet()
 _fork_hook = False
 
 
 def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
-    """torch's creator: one group, connected when it returns."""
+    """Creator that torch calls: returns one connected group."""
     if backend_options is not None:
         warnings.warn(f"smddp has no group options; {type(backend_options).__name__} is ignored", stacklevel=2)
     request = current_request()
     if request.device_id is None:
         request.device_id = _device_of_default_group()
     store = options.store
-    # torch puts the device's prefix on the store of the one device it asked us for.
+    # torch adds the device's prefix to the store of the requested device.
     group_store = getattr(store, "underlying_store", store)
     return SmddpProcessGroup(
         store=store,
@@ -72,11 +72,11 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
 
 @answering(ProcessGroup)
 class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGroup, ProcessGroup):  # type: ignore[misc]
-    """One group: the collectives of the mixin, and torch's questions about a group.
+    """torch's process group with smddp's collectives.
 
     store: for this group's keys. group_store: the same without a device's prefix.
-    global_ranks: empty for the group of all ranks, as torch has it. connected: False for a group whose ranks the first
-    `reconfigure` says. made_by: the call it is made by, as errors name it, where torch does not make it.
+    global_ranks: empty for the group of all ranks, as in torch. connected: False if the first `reconfigure` sets the
+    ranks. made_by: the creating call for errors, if torch did not create the group.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
             else:
                 ProcessGroup.__init__(self, group_store, rank, size)
         except TypeError:
-            # Some torch in between (2.7) takes a store only for groups that are not written in Python.
+            # torch 2.7 accepts a store only for groups written in C++.
             ProcessGroup.__init__(self, rank, size)
         self._store = store
         self._group_store = group_store
@@ -132,7 +132,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._opened(connected)
 
     def _become(self, name: str, rank: int, size: int, global_ranks: Sequence[int]) -> None:
-        """This rank of a group of so many, from now on."""
+        """Set this rank and the size of the group."""
         self._rank = rank
         self._size = size
         self._ranks = global_ranks if list(global_ranks) not in ([], list(range(size))) else None
@@ -144,21 +144,21 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._forget_threads()
 
     def _connect(self, store: Any, call: str, name: str, limit: timedelta, known: Any = None) -> None:
-        """Meets the group's other ranks at the store. call, known, errors: as those of `rendezvous.connect`."""
+        """Connects to the group's other ranks through the store. Arguments and errors: see `rendezvous.connect`."""
         comm = connect(store, call, name, self._rank, self._size, limit.total_seconds(), self._ranks, known)
         comm.set_timeout(self._timeout.total_seconds())
         self._hold(comm)
         self._monitored = MonitoredBarrier(store, name, self._rank, self._size, self._ranks, self._own_barrier)
 
     def _opened(self, connected: bool = True) -> None:
-        """The group is in use from now on, `connected` or to be so later."""
+        """Registers the group as open. connected: False if its ranks connect later."""
         _open[id(self)] = self
         if connected:
             say_paths(self._comm)
         watcher.start(self._all_ranks[self._rank])
 
     def _hold(self, comm: Any) -> None:
-        """`comm` is the group's communicator, and is closed with the group at the latest; the one before it now."""
+        """Sets the group's communicator and closes the previous one. `comm` is closed with the group at the latest."""
         before, self._comm = self._closing, comm
         self._fast_path = fast_path(comm, self._serves_cpu) if self._serves_cpu or self._serves_cuda else None
         if before is not None:
@@ -167,14 +167,14 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._closing.atexit = False
 
     def _register_devices(self, group: Any, ours: Any) -> None:
-        """Tell a group of torch's which backends serve the devices: this one, or the one of its own (hooks.py).
+        """Register the backend of each device with a torch group: this group or its observed group (hooks.py).
 
-        ours: the backend of those that smddp serves.
+        ours: the backend of the devices that smddp serves.
         """
         custom = ProcessGroup.BackendType.CUSTOM
         if hasattr(group, "_set_default_backend"):  # torch 2.5 takes it from its options
             group._set_default_backend(custom)
-        # First: torch hands it on to every backend that it is told of.
+        # Set it first: torch passes it to every backend registered afterwards.
         if self._request.device_id is not None and self._shows_device(self._request.device_id):
             group.bound_device_id = self._request.device_id
         for device, backend in self._request.backends.items():
@@ -185,14 +185,14 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
             group._register_backend(torch.device(device), kind, other)
 
     def _shows_device(self, device: torch.device) -> bool:
-        """Whether torch may know what device the group is bound to.
+        """Returns whether to expose the group's bound device to torch.
 
-        From a group that has one, DeviceMesh makes all others by `split_group`. Where our backend is only stood in for
-        (see device_backend), that raises; `new_group`, its way without a device, works.
+        DeviceMesh derives groups from a bound group by `split_group`, which raises if a substitute serves our backend
+        (see device_backend). From an unbound group it uses `new_group`, which works.
         """
         return self._request.backends.get(device.type) != NAME or getattr(self._device, "supports_splitting", False)
 
-    # Who and how many
+    # Rank and size
 
     def getBackendName(self) -> str:
         return NAME
@@ -223,7 +223,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         return self._comm.sequence()
 
     def _set_sequence_number_for_group(self) -> None:
-        """The core numbers operations from the group's first on."""
+        """Returns the sequence number; the core counts operations from the group's first."""
 
     def get_error(self) -> Any:
         """As torch's backends report it: a member of ErrorType."""
@@ -240,7 +240,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
     # Timeouts
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """The deadline of calls from now on."""
+        """Sets the default deadline of later calls."""
         self._timeout = timeout
         self._comm.set_timeout(timeout.total_seconds())
         for other in self._unique_others():
@@ -251,10 +251,10 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
     setTimeout = _set_default_timeout = set_timeout
 
     def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
-        """torch lets backends leave this out; a call's own timeout and `set_timeout` are exact."""
+        """Does nothing, as torch permits: a call's timeout and `set_timeout` are exact."""
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False, *, opts: Any = None) -> None:
-        """A barrier that names the ranks that do not come. timeout: timedelta; None: the group's."""
+        """Barrier that names the missing ranks. timeout: timedelta; None: the group's."""
         options = gather_options(c10d.BarrierOptions, timeout if timeout is not None else opts)
         if isinstance(timeout, timedelta) and timeout <= timedelta(0):
             limit = 0.0
@@ -263,17 +263,17 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._monitored(limit, wait_all_ranks)
 
     def _own_barrier(self, limit: float) -> None:
-        """A barrier of the group with a deadline of `limit` seconds. Raises as any collective."""
+        """Barrier with a deadline of `limit` seconds. Raises as any collective."""
         with translated(self._ranks):
             self._comm.collective(BARRIER, UINT8, *PLAIN, 0, None, None, (), limit, False)
 
     # Leaving
 
     def shutdown(self) -> None:
-        """Leave in good order, together with the other ranks. Idempotent.
+        """Leave the group together with the other ranks. Idempotent.
 
-        Raises MismatchError where the ranks called different things and no call has said so. While another exception is
-        on its way it leaves at once and raises nothing: that one is the reason to tell.
+        Raises MismatchError for mismatched calls that no call has reported. While another exception propagates, it
+        leaves at once and raises nothing, so that the first exception is reported.
         """
         first = self._forget()
         try:
@@ -289,10 +289,9 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
                     shutdown()
 
     def abort(self) -> None:
-        """Make all waiters raise, here and at the peers. Never blocks.
+        """Abort pending calls on all ranks. Never blocks.
 
-        A group that was made with enable_reconfigure has no error afterwards, as it was asked for: it can be
-        reconfigured.
+        A group made with enable_reconfigure has no error afterwards and can be reconfigured.
         """
         self._forget()
         self._mailbox.close()
@@ -305,7 +304,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
                 abort()
 
     def _leave(self) -> None:
-        """Leave at once, without the other ranks."""
+        """Leave at once without waiting for the other ranks."""
         self._forget()
         self._mailbox.close()
         self._comm.let_go()
@@ -331,7 +330,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> SmddpProcessGroup | None:
-        """The group of `new_ranks` (ranks in this group) in that order, or None on all others."""
+        """Return the group of `new_ranks` (ranks in this group) in that order; None on all other ranks."""
         if opts is not None:
             warnings.warn(f"smddp has no group options; {type(opts).__name__} is ignored", stacklevel=2)
         ranks = list(new_ranks)
@@ -370,7 +369,7 @@ check_batches(SmddpProcessGroup)
 
 
 def _device_of_default_group() -> torch.device | None:
-    """What torch hands on to new groups, if it knows (see _shows_device)."""
+    """Returns the device that torch passes on to new groups; None if not exposed (see _shows_device)."""
     default = dist_c10d.GroupMember.WORLD
     return default._request.device_id if isinstance(default, SmddpProcessGroup) else None
 
@@ -390,7 +389,7 @@ def _ordinal(device: torch.device | None) -> int | None:
 
 
 class _LeaveBudget:
-    """The seconds that groups which are left one after the other have together: ranks late for one are late for all."""
+    """Time budget in seconds that consecutive group shutdowns share: a rank late for one is late for all."""
 
     left = 0.0
     until = 0.0
@@ -418,7 +417,7 @@ def _in_child() -> None:
         if not isinstance(group._comm, Inherited):
             group._fast_path = None
             group._comm = Inherited(group._comm, str(group._request and group.group_name))
-            # With the group: the end of its store would count as the parent's, whose file it may take away.
+            # Keep the group alive too: closing its store could remove the parent's file.
             _kept.extend((group._comm, group))
     _open.clear()
 
@@ -434,5 +433,5 @@ def _watch_forks() -> None:
 
 
 def open_groups() -> list[SmddpProcessGroup]:
-    """The groups that are open in this process and have ranks."""
+    """Returns the open groups of this process that have ranks."""
     return [group for group in list(_open.values()) if not isinstance(group.communicator, NotConfigured)]

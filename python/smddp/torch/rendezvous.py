@@ -1,6 +1,6 @@
-"""What ranks tell each other through torch's store: how to make a new group, and monitored_barrier.
+"""Group creation and monitored_barrier through torch's store.
 
-Keys live under the prefix that torch gives each group.
+Keys use the prefix that torch gives each group.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ _STORE_ERRORS = (DistError, ConnectionError)
 
 
 def missing(store: Store, keys: Sequence[str], deadline: float) -> list[int]:
-    """Wait until all keys are there. Returns the places of those that are not, at the deadline.
+    """Wait until all keys are set. Returns the indices of the keys missing at the deadline.
 
-    A store's own wait cannot be interrupted, so this asks again and again, with growing pauses that leave
-    the server of a large world its breath.
+    A store's wait cannot be interrupted, so this polls. Growing pauses limit the load on the server.
     """
     pause = _FIRST_PAUSE
     longest = max(_LONGEST_PAUSE, len(keys) * 0.0002)
@@ -55,11 +54,10 @@ def connect(
 ) -> Any:
     """Make this rank's communicator of the group `name`.
 
-    call: what the user called for it, as errors name it. known: the communicator of a group in which all of them are
-    already, their ranks there, and the ranks there of all groups of the same mesh dimension (see `Comm.make`).
-    Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming one
-    that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the group at
-    all.
+    call: the user's call, for errors. known: the communicator of a group that contains all these ranks, their ranks
+    there, and the ranks there of all groups of the same mesh dimension (see `Comm.make`).
+    Raises CollectiveTimeoutError naming the ranks that did not join within `timeout` seconds, PeerLostError naming a
+    rank lost after it joined, TopologyError if ranks cannot reach each other or a rank failed to create the group.
     """
     native = core()
     stacks.offer()
@@ -68,11 +66,10 @@ def connect(
 
 
 class MonitoredBarrier:
-    """Rank 0 of a group learns which ranks came; all others learn whether all did.
+    """Barrier that reports the missing ranks on rank 0, and success or failure on all other ranks.
 
-    It goes through the store, not through the group's own channels: ranks that do not come leave nothing
-    behind that could disturb the group. Where the store's process has exited, it is a barrier of the group; then a rank
-    that does not come ends the group, as with any collective.
+    It uses the store instead of the group's channels, so missing ranks leave the group usable. If the store's process
+    has exited, it uses the group's barrier; then a missing rank ends the group, as in any collective.
 
     name: the group's, for errors. barrier: the group's own barrier, with a deadline in seconds.
     """
@@ -95,8 +92,8 @@ class MonitoredBarrier:
         self._round = 0
 
     def __call__(self, timeout: float, wait_all_ranks: bool) -> None:
-        """Raises RuntimeError in the words of torch's gloo backend, which its users and tests expect; Error where the
-        store exits during the call."""
+        """Raises RuntimeError with the text of torch's gloo backend, which users and tests expect; Error if the store
+        exits during the call."""
         number = self._round
         self._round += 1
         if self._rank == 0 and timeout <= 0:
@@ -124,10 +121,10 @@ class MonitoredBarrier:
             ) from error
 
     def _check_in(self, number: int) -> None:
-        """Raises RuntimeError where the store has exited."""
+        """Raises RuntimeError if the store has exited."""
         if self._rank != 0:
             self._store.set(self._key(number, self._rank), "here")
-        # An answer, which a set has not: the first one after the server has exited is lost without an error.
+        # set() has no reply and fails silently right after the server exits; check() detects that.
         self._store.check([self._key(number, self._rank)])
 
     def _without_store(self, timeout: float, wait_all_ranks: bool) -> None:
@@ -173,7 +170,7 @@ class MonitoredBarrier:
 
     def _report(self, number: int, timeout: float) -> None:
         verdict = self._key(number, 0)
-        # Rank 0 waits its own timeout for the slowest, so its word may come that much later.
+        # Rank 0 waits up to its timeout for the slowest rank, so its verdict may arrive that much later.
         if missing(self._store, [verdict], time.monotonic() + 2 * timeout + 1):
             cause = f"no word from rank 0 within {2 * timeout + 1:g} s"
         elif (cause := bytes(self._store.get(verdict)).decode()) == "ok":

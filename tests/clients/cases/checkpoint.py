@@ -46,7 +46,7 @@ def _load(model, opt, path: str, **options) -> None:
     set_state_dict(model, opt, model_state_dict=held["model"], optim_state_dict=held["optimizer"])
 
 
-def case_training_goes_on_after_loading():
+def case_training_continues_after_loading():
     mesh = init_device_mesh("cpu", (4,))
     with _Directory() as path:
         model, opt = _job(mesh)
@@ -90,7 +90,7 @@ def _train_in(group, model, opt, part: tuple[int, int]) -> list[float]:
     return losses
 
 
-def case_another_layout_reads_it():
+def case_a_different_layout_loads_the_checkpoint():
     """Saved by FSDP2 over 4, loaded by HSDP 2 x 2."""
     with _Directory() as path:
         model, opt = _job(init_device_mesh("cpu", (4,)))

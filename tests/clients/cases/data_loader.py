@@ -38,7 +38,7 @@ def case_forked_workers():
     _train(num_workers=2, multiprocessing_context="fork")
 
 
-def case_forked_workers_that_stay():
+def case_persistent_forked_workers():
     _train(num_workers=1, multiprocessing_context="fork", persistent_workers=True, prefetch_factor=4)
 
 

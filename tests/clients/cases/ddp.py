@@ -38,7 +38,7 @@ def case_static_graph():
     _plain(static_graph=True)
 
 
-def case_on_a_group_of_its_own():
+def case_on_a_separate_group():
     _plain(process_group=dist.new_group())
 
 

@@ -24,7 +24,7 @@ def case_one_dimension():
     _train(init_device_mesh("cpu", (4,)))
 
 
-def case_parameters_stay_after_forward():
+def case_parameters_are_not_resharded_after_forward():
     _train(init_device_mesh("cpu", (4,)), reshard_after_forward=False)
 
 
@@ -64,10 +64,10 @@ def case_gradients_accumulate_without_sync():
 
 
 def case_bf16_parameters_agree_across_ranks():
-    """With bf16 communication the loss is near the one process's, and the same on all ranks."""
+    """With bf16 communication the loss is close to that of one process and equal on all ranks."""
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     model = shard(make_model(), init_device_mesh("cpu", (4,)), mp_policy=policy)
-    # bf16 arithmetic has 8 bits: this is a bound on nonsense, not on rounding.
+    # bf16 has 8 significant bits: this bound detects wrong results, not rounding.
     assert_same(train(model, sgd(model.parameters())), one_process(), tolerance=0.05)
     for parameter in model.parameters():
         full = parameter.full_tensor()

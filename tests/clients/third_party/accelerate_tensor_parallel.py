@@ -1,4 +1,4 @@
-"""Accelerate with FSDP2 and tensor parallelism, told of both degrees, as docs/smp.md has it."""
+"""Accelerate with FSDP2 and tensor parallelism, with both degrees configured as in docs/smp.md."""
 
 import os
 

@@ -13,7 +13,7 @@ from script import BACKEND, PER_RANK, Rows, check, make_model, plain_sgd
 from torch.utils.data import DataLoader, DistributedSampler
 from training import loss_of
 
-# Its own shared-memory all_reduce would be compiled here (minutes) and take the traffic from us.
+# DeepSpeed's shared-memory all_reduce would take minutes to compile and bypass smddp.
 __compatible_ops__["deepspeed_shm_comm"] = False
 
 CONFIG = {

@@ -1,5 +1,5 @@
-"""LoRA by PEFT on a model that is shared among tensor ranks and sharded by FSDP, put there before `transform` and after
-it: losses and adapters of one process."""
+"""PEFT's LoRA on a model with tensor parallelism and FSDP, added before and after `transform`: losses and adapters
+equal those of one process."""
 
 import copy
 import functools
@@ -32,7 +32,7 @@ def make(family: str) -> torch.nn.Module:
 
 
 def adapted(model: torch.nn.Module, inject: bool = False) -> torch.nn.Module:
-    # Values of B, too: with zeros nothing is told by the first losses.
+    # Initialize B as well: with zeros the first losses detect no error.
     lora = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False, task_type="CAUSAL_LM")
     torch.manual_seed(1)
     return inject_adapter_in_model(lora, model) if inject else get_peft_model(model, lora)

@@ -1,4 +1,4 @@
-"""What the client scripts share: the job's data as a dataset, and the verdict.
+"""Shared code of the client scripts: the job's data as a dataset, and the check of the losses.
 
 A script trains `training.Model` through its framework on every rank of a torchrun job and ends with
 `check`; it exits 0 only when every step's mean loss is the one process's.
@@ -24,7 +24,7 @@ LEARNING_RATE = 0.1
 
 
 class Rows(Dataset):
-    """The rows of all steps' batches in order: a step is ROWS consecutive rows, whoever gets which."""
+    """Rows of all steps' batches in order: a step is ROWS consecutive rows, for any distribution over ranks."""
 
     def __len__(self) -> int:
         return ROWS * STEPS

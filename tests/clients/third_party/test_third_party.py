@@ -69,7 +69,7 @@ def _run(package, script, world_size, tmp_path):
         try:
             status = process.wait(300)
         except subprocess.TimeoutExpired:
-            # torchrun ends its workers, which are in sessions of their own, on SIGTERM.
+            # On SIGTERM torchrun ends its workers, which are in separate sessions.
             process.send_signal(signal.SIGTERM)
             process.wait(60)
             status = "no end within 300 s"

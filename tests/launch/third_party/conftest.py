@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def activated():
-    """Launchers look for `smddprun` on the path: it is there as in an activated environment, whoever starts pytest."""
+    """Adds the environment's programs to PATH, as activation does: launchers search it for `smddprun`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
         yield
@@ -25,7 +25,7 @@ def programs():
 
 @pytest.fixture
 def host_name(programs):
-    """The toolkit's ranks have a gethostname() of its own, which reads this file and crashes where there is none."""
+    """Creates the file that the toolkit's replacement of gethostname() reads; without it ranks crash."""
     file = Path("/opt/ml/input/config/resourceconfig.json")
     if file.exists():
         yield

@@ -1,7 +1,7 @@
 #!/bin/sh
 # A training job's container inside a host of netlab's: `container.sh FOLDER train`. FOLDER is /opt/ml there, and
-# FOLDER/machine has what the container has of its own: settings of SSH, /tmp. Process 1 of a process namespace, in a mount
-# namespace that ends with it; nothing of the machine's own files is changed.
+# FOLDER/machine has the container's private files: settings of SSH, /tmp. It runs as process 1 of a process namespace, in
+# a mount namespace that ends with it. The machine's files are not changed.
 set -eu
 folder=$1
 shift
@@ -19,8 +19,8 @@ over etc/environment
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
 
-# The toolkit's hosts tell each other by a file in /tmp that a job has ended. What is needed from the machine's own /tmp (a
-# checkout there, Python) stays where it is.
+# The toolkit's hosts signal a job's end by a file in /tmp. Required paths of the machine's /tmp (a checkout, Python) keep
+# their location.
 mkdir /run/tmp
 mount --bind /tmp /run/tmp
 over tmp
@@ -31,8 +31,8 @@ for path in $SEEN; do
     esac
 done
 
-# Not exec: a shell as process 1 reaps what nobody waits for, as orted, which the toolkit of the other hosts watches. When
-# it ends, all in the container does.
+# Not exec: a shell as process 1 reaps orphans such as orted, which the toolkit of the other hosts monitors. Its end stops
+# all processes of the container.
 cd /opt/ml
 status=0
 "$@" >/opt/ml/log 2>&1 </dev/null || status=$?

@@ -29,7 +29,7 @@ WHEN = "2025-01-01T00:00:00Z"
 
 
 class Cluster:
-    """What is in it."""
+    """State of the fake cluster: one TrainJob and its pods."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder, self.port = folder, port
@@ -37,15 +37,15 @@ class Cluster:
         self.pods: list[subprocess.Popen[bytes]] = []
 
     def start(self, trainjob: dict) -> dict:
-        """As the runtime's controller does, with its variables."""
+        """Starts the pods with the variables that the runtime's controller sets."""
         trainjob["metadata"] |= {"namespace": "tests", "creationTimestamp": WHEN}
         trainer = trainjob["spec"]["trainer"]
         for number in range(trainer["numNodes"]):
             place = str(self.folder / f"pod-{number}")
             env = {each["name"]: each["value"].replace("/opt/ml", place) for each in trainer["env"]}
-            told = {"NNODES": trainer["numNodes"], "NPROC_PER_NODE": trainer["numProcPerNode"], "NODE_RANK": number}
-            told |= {"MASTER_ADDR": "localhost", "MASTER_PORT": self.port}
-            env |= {f"PET_{name}": str(value) for name, value in told.items()}
+            pet = {"NNODES": trainer["numNodes"], "NPROC_PER_NODE": trainer["numProcPerNode"], "NODE_RANK": number}
+            pet |= {"MASTER_ADDR": "localhost", "MASTER_PORT": self.port}
+            env |= {f"PET_{name}": str(value) for name, value in pet.items()}
             words = [word.replace("/opt/ml", place) for word in trainer["command"]]
             words = [sys.executable if word == "python" else word for word in words]
             with open(self.folder / f"pod-{number}.log", "wb") as log:

@@ -27,8 +27,8 @@ import numpy as np, smddp
 me = smddp.init()
 total = np.full(3, me.rank + 1.0)
 me.all_reduce(total)
-told = f"rank {me.rank} of {me.size}: {total[0]} on {os.environ['SM_CURRENT_HOST']} of {os.environ['SM_HOSTS']}\\n"
-os.write(1, told.encode())
+line = f"rank {me.rank} of {me.size}: {total[0]} on {os.environ['SM_CURRENT_HOST']} of {os.environ['SM_HOSTS']}\\n"
+os.write(1, line.encode())
 if me.rank == 1 and given.fails == "key":
     {}["the user's own"]
 if me.rank == 1 and given.fails == "kill":
@@ -123,16 +123,16 @@ def test_slurm_runs_a_job(on_slurm, place, capfd, name):
 
 @pytest.mark.parametrize("form", [TORCHRUN, DATA_PARALLEL])
 def test_slurm_a_rank_that_fails_is_named(on_slurm, place, form):
-    with pytest.raises(LaunchError) as told:
+    with pytest.raises(LaunchError) as caught:
         estimator(place, form, fails="key").fit(engine="slurm", processes_per_host=2, job_name="j", logs=False)
-    named(told.value)
+    named(caught.value)
     assert "KeyError" in (place / "jobs" / "j" / "output" / "failure").read_text()
 
 
 def test_slurm_a_killed_rank_is_named_by_its_signal(on_slurm, place):
-    with pytest.raises(LaunchError, match=r"rank 1 \(host .*, pid \d+\) was ended by signal SIGKILL") as told:
+    with pytest.raises(LaunchError, match=r"rank 1 \(host .*, pid \d+\) was ended by signal SIGKILL") as caught:
         estimator(place, DATA_PARALLEL, fails="kill").fit(engine="slurm", processes_per_host=2, logs=False)
-    assert told.value.failure.status == -signal.SIGKILL
+    assert caught.value.failure.status == -signal.SIGKILL
 
 
 def test_slurm_a_job_that_is_stopped_leaves_the_queue(on_slurm, place):
@@ -148,8 +148,8 @@ def test_slurm_a_job_that_is_stopped_leaves_the_queue(on_slurm, place):
         made.latest_training_job.wait()
 
 
-def test_slurm_words_of_sbatch_are_passed_on(on_slurm, place):
-    with pytest.raises(LaunchError, match=r"Slurm does not take the job: [\s\S]*[Ii]nvalid partition"):
+def test_slurm_reports_sbatch_errors(on_slurm, place):
+    with pytest.raises(LaunchError, match=r"Slurm rejected the job: [\s\S]*[Ii]nvalid partition"):
         estimator(place, TORCHRUN).fit(engine="slurm", engine_options={"partition": "none"}, logs=False)
 
 
@@ -170,9 +170,9 @@ def test_torchx_runs_a_job_on_its_local_scheduler(place, capfd, count):
 
 def test_torchx_a_rank_that_fails_is_named(place):
     pytest.importorskip("torchx", reason="torchx is not installed: make test-launch")
-    with pytest.raises(LaunchError) as told:
+    with pytest.raises(LaunchError) as caught:
         estimator(place, TORCHRUN, fails="key").fit(engine="torchx", processes_per_host=2, logs=False)
-    named(told.value)
+    named(caught.value)
 
 
 def test_torchx_writes_for_its_other_schedulers(place, capfd):
@@ -195,7 +195,7 @@ def trainjob(place: Path, capfd, **hyperparameters) -> dict:
 def test_a_trainjob_is_one_of_kubeflows(place, capfd):
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api: make test-launch")
     manifest = trainjob(place, capfd)
-    # What it does not know it leaves out.
+    # from_dict drops unknown fields.
     assert models.TrainerV1alpha1TrainJob.from_dict(manifest).to_dict() == manifest
 
 

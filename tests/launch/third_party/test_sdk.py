@@ -1,6 +1,6 @@
-"""Side by side with SageMaker's SDK 2.257.7: which dicts both refuse, and the hyperparameters of those that both take.
+"""Comparison with SageMaker's SDK 2.257.7: dicts that both reject, and hyperparameters of dicts that both accept.
 
-The SDK has an environment of its own (.venvs/sdk, by `make test-launch`): it wants other versions than its toolkit.
+The SDK needs other package versions than its toolkit, hence a separate environment (.venvs/sdk, by `make test-launch`).
 """
 
 import json
@@ -76,11 +76,11 @@ TAKEN = {
     "TensorFlow, parameter server": case({"parameter_server": ON}, kind="TensorFlow", model_dir=False),
     "TensorFlow, workers mirrored": case({"multi_worker_mirrored_strategy": ON}, kind="TensorFlow", model_dir=False),
 }
-#: Both refuse these, with the same kind of error where the table of docs/estimator.md says "the same".
+#: Both reject these, with the same kind of error where the table of docs/estimator.md says "the same".
 REFUSED = {
     "two libraries": case({"smdistributed": {"dataparallel": ON, "modelparallel": ON}}),
     "an unknown library": case({"smdistributed": {"dataparalel": ON}}),
-    "a library that is no dict": case({"smdistributed": ["dataparallel"]}),
+    "a library of another type": case({"smdistributed": ["dataparallel"]}),
     "pytorchddp with smdistributed": case({"pytorchddp": ON, "smdistributed": {"dataparallel": ON}}),
     "no instance type": case({"smdistributed": {"dataparallel": ON}}, instance_type=None, instance_count=1),
     "torchrun of a shell script": case(TORCH, entry_point="train.sh"),
@@ -124,7 +124,7 @@ TAKEN_HERE = {
 
 @pytest.fixture(scope="module")
 def sdk(tmp_path_factory) -> dict[str, dict]:
-    """What the SDK did with each case, by name."""
+    """Returns the SDK's result for each case, by name."""
     if not SDK.exists():
         pytest.skip("sagemaker is not installed in .venvs/sdk: make test-launch")
     cases = json.dumps({**TAKEN, **REFUSED, **LET_THROUGH, **TAKEN_HERE})
@@ -157,7 +157,7 @@ def test_hyperparameters_are_the_sdks_key_by_key(sdk, name):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_both_refuse(sdk, name):
+def test_the_sdk_and_smddp_reject_the_same_arguments(sdk, name):
     assert "error" in sdk[name], sdk[name]
     with pytest.raises(ValueError, match="distribution: "):
         ours(REFUSED[name])

@@ -29,11 +29,11 @@ def test_a_model_parallel_job_over_mpi_ends_well(tmp_path: Path):
 
 @pytest.mark.parametrize("strategy", ["DATA_PARALLEL", "TORCH_DISTRIBUTED"])
 def test_a_users_error_is_reported_as_the_users(tmp_path: Path, strategy: str):
-    """The other rank is told that a peer is lost: it is not to blame."""
+    """The other rank raises PeerLostError, which is not reported as the cause."""
     toolkit.blames_the_user(toolkit.run(tmp_path / "job", scripts.FAILS, getattr(toolkit, strategy)))
 
 
 def test_calls_that_differ_are_reported_by_name(tmp_path: Path):
-    """Under its data parallel strategies, where the toolkit looks for errors of ours."""
+    """Covers the data parallel strategies, for which the toolkit searches for smddp's errors."""
     ended = toolkit.run(tmp_path / "job", scripts.DIFFERS, toolkit.DATA_PARALLEL)
     toolkit.blames(ended, "MismatchError", "broadcast", "all_reduce")

@@ -45,18 +45,18 @@ def jobs(request, tmp_path_factory):
 
 @pytest.fixture
 def job(request, jobs) -> list[toolkit.Ended]:
-    """How it ended on each host."""
+    """Returns the job's result on each host."""
     if request.param[0].startswith("TF_") and not toolkit.TENSORFLOW.there():
         pytest.skip(f"no {toolkit.TENSORFLOW.bin}: make test-launch")
     return jobs.ended(request.param)
 
 
-# Failures first, whose jobs take longest.
+# Failures first: their jobs take longest.
 
 
 @jobs_of("FAILS", *MPI)
 def test_a_users_error_on_the_other_host_is_reported_as_the_users(job):
-    """The first host's toolkit writes the job's failure file; the other's ends when it finds that host gone."""
+    """The first host's toolkit writes the job's failure file; the other's ends once that host is unreachable."""
     toolkit.blames_the_user(job[0])
 
 
@@ -67,7 +67,7 @@ def test_a_users_error_in_tensorflow_is_reported_as_the_users(job):
 
 @jobs_of("FAILS", "TORCH_DISTRIBUTED")
 def test_a_users_error_under_torchrun_is_reported_by_its_host(job):
-    """Each host's toolkit sees the ranks of its own alone."""
+    """Each host's toolkit observes only its local ranks."""
     toolkit.blames_the_user(job[1])
     toolkit.blames(job[0], "ExecuteUserScriptError")
 

@@ -1,6 +1,6 @@
 """The unmodified SageMaker training toolkit for TensorFlow starts our jobs, one host: `make test-launch`.
 
-It is in an environment of its own (.venvs/toolkit-tensorflow), which has no torch.
+The toolkit is in a separate environment without torch (.venvs/toolkit-tensorflow).
 """
 
 from pathlib import Path
@@ -26,10 +26,10 @@ def test_a_job_ends_well(tmp_path: Path):
 
 
 def test_a_users_error_is_reported_as_the_users(tmp_path: Path):
-    """TensorFlow's InternalError in the other rank, which is told that a peer is lost, is not to blame."""
+    """The other rank raises TensorFlow's InternalError for the lost peer, which is not reported as the cause."""
     toolkit.blames_the_user(run(tmp_path, scripts.TF_FAILS))
 
 
 def test_calls_that_differ_are_reported_by_name(tmp_path: Path):
-    """TensorFlow has errors of its own alone: the name is in their text."""
+    """TensorFlow raises only its error types; their text contains smddp's error name."""
     toolkit.blames(run(tmp_path, scripts.TF_DIFFERS), "MismatchError", "smddp.MismatchError: ")

@@ -1,4 +1,4 @@
-"""mpirun across two hosts, as the toolkit starts it: network namespaces, with netlab's command in ssh's place."""
+"""mpirun across two hosts with the toolkit's options, on network namespaces; netlab's command replaces ssh."""
 
 import os
 import shlex
@@ -16,15 +16,15 @@ dist.init_process_group("smddp")
 total = torch.ones(3)
 dist.all_reduce(total)
 assert total.tolist() == [4, 4, 4]
-told = "rank {RANK} local {LOCAL_RANK} node {NODE_RANK}\\n".format_map(os.environ)
-os.write(1, told.encode())  # whole, among those of others
+line = "rank {RANK} local {LOCAL_RANK} node {NODE_RANK}\\n".format_map(os.environ)
+os.write(1, line.encode())  # one write, so that ranks' lines do not interleave
 dist.destroy_process_group()
 """
 
 
 @pytest.mark.parametrize("strategy", ["data parallel", "model parallel"])
-def test_ranks_of_two_hosts_meet_though_one_host_alone_has_master_addr(tmp_path, strategy):
-    """The toolkit sets it for mpirun, whose remote ranks do not get it; its data parallel strategies tell a server."""
+def test_ranks_on_two_hosts_connect_with_master_addr_on_one_host_only(tmp_path, strategy):
+    """The toolkit sets MASTER_ADDR for mpirun, which does not forward it; data parallel strategies pass a server."""
     smddprun, mpirun = shutil.which("smddprun"), shutil.which("mpirun")
     if mpirun is None or smddprun is None:
         pytest.skip("no mpirun on this machine (Debian: openmpi-bin)")
@@ -32,10 +32,10 @@ def test_ranks_of_two_hosts_meet_though_one_host_alone_has_master_addr(tmp_path,
         pytest.skip("no network namespaces here (bench/lab/netlab check)")
     script = tmp_path / "script.py"
     script.write_text(SUM)
-    told = {"SM_HOSTS": '["h0", "h1"]', "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
+    variables = {"SM_HOSTS": '["h0", "h1"]', "OMP_NUM_THREADS": "1", "PATH": os.environ["PATH"]}
     if strategy == "data parallel":
-        told |= {"SMDATAPARALLEL_SERVER_ADDR": "h0", "SMDATAPARALLEL_SERVER_PORT": "7592"}
-    options = [word for name, value in told.items() for word in ("-x", f"{name}={value}")]
+        variables |= {"SMDATAPARALLEL_SERVER_ADDR": "h0", "SMDATAPARALLEL_SERVER_PORT": "7592"}
+    options = [word for name, value in variables.items() for word in ("-x", f"{name}={value}")]
     for name in ("btl_tcp_if_include", "oob_tcp_if_include"):
         options += ["--mca", name, "eth0"]
     options += ["--mca", "plm_rsh_agent", str(LAB / "netlab-rsh"), "--mca", "plm_rsh_no_tree_spawn", "1"]

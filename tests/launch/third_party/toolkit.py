@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Image:
-    """What a container's image has of the toolkit: where its programs are, and its part for a framework."""
+    """Toolkit installation of a container image: directory of programs, and module of the framework's part."""
 
     bin: Path
     module: str
@@ -55,7 +55,7 @@ class Ended:
 
 
 class Job:
-    """One host of a job, in a folder of its own, which is at `base` where it runs."""
+    """One host of a job, in a separate folder, which is mounted at `base`."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Job:
         return self.left(process.returncode)
 
     def left(self, status: int) -> Ended:
-        """What the toolkit left, which ended with `status`."""
+        """Returns the toolkit's exit status and results."""
         output = self.folder / "output"
         failure = output / "failure"
         return Ended(

@@ -48,7 +48,7 @@ session required pam_env.so
 
 
 def missing() -> str | None:
-    """Why this machine cannot run such jobs, if it cannot."""
+    """Returns the missing requirement of this machine, or None."""
     for program in ("mpirun", "/usr/sbin/sshd", "ssh-keygen"):
         if shutil.which(program) is None:
             return f"no {program} on this machine (Debian: openmpi-bin, openssh-server)"
@@ -61,14 +61,14 @@ def missing() -> str | None:
 
 @dataclass
 class Running:
-    """A job under way."""
+    """A running job."""
 
     folder: Path
     jobs: list[toolkit.Job]
     lab: subprocess.Popen[bytes]
 
     def ended(self, timeout: float) -> list[toolkit.Ended]:
-        """How the toolkit ended in each host."""
+        """Returns the toolkit's result on each host."""
         try:
             self.lab.wait(timeout)
         finally:
@@ -115,7 +115,7 @@ def start(folder: Path, script: str, parameters: dict, image: toolkit.Image, ran
 
 
 def _machine(folder: Path, key: Path) -> None:
-    """What container.sh puts over the machine's own."""
+    """Creates the files that container.sh mounts over the machine's."""
     machine = folder / "machine"
     for each in ("etc/ssh", "etc/pam.d", "root/.ssh", "tmp"):
         (machine / each).mkdir(parents=True)
@@ -126,7 +126,7 @@ def _machine(folder: Path, key: Path) -> None:
     (machine / "etc/ssh/ssh_config").write_text(SSH)
     for name in ("key", "key.pub"):
         shutil.copy(key.with_name(name), machine / "etc/ssh" / name)
-    # Where paramiko looks, by which the toolkit asks whether another host is up.
+    # Default key of paramiko, with which the toolkit probes other hosts.
     shutil.copy(key, machine / "root/.ssh/id_rsa")
 
 

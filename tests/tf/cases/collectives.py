@@ -60,7 +60,7 @@ def case_averages_are_those_of_numpy():
     assert sdp.allreduce(tensor=tf.ones(3)).numpy().tolist() == [1, 1, 1]
 
 
-def case_float16_compression_comes_back_in_the_type_it_went():
+def case_float16_compression_restores_the_dtype():
     for dtype in ("float32", "float64"):
         result = sdp.allreduce(mine((7,), dtype), compression=sdp.Compression.fp16, op=sdp.ReduceOp.SUM)
         assert result.dtype == dtype
@@ -145,7 +145,7 @@ def case_objects_go_between_ranks():
     comm.barrier()
 
 
-def case_symbols_are_there_and_bad_arguments_are_errors():
+def case_symbols_exist_and_invalid_arguments_raise():
     import smdistributed.dataparallel as parent
     import smdistributed.dataparallel.tensorflow.keras as of_keras
     from smdistributed.dataparallel.tensorflow.keras import callbacks
@@ -161,14 +161,14 @@ def case_symbols_are_there_and_bad_arguments_are_errors():
     refused(ValueError, f"root_rank is {sdp.size()}", lambda: sdp.broadcast(tf.ones(1), sdp.size()))
     refused(ValueError, "device_dense", lambda: sdp.DistributedGradientTape(tf.GradientTape(), device_dense="/gpu:0"))
     refused(RuntimeError, "graphs of TensorFlow 1", lambda: sdp.broadcast_global_variables(0))
-    refused(TypeError, "no optimizer", lambda: sdp.DistributedOptimizer(object()))
+    refused(TypeError, "unsupported optimizer", lambda: sdp.DistributedOptimizer(object()))
     refused(tf.errors.InvalidArgumentError, "cannot be sent", lambda: sdp.oob_allreduce(tf.constant("text")))
     refused(tf.errors.InvalidArgumentError, "average of bool", lambda: sdp.oob_allreduce(tf.constant(True)))
-    # None of them moved anything: the ranks are in step.
+    # None of these calls started an operation: the ranks are still synchronized.
     assert sdp.oob_allreduce(tf.ones(1), op=sdp.ReduceOp.SUM).numpy()[0] == sdp.size()
 
 
-def case_what_xla_compiles_refuses_with_the_reason():
+def case_xla_compilation_raises_with_the_reason():
     @tf.function(jit_compile=True)
     def compiled(tensor):
         return sdp.oob_allreduce(tensor)

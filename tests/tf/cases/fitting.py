@@ -50,7 +50,7 @@ def case_fit_has_one_processs_losses():
         assert len(set(sdp.get_worker_comm().allgather(weights(made).tobytes()))) == 1
 
 
-def case_ranks_that_begin_apart_are_made_alike():
+def case_different_initial_values_are_replaced_by_rank_0s():
     made = model(seed=sdp.rank())
     fitted(
         made,
@@ -66,7 +66,7 @@ def case_ranks_that_begin_apart_are_made_alike():
 
 
 class Rates(tf.keras.callbacks.Callback):
-    """What the learning rate is at each batch's end."""
+    """Records the learning rate at each batch's end."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +103,7 @@ def case_metrics_are_the_ranks_average():
     assert (logs["loss"], logs["accuracy"], logs["name"]) == (mean, 2 * mean, "x")
 
 
-def case_a_saved_model_loads_and_goes_on():
+def case_a_saved_model_loads_and_continues_training():
     import tempfile
     from pathlib import Path
 

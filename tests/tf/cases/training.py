@@ -118,7 +118,7 @@ def case_a_wrapped_optimizer_keeps_its_state_and_saves_as_a_plain_one():
         raise AssertionError("wrapped twice")
 
 
-def case_backward_passes_are_added_up_before_they_are_sent():
+def case_backward_passes_are_accumulated_before_the_reduction():
     for average in (False, True):
         made, optimizer = model(), tf.keras.optimizers.SGD(0.01)
         optimizer = sdp.DistributedOptimizer(
@@ -292,7 +292,7 @@ def case_gradients_of_an_embedding_are_one_processs_both_ways():
             np.testing.assert_allclose(tf.convert_to_tensor(found).numpy(), want, rtol=1e-5)
 
 
-def case_what_has_no_gradient_stays_none_and_structures_stay():
+def case_missing_gradients_are_none_and_structures_are_kept():
     used, unused = tf.Variable(2.0), tf.Variable(3.0)
     with sdp.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
         loss = used * used * (sdp.rank() + 1)
@@ -316,7 +316,7 @@ def case_two_hundred_independent_calls_in_loops_and_branches_keep_their_order():
         first = sdp.broadcast(values[0], 0)
         return [first, *more]
 
-    # Sizes that differ: a call that met another one would be told.
+    # Different sizes, so that mismatched calls raise.
     values = [tf.fill([at + 1], tf.cast(at + 1, tf.float32)) for at in range(60)]
     for _ in range(15):
         found = step(values, tf.constant(2))

@@ -1,4 +1,4 @@
-"""Engines: what runs a job in place of ssh, by name. What an engine needs is imported when it is used."""
+"""Engines that run a job in place of ssh, by name. An engine's dependencies are imported on first use."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class Work:
     """A job for an engine, which chooses the hosts."""
 
     name: str
-    #: On this machine, and, but for Kubernetes, at the same path on every host.
+    #: Path on this machine; except for Kubernetes, the same path on every host.
     folder: Path
     nodes: int
     ranks_per_node: int
-    #: Whether torchrun starts the ranks by the job's distribution.
+    #: True if the job's distribution starts the ranks by torchrun.
     torchrun: bool
-    #: What each rank runs.
+    #: Command of each rank.
     command: list[str]
     env: dict[str, str]
     python: str
     instance_type: str
-    #: GPUs of each node, where the instance type says.
+    #: GPUs of each node, if known from the instance type.
     gpus: int | None
-    #: Where ranks of several nodes meet; the engine's choice where it is None.
+    #: Port of the rendezvous between nodes; None lets the engine choose.
     port: int | None
     image: str | None
     #: Time limit in seconds; None without one.
     max_run: int | None = None
 
     def torchrun_command(self, *place: str) -> list[str]:
-        """torchrun on one node; place: the options that say which."""
+        """Returns the torchrun command of one node. place: the options that select the node."""
         words = [self.python, "-m", "torch.distributed.run", "--nnodes", str(self.nodes)]
         return [*words, "--nproc_per_node", str(self.ranks_per_node), *place, *COMMAND_FOLLOWS, *self.torchrun_words()]
 
@@ -56,38 +56,38 @@ class Started(Protocol):
     """A job that an engine runs."""
 
     def wait(self) -> None:
-        """Until it has ended. Raises LaunchError where it failed."""
+        """Waits until the job has ended. Raises LaunchError if it failed."""
 
     def stop(self) -> None:
-        """End it everywhere."""
+        """Ends the job on all hosts."""
 
 
 class Engine(Protocol):
-    #: Where the job's folder is for its ranks; None where that is the path here.
+    #: Path of the job's folder on the ranks' hosts; None for the same path as here.
     folder: Path | None
-    #: Which interpreter runs the ranks; None for the one here.
+    #: Interpreter of the ranks; None for this process's interpreter.
     python: str | None
 
     def hosts(self, job_name: str, nodes: int) -> list[str]:
-        """Their names, or names in their place until the job has begun."""
+        """Returns the hosts' names, or placeholders before the job has started."""
 
     def channel(self, place: str) -> str | None:
-        """Where ranks find what `inputs` names, if not in the job's folder. Raises ValueError for what they cannot."""
+        """Returns an input's path for the ranks; None in the job's folder. Raises ValueError for unsupported inputs."""
 
     def ready(self) -> None:
-        """Raises ImportError without the engine's package, LaunchError where there is nothing to take a job."""
+        """Raises ImportError without the engine's package, LaunchError without a scheduler."""
 
     def show(self, work: Work) -> str:
-        """What `start` submits. Raises ValueError for a job that the engine cannot run."""
+        """Returns the text of the submission. Raises ValueError for a job that the engine cannot run."""
 
-    def start(self, work: Work, tell: Callable[[str], None]) -> Started:
-        """Submit it. tell: called with each line of the ranks' output. Raises LaunchError where nothing takes it."""
+    def start(self, work: Work, report: Callable[[str], None]) -> Started:
+        """Submits the job. report: called with each line of the ranks' output. Raises LaunchError if it is rejected."""
 
 
 def find(name: str, options: Mapping[str, Any] | None) -> Engine:
-    """An engine, with its options. Raises ValueError for an unknown one or options that it does not have."""
+    """Returns an engine with its options. Raises ValueError for an unknown engine or option."""
     if name not in ENGINES:
-        raise ValueError(f"engine: {name!r} is none{did_you_mean(name, ENGINES)} (engines: {', '.join(ENGINES)})")
+        raise ValueError(f"engine: unknown {name!r}{did_you_mean(name, ENGINES)} (engines: {', '.join(ENGINES)})")
     made: Engine = importlib.import_module(f"smddp.estimator.engines.{name}").make(dict(options or {}))
     return made
 
@@ -102,7 +102,7 @@ def known(engine: str, options: Mapping[str, Any], names: Iterable[str]) -> None
 
 
 def needed(module: str, package: str, engine: str) -> Any:
-    """A module of an engine's package. Raises ImportError that says how to install it."""
+    """Imports a module of an engine's package. Raises ImportError with the install command."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -110,5 +110,5 @@ def needed(module: str, package: str, engine: str) -> Any:
 
 
 def shown(env: Mapping[str, str], words: Iterable[str]) -> str:
-    """A command with its variables, as a shell would take them."""
+    """Returns a command with its variables in shell syntax."""
     return shlex.join([*(f"{name}={value}" for name, value in env.items()), *words])

@@ -1,4 +1,4 @@
-"""A job that others run, followed by the files in its folder: what its ranks print, and how they fail."""
+"""Follows a job of an external scheduler through the files in its folder: ranks' output and failures."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 from smddp.estimator.running import Failure
 
-#: How long files of other hosts may take to be seen here, once a job has ended.
+#: Seconds until files of other hosts are visible here after a job's end.
 _SEEN = 5.0
 
 
 class Follower:
-    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
         self._logs, self._failed = folder / "logs", folder / "failures"
-        self._tell = tell
+        self._report = report
         self._read: dict[Path, int] = {}
         self._parts: dict[Path, bytes] = {}
         self._known: set[str] = set()
         self.failures: dict[int, Failure] = {}
 
-    def look(self) -> None:
-        """Pass on the lines that are new, and take notice of ranks that failed."""
+    def poll(self) -> None:
+        """Reports new output lines and new failures."""
         for file in sorted(self._logs.glob("rank-*.*")):
             self._pass_on(file)
         for file in sorted(self._failed.glob("*.json")):
@@ -30,15 +30,15 @@ class Follower:
             if failure is not None:
                 self._known.add(file.stem)
                 self.failures[failure.rank] = failure
-                self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
+                self._report(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
 
-    def last_look(self, failed: bool) -> None:
-        """After the job's end. Where it failed, until a rank says why or none does."""
+    def drain(self, failed: bool) -> None:
+        """Reports the remaining output after the job's end. If it failed, waits up to 5 s for a rank's failure file."""
         until = time.monotonic() + _SEEN
-        self.look()
+        self.poll()
         while failed and not self.failures and time.monotonic() < until:
             time.sleep(0.2)
-            self.look()
+            self.poll()
         for file, part in self._parts.items():
             if part:
                 self._say(file, part)
@@ -53,4 +53,4 @@ class Follower:
             self._say(file, line)
 
     def _say(self, file: Path, line: bytes) -> None:
-        self._tell(f"[rank {file.stem.removeprefix('rank-')}] {line.decode(errors='replace')}")
+        self._report(f"[rank {file.stem.removeprefix('rank-')}] {line.decode(errors='replace')}")

@@ -1,4 +1,4 @@
-"""Kubernetes: a TrainJob for Kubeflow Trainer, written here and submitted by Kubeflow's client."""
+"""Kubernetes engine: writes a TrainJob for Kubeflow Trainer and submits it with Kubeflow's client."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from smddp.estimator.running import Failure, LaunchError, launch_error
 from smddp.validation import dns_name, escape_dollars
 
 API, PLURAL = ("trainer.kubeflow.org", "v1alpha1"), "trainjobs"
-#: What the TrainJob's schema takes, and one variable of Linux'.
+#: Limits of the TrainJob's schema, and of one Linux environment variable in bytes.
 _MOST_VARIABLES, _MOST_WORDS, _LONGEST_WORD, _LONGEST_VARIABLE = 128, 128, 65536, 128 * 1024 - 1
 _ASK = 2.0
-#: How long a cluster may give no answer.
+#: Seconds to tolerate an unresponsive API server.
 _PATIENCE = 60.0
 
 
@@ -48,7 +48,7 @@ class Kubernetes:
             raise ValueError(f'engine_options: resources is {self._resources!r}: give {{"limits": {{"cpu": 8}}}}')
 
     def hosts(self, job_name: str, nodes: int) -> list[str]:
-        """The host names of the job's pods."""
+        """Returns the host names of the job's pods."""
         last = f"{job_name}-node-0-{nodes - 1}"
         if not re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", job_name) or len(last) > 63:
             most = 63 - len(last) + len(job_name)
@@ -66,7 +66,7 @@ class Kubernetes:
         return path
 
     def manifest(self, work: engines.Work) -> dict[str, Any]:
-        """The TrainJob, without the job's files. Raises ValueError for what its schema would not take."""
+        """Returns the TrainJob without the job's files. Raises ValueError where the schema would reject it."""
         if work.image in (None, engines.NO_IMAGE):
             raise ValueError(
                 f"image_uri is {work.image!r}: give the image that the pods run, with smddp in it (docs/containers.md)"
@@ -99,28 +99,28 @@ class Kubernetes:
         engines.needed("kubeflow.trainer", "kubeflow", "kubernetes")
 
     def show(self, work: engines.Work) -> str:
-        """The TrainJob in JSON, which is YAML; with the job's files where its folder is there."""
+        """Returns the TrainJob as JSON (valid YAML), with the job's files if its folder exists."""
         manifest = self.manifest(work)
         if (work.folder / "code").is_dir():
             files = {pod.FILES: _packed(work.folder)}
             manifest["spec"]["trainer"]["env"] += _variables(files)
         return json.dumps(manifest, indent=2)
 
-    def start(self, work: engines.Work, tell: Callable[[str], None]) -> _Run:
+    def start(self, work: engines.Work, report: Callable[[str], None]) -> _Run:
         text = self.show(work)
         (work.folder / "trainjob.yaml").write_text(text)
         trainer = engines.needed("kubeflow.trainer", "kubeflow", "kubernetes")
         common = engines.needed("kubeflow.common.types", "kubeflow", "kubernetes")
         try:
             client = trainer.TrainerClient(common.KubernetesBackendConfig(namespace=self._namespace))
-            # Of its own it makes TrainJobs from Python functions only.
+            # The client's own API creates TrainJobs from Python functions only.
             backend = client.backend
             backend.custom_api.create_namespaced_custom_object(*API, backend.namespace, PLURAL, json.loads(text))
         except Exception as error:
-            # Of the kubernetes package, urllib3 or Kubeflow's client.
-            raise LaunchError(f"Kubernetes does not take the job: {error}", work.folder) from error
-        tell(f"smddp: TrainJob {work.name} in {backend.namespace}")
-        return _Run(client, work, tell)
+            # Raised by the kubernetes package, urllib3 or Kubeflow's client.
+            raise LaunchError(f"Kubernetes rejected the job: {error}", work.folder) from error
+        report(f"smddp: TrainJob {work.name} in {backend.namespace}")
+        return _Run(client, work, report)
 
 
 def _variables(env: Mapping[str, str]) -> list[dict[str, str]]:
@@ -128,7 +128,7 @@ def _variables(env: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def _packed(folder: Path) -> str:
-    """Raises ValueError where the code is too large for a variable."""
+    """Raises ValueError if the code is too large for a variable."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         for part in ("code", "input/config"):
@@ -143,29 +143,29 @@ def _packed(folder: Path) -> str:
 
 
 def _whole(error: BaseException) -> str:
-    """Kubeflow's client puts what went wrong into the cause."""
+    """Returns an error's text with its cause, which holds the details in Kubeflow's client."""
     return f"{error} ({error.__cause__})" if error.__cause__ else str(error)
 
 
 class _Run:
-    def __init__(self, client: Any, work: engines.Work, tell: Callable[[str], None]) -> None:
-        self._client, self._name, self._folder, self._tell = client, work.name, work.folder, tell
+    def __init__(self, client: Any, work: engines.Work, report: Callable[[str], None]) -> None:
+        self._client, self._name, self._folder, self._report = client, work.name, work.folder, report
         self._failures: dict[int, Failure] = {}
         self._readers: dict[str, threading.Thread] = {}
         self._last: list[str] = []
         self._stopped = False
 
     def wait(self) -> None:
-        """Until the TrainJob has ended. Raises LaunchError with the first rank that failed, from the pods' logs."""
+        """Waits until the TrainJob has ended. Raises LaunchError with the first failed rank, from the pods' logs."""
         status, answered = "", time.monotonic()
         while not self._stopped:
             try:
                 seen = self._client.get_job(self._name)
             except (RuntimeError, TimeoutError) as error:
-                # An API server that does not answer for a while ends nothing.
+                # Tolerate a temporarily unresponsive API server.
                 if time.monotonic() - answered > _PATIENCE:
                     raise LaunchError(
-                        f"TrainJob {self._name} may run, and cannot be followed: {_whole(error)}", self._folder
+                        f"TrainJob {self._name} may run but cannot be monitored: {_whole(error)}", self._folder
                     ) from error
                 time.sleep(_ASK)
                 continue
@@ -173,14 +173,14 @@ class _Run:
             self._read(seen.steps)
             if seen.status != status:
                 status = seen.status
-                self._tell(f"smddp: TrainJob {self._name} is {status}")
+                self._report(f"smddp: TrainJob {self._name} is {status}")
             if status in ("Complete", "Failed"):
                 break
             time.sleep(_ASK)
         for reader in self._readers.values():
             reader.join(_ASK)
         if status == "Complete":
-            # Whatever a pod said that was started again.
+            # Ignore failures of restarted pods.
             return
         if not self._failures and not self._stopped:
             self._read_again()
@@ -188,18 +188,18 @@ class _Run:
             raise launch_error(list(self._failures.values()), self._folder)
         said = "\n".join(self._last) or "(none)"
         raise LaunchError(
-            f"TrainJob {self._name} {'was stopped' if self._stopped else 'failed'}, and no rank says why "
+            f"TrainJob {self._name} {'was stopped' if self._stopped else 'failed'}, and no rank reported a cause "
             f"(kubectl describe trainjob {self._name}). The pods' last lines:\n{said}",
             self._folder,
         )
 
     def stop(self) -> None:
-        """Delete it, and its pods."""
+        """Deletes the TrainJob and its pods."""
         self._stopped = True
         self._client.delete_job(self._name)
 
     def _read(self, steps: Any) -> None:
-        """A reader for each pod that has begun."""
+        """Starts a log reader for each new running pod."""
         for step in steps:
             if step.name.startswith("node-") and step.pod_name not in self._readers and step.status != "Pending":
                 reader = threading.Thread(target=self._follow, args=(step.name,), daemon=True)
@@ -211,18 +211,18 @@ class _Run:
             for line in self._client.get_job_logs(self._name, step=step, follow=True):
                 if not self._is_failure(line):
                     self._last = [*self._last[-19:], line]
-                    self._tell(line)
+                    self._report(line)
         except (RuntimeError, TimeoutError) as error:
-            self._tell(f"smddp: {_whole(error)}")
+            self._report(f"smddp: {_whole(error)}")
 
     def _read_again(self) -> None:
-        """Failures alone: a log that was followed may have broken off before them."""
+        """Reads the failures again: a followed log may have ended before them."""
         try:
             for step in self._client.get_job(self._name).steps:
                 for line in self._client.get_job_logs(self._name, step=step.name):
                     self._is_failure(line)
         except (RuntimeError, TimeoutError) as error:
-            self._tell(f"smddp: {_whole(error)}")
+            self._report(f"smddp: {_whole(error)}")
 
     def _is_failure(self, line: str) -> bool:
         if not line.startswith(pod.FAILED):
@@ -231,5 +231,5 @@ class _Run:
         if failure is None:
             return False
         self._failures[failure.rank] = failure
-        self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
+        self._report(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
         return True

@@ -1,7 +1,7 @@
-"""What a pod of a job runs: `python -m smddp.estimator.engines.pod FOLDER COMMAND ...`.
+"""Entry point of a job's pod: `python -m smddp.estimator.engines.pod FOLDER COMMAND ...`.
 
-It makes the job's folder from the files that the TrainJob carries, runs the command, and prints how ranks failed: files
-of a pod are gone with it, its log is not.
+Unpacks the TrainJob's files into the job's folder, runs the command and prints the ranks' failures, since a pod's log
+outlives its files.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pathlib import Path
 from smddp.estimator.job import Folder
 from smddp.estimator.source import python_path
 
-#: The variable with the job's files.
+#: Variable with the job's files.
 FILES = "SMDDP_JOB_FILES"
-#: What a line that tells of a failed rank begins with.
+#: Prefix of a log line with a rank's failure.
 FAILED = "smddp-failure: "
 
 
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     files = os.environ.pop(FILES, None)
     if files:
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(files)), mode="r:gz") as archive:
-            # Who sent it runs commands here.
+            # Trusted: the sender can run any command here.
             archive.extractall(folder.path, filter="fully_trusted")
     env = {**os.environ, "SM_CURRENT_HOST": socket.gethostname(), "PYTHONPATH": python_path(folder.code)}
     child = subprocess.Popen(command, env=env, cwd=folder.code)

@@ -1,4 +1,4 @@
-"""Slurm, by submitit: one task for each node that runs torchrun, or one for each rank under smddprun."""
+"""Slurm engine, through submitit: one torchrun task per node, or one smddprun task per rank."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from smddp.estimator.engines.following import Follower
 from smddp.estimator.running import LaunchError, launch_error, need
 from smddp.validation import lines
 
-#: Default time limit in minutes, the SDK's.
+#: Default time limit in minutes, as in the SDK.
 _DAY = 24 * 60
-#: Between questions to Slurm, which many ask; files tell sooner.
+#: Seconds between squeue queries, which load the controller; the job's files are polled more often.
 _ASK = 5.0
-_LOOK = 0.3
-#: How long a job that was cancelled has to go.
+_POLL = 0.3
+#: Seconds to wait for a cancelled job to end.
 _END = 30.0
-#: What the estimator itself says, and where.
+#: Options that the estimator sets itself, and the argument to use instead.
 _OURS = {
     "job_name": "job_name=",
     "nodes": "the estimator's instance_count",
@@ -33,7 +33,7 @@ _OURS = {
 }
 
 
-#: Options of submitit that are lines of shell.
+#: Options of submitit with lines of shell.
 _SCRIPTS = ("setup", "teardown")
 
 
@@ -58,31 +58,31 @@ class Slurm:
         self._options = options
 
     def hosts(self, job_name: str, nodes: int) -> list[str]:
-        # Each task puts those of the job in their place.
+        # Placeholders: each task inserts the real names.
         return [f"node-{number}" for number in range(nodes)]
 
     def channel(self, place: str) -> str | None:
         return None
 
     def parameters(self, work: engines.Work) -> dict[str, Any]:
-        """What submitit is given."""
+        """Returns submitit's parameters."""
         found: dict[str, Any] = {"job_name": work.name, "nodes": work.nodes, "time": _minutes(work.max_run)}
         found["ntasks_per_node"] = 1 if work.torchrun else work.ranks_per_node
         if work.torchrun:
-            # Without this all ranks of a node share one processor.
+            # Otherwise all ranks of a node share one CPU.
             found["cpus_per_task"] = work.ranks_per_node
         if work.gpus:
             found["gpus_per_node"] = work.gpus
         found |= {name: value for name, value in self._options.items() if value is not None}
-        # All end when one has failed; each has told why before that.
+        # One failed task ends the job; each task has reported its failure before.
         words = ["--kill-on-bad-exit=1"]
         if found.get("cpus_per_task"):
-            # Slurm 22.05 and later do not hand sbatch's on.
+            # Slurm 22.05 and later do not pass sbatch's value to srun.
             words.append(f"--cpus-per-task={found['cpus_per_task']}")
         return {**found, "srun_args": [*words, *self._options.get("srun_args", [])]}
 
     def command(self, work: engines.Work) -> list[str]:
-        """What each task runs, with the words that only it knows."""
+        """Returns the command of each task, with placeholders for task-specific values."""
         if not work.torchrun:
             return ["smddprun", *work.command]
         if work.nodes == 1:
@@ -97,9 +97,9 @@ class Slurm:
 
     def ready(self) -> None:
         engines.needed("submitit", "submitit", "slurm")
-        need("sbatch", "so there is no Slurm to take the job: start it on a host of the cluster")
+        need("sbatch", "so Slurm is unavailable: start the job on a host of the cluster")
 
-    def start(self, work: engines.Work, tell: Callable[[str], None]) -> _Run:
+    def start(self, work: engines.Work, report: Callable[[str], None]) -> _Run:
         submitit = engines.needed("submitit", "submitit", "slurm")
         executor = submitit.SlurmExecutor(folder=work.folder / "submitit", python=shlex.quote(work.python))
         executor.update_parameters(**self.parameters(work))
@@ -107,10 +107,10 @@ class Slurm:
         try:
             job = executor.submit(slurm_task.run, self.command(work), work.env, str(work.folder), work.instance_type)
         except Exception as error:
-            # submitit's FailedJobError, with what sbatch said.
-            raise LaunchError(f"Slurm does not take the job: {error}", work.folder) from error
-        tell(f"smddp: Slurm job {job.job_id}")
-        return _Run(job, work.folder, tasks, tell)
+            # submitit's FailedJobError, with sbatch's output.
+            raise LaunchError(f"Slurm rejected the job: {error}", work.folder) from error
+        report(f"smddp: Slurm job {job.job_id}")
+        return _Run(job, work.folder, tasks, report)
 
 
 def _minutes(max_run: int | None) -> int:
@@ -118,23 +118,23 @@ def _minutes(max_run: int | None) -> int:
 
 
 class _Run:
-    def __init__(self, job: Any, folder: Path, tasks: int, tell: Callable[[str], None]) -> None:
-        self._job, self._folder, self._tasks, self._tell = job, folder, tasks, tell
-        self._follower = Follower(folder, tell)
+    def __init__(self, job: Any, folder: Path, tasks: int, report: Callable[[str], None]) -> None:
+        self._job, self._folder, self._tasks, self._report = job, folder, tasks, report
+        self._follower = Follower(folder, report)
         self._asked = 0.0
         self._state = ""
 
     def wait(self) -> None:
-        """Until the job has ended.
+        """Waits until the job has ended.
 
-        Raises LaunchError with the first rank that failed; where none says why, with Slurm's own words.
+        Raises LaunchError with the first rank that failed; if no rank reported a cause, with Slurm's output.
         """
         while not self._ended():
-            self._follower.look()
-            time.sleep(_LOOK)
+            self._follower.poll()
+            time.sleep(_POLL)
         statuses = slurm_task.statuses(self._folder)
         well = len(statuses) == self._tasks and not any(statuses.values())
-        self._follower.last_look(failed=not well)
+        self._follower.drain(failed=not well)
         if self._follower.failures:
             raise launch_error(list(self._follower.failures.values()), self._folder)
         if well:
@@ -142,22 +142,22 @@ class _Run:
         number = self._job.job_id
         if not statuses:
             raise LaunchError(
-                f"Slurm job {number} ended, and no task wrote into {self._folder}: cancelled, or that path is "
-                f"not on all nodes (give an output_path that is). Slurm's own words:\n{self._words()}",
+                f"Slurm job {number} ended, and no task wrote into {self._folder}: it was cancelled, or that path is "
+                f"not shared by all nodes (give an output_path that is). Slurm's output:\n{self._words()}",
                 self._folder,
             )
         raise LaunchError(
-            f"Slurm job {number}: {len(statuses)} of {self._tasks} tasks ended by themselves, with "
-            f"{sorted(set(statuses.values()))}, and no rank says why:\n{self._words()}",
+            f"Slurm job {number}: {len(statuses)} of {self._tasks} tasks ended before cancellation, exit statuses "
+            f"{sorted(set(statuses.values()))}, and no rank reported a cause:\n{self._words()}",
             self._folder,
         )
 
     def stop(self) -> None:
-        """Cancel it, and wait until it is gone."""
+        """Cancels the job and waits up to 30 s for its end."""
         self._job.cancel(check=False)
         until = time.monotonic() + _END
         while self._squeue() and time.monotonic() < until:
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
 
     def _ended(self) -> bool:
         if len(slurm_task.statuses(self._folder)) == self._tasks:
@@ -168,15 +168,15 @@ class _Run:
         self._asked = time.monotonic()
         if state and state != self._state:
             self._state = state
-            self._tell(f"smddp: Slurm job {self._job.job_id} is {state}")
+            self._report(f"smddp: Slurm job {self._job.job_id} is {state}")
         return not state
 
     def _squeue(self) -> str:
-        """The job's state while Slurm has it. Not by sacct, which needs a data base that many clusters do not have."""
+        """Returns the state of a queued or running job. Avoids sacct, which needs a database."""
         command = ["squeue", "--noheader", "--jobs", self._job.job_id, "--format", "%T %r"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0:
-            # A controller that is busy says other things.
+            # A busy controller fails with other messages.
             return "" if "Invalid job id" in done.stderr else self._state or "UNKNOWN"
         state, _, reason = done.stdout.strip().partition(" ")
         return f"{state} ({reason})" if reason not in ("", "None") else state

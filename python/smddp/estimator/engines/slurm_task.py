@@ -1,4 +1,4 @@
-"""One task of a Slurm job: it puts in what is known there alone, runs its command, and says how that ended."""
+"""One task of a Slurm job: fills in task-specific values, runs its command and records its exit status."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 from smddp.estimator.variables import of_hosts
 
-#: Words of a command that each task puts its own in for.
+#: Placeholders in a command that each task replaces.
 NODE = "$SLURM_NODEID"
 FIRST_HOST = "$FIRST_HOST"
 PORT = "$PORT"
-#: How long other tasks have to say what they saw, before Slurm ends them because this one failed.
+#: Seconds for other tasks to record their failures before this task's failure makes Slurm end them.
 _GRACE = 3.0
 
 
 def run(command: Sequence[str], env: Mapping[str, str], folder: str, instance_type: str) -> None:
-    """What submitit calls in each task. Raises RuntimeError where the command fails, which ends the job."""
+    """Entry point of each task. Raises RuntimeError if the command fails, which ends the job."""
     task, node = os.environ["SLURM_PROCID"], int(os.environ.get("SLURM_NODEID", "0"))
     hosts = _hosts()
-    # Below the ports that systems give to whoever asks; another job on these hosts has another number.
+    # Below the ephemeral port range; jobs that share hosts get different ports.
     port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
     own = {NODE: str(node), FIRST_HOST: hosts[0], PORT: str(port)}
     whole = {
@@ -56,7 +56,7 @@ def placed(command: Sequence[str], own: Mapping[str, str]) -> list[str]:
 
 
 def statuses(folder: Path) -> dict[str, int]:
-    """How each task that has ended did, by its number."""
+    """Returns the exit statuses of the ended tasks, by task number."""
     found = (file for file in (folder / "tasks").glob("*") if file.name.isdecimal())
     return {file.name: int(file.read_text()) for file in found}
 

@@ -1,4 +1,4 @@
-"""torchx: its own component for torchrun, on any scheduler that it has."""
+"""torchx engine: torchx's torchrun component on any of its schedulers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from smddp.estimator.engines.following import Follower
 from smddp.estimator.running import LaunchError, launch_error
 from smddp.validation import escape_dollars
 
-#: Of torchx.components.dist.ddp, what the estimator does not say itself.
+#: Arguments of torchx.components.dist.ddp that the estimator does not set.
 _COMPONENT = ("cpu", "gpu", "memMB", "h", "max_retries", "mounts", "rdzv_backend", "debug")
-_LOOK = 0.3
-#: Between questions to a scheduler of many hosts.
+_POLL = 0.3
+#: Seconds between status queries to a remote scheduler.
 _ASK = 5.0
 
 
@@ -41,7 +41,7 @@ class Torchx:
             raise ValueError(f"engine_options: cfg is {self._cfg!r}: give a dict of the scheduler's options")
 
     def hosts(self, job_name: str, nodes: int) -> list[str]:
-        # Schedulers name their hosts as they like; these are the names that a job of SageMaker's has.
+        # Schedulers choose the host names; use SageMaker's names as placeholders.
         return [f"algo-{number + 1}" for number in range(nodes)]
 
     def channel(self, place: str) -> str | None:
@@ -54,15 +54,15 @@ class Torchx:
         with self._runner() as runner:
             return str(self._request(runner, work))
 
-    def start(self, work: engines.Work, tell: Callable[[str], None]) -> _Run:
+    def start(self, work: engines.Work, report: Callable[[str], None]) -> _Run:
         runner = self._runner()
         with _own_signals():
             try:
                 handle = runner.schedule(self._request(runner, work))
             except (OSError, RuntimeError) as error:
-                raise LaunchError(f"torchx's {self._scheduler} does not take the job: {error}", work.folder) from error
-        tell(f"smddp: torchx {handle}")
-        return _Run(runner, handle, work.folder, tell, _LOOK if self._scheduler.startswith("local") else _ASK)
+                raise LaunchError(f"torchx's {self._scheduler} rejected the job: {error}", work.folder) from error
+        report(f"smddp: torchx {handle}")
+        return _Run(runner, handle, work.folder, report, _POLL if self._scheduler.startswith("local") else _ASK)
 
     def _runner(self) -> Any:
         return engines.needed("torchx.runner", "torchx", "torchx").get_runner()
@@ -79,13 +79,13 @@ class Torchx:
             given.setdefault("gpu", work.gpus)
         if work.port is not None:
             given["rdzv_port"] = work.port
-        # torchrun would mix parts of ranks' lines; smddp.estimator.rank writes whole ones.
+        # torchrun may interleave ranks' lines; smddp.estimator.rank writes whole lines.
         if "tee" in inspect.signature(ddp).parameters:
             given["tee"] = 0
         at = work.command.index("-m")
         app = ddp(
             *(self._escaped(word) for word in work.torchrun_words()[at + 1 :]),
-            # torchx writes `-m MODULE ARGUMENTS`. After "--" torchrun takes no argument of the script for its own.
+            # torchx writes `-m MODULE ARGUMENTS`. After "--" torchrun leaves the script's arguments alone.
             m="--",
             image=work.image or str(work.folder),
             name=f"/{work.name}",
@@ -104,41 +104,41 @@ class Torchx:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """torchx's local schedulers take SIGINT and SIGTERM for themselves."""
+    """Restores the SIGINT and SIGTERM handlers that torchx's local schedulers replace."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for number, handler in kept.items():
-            with contextlib.suppress(ValueError):  # not the main thread, where nobody can take them
+            with contextlib.suppress(ValueError):  # outside the main thread, where handlers cannot change
                 signal.signal(number, handler)
 
 
 class _Run:
-    def __init__(self, runner: Any, handle: str, folder: Path, tell: Callable[[str], None], every: float) -> None:
+    def __init__(self, runner: Any, handle: str, folder: Path, report: Callable[[str], None], every: float) -> None:
         self._runner, self._handle, self._folder = runner, handle, folder
         self._every, self._asked = every, 0.0
         self._status: Any = None
-        self._follower = Follower(folder, tell)
+        self._follower = Follower(folder, report)
 
     def wait(self) -> None:
-        """Until the job has ended. Raises LaunchError where it failed; with the rank, where the folder is shared."""
+        """Waits until the job has ended. Raises LaunchError if it failed, with the rank if the folder is shared."""
         try:
             while not self._ended():
-                self._follower.look()
-                time.sleep(_LOOK)
+                self._follower.poll()
+                time.sleep(_POLL)
         finally:
-            # Which ends what is left of a local job.
+            # Ends remaining processes of a local job.
             self._runner.close()
         well = self._status is not None and self._status.state.name == "SUCCEEDED"
-        self._follower.last_look(failed=not well)
+        self._follower.drain(failed=not well)
         if self._follower.failures:
             raise launch_error(list(self._follower.failures.values()), self._folder)
         if not well:
             raise LaunchError(
-                f"torchx {self._handle} is not on its scheduler any more"
+                f"torchx {self._handle} is no longer on its scheduler"
                 if self._status is None
-                else f"torchx {self._handle} ended, and no rank says why:\n{self._status}",
+                else f"torchx {self._handle} ended, and no rank reported a cause:\n{self._status}",
                 self._folder,
             )
 

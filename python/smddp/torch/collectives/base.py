@@ -1,4 +1,4 @@
-"""What all collectives go through on their way to the core."""
+"""Shared path of all collectives into the core."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, REDUCE, GATHER, SCATTER, ALL_TO_ALL, BARRIER = range(9)
 
 UINT8 = CODES[torch.uint8]
-# The operation and factor of what does not reduce.
+# Reduction and factor of collectives without a reduction.
 PLAIN = (SUM, 1.0)
 _ZERO = timedelta(0)
 
-# For callers that wait at once: nothing in it can change, so one serves all.
+# Shared handle of synchronous calls; it is immutable.
 DONE = DoneWork([])
 
 After = list[Callable[[], None]]
@@ -39,11 +39,11 @@ After = list[Callable[[], None]]
 
 @dataclass(slots=True)
 class Call:
-    """One collective call as the core takes it.
+    """Arguments of one collective call to the core.
 
     number, code: collective and dtype. like: a tensor on the call's device; None: the CPU. source, target: the core's
-    blocks (see smddp._core). keep: what must live until the call is over. outputs: what its handle gives. after: what
-    is done once the data is there.
+    blocks (see smddp._core). keep: objects kept alive until the call completes. outputs: the handle's results. after:
+    callbacks once the data has arrived.
     """
 
     number: int
@@ -59,19 +59,19 @@ class Call:
 
 
 class Base(Estimating):
-    """One group, as its collectives see it. The class that uses it sets the attributes below."""
+    """Group state that the collectives use. The group class sets the attributes below."""
 
     _rank: int
     # Global ranks, where they differ from the ranks in the group.
     _ranks: Sequence[int] | None
-    # Backends of the devices that are not ours, by device type.
+    # Backends of devices that smddp does not serve, by device type.
     _others: dict[str, Any]
     _serves_cpu: bool
     _serves_cuda: bool
     # CUDA's ordinal of the device that the group is bound to.
     _bound: int | None
     _cuda: DeviceSide | None = None
-    # The short way of calls that are quite ordinary, if there is one; smddp._core.AtOnce.
+    # Fast path of common calls, if available; smddp._core.AtOnce.
     _fast_path: Any = None
 
     def _usable_fast_path(self) -> Any:
@@ -81,7 +81,7 @@ class Base(Estimating):
         return self._fast_path
 
     def _fast_path_handle(self, native: Any, output: Tensor) -> Work:
-        """The handle of a call on a device that took the short way. native: the core's."""
+        """Returns the handle of a device call on the fast path. native: the core's handle."""
         return self._device_side().handle(native, output, self._ranks)
 
     def _failed(self, error: BaseException) -> BaseException:
@@ -89,18 +89,16 @@ class Base(Estimating):
         if self._batch is not None:
             self._batch = None
             self._forget_coalescing()
-        # torch leaves it open, and every later call would move nothing in silence.
+        # torch leaves the estimate open, so every later call would silently transfer nothing.
         self._estimate = None
         return translate(error, self._ranks)
 
     def _forget_coalescing(self) -> None:
-        """Take an open block out of torch's own state too, or it would queue every later call in silence."""
+        """Removes an open block from torch's state, which would otherwise silently queue every later call."""
 
     def _on_cuda(self, tensor: Tensor) -> bool:
-        """Whether a tensor that is not on a CPU of ours is on a CUDA device of ours.
-
-        Raises what speaks against a call on it, before anything is enqueued.
-        """
+        """Returns whether a CUDA tensor's device is served by this group. Raises for an unsupported tensor, before
+        anything is enqueued."""
         if not (self._serves_cuda and tensor.is_cuda):
             return False
         self._check_strided(tensor)
@@ -117,10 +115,10 @@ class Base(Estimating):
         return side
 
     def _settle(self, device: torch.device | None, ordinals: Sequence[int]) -> None:
-        """The host waits for what this thread has enqueued on the CUDA devices of the group, and on those asked for.
+        """Synchronizes the host with this thread's work on the group's CUDA devices and on the requested devices.
 
-        ordinals: as barriers have them. device: the same, in a newer torch; without an index it is the group's own, or
-        the current one.
+        ordinals: a barrier's device_ids. device: the same in newer torch versions; without an index it means the
+        group's device or the current device.
         """
         asked: set[int | None] = set()
         if self._serves_cuda:
@@ -138,7 +136,7 @@ class Base(Estimating):
         self._device_side().settle(asked)
 
     def _elsewhere(self, tensor: Tensor) -> Any:
-        """The backend that serves the tensor's device. Raises RuntimeError where there is none."""
+        """Returns the backend of the tensor's device. Raises RuntimeError if the group has none."""
         kind = tensor.device.type
         backend = self._others.get(kind)
         if backend is None and kind == "cpu":
@@ -159,7 +157,7 @@ class Base(Estimating):
             raise ValueError(f"smddp moves dense tensors; this one has layout {tensor.layout} ({describe(tensor)})")
 
     def _check_all_here(self, what: str, first: Tensor, others: Sequence[Tensor]) -> None:
-        """All on the device of `first` and dense, with its dtype."""
+        """Checks that all tensors are dense, with the device and dtype of `first`."""
         self._check_strided(first)
         on_cpu = first.is_cpu
         for index, tensor in enumerate(others):
@@ -175,11 +173,11 @@ class Base(Estimating):
             raise ValueError(f"{what}: invalid root rank {root} in a group of {self._size} ranks")
 
     def _start(self, call: Call, options: Any) -> Work:
-        """Hand one call to the core; a caller that would wait at once is served on the spot."""
+        """Passes one call to the core. A synchronous call runs inline."""
         if self._estimate is not None:
             self._estimate.collective(call)
             return self._note(DoneWork(call.outputs))
-        # Not a `with` around a method of its own: that takes as long as both doors together.
+        # Inlined: a `with` block would cost as much as the dispatch itself.
         span = None
         if profiling.seen and profiler_enabled():
             span = profiling.path_range(self._comm, call, self._size)
@@ -213,10 +211,10 @@ class Base(Estimating):
         return self._note(SmddpWork(native, call.outputs, call.after, self._ranks))
 
     def _start_parts(self, parts: Iterable[Work], outputs: list[Tensor], options: Any) -> Work:
-        """Starts all parts of a call, and waits for them where the call is synchronous.
+        """Starts all parts of a call and waits for them if the call is synchronous.
 
-        parts: makes a call for each part. All are started before the first wait: after an interrupt they go on, and the
-        other ranks' calls end. An exception between two starts aborts the group.
+        parts: starts one call per part. All parts start before the first wait, so after an interrupt they continue and
+        the other ranks' calls complete. An exception between two starts aborts the group.
         """
         block, self._batch = self._batch, []
         try:
@@ -234,10 +232,10 @@ class Base(Estimating):
             batch.append(work)
         return work
 
-    # Coalescing. torch's own spelling in Python has an underscore; its C++ side looks for the one without.
+    # Coalescing. torch's Python code uses the name with an underscore, its C++ code the name without.
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Makes the calls of this thread on this group one handle, up to `_end_coalescing`."""
+        """Combines this thread's calls on this group into one handle, until `_end_coalescing`."""
         other = self._others.get(device.type)
         if other is not None:
             other._start_coalescing()
@@ -260,7 +258,7 @@ class Base(Estimating):
 
 
 def first_of(backend: Any, *names: str) -> Any:
-    """The method of another backend under the first of its names that this torch has."""
+    """Returns the method of another backend by the first name that this torch has."""
     for name in names[:-1]:
         method = getattr(backend, name, None)
         if method is not None:
