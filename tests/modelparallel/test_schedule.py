@@ -25,7 +25,7 @@ def visits_of(shape: str, stages: int) -> list[int]:
         pytest.param("there and back", marks=pytest.mark.slow),
     ],
 )
-def test_no_plan_stands_still_and_each_stage_keeps_its_limit(shape, pipeline):
+def test_no_plan_deadlocks_and_each_stage_keeps_its_limit(shape, pipeline):
     for stages in STAGES:
         visits = visits_of(shape, stages)
         for microbatches in MICROBATCHES:

@@ -165,5 +165,5 @@ class Averaging:
         if self._replicas is None or number == self._pass:
             return
         self._pass = number
-        self._replicas.begin(owed=False)
+        self._replicas.begin(outcome_pending=False)
         torch.autograd.Variable._execution_engine.queue_callback(self._replicas.end)

@@ -112,7 +112,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         self._seed = delayed.agreed_seed(module, self._cfg.delayed_parameter_initialization)
         if (self._ranks.pp_size == 1 and not shared) or self._ranks.tp_size > 1:
             delayed.everywhere(module, self._seed)
-        self.turn_mail: Mail | None = None
+        self.order_mail: Mail | None = None
         if self._ranks.tp_size > 1:
             from smddp.modelparallel.tensor import cut as of_tensors  # with all of torch.sagemaker's translator
 
@@ -124,9 +124,9 @@ class DistributedModel(Answers, Hooks, nn.Module):
 
             naming.name_layers(self.module)
         alias.add_aliases(self.module)
-        if self._ranks.turn_group is not None:
-            self.turn_mail = Mail(self._ranks.tp_rank, self._ranks.tp_ranks, self._ranks.turn_group)
-            self.turn_mail.changed = self.mail.changed
+        if self._ranks.order_group is not None:
+            self.order_mail = Mail(self._ranks.tp_rank, self._ranks.tp_ranks, self._ranks.order_group)
+            self.order_mail.changed = self.mail.changed
         self._local: set[int] = {id(q) for q in module.parameters()}
         if self._ranks.pp_size > 1:
             state.at_reset(placed_operations.install())
@@ -360,7 +360,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
     def begin_step(self) -> None:
         """The model is cut, and the microbatches are about to run."""
         if self.replicas is not None:
-            self.replicas.begin(owed=self.training and torch.is_grad_enabled())
+            self.replicas.begin(outcome_pending=self.training and torch.is_grad_enabled())
 
     def finish_step(self, gradients: bool) -> None:
         """After the microbatches: sums over segments and means over replicas."""
@@ -370,7 +370,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
             self.sharded.finish(gradients)
         if self.replicas is not None and gradients:
             self.replicas.end()
-        elif self.replicas is not None and self.replicas.owed:
+        elif self.replicas is not None and self.replicas.outcome_pending:
             self.replicas.agree()
         self._call(self._after_step)
 
@@ -381,7 +381,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
 
     def fail_step(self, error: BaseException) -> None:
         """The step failed in this pipeline."""
-        if self.replicas is not None and self.replicas.owed:
+        if self.replicas is not None and self.replicas.outcome_pending:
             self.replicas.fail(error)
 
 

@@ -68,7 +68,7 @@ class Ranks:
         mail_group: a second group of the same ranks, for messages between stages: they never wait for a collective.
         object_group: a second group of all ranks, for the objects that a script sends.
         tp_ranks: the global ranks of this tensor group.
-        turn_group: a second group of the tensor group's ranks, for messages beside collectives; None without stages.
+        order_group: a second group of the tensor group's ranks, for messages beside collectives; None without stages.
     """
 
     rank: int
@@ -94,7 +94,7 @@ class Ranks:
     mail_group: dist.ProcessGroup
     object_group: dist.ProcessGroup
     tp_ranks: list[int] = field(default_factory=list)
-    turn_group: dist.ProcessGroup | None = None
+    order_group: dist.ProcessGroup | None = None
 
 
 def make(config: Config) -> Ranks:
@@ -136,7 +136,7 @@ def make(config: Config) -> Ranks:
     values |= {"pp_ranks": mine(groups, "pp", rank), "mail_group": mail_group, "object_group": object_group}
     values["tp_ranks"] = mine(groups, "tp", rank)
     if config.tensor_parallel_degree > 1 and config.pipeline_parallel_degree > 1:
-        values["turn_group"] = dist.new_subgroups_by_enumeration(groups["tp"])[0]
+        values["order_group"] = dist.new_subgroups_by_enumeration(groups["tp"])[0]
     return Ranks(rank, size, local_rank, local_size, **values)
 
 

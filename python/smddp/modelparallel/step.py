@@ -148,9 +148,9 @@ def _of_first_stage(
         return microbatching.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
     odd = sorted(given.keys() - mine.keys())
     # All hear of it: otherwise those that fit would wait for those that do not.
-    everybody: list[Any] = [None] * ranks.pp_size
-    dist.all_gather_object(everybody, odd, group=ranks.pp_group)
-    for stage, lacking in enumerate(everybody):
+    missing: list[Any] = [None] * ranks.pp_size
+    dist.all_gather_object(missing, odd, group=ranks.pp_group)
+    for stage, lacking in enumerate(missing):
         if lacking:
             raise ValueError(
                 f"step: stage {stage} has no argument for {together.plain(lacking[0])}, which stage 0 gives: every "
@@ -207,9 +207,9 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     divisor = len(calls) if model.average_grads_across_microbatches else 1
     mail, turns, deadline = model.mail, None, _deadline(model.mail.group)
     mails = [mail]
-    if model.turn_mail is not None:
-        turns = Turns(model.turn_mail)
-        mails.append(model.turn_mail)
+    if model.order_mail is not None:
+        turns = Turns(model.order_mail)
+        mails.append(model.order_mail)
     for each in mails:
         each.open(deadline)
     runner = Runner(ranks.pp_rank, ranks.pp_size, mail, plan, model.sums, model.measured, deadline, divisor, turns)
@@ -219,7 +219,7 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     finally:
         torch.default_generator.set_state(before)
         for each in mails:
-            each.close(lambda: runner.told)
+            each.close(lambda: runner.failure_sent)
         if runner.failure is not None:
             model.forget_descriptions()
     if runner.failure is not None:  # it came after this stage was done

@@ -83,7 +83,7 @@ def case_whole_files_are_plain_torch(directory):
         assert_same(dict(again.state_dict()), dict(values), exact=True)
 
 
-def case_old_partial_checkpoints_go_and_what_lacks_is_named(directory):
+def case_old_partial_checkpoints_are_deleted_and_missing_files_are_named(directory):
     with job(partitions=2, ddp=True):
         model, _ = cut_model(OTHERWISE)
         with pytest.raises(RuntimeError, match="the first step cuts the model"):

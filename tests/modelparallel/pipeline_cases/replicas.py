@@ -71,7 +71,7 @@ def case_a_parameter_that_backward_reaches_several_times_is_sent_when_it_is_comp
     assert all(torch.equal(gradient, late[name]) for name, gradient in early.items())
 
 
-def case_what_only_one_replica_uses_counts_as_zero_on_the_other():
+def case_a_gradient_missing_on_one_replica_counts_as_zero():
     class Sometimes(Two):
         def __init__(self):
             super().__init__()
@@ -167,7 +167,7 @@ def case_a_gradient_that_comes_after_its_bucket_is_an_error():
     parameter = nn.Parameter(torch.zeros(4))
     replicas = Replicas([parameter], dist.group.WORLD, 1, True)
     for times in (1, 2):
-        replicas.begin(owed=True)
+        replicas.begin(outcome_pending=True)
         parameter.grad = None
         try:
             with replicas.watching([parameter]):

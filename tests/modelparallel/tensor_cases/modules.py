@@ -15,7 +15,7 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def told():
+def captured_log():
     """What the library logs meanwhile."""
     lines = []
     handler = logging.Handler()
@@ -66,7 +66,7 @@ def against_one_process(make, layout, function, data, prepare=lambda module: Non
     wanted = torch.cat([results.detach() for _, results, *_ in found])
     with job(tensor_parallel_degree=2, **layout):
         prepare(module)
-        with told() as lines:
+        with captured_log() as lines:
             model = smp.DistributedModel(module)
         own = [x.chunk(smp.dp_size())[smp.dp_rank()] for x in data]
         loss, results, *_ = function(model, *own)

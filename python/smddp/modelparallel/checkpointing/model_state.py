@@ -61,14 +61,14 @@ def local(model: Any) -> dict[str, Any]:
         splits = of_tensors.by_name(model.get_module())
         if (shared := sharded.of(model)) is not None:
             everything = sharded_state.local_model(everything, shared.rank, shared.degree)
-            return {**everything, **of_tensors.told(splits)}
-        return {**everything, IS_PARTIAL: ranks.tp_size > 1, **of_tensors.told(splits)}
+            return {**everything, **of_tensors.encode(splits)}
+        return {**everything, IS_PARTIAL: ranks.tp_size > 1, **of_tensors.encode(splits)}
     if not model.partitioned:
         raise RuntimeError("local_state_dict(): the first step cuts the model, and no stage has a part before")
     here = held(model)
     splits = {name: split for name, split in of_tensors.by_name(model.get_module()).items() if name in here}
     own = {name: value for name, value in everything.items() if name in here}
-    return {**own, IS_PARTIAL: True, **of_tensors.told(splits)}
+    return {**own, IS_PARTIAL: True, **of_tensors.encode(splits)}
 
 
 @exact()
@@ -94,12 +94,12 @@ def whole(model: Any) -> dict[str, Any]:
     assert ranks is not None  # as the model is cut
     own = {name: everything[name] for name in held(model)}
     about: list[Any] = [None] * ranks.pp_size
-    told = {
+    local_state = {
         name: (splits[name].whole if name in splits else tuple(t.shape), t.dtype, t.device.type)
         for name, t in own.items()
         if isinstance(t, torch.Tensor)
     }
-    dist.all_gather_object(about, told, group=ranks.pp_group)
+    dist.all_gather_object(about, local_state, group=ranks.pp_group)
     found: dict[str, Any] = {}
     first_name = _first_names(model.get_module())
     for name in everything:

@@ -14,7 +14,7 @@ from smddp.modelparallel.tensor.split import Split, split_of
 SPLITS = "_smp_splits"
 
 
-def told(splits: dict[Any, Split]) -> dict[str, Any]:
+def encode(splits: dict[Any, Split]) -> dict[str, Any]:
     """An entry of a part's state that says how it is split; none where nothing is."""
     if not splits:
         return {}

@@ -26,10 +26,10 @@ log = logging.getLogger("smddp.modelparallel")
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
-# What the replicas are told of a failure, in bytes.
+# What the replicas are failed of a failure, in bytes.
 _TEXT = 4096
 # How long a pipeline that failed waits for the other replicas to hear of it before it raises.
-_TELLING_SECONDS = 2.0
+_REPORT_SECONDS = 2.0
 _LOOK_SECONDS = 0.002
 
 
@@ -93,7 +93,7 @@ class Replicas:
         overlap: buckets leave during the last microbatch's backward pass; else after it.
 
     Attributes:
-        owed: the other replicas wait for what this one says of the step.
+        outcome_pending: the other replicas wait for what this one says of the step.
         early: how many buckets left during the last step's backward pass.
     """
 
@@ -112,7 +112,7 @@ class Replicas:
         self._added: Counter[int] = Counter()
         self._usual: dict[int, int] = {}
         self._awaited: set[int] = set()
-        self.owed = False
+        self.outcome_pending = False
         self.early = 0
         self._overlap = overlap
         if overlap:
@@ -121,8 +121,8 @@ class Replicas:
 
     # ---- during the step ----
 
-    def begin(self, owed: bool) -> None:
-        """A step begins. ``owed``: at its end the replicas agree on how it went, even without a backward pass."""
+    def begin(self, outcome_pending: bool) -> None:
+        """Start a step. ``outcome_pending``: the replicas exchange its outcome even without a backward pass."""
         left, self._left = self._left, []
         for work in left:  # of a step that failed
             work.wait()
@@ -130,7 +130,7 @@ class Replicas:
             bucket.reset()
         self._final.clear()
         self._next = self.early = 0
-        self.owed = owed
+        self.outcome_pending = outcome_pending
 
     @contextlib.contextmanager
     def watching(self, final: list[nn.Parameter]) -> Iterator[None]:
@@ -179,7 +179,7 @@ class Replicas:
 
         Raises RuntimeError with the others' words where the step failed on another replica.
         """
-        self.owed = False
+        self.outcome_pending = False
         while self._next < len(self._buckets):
             self._leave()
         self.agree()
@@ -191,37 +191,37 @@ class Replicas:
 
     def agree(self) -> None:
         """Hear whether the step went well everywhere, and raise if not. Collective."""
-        self.owed = False
+        self.outcome_pending = False
         failed = torch.zeros(1, dtype=torch.int32, device=self._device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
         if not failed.item():
             return
-        work, texts = self._tell("")
+        work, texts = self._exchange_outcome("")
         work.wait()
         self._left += [bucket.work for bucket in self._buckets if bucket.work is not None]
-        told = [(number, bytes(text.tolist()).rstrip(b"\0").decode(errors="replace")) for number, text in texts]
-        raise RuntimeError("; ".join(f"the step failed on replica {number}: {text}" for number, text in told if text))
+        reports = [(number, bytes(text.tolist()).rstrip(b"\0").decode(errors="replace")) for number, text in texts]
+        raise RuntimeError("; ".join(f"the step failed on replica {number}: {text}" for number, text in reports if text))
 
     def fail(self, error: BaseException) -> None:
         """The step failed here: tell the other replicas, who hear it at the end of theirs.
 
         What they have not taken within two seconds stays under way, and the next step waits for it.
         """
-        self.owed = False
+        self.outcome_pending = False
         try:
             while self._next < len(self._buckets):
                 self._leave()
             failed = torch.ones(1, dtype=torch.int32, device=self._device)
             self._left = [bucket.work for bucket in self._buckets if bucket.work is not None]
             self._left.append(dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group, async_op=True))
-            self._left.append(self._tell(f"{type(error).__name__}: {error}")[0])
-            until = time.monotonic() + _TELLING_SECONDS
+            self._left.append(self._exchange_outcome(f"{type(error).__name__}: {error}")[0])
+            until = time.monotonic() + _REPORT_SECONDS
             while time.monotonic() < until and not all(work.is_completed() for work in self._left):
                 time.sleep(_LOOK_SECONDS)
         except Exception as trouble:  # what went wrong first is what is raised
-            log.warning("the other replicas cannot be told that this step failed: %s", trouble)
+            log.warning("the other replicas cannot be failed that this step failed: %s", trouble)
 
-    def _tell(self, text: str) -> tuple[dist.Work, list[tuple[int, torch.Tensor]]]:
+    def _exchange_outcome(self, text: str) -> tuple[dist.Work, list[tuple[int, torch.Tensor]]]:
         """Exchange what there is to say of the step."""
         mine = torch.zeros(_TEXT, dtype=torch.uint8)
         said = text.encode()[:_TEXT]

@@ -92,7 +92,7 @@ class OptimizerDicts(torch.optim.Optimizer):
         stepped = self.stepped
         shared = len(stepped) < len(held) or (self.shares is not None and self.script is not self)
         partial = self._stages * self._tensor_ranks > 1 or shared
-        return {**packed, IS_PARTIAL: partial, HELD: stepped, **of_tensors.told(self._splits())}
+        return {**packed, IS_PARTIAL: partial, HELD: stepped, **of_tensors.encode(self._splits())}
 
     def _splits(self) -> dict[int, Split]:
         """Return the splits of this stage's shared parameters by number.

@@ -52,7 +52,7 @@ class Description:
         return len(self.leaves) == len(other.leaves) and all(map(_same, self.leaves, other.leaves))
 
     def __str__(self) -> str:
-        return ", ".join(map(_told, self.leaves))
+        return ", ".join(map(_describe_leaf, self.leaves))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -63,7 +63,7 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other)
 
 
-def _told(leaf: Any) -> str:
+def _describe_leaf(leaf: Any) -> str:
     if isinstance(leaf, Form):
         grad = " with gradient" if leaf.gradient else ""
         return f"{leaf.dtype} of shape {leaf.shape}{grad}"
@@ -122,17 +122,17 @@ def describe(
     """
     leaves, spec = pytree.tree_flatten(result)
     places = {id(x): index for index, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-    told: list[Any] = []
+    forms: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            told.append(Input(places[id(leaf)]) if id(leaf) in places else Form.of(leaf))
+            forms.append(Input(places[id(leaf)]) if id(leaf) in places else Form.of(leaf))
         elif isinstance(leaf, _SIMPLE):
-            told.append(leaf)
+            forms.append(leaf)
         else:
-            told.append(next((Input(i) for i, x in enumerate(inputs) if x is leaf), Unsaid(type(leaf).__name__)))
+            forms.append(next((Input(i) for i, x in enumerate(inputs) if x is leaf), Unsaid(type(leaf).__name__)))
     written = tuple(
         i for i, (x, before) in enumerate(zip(inputs, versions)) if before is not None and x._version != before
     )
     changed = tuple(i for i, before in objects.items() if fingerprint(inputs[i]) != before)
     tree = pytree.tree_unflatten(list(range(len(leaves))), spec)
-    return Description(told, tree, written, changed), leaves
+    return Description(forms, tree, written, changed), leaves

@@ -26,7 +26,7 @@ _NOTHING, _OBJECT = -1, -2
 
 # Kinds of messages. A key is (kind, microbatch, number, second number).
 FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END, ALIVE, TURN = range(10)
-# How often a stage says that it is there, in parts of the deadline: a listener that hears nothing fails.
+# How often a stage says that it is there, in parts of the deadline: a receiver that hears nothing fails.
 _BEATS = 4
 _SLACK_SECONDS = 0.5
 # How long a step that failed waits for the others to end it, where the deadline has passed.
@@ -61,7 +61,7 @@ class Mail:
         # Tensors sent and their bytes, by peer: what crosses between stages can be counted.
         self.tensors: Counter[int] = Counter()
         self.bytes: Counter[int] = Counter()
-        # Called by a listener: for a peer's record of its program, or its failure.
+        # Called by a receiver: for a peer's record of its program, or its failure.
         self.on_record: Callable[[int, int, Any], None] = lambda peer, microbatch, record: None
         self.on_failed: Callable[[Any], None] = lambda failure: None
         self._box: dict[tuple[int, Key], Message] = {}
@@ -69,8 +69,8 @@ class Mail:
         self._sent: defaultdict[int, int] = defaultdict(int)
         self._received: defaultdict[int, int] = defaultdict(int)
         self._under_way: list[tuple[Any, Any]] = []
-        self._listeners: list[threading.Thread] = []
-        self._deadline, self._heard = 0.0, 0.0
+        self._receivers: list[threading.Thread] = []
+        self._deadline, self._last_received = 0.0, 0.0
         self._ended = threading.Event()
         self._beat: threading.Thread | None = None
         # The peers that wait for nothing more in this step.
@@ -79,17 +79,17 @@ class Mail:
     def open(self, deadline: float) -> None:
         """Begin to receive. Every stage does at the beginning of a step. ``deadline``: seconds, the group's."""
         self._done = set()
-        self._deadline, self._heard = deadline, time.monotonic()
+        self._deadline, self._last_received = deadline, time.monotonic()
         self._ended.clear()
         if self.peers:
-            self._beat = threading.Thread(target=self._say_alive, name="smp mail heartbeat", daemon=True)
+            self._beat = threading.Thread(target=self._send_heartbeats, name="smp mail heartbeat", daemon=True)
             self._beat.start()
-        self._listeners = [
-            threading.Thread(target=self._listen, args=(peer,), name=f"smp mail from stage {peer}", daemon=True)
+        self._receivers = [
+            threading.Thread(target=self._receive_loop, args=(peer,), name=f"smp mail from stage {peer}", daemon=True)
             for peer in self.peers
         ]
-        for listener in self._listeners:
-            listener.start()
+        for receiver in self._receivers:
+            receiver.start()
 
     def close(self, failed: Callable[[], bool]) -> None:
         """Tell all that nothing more comes, take what they still send, and forget what nobody took.
@@ -98,19 +98,19 @@ class Mail:
         After a failure descriptions are forgotten, too: some stages may have them and some not.
         ``failed``: whether the step has failed and all have been told.
         """
-        self._tell_all(DONE)
+        self._send_to_all(DONE)
         self._await_all(failed)
         self._ended.set()
         if self._beat is not None:
             self._beat.join()
-        self._tell_all(END)
-        until = max(self._heard + self._deadline, time.monotonic() + min(_GRACE_SECONDS, self._deadline))
-        for listener in self._listeners:
-            listener.join(max(0.0, until - time.monotonic()))
-        deaf = [peer for peer, listener in zip(self.peers, self._listeners) if listener.is_alive()]
-        if deaf:  # no other step can follow, so these threads may stay as they are
-            self._break(self._late(deaf, "have not ended the step"))
-        self._listeners = []
+        self._send_to_all(END)
+        until = max(self._last_received + self._deadline, time.monotonic() + min(_GRACE_SECONDS, self._deadline))
+        for receiver in self._receivers:
+            receiver.join(max(0.0, until - time.monotonic()))
+        late = [peer for peer, receiver in zip(self.peers, self._receivers) if receiver.is_alive()]
+        if late:  # no other step can follow, so these threads may stay as they are
+            self._break(self._timeout_error(late, "have not ended the step"))
+        self._receivers = []
         while self._under_way and self.broken is None:
             try:
                 self._under_way.pop()[1].wait()
@@ -130,24 +130,24 @@ class Mail:
         with self.changed:
             begun = time.monotonic()
             while not (failed() or self.broken is not None or len(self._done) == len(self.peers)):
-                left = max(self._heard, begun) + self._deadline + self.slack - time.monotonic()
+                left = max(self._last_received, begun) + self._deadline + self.slack - time.monotonic()
                 if left <= 0:
-                    self._break(self._late(sorted(set(self.peers) - self._done), "are not done"))
+                    self._break(self._timeout_error(sorted(set(self.peers) - self._done), "are not done"))
                 else:
                     self.changed.wait(left)
 
-    def _late(self, stages: list[int], what: str) -> TimeoutError:
+    def _timeout_error(self, stages: list[int], what: str) -> TimeoutError:
         ranks = [self.ranks[stage] for stage in stages]
         return TimeoutError(
             f"nothing came for {self._deadline:g} s, the group's timeout, and stages {stages} (ranks {ranks}) {what}"
         )
 
-    def _say_alive(self) -> None:
+    def _send_heartbeats(self) -> None:
         """A step may take longer than the deadline, and two stages may have nothing to tell each other in it."""
         while not self._ended.wait(self._deadline / _BEATS):
-            self._tell_all(ALIVE)
+            self._send_to_all(ALIVE)
 
-    def _tell_all(self, kind: int) -> None:
+    def _send_to_all(self, kind: int) -> None:
         for peer in self.peers:
             try:
                 self.send(peer, (kind, 0, 0, 0), (0, 0))
@@ -198,7 +198,7 @@ class Mail:
 
     # ---- receiving ----
 
-    def _listen(self, peer: int) -> None:
+    def _receive_loop(self, peer: int) -> None:
         try:
             while True:
                 header, payload = self._next(peer)
@@ -212,7 +212,7 @@ class Mail:
                     continue
                 with self.changed:
                     self.arrived += 1
-                    self._heard = time.monotonic()
+                    self._last_received = time.monotonic()
                     if key[0] == DONE:
                         self._done.add(peer)
                     elif key[0] == FAILED:

@@ -11,7 +11,7 @@ import torch
 from smddp.modelparallel.pipeline import mailbox
 from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
 from smddp.modelparallel.pipeline.program import Program
-from smddp.modelparallel.pipeline.schedule import BACKWARD, Lane
+from smddp.modelparallel.pipeline.schedule import BACKWARD, MicrobatchProgress
 from smddp.modelparallel.pipeline.values import Segment, Value, arrival, departure
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Microbatch:
     """A microbatch's state on this stage.
 
     Attributes:
-        lane: what the schedule knows of it.
+        progress: what the schedule knows of it.
         module: the part that runs now, for errors.
         inside: how many parts are at work natively, one inside the other.
         wants: the (stage, key) of the message that it waits for.
@@ -53,7 +53,7 @@ class Microbatch:
         self.number, self.stage, self.stages, self.mail = number, stage, stages, mail
         self.streams, self.pause, self.parameters_of_parts = streams, pause, parameters_of_parts
         self.in_turns = in_turns
-        self.lane = Lane(number)
+        self.progress = MicrobatchProgress(number)
         self.program = Program()
         self.segments = [Segment(0)]
         self.segment = self.segments[0]
@@ -74,7 +74,7 @@ class Microbatch:
 
     @property
     def backward(self) -> bool:
-        return self.lane.phase == BACKWARD
+        return self.progress.phase == BACKWARD
 
     def next_number(self) -> int:
         self._numbers += 1
@@ -103,7 +103,7 @@ class Microbatch:
         number = self._out[peer] = self._out[peer] + 1
         self.mail.send(peer, (mailbox.FORWARD, self.number, number, 0), self.program.place(), value)
 
-    def hear(self, peer: int) -> Any:
+    def receive_description(self, peer: int) -> Any:
         """The next forward message of a stage."""
         number = self._in[peer] = self._in[peer] + 1
         return self.wait(peer, (mailbox.FORWARD, self.number, number, 0), check=True)
@@ -145,7 +145,7 @@ class Microbatch:
             if value.gradient and self.segment.closed:
                 self.segment = Segment(len(self.segments))
                 self.segments.append(self.segment)
-            tensor = self.hear(value.owner)
+            tensor = self.receive_description(value.owner)
             if value.gradient:
                 tensor, slot = arrival(tensor)
                 self.segment.arrivals.append((slot, value.number, value.owner))
@@ -161,7 +161,7 @@ class Microbatch:
                 known = x.value.tensor.detach()
                 self.say_all(known)
             else:
-                known = self.hear(x.value.owner)
+                known = self.receive_description(x.value.owner)
             self._fetched[number] = known
         return known
 

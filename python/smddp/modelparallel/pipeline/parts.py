@@ -71,7 +71,7 @@ class Part:
             elif mb.changed and id(x) in mb.changed:
                 self._refuse_changed(mb, x)
         here = self.owner == mb.stage
-        description, results = self._run(mb, flat, spec, signed) if here else (self._told(mb, signed), None)
+        description, results = self._run(mb, flat, spec, signed) if here else (self._receive(mb, signed), None)
         self._take_over(mb, flat, description)
         return self._wrap(mb, flat, description, results)
 
@@ -84,7 +84,7 @@ class Part:
                 "keys and values: use_cache=False)"
             )
 
-    def _told(self, mb: Microbatch, signed: Any) -> Description:
+    def _receive(self, mb: Microbatch, signed: Any) -> Description:
         known = self.known.get(signed)
         if known is None:
             key = (mailbox.DESCRIPTION, self.number, descriptions.digest(signed), 0)

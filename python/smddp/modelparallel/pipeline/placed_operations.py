@@ -61,7 +61,7 @@ def operation(func: Any, args: Any, kwargs: Any) -> Any:
         plain = pytree.tree_unflatten([mb.fetch(x) if isinstance(x, Placed) else x for x in flat], spec)
         return func(*plain[0], **plain[1])
     except NeedsShape:
-        return _told(mb, func, flat, spec)
+        return _run_on_owner(mb, func, flat, spec)
     if not outcome.tensors and not inplace:
         return pytree.tree_unflatten([leaf for leaf, _ in outcome.leaves], outcome.spec)
     owner = _owner(flat, outcome, inplace)
@@ -192,7 +192,7 @@ def _written_unseen(mb: Microbatch, flat: list[Any], owner: int) -> None:
     mb.written(target, mb.placed(form, owner, mb.own(target) if owner == mb.stage else None))
 
 
-def _told(mb: Microbatch, func: Callable[..., Any], flat: list[Any], spec: Any) -> Any:
+def _run_on_owner(mb: Microbatch, func: Callable[..., Any], flat: list[Any], spec: Any) -> Any:
     """The owner runs it and tells the others what came out."""
     owner = _larger(flat)
     results = _run(mb, func, getattr(func, "__name__", ""), flat, spec, owner)
@@ -201,7 +201,7 @@ def _told(mb: Microbatch, func: Callable[..., Any], flat: list[Any], spec: Any) 
         forms = [Form.of(x) if isinstance(x, torch.Tensor) else x for x in results]
         mb.say_all(forms)
     else:
-        forms = mb.hear(owner)
+        forms = mb.receive_description(owner)
     found = [
         mb.placed(form, owner, None if results is None else results[index]) if isinstance(form, Form) else form
         for index, form in enumerate(forms)

@@ -58,7 +58,7 @@ class Runner:
         self.turns = turns
         self.failure: Failure | None = None
         # Whether all stages have been told of the failure.
-        self.told = False
+        self.failure_sent = False
         self._microbatches: list[Microbatch] = []
         self._threads = Coroutines()
         self._results: list[Any] = []
@@ -140,7 +140,7 @@ class Runner:
             self._part(mb, parted.peer)
         except BaseException as error:
             self.fail(error, f"microbatch {number}", mb.module)
-        mb.lane.phase = DONE
+        mb.progress.phase = DONE
 
     def _microbatch(self, mb: Microbatch, call: Callable[[], Any]) -> Any:
         leaves, spec = pytree.tree_flatten(call())
@@ -152,17 +152,17 @@ class Runner:
         mb.program.ended = True
         if mb.roots:
             self.went_back = True
-            mb.lane.phase, mb.lane.segment = BACKWARD, len(mb.segments) - 1
+            mb.progress.phase, mb.progress.segment = BACKWARD, len(mb.segments) - 1
             if mb.number == 0:
                 self.sums.begin(mb.segments)
             backward.start(mb, self.divisor)
             for at in reversed(mb.segments):
-                mb.lane.segment = at.index
+                mb.progress.segment = at.index
                 self._leave(mb.number)
                 last = mb is self._microbatches[-1]
                 on_caller = functools.partial(self._threads.on_caller, mb.number)
                 backward.segment(mb, at, self.sums, self.measured.busy, last, on_caller)
-        mb.lane.phase = DONE
+        mb.progress.phase = DONE
         found = []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, Placed):
@@ -174,15 +174,15 @@ class Runner:
     # ---- the schedule ----
 
     def _schedule(self) -> None:
-        lanes = [mb.lane for mb in self._microbatches]
+        entries = [mb.progress for mb in self._microbatches]
         ended: set[int] = set()
-        while len(ended) < len(lanes) and self.failure is None:
-            number = self._next(lanes, ended)
+        while len(ended) < len(entries) and self.failure is None:
+            number = self._next(entries, ended)
             if number is None:
                 return
             mb = self._microbatches[number]
-            mb.lane.started = True
-            live = sum(lane.started and lane.phase != DONE for lane in lanes)
+            mb.progress.started = True
+            live = sum(progress.started and progress.phase != DONE for progress in entries)
             self.measured.peak = max(self.measured.peak, live)
             current.microbatch = mb
             self._threads.run(number)
@@ -192,9 +192,9 @@ class Runner:
 
     def _under_way(self, number: int) -> bool:
         mb = self._microbatches[number]
-        return mb.lane.phase != DONE or mb.wants is not None
+        return mb.progress.phase != DONE or mb.wants is not None
 
-    def _next(self, lanes: list[Any], ended: set[int]) -> int | None:
+    def _next(self, entries: list[Any], ended: set[int]) -> int | None:
         """The microbatch that runs next, once one can; None after a failure."""
         begun, ask, limit = time.monotonic(), _ASK_SECONDS, self.deadline + self.mail.slack
         arrived = self.mail.arrived
@@ -204,8 +204,8 @@ class Runner:
                     if self.failure is not None or self._broken() is not None:
                         break
                     for mb in self._microbatches:
-                        mb.lane.waiting = mb.wants is not None and not self.mail.has(*mb.wants)
-                    number = self._choose(lanes) if self.turns is None else self._take_turn(lanes)
+                        mb.progress.waiting = mb.wants is not None and not self.mail.has(*mb.wants)
+                    number = self._choose(entries) if self.turns is None else self._next_in_order(entries)
                     if number is not None:
                         return number
                     if not self.mail.changed.wait(min(ask, 0.25)) and time.monotonic() - begun > ask:
@@ -222,17 +222,17 @@ class Runner:
             if time.monotonic() - begun > limit:
                 raise TimeoutError(f"nothing came for {self.deadline:g} s; waits for {self._waits()}")
 
-    def _choose(self, lanes: list[Any]) -> int | None:
+    def _choose(self, entries: list[Any]) -> int | None:
         # Results that are there are collected first: that ends a microbatch.
         for mb in self._microbatches:
-            if mb.lane.phase == DONE and mb.wants is not None and not mb.lane.waiting:
+            if mb.progress.phase == DONE and mb.wants is not None and not mb.progress.waiting:
                 return mb.number
-        chosen = self.plan.choose(lanes)
+        chosen = self.plan.choose(entries)
         return None if chosen is None else chosen.number
 
-    def _take_turn(self, lanes: list[Any]) -> int | None:
+    def _next_in_order(self, entries: list[Any]) -> int | None:
         assert self.turns is not None
-        return self.turns.next(lambda: self._choose(lanes), lambda number: not lanes[number].waiting)
+        return self.turns.next(lambda: self._choose(entries), lambda number: not entries[number].waiting)
 
     def _broken(self) -> Exception | None:
         return next((mail.broken for mail in self._mails if mail.broken is not None), None)
@@ -298,12 +298,12 @@ class Runner:
                 return
             self.failure = failures.of(error, self.stage, where)
             self.mail.changed.notify_all()
-        self._tell()
+        self._send_failure()
         with self.mail.changed:
-            self.told = True
+            self.failure_sent = True
             self.mail.changed.notify_all()
 
-    def _tell(self) -> None:
+    def _send_failure(self) -> None:
         for mail in self._mails:
             for peer in mail.peers:
                 with contextlib.suppress(Exception):
@@ -315,5 +315,5 @@ class Runner:
             self.failure = failure
             if self.turns is not None and not self._over:
                 # Those whom the first to fail has no messages with.
-                self._tell()
-            self.told = True
+                self._send_failure()
+            self.failure_sent = True

@@ -2,7 +2,7 @@
 
 A stage works on one microbatch at a time, and changes where one waits for another stage. Microbatches start in order,
 on every stage in the same; so the oldest that is not done is never held back by another, its messages are on the way
-or there, and a schedule cannot stand still. A *lane* is what the schedule knows of one microbatch on one stage.
+or there, and a schedule cannot stand still. A *progress* is what the schedule knows of one microbatch on one stage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 FORWARD, BACKWARD, DONE = range(3)
 
 
-class Lane:
+class MicrobatchProgress:
     """One microbatch on one stage.
 
     Attributes:
@@ -40,28 +40,30 @@ class Plan:
         self.interleaved = pipeline == "interleaved"
         self.limit = max(1, active - stage)
 
-    def may_run(self, lane: Lane, lanes: list[Lane]) -> bool:
-        """Whether a lane could do its next piece now."""
-        if lane.phase == DONE or lane.waiting:
+    def may_run(self, progress: MicrobatchProgress, entries: list[MicrobatchProgress]) -> bool:
+        """Whether a progress could do its next piece now."""
+        if progress.phase == DONE or progress.waiting:
             return False
-        if not lane.started:
-            if lane.number and not lanes[lane.number - 1].started:
+        if not progress.started:
+            if progress.number and not entries[progress.number - 1].started:
                 return False
-            return not self.interleaved or sum(each.started and each.phase != DONE for each in lanes) < self.limit
-        if lane.phase == BACKWARD:
-            if not self.interleaved and any(each.phase == FORWARD for each in lanes):
+            return (
+                not self.interleaved or sum(each.started and each.phase != DONE for each in entries) < self.limit
+            )
+        if progress.phase == BACKWARD:
+            if not self.interleaved and any(each.phase == FORWARD for each in entries):
                 return False
             # A segment follows the same one of the microbatch before: sums have one order.
-            if lane.number:
-                before = lanes[lane.number - 1]
-                if before.phase == FORWARD or (before.phase == BACKWARD and before.segment >= lane.segment):
+            if progress.number:
+                before = entries[progress.number - 1]
+                if before.phase == FORWARD or (before.phase == BACKWARD and before.segment >= progress.segment):
                     return False
         return True
 
-    def choose(self, lanes: list[Lane]) -> Lane | None:
-        """The lane that runs next; None if all wait."""
-        able = [lane for lane in lanes if self.may_run(lane, lanes)]
-        return min(able, key=lambda lane: (lane.phase != BACKWARD, lane.number), default=None)
+    def choose(self, entries: list[MicrobatchProgress]) -> MicrobatchProgress | None:
+        """The progress that runs next; None if all wait."""
+        able = [progress for progress in entries if self.may_run(progress, entries)]
+        return min(able, key=lambda progress: (progress.phase != BACKWARD, progress.number), default=None)
 
 
 @dataclass
@@ -92,7 +94,7 @@ def simulate(
     """
     stages = max(visits) + 1
     plans = [Plan(pipeline, active, stage) for stage in range(stages)]
-    lanes = [[Lane(number) for number in range(microbatches)] for _ in range(stages)]
+    entries = [[MicrobatchProgress(number) for number in range(microbatches)] for _ in range(stages)]
     own = [[index for index, stage in enumerate(visits) if stage == at] for at in range(stages)]
     # Where each microbatch is: visits passed forward and, counted from the end, backward.
     passed = [[0, 0] for _ in range(microbatches)]
@@ -102,18 +104,18 @@ def simulate(
     now = 0.0
 
     def update(number: int) -> None:
-        gone, back = passed[number]
+        forwarded, back = passed[number]
         for stage in range(stages):
-            lane = lanes[stage][number]
+            progress = entries[stage][number]
             left = [index for index in own[stage] if index < len(visits) - back]
-            if gone < len(visits) and any(index >= gone for index in own[stage]):
-                lane.phase, lane.waiting = FORWARD, visits[gone] != stage
+            if forwarded < len(visits) and any(index >= forwarded for index in own[stage]):
+                progress.phase, progress.waiting = FORWARD, visits[forwarded] != stage
             elif left:
                 # The segments of a stage are its visits.
-                lane.phase, lane.segment = BACKWARD, len(left) - 1
-                lane.waiting = gone < len(visits) or left[-1] != len(visits) - back - 1
+                progress.phase, progress.segment = BACKWARD, len(left) - 1
+                progress.waiting = forwarded < len(visits) or left[-1] != len(visits) - back - 1
             else:
-                lane.phase = DONE
+                progress.phase = DONE
 
     for number in range(microbatches):
         update(number)
@@ -121,17 +123,17 @@ def simulate(
         for stage in range(stages):
             if busy[stage]:
                 continue
-            lane = plans[stage].choose(lanes[stage])
-            if lane is None:
+            progress = plans[stage].choose(entries[stage])
+            if progress is None:
                 continue
-            lane.started = busy[stage] = True
-            live = sum(each.started and each.phase != DONE for each in lanes[stage])
+            progress.started = busy[stage] = True
+            live = sum(each.started and each.phase != DONE for each in entries[stage])
             found.peak[stage] = max(found.peak[stage], live)
-            gone, back = passed[lane.number]
-            visit = gone if lane.phase == FORWARD else len(visits) - 1 - back
-            took = (forward if lane.phase == FORWARD else backward) * (shares[visit] if shares else 1.0)
-            heapq.heappush(events, (now + took, stage, lane.number, lane.phase))
-            found.pieces.append((stage, lane.number, "FB"[lane.phase], now, now + took))
+            forwarded, back = passed[progress.number]
+            visit = forwarded if progress.phase == FORWARD else len(visits) - 1 - back
+            took = (forward if progress.phase == FORWARD else backward) * (shares[visit] if shares else 1.0)
+            heapq.heappush(events, (now + took, stage, progress.number, progress.phase))
+            found.pieces.append((stage, progress.number, "FB"[progress.phase], now, now + took))
         if not events:
             raise RuntimeError(f"the plan stands still at {now}: {passed}")
         now, stage, number, phase = heapq.heappop(events)

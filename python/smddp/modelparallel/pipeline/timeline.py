@@ -72,18 +72,18 @@ def trace(
     for stage, name in enumerate(names):
         events.append({"ph": "M", "pid": stage, "name": "process_name", "args": {"name": name}})
         events.append({"ph": "M", "pid": stage, "name": "process_sort_index", "args": {"sort_index": stage}})
-        for lane, (what, own, first) in enumerate((("plan", planned[stage], 0.0), ("measured", pieces[stage], start))):
-            events.append({"ph": "M", "pid": stage, "tid": lane, "name": "thread_name", "args": {"name": what}})
-            events += [_bar(each, stage, lane, first) for each in own]
+        for track, (what, own, first) in enumerate((("plan", planned[stage], 0.0), ("measured", pieces[stage], start))):
+            events.append({"ph": "M", "pid": stage, "tid": track, "name": "thread_name", "args": {"name": what}})
+            events += [_bar(each, stage, track, first) for each in own]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _bar(piece: Piece, stage: int, lane: int, first: float) -> dict[str, Any]:
+def _bar(piece: Piece, stage: int, track: int, first: float) -> dict[str, Any]:
     what, number, begin, end = piece
     return {
         "ph": "X",
         "pid": stage,
-        "tid": lane,
+        "tid": track,
         "name": f"{_NAMES[what]} #{number}",
         "cat": "done",
         "ts": (begin - first) * 1e6,

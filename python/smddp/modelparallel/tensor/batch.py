@@ -68,17 +68,17 @@ def united(
     group, size = ranks.tp_group, ranks.tp_size
     if prescaled:
         about = {name: (tuple(x.shape), zlib.crc32(_bytes(x))) for name, x in given.items()}
-        told: list[Any] = [None] * size
-        dist.all_gather_object(told, (about, seed), group=group)
-        first = told[0][0]
-        for other, (theirs, _) in enumerate(told):
+        gathered: list[Any] = [None] * size
+        dist.all_gather_object(gathered, (about, seed), group=group)
+        first = gathered[0][0]
+        for other, (theirs, _) in enumerate(gathered):
             odd = sorted(name for name in theirs.keys() | first.keys() if theirs.get(name) != first.get(name))
             if odd:
                 raise ValueError(
                     f"step: {plain(odd[0])} differs between the ranks 0 and {other} of a tensor group. With "
                     "'prescaled_batch': True they read the same batch, that of smp.rdp_rank() among smp.rdp_size()"
                 )
-        return given, told[0][1], {}
+        return given, gathered[0][1], {}
     found: list[Any] = [None] * size
     dist.all_gather_object(found, ({name: x.cpu() for name, x in given.items()}, seed), group=group)
     batches = [tensors for tensors, _ in found]

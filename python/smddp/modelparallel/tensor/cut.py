@@ -41,7 +41,7 @@ def share(model: nn.Module, ranks: Ranks) -> None:
             ranks.tp_size,
         )
         return
-    _tell_options(model)
+    _log_unused_options(model)
     device = next((q.device.type for q in model.parameters()), "cpu")
     tp = TensorGroup(DeviceMesh.from_group(ranks.tp_group, device))
     chosen = Chosen(model, tp, _SEED)
@@ -50,7 +50,7 @@ def share(model: nn.Module, ranks: Ranks) -> None:
     _unwrap(model, tp, before)
 
 
-def _tell_options(model: nn.Module) -> None:
+def _log_unused_options(model: nn.Module) -> None:
     """Say which options of `tensor_parallelism` nobody took: those that are not of kernels would change results."""
     given = {name for module in model.modules() for name, value in options_of(module).items() if value}
     odd = sorted(given - KERNELS - registry.taken())
