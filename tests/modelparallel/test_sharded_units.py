@@ -1,4 +1,4 @@
-"""Which modules of a model are sharded by themselves: one process, no group."""
+"""Selection of the FSDP units of a model, in one process without a group."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from smddp.modelparallel.state import state
 
 
 class CalledApart(nn.Sequential):
-    """Modules that their model calls one by one: whatever the strategy, each is checkpointed by itself."""
+    """Modules that the model calls individually; each is checkpointed separately under every strategy."""
 
 
 def set_activation_checkpointing(
@@ -27,13 +27,13 @@ def set_activation_checkpointing(
     pack_args_as_tuple: bool = False,
     strategy: str = "each",
 ) -> None:
-    """Have every call of a module checkpoint its activations. To be called before the first step.
+    """Checkpoint the activations of every call of a module. Call it before the first step.
 
     Args:
-        strategy: of a torch.nn.Sequential: "each" module in it by itself; "group_N", N of them at a time, or
-            "contiguous", all at a time, keep it on one stage.
-        pack_args_as_tuple: of a torch.nn.Sequential: a tuple passes from module to module as one argument. It always
-            does, as in torch.
+        strategy: for a torch.nn.Sequential: "each" checkpoints every module separately; "group_N" (N modules at a time)
+            and "contiguous" (all modules at once) keep it on one stage.
+        pack_args_as_tuple: for a torch.nn.Sequential: pass a tuple from module to module as one argument. As in
+            torch, this is always the case.
 
     The modules of a ModuleList or ModuleDict, which is never called itself, are checkpointed one by one. In training
     they receive no cache of keys and values of transformers, as with transformers' own gradient checkpointing.
@@ -76,7 +76,7 @@ def checkpoint_sequential(
 
 
 def _group(strategy: str) -> int:
-    """How many modules of a Sequential are checkpointed together; 0: all."""
+    """Return the number of modules of a Sequential to checkpoint together; 0: all."""
     if strategy in ("each", "contiguous"):
         return int(strategy == "each")
     if strategy.startswith("group_") and strategy[6:].isdigit() and int(strategy[6:]) > 0:

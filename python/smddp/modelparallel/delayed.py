@@ -45,12 +45,12 @@ def creation() -> Iterator[None]:
 
 
 def pending(module: nn.Module) -> bool:
-    """Whether parameters of it have no values yet."""
+    """Return True if parameters of the module have no values yet."""
     return any(parameter.is_meta for parameter in module.parameters())
 
 
 def agreed_seed(module: nn.Module, asked: bool) -> int:
-    """What the values follow from: torch's seed on rank 0. Collective where parameters have no values yet.
+    """Return the seed of the initial values: torch's seed on rank 0. Collective if parameters have no values yet.
 
     Args:
         asked: whether the key ``delayed_parameter_initialization`` is set.

@@ -11,7 +11,7 @@ from smddp.smp import v1_keys as configuration
 
 
 def is_initialized() -> bool:
-    """Whether `init` has run."""
+    """Return True after `init`."""
     return state.initialized
 
 

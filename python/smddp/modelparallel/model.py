@@ -221,7 +221,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return (q for _, q in self.local_named_parameters(*args, **kwargs))
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """This stage's modules: its parts, what is in them, and what lies on no stage."""
+        """Return this stage's modules: its parts, their submodules, and modules without a stage."""
         return (
             (n, m) for n, m in self.module.named_modules() if self._stage_of_module(n) in (None, self._ranks.pp_rank)
         )
@@ -231,7 +231,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return (module for _, module in self.local_named_modules())
 
     def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """This stage's buffers, and those that lie on no stage."""
+        """Return this stage's buffers, and buffers without a stage."""
         own = {id(module) for module in self.local_modules()}
         for name, module in self.module.named_modules():
             if id(module) in own:
@@ -375,7 +375,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         self._call(self._after_step)
 
     def forget_descriptions(self) -> None:
-        """Some stages may have heard what a module returns before the step failed and some not: all hear it again."""
+        """Clear the descriptions: after a failed step only some stages may have received them."""
         for part in self._parts:
             part.known.clear()
 

@@ -1,4 +1,4 @@
-"""Where this process stands, as scripts ask for it: `smp.rank()`, `smp.pp_size()`, `smp.get_dp_process_group()`."""
+"""Ranks, sizes and groups of this process for scripts: `smp.rank()`, `smp.pp_size()`, `smp.get_dp_process_group()`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pp_size() -> int:
 
 
 def tp_rank() -> int:
-    """This process's rank among those that share its layers."""
+    """Return this process's rank in its tensor group."""
     return state.made("tp_rank()")[1].tp_rank
 
 
@@ -68,7 +68,7 @@ def dp_size() -> int:
 
 
 def mp_rank() -> int:
-    """This process's rank among those that hold one copy of the model."""
+    """Return this process's rank in the group that holds one copy of the model."""
     return state.made("mp_rank()")[1].mp_rank
 
 

@@ -1,4 +1,4 @@
-"""Who shares what with whom: the arithmetic of placement, and this process's groups.
+"""Rank placement: its arithmetic, and the groups of this process.
 
 The world is a grid of three letters: P (stages of the pipeline), T (ranks that share layers) and D (copies of the
 model, "reduced data parallel"). A placement is an order of the letters; ranks are counted with the right-most letter
@@ -61,14 +61,14 @@ def mine(groups: dict[str, list[list[int]]], name: str, rank: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place, as plain numbers, and its groups.
+    """Ranks and groups of this process.
 
     Attributes:
         pp_ranks: the global ranks of this pipeline, in order of their stage.
         mail_group: a second group of the same ranks, for messages between stages: they never wait for a collective.
         object_group: a second group of all ranks, for the objects that a script sends.
         tp_ranks: the global ranks of this tensor group.
-        order_group: a second group of the tensor group's ranks, for messages beside collectives; None without stages.
+        order_group: second group of the tensor group's ranks, for messages about their order; None without stages.
     """
 
     rank: int

@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class ModuleManager:
-    """What transformers asks for when it saves a model: nothing, as modules keep their names and shapes."""
+    """Interface that transformers needs to save a model; empty, as modules keep their names and shapes."""
 
     def __init__(self) -> None:
         self.translate_functions: list[Any] = []
 
 
 class State:
-    """Where this process stands, and the one model and one optimizer of the script.
+    """Ranks, model and optimizer of this process.
 
     Attributes:
         cfg: the configuration; None before `init`.
@@ -37,7 +37,7 @@ class State:
 
     @property
     def initialized(self) -> bool:
-        """Whether `init` has run."""
+        """Return True after `init`."""
         return self.cfg is not None
 
     @property
@@ -56,7 +56,7 @@ class State:
         self._at_reset.append(undo)
 
     def reset(self) -> None:
-        """Forget everything and undo what `init` changed in torch. Process groups stay until torch destroys them."""
+        """Clear the state and undo the changes of `init` in torch. Process groups remain until torch destroys them."""
         while self._at_reset:
             self._at_reset.pop()()
         self.cfg = self.ranks = self.model = self.optimizer = None

@@ -30,7 +30,7 @@ log = logging.getLogger("smddp.modelparallel")
 
 
 def is_tracing() -> bool:
-    """Whether this is the run of the step function that gives the costs for the cut."""
+    """Return True during the run of the step function that measures costs for the cut."""
     return state.model is not None and state.model.tracing
 
 
@@ -147,7 +147,7 @@ def _of_first_stage(
     if ranks.pp_size == 1:
         return microbatching.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
     odd = sorted(given.keys() - mine.keys())
-    # All hear of it: otherwise those that fit would wait for those that do not.
+    # Every stage receives the mismatch and raises; a valid stage would otherwise wait for an invalid one.
     missing: list[Any] = [None] * ranks.pp_size
     dist.all_gather_object(missing, odd, group=ranks.pp_group)
     for stage, lacking in enumerate(missing):
@@ -222,7 +222,7 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
             each.close(lambda: runner.failure_sent)
         if runner.failure is not None:
             model.forget_descriptions()
-    if runner.failure is not None:  # it came after this stage was done
+    if runner.failure is not None:  # it arrived after this stage was done
         raise runner.failure.error(ranks.pp_rank)
     for each in mails:
         if each.broken is not None:
@@ -232,7 +232,7 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
 
 
 def _deadline(group: dist.ProcessGroup) -> float:
-    """How long a message may take: as long as the group waits."""
+    """Return the limit of a message, in seconds: the timeout of the group."""
     try:
         limit = group._get_backend(torch.device("cpu")).options._timeout
     except (AttributeError, RuntimeError):
@@ -241,7 +241,7 @@ def _deadline(group: dist.ProcessGroup) -> float:
 
 
 def _environment() -> Callable[[], Any]:
-    """What a microbatch's thread takes over from the thread that called the step."""
+    """Return a context that copies the caller's thread-local state to a microbatch's thread."""
     gradients = torch.is_grad_enabled()
     inference = torch.is_inference_mode_enabled()
     modes = list(torch.overrides._get_current_function_mode_stack())

@@ -26,7 +26,7 @@ def job(**config) -> Iterator:
 
 
 class Net(nn.Module):
-    """Four layers, the first and last of which share a weight; a buffer of its own, and one in a norm."""
+    """Four layers, with a weight shared by the first and last; one direct buffer, and one in a norm."""
 
     def __init__(self) -> None:
         super().__init__()

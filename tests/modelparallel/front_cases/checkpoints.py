@@ -72,7 +72,7 @@ def case_whole_files_are_plain_torch(directory):
                 again.cut()
             assert_same(again.state_dict(), values, exact=True)
             assert_same(after.state_dict(), whole, exact=True)
-        # What transformers writes: safetensors, which leave out a shared weight's second name.
+        # transformers writes safetensors, which omit the second name of a shared weight.
         if state.ranks.rank == 0:
             from safetensors.torch import save_file
 

@@ -161,5 +161,5 @@ def case_root_parameters_are_initialized_and_unsupported_modules_are_refused(dir
             smp.DistributedModel(module)
         with smp.delay_param_initialization():
             given.weight = nn.Parameter(torch.ones(2, 2))
-        # What takes a parameter's place is a value that was loaded.
+        # A loaded value replaces the parameter.
         assert given.bias.is_meta and given.weight.sum() == 4

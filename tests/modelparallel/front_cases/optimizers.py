@@ -50,7 +50,7 @@ def cut_model(where, optimizer_class=torch.optim.AdamW, **options):
 
 
 def assert_same(found, expected, exact=False):
-    """Whole states: equal, or as near as one rounding of the norm leaves them."""
+    """Compare whole states: equal up to one rounding of the norm."""
     torch.testing.assert_close(found, expected, rtol=0 if exact else 1e-6, atol=0 if exact else 1e-7)
 
 

@@ -1,4 +1,4 @@
-"""Where processes stand, and the objects that they send each other."""
+"""Ranks and groups of processes, and objects sent between them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def case_objects_reach_their_destination_ranks(directory):
                 assert objects.recv_from(0) == {"to": 3}
                 assert objects.recv_from(0, RankType.WORLD_RANK) == ["second"]
             assert objects.recv_from(0) == "all"
-        # Stage 0 of each pipeline tells its own stage 1.
+        # Stage 0 of each pipeline sends to its stage 1.
         if ranks.pp_rank == 0:
             objects.broadcast(ranks.rank, CommGroup.PP_GROUP)
         else:

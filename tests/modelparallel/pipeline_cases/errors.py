@@ -50,7 +50,7 @@ def case_a_failing_module_ends_all_stages_within_a_second_with_one_cause():
 
     # Microbatches may pass each other on the way: which is the third there is not said.
     expected = ("microbatch ", ", stage 1, module b: ZeroDivisionError: on purpose")
-    # What a process's first step loads is not what is measured.
+    # The first step of a process also loads modules, so it is not measured.
     provoke(failing(), square, *expected)
     provoke(failing(), square, *expected, seconds=1.0)
     # A ValueError stays one, also where it is raised between modules on all stages.
@@ -148,7 +148,7 @@ def case_backward_and_calls_outside_a_step_are_errors():
         try:
             both.module(both.data[0])
         except RuntimeError as error:
-            assert "module a lies on stage 0" in str(error) and "@smp.step" in str(error), error
+            assert "module a is on stage 0" in str(error) and "@smp.step" in str(error), error
         else:
             raise AssertionError("the module was called outside of a step")
         try:

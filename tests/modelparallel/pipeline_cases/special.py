@@ -1,4 +1,4 @@
-"""What models do besides calling one layer after the other."""
+"""Models that do more than call one layer after the other."""
 
 import copy
 

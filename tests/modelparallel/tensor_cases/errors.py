@@ -1,4 +1,4 @@
-"""What goes wrong under tensor parallelism is said on every rank, and what is done too early is put right."""
+"""Errors under tensor parallelism are raised on every rank, and early calls are corrected."""
 
 from __future__ import annotations
 

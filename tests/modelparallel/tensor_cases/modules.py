@@ -16,7 +16,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def captured_log():
-    """What the library logs meanwhile."""
+    """Capture the log lines of the library."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -100,7 +100,7 @@ def case_linear_and_embedding_modules_are_shared_where_that_changes_nothing(dire
         reasons = {
             "odd": "7 rows do not divide by 2",
             "last": "neither 3 nor 5 features divide by 2",
-            "attention": "MultiheadAttention uses the weights of the modules in it by itself",
+            "attention": "MultiheadAttention uses the weights of its submodules directly",
             "one": "another module has the same weight",
         }
         for name, why in reasons.items():

@@ -33,7 +33,7 @@ def case_dropout_and_checkpointing_keep_whole_parameters_bitwise_equal(directory
             assert not any("seq_layers" in name for name in module.state_dict())
             if checkpointed:
                 smp.set_activation_checkpointing(module.transformer.seq_layers, strategy="group_2")
-            # Ranks with other random states of their own.
+            # Ranks with different random states.
             torch.manual_seed(smp.rank() if smp.dp_rank() else 5)
             loss = train_step(model, mine(0)).reduce_mean()
             gradients = {name: q.grad for name, q in model.local_named_parameters()}

@@ -34,7 +34,7 @@ from smddp.modelparallel.state import state
 
 log = logging.getLogger("smddp.modelparallel")
 
-# Where transformers puts a model that it is told to call pytorch_model.bin.
+# File that transformers writes for the requested name pytorch_model.bin.
 _SAFE = {"pytorch_model.bin": "model.safetensors"}
 
 

@@ -17,12 +17,12 @@ from smddp.modelparallel.checkpointing.optimizer_state import IS_PARTIAL
 from smddp.modelparallel.data_parallel import sharded
 from smddp.modelparallel.state import state
 
-# What parts of a state have beside names of the module's.
+# Metadata keys of a partial state, in addition to the module's names.
 _MARKS = (IS_PARTIAL, sharded_state.SHARD, of_tensors.SPLITS)
 
 
 def _cut(model: Any) -> bool:
-    """Whether the stages hold different parts of ``model``."""
+    """Return True if the stages hold different parts of ``model``."""
     return (
         model.partitioned
         and not getattr(model, "gathered", False)
@@ -73,10 +73,10 @@ def local(model: Any) -> dict[str, Any]:
 
 @exact()
 def whole(model: Any) -> dict[str, Any]:
-    """The whole model's state, on every stage. Collective over the pipeline once the model is cut, and over tensor
-    groups.
+    """Return the whole model's state on every stage. Collective over the pipeline once the model is cut, and over
+    tensor groups.
 
-    What other stages hold passes one tensor at a time, and lies on the CPU.
+    Tensors of other stages are transferred one at a time and stored on the CPU.
     """
     everything = model.get_module().state_dict()
     if getattr(model, "gathered", False):
@@ -103,7 +103,7 @@ def whole(model: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     first_name = _first_names(model.get_module())
     for name in everything:
-        # Shared parameters pass once, and stay one tensor.
+        # A shared parameter is transferred once and remains one tensor.
         if (first := first_name.get(name, name)) in found:
             found[name] = found[first]
             continue

@@ -22,7 +22,7 @@ class CommGroup(Enum):
 
 
 class RankType(Enum):
-    """What the number given to `send` and `recv_from` counts."""
+    """Unit of the rank number passed to `send` and `recv_from`."""
 
     WORLD_RANK = "world"
     MP_RANK = "mp"

@@ -15,14 +15,14 @@ SPLITS = "_smp_splits"
 
 
 def encode(splits: dict[Any, Split]) -> dict[str, Any]:
-    """An entry of a part's state that says how it is split; none where nothing is."""
+    """Return the entry of a partial state that records its splits; empty without any."""
     if not splits:
         return {}
     return {SPLITS: {key: (s.size, s.rank, s.dim, s.stored, s.whole) for key, s in splits.items()}}
 
 
 def by_name(module: torch.nn.Module) -> dict[str, Split]:
-    """How the parameters of a module are split, of those that are."""
+    """Return the split of each split parameter of a module, by name."""
     found = ((name, split_of(q)) for name, q in module.named_parameters(remove_duplicate=False))
     return {name: split for name, split in found if split is not None}
 
@@ -56,7 +56,7 @@ def joined_models(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def fits(part: dict[str, Any], size: int) -> bool:
-    """Whether what a file holds was split over so many ranks, or not at all."""
+    """Return True if the saved tensors are unsplit or split over ``size`` ranks."""
     return all(about[0] == size for about in part.get(SPLITS, {}).values())
 
 

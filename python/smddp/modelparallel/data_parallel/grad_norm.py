@@ -29,9 +29,9 @@ def _own(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
 
 
 def _of_the_model(gradients: list[torch.Tensor]) -> bool:
-    """Whether other ranks of this copy of the model ask for the same norm: where it is over the model's gradients.
+    """Return True for a norm of the model's gradients, which all ranks of this copy of the model compute.
 
-    The stages run one program, so a list without any gradient stands for what other stages hold.
+    All stages run one program, so an empty list means that other stages hold the gradients.
     """
     model = state.model
     if model is None or state.ranks is None or state.ranks.mp_size == 1 or not model.partitioned:
@@ -57,7 +57,7 @@ def _counted(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def device(gradients: list[torch.Tensor]) -> torch.device:
-    """Where this stage computes: that of ``gradients``, or else of its parameters."""
+    """Return the device of ``gradients`` or, without any, of this stage's parameters."""
     for tensor in (*gradients, *state.model.local_parameters()):
         return tensor.device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -80,7 +80,7 @@ def over_stages(
     for group in groups:
         dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     total = total if largest else total ** (1.0 / norm_type)
-    # A stage without gradients has no type of its own: single precision is enough to scale by.
+    # A stage without gradients has no dtype; single precision is sufficient for scaling.
     return total.to(torch.float32)
 
 

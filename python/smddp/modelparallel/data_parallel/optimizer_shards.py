@@ -24,10 +24,10 @@ _BUCKET = 25 << 20
 
 
 class Shares:
-    """Who steps what, among the replicas of a stage.
+    """Assignment of parameters to the replicas of a stage for the optimizer step.
 
     Attributes:
-        replica, replicas: this one's number, and how many there are.
+        replica, replicas: index of this replica, and number of replicas.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -38,7 +38,7 @@ class Shares:
         self._mine: set[int] = set()
 
     def divide(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Give every parameter that is new to a replica: the largest first, each to the one that has least."""
+        """Assign each new parameter, largest first, to the replica with the fewest elements."""
         new = {id(each): each for each in parameters if id(each) not in self._known}
         loads = [sum(each.numel() for each in own) for own in self._of]
         for parameter in sorted(new.values(), key=lambda each: -each.numel()):
@@ -49,7 +49,7 @@ class Shares:
         self._mine = {id(each) for each in self._of[self.replica]}
 
     def mine(self, parameter: torch.Tensor) -> bool:
-        """Whether this replica steps it."""
+        """Return True if this replica steps the parameter."""
         return id(parameter) in self._mine
 
     @contextlib.contextmanager

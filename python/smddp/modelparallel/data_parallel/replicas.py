@@ -1,12 +1,11 @@
-"""The mean of a stage's gradients over its replicas, under way while the last microbatch is still at work.
+"""Averaging of a stage's gradients over its replicas, overlapped with the last microbatch.
 
-Parameters lie in buckets in the reverse of the model's order, which is about the order in which backward passes end
-with them. A bucket leaves once all its gradients are final, and after the one before it: so all replicas send the same
-buckets in the same order, whatever their timing. With each parameter goes a one if it has a gradient: that of a
-parameter which got one on some replicas only counts as zero on the others, as with DDP, and one that got none anywhere
-stays without.
+Buckets hold parameters in reverse model order, which approximates the order of the backward pass. A bucket is reduced
+once its gradients are final and the previous bucket was started, so all replicas send buckets in the same order. Each
+parameter carries a flag that is one if it has a gradient. As with DDP, a gradient missing on some replicas counts as
+zero there. A parameter without a gradient on every replica keeps none.
 
-Whether a step went well is agreed on at its end, so that a failure in one pipeline ends the step in all.
+The replicas exchange the outcome at the end of a step, so a failure in one pipeline ends the step in all.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ log = logging.getLogger("smddp.modelparallel")
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
-# What the replicas are failed of a failure, in bytes.
+# Size of a failure report between replicas, in bytes.
 _TEXT = 4096
-# How long a pipeline that failed waits for the other replicas to hear of it before it raises.
+# Time that a failed pipeline waits for the other replicas to receive its report before it raises.
 _REPORT_SECONDS = 2.0
 _LOOK_SECONDS = 0.002
 
@@ -84,17 +83,17 @@ def buckets(tensors: Iterable[_Tensor], limit: int) -> Iterator[list[_Tensor]]:
 
 
 class Replicas:
-    """What a stage shares with its replicas.
+    """Gradient buckets of a stage, and the outcome of each step.
 
     Args:
-        parameters: this stage's.
-        group: of this stage on all replicas.
-        bucket_bytes: at most in one call, but for a larger parameter.
-        overlap: buckets leave during the last microbatch's backward pass; else after it.
+        parameters: parameters of this stage.
+        group: process group of this stage on all replicas.
+        bucket_bytes: maximum bytes of one call, except for a larger parameter.
+        overlap: reduce buckets during the last microbatch's backward pass; else after it.
 
     Attributes:
-        outcome_pending: the other replicas wait for what this one says of the step.
-        early: how many buckets left during the last step's backward pass.
+        outcome_pending: the other replicas wait for the outcome of this one.
+        early: number of buckets sent during the last step's backward pass.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Replicas:
         self._final: set[int] = set()
         self._next = 0
         self._left: list[dist.Work] = []
-        # How often each parameter's gradient was added to in one backward pass of its segment: now, and usually.
+        # Accumulations of each parameter's gradient per backward pass of its segment: current, and expected.
         self._added: Counter[int] = Counter()
         self._usual: dict[int, int] = {}
         self._awaited: set[int] = set()
@@ -200,12 +199,14 @@ class Replicas:
         work.wait()
         self._left += [bucket.work for bucket in self._buckets if bucket.work is not None]
         reports = [(number, bytes(text.tolist()).rstrip(b"\0").decode(errors="replace")) for number, text in texts]
-        raise RuntimeError("; ".join(f"the step failed on replica {number}: {text}" for number, text in reports if text))
+        raise RuntimeError(
+            "; ".join(f"the step failed on replica {number}: {text}" for number, text in reports if text)
+        )
 
     def fail(self, error: BaseException) -> None:
-        """The step failed here: tell the other replicas, who hear it at the end of theirs.
+        """Report a failed step to the other replicas, which receive it at the end of their step.
 
-        What they have not taken within two seconds stays under way, and the next step waits for it.
+        Operations that do not complete within two seconds remain pending, and the next step waits for them.
         """
         self.outcome_pending = False
         try:
@@ -218,11 +219,11 @@ class Replicas:
             until = time.monotonic() + _REPORT_SECONDS
             while time.monotonic() < until and not all(work.is_completed() for work in self._left):
                 time.sleep(_LOOK_SECONDS)
-        except Exception as trouble:  # what went wrong first is what is raised
-            log.warning("the other replicas cannot be failed that this step failed: %s", trouble)
+        except Exception as trouble:  # the caller raises the first error
+            log.warning("cannot report the failed step to the other replicas: %s", trouble)
 
     def _exchange_outcome(self, text: str) -> tuple[dist.Work, list[tuple[int, torch.Tensor]]]:
-        """Exchange what there is to say of the step."""
+        """Exchange the error text of the step; empty on success."""
         mine = torch.zeros(_TEXT, dtype=torch.uint8)
         said = text.encode()[:_TEXT]
         mine[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)

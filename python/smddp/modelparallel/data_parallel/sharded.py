@@ -143,11 +143,11 @@ class Sharded:
     # ---- parameters ----
 
     def fill(self, seed: int) -> None:
-        """Give parameters on the meta device their values. Afterwards parameters stay the objects that they are."""
+        """Initialize parameters on the meta device. Parameter objects do not change afterwards."""
         delayed.everywhere(self.module, seed)
         sharded_views.attach(self.module)
         after = dict(self.module.named_parameters())
-        # What the parameters of before have become, for an optimizer that was made before.
+        # New parameters by the id of the old ones, for an optimizer created before the sharding.
         self._became = {number: (ref, after[name]) for name, (ref, number) in self._before.items()}
 
     def replace(self, optimizer: torch.optim.Optimizer) -> None:
@@ -185,11 +185,11 @@ def _mesh(config: Config, ranks: Ranks) -> DeviceMesh:
 
 
 def of(model: Any) -> Sharded | None:
-    """How a model is sharded; None if it is not."""
+    """Return the sharding of a model; None for an unsharded model."""
     return getattr(model, "sharded", None)
 
 
 def writes(ranks: Ranks, model: Any) -> bool:
-    """Whether this rank writes its part of a partial checkpoint: one rank for each part does."""
+    """Return True if this rank writes its part of a partial checkpoint; one rank per part does."""
     sharded = of(model)
     return ranks.rdp_rank == 0 if sharded is None else sharded.copy == 0

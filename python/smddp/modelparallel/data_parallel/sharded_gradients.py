@@ -10,12 +10,12 @@ from torch.distributed.tensor import DTensor
 
 
 def sharded(gradients: list[torch.Tensor]) -> bool:
-    """Whether they are pieces: those of a model under fully_shard all are."""
+    """Return True if the gradients are shards, as all are under fully_shard."""
     return bool(gradients) and isinstance(gradients[0], DTensor)
 
 
 def pieces(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What this rank holds of each, in the same memory."""
+    """Return this rank's local shard of each gradient, without a copy."""
     return [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
 
 
@@ -35,7 +35,7 @@ def norm(
     """
     assert isinstance(gradients[0], DTensor)  # `sharded` has looked
     mesh = gradients[0].device_mesh
-    # Pieces may be empty, and of those there is no largest element.
+    # An empty shard has no maximum.
     held = [each for each in pieces(counted) if each.numel()]
     largest = math.isinf(norm_type)
     own = torch.zeros((), dtype=torch.float64, device=mesh.device_type)

@@ -25,7 +25,7 @@ DYNAMIC = {
 
 
 class LossScale:
-    """The factor of the loss: constant, or as large as gradients stay finite.
+    """Loss scale: constant, or the largest scale with finite gradients.
 
     A dynamic scale is divided by ``scale_factor`` at the ``delayed_shift``-th step that is not finite, and multiplied
     by it after ``scale_window`` steps that were. ``consecutive_hysteresis``: a finite step starts that count anew.
@@ -115,7 +115,7 @@ class Masters:
         return [master.grad for _, master in self.pairs if master.grad is not None]
 
     def overflow(self) -> bool:
-        """Whether a gradient on any stage is not finite. Collective over the copy of the model."""
+        """Return True if any stage has a nonfinite gradient. Collective over the copy of the model."""
         assert state.ranks is not None  # as there is an optimizer
         found = self.gradients()
         finite = torch.ones((), device=grad_norm.device(found))
@@ -147,12 +147,12 @@ class Masters:
 
 
 def inputs(value: Any) -> Any:
-    """What a float16 model gets: float32 tensors in ``value`` become float16."""
+    """Convert the inputs of a float16 model: float32 tensors become float16."""
     return _cast(value, torch.float32, torch.float16)
 
 
 def outputs(value: Any) -> Any:
-    """What it gives: float16 tensors become float32."""
+    """Convert the outputs of a float16 model: float16 tensors become float32."""
     return _cast(value, torch.float16, torch.float32)
 
 

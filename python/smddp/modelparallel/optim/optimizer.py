@@ -31,7 +31,7 @@ class DistributedOptimizer(OptimizerDicts):
         optimizer: over the whole model's parameters. An object that holds a torch optimizer as its attribute
             ``optimizer`` is returned itself, with the methods of state dicts overridden; see `script_optimizer`.
         static_loss_scale: factor of the loss under the key ``fp16``. Without it loss scales have no effect.
-        dynamic_loss_scale: as large a scale as gradients stay finite; a step whose gradients do not is left out.
+        dynamic_loss_scale: use the largest scale with finite gradients; a step with nonfinite gradients is skipped.
         dynamic_loss_args: see `LossScale`; the original's keyword arguments of these names do, too.
     """
 
@@ -68,7 +68,7 @@ class DistributedOptimizer(OptimizerDicts):
         self._overflow = False
         self.optimizer = optimizer
         self.script: Any = self
-        # What the norm of a sharded model's gradients is held to in each step; 0: nothing is.
+        # Maximum norm of a sharded model's gradients in each step; 0: no clipping.
         self._clip_to = cfg.sdp_gradient_clipping
         self.shares = Shares(ranks) if cfg.shard_optimizer_state and ranks.rdp_size > 1 else None
         self._stages, self._tensor_ranks = ranks.pp_size, ranks.tp_size
@@ -131,7 +131,7 @@ class DistributedOptimizer(OptimizerDicts):
             self._held.append(list(numbers))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; after the cut only this stage's parameters stay in the group."""
+        """Add a group as in torch; after the cut it keeps only this stage's parameters."""
         self.optimizer.add_param_group(param_group)
         self._number()
         if self._cut:
@@ -222,17 +222,17 @@ class DistributedOptimizer(OptimizerDicts):
 
     @property
     def loss_scale(self) -> float:
-        """What `model.backward` multiplies the loss by: 1 without ``fp16``."""
+        """Factor that `model.backward` applies to the loss: 1 without ``fp16``."""
         return 1.0 if self._scale is None else self._scale.scale
 
     @property
     def overflow(self) -> bool:
-        """Whether the last step found gradients that are not finite, on any stage; False without ``fp16``."""
+        """True if any stage had nonfinite gradients in the last step; False without ``fp16``."""
         return self._overflow
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step left the parameters as they were; see `overflow`."""
+        """True if the last step did not change the parameters; see `overflow`."""
         return self._overflow
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

@@ -35,7 +35,7 @@ def _lengths(parameter: torch.Tensor, *tensors: torch.Tensor, norm_type: float =
 
 
 class _Fused(torch.optim.Optimizer):
-    """What both have alike: `step` goes over the groups, whose step is counted in the group."""
+    """Base class: `step` iterates over the groups, and each group counts its steps."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

@@ -24,7 +24,7 @@ class Cut:
 
     Attributes:
         parts: (name, module, stage) of each part.
-        roots: (name, module, stage) of each module with parameters of its own and modules of several stages in it.
+        roots: (name, module, stage) of each module with direct parameters and submodules on several stages.
         stage_of: the stage of each parameter, by id.
     """
 

@@ -19,7 +19,7 @@ from smddp.observability import timeline
 
 
 def explain(trace: str | os.PathLike[str] | None = None) -> str:
-    """Which module lies where, with parameters and share of the cost, and the plan with the bubble that it leaves.
+    """Report the stage, parameters and cost share of each module, and the plan with its bubble.
 
     Args:
         trace: a file to write with the last step of this pipeline's stages, each as planned and as measured: a picture

@@ -23,7 +23,7 @@ def read(file: str, model: nn.Module, stages: int) -> dict[str, int]:
     try:
         where: Any = json.loads(files.read_text(file))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"'partition_file' {file} is no JSON: {error}") from None
+        raise ValueError(f"'partition_file' {file} is not valid JSON: {error}") from None
     if not isinstance(where, dict) or not where or not all(type(stage) is int for stage in where.values()):
         raise ValueError(f"'partition_file' {file} must hold an object of modules' names and stages")
     names = dict(model.named_modules())

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """The gradients of a step, summed in one order whatever the timing.
+    """Gradients of a step, summed in a deterministic order.
 
-    Each segment follows the same one of the microbatch before, so sums of one segment have one order. A parameter that
-    several segments use has a sum for each, and these are added at the end.
+    Each segment runs after the same segment of the previous microbatch, so the order of its sum is fixed. A parameter
+    that several segments use has one sum per segment; these are added at the end.
 
     Args:
         parameters: of each part, by number, this stage's parameters.
-        replicas: to be told of gradients that are final, where there are several.
+        replicas: receives final gradients; None for a single replica.
     """
 
     def __init__(self, parameters: dict[int, list[torch.nn.Parameter]], replicas: Replicas | None = None) -> None:
@@ -48,7 +48,7 @@ class Sums:
     ) -> None:
         """Autograd's backward pass of one segment.
 
-        ``left``: in the last microbatch, the segments whose turn is still to come; else None.
+        ``left``: in the last microbatch, the remaining segments; else None.
         """
         guests = {
             id(parameter): parameter
@@ -100,7 +100,7 @@ def start(mb: Microbatch, divisor: int) -> None:
 
 
 def segment(mb: Microbatch, at: Segment, sums: Sums, busy: Any, last: bool, on_caller: Callable[[Any], None]) -> None:
-    """Run one segment backward: gradients come in where tensors went out, and go out where these came in.
+    """Run one segment backward: receive gradients of sent tensors, and send gradients of received tensors.
 
     ``last``: it is the last microbatch. ``on_caller`` runs a function on the thread that called the step.
     """

@@ -1,4 +1,4 @@
-"""Threads as coroutines: they take turns with the one that called them, and one of all runs at a time."""
+"""Threads as coroutines: exactly one of them or their caller runs at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Coroutines:
         self._task: Callable[[], None] | None = None
 
     def start(self, main: Callable[[], None]) -> None:
-        """One more thread, which waits for its turn. Its number is how many there were."""
+        """Start a thread, which waits until it is scheduled. Threads are numbered from 0 in order of creation."""
         number = len(self._threads)
         go = threading.Semaphore(0)
         self._go.append(go)
@@ -42,7 +42,7 @@ class Coroutines:
         self._back.acquire()
 
     def leave(self, number: int) -> None:
-        """On a thread: let others run until its next turn."""
+        """Yield from a thread until it is scheduled again."""
         self._back.release()
         self._go[number].acquire()
 

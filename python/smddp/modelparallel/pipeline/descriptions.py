@@ -1,4 +1,4 @@
-"""What a part returned, as its stage tells the others: once for each kind of inputs."""
+"""Descriptions of the result of a part, sent by its stage to the others once per kind of inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
 from smddp.modelparallel.pipeline.shape_inference import autocast
 
 _SIMPLE = (int, float, str, bool, type(None))
-# Objects that parts of several stages may have: nobody writes into these.
+# Immutable objects, which parts of several stages may share.
 _CONSTANT = (torch.dtype, torch.device, torch.Generator, torch.nn.Module, type, slice, range, bytes)
 
 
@@ -33,13 +33,13 @@ class Unsaid:
 
 @dataclass
 class Description:
-    """What a call of a part does, for those who did not run it.
+    """Result and side effects of a call of a part, for the stages that did not run it.
 
     Attributes:
         leaves: `Form`, `Input` or a plain value for each leaf of the result.
-        tree: the result with its leaves numbered.
-        written: the arguments that the part wrote into.
-        changed: the arguments, mutable objects, that it changed.
+        tree: structure of the result, with numbered leaves.
+        written: tensor arguments that the part wrote into.
+        changed: mutable object arguments that the part changed.
     """
 
     leaves: list[Any]
@@ -48,7 +48,7 @@ class Description:
     changed: tuple[int, ...]
 
     def same(self, other: Description) -> bool:
-        """Whether another call with such inputs came out alike."""
+        """Return True if another call with such inputs had the same description."""
         return len(self.leaves) == len(other.leaves) and all(map(_same, self.leaves, other.leaves))
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ def _describe_leaf(leaf: Any) -> str:
 
 
 def signature(flat: list[Any], spec: Any, training: bool) -> tuple[Any, ...]:
-    """What the form of a part's result may depend on."""
+    """Return a key of everything that the form of a part's result may depend on."""
     parts: list[Any] = []
     for x in flat:
         if isinstance(x, Placed):
@@ -89,14 +89,14 @@ def digest(signed: tuple[Any, ...]) -> int:
 
 
 def mutable(x: Any) -> bool:
-    """Whether a part could change the object for others that have it too."""
+    """Return True if a part could change the object for other holders of a reference."""
     if isinstance(x, (torch.Tensor, *_SIMPLE, *_CONSTANT)) or callable(x):
         return False
     return hasattr(x, "__dict__") or isinstance(x, (set, bytearray))
 
 
 def fingerprint(x: Any, depth: int = 3) -> Any:
-    """What changes if somebody writes into an object or into what it has."""
+    """Return a value that changes if an object, or an object that it refers to, is modified."""
     if isinstance(x, torch.Tensor):
         return id(x), x._version
     if isinstance(x, _SIMPLE):

@@ -1,4 +1,4 @@
-"""What stages tell each other of a failure: the same cause on all of them."""
+"""Failure reports between stages, so that all raise the same cause."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Aborted(BaseException):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a step ended, in words that pass between processes."""
+    """Cause of a failed step, in a form that can be sent between processes."""
 
     kind: str
     text: str
@@ -23,8 +23,8 @@ class Failure:
 
     def error(self, stage: int) -> Exception:
         """The exception to raise on ``stage``."""
-        told = "" if stage == self.stage else f" (told by stage {self.stage})"
-        return _KEPT.get(self.kind, RuntimeError)(f"{self.text}{told}\n{self.where}".rstrip())
+        reporter = "" if stage == self.stage else f" (reported by stage {self.stage})"
+        return _KEPT.get(self.kind, RuntimeError)(f"{self.text}{reporter}\n{self.where}".rstrip())
 
 
 def of(error: BaseException, stage: int, place: str) -> Failure:

@@ -1,4 +1,4 @@
-"""What a step did on this stage."""
+"""Measurements of a step on this stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Measured:
-    """What the last step did on this stage: for drawings and tests."""
+    """Measurements of the last step on this stage, for timelines and tests."""
 
     def __init__(self) -> None:
         self.peak = 0

@@ -30,11 +30,11 @@ class Microbatch:
     """A microbatch's state on this stage.
 
     Attributes:
-        progress: what the schedule knows of it.
-        module: the part that runs now, for errors.
-        inside: how many parts are at work natively, one inside the other.
+        progress: state for the schedule.
+        module: the running part, for error messages.
+        inside: nesting depth of parts that run natively.
         wants: the (stage, key) of the message that it waits for.
-        pause: called where it waits for a message.
+        pause: called to wait for a message.
         parameters_of_parts: (name, stage) of each, by id.
         in_turns: pause wherever a message is needed, even if it is there: see `tensor.turns`.
     """

@@ -10,7 +10,7 @@ import torch
 
 
 class StepOutput:
-    """What a step function returned for each microbatch, in their order.
+    """Results of a step function, one per microbatch, in order.
 
     Attributes:
         outputs: one tensor for each microbatch.

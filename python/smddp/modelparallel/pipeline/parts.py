@@ -1,4 +1,4 @@
-"""Parts: modules that get called and whose parameters lie on one stage. They run there, the others are told."""
+"""Parts: callable modules on one stage. The part runs there, and the other stages receive a description."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Part:
             if state.ranks is not None and state.ranks.pp_size == 1:
                 return self.forward(*args, **kwargs)
             raise RuntimeError(
-                f"module {self.name} lies on stage {self.owner}: call the model in a function decorated with @smp.step"
+                f"module {self.name} is on stage {self.owner}: call the model in a function decorated with @smp.step"
             )
         if mb.inside:  # a part inside a part
             return self.forward(*args, **kwargs)
@@ -115,12 +115,12 @@ class Part:
         elif not known.same(description):
             raise ValueError(
                 f"module {self.name} returned {description}; for inputs of the same form it returned {known} before, "
-                "and the other stages were told so. Let what depends on numbers happen outside of it"
+                "and the other stages received that description. Move value-dependent code out of the module"
             )
         return description, leaves
 
     def _take_over(self, mb: Microbatch, flat: list[Any], description: Description) -> None:
-        """What the part wrote into is from here on a value of its stage."""
+        """Replace the arguments that the part wrote into by values of its stage."""
         for index in description.written:
             x = flat[index]
             if not isinstance(x, Placed):

@@ -17,14 +17,14 @@ from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
 from smddp.modelparallel.pipeline.shape_inference import NeedsNumbers, NeedsShape, Outcome, Same
 
 _known: dict[Any, Outcome] = {}
-# For a plain x, `x += y` may return another tensor, as Python binds what it returns. torch tells `x += y` and
-# `x.add_(y)` by one name.
+# For a plain x, `x += y` may return another tensor, as Python binds the result. torch reports `x += y` and
+# `x.add_(y)` under one name.
 _AUGMENTED = {f"{name}_": name for name in "add sub mul div floor_divide remainder pow".split()}
 _AUGMENTED |= {f"__i{name}__": f"__{name}__" for name in "and or xor lshift rshift matmul".split()}
 
 
 def writes(name: str) -> bool:
-    """Whether a function of that name writes into its first operand."""
+    """Return True if a function of that name writes into its first operand."""
     return name == "__setitem__" or name in _AUGMENTED or (name.endswith("_") and not name.endswith("__"))
 
 
@@ -76,7 +76,7 @@ def _check_plain(mb: Microbatch, name: str, flat: list[Any]) -> None:
 
 
 def check_plain(mb: Microbatch, name: str, x: torch.Tensor) -> None:
-    """A plain tensor that goes into ``name`` must be one that all stages have alike."""
+    """Check that all stages have the same value of a plain tensor passed to ``name``."""
     if mb.stale and id(x) in mb.stale:
         raise RuntimeError(
             f"{name}: a plain tensor is used again to which a tensor of another stage was added by "
@@ -193,7 +193,7 @@ def _written_unseen(mb: Microbatch, flat: list[Any], owner: int) -> None:
 
 
 def _run_on_owner(mb: Microbatch, func: Callable[..., Any], flat: list[Any], spec: Any) -> Any:
-    """The owner runs it and tells the others what came out."""
+    """Run an operation on its owner, which sends the description of the result to the others."""
     owner = _larger(flat)
     results = _run(mb, func, getattr(func, "__name__", ""), flat, spec, owner)
     if owner == mb.stage:

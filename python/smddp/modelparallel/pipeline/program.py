@@ -1,7 +1,7 @@
-"""What one microbatch's step function has done so far, so that ranks whose programs part can be told where.
+"""Record of one microbatch's step function, to locate the first difference between the programs of two ranks.
 
-Every rank of a pipeline runs the same program: the same calls of parts and the same operations on placed tensors, in
-the same order. A running hash of them travels with each message; a rank that waits long sends its whole record.
+Every rank of a pipeline makes the same calls of parts and the same operations on placed tensors, in the same order.
+Each message carries a running hash of them. A rank that waits for long sends its whole record.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Program:
         self.lines.append((self.hash, name, frame.f_code.co_filename, frame.f_lineno))
 
     def place(self) -> tuple[int, int]:
-        """How many lines there are, and the hash of all."""
+        """Return the number of lines and their hash."""
         return len(self.lines), self.hash
 
 
@@ -47,7 +47,7 @@ def at(line: Line) -> str:
 
 
 def parting(mine: list[Line], mine_ended: bool, theirs: list[Line], theirs_ended: bool) -> tuple[int, str, str] | None:
-    """The first line in which two programs differ: its number, and what each did there; None if they agree so far."""
+    """Return the number and both versions of the first differing line; None if the programs agree."""
     for number, (one, other) in enumerate(zip(mine, theirs)):
         if one[0] != other[0]:
             return number, at(one), at(other)

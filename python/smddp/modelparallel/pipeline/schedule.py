@@ -1,8 +1,8 @@
-"""Which piece of work a stage does next. Pure: the tests simulate every pipeline up to 8 stages and 16 microbatches.
+"""Scheduling of the work of a stage. Pure functions: tests simulate pipelines up to 8 stages and 16 microbatches.
 
-A stage works on one microbatch at a time, and changes where one waits for another stage. Microbatches start in order,
-on every stage in the same; so the oldest that is not done is never held back by another, its messages are on the way
-or there, and a schedule cannot stand still. A *progress* is what the schedule knows of one microbatch on one stage.
+A stage runs one microbatch at a time, and switches when it waits for another stage. Microbatches start in the same
+order on every stage, so no other microbatch delays the oldest unfinished one. Its messages are in transit or have
+arrived, and a schedule cannot deadlock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class MicrobatchProgress:
     Attributes:
         phase: FORWARD until the step function has ended, BACKWARD until all segments are through, DONE.
         segment: in the backward phase, the segment that is next; they run from the last to the first.
-        waiting: whether what it needs from another stage is still to come.
+        waiting: True until the message that it needs from another stage arrives.
     """
 
     __slots__ = ("number", "phase", "segment", "started", "waiting")
@@ -41,15 +41,13 @@ class Plan:
         self.limit = max(1, active - stage)
 
     def may_run(self, progress: MicrobatchProgress, entries: list[MicrobatchProgress]) -> bool:
-        """Whether a progress could do its next piece now."""
+        """Return True if a microbatch can run its next piece now."""
         if progress.phase == DONE or progress.waiting:
             return False
         if not progress.started:
             if progress.number and not entries[progress.number - 1].started:
                 return False
-            return (
-                not self.interleaved or sum(each.started and each.phase != DONE for each in entries) < self.limit
-            )
+            return not self.interleaved or sum(each.started and each.phase != DONE for each in entries) < self.limit
         if progress.phase == BACKWARD:
             if not self.interleaved and any(each.phase == FORWARD for each in entries):
                 return False
@@ -61,14 +59,14 @@ class Plan:
         return True
 
     def choose(self, entries: list[MicrobatchProgress]) -> MicrobatchProgress | None:
-        """The progress that runs next; None if all wait."""
+        """Return the microbatch to run next; None if all wait."""
         able = [progress for progress in entries if self.may_run(progress, entries)]
         return min(able, key=lambda progress: (progress.phase != BACKWARD, progress.number), default=None)
 
 
 @dataclass
 class Simulated:
-    """What a plan does: its length, what was live at most on each stage, and (stage, microbatch, piece, from, to)."""
+    """Simulated plan: its length, the peak of live microbatches per stage, and (stage, microbatch, piece, from, to)."""
 
     length: float = 0.0
     peak: list[int] = field(default_factory=list)
@@ -96,7 +94,7 @@ def simulate(
     plans = [Plan(pipeline, active, stage) for stage in range(stages)]
     entries = [[MicrobatchProgress(number) for number in range(microbatches)] for _ in range(stages)]
     own = [[index for index, stage in enumerate(visits) if stage == at] for at in range(stages)]
-    # Where each microbatch is: visits passed forward and, counted from the end, backward.
+    # Position of each microbatch: completed visits forward and, counted from the end, backward.
     passed = [[0, 0] for _ in range(microbatches)]
     busy = [False] * stages
     found = Simulated(peak=[0] * stages)

@@ -1,4 +1,4 @@
-"""A step in lanes, one for each stage: the plan in letters, and a trace of plan and measurement side by side."""
+"""A step as one row per stage: the plan in letters, and a trace of plan and measurement side by side."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def drawn(plan: Simulated, stages: int) -> list[str]:
 
 
 def passes(pieces: Sequence[Sequence[Piece]]) -> tuple[list[int], list[float], float]:
-    """What a microbatch did, from the pieces of each stage.
+    """Summarize a microbatch from the pieces of each stage.
 
-    Returns the stages that it passed in order, the mean seconds of each visit's forward pass, and how much longer
-    backward passes took than forward ones.
+    Returns its stages in order, the mean seconds of each visit's forward pass, and the ratio of backward to forward
+    time.
     """
     visits: list[int] = []
     seconds: list[list[float]] = []

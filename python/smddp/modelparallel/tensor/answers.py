@@ -1,4 +1,4 @@
-"""What scripts ask `DistributedModel` of tensor parallelism."""
+"""Queries of `DistributedModel` about tensor parallelism."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Answers(Mixin):
         return (m for m in self.modules() if any(split_of(q) is not None for q in m.parameters(recurse=False)))
 
     def is_distributed_parameter(self, param: nn.Parameter) -> bool:
-        """Whether each rank of the tensor group has a part of it."""
+        """Return True if the parameter is split over the tensor group."""
         return split_of(param) is not None
 
     def is_distributed_buffer(self, buf: torch.Tensor) -> bool:
@@ -38,7 +38,7 @@ class Answers(Mixin):
         return False
 
     def is_scaled_batch_parameter(self, param: nn.Parameter) -> bool:
-        """Whether its gradient is that of the whole tensor group's batch: with tensor parallelism, always."""
+        """Return True if its gradient covers the batch of the whole tensor group: always, with tensor parallelism."""
         return state.ranks is not None and state.ranks.tp_size > 1
 
     def is_scaled_batch_buffer(self, buf: torch.Tensor) -> bool:

@@ -47,7 +47,7 @@ def axes(value: Any, axis: Any, name: str) -> dict[str, int]:
         if hasattr(value, "smp_slice"):
             name = plain(name)
             raise ValueError(
-                f"step: {name} has a way of its own to be split (smp_slice), so the batches of a tensor group's ranks "
+                f"step: {name} defines its own split (smp_slice), so the batches of a tensor group's ranks "
                 "cannot be put together: set 'prescaled_batch': True and let them read the same"
             )
         return {name: axis}
@@ -57,11 +57,11 @@ def axes(value: Any, axis: Any, name: str) -> dict[str, int]:
 def united(
     given: dict[str, torch.Tensor], seed: int, of: dict[str, int], microbatches: int, prescaled: bool, ranks: Ranks
 ) -> tuple[dict[str, torch.Tensor], int, dict[int, list[int]]]:
-    """The tensors that all ranks of the tensor group compute with, and their common seed. Collective over the group.
+    """Return the tensors and the seed common to the tensor group. Collective over the group.
 
     Args:
         given: this rank's tensors by name.
-        of: the axis of those that are split.
+        of: the split axis of each split tensor.
 
     Returns also, for `share`, the samples that each rank has in a microbatch, by their sum.
     """
@@ -123,7 +123,7 @@ def share(counts: dict[int, list[int]], rank: int) -> Share:
 
 
 def plain(name: str) -> str:
-    """A leaf's name as errors tell it: an argument's own, without brackets."""
+    """Return a leaf's name for error messages: the argument's name, without brackets."""
     return name[1:-1].replace("'", "") if name.startswith("[") and name.count("[") == 1 else name
 
 

@@ -1,4 +1,4 @@
-"""What is shared of a model: what the plans that it carries name, as far as modules are marked and sizes divide."""
+"""Selection of modules to share: marked modules that the model's plans name and whose sizes divide."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Chosen:
         self.styles = self.planner.styles(self.planner.with_tied(kept, self.one)) if kept else {}
 
     def _planned(self) -> dict[str, Any]:
-        """What plans say of modules that are marked."""
+        """Return the plan entries of marked modules."""
         found = plan_entries.expand(self._model, hf.plan_of(self._model), strict=False)
         return {name: style for name, style in found.items() if marked(self._owner(name))}
 
@@ -62,7 +62,7 @@ class Chosen:
             elif isinstance(module, _USE_WEIGHTS):
                 inside.update(id(each) for each in module.modules())
                 if marked(module):
-                    self._whole(name, f"{type(module).__name__} uses the weights of the modules in it by itself")
+                    self._whole(name, f"{type(module).__name__} uses the weights of its submodules directly")
         shared = {name for names in self.one for name in names}
         found: dict[str, Any] = {}
         for name, module in self._names.items():

@@ -1,7 +1,7 @@
 """The layers of a model shared over the tensor group, when `DistributedModel` wraps it.
 
-The translator of torch.sagemaker does the work and makes DTensors. A pipeline sums, averages, saves and drops plain
-tensors, so afterwards each rank has its parts as parameters of their own, which say how they are split.
+The translator of torch.sagemaker creates DTensors. A pipeline sums, averages, saves and drops plain tensors, so each
+rank then replaces them by plain parameters with its parts, which record their split.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def share(model: nn.Module, ranks: Ranks) -> None:
 
 
 def _log_unused_options(model: nn.Module) -> None:
-    """Say which options of `tensor_parallelism` nobody took: those that are not of kernels would change results."""
+    """Log unused options of `tensor_parallelism`, except kernel options, which do not change results."""
     given = {name for module in model.modules() for name, value in options_of(module).items() if value}
     odd = sorted(given - KERNELS - registry.taken())
     if odd:
@@ -62,7 +62,7 @@ def _log_unused_options(model: nn.Module) -> None:
 
 
 def _unwrap(model: nn.Module, tp: TensorGroup, before: dict[str, nn.Parameter]) -> None:
-    """A plain parameter in place of each DTensor, and the way from those that scripts may hold to these."""
+    """Replace each DTensor by a plain parameter, and map parameters that scripts may hold to these."""
     made: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, parameter in list(module._parameters.items()):

@@ -15,7 +15,7 @@ MARK = "_smp_tensor"
 
 
 def marked(module: nn.Module) -> bool:
-    """Whether a module is to be shared."""
+    """Return True if a module is marked for sharing."""
     return module.__dict__.get(MARK) is not None
 
 
@@ -25,13 +25,13 @@ def any_marked(model: nn.Module) -> bool:
 
 
 def options_of(module: nn.Module) -> dict[str, Any]:
-    """What was given with the mark."""
+    """Return the options of the mark."""
     return dict(module.__dict__.get(MARK) or {})
 
 
 @contextlib.contextmanager
 def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
-    """Modules that are made inside share their layers over the tensor group, as far as they can; the innermost counts.
+    """Share the layers of modules created inside over the tensor group, if possible; the innermost context wins.
 
     Args:
         options: arguments of the distributed modules that `tp_register` puts in place of others. Those of the

@@ -120,6 +120,6 @@ def _replacement(module: nn.Module, entry: _Entry) -> nn.Module:
 
 
 def _taken(dist_module: type[nn.Module], options: dict[str, Any]) -> dict[str, Any]:
-    """Of the options given with a mark, those that the module's ``__init__`` names."""
+    """Return the options of a mark that the module's ``__init__`` names."""
     names = signature(dist_module.__init__).parameters
     return {name: value for name, value in options.items() if name in names}
