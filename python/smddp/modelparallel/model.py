@@ -52,9 +52,9 @@ class DistributedModel(Answers, Hooks, nn.Module):
         gathered: whether `cpu` has gathered the parameters of all ranks.
         where: the stage of each part, by the module's name.
         tracing: whether the step function runs for the costs of the cut.
-        sums: how the gradients of a step are added up.
-        replicas: what this stage shares with its replicas, once the model is cut and if there are several.
-        measured: what the last step did on this stage.
+        sums: gradient sums of a step.
+        replicas: gradient buckets over the replicas of this stage, after the cut; None for one replica.
+        measured: measurements of the last step on this stage.
         sharded: how ranks share the parameters, under the key ``sharded_data_parallel_degree``; else None.
     """
 
@@ -162,7 +162,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return self.module(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
-        """Have the backward pass begin at ``tensors``. Inside a step, in place of ``loss.backward()``.
+        """Set ``tensors`` as roots of the backward pass. Inside a step, in place of ``loss.backward()``.
 
         It runs once the step function has returned, so gradients are there after the step.
         """
@@ -285,7 +285,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         """Decide on stage 0 and cut everywhere. ``run`` calls the step function on the first microbatch."""
         ranks = self._ranks
         box: list[Any] = [None]
-        # One process decides for all replicas.
+        # One process computes the cut for all replicas.
         if ranks.rdp_rank == 0 and ranks.pp_rank == 0:
             try:
                 box = [(self._decide(run), self.costs)]
@@ -319,7 +319,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return where
 
     def install(self, where: dict[str, int]) -> None:
-        """Cut the model such that modules lie ``where`` they shall."""
+        """Cut the model with the placement ``where``."""
         ranks, cfg = self._ranks, self._cfg
         self.units = partition.units(self.module, cfg.pipeline_parallel_degree, self.costs, cfg.memory_weight)
         made = cutting.Cut(self.module, where, cfg.default_partition)
@@ -343,7 +343,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         self._call(self._after_cut)
 
     def _shard(self) -> None:
-        """Have ranks share the parameters, in place of a cut: there is one stage."""
+        """Shard the parameters over ranks instead of a cut; there is one stage."""
         cfg = self._cfg
         self.units = partition.units(self.module, 1, {}, cfg.memory_weight)
         self.sharded = Sharded(self.module, cfg, self._ranks, lambda piece, number: self.measured.busy(piece, number))
@@ -358,12 +358,12 @@ class DistributedModel(Answers, Hooks, nn.Module):
     # ---- a step ----
 
     def begin_step(self) -> None:
-        """The model is cut, and the microbatches are about to run."""
+        """Prepare the step, after the cut and before the microbatches run."""
         if self.replicas is not None:
             self.replicas.begin(outcome_pending=self.training and torch.is_grad_enabled())
 
     def finish_step(self, gradients: bool) -> None:
-        """After the microbatches: sums over segments and means over replicas."""
+        """Sum gradients over segments and average them over replicas, after the microbatches."""
         if gradients:
             self.sums.end()
         if self.sharded is not None:
@@ -380,7 +380,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
             part.known.clear()
 
     def fail_step(self, error: BaseException) -> None:
-        """The step failed in this pipeline."""
+        """Report a failed step of this pipeline."""
         if self.replicas is not None and self.replicas.outcome_pending:
             self.replicas.fail(error)
 

@@ -48,14 +48,14 @@ def save_checkpoint(
     translate_if_full: bool = True,
     num_kept_partial_checkpoints: int | None = None,
 ) -> None:
-    """Save model and optimizer under ``path`` as ``tag``. Collective: every process calls it alike.
+    """Save model and optimizer under ``path`` as ``tag``. Collective over all processes.
 
     Args:
         partial: a file for each stage; else one plain torch file each for the whole model and the whole optimizer.
         model, optimizer: by default the script's DistributedModel and DistributedOptimizer.
         user_content: anything that pickle takes; `resume_from_checkpoint` returns it.
         translate_if_full: accepted; modules keep their names, so there is nothing to translate.
-        num_kept_partial_checkpoints: older partial checkpoints are removed until so many are left; None keeps all.
+        num_kept_partial_checkpoints: number of partial checkpoints to keep; None keeps all.
     """
     _, ranks = state.made("save_checkpoint()")
     model = state.model if model is None else model
@@ -86,7 +86,7 @@ def save_checkpoint(
 
 
 def _own(model: Any, optimizer: Any = None) -> str:
-    """The end of the name of this rank's file for the model, or the optimizer, in a partial checkpoint."""
+    """Return the suffix of this rank's model or optimizer file in a partial checkpoint."""
     _, ranks = state.made("save_checkpoint()")
     shared, shares = sharded.of(model), optimizer.shares if optimizer is not None else None
     share = f"_{shared.rank}" if shared is not None else f"_{shares.replica}" if shares is not None else ""
@@ -96,7 +96,7 @@ def _own(model: Any, optimizer: Any = None) -> str:
 def _keep(folder: Path, number: int) -> None:
     parts = sorted(folder.glob("*_partial"), key=lambda each: each.stat().st_mtime_ns)
     for old in parts[:-number]:
-        # Under another name first: a partly removed folder must not be read as a checkpoint.
+        # Rename it first: a partly removed folder must not be read as a checkpoint.
         removed = old.with_name(f".{old.name}.removed")
         shutil.rmtree(removed, ignore_errors=True)
         shutil.rmtree(old.rename(removed))

@@ -1,4 +1,4 @@
-"""The model's state dict out of the stages' parts, and back: names and shapes are those of one process."""
+"""Conversion between the model's state dict and the stages' parts, with the names and shapes of one process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _cut(model: Any) -> bool:
 
 
 def _stage_of(model: Any, name: str, parameters: set[str]) -> int | None:
-    """The stage that holds a parameter or buffer; None for a buffer outside of every part, which each stage has."""
+    """Return the stage of a parameter or buffer; None for a buffer outside of all parts, which each stage has."""
     if name in parameters:
         return model.stage_of_parameter(name)
     module = name
@@ -49,9 +49,9 @@ def stages(model: Any) -> dict[str, int | None]:
 
 
 def local(model: Any) -> dict[str, Any]:
-    """This stage's part of the state; the whole of it where there is one stage.
+    """Return this stage's part of the state; the whole state if there is one stage.
 
-    Raises RuntimeError where the model is still to be cut.
+    Raises RuntimeError before the cut of the model.
     """
     _, ranks = state.made("DistributedModel.local_state_dict()")
     if getattr(model, "gathered", False):
@@ -137,7 +137,7 @@ def _joined(model: Any, everything: dict[str, Any], splits: dict[str, Any]) -> d
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
-    """Of every parameter, the first of the names that it has."""
+    """Return the first name of each parameter, by each of its names."""
     first: dict[int, str] = {}
     return {
         name: first.setdefault(id(parameter), name)
@@ -172,7 +172,7 @@ def held(model: Any) -> set[str]:
 
 
 def load_now(model: Any, values: dict[str, Any], partial: bool, strict: bool) -> Any:
-    """As `load`, now; ``partial``: what other stages hold may be missing."""
+    """Load at once, see `load`; ``partial``: entries of other stages may be missing."""
     module: nn.Module = model.get_module()
     if state.ranks is not None:
         of_tensors.check_place(values, state.ranks.tp_rank, state.ranks.tp_size, "a model's state")

@@ -41,7 +41,7 @@ class Save:
         self._id = of_all[0][1]
 
     def add(self, value: Any, name: str) -> None:
-        """Write a file of this rank under a temporary name; `finish` raises what goes wrong."""
+        """Write a file of this rank under a temporary name; `finish` raises its errors."""
         path = self._folder / name
         self._written.append(path)
         if self._error is None:

@@ -33,7 +33,7 @@ _LOOK_SECONDS = 0.002
 
 
 class _Bucket:
-    """Gradients that are summed in one call."""
+    """Gradients that one call sums."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -49,7 +49,7 @@ class _Bucket:
         self.work = dist.all_reduce(self.flat, group=group, async_op=True)
 
     def arrive(self, replicas: int) -> None:
-        """Give each parameter its mean, once the sums are there."""
+        """Set the gradient of each parameter to the mean, once the sum is complete."""
         assert self.work is not None  # it has left
         self.work.wait()
         sizes = [q.numel() for q in self.parameters]
@@ -68,7 +68,7 @@ class _Bucket:
 
 
 def buckets(tensors: Iterable[_Tensor], limit: int) -> Iterator[list[_Tensor]]:
-    """Neighbours of one type and device, in lists of at most ``limit`` bytes, or of one larger tensor."""
+    """Group consecutive parameters of one dtype and device, up to ``limit`` bytes or one larger tensor."""
     held: list[_Tensor] = []
     size = 0
     for tensor in tensors:
@@ -133,7 +133,7 @@ class Replicas:
 
     @contextlib.contextmanager
     def watching(self, final: list[nn.Parameter]) -> Iterator[None]:
-        """Around the backward pass of one segment, after which the gradients of ``final`` are what they will be."""
+        """Context for the backward pass of one segment, which completes the gradients of ``final``."""
         if not self._overlap:
             final = []
         self._added.clear()
@@ -145,7 +145,7 @@ class Replicas:
         self._awaited = set()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        """Autograd has added to the gradient of ``parameter``."""
+        """Count an accumulation of autograd into the gradient of ``parameter``."""
         number = id(parameter)
         self._added[number] += 1
         if number in self._final:
@@ -174,9 +174,9 @@ class Replicas:
     # ---- its end ----
 
     def end(self) -> None:
-        """Give each parameter its mean. Collective.
+        """Set the gradient of each parameter to the mean. Collective.
 
-        Raises RuntimeError with the others' words where the step failed on another replica.
+        Raises RuntimeError with the report of the failed replica if the step failed on another one.
         """
         self.outcome_pending = False
         while self._next < len(self._buckets):
@@ -189,7 +189,7 @@ class Replicas:
         self._final.clear()
 
     def agree(self) -> None:
-        """Hear whether the step went well everywhere, and raise if not. Collective."""
+        """Exchange the outcome of the step, and raise if a replica failed. Collective."""
         self.outcome_pending = False
         failed = torch.zeros(1, dtype=torch.int32, device=self._device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)

@@ -1,4 +1,4 @@
-"""Norms of gradients of which each rank of a shard group has a piece."""
+"""Norms of gradients that are sharded over a shard group."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def norm(
     Args:
         counted: the gradients that this rank of the tensor group adds.
     """
-    assert isinstance(gradients[0], DTensor)  # `sharded` has looked
+    assert isinstance(gradients[0], DTensor)  # checked by `sharded`
     mesh = gradients[0].device_mesh
     # An empty shard has no maximum.
     held = [each for each in pieces(counted) if each.numel()]

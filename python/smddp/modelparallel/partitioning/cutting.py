@@ -1,4 +1,4 @@
-"""The cut itself: parts get their stage, and parameters of other stages go."""
+"""Partitioning of a model: assign parts to stages, and free parameters of other stages."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _stages(model: nn.Module, where: dict[str, int], default: int) -> dict[int, 
 
 
 def install(made: Cut, stage: int, busy: Any) -> list[Part]:
-    """Put each part in its module's place, and the parameters of roots where steps find them."""
+    """Install the parts in their modules, and make the parameters of roots available to steps."""
     parts = []
     for number, (name, module, owner) in enumerate(made.parts):
         part = Part(number, name, module, owner, module.forward, busy)

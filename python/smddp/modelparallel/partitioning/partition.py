@@ -60,7 +60,7 @@ def called(module: nn.Module) -> bool:
 
 
 def set_partition(module: nn.Module, stage: int) -> None:
-    """Put a module, and all in it, on a stage. To be called before the first step."""
+    """Place a module and its submodules on a stage. Call it before the first step."""
     for each in module.modules():
         each.__dict__[STAGE] = stage
 
@@ -84,7 +84,7 @@ def partition(stage: int) -> Iterator[None]:
 def given(model: nn.Module, default: int | None, stages: int) -> dict[str, int]:
     """The stages that the script gave, by module; ``default``, unless None, for those without.
 
-    Raises ValueError for a stage that is not there.
+    Raises ValueError for an unknown stage.
     """
     found = {}
     for name, module in model.named_modules():
@@ -128,7 +128,7 @@ def units(
     counted: set[int] = set()
     parameters: list[int] = []
     for _, module in ordered:
-        # A shared parameter costs once.
+        # A shared parameter counts once.
         new = [q for q in module.parameters() if id(q) not in counted]
         counted.update(map(id, new))
         parameters.append(sum(q.numel() * q.element_size() for q in new))

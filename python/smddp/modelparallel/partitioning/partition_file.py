@@ -16,9 +16,9 @@ def write(file: str, where: dict[str, int]) -> None:
 
 
 def read(file: str, model: nn.Module, stages: int) -> dict[str, int]:
-    """The cut that `write` kept.
+    """Read a cut that `write` saved.
 
-    Raises ValueError for a file that is not such a cut, or one of another model or of more stages.
+    Raises ValueError for an invalid file, another model or more stages.
     """
     try:
         where: Any = json.loads(files.read_text(file))

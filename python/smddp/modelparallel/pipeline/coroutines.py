@@ -30,7 +30,7 @@ class Coroutines:
         self._threads[-1].start()
 
     def run(self, number: int) -> None:
-        """On the caller: let a thread go on until it leaves or ends."""
+        """Resume a thread until it yields or ends; called on the calling thread."""
         self._hand_over(number)
         while self._task is not None:
             task, self._task = self._task, None
@@ -47,7 +47,7 @@ class Coroutines:
         self._go[number].acquire()
 
     def on_caller(self, number: int, work: Callable[[], None]) -> None:
-        """On a thread: have the caller do ``work``, and raise what that raises."""
+        """Run ``work`` on the calling thread, and raise its exception; called on a coroutine thread."""
         raised: list[BaseException] = []
 
         def task() -> None:
@@ -62,7 +62,7 @@ class Coroutines:
             raise raised[0]
 
     def end(self, before: Callable[[int], None]) -> None:
-        """On the caller: let all run to their end, one at a time; ``before(number)`` is called before each."""
+        """Run all threads to their end, one at a time; calls ``before(number)`` before each."""
         for number, (thread, go) in enumerate(zip(self._threads, self._go)):
             before(number)
             go.release()

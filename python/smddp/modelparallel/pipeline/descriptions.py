@@ -26,7 +26,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Unsaid:
-    """A result that other stages cannot have: it only exists on the part's own."""
+    """Result that exists only on the part's stage and cannot be described to others."""
 
     kind: str
 
@@ -114,11 +114,11 @@ def fingerprint(x: Any, depth: int = 3) -> Any:
 def describe(
     result: Any, inputs: list[Any], versions: list[int | None], objects: dict[int, Any]
 ) -> tuple[Description, list[Any]]:
-    """The description of a call that just ended, and the leaves of its result.
+    """Return the description of a completed call, and the leaves of its result.
 
     Args:
-        inputs: the leaves of the arguments that it ran on.
-        versions, objects: what these were before, tensors' versions and objects' fingerprints, by index.
+        inputs: leaves of the arguments.
+        versions, objects: tensor versions and object fingerprints before the call, by index.
     """
     leaves, spec = pytree.tree_flatten(result)
     places = {id(x): index for index, x in enumerate(inputs) if isinstance(x, torch.Tensor)}

@@ -9,7 +9,7 @@ _KEPT: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError
 
 
 class Aborted(BaseException):
-    """Ends the thread of a microbatch after a failure elsewhere. Not for users to catch."""
+    """Internal exception that ends the thread of a microbatch after a failure elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Failure:
 
 
 def of(error: BaseException, stage: int, place: str) -> Failure:
-    """The failure that ``error`` is, at ``place``: microbatch, stage and module in words."""
+    """Return the failure for ``error`` at ``place``, a text with microbatch, stage and module."""
     name = type(error).__name__
     kind = next((known for known, type_ in _KEPT.items() if isinstance(error, type_)), "RuntimeError")
     text = str(error) if name in (kind, "RuntimeError") else f"{name}: {error}"

@@ -1,4 +1,4 @@
-"""One microbatch on one stage: where its program is, its values, and what it waits for."""
+"""State of one microbatch on one stage: program position, values and pending message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Parted(Exception):
-    """A message was sent at another line of the program than that at which it is waited for."""
+    """Raised if sender and receiver of a message are at different lines of the program."""
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
@@ -81,14 +81,14 @@ class Microbatch:
         return self._numbers
 
     def placed(self, form: Form, owner: int, tensor: torch.Tensor | None) -> Placed:
-        """A new placed tensor; ``tensor`` is this stage's, if it is the owner."""
+        """Return a new placed tensor; ``tensor`` is its value if this stage is the owner."""
         value = Value(self.next_number(), owner, form.gradient, tensor, None if tensor is None else self.segment)
         return Placed(form, value)
 
     # ---- messages ----
 
     def wait(self, peer: int, key: Key, keep: bool = False, check: bool = False) -> Any:
-        """The message of a stage, once it is there. ``check``: it must come from the same line of the program."""
+        """Wait for a message of a stage. ``check``: it must come from the same line of the program."""
         if self.in_turns or not self.mail.has(peer, key):
             self.wants = (peer, key)
             self.pause()
@@ -99,12 +99,12 @@ class Microbatch:
         return message.value
 
     def say(self, peer: int, value: Any) -> None:
-        """The next forward message to a stage."""
+        """Send the next forward message to a stage."""
         number = self._out[peer] = self._out[peer] + 1
         self.mail.send(peer, (mailbox.FORWARD, self.number, number, 0), self.program.place(), value)
 
     def receive_description(self, peer: int) -> Any:
-        """The next forward message of a stage."""
+        """Receive the next forward message of a stage."""
         number = self._in[peer] = self._in[peer] + 1
         return self.wait(peer, (mailbox.FORWARD, self.number, number, 0), check=True)
 
@@ -115,7 +115,7 @@ class Microbatch:
     # ---- values ----
 
     def own(self, x: Placed) -> torch.Tensor:
-        """This stage's tensor of a placed one, as an input of the present segment."""
+        """Return this stage's tensor of a placed tensor, as an input of the current segment."""
         value = x.value
         tensor, made = value.tensor, value.segment
         assert tensor is not None and made is not None, f"stage {self.stage} lacks {x}"
@@ -129,7 +129,7 @@ class Microbatch:
         return known
 
     def move(self, x: Placed, to: int) -> None:
-        """See that stage ``to`` has ``x``. All stages call it at the same point of the program."""
+        """Send ``x`` to stage ``to`` unless it has a copy. All stages call it at the same point of the program."""
         value = x.value
         if to in value.at:
             return
@@ -166,7 +166,7 @@ class Microbatch:
         return known
 
     def written(self, x: Placed, after: Placed) -> None:
-        """``x`` was written into: it is ``after`` now, and other stages' copies of what shares its memory are old."""
+        """Record a write into ``x``, which becomes ``after``; copies of aliases on other stages are invalidated."""
         family = x.value.family
         for value in sorted(family, key=lambda each: each.number):
             if value is not after.value and value is not x.value:

@@ -28,15 +28,15 @@ class StepOutput:
         return torch.stack(self.outputs).sum(0)
 
     def concat(self) -> torch.Tensor:
-        """All, one after the other along the first dimension."""
+        """Concatenate all microbatches along the first dimension."""
         return torch.cat([each if each.dim() else each.reshape(1) for each in self.outputs])
 
     def stack(self) -> torch.Tensor:
-        """All, along a new first dimension."""
+        """Stack all microbatches along a new first dimension."""
         return torch.stack(self.outputs)
 
     def detach(self) -> StepOutput:
-        """The same without graphs, as transformers asks for."""
+        """Return a copy detached from the graph; transformers calls this."""
         return StepOutput([each.detach() for each in self.outputs])
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class StepOutput:
 
 
 def each(value: Any, change: Callable[[Any, str], Any], name: str) -> Any:
-    """A copy of ``value``, containers and all, with ``change(leaf, its name)`` in place of each leaf."""
+    """Return a copy of ``value`` and its containers, with each leaf replaced by ``change(leaf, name)``."""
     if isinstance(value, Mapping):
         found = {key: each(value[key], change, f"{name}[{key!r}]") for key in value}
         if type(value) is dict:
@@ -60,7 +60,7 @@ def each(value: Any, change: Callable[[Any, str], Any], name: str) -> Any:
 
 
 def split(value: Any, microbatches: int, axis: Any, name: str) -> list[Any]:
-    """The parts of one argument for each microbatch.
+    """Split one argument into one part per microbatch.
 
     Args:
         axis: along which its tensors are split; of a container, a container of these, or one for all in it.

@@ -1,6 +1,6 @@
-"""Code between parts: it runs on every stage, and its operations on placed tensors run where the larger operand lies.
+"""Operations on placed tensors in code between parts: they run on the stage of the larger operand.
 
-The others know the results' forms alone. What all know, all decide alike: who needs what, without asking.
+The other stages only compute the forms of the results. All stages derive the same transfers from these.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def operation(func: Any, args: Any, kwargs: Any) -> Any:
             "Use smp.set_activation_checkpointing(module) on each of them"
         )
     if name == "__get__":
-        # An attribute that has no shorter way: of the form, as all know that.
+        # Other attributes are read from the form, which all stages have.
         with torch._C.DisableTorchFunctionSubclass(), shape_inference.FAKES:
             found = func(args[0].form.fake())
         if not isinstance(found, torch.Tensor):
@@ -124,7 +124,7 @@ def _larger(flat: list[Any]) -> int:
 
 
 def _owner(flat: list[Any], outcome: Outcome, inplace: bool) -> int:
-    """The stage that runs it: where what is written into or looked at lies, else the larger operand."""
+    """Return the owning stage: that of a written or inspected operand, else of the larger operand."""
     if inplace:
         return flat[0].value.owner
     for view in outcome.views:
@@ -136,7 +136,7 @@ def _owner(flat: list[Any], outcome: Outcome, inplace: bool) -> int:
 def _run(
     mb: Microbatch, func: Callable[..., Any], name: str, flat: list[Any], spec: Any, owner: int
 ) -> list[Any] | None:
-    """The results on ``owner``, None elsewhere."""
+    """Return the results on ``owner``, None on other stages."""
     for x in flat:
         if isinstance(x, Placed):
             mb.move(x, owner)
@@ -183,7 +183,7 @@ def _wrap(mb: Microbatch, name: str, flat: list[Any], outcome: Outcome, owner: i
 
 
 def _written_unseen(mb: Microbatch, flat: list[Any], owner: int) -> None:
-    """The operation wrote into its first operand and did not return it, as `x[0] = y`."""
+    """Handle a write into the first operand that is not returned, as `x[0] = y`."""
     target = flat[0]
     gradient = torch.is_grad_enabled() and any(isinstance(x, Placed) and x.form.gradient for x in flat)
     form = target.form
@@ -210,7 +210,7 @@ def _run_on_owner(mb: Microbatch, func: Callable[..., Any], flat: list[Any], spe
 
 
 def install() -> Callable[[], None]:
-    """Have custom autograd functions between parts go the way of all operations; returns what undoes it."""
+    """Route custom autograd functions between parts through `operation`; returns a function that reverts it."""
     before = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

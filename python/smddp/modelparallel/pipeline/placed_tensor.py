@@ -38,7 +38,7 @@ class Form:
         return self.shape == other.shape and self.dtype == other.dtype and self.gradient == other.gradient
 
     def fake(self) -> torch.Tensor:
-        """A tensor of this form without numbers, no leaf of autograd's. To be called under `FAKES`."""
+        """Return a fake tensor of this form that is not an autograd leaf. Call it under `FAKES`."""
         empty = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return arrival(empty)[0] if self.gradient else empty
 
@@ -50,7 +50,7 @@ def _no_backward(*_: Any, **__: Any) -> Any:
 
 
 class Placed(torch.Tensor):
-    """A tensor of one stage, as all stages know it."""
+    """Tensor of one stage with metadata on all stages."""
 
     form: Form
     value: Value

@@ -29,7 +29,7 @@ class Program:
     ended: bool = False
 
     def note(self, name: str, operands: object) -> None:
-        """The next line: ``name`` was done to ``operands``, which all ranks know alike."""
+        """Record a line: operation ``name`` on ``operands``, equal on all ranks."""
         self.hash = zlib.crc32(f"{name}{operands}".encode(), self.hash)
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
@@ -42,7 +42,7 @@ class Program:
 
 
 def at(line: Line) -> str:
-    """A line as errors name it."""
+    """Return a line in the format of error messages."""
     return f"{line[1]} at {line[2]}:{line[3]}"
 
 

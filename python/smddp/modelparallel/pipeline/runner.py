@@ -195,7 +195,7 @@ class Runner:
         return mb.progress.phase != DONE or mb.wants is not None
 
     def _next(self, entries: list[Any], ended: set[int]) -> int | None:
-        """The microbatch that runs next, once one can; None after a failure."""
+        """Wait for the next microbatch that can run; None after a failure."""
         begun, ask, limit = time.monotonic(), _ASK_SECONDS, self.deadline + self.mail.slack
         arrived = self.mail.arrived
         while True:

@@ -86,9 +86,9 @@ def simulate(
 
     Args:
         visits: the stages that a microbatch passes, such as [0, 1, 2] or, in a loop, [0, 1, 2, 0].
-        shares: what each visit takes of these times, where not all take the whole.
+        shares: fraction of these times per visit; default: 1.
 
-    Raises RuntimeError where the plan stands still.
+    Raises RuntimeError if the plan deadlocks.
     """
     stages = max(visits) + 1
     plans = [Plan(pipeline, active, stage) for stage in range(stages)]

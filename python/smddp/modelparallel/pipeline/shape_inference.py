@@ -46,11 +46,11 @@ class Outcome:
 
 
 class NeedsNumbers(Exception):
-    """The operation's result is a number."""
+    """The operation returns a Python number."""
 
 
 class NeedsShape(Exception):
-    """The form of the operation's result depends on numbers, or is not known without them."""
+    """The form of the operation's result depends on values."""
 
 
 def key(func: Any, flat: list[Any], spec: Any) -> Any:
@@ -77,7 +77,7 @@ def key(func: Any, flat: list[Any], spec: Any) -> Any:
 
 
 def autocast() -> Any:
-    """The state of autocast that results depend on."""
+    """Return the autocast state that results depend on."""
     if torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu")
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
