@@ -1,4 +1,4 @@
-"""Cuts by costs, and as scripts say."""
+"""Cuts by cost, and by the script."""
 
 from __future__ import annotations
 

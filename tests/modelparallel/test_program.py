@@ -1,4 +1,4 @@
-"""Programs that part, and a batch's split."""
+"""Comparison of programs, and the split of a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every plan, simulated: it does not stand still, and keeps no more microbatches than it may."""
+"""Simulation of every plan: no deadlock, and at most the permitted number of live microbatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of a model outside of a step, as scripts with tensor parallelism alone make them: one stage, no microbatches.
+"""Calls of a model outside of a step, for scripts with only tensor parallelism: one stage, no microbatches.
 
 ``loss.backward()`` averages the gradients over the replicas at its end, as DDP does. Where the ranks of a tensor group
 read different batches, the forward pass computes all of them, and each rank receives the outputs of its part.
@@ -79,7 +79,7 @@ def _trained(leaf: Any) -> bool:
 
 
 class _Input(torch.autograd.Function):
-    """The tensor of all ranks in place of this rank's, which receives the gradient of this rank's loss."""
+    """Replaces this rank's tensor by that of all ranks. Backward: the gradient of this rank's loss."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, whole: torch.Tensor, counts: dict[int, list[int]], ranks: Ranks) -> Any:

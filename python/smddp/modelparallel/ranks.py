@@ -27,14 +27,14 @@ GROUPS = {"pp": "P", "tp": "T", "rdp": "D", "dp": "DT", "mp": "PT"}
 
 
 def letters(strategy: str) -> str:
-    """The order of D, P and T that a placement strategy stands for."""
+    """Return the order of D, P and T for a placement strategy."""
     return _STRATEGIES.get(strategy, strategy)
 
 
 def place(size: int, strategy: str, pipeline: int, tensor: int = 1) -> dict[str, list[list[int]]]:
-    """All groups of ``size`` ranks, by name ("pp", "tp", "rdp", "dp", "mp"): lists of ranks that cover the world.
+    """Return all groups of ``size`` ranks by name ("pp", "tp", "rdp", "dp", "mp"): lists of ranks that cover the world.
 
-    Raises ValueError where the degrees do not divide the world.
+    Raises ValueError if the degrees do not divide the world size.
     """
     if size % (pipeline * tensor):
         raise ValueError(
@@ -55,7 +55,7 @@ def place(size: int, strategy: str, pipeline: int, tensor: int = 1) -> dict[str,
 
 
 def mine(groups: dict[str, list[list[int]]], name: str, rank: int) -> list[int]:
-    """The ranks of the group ``name`` that ``rank`` is in."""
+    """Return the ranks of the group ``name`` that contains ``rank``."""
     return next(members for members in groups[name] if rank in members)
 
 
@@ -98,7 +98,7 @@ class Ranks:
 
 
 def make(config: Config) -> Ranks:
-    """This process's ranks and groups, and a default group where there is none. Collective.
+    """Create this process's ranks and groups, and a default group if missing. Collective.
 
     Raises:
         ValueError: degrees that do not fit the world, replicas without ``ddp``, or ranks with different configurations.
@@ -141,7 +141,7 @@ def make(config: Config) -> Ranks:
 
 
 def _local(hosts: list[str], rank: int) -> tuple[int, int]:
-    """(rank on this machine, ranks on it), as the launcher says, else by the hosts' names."""
+    """(rank on this machine, ranks on it), from the launcher, else from host names."""
     for of_rank, of_size in (
         ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),

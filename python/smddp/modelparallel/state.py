@@ -1,4 +1,4 @@
-"""`smp.state`: what `init` has set up and what the script has wrapped since. One object for the life of the process."""
+"""`smp.state`: ranks, groups, and the wrapped model and optimizer. One object per process."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ class State:
 
     @property
     def script_optimizer(self) -> Any:
-        """The optimizer that the script holds: what `smp.DistributedOptimizer()` returned."""
+        """Optimizer object of the script, returned by `smp.DistributedOptimizer()`."""
         return None if self.optimizer is None else self.optimizer.script
 
     def made(self, what: str) -> tuple[Config, Ranks]:
-        """The configuration and the ranks; RuntimeError names ``what`` before `init`."""
+        """Return the configuration and the ranks. Raises RuntimeError with ``what`` before `init`."""
         if self.cfg is None or self.ranks is None:
             raise RuntimeError(f"smp.{what} needs smp.init() first")
         return self.cfg, self.ranks
 
     def at_reset(self, undo: Any) -> None:
-        """Have ``undo()`` called by the next `reset`, the last one first."""
+        """Register ``undo()`` for the next `reset`, which runs the last one first."""
         self._at_reset.append(undo)
 
     def reset(self) -> None:

@@ -42,7 +42,7 @@ def step(
 ) -> Any:
     """Decorator: split the arguments into microbatches, run the function on each, and return their results together.
 
-    All stages of a pipeline call it. The tensors are those of its first stage: other stages may give any.
+    All stages of a pipeline call it. Tensors of the first stage are used; those of other stages are ignored.
 
     Args:
         non_split_inputs: names of arguments that every microbatch gets whole.
@@ -94,7 +94,7 @@ def _decorate(function: Callable[..., Any], options: tuple[frozenset[str], dict[
 
 
 def _inputs(arguments: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
-    """The arguments by name, those of ``**kwargs`` too."""
+    """Return the arguments by name, including ``**kwargs``."""
     found: dict[str, Any] = {}
     for name, value in arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
@@ -105,7 +105,7 @@ def _inputs(arguments: dict[str, Any], signature: inspect.Signature) -> dict[str
 
 
 def _axes(inputs: dict[str, Any], options: tuple[frozenset[str], dict[str, Any]]) -> dict[str, int]:
-    """The axis along which each tensor is split, by its name."""
+    """Return the split axis of each tensor, by its name."""
     found: dict[str, int] = {}
     for name, value in inputs.items():
         if name not in options[0] and not isinstance(value, torch.nn.Module):
@@ -116,7 +116,7 @@ def _axes(inputs: dict[str, Any], options: tuple[frozenset[str], dict[str, Any]]
 def _of_first_stage(
     inputs: dict[str, Any], ranks: Any, axes: Callable[[], dict[str, int]]
 ) -> tuple[dict[str, Any], int, together.Share]:
-    """The arguments with the first stage's tensors, and that one's seed for the step. Collective over the pipeline.
+    """Return the arguments with the first stage's tensors and seed. Collective over the pipeline.
 
     With tensor parallelism they are those of the whole tensor group of the first stage.
     """
@@ -201,7 +201,7 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     assert cfg.active_microbatches is not None  # as the configuration fills it in
     plan = Plan(cfg.pipeline, cfg.active_microbatches, ranks.pp_rank)
     if model.sharded is not None:
-        # One stage has nothing to fill with others' work: each microbatch goes forward and back before the next.
+        # One stage has no bubble to fill: each microbatch runs forward and backward before the next.
         plan = Plan("interleaved", 1, 0)
     model.measured = Measured()
     divisor = len(calls) if model.average_grads_across_microbatches else 1

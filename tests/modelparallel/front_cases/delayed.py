@@ -1,4 +1,4 @@
-"""Parameters that get their values where they lie: the same ones however the model is cut or sharded."""
+"""Delayed initialization: equal values under every cut and sharding."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def case_values_are_the_same_under_every_cut(directory):
             finally:
                 dtensor_shards.put = real
             torch.testing.assert_close(dict(values), dict(before), rtol=0, atol=0)
-            # Of what lies elsewhere nothing was made.
+            # Parameters of other stages were not created.
             own = sum(getattr(q, "to_local", lambda q=q: q)().numel() for q in model.local_parameters())
             assert (
                 sum(made) == own == sum(getattr(q, "to_local", lambda q=q: q)().numel() for q in model.parameters())

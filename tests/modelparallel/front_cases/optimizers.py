@@ -1,4 +1,4 @@
-"""The optimizer over a stage's parameters: what it does is what the same optimizer does in one process."""
+"""The optimizer over a stage's parameters: it equals the same optimizer in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def groups(module):
 
 
 def steps(module, optimizer, numbers, max_norm=0.5):
-    """One process' way: gradients, clipping, step."""
+    """Steps in one process: gradients, clipping, step."""
     norms = []
     for number in numbers:
         give(module, one_process_gradients(number))

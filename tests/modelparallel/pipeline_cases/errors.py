@@ -1,4 +1,4 @@
-"""Every error, provoked: on all ranks within seconds, with microbatch, stage and module, and nothing hangs after it."""
+"""Error reporting: on all ranks within seconds, with microbatch, stage and module, and without a later hang."""
 
 import threading
 import time
@@ -48,12 +48,12 @@ def case_a_failing_module_ends_all_stages_within_a_second_with_one_cause():
 
         return Model
 
-    # Microbatches may pass each other on the way: which is the third there is not said.
+    # The order of microbatches on the stage varies, so the third one is not fixed.
     expected = ("microbatch ", ", stage 1, module b: ZeroDivisionError: on purpose")
     # The first step of a process also loads modules, so it is not measured.
     provoke(failing(), square, *expected)
     provoke(failing(), square, *expected, seconds=1.0)
-    # A ValueError stays one, also where it is raised between modules on all stages.
+    # A ValueError keeps its type, also where it is raised between modules on all stages.
 
     def wrong(model, x):
         raise ValueError("nothing fits")

@@ -1,4 +1,4 @@
-"""`smp.amp.GradScaler`: torch's, with one verdict of all stages on whether a step's gradients are finite."""
+"""`smp.amp.GradScaler`: torch's, with one decision over all stages on finite gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smddp.modelparallel.state import state
 
 
 class GradScaler(torch.amp.GradScaler):
-    """As torch.amp.GradScaler. A gradient that is not finite on any stage skips the step on all of them.
+    """Extends torch.amp.GradScaler: a nonfinite gradient on any stage skips the step on all stages.
 
     Args:
         device: "cuda" where there is one, else "cpu"; the others are torch's.

@@ -1,7 +1,7 @@
 """The batch of a step under tensor parallelism: every rank of a tensor group computes with the batches of all.
 
-Where the ranks read different batches (`prescaled_batch` False) the arguments are put together, microbatch by
-microbatch, before anything is computed, and of results each rank gets its own samples back.
+If the ranks read different batches (`prescaled_batch` False), the arguments are joined per microbatch before the
+computation, and each rank receives the results of its samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Share:
     of: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def mine(self, results: list[Any]) -> list[Any]:
-        """Results of microbatches, of whose tensors each keeps this rank's samples, if it has as many as all."""
+        """Select this rank's samples from result tensors of microbatches that have the samples of all ranks."""
         return [pytree.tree_map(self._mine, result) for result in results] if self.of else results
 
     def _mine(self, leaf: Any) -> Any:
@@ -36,7 +36,7 @@ class Share:
 
 
 def axes(value: Any, axis: Any, name: str) -> dict[str, int]:
-    """The axis along which each leaf of an argument is split, by the leaf's name, as `microbatching.split` does it."""
+    """Return the axis along which `microbatching.split` splits each leaf of an argument, by the leaf's name."""
     if isinstance(value, Mapping):
         of = axis if isinstance(axis, Mapping) else dict.fromkeys(value, axis)
         parts = [axes(value[key], of.get(key, 0), f"{name}[{key!r}]") for key in value]
@@ -96,7 +96,7 @@ def united(
 
 
 def _along(name: str, parts: list[torch.Tensor], axis: Any, microbatches: int) -> tuple[torch.Tensor, list[int]]:
-    """All ranks' tensors as one, such that each microbatch has a part of each."""
+    """Join the tensors of all ranks such that each microbatch has a part of each."""
     shapes = [tuple(part.shape) for part in parts]
     if not isinstance(axis, int) or not -parts[0].dim() <= axis < parts[0].dim():
         raise ValueError(f"step: {name} of shape {shapes[0]} has no axis {axis!r} to split along")
@@ -118,7 +118,7 @@ def _along(name: str, parts: list[torch.Tensor], axis: Any, microbatches: int) -
 
 
 def share(counts: dict[int, list[int]], rank: int) -> Share:
-    """The samples of the ``rank``-th of the group."""
+    """Return the samples of the ``rank``-th rank of the group."""
     return Share({total: (sum(parts[:rank]), parts[rank]) for total, parts in counts.items()})
 
 

@@ -17,12 +17,12 @@ from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
 log = logging.getLogger("smddp.modelparallel")
 
-# Their forwards use the weights of modules in them without calling these.
+# Their forward passes use the weights of submodules without calling them.
 _USE_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 class Chosen:
-    """The styles of what is shared.
+    """Styles of the shared modules.
 
     Attributes:
         planner: with blocks and heads of these alone.
@@ -54,7 +54,7 @@ class Chosen:
         return self._names[name] if name in self._names else self._names[name.rpartition(".")[0]]
 
     def _alone(self) -> dict[str, Any]:
-        """Marked Linear and Embedding modules outside of models that have plans."""
+        """Return marked Linear and Embedding modules outside of models with plans."""
         inside: set[int] = set()
         for name, module in self._names.items():
             if hf.is_pretrained(module) or vars(module).get("_tp_plan") or getattr(type(module), "_tp_plan", None):
@@ -115,7 +115,7 @@ class Chosen:
         return pieces.values()
 
     def _divides(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """``entries`` if they can be shared; else nothing, and the log says why."""
+        """Return ``entries`` if they can be shared; else log the reason and return nothing."""
         planner = Planner(self._model, self._tp, self._seed, False)
         try:
             made = planner.styles(planner.with_tied(entries, self.one))

@@ -23,7 +23,7 @@ from smddp.sagemaker.tensor_parallel.shards import RELAID, put
 
 log = logging.getLogger("smddp.modelparallel")
 
-# Options that choose between kernels, or between ways to begin: they change no result.
+# Options that select kernels or initialization methods: they do not change results.
 KERNELS = frozenset(
     """fused_softmax fused_dropout fused_bias_gelu flash_attention triton_flash_attention zero_init optimize
     distribute_embedding weight_initialization mask_padding""".split()

@@ -1,4 +1,4 @@
-"""Which modules a script wants shared: marks on modules, which `DistributedModel` reads."""
+"""Marks on modules that a script wants to share, read by `DistributedModel`."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **options: Any) -> None:
-    """Have a module, and all in it, share its layers, or not. To be called before `DistributedModel`."""
+    """Enable or disable sharing of a module and its submodules. Call it before `DistributedModel`."""
     if getattr(module, "_is_distributed_model", False):
         raise RuntimeError(
             "smp.set_tensor_parallelism() comes before smp.DistributedModel(), which shares the layers: give it the "

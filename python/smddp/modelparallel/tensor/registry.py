@@ -1,4 +1,4 @@
-"""`smp.tp_register`: a script's own classes, and the distributed modules that take their places."""
+"""`smp.tp_register`: classes of scripts, and the distributed modules that replace them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def tp_register_with_module(
     forward_hook: Hook | None = None,
     return_hook: Hook | None = None,
 ) -> None:
-    """As `tp_register`, for a class that is there already. Modules made before keep their place."""
+    """Register an existing class, see `tp_register`. Modules created before are not replaced."""
     for name, value in (("module_cls", module_cls), ("dist_module", dist_module)):
         if not (isinstance(value, type) and issubclass(value, nn.Module)):
             raise TypeError(f"smp.tp_register(): {name} must be a class of modules, got {value!r}")

@@ -1,4 +1,4 @@
-"""One parameter's part on this rank of a tensor group, and the whole of it."""
+"""Split of a parameter over a tensor group: this rank's part, and the whole."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Split:
         return tensor.reshape(self.stored).chunk(self.size, self.dim)[self.rank].contiguous()
 
     def joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The whole of all parts."""
+        """Join all parts."""
         return torch.cat(parts, self.dim).reshape(self.whole)
 
     @exact()
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole tensor of which this rank has ``part``. Collective over the tensor group.
+        """Return the whole tensor of ``part``. Collective over the tensor group.
 
         A sharded ``part`` is gathered over its shard group first.
         """
@@ -75,7 +75,7 @@ def counts_here(parameter: Any) -> bool:
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer that was made before the model was wrapped the parameters that there are now."""
+    """Replace the parameters of an optimizer that was created before the model was wrapped."""
     for group in optimizer.param_groups:
         group["params"] = [_newest(parameter) for parameter in group["params"]]
 
