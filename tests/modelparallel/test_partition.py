@@ -85,7 +85,7 @@ def test_modules_are_placed_on_the_stage_that_the_script_sets():
 def test_an_unknown_stage_is_an_error():
     model = Layers([8])
     partition.set_partition(model.first, 5)
-    with pytest.raises(ValueError, match="module first was put on stage 5; there are 0 to 1"):
+    with pytest.raises(ValueError, match="module first was put on stage 5; expected 0 to 1"):
         partition.given(model, 0, 2)
 
 

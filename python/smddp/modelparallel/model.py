@@ -39,12 +39,12 @@ class DistributedModel(Answers, Hooks, nn.Module):
     Every process makes the whole model; stage 0 of the first replica gives the values. The first step cuts it.
 
     Args:
-        trace_execution_times: cut by the seconds that modules take; by default all runs are cut alike.
+        trace_execution_times: cut by measured seconds of modules; by default the cut is deterministic.
         average_grads_across_microbatches: the mean of the microbatches' gradients; else their sum.
         bucket_cap_mb: gradients are averaged over replicas in buckets of that size.
         overlapping_allreduce: a bucket is sent while the last microbatch's backward pass still makes others.
         trace_device, backward_passes_per_step, trace_memory_usage, broadcast_buffers,
-        gradient_as_bucket_view: taken for scripts that give them; nothing here depends on them.
+        gradient_as_bucket_view: accepted for compatibility, without effect.
 
     Attributes:
         module: the script's model.
@@ -137,7 +137,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
     # ---- calls ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward, inside a step; also outside of one if there is one stage, see `outside`."""
+        """Call the model inside a step; with one stage also outside of it, see `direct_calls`."""
         if current.microbatch is not None or self.tracing:
             return self._compute(*args, **kwargs)
         if self._ranks.pp_size > 1:
@@ -201,7 +201,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return self if self.gathered else super().cpu()
 
     def to(self, *args: Any, **kwargs: Any) -> DistributedModel:
-        """As torch's; a move from another device to the CPU is `cpu`."""
+        """Move the model as in torch; a move from another device to the CPU calls `cpu`."""
         if cpu_gather.moves_to_cpu(self, *args, **kwargs):
             self.cpu()
         if self.gathered and self.sharded is not None:
@@ -227,7 +227,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         )
 
     def local_modules(self) -> Iterator[nn.Module]:
-        """As `local_named_modules`."""
+        """Return the modules of `local_named_modules`."""
         return (module for _, module in self.local_named_modules())
 
     def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -239,7 +239,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
                     yield f"{name}.{key}" if name else key, buffer
 
     def local_buffers(self) -> Iterator[torch.Tensor]:
-        """As `local_named_buffers`."""
+        """Return the buffers of `local_named_buffers`."""
         return (buffer for _, buffer in self.local_named_buffers())
 
     def _stage_of_module(self, name: str) -> int | None:

@@ -146,7 +146,7 @@ def case_a_cut_is_kept_in_a_file_and_read_again(directory):
         assert model.stage_of_parameter("transformer.h.1.attn.c_attn.weight") == 3
     with job(partitions=2, microbatches=4, partition_file=file, load_partition=True, ddp=True):
         model, optimizer = wrapped()
-        with pytest.raises(ValueError, match=r"has '.*' on stage [23]; there are 0 to 1"):
+        with pytest.raises(ValueError, match=r"has '.*' on stage [23]; expected 0 to 1"):
             train(model, optimizer, range(1))
 
 

@@ -198,7 +198,7 @@ def _when_cut(model: Any, load: Callable[[], None]) -> None:
 
 
 def _read(file: Path, mmap: bool = True) -> Any:
-    """A file of tensors and plain values. With ``mmap`` only what is copied out of it is read."""
+    """Read a file of tensors and plain values. ``mmap`` reads only data that is copied from it."""
     return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
 
 

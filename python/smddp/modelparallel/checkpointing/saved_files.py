@@ -50,7 +50,7 @@ class SavedFiles:
     marks: dict[str, list[int]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """The file ``name``. Raises FileNotFoundError if the checkpoint has no such file, or has lost it."""
+        """Return the path of the file ``name``. Raises FileNotFoundError if it is unknown or missing."""
         path = self.folder / name
         if name not in self.names:
             raise FileNotFoundError(f"the checkpoint in {self.folder} has no file {name}")

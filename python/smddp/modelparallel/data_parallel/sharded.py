@@ -171,7 +171,7 @@ def _torch_s() -> tuple[Any, Any]:
 
 
 def _mesh(config: Config, ranks: Ranks) -> DeviceMesh:
-    """The mesh (replicate, shard) of the ranks with the same tensor shard; (shard) where there is one copy."""
+    """Return the mesh (replicate, shard) of the ranks with the same tensor shard; (shard) for one copy."""
     from torch.distributed.device_mesh import DeviceMesh
 
     from smddp.sagemaker.parallel import device_type, forget_old_meshes

@@ -39,7 +39,7 @@ class Elements:
         return sum(_piece(parameter()).numel() for parameter in self._parameters)
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
-        """As of a tensor; the elements of one parameter are a view."""
+        """Narrow as a tensor; the elements of one parameter are a view."""
         first = 0
         for reference in self._parameters:
             size = _piece(reference()).numel()

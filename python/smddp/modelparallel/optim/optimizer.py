@@ -181,7 +181,7 @@ class DistributedOptimizer(OptimizerDicts):
                 return self._step_share(closure)
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         if closure is not None:
-            raise ValueError("step(closure) is not there under 'fp16': the loss is scaled in the step before")
+            raise ValueError("step(closure) is not supported under 'fp16': the loss is scaled in the previous step")
         self.masters.take(self._scale.scale)
         self._overflow = self.masters.overflow()
         if not self._overflow:
@@ -198,7 +198,7 @@ class DistributedOptimizer(OptimizerDicts):
     def _step_share(self, closure: Any) -> None:
         """Step this replica's shard of the parameters, and receive those of the others."""
         if closure is not None:
-            raise ValueError("step(closure) is not there under 'shard_optimizer_state'")
+            raise ValueError("step(closure) is not supported under 'shard_optimizer_state'")
         assert self.shares is not None  # checked by `step`
         with self.shares.alone(self.param_groups, self._steps):
             self.optimizer.step()
@@ -213,7 +213,7 @@ class DistributedOptimizer(OptimizerDicts):
             self._global_grad_norm = grad_norm.clip(everything, self._clip_to)
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
-        """As the wrapped optimizer's, over this stage's parameters; apex's ``set_grads_to_None`` is taken too."""
+        """Clear this stage's gradients as the wrapped optimizer; also accepts apex's ``set_grads_to_None``."""
         if "set_grads_to_None" in options and "set_grads_to_None" not in signature(self.optimizer.zero_grad).parameters:
             options["set_to_none"] = options.pop("set_grads_to_None")
         self.optimizer.zero_grad(*args, **options)

@@ -94,7 +94,7 @@ def given(model: nn.Module, default: int | None, stages: int) -> dict[str, int]:
         if stage is None:
             continue
         if not isinstance(stage, int) or not 0 <= stage < stages:
-            raise ValueError(f"module {name or 'of the model'} was put on stage {stage}; there are 0 to {stages - 1}")
+            raise ValueError(f"module {name or 'of the model'} was put on stage {stage}; expected 0 to {stages - 1}")
         found[name] = stage
     return found
 
@@ -102,7 +102,7 @@ def given(model: nn.Module, default: int | None, stages: int) -> dict[str, int]:
 def units(
     model: nn.Module, stages: int, costs: dict[str, Cost], memory_weight: float, seconds: bool = False
 ) -> list[Unit]:
-    """The pieces that a cut may lie between, in order of execution, with their parts of the whole cost."""
+    """Return the indivisible units of the model in order of execution, with their shares of the cost."""
     total = sum(q.numel() for q in model.parameters()) or 1
     found: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
@@ -147,7 +147,7 @@ def _shares(values: list[float]) -> list[float]:
 
 
 def cut(pieces: list[Unit], stages: int) -> dict[str, int]:
-    """A stage for each unit: contiguous, the costliest stage as cheap as can be, users of one parameter together.
+    """Return contiguous stages of the units with a minimal maximum cost; users of a parameter share a stage.
 
     Later stages win a tie. Fewer units than stages leave the last stages empty.
     """
@@ -170,7 +170,7 @@ def cut(pieces: list[Unit], stages: int) -> dict[str, int]:
 
 
 def balanced(costs: list[float], stages: int) -> list[int]:
-    """A stage for each of the costs, in order, such that the largest sum of a stage is as small as can be."""
+    """Return a stage for each cost, in order, that minimizes the largest sum of a stage."""
     count, stages = len(costs), min(stages, len(costs))
     before = [0.0]
     for cost in costs:

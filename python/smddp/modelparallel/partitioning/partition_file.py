@@ -32,5 +32,5 @@ def read(file: str, model: nn.Module, stages: int) -> dict[str, int]:
         raise ValueError(f"'partition_file' {file} has a module {unknown[0]!r}, and {type(model).__name__} has none")
     for name, stage in where.items():
         if not 0 <= stage < stages:
-            raise ValueError(f"'partition_file' {file} has {name!r} on stage {stage}; there are 0 to {stages - 1}")
+            raise ValueError(f"'partition_file' {file} has {name!r} on stage {stage}; expected 0 to {stages - 1}")
     return where

@@ -180,7 +180,7 @@ class Microbatch:
     # ---- results ----
 
     def offer(self, x: Placed, index: int) -> None:
-        """The owner of a result sends it; the others take it at the end with `collect`."""
+        """Send a result from its owner; the other stages receive it at the end with `collect`."""
         if self.stage == x.value.owner and x.value.number not in self._fetched:
             assert x.value.tensor is not None
             self._fetched[x.value.number] = x.value.tensor.detach()

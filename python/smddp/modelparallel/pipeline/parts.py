@@ -127,7 +127,7 @@ class Part:
                 if mb.stages > 1:
                     raise RuntimeError(
                         f"module {self.name} writes into the plain tensor of shape {tuple(x.shape)} that it gets, "
-                        "which other stages would not see: have it return a new one"
+                        "which other stages would not receive: return a new tensor instead"
                     )
                 continue
             mb.written(x, mb.placed(x.form, self.owner, mb.own(x) if self.owner == mb.stage else None))

@@ -101,7 +101,7 @@ def _out_of_place(mb: Microbatch, func: Any, name: str, target: Any) -> Any:
         mb.stale[id(target)] = (target, program.at(mb.program.lines[-1]))
         return getattr(torch.Tensor, _AUGMENTED[name])
     raise RuntimeError(
-        f"{name} writes a tensor of another stage into a plain tensor, which the other stages would not see: make that "
+        f"{name} writes a tensor of another stage into a plain tensor, which other stages would not receive: make it "
         "from a tensor of the model, as by x.new_zeros(...) or torch.zeros_like(x), or use torch.stack or torch.cat"
     )
 

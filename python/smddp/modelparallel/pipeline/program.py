@@ -22,7 +22,7 @@ Line = tuple[int, str, str, int]
 
 @dataclass
 class Program:
-    """The record: of each line the hash up to it, what was done, and the file and line of the script."""
+    """Program record: for each line its cumulative hash, its operation, and the file and line of the script."""
 
     lines: list[Line] = field(default_factory=list)
     hash: int = 0

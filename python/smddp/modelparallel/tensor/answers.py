@@ -20,8 +20,8 @@ else:
 class Answers(Mixin):
     """Mixed into `DistributedModel`.
 
-    All ranks of a tensor group compute with the batch of all of them. So the gradients of all parameters, shared or
-    not, are averaged over the ranks with the same part (RDP_GROUP), and those of the group are equal already.
+    All ranks of a tensor group compute with their joint batch, so gradients are equal within the group. Gradients of
+    all parameters are averaged over the ranks with the same part (RDP_GROUP).
     """
 
     @property
@@ -42,7 +42,7 @@ class Answers(Mixin):
         return state.ranks is not None and state.ranks.tp_size > 1
 
     def is_scaled_batch_buffer(self, buf: torch.Tensor) -> bool:
-        """As `is_scaled_batch_parameter`."""
+        """Answer as `is_scaled_batch_parameter`."""
         return state.ranks is not None and state.ranks.tp_size > 1
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -94,8 +94,8 @@ class Chosen:
         return ""
 
     def _pieces(self, entries: dict[str, Any]) -> Iterable[list[str]]:
-        """Names that are shared together or not at all: those of one layer, or of one block where a layer is marked
-        in part. What lies outside of layers is alone."""
+        """Group names that are shared together or not at all: one layer, or one block of a partly marked layer.
+        A name outside of layers forms its own group."""
         layers = {id(layer) for layer in plan_entries.layers_of(self._model, hf.plan_of(self._model))}
         blocks = {"colwise_gather_output", "embedding_rowwise"}
         pieces: dict[str, list[str]] = {}
