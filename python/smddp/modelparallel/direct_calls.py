@@ -65,7 +65,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _outputs(found: Any, share: together.Share, ranks: Ranks) -> Any:
-    """This rank's samples of the outputs, whose gradients all ranks of the tensor group receive."""
+    """Return this rank's samples of the outputs, whose gradients all ranks of the tensor group receive."""
     tensors: list[torch.Tensor] = []
     microbatching.each(found, lambda leaf, _: tensors.append(leaf) if _trained(leaf) else None, "")
     if not tensors:

@@ -187,7 +187,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
             mb.roots.append((tensor, gradient))
 
     def get_module(self) -> nn.Module:
-        """The script's model."""
+        """Return the script's model."""
         return self.module
 
     def cpu(self) -> DistributedModel:
@@ -213,11 +213,11 @@ class DistributedModel(Answers, Hooks, nn.Module):
     # ---- what lies here ----
 
     def local_named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """This stage's parameters: before the cut, all."""
+        """Return this stage's parameters; before the cut, all parameters."""
         return ((n, q) for n, q in self.module.named_parameters(*args, **kwargs) if id(q) in self._local)
 
     def local_parameters(self, *args: Any, **kwargs: Any) -> Iterator[nn.Parameter]:
-        """This stage's parameters: before the cut, all."""
+        """Return this stage's parameters; before the cut, all parameters."""
         return (q for _, q in self.local_named_parameters(*args, **kwargs))
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -248,13 +248,13 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return self.where.get(name)
 
     def stage_of_parameter(self, name: str) -> int:
-        """The stage of a parameter by its name in the module; 0 before the cut."""
+        """Return the stage of a parameter by its name in the module; 0 before the cut."""
         return self._stage_of.get(id(self.module.get_parameter(name)), 0)
 
     def state_dict(
         self, destination: Any = None, prefix: str = "", keep_vars: bool = False, *, gather_to_rank0: bool = False
     ) -> Any:
-        """The whole model's state, under the names of one process. Collective over the pipeline after the cut.
+        """Return the whole model's state, under the names of one process. Collective over the pipeline after the cut.
 
         ``gather_to_rank0``: only the first rank of a tensor group keeps it, others get nothing.
         Raises ValueError for other values of ``destination``, ``prefix`` and ``keep_vars`` than the defaults.
@@ -264,7 +264,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return {} if gather_to_rank0 and self._ranks.tp_rank else found
 
     def local_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
-        """This stage's part of the state. Raises ValueError as `state_dict` does."""
+        """Return this stage's part of the state. Raises ValueError as `state_dict` does."""
         _refuse("local_state_dict", destination=destination, prefix=prefix, keep_vars=keep_vars)
         return model_state.local(self)
 

@@ -179,7 +179,7 @@ def _load_whole(
 
 
 def _content(saved: SavedFiles, name: str) -> Any:
-    """The user's content in the file ``name``; None if the save had none."""
+    """Return the user's content in the file ``name``; None if the save had none."""
     path = saved.current(saved.folder / name)
     # The script's own objects, of any class.
     return (
@@ -214,7 +214,7 @@ def _read_whole(saved: SavedFiles, tag: str) -> dict[str, Any]:
 
 
 def _joined(saved: SavedFiles, what: str, mmap: bool) -> dict[str, Any]:
-    """The whole state of all files: first of shards and shares, then of tensor groups, then of stages."""
+    """Join the states of all files: first shards and replicas, then tensor groups, then stages."""
     stages: dict[int, dict[int, list[Any]]] = {}
     for name in sharded_state.in_order(name for name in saved.names if name.startswith(f"{what}_")):
         stage, tensor, *_ = map(int, name.removesuffix(".pt").split("_")[1:])

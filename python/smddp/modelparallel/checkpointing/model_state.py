@@ -42,7 +42,7 @@ def _stage_of(model: Any, name: str, parameters: set[str]) -> int | None:
 
 
 def stages(model: Any) -> dict[str, int | None]:
-    """The stage of everything in the module's state dict, by name."""
+    """Return the stage of everything in the module's state dict, by name."""
     module: nn.Module = model.get_module()
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     return {name: _stage_of(model, name, parameters) for name in module.state_dict()}
@@ -122,7 +122,7 @@ def whole(model: Any) -> dict[str, Any]:
 
 
 def _joined(model: Any, everything: dict[str, Any], splits: dict[str, Any]) -> dict[str, Any]:
-    """The state of a model that is not cut into stages, with whole tensors."""
+    """Return the state of a model that is not cut into stages, with whole tensors."""
     if not splits:
         return everything
     first_name = _first_names(model.get_module())
@@ -164,7 +164,7 @@ def load(model: Any, values: dict[str, Any], strict: bool = True) -> Any:
 
 
 def held(model: Any) -> set[str]:
-    """The names of the module's state dict that this stage holds: all of them before the cut."""
+    """Return the names of the module's state dict that this stage holds: all of them before the cut."""
     if not _cut(model):
         return set(model.get_module().state_dict())
     assert state.ranks is not None  # as the model is cut

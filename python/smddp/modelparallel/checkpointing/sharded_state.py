@@ -74,7 +74,7 @@ def _local(value: Any) -> Any:
 
 
 def own_piece(value: torch.Tensor, like: DTensor, is_piece: bool) -> DTensor:
-    """A tensor laid out as ``like`` of ``value``: this rank's piece, or the whole of which it takes its piece."""
+    """Return a tensor with the layout of ``like`` from ``value``, this rank's piece or the whole tensor."""
     from smddp.sagemaker import dtensor_shards
 
     piece = value if is_piece else dtensor_shards.cut(value, like)

@@ -36,7 +36,7 @@ def of_optimizer(packed: dict[str, Any], splits: dict[int, Split]) -> dict[str, 
 
 
 def joined_optimizers(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The same, out of the states that the ranks of a tensor group have saved, in their order."""
+    """Join the optimizer states that the ranks of a tensor group have saved, in order of rank."""
     first = {key: value for key, value in parts[0].items() if key != SPLITS}
     splits = {number: Split(*about) for number, about in parts[0].get(SPLITS, {}).items()}
     if not splits:
@@ -48,7 +48,7 @@ def joined_optimizers(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def joined_models(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The state of a stage's module out of the parts that the ranks of a tensor group have saved, in their order."""
+    """Join the parts of a module's state that the ranks of a tensor group have saved, in order of rank."""
     found = {key: value for key, value in parts[0].items() if key != SPLITS}
     for name, about in parts[0].get(SPLITS, {}).items():
         found[name] = Split(*about).joined([part[name] for part in parts])

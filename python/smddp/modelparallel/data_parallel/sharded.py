@@ -127,7 +127,7 @@ class Sharded:
             each.set_reshard_after_backward(self._synced, recurse=False)
 
     def finish(self, gradients: bool) -> None:
-        """The step is done."""
+        """Finish the step."""
         if gradients and not self._synced:
             raise RuntimeError(
                 "the step's last microbatch had no model.backward(), which averages the gradients of all of them over "

@@ -20,7 +20,7 @@ def pieces(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def plain(value: torch.Tensor) -> torch.Tensor:
-    """A number of the whole tensor, of which each rank may have counted its piece. Then collective."""
+    """Return a scalar as a plain tensor; reduces a scalar of pieces over the ranks, collectively."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 

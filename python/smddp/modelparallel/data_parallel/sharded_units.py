@@ -13,7 +13,7 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def elements(module: nn.Module) -> int:
-    """The elements of all parameters in a module; shared ones count once."""
+    """Return the elements of all parameters in a module; shared ones count once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -65,7 +65,7 @@ class Cut:
 
 
 def _stages(model: nn.Module, where: dict[str, int], default: int) -> dict[int, int]:
-    """The stage of each module that holds something, by id: sharers of a parameter follow the first of them."""
+    """Return the stage of each module with parameters or buffers, by id; modules that share one follow the first."""
     found: dict[int, int] = {}
     for name, module in model.named_modules():
         if holds(module):

@@ -82,7 +82,7 @@ def partition(stage: int) -> Iterator[None]:
 
 
 def given(model: nn.Module, default: int | None, stages: int) -> dict[str, int]:
-    """The stages that the script gave, by module; ``default``, unless None, for those without.
+    """Return the stages that the script set, by module; ``default``, unless None, for the others.
 
     Raises ValueError for an unknown stage.
     """

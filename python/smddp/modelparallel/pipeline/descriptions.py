@@ -84,7 +84,7 @@ def signature(flat: list[Any], spec: Any, training: bool) -> tuple[Any, ...]:
 
 
 def digest(signed: tuple[Any, ...]) -> int:
-    """A number for a signature, the same on all ranks."""
+    """Return a hash of a signature, equal on all ranks."""
     return int.from_bytes(hashlib.blake2b(repr(signed).encode(), digest_size=7).digest(), "big")
 
 

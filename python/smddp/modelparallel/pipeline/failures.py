@@ -22,7 +22,7 @@ class Failure:
     where: str
 
     def error(self, stage: int) -> Exception:
-        """The exception to raise on ``stage``."""
+        """Return the exception to raise on ``stage``."""
         reporter = "" if stage == self.stage else f" (reported by stage {self.stage})"
         return _KEPT.get(self.kind, RuntimeError)(f"{self.text}{reporter}\n{self.where}".rstrip())
 

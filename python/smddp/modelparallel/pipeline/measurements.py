@@ -19,7 +19,7 @@ class Measured:
 
     @contextlib.contextmanager
     def busy(self, piece: str, microbatch: int) -> Iterator[None]:
-        """A piece of work on this stage."""
+        """Record a piece of work on this stage."""
         begun = time.perf_counter()
         try:
             yield

@@ -36,7 +36,7 @@ class Microbatch:
         wants: the (stage, key) of the message that it waits for.
         pause: called to wait for a message.
         parameters_of_parts: (name, stage) of each, by id.
-        in_turns: pause wherever a message is needed, even if it is there: see `tensor.turns`.
+        in_turns: pause wherever a message is needed, even if it is there: see `pipeline.turns`.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Microbatch:
             value.tensor, value.segment = tensor, self.segment
 
     def fetch(self, x: Placed) -> torch.Tensor:
-        """The tensor itself, detached, on every stage."""
+        """Return the detached tensor on every stage."""
         number = x.value.number
         known = self._fetched.get(number)
         if known is None:

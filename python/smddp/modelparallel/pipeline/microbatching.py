@@ -20,11 +20,11 @@ class StepOutput:
         self.outputs = outputs
 
     def reduce_mean(self) -> torch.Tensor:
-        """The mean over microbatches."""
+        """Return the mean over microbatches."""
         return torch.stack(self.outputs).mean(0)
 
     def reduce_sum(self) -> torch.Tensor:
-        """The sum over microbatches."""
+        """Return the sum over microbatches."""
         return torch.stack(self.outputs).sum(0)
 
     def concat(self) -> torch.Tensor:
@@ -109,7 +109,7 @@ def _part(leaf: Any, microbatches: int, number: int, axis: Any, name: str) -> An
 
 
 def joined(outputs: list[Any]) -> Any:
-    """The microbatches' results as one: containers are kept, with a `StepOutput` for each tensor, a list else."""
+    """Join the microbatches' results: keep containers, with a `StepOutput` per tensor and a list per other value."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return StepOutput(outputs)

@@ -29,7 +29,7 @@ def writes(name: str) -> bool:
 
 
 def operation(func: Any, args: Any, kwargs: Any) -> Any:
-    """An operation with a placed tensor among its operands."""
+    """Run an operation with a placed tensor among its operands."""
     mb = current.microbatch
     name = getattr(func, "__name__", str(func))
     if mb is None:
@@ -228,7 +228,7 @@ def install() -> Callable[[], None]:
 
 
 class _Custom:
-    """The forward of a custom autograd function, as a function with a name."""
+    """Forward pass of a custom autograd function, as a named function."""
 
     def __init__(self, kind: Any, apply: Callable[..., Any]) -> None:
         self.__name__, self._kind, self._apply = kind.__name__, kind, apply

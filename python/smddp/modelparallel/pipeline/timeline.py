@@ -16,7 +16,7 @@ _NAMES = {"F": "forward", "B": "backward"}
 
 
 def drawn(plan: Simulated, stages: int) -> list[str]:
-    """The plan as text, a column for each unit of time.
+    """Draw the plan as text, one column per unit of time.
 
     A digit is a forward pass of that microbatch, a letter a backward pass, ``a`` that of microbatch 0. Longer plans are
     cut off.
@@ -58,7 +58,7 @@ def passes(pieces: Sequence[Sequence[Piece]]) -> tuple[list[int], list[float], f
 def trace(
     names: Sequence[str], pieces: Sequence[Sequence[Piece]], simulate: Callable[..., Simulated]
 ) -> dict[str, Any]:
-    """A trace in Chrome's format: for each stage, by its name, the last step's pieces and those of the plan.
+    """Return a trace in Chrome's format with the planned and measured pieces of each stage.
 
     ``simulate(visits, forward, backward, shares)`` makes the plan. Pieces of several hosts are by each one's clock.
     """

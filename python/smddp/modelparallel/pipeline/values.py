@@ -54,7 +54,7 @@ def arrival(data: torch.Tensor) -> tuple[torch.Tensor, _Slot]:
 
 
 def departure(x: torch.Tensor) -> torch.Tensor | None:
-    """The end of a graph at which the gradient of a sent tensor comes in; None if none can."""
+    """Return the graph node that receives the gradient of a sent tensor; None without a gradient."""
     if not x.requires_grad:
         return None
     with torch.enable_grad():

@@ -46,11 +46,11 @@ class Answers(Mixin):
         return state.ranks is not None and state.ranks.tp_size > 1
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This stage's parameters whose gradients are averaged over DP_GROUP: all without tensor parallelism."""
+        """Return this stage's parameters whose gradients are averaged over DP_GROUP: all without tensor parallelism."""
         return (each for each in self._named() if not self.is_scaled_batch_parameter(each[1]))
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This stage's parameters whose gradients are averaged over RDP_GROUP: all with tensor parallelism."""
+        """Return this stage's parameters whose gradients are averaged over RDP_GROUP: all with tensor parallelism."""
         return (each for each in self._named() if self.is_scaled_batch_parameter(each[1]))
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -50,7 +50,7 @@ class Chosen:
         return {name: style for name, style in found.items() if marked(self._owner(name))}
 
     def _owner(self, name: str) -> nn.Module:
-        """The module ``name``, or that of the parameter of this name."""
+        """Return the module ``name``, or the module of the parameter ``name``."""
         return self._names[name] if name in self._names else self._names[name.rpartition(".")[0]]
 
     def _alone(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def tp_register(
     forward_hook: Hook | None = None,
     return_hook: Hook | None = None,
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """A class decorator: `DistributedModel` puts a ``dist_module`` in place of each marked instance, with new values.
+    """Class decorator: `DistributedModel` replaces each marked instance by a new ``dist_module``.
 
     Args:
         init_hook, forward_hook: from the arguments of the class's own ``__init__`` and ``forward`` to (args, kwargs) of
@@ -97,7 +97,7 @@ def replace(module: nn.Module) -> nn.Module:
 
 
 def taken() -> set[str]:
-    """The options that distributed modules of registered classes take."""
+    """Return the options that distributed modules of registered classes take."""
     return {name for entry in _registered.values() for name in signature(entry.dist_module.__init__).parameters}
 
 
