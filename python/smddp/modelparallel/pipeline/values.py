@@ -54,7 +54,7 @@ def arrival(data: torch.Tensor) -> tuple[torch.Tensor, _Slot]:
 
 
 def departure(x: torch.Tensor) -> torch.Tensor | None:
-    """Return the graph node that receives the gradient of a sent tensor; None without a gradient."""
+    """Return the tensor that receives the gradient of a sent tensor; None if it requires none."""
     if not x.requires_grad:
         return None
     with torch.enable_grad():
