@@ -22,7 +22,7 @@ class CommGroup(Enum):
 
 
 class RankType(Enum):
-    """Unit of the rank number passed to `send` and `recv_from`."""
+    """Group in which `send` and `recv_from` count the rank number."""
 
     WORLD_RANK = "world"
     MP_RANK = "mp"
