@@ -34,7 +34,7 @@ def test_both_names_of_a_key_say_the_same():
         v1_keys.read({"partitions": 4, "pipeline_parallel_degree": 2})
 
 
-def test_the_launcher_wins_and_the_script_hears_of_it(monkeypatch, caplog):
+def test_launcher_settings_override_the_script_with_a_warning(monkeypatch, caplog):
     monkeypatch.setenv(v1_keys.LAUNCHER, json.dumps({"partitions": 2, "ddp": True}))
     found = v1_keys.read({"pipeline_parallel_degree": 4, "microbatches": 8})
     assert (found.partitions, found.microbatches, found.ddp) == (2, 8, True)
@@ -65,13 +65,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("key", WRONG)
-def test_what_is_wrong_is_named_with_what_is_allowed(key):
+def test_invalid_values_are_named_with_the_allowed_values(key):
     value, error, text = WRONG[key]
     with pytest.raises(error, match=text):
         v1_keys.read({key: value})
 
 
-def test_a_key_whose_feature_is_not_there_raises_and_its_default_does_not():
+def test_a_key_of_a_missing_feature_raises_unless_default():
     refused = 0
     for name, field in v1_keys.KEYS.items():
         if not field.metadata["instead"]:
@@ -84,12 +84,12 @@ def test_a_key_whose_feature_is_not_there_raises_and_its_default_does_not():
     assert refused == 2
 
 
-def test_a_key_without_effect_says_so(caplog):
+def test_a_key_without_effect_is_logged(caplog):
     v1_keys.read({"ddp": True, "ddp_port": 2345})
     assert "'ddp_port' has no effect here" in caplog.text
 
 
-def test_a_key_of_sharding_without_sharding_says_so(caplog):
+def test_a_sharding_key_without_sharding_is_reported(caplog):
     v1_keys.read({"sdp_reduce_bucket_size": 1000, "sdp_gradient_clipping": 1.0})
     assert "'sdp_reduce_bucket_size' has no effect" in caplog.text and "gradient_clipping" not in caplog.text
     v1_keys.read({"sharded_data_parallel_degree": 2, "sdp_hierarchical_allgather": False})

@@ -61,12 +61,12 @@ def test_checkpoint_calls_a_module_and_a_sequential():
         (nn.Linear(1, 1), "contiguous", ValueError, r"is for a torch\.nn\.Sequential, not Linear"),
     ],
 )
-def test_what_cannot_be_checkpointed_is_named(module, strategy, error, text):
+def test_unsupported_checkpointing_is_named(module, strategy, error, text):
     with pytest.raises(error, match=text):
         activation.set_activation_checkpointing(module, strategy=strategy)
 
 
-def test_creation_contexts_give_a_dtype_and_delay_parameters_where_they_shall():
+def test_creation_contexts_set_the_dtype_and_delay_parameters():
     with creation.model_creation(dtype=torch.bfloat16, zero_init=True), creation.delay_param_initialization(False):
         assert nn.Linear(1, 1).weight.dtype == torch.bfloat16
     assert nn.Linear(1, 1).weight.dtype == torch.float32
@@ -114,7 +114,7 @@ def test_lamb_and_novograd_step_as_their_formulas_say():
         FusedNovoGrad([of_lamb], norm_type=1)
 
 
-def test_tensorflow_s_side_says_why_it_is_not_there():
+def test_the_tensorflow_module_explains_why_it_is_missing():
     with pytest.raises(ImportError, match=r"get_gradients.*smdistributed\.dataparallel"):
         import smdistributed.modelparallel.tensorflow  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Every symbol of SMP v1 under the name that scripts use, and docs/smp-v1.md, which tells of each."""
+"""Every symbol of SMP v1 under the name that scripts use, and docs/smp-v1.md, which describes each."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_page_names_every_symbol_and_key():
     from smddp.smp.v1_keys import ALIASES, KEYS
 
     words = set(re.findall(r"\w+", PAGE.read_text(encoding="utf-8")))
-    # Those of smp.nn that begin with Distributed are told together, and each family's translators.
+    # The page describes the Distributed names of smp.nn, and each family's translators, as groups.
     wanted = {name for names in SYMBOLS.values() for name in names.split() if not re.search("Distributed|_gpt2$", name)}
     wanted |= {"DistributedModel", "DistributedOptimizer", *smp.__all__, *KEYS, *ALIASES}
     assert wanted <= words, wanted - words

@@ -15,7 +15,7 @@ SCRIPT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "trainer_scrip
 
 
 def run(*arguments: str, processes: int = 0) -> dict:
-    """What the script prints: in one process, or in ``processes`` of a pipeline."""
+    """Return the output of the script in one process, or in ``processes`` of a pipeline."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     if not processes:
         output = subprocess.run([sys.executable, SCRIPT, *arguments], env=environment, capture_output=True, timeout=240)

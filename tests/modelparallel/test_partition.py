@@ -1,4 +1,4 @@
-"""Cuts by costs, and as scripts say."""
+"""Cuts by cost, and by the script."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_stages_are_contiguous_in_order_of_execution():
     assert set(found.values()) == {0, 1, 2, 3}
 
 
-def test_sharers_of_a_parameter_lie_together():
+def test_modules_that_share_a_parameter_are_on_one_stage():
     found = stages(Layers([8] * 6, tied=True), 3)
     assert found["first"] == found["last"] == 0
 
 
-def test_the_same_cut_comes_out_each_time_and_tracing_leaves_no_trace():
+def test_partitioning_is_deterministic_and_tracing_has_no_side_effects():
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 4))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.random.get_rng_state()
@@ -71,7 +71,7 @@ def test_the_same_cut_comes_out_each_time_and_tracing_leaves_no_trace():
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_modules_lie_where_the_script_says():
+def test_modules_are_placed_on_the_stage_that_the_script_sets():
     model = Layers([8] * 2)
     partition.set_partition(model.layers[1], 1)
     with partition.partition(2):
@@ -82,14 +82,14 @@ def test_modules_lie_where_the_script_says():
     assert {name: stage for name, _, stage in made.parts} == where
 
 
-def test_a_stage_that_is_not_there_is_an_error():
+def test_an_unknown_stage_is_an_error():
     model = Layers([8])
     partition.set_partition(model.first, 5)
-    with pytest.raises(ValueError, match="module first was put on stage 5; there are 0 to 1"):
+    with pytest.raises(ValueError, match="module first was put on stage 5; expected 0 to 1"):
         partition.given(model, 0, 2)
 
 
-def test_a_list_is_no_part_and_a_module_in_a_part_is_none():
+def test_lists_and_modules_inside_parts_are_not_parts():
     model = Layers([8] * 2)
     made = Cut(model, {"": 0}, 0)
     assert [name for name, _, _ in made.parts] == [""]

@@ -1,4 +1,4 @@
-"""Programs that part, and a batch's split."""
+"""Comparison of programs, and the split of a batch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def programs(*of):
     return made
 
 
-def test_the_first_line_that_differs_is_found_with_both():
+def test_the_first_differing_line_is_reported_for_both_programs():
     one, other = programs("abcd", "abxd")
     number, mine, theirs = parting(one.lines, True, other.lines, True)
     assert number == 2
     assert mine.startswith("c at ") and "test_program.py" in mine and theirs.startswith("x at ")
 
 
-def test_a_program_that_is_only_slower_does_not_part():
+def test_a_slower_program_is_not_reported_as_different():
     one, other = programs("abcd", "ab")
     assert parting(one.lines, True, other.lines, False) is None
     number, mine, theirs = parting(one.lines, False, other.lines, True)

@@ -5,7 +5,7 @@ from smddp.modelparallel.checkpointing import saved_files
 SAVE, OTHER = "0123456789ab", "ba9876543210"
 
 
-def test_a_rename_leaves_temporary_files_of_other_tags(tmp_path):
+def test_a_rename_keeps_temporary_files_of_other_tags(tmp_path):
     for tag in ("ckpt", "ckpt.best"):
         saved_files.temporary(tmp_path / tag, SAVE if tag == "ckpt" else OTHER).write_text(tag)
     interrupted = saved_files.temporary(tmp_path / "ckpt", OTHER)

@@ -1,4 +1,4 @@
-"""Every plan, simulated: it does not stand still, and keeps no more microbatches than it may."""
+"""Simulation of every plan: no deadlock, and at most the permitted number of live microbatches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def visits_of(shape: str, stages: int) -> list[int]:
         pytest.param("there and back", marks=pytest.mark.slow),
     ],
 )
-def test_no_plan_stands_still_and_each_stage_keeps_its_limit(shape, pipeline):
+def test_no_plan_deadlocks_and_each_stage_keeps_its_limit(shape, pipeline):
     for stages in STAGES:
         visits = visits_of(shape, stages)
         for microbatches in MICROBATCHES:

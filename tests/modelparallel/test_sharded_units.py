@@ -1,4 +1,4 @@
-"""Which modules of a model are sharded by themselves: one process, no group."""
+"""Selection of the FSDP units of a model, in one process without a group."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_layers_in_lists_are_units():
     assert names(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.LayerNorm(4), nn.Linear(4, 4))) == ["0", "3"]
 
 
-def test_what_is_larger_than_a_bucket_is_sharded_in_its_modules():
+def test_modules_larger_than_a_bucket_are_sharded_by_submodule():
     model = Model()
     inner = [f"layers.{layer}.{name}" for layer in range(2) for name in ("up", "down")]
     found = names(model, elements(model.layers[0]) - 1)
     assert found == ["embed", "layers.0", *inner[:2], "layers.1", *inner[2:], "head"]
 
 
-def test_a_shared_parameter_stays_with_what_holds_all_its_users():
+def test_a_shared_parameter_belongs_to_the_unit_of_all_its_users():
     model = Model()
     model.head.weight = model.embed.weight
     model.layers[0].up.weight = model.layers[0].down.weight

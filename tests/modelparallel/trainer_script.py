@@ -64,7 +64,7 @@ def trainer(directory, **more):
     return Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Rows(), eval_dataset=Rows())
 
 
-def told(history, key):
+def logged(history, key):
     return [entry[key] for entry in history if key in entry]
 
 
@@ -74,7 +74,7 @@ def main():
     one.train(resume_from_checkpoint=resume)
     evaluated = one.evaluate()["eval_loss"]
     history = one.state.log_history
-    found = {"loss": told(history, "loss"), "grad_norm": told(history, "grad_norm"), "eval": evaluated}
+    found = {"loss": logged(history, "loss"), "grad_norm": logged(history, "grad_norm"), "eval": evaluated}
     if not SMP or torch.distributed.get_rank() == 0:
         print(json.dumps({**found, "transformers": transformers.__version__}), flush=True)
     if SMP:

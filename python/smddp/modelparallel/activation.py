@@ -1,6 +1,6 @@
-"""Checkpointing of activations: a module's inner results are computed again in the backward pass, and not kept.
+"""Activation checkpointing: recompute a module's intermediate results in the backward pass instead of storing them.
 
-A module that is checkpointed stays on one stage, and is checkpointed there; it is marked before the model is cut.
+A checkpointed module remains on one stage. It is marked before the model is cut.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smddp.modelparallel.state import state
 
 
 class CalledApart(nn.Sequential):
-    """Modules that their model calls one by one: whatever the strategy, each is checkpointed by itself."""
+    """Modules that the model calls individually; each is checkpointed separately under every strategy."""
 
 
 def set_activation_checkpointing(
@@ -27,13 +27,13 @@ def set_activation_checkpointing(
     pack_args_as_tuple: bool = False,
     strategy: str = "each",
 ) -> None:
-    """Have every call of a module checkpoint its activations. To be called before the first step.
+    """Checkpoint the activations of every call of a module. Call it before the first step.
 
     Args:
-        strategy: of a torch.nn.Sequential: "each" module in it by itself; "group_N", N of them at a time, or
-            "contiguous", all at a time, keep it on one stage.
-        pack_args_as_tuple: of a torch.nn.Sequential: a tuple passes from module to module as one argument. It always
-            does, as in torch.
+        strategy: for a torch.nn.Sequential: "each" checkpoints every module separately; "group_N" (N modules at a time)
+            and "contiguous" (all modules at once) keep it on one stage.
+        pack_args_as_tuple: for a torch.nn.Sequential: pass a tuple from module to module as one argument. As in
+            torch, this is always the case.
 
     The modules of a ModuleList or ModuleDict, which is never called itself, are checkpointed one by one. In training
     they receive no cache of keys and values of transformers, as with transformers' own gradient checkpointing.
@@ -54,7 +54,7 @@ def set_activation_checkpointing(
 
 
 def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
-    """Call a module with its activations checkpointed, now and from now on."""
+    """Call a module with activation checkpointing, in this and all later calls."""
     if not isinstance(module, nn.Module):
         raise TypeError(f"checkpoint() takes a module, got {type(module).__name__}")
     set_activation_checkpointing(module, preserve_rng_state)
@@ -76,7 +76,7 @@ def checkpoint_sequential(
 
 
 def _group(strategy: str) -> int:
-    """How many modules of a Sequential are checkpointed together; 0: all."""
+    """Return the number of modules of a Sequential to checkpoint together; 0: all."""
     if strategy in ("each", "contiguous"):
         return int(strategy == "each")
     if strategy.startswith("group_") and strategy[6:].isdigit() and int(strategy[6:]) > 0:
@@ -85,7 +85,7 @@ def _group(strategy: str) -> int:
 
 
 def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
-    """Wrap a module's forward; ``size`` modules of a Sequential at a time, all where 0."""
+    """Wrap a module's forward; for a Sequential, checkpoint ``size`` modules at a time, or all if 0."""
     if CHECKPOINTED in module.__dict__:
         return
     if state.model is not None and state.model.partitioned and state.ranks is not None and state.ranks.pp_size > 1:
@@ -93,7 +93,7 @@ def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
             f"checkpointing of {type(module).__name__} comes after the cut: call smp.set_activation_checkpointing() "
             "before the first step"
         )
-    # Tensor parallelism gives modules another class, so what runs is looked up when it does.
+    # Tensor parallelism changes the class of modules, so forward is looked up at each call.
     inner = module.__dict__.get("forward", lambda *args, **kwargs: type(module).forward(module, *args, **kwargs))
 
     def forward(*args: Any, **kwargs: Any) -> Any:

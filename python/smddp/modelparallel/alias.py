@@ -77,7 +77,7 @@ class Alias:
 
 @functools.cache
 def _class_of(kind: type) -> type[Alias]:
-    """The class of aliases of ``kind``, with its special methods: Python looks these up on the class alone."""
+    """Return the class of aliases of ``kind``, with its special methods: Python looks these up on the class alone."""
 
     def forward(name: str) -> Any:
         return lambda self, *args, **kwargs: getattr(type(self._module), name)(self._module, *args, **kwargs)

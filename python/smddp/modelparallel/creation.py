@@ -14,10 +14,10 @@ from smddp.modelparallel.tensor.marks import tensor_parallelism as shared
 
 @contextlib.contextmanager
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Parameters made inside get their values where they lie: at the cut, or when the model is sharded.
+    """Delay the values of parameters created inside until the cut or the sharding of the model.
 
-    Until then they take no memory. Their values are no constructor's, as that draws one parameter after another: they
-    come from the same functions, each with a seed that follows from torch's seed and the parameter's name.
+    Until then they use no memory. The initial values differ from those of a constructor, which draws parameters in
+    sequence. The same functions compute them, each with a seed derived from torch's seed and the parameter's name.
     """
     with delayed.creation() if enabled else contextlib.nullcontext():
         yield

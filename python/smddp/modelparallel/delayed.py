@@ -1,8 +1,8 @@
-"""Parameters that are made on the meta device and get their values where they are needed alone.
+"""Delayed initialization: parameters are created on the meta device and initialized on their ranks only.
 
-Under stages that is when the model is cut, and each stage makes its own; under sharded data parallelism, and in one
-stage, when it is wrapped, a module at a time. The values follow from torch's seed on rank 0 and from names: they are
-the same however the model is cut or sharded. `torch.sagemaker.delayed_param` makes them.
+With several stages, each stage initializes its parameters at the cut. With sharded data parallelism or one stage, it
+happens one module at a time when the model is wrapped. The values depend only on torch's seed on rank 0 and on names,
+not on the cut or the sharding. `torch.sagemaker.delayed_param` computes them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ log = logging.getLogger("smddp.modelparallel")
 
 @contextlib.contextmanager
 def creation() -> Iterator[None]:
-    """Parameters of modules made inside go to the meta device as they are registered. Buffers are real."""
+    """Move parameters of modules created inside to the meta device at registration. Buffers are real."""
 
     def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:
             return None
         before = module._parameters.get(name)
         if before is not None and before.is_meta:
-            return None  # what takes a parameter's place has been loaded
+            return None  # a loaded value has replaced the parameter
         return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
-    # torch takes what the hook returns, if it is not None, for the parameter.
+    # torch registers the result of the hook, unless it is None, as the parameter.
     hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
     try:
         yield
@@ -45,12 +45,12 @@ def creation() -> Iterator[None]:
 
 
 def pending(module: nn.Module) -> bool:
-    """Whether parameters of it have no values yet."""
+    """Return True if parameters of the module have no values yet."""
     return any(parameter.is_meta for parameter in module.parameters())
 
 
 def agreed_seed(module: nn.Module, asked: bool) -> int:
-    """What the values follow from: torch's seed on rank 0. Collective where parameters have no values yet.
+    """Return the seed of the initial values: torch's seed on rank 0. Collective if parameters have no values yet.
 
     Args:
         asked: whether the key ``delayed_parameter_initialization`` is set.
@@ -81,7 +81,7 @@ def _device() -> torch.device:
 
 
 def everywhere(module: nn.Module, seed: int) -> None:
-    """Give all parameters their values, of which a rank keeps its piece where they are sharded."""
+    """Initialize all parameters; with sharding a rank keeps only its piece."""
     if pending(module):
         before = dict(module.named_parameters(remove_duplicate=False))
         initer = _initer(module, seed)
@@ -93,7 +93,7 @@ def everywhere(module: nn.Module, seed: int) -> None:
 
 
 def here(module: nn.Module, seed: int, own: set[int]) -> None:
-    """Give the parameters whose ids are in ``own`` their values, in place: optimizers and scripts hold them."""
+    """Initialize the parameters whose ids are in ``own`` in place, as optimizers and scripts hold them."""
     if not pending(module):
         return
     initer = _initer(module, seed)
@@ -115,7 +115,7 @@ def here(module: nn.Module, seed: int, own: set[int]) -> None:
 
 
 def leave(parameters: Iterable[nn.Parameter]) -> None:
-    """Have parameters of other stages be empty where the others are, and not on meta: some models ask them where."""
+    """Replace meta parameters of other stages by empty ones on the device of the others; some models read it."""
     device = None
     for parameter in parameters:
         if parameter.is_meta:
@@ -125,6 +125,6 @@ def leave(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def form_of(parameter: nn.Parameter) -> Form:
-    """The form of a parameter as it is on its stage."""
+    """Return the form of a parameter on its stage."""
     form = Form.of(parameter)
     return replace(form, device=_device().type) if parameter.is_meta else form

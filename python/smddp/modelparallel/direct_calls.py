@@ -1,4 +1,4 @@
-"""Calls of a model outside of a step, as scripts with tensor parallelism alone make them: one stage, no microbatches.
+"""Calls of a model outside of a step, for scripts with only tensor parallelism: one stage, no microbatches.
 
 ``loss.backward()`` averages the gradients over the replicas at its end, as DDP does. Where the ranks of a tensor group
 read different batches, the forward pass computes all of them, and each rank receives the outputs of its part.
@@ -65,7 +65,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _outputs(found: Any, share: together.Share, ranks: Ranks) -> Any:
-    """This rank's samples of the outputs, whose gradients all ranks of the tensor group receive."""
+    """Return this rank's samples of the outputs, whose gradients all ranks of the tensor group receive."""
     tensors: list[torch.Tensor] = []
     microbatching.each(found, lambda leaf, _: tensors.append(leaf) if _trained(leaf) else None, "")
     if not tensors:
@@ -79,7 +79,7 @@ def _trained(leaf: Any) -> bool:
 
 
 class _Input(torch.autograd.Function):
-    """The tensor of all ranks in place of this rank's, which receives the gradient of this rank's loss."""
+    """Replaces this rank's tensor by that of all ranks. Backward: the gradient of this rank's loss."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, whole: torch.Tensor, counts: dict[int, list[int]], ranks: Ranks) -> Any:
@@ -165,5 +165,5 @@ class Averaging:
         if self._replicas is None or number == self._pass:
             return
         self._pass = number
-        self._replicas.begin(owed=False)
+        self._replicas.begin(outcome_pending=False)
         torch.autograd.Variable._execution_engine.queue_callback(self._replicas.end)

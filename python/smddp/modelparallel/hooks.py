@@ -24,9 +24,9 @@ class Hooks:
         self._after_step: OrderedDict[int, _Hook] = OrderedDict()
 
     def register_post_partition_hook(self, hook: _Hook) -> RemovableHandle:
-        """Have ``hook(model, optimizer)`` called once the model is cut, or now if it is.
+        """Call ``hook(model, optimizer)`` after the cut of the model, or now if it is already cut.
 
-        Returns a handle whose ``remove()`` takes the hook back.
+        Returns a handle whose ``remove()`` unregisters the hook.
         """
         if not self.partitioned:
             return _registered(self._after_cut, hook)
@@ -34,9 +34,9 @@ class Hooks:
         return RemovableHandle(OrderedDict())
 
     def register_post_step_hook(self, hook: _Hook) -> RemovableHandle:
-        """Have ``hook(model, optimizer)`` called after the next step, once: transformers loads the optimizer in it.
+        """Call ``hook(model, optimizer)`` once after the next step; transformers loads the optimizer in it.
 
-        Returns a handle whose ``remove()`` takes the hook back.
+        Returns a handle whose ``remove()`` unregisters the hook.
         """
         return _registered(self._after_step, hook)
 

@@ -11,7 +11,7 @@ from smddp.smp import v1_keys as configuration
 
 
 def is_initialized() -> bool:
-    """Whether `init` has run."""
+    """Return True after `init`."""
     return state.initialized
 
 
@@ -22,12 +22,12 @@ def init(config: dict[str, Any] | None = None) -> None:
     "smddp", from the environment of torchrun or mpirun.
 
     Args:
-        config: the keys of `smddp.smp.v1_keys.Config`. The launcher's SM_HP_MP_PARAMETERS wins over it.
+        config: the keys of `smddp.smp.v1_keys.Config`. The launcher's SM_HP_MP_PARAMETERS overrides it.
 
     Raises:
-        TypeError, ValueError: a key or value that is wrong, degrees that do not fit the world, or ranks that were
+        TypeError, ValueError: an invalid key or value, degrees that do not fit the world, or ranks that were
             given different configurations.
-        NotImplementedError: a key that asks for what is not there.
+        NotImplementedError: a key for an unsupported feature.
         RuntimeError: no process group and no launcher's environment; or a second call with another configuration.
     """
     values = configuration.read(config)

@@ -39,12 +39,12 @@ class DistributedModel(Answers, Hooks, nn.Module):
     Every process makes the whole model; stage 0 of the first replica gives the values. The first step cuts it.
 
     Args:
-        trace_execution_times: cut by the seconds that modules take; by default all runs are cut alike.
+        trace_execution_times: cut by measured seconds of modules; by default the cut is deterministic.
         average_grads_across_microbatches: the mean of the microbatches' gradients; else their sum.
         bucket_cap_mb: gradients are averaged over replicas in buckets of that size.
         overlapping_allreduce: a bucket is sent while the last microbatch's backward pass still makes others.
         trace_device, backward_passes_per_step, trace_memory_usage, broadcast_buffers,
-        gradient_as_bucket_view: taken for scripts that give them; nothing here depends on them.
+        gradient_as_bucket_view: accepted for compatibility, without effect.
 
     Attributes:
         module: the script's model.
@@ -52,9 +52,9 @@ class DistributedModel(Answers, Hooks, nn.Module):
         gathered: whether `cpu` has gathered the parameters of all ranks.
         where: the stage of each part, by the module's name.
         tracing: whether the step function runs for the costs of the cut.
-        sums: how the gradients of a step are added up.
-        replicas: what this stage shares with its replicas, once the model is cut and if there are several.
-        measured: what the last step did on this stage.
+        sums: gradient sums of a step.
+        replicas: gradient buckets over the replicas of this stage, after the cut; None for one replica.
+        measured: measurements of the last step on this stage.
         sharded: how ranks share the parameters, under the key ``sharded_data_parallel_degree``; else None.
     """
 
@@ -112,7 +112,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         self._seed = delayed.agreed_seed(module, self._cfg.delayed_parameter_initialization)
         if (self._ranks.pp_size == 1 and not shared) or self._ranks.tp_size > 1:
             delayed.everywhere(module, self._seed)
-        self.turn_mail: Mail | None = None
+        self.order_mail: Mail | None = None
         if self._ranks.tp_size > 1:
             from smddp.modelparallel.tensor import cut as of_tensors  # with all of torch.sagemaker's translator
 
@@ -124,9 +124,9 @@ class DistributedModel(Answers, Hooks, nn.Module):
 
             naming.name_layers(self.module)
         alias.add_aliases(self.module)
-        if self._ranks.turn_group is not None:
-            self.turn_mail = Mail(self._ranks.tp_rank, self._ranks.tp_ranks, self._ranks.turn_group)
-            self.turn_mail.changed = self.mail.changed
+        if self._ranks.order_group is not None:
+            self.order_mail = Mail(self._ranks.tp_rank, self._ranks.tp_ranks, self._ranks.order_group)
+            self.order_mail.changed = self.mail.changed
         self._local: set[int] = {id(q) for q in module.parameters()}
         if self._ranks.pp_size > 1:
             state.at_reset(placed_operations.install())
@@ -137,7 +137,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
     # ---- calls ----
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own forward, inside a step; also outside of one if there is one stage, see `outside`."""
+        """Call the model inside a step; with one stage also outside of it, see `direct_calls`."""
         if current.microbatch is not None or self.tracing:
             return self._compute(*args, **kwargs)
         if self._ranks.pp_size > 1:
@@ -162,7 +162,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return self.module(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
-        """Have the backward pass begin at ``tensors``. Inside a step, in place of ``loss.backward()``.
+        """Set ``tensors`` as roots of the backward pass. Inside a step, in place of ``loss.backward()``.
 
         It runs once the step function has returned, so gradients are there after the step.
         """
@@ -187,7 +187,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
             mb.roots.append((tensor, gradient))
 
     def get_module(self) -> nn.Module:
-        """The script's model."""
+        """Return the script's model."""
         return self.module
 
     def cpu(self) -> DistributedModel:
@@ -201,7 +201,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return self if self.gathered else super().cpu()
 
     def to(self, *args: Any, **kwargs: Any) -> DistributedModel:
-        """As torch's; a move from another device to the CPU is `cpu`."""
+        """Move the model as in torch; a move from another device to the CPU calls `cpu`."""
         if cpu_gather.moves_to_cpu(self, *args, **kwargs):
             self.cpu()
         if self.gathered and self.sharded is not None:
@@ -213,25 +213,25 @@ class DistributedModel(Answers, Hooks, nn.Module):
     # ---- what lies here ----
 
     def local_named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """This stage's parameters: before the cut, all."""
+        """Return this stage's parameters; before the cut, all parameters."""
         return ((n, q) for n, q in self.module.named_parameters(*args, **kwargs) if id(q) in self._local)
 
     def local_parameters(self, *args: Any, **kwargs: Any) -> Iterator[nn.Parameter]:
-        """This stage's parameters: before the cut, all."""
+        """Return this stage's parameters; before the cut, all parameters."""
         return (q for _, q in self.local_named_parameters(*args, **kwargs))
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """This stage's modules: its parts, what is in them, and what lies on no stage."""
+        """Return this stage's modules: its parts, their submodules, and modules without a stage."""
         return (
             (n, m) for n, m in self.module.named_modules() if self._stage_of_module(n) in (None, self._ranks.pp_rank)
         )
 
     def local_modules(self) -> Iterator[nn.Module]:
-        """As `local_named_modules`."""
+        """Return the modules of `local_named_modules`."""
         return (module for _, module in self.local_named_modules())
 
     def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """This stage's buffers, and those that lie on no stage."""
+        """Return this stage's buffers, and buffers without a stage."""
         own = {id(module) for module in self.local_modules()}
         for name, module in self.module.named_modules():
             if id(module) in own:
@@ -239,7 +239,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
                     yield f"{name}.{key}" if name else key, buffer
 
     def local_buffers(self) -> Iterator[torch.Tensor]:
-        """As `local_named_buffers`."""
+        """Return the buffers of `local_named_buffers`."""
         return (buffer for _, buffer in self.local_named_buffers())
 
     def _stage_of_module(self, name: str) -> int | None:
@@ -248,13 +248,13 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return self.where.get(name)
 
     def stage_of_parameter(self, name: str) -> int:
-        """The stage of a parameter by its name in the module; 0 before the cut."""
+        """Return the stage of a parameter by its name in the module; 0 before the cut."""
         return self._stage_of.get(id(self.module.get_parameter(name)), 0)
 
     def state_dict(
         self, destination: Any = None, prefix: str = "", keep_vars: bool = False, *, gather_to_rank0: bool = False
     ) -> Any:
-        """The whole model's state, under the names of one process. Collective over the pipeline after the cut.
+        """Return the whole model's state, under the names of one process. Collective over the pipeline after the cut.
 
         ``gather_to_rank0``: only the first rank of a tensor group keeps it, others get nothing.
         Raises ValueError for other values of ``destination``, ``prefix`` and ``keep_vars`` than the defaults.
@@ -264,7 +264,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return {} if gather_to_rank0 and self._ranks.tp_rank else found
 
     def local_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
-        """This stage's part of the state. Raises ValueError as `state_dict` does."""
+        """Return this stage's part of the state. Raises ValueError as `state_dict` does."""
         _refuse("local_state_dict", destination=destination, prefix=prefix, keep_vars=keep_vars)
         return model_state.local(self)
 
@@ -285,7 +285,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         """Decide on stage 0 and cut everywhere. ``run`` calls the step function on the first microbatch."""
         ranks = self._ranks
         box: list[Any] = [None]
-        # One process decides for all replicas.
+        # One process computes the cut for all replicas.
         if ranks.rdp_rank == 0 and ranks.pp_rank == 0:
             try:
                 box = [(self._decide(run), self.costs)]
@@ -319,7 +319,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         return where
 
     def install(self, where: dict[str, int]) -> None:
-        """Cut the model such that modules lie ``where`` they shall."""
+        """Cut the model with the placement ``where``."""
         ranks, cfg = self._ranks, self._cfg
         self.units = partition.units(self.module, cfg.pipeline_parallel_degree, self.costs, cfg.memory_weight)
         made = cutting.Cut(self.module, where, cfg.default_partition)
@@ -343,7 +343,7 @@ class DistributedModel(Answers, Hooks, nn.Module):
         self._call(self._after_cut)
 
     def _shard(self) -> None:
-        """Have ranks share the parameters, in place of a cut: there is one stage."""
+        """Shard the parameters over ranks instead of a cut; there is one stage."""
         cfg = self._cfg
         self.units = partition.units(self.module, 1, {}, cfg.memory_weight)
         self.sharded = Sharded(self.module, cfg, self._ranks, lambda piece, number: self.measured.busy(piece, number))
@@ -358,30 +358,30 @@ class DistributedModel(Answers, Hooks, nn.Module):
     # ---- a step ----
 
     def begin_step(self) -> None:
-        """The model is cut, and the microbatches are about to run."""
+        """Prepare the step, after the cut and before the microbatches run."""
         if self.replicas is not None:
-            self.replicas.begin(owed=self.training and torch.is_grad_enabled())
+            self.replicas.begin(outcome_pending=self.training and torch.is_grad_enabled())
 
     def finish_step(self, gradients: bool) -> None:
-        """After the microbatches: sums over segments and means over replicas."""
+        """Sum gradients over segments and average them over replicas, after the microbatches."""
         if gradients:
             self.sums.end()
         if self.sharded is not None:
             self.sharded.finish(gradients)
         if self.replicas is not None and gradients:
             self.replicas.end()
-        elif self.replicas is not None and self.replicas.owed:
+        elif self.replicas is not None and self.replicas.outcome_pending:
             self.replicas.agree()
         self._call(self._after_step)
 
     def forget_descriptions(self) -> None:
-        """Some stages may have heard what a module returns before the step failed and some not: all hear it again."""
+        """Clear the descriptions: after a failed step only some stages may have received them."""
         for part in self._parts:
             part.known.clear()
 
     def fail_step(self, error: BaseException) -> None:
-        """The step failed in this pipeline."""
-        if self.replicas is not None and self.replicas.owed:
+        """Report a failed step of this pipeline."""
+        if self.replicas is not None and self.replicas.outcome_pending:
             self.replicas.fail(error)
 
 

@@ -1,4 +1,4 @@
-"""The key ``offload_activations``: what checkpointed modules keep for the backward pass waits in host memory.
+"""Key ``offload_activations``: saved tensors of checkpointed modules are offloaded to host memory.
 
 The engine is `torch.sagemaker`'s. A microbatch's forward pass on this stage is one of its passes, each call of a
 checkpointed module a group of tensors that leaves at once and is loaded ``activation_loading_horizon`` groups ahead.
@@ -19,9 +19,9 @@ from smddp.modelparallel.state import state
 
 
 def around(calls: list[Callable[[], Any]], model: nn.Module, horizon: int) -> list[Callable[[], Any]]:
-    """The calls of a step's microbatches, with their forward passes offloaded.
+    """Return the calls of a step's microbatches with offloaded forward passes.
 
-    Raises ValueError where nothing is checkpointed in a model that trains.
+    Raises ValueError if a model in training has no checkpointed module.
     """
     if not any(CHECKPOINTED in module.__dict__ for module in model.modules()):
         if model.training and torch.is_grad_enabled():
@@ -45,7 +45,7 @@ def _forward(call: Callable[[], Any], model: nn.Module, horizon: int) -> Any:
 @contextlib.contextmanager
 def layer(module: nn.Module) -> Iterator[None]:
     """One call of a checkpointed module, for the engine."""
-    # In a backward pass it is computed again, and what it keeps is needed at once.
+    # The recomputation in the backward pass needs its saved tensors at once.
     if state.cfg is None or not state.cfg.offload_activations or torch._C._current_graph_task_id() != -1:
         yield
         return

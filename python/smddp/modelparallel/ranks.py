@@ -1,4 +1,4 @@
-"""Who shares what with whom: the arithmetic of placement, and this process's groups.
+"""Rank placement: its arithmetic, and the groups of this process.
 
 The world is a grid of three letters: P (stages of the pipeline), T (ranks that share layers) and D (copies of the
 model, "reduced data parallel"). A placement is an order of the letters; ranks are counted with the right-most letter
@@ -27,14 +27,14 @@ GROUPS = {"pp": "P", "tp": "T", "rdp": "D", "dp": "DT", "mp": "PT"}
 
 
 def letters(strategy: str) -> str:
-    """The order of D, P and T that a placement strategy stands for."""
+    """Return the order of D, P and T for a placement strategy."""
     return _STRATEGIES.get(strategy, strategy)
 
 
 def place(size: int, strategy: str, pipeline: int, tensor: int = 1) -> dict[str, list[list[int]]]:
-    """All groups of ``size`` ranks, by name ("pp", "tp", "rdp", "dp", "mp"): lists of ranks that cover the world.
+    """Return all groups of ``size`` ranks by name ("pp", "tp", "rdp", "dp", "mp"): lists of ranks that cover the world.
 
-    Raises ValueError where the degrees do not divide the world.
+    Raises ValueError if the degrees do not divide the world size.
     """
     if size % (pipeline * tensor):
         raise ValueError(
@@ -55,20 +55,20 @@ def place(size: int, strategy: str, pipeline: int, tensor: int = 1) -> dict[str,
 
 
 def mine(groups: dict[str, list[list[int]]], name: str, rank: int) -> list[int]:
-    """The ranks of the group ``name`` that ``rank`` is in."""
+    """Return the ranks of the group ``name`` that contains ``rank``."""
     return next(members for members in groups[name] if rank in members)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place, as plain numbers, and its groups.
+    """Ranks and groups of this process.
 
     Attributes:
         pp_ranks: the global ranks of this pipeline, in order of their stage.
         mail_group: a second group of the same ranks, for messages between stages: they never wait for a collective.
         object_group: a second group of all ranks, for the objects that a script sends.
         tp_ranks: the global ranks of this tensor group.
-        turn_group: a second group of the tensor group's ranks, for messages beside collectives; None without stages.
+        order_group: second group of the tensor group's ranks, for messages about their order; None without stages.
     """
 
     rank: int
@@ -94,11 +94,11 @@ class Ranks:
     mail_group: dist.ProcessGroup
     object_group: dist.ProcessGroup
     tp_ranks: list[int] = field(default_factory=list)
-    turn_group: dist.ProcessGroup | None = None
+    order_group: dist.ProcessGroup | None = None
 
 
 def make(config: Config) -> Ranks:
-    """This process's ranks and groups, and a default group where there is none. Collective.
+    """Create this process's ranks and groups, and a default group if missing. Collective.
 
     Raises:
         ValueError: degrees that do not fit the world, replicas without ``ddp``, or ranks with different configurations.
@@ -136,12 +136,12 @@ def make(config: Config) -> Ranks:
     values |= {"pp_ranks": mine(groups, "pp", rank), "mail_group": mail_group, "object_group": object_group}
     values["tp_ranks"] = mine(groups, "tp", rank)
     if config.tensor_parallel_degree > 1 and config.pipeline_parallel_degree > 1:
-        values["turn_group"] = dist.new_subgroups_by_enumeration(groups["tp"])[0]
+        values["order_group"] = dist.new_subgroups_by_enumeration(groups["tp"])[0]
     return Ranks(rank, size, local_rank, local_size, **values)
 
 
 def _local(hosts: list[str], rank: int) -> tuple[int, int]:
-    """(rank on this machine, ranks on it), as the launcher says, else by the hosts' names."""
+    """(rank on this machine, ranks on it), from the launcher, else from host names."""
     for of_rank, of_size in (
         ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),

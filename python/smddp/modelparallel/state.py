@@ -1,4 +1,4 @@
-"""`smp.state`: what `init` has set up and what the script has wrapped since. One object for the life of the process."""
+"""`smp.state`: ranks, groups, and the wrapped model and optimizer. One object per process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class ModuleManager:
-    """What transformers asks for when it saves a model: nothing, as modules keep their names and shapes."""
+    """Interface that transformers needs to save a model; empty, as modules keep their names and shapes."""
 
     def __init__(self) -> None:
         self.translate_functions: list[Any] = []
 
 
 class State:
-    """Where this process stands, and the one model and one optimizer of the script.
+    """Ranks, model and optimizer of this process.
 
     Attributes:
         cfg: the configuration; None before `init`.
@@ -37,26 +37,26 @@ class State:
 
     @property
     def initialized(self) -> bool:
-        """Whether `init` has run."""
+        """Return True after `init`."""
         return self.cfg is not None
 
     @property
     def script_optimizer(self) -> Any:
-        """The optimizer that the script holds: what `smp.DistributedOptimizer()` returned."""
+        """Optimizer object of the script, returned by `smp.DistributedOptimizer()`."""
         return None if self.optimizer is None else self.optimizer.script
 
     def made(self, what: str) -> tuple[Config, Ranks]:
-        """The configuration and the ranks; RuntimeError names ``what`` before `init`."""
+        """Return the configuration and the ranks. Raises RuntimeError with ``what`` before `init`."""
         if self.cfg is None or self.ranks is None:
             raise RuntimeError(f"smp.{what} needs smp.init() first")
         return self.cfg, self.ranks
 
     def at_reset(self, undo: Any) -> None:
-        """Have ``undo()`` called by the next `reset`, the last one first."""
+        """Register ``undo()`` for the next `reset`, which runs the last one first."""
         self._at_reset.append(undo)
 
     def reset(self) -> None:
-        """Forget everything and undo what `init` changed in torch. Process groups stay until torch destroys them."""
+        """Clear the state and undo the changes of `init` in torch. Process groups remain until torch destroys them."""
         while self._at_reset:
             self._at_reset.pop()()
         self.cfg = self.ranks = self.model = self.optimizer = None

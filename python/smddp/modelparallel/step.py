@@ -30,7 +30,7 @@ log = logging.getLogger("smddp.modelparallel")
 
 
 def is_tracing() -> bool:
-    """Whether this is the run of the step function that gives the costs for the cut."""
+    """Return True during the run of the step function that measures costs for the cut."""
     return state.model is not None and state.model.tracing
 
 
@@ -42,7 +42,7 @@ def step(
 ) -> Any:
     """Decorator: split the arguments into microbatches, run the function on each, and return their results together.
 
-    All stages of a pipeline call it. The tensors are those of its first stage: other stages may give any.
+    All stages of a pipeline call it. Tensors of the first stage are used; those of other stages are ignored.
 
     Args:
         non_split_inputs: names of arguments that every microbatch gets whole.
@@ -94,7 +94,7 @@ def _decorate(function: Callable[..., Any], options: tuple[frozenset[str], dict[
 
 
 def _inputs(arguments: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
-    """The arguments by name, those of ``**kwargs`` too."""
+    """Return the arguments by name, including ``**kwargs``."""
     found: dict[str, Any] = {}
     for name, value in arguments.items():
         if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
@@ -105,7 +105,7 @@ def _inputs(arguments: dict[str, Any], signature: inspect.Signature) -> dict[str
 
 
 def _axes(inputs: dict[str, Any], options: tuple[frozenset[str], dict[str, Any]]) -> dict[str, int]:
-    """The axis along which each tensor is split, by its name."""
+    """Return the split axis of each tensor, by its name."""
     found: dict[str, int] = {}
     for name, value in inputs.items():
         if name not in options[0] and not isinstance(value, torch.nn.Module):
@@ -116,7 +116,7 @@ def _axes(inputs: dict[str, Any], options: tuple[frozenset[str], dict[str, Any]]
 def _of_first_stage(
     inputs: dict[str, Any], ranks: Any, axes: Callable[[], dict[str, int]]
 ) -> tuple[dict[str, Any], int, together.Share]:
-    """The arguments with the first stage's tensors, and that one's seed for the step. Collective over the pipeline.
+    """Return the arguments with the first stage's tensors and seed. Collective over the pipeline.
 
     With tensor parallelism they are those of the whole tensor group of the first stage.
     """
@@ -147,10 +147,10 @@ def _of_first_stage(
     if ranks.pp_size == 1:
         return microbatching.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
     odd = sorted(given.keys() - mine.keys())
-    # All hear of it: otherwise those that fit would wait for those that do not.
-    everybody: list[Any] = [None] * ranks.pp_size
-    dist.all_gather_object(everybody, odd, group=ranks.pp_group)
-    for stage, lacking in enumerate(everybody):
+    # Every stage receives the mismatch and raises; a valid stage would otherwise wait for an invalid one.
+    missing: list[Any] = [None] * ranks.pp_size
+    dist.all_gather_object(missing, odd, group=ranks.pp_group)
+    for stage, lacking in enumerate(missing):
         if lacking:
             raise ValueError(
                 f"step: stage {stage} has no argument for {together.plain(lacking[0])}, which stage 0 gives: every "
@@ -201,15 +201,15 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     assert cfg.active_microbatches is not None  # as the configuration fills it in
     plan = Plan(cfg.pipeline, cfg.active_microbatches, ranks.pp_rank)
     if model.sharded is not None:
-        # One stage has nothing to fill with others' work: each microbatch goes forward and back before the next.
+        # One stage has no bubble to fill: each microbatch runs forward and backward before the next.
         plan = Plan("interleaved", 1, 0)
     model.measured = Measured()
     divisor = len(calls) if model.average_grads_across_microbatches else 1
     mail, turns, deadline = model.mail, None, _deadline(model.mail.group)
     mails = [mail]
-    if model.turn_mail is not None:
-        turns = Turns(model.turn_mail)
-        mails.append(model.turn_mail)
+    if model.order_mail is not None:
+        turns = Turns(model.order_mail)
+        mails.append(model.order_mail)
     for each in mails:
         each.open(deadline)
     runner = Runner(ranks.pp_rank, ranks.pp_size, mail, plan, model.sums, model.measured, deadline, divisor, turns)
@@ -219,10 +219,10 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     finally:
         torch.default_generator.set_state(before)
         for each in mails:
-            each.close(lambda: runner.told)
+            each.close(lambda: runner.failure_sent)
         if runner.failure is not None:
             model.forget_descriptions()
-    if runner.failure is not None:  # it came after this stage was done
+    if runner.failure is not None:  # it arrived after this stage was done
         raise runner.failure.error(ranks.pp_rank)
     for each in mails:
         if each.broken is not None:
@@ -232,7 +232,7 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
 
 
 def _deadline(group: dist.ProcessGroup) -> float:
-    """How long a message may take: as long as the group waits."""
+    """Return the limit of a message, in seconds: the timeout of the group."""
     try:
         limit = group._get_backend(torch.device("cpu")).options._timeout
     except (AttributeError, RuntimeError):
@@ -241,7 +241,7 @@ def _deadline(group: dist.ProcessGroup) -> float:
 
 
 def _environment() -> Callable[[], Any]:
-    """What a microbatch's thread takes over from the thread that called the step."""
+    """Return a context that copies the caller's thread-local state to a microbatch's thread."""
     gradients = torch.is_grad_enabled()
     inference = torch.is_inference_mode_enabled()
     modes = list(torch.overrides._get_current_function_mode_stack())

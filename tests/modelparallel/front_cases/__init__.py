@@ -1,1 +1,1 @@
-"""What the ranks of `tests/modelparallel/test_front_cases.py` run."""
+"""Cases for the ranks of `tests/modelparallel/test_front_cases.py`."""

@@ -1,6 +1,6 @@
-"""A model that is cut by hand: what the optimizer and checkpoints ask of `DistributedModel`, without a pipeline.
+"""Model with a manual cut: the interface of `DistributedModel` for the optimizer and checkpoints, without a pipeline.
 
-So what they promise is tested for any cut, whether or not a pipeline would choose it.
+So they are tested for any cut, including cuts that a pipeline would not choose.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 @contextlib.contextmanager
 def job(**config) -> Iterator:
-    """`smp.init` with these keys; forgotten afterwards."""
+    """Call `smp.init` with these keys, and reset it afterwards."""
     initialize.init(config)
     try:
         yield state.ranks
@@ -26,7 +26,7 @@ def job(**config) -> Iterator:
 
 
 class Net(nn.Module):
-    """Four layers, the first and last of which share a weight; a buffer of its own, and one in a norm."""
+    """Four layers, with a weight shared by the first and last; one direct buffer, and one in a norm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ OTHERWISE = {"first": 1, "middle.0": 0, "middle.1": 0, "middle.2": 0, "last": 1}
 
 
 class HandCut:
-    """Stands for DistributedModel: `cut` does what the first step would."""
+    """Replacement of DistributedModel: `cut` acts as the first step."""
 
     def __init__(self, module: nn.Module, where: dict[str, int]) -> None:
         self.module, self.partitioned, self.where, self.hooks = module, False, {}, []

@@ -72,7 +72,7 @@ def case_whole_files_are_plain_torch(directory):
                 again.cut()
             assert_same(again.state_dict(), values, exact=True)
             assert_same(after.state_dict(), whole, exact=True)
-        # What transformers writes: safetensors, which leave out a shared weight's second name.
+        # transformers writes safetensors, which omit the second name of a shared weight.
         if state.ranks.rank == 0:
             from safetensors.torch import save_file
 
@@ -83,7 +83,7 @@ def case_whole_files_are_plain_torch(directory):
         assert_same(dict(again.state_dict()), dict(values), exact=True)
 
 
-def case_old_partial_checkpoints_go_and_what_lacks_is_named(directory):
+def case_old_partial_checkpoints_are_deleted_and_missing_files_are_named(directory):
     with job(partitions=2, ddp=True):
         model, _ = cut_model(OTHERWISE)
         with pytest.raises(RuntimeError, match="the first step cuts the model"):

@@ -1,4 +1,4 @@
-"""Parameters that get their values where they lie: the same ones however the model is cut or sharded."""
+"""Delayed initialization: equal values under every cut and sharding."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def case_values_are_the_same_under_every_cut(directory):
             finally:
                 dtensor_shards.put = real
             torch.testing.assert_close(dict(values), dict(before), rtol=0, atol=0)
-            # Of what lies elsewhere nothing was made.
+            # Parameters of other stages were not created.
             own = sum(getattr(q, "to_local", lambda q=q: q)().numel() for q in model.local_parameters())
             assert (
                 sum(made) == own == sum(getattr(q, "to_local", lambda q=q: q)().numel() for q in model.parameters())
@@ -93,7 +93,7 @@ def case_values_are_the_same_under_every_cut(directory):
             torch.testing.assert_close(dict(model.state_dict()), dict(after), rtol=1e-3, atol=1e-4)
 
 
-def case_what_is_loaded_before_the_cut_comes_after_the_values(directory):
+def case_state_loaded_before_the_cut_replaces_initial_values(directory):
     losses, _, _ = pipelines.one_process(range(4))
     with job(ddp=True, partitions=2, microbatches=2):
         model, optimizer = pipelines.wrapped()
@@ -127,7 +127,7 @@ class Rooted(nn.Module):
         return x
 
 
-def case_a_root_s_parameter_and_what_cannot_be_initialised(directory):
+def case_root_parameters_are_initialized_and_unsupported_modules_are_refused(directory):
     @smp.step
     def step(model, x):
         loss = model(x).square().sum()
@@ -161,5 +161,5 @@ def case_a_root_s_parameter_and_what_cannot_be_initialised(directory):
             smp.DistributedModel(module)
         with smp.delay_param_initialization():
             given.weight = nn.Parameter(torch.ones(2, 2))
-        # What takes a parameter's place is a value that was loaded.
+        # A loaded value replaces the parameter.
         assert given.bias.is_meta and given.weight.sum() == 4

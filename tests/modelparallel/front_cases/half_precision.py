@@ -58,7 +58,7 @@ def case_masters_train_as_float32_does_but_for_rounding(directory):
     assert found["half"][-1] < 0.9 * found["half"][0]
 
 
-def case_a_step_that_is_not_finite_is_left_out_on_all_stages(directory):
+def case_a_nonfinite_step_is_skipped_on_all_stages(directory):
     with job(partitions=4, microbatches=2, fp16=True):
         model, optimizer = wrapped(
             dynamic_loss_scale=True, dynamic_loss_args={"init_scale": 2.0**40, "scale_window": 2}
@@ -98,7 +98,7 @@ def case_masters_and_scale_resume_under_another_cut(directory):
             assert optimizer.loss_scale == 256.0
 
 
-def case_a_transformers_model_gets_float16_and_gives_float32(directory):
+def case_a_transformers_model_takes_float16_and_returns_float32(directory):
     from front_cases import pipelines
 
     losses, norms, _ = pipelines.one_process(range(2))

@@ -1,4 +1,4 @@
-"""The key `offload_activations`: what checkpointed modules keep waits in host memory, and changes no gradient."""
+"""The key `offload_activations`: saved tensors are offloaded to host memory, and gradients do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 
 def layers():
     torch.manual_seed(0)
-    # Their inputs are 2 KiB for each microbatch: less than 1 KiB is not worth the way.
+    # Their inputs are 2 KiB for each microbatch: tensors below 1 KiB are not offloaded.
     return nn.Sequential(*[nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64)) for _ in range(8)])
 
 

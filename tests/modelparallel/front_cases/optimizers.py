@@ -1,4 +1,4 @@
-"""The optimizer over a stage's parameters: what it does is what the same optimizer does in one process."""
+"""The optimizer over a stage's parameters: it equals the same optimizer in one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def groups(module):
 
 
 def steps(module, optimizer, numbers, max_norm=0.5):
-    """One process' way: gradients, clipping, step."""
+    """Steps in one process: gradients, clipping, step."""
     norms = []
     for number in numbers:
         give(module, one_process_gradients(number))
@@ -50,7 +50,7 @@ def cut_model(where, optimizer_class=torch.optim.AdamW, **options):
 
 
 def assert_same(found, expected, exact=False):
-    """Whole states: equal, or as near as one rounding of the norm leaves them."""
+    """Compare whole states: equal up to one rounding of the norm."""
     torch.testing.assert_close(found, expected, rtol=0 if exact else 1e-6, atol=0 if exact else 1e-7)
 
 

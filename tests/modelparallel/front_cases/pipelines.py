@@ -146,7 +146,7 @@ def case_a_cut_is_kept_in_a_file_and_read_again(directory):
         assert model.stage_of_parameter("transformer.h.1.attn.c_attn.weight") == 3
     with job(partitions=2, microbatches=4, partition_file=file, load_partition=True, ddp=True):
         model, optimizer = wrapped()
-        with pytest.raises(ValueError, match=r"has '.*' on stage [23]; there are 0 to 1"):
+        with pytest.raises(ValueError, match=r"has '.*' on stage [23]; expected 0 to 1"):
             train(model, optimizer, range(1))
 
 
@@ -164,15 +164,15 @@ def case_a_step_is_drawn_as_planned_and_as_measured(directory):
             with open(f"{directory}/step.json") as file:
                 bars = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
             for stage in range(4):
-                for lane in (0, 1):  # the plan, what was measured
-                    own = sorted((bar for bar in bars if (bar["pid"], bar["tid"]) == (stage, lane)), key=starts)
+                for track in (0, 1):  # the plan, what was measured
+                    own = sorted((bar for bar in bars if (bar["pid"], bar["tid"]) == (stage, track)), key=starts)
                     for piece in ("forward", "backward"):
                         numbers = {bar["args"]["microbatch"] for bar in own if bar["name"].startswith(piece)}
-                        assert numbers == {0, 1, 2, 3}, (stage, lane, piece)
+                        assert numbers == {0, 1, 2, 3}, (stage, track, piece)
                     assert all(one["ts"] + one["dur"] <= other["ts"] + 1e-3 for one, other in pairwise(own))
             root = ElementTree.parse(f"{directory}/step.svg").getroot()
             labels = [element.text for element in root if element.tag.endswith("text")]
-            assert {f"stage {stage}, {lane}" for stage in range(4) for lane in ("plan", "measured")} <= set(labels)
+            assert {f"stage {stage}, {track}" for stage in range(4) for track in ("plan", "measured")} <= set(labels)
 
 
 def starts(bar):

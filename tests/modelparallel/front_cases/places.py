@@ -1,4 +1,4 @@
-"""Where processes stand, and the objects that they send each other."""
+"""Ranks and groups of processes, and objects sent between them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def case_groups_hold_the_ranks_that_placement_says(directory):
             assert places.get_world_process_group() is dist.group.WORLD
 
 
-def case_init_says_what_is_wrong_on_every_rank(directory):
+def case_init_reports_errors_on_every_rank(directory):
     with pytest.raises(ValueError, match="4 ranks hold 2 replicas of the model, and 'ddp' is False"):
         initialize.init({"partitions": 2})
     with pytest.raises(ValueError, match="4 ranks do not fill 'pipeline_parallel_degree'=3"):
@@ -42,7 +42,7 @@ def case_init_says_what_is_wrong_on_every_rank(directory):
         places.rank()
 
 
-def case_objects_reach_whom_they_are_sent_to(directory):
+def case_objects_reach_their_destination_ranks(directory):
     with job(partitions=2, ddp=True, placement_strategy="spread") as ranks:
         if ranks.rank == 0:
             objects.send({"to": 3}, 3)
@@ -53,7 +53,7 @@ def case_objects_reach_whom_they_are_sent_to(directory):
                 assert objects.recv_from(0) == {"to": 3}
                 assert objects.recv_from(0, RankType.WORLD_RANK) == ["second"]
             assert objects.recv_from(0) == "all"
-        # Stage 0 of each pipeline tells its own stage 1.
+        # Stage 0 of each pipeline sends to its stage 1.
         if ranks.pp_rank == 0:
             objects.broadcast(ranks.rank, CommGroup.PP_GROUP)
         else:
@@ -69,7 +69,7 @@ def case_objects_reach_whom_they_are_sent_to(directory):
             objects.barrier(dist.group.WORLD)
 
 
-def case_reset_forgets_and_gives_torch_its_norm_back(directory):
+def case_reset_clears_state_and_restores_torch_clip_grad_norm(directory):
     import torch.nn.utils.clip_grad as of_torch
 
     before = of_torch._get_total_norm

@@ -72,7 +72,7 @@ def case_partial_files_have_the_names_of_every_published_generation(directory):
             smp.barrier()
 
 
-def case_what_save_saved_is_loaded_and_a_warning_names_files_that_run_code(directory):
+def case_saved_files_load_and_unsafe_pickles_are_warned_about(directory):
     records: list[str] = []
 
     class Handler(logging.Handler):
@@ -144,7 +144,7 @@ def case_whole_checkpoints_load_the_optimizer_of_their_own_save_alone(directory)
         assert_same(optimizer.state_dict(), before)
 
 
-def case_the_user_s_content_is_where_the_documentation_has_it(directory):
+def case_user_content_has_the_documented_location(directory):
     with job(ddp=True):
         trained(0.0)
         for number in range(2):

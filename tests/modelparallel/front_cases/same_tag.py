@@ -1,4 +1,4 @@
-"""Checkpoints saved over older ones of the same tag: what loads is one save, the older or the newer."""
+"""Checkpoints saved over older ones of the same tag: one complete save loads, the older or the newer."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _killed_in_rename():
 
 
 def case_a_save_that_ends_early_leaves_the_older_or_the_newer_checkpoint(directory):
-    """The save after it is whole, and removes what was left."""
+    """The next save is complete, and removes leftover files."""
     points = {"written": (1, 1), "listed": (2, 2), "half renamed": (None, 2), "renamed": (3, 2)}
     for (point, (exchanges, number)), partial in itertools.product(points.items(), (True, False)):
         where = f"{directory}/{point}{partial}"

@@ -1,4 +1,4 @@
-"""A user's script, in ranks that are there already."""
+"""User script in existing ranks."""
 
 from __future__ import annotations
 

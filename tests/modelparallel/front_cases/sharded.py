@@ -145,7 +145,7 @@ def case_half_precision_has_float32_masters(directory):
         assert after.loss_scale == 2.0**39
 
 
-def case_what_contradicts_sharding_is_said(directory):
+def case_settings_that_contradict_sharding_are_errors(directory):
     for keys, text in (
         ({"sharded_data_parallel_degree": 3}, r"=3 does not divide the 4 .* these do: 1, 2, 4"),
         ({"partitions": 2}, "needs 'pipeline_parallel_degree' 1, got 2"),
@@ -204,7 +204,7 @@ def case_fused_optimizers_step_shards_as_whole_tensors(directory):
             assert_same(optimizer.state_dict(), whole, exact=True)
 
 
-def case_a_scaler_s_verdict_is_that_of_all_shards(directory):
+def case_a_scaler_decides_over_all_shards(directory):
     with job(**TWO_BY_TWO):
         model, optimizer = wrapped()
         scaler = smp.amp.GradScaler("cpu", init_scale=4.0)

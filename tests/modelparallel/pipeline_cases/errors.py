@@ -1,4 +1,4 @@
-"""Every error, provoked: on all ranks within seconds, with microbatch, stage and module, and nothing hangs after it."""
+"""Error reporting: on all ranks within seconds, with microbatch, stage and module, and without a later hang."""
 
 import threading
 import time
@@ -48,12 +48,12 @@ def case_a_failing_module_ends_all_stages_within_a_second_with_one_cause():
 
         return Model
 
-    # Microbatches may pass each other on the way: which is the third there is not said.
-    told = ("microbatch ", ", stage 1, module b: ZeroDivisionError: on purpose")
-    # What a process's first step loads is not what is measured.
-    provoke(failing(), square, *told)
-    provoke(failing(), square, *told, seconds=1.0)
-    # A ValueError stays one, also where it is raised between modules on all stages.
+    # The order of microbatches on the stage varies, so the third one is not fixed.
+    expected = ("microbatch ", ", stage 1, module b: ZeroDivisionError: on purpose")
+    # The first step of a process also loads modules, so it is not measured.
+    provoke(failing(), square, *expected)
+    provoke(failing(), square, *expected, seconds=1.0)
+    # A ValueError keeps its type, also where it is raised between modules on all stages.
 
     def wrong(model, x):
         raise ValueError("nothing fits")
@@ -103,7 +103,7 @@ def case_after_a_failed_step_the_next_one_goes_through():
         both.run()
 
 
-def case_a_step_that_depends_on_the_rank_is_told_with_both_lines():
+def case_a_rank_dependent_step_is_reported_with_both_lines():
     def parted(model, x):
         loss = model(x).pow(2).mean()
         if state.ranks.pp_rank == 0:
@@ -131,7 +131,7 @@ def case_a_step_that_depends_on_the_rank_is_told_with_both_lines():
     provoke(Two, reading, "different programs", "item at ", "errors.py:")
 
 
-def case_backward_and_calls_outside_of_a_step_say_where_they_belong():
+def case_backward_and_calls_outside_a_step_are_errors():
     def plain(model, x):
         loss = model(x).pow(2).mean()
         loss.backward()
@@ -148,7 +148,7 @@ def case_backward_and_calls_outside_of_a_step_say_where_they_belong():
         try:
             both.module(both.data[0])
         except RuntimeError as error:
-            assert "module a lies on stage 0" in str(error) and "@smp.step" in str(error), error
+            assert "module a is on stage 0" in str(error) and "@smp.step" in str(error), error
         else:
             raise AssertionError("the module was called outside of a step")
         try:
@@ -214,7 +214,7 @@ def case_a_parameter_used_outside_of_its_module_is_named():
     provoke(Reaches, square, "microbatch ", "parameter ", " is used outside of its module")
 
 
-def case_checkpointing_over_two_stages_says_what_to_use():
+def case_checkpointing_over_two_stages_suggests_the_fix():
     class Model(Two):
         def forward(self, x):
             return torch.utils.checkpoint.checkpoint(lambda y: self.b(F.relu(self.a(y))), x, use_reentrant=False)
@@ -222,7 +222,7 @@ def case_checkpointing_over_two_stages_says_what_to_use():
     provoke(Model, square, "microbatch ", "smp.set_activation_checkpointing")
 
 
-def case_a_tensor_of_a_stage_written_into_a_plain_one_says_what_to_use():
+def case_writing_a_placed_tensor_into_a_plain_one_suggests_the_fix():
     def writes(model, x):
         out = torch.zeros(4, SIZE)
         out[:2] = model(x)
@@ -273,7 +273,7 @@ def case_a_tracing_that_fails_ends_all_ranks():
     provoke(Fails, square, "tracing of the model", "KeyError: 'no such thing'", place=None)
 
 
-def case_backward_without_a_graph_is_said():
+def case_backward_without_a_graph_is_an_error():
     def nothing(model, x):
         with torch.no_grad():
             loss = model(x).sum()

@@ -69,7 +69,7 @@ def case_between_neighbours_one_tensor_passes_forward_and_one_back():
         mail, stage = both.model.mail, state.ranks.pp_rank
         mail.tensors.clear()
         both.run()
-        # Besides, the last stage tells each other the loss.
+        # The last stage also sends the loss to each other stage.
         wanted = {}
         if stage < 3:
             wanted[stage + 1] = 4

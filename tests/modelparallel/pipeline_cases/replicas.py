@@ -1,4 +1,4 @@
-"""Two replicas of two stages: means of gradients under way during the backward pass, and failures that all hear of."""
+"""Two replicas of two stages: gradient averaging during the backward pass, and failures reported to all."""
 
 import time
 
@@ -56,7 +56,7 @@ def case_a_parameter_that_backward_reaches_several_times_is_sent_when_it_is_comp
             self.inner, self.outer = nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)
 
         def forward(self, x):
-            # Each of these has a backward pass of its own, inside the segment's.
+            # Each of these runs a separate backward pass inside the segment's.
             x = checkpoint(self.inner, self.outer(x), use_reentrant=True)
             return checkpoint(self.inner, x, use_reentrant=True)
 
@@ -71,7 +71,7 @@ def case_a_parameter_that_backward_reaches_several_times_is_sent_when_it_is_comp
     assert all(torch.equal(gradient, late[name]) for name, gradient in early.items())
 
 
-def case_what_only_one_replica_uses_counts_as_zero_on_the_other():
+def case_a_gradient_missing_on_one_replica_counts_as_zero():
     class Sometimes(Two):
         def __init__(self):
             super().__init__()
@@ -128,7 +128,7 @@ def case_a_step_that_fails_in_one_pipeline_fails_in_all_and_the_next_goes_throug
             for q in both.module.parameters():
                 q.grad = None
             both.run()
-        # What the script gives does not fit, in one pipeline.
+        # The arguments of the script are invalid in one pipeline.
         both.data = tuple(x[: 4 - state.ranks.rdp_rank] for x in both.data)
         try:
             both.run()
@@ -167,7 +167,7 @@ def case_a_gradient_that_comes_after_its_bucket_is_an_error():
     parameter = nn.Parameter(torch.zeros(4))
     replicas = Replicas([parameter], dist.group.WORLD, 1, True)
     for times in (1, 2):
-        replicas.begin(owed=True)
+        replicas.begin(outcome_pending=True)
         parameter.grad = None
         try:
             with replicas.watching([parameter]):

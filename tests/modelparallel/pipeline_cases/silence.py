@@ -1,4 +1,4 @@
-"""Stages that say nothing: one that is stopped or busy ends the others at the deadline, and a long step ends well."""
+"""Silent stages: a stopped or busy stage fails the others at the deadline, and a long step succeeds."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from torch import nn
 
 
 class Impatient(Pipeline):
-    """A pipeline whose messages have a deadline of their own."""
+    """Create a pipeline with a separate deadline for its messages."""
 
     def __init__(self, make, stages, seconds, place):
         super().__init__(make, square, rows(), stages, 4, place=place)
@@ -57,9 +57,9 @@ def case_a_stage_that_is_busy_beyond_the_deadline_is_named():
         both.run()
         Busy.seconds = 2.5
         if state.ranks.pp_rank == 0:
-            ends_by(both, 1.5, 4.5, "nothing came for 1 s", "of stage 1")
+            ends_by(both, 1.5, 4.5, "no message arrived for 1 s", "of stage 1")
         else:
-            ends_by(both, 2.4, 5.0, "nothing came for 1 s", "told by stage 0")
+            ends_by(both, 2.4, 5.0, "no message arrived for 1 s", "reported by stage 0")
 
 
 def case_a_stage_that_is_stopped_is_named_by_its_rank():
@@ -87,10 +87,10 @@ def case_a_stage_that_is_stopped_is_named_by_its_rank():
             try:
                 both.run()
             except Exception as error:
-                assert "messages between stages" in str(error) or "told by stage 0" in str(error), error
+                assert "messages between stages" in str(error) or "reported by stage 0" in str(error), error
             else:
                 raise AssertionError("the step went through")
-    # Messages that nobody took are an error of the groups' end, too.
+    # Unreceived messages are an error at the end of the groups, too.
     with contextlib.suppress(Exception):
         dist.destroy_process_group()
 
@@ -111,6 +111,6 @@ def case_a_step_may_take_longer_than_the_deadline():
         for _ in range(2):
             begun = time.monotonic()
             both.run()
-            # Stages 0 and 3 have nothing to tell each other until the last microbatch is through.
+            # Stages 0 and 3 exchange no message until the last microbatch has finished.
             assert time.monotonic() - begun > 2.0
         assert torch.is_grad_enabled()

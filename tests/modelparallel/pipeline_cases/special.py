@@ -1,4 +1,4 @@
-"""What models do besides calling one layer after the other."""
+"""Models that do more than call one layer after the other."""
 
 import copy
 
@@ -196,7 +196,7 @@ CASES = {
 }
 
 
-def case_what_models_do_between_modules_is_as_in_one_process():
+def case_code_between_modules_runs_as_in_one_process():
     for name, (make, function, exact) in CASES.items():
         for pipeline in ("interleaved", "simple"):
             try:
@@ -234,7 +234,7 @@ def drawing(model, x):
     return out, noise, torch.randn(2)
 
 
-def case_code_between_parts_draws_the_same_on_all_ranks_whatever_parts_draw():
+def case_code_between_parts_draws_equal_random_numbers_on_all_ranks():
     runs = []
     for pipeline in ("interleaved", "simple"):
         with Pipeline(Draws, drawing, rows(), 2, 4, pipeline, place=place) as both:

@@ -35,7 +35,7 @@ def case_parts_resume_under_this_and_other_degrees_and_the_whole_is_plain_torch(
         files = [f"{what}_{pp}_{tp}.pt" for what in ("model", "optimizer") for pp in (0, 1) for tp in (0, 1)]
         assert sorted(os.listdir(f"{directory}/parts_partial")) == ["files.json", *files, "user_content.pt"]
         assert os.path.exists(f"{directory}/by_hand_{smp.pp_rank()}_{smp.tp_rank()}")
-        # What a step more gives, to which those that resume are held.
+        # Result of one more step, the expected result after a resume.
         further = train(model, optimizer, range(2, 3))
     alone = made(gpt2, seed=1)
     alone.load_state_dict(torch.load(f"{directory}/whole"))

@@ -1,4 +1,4 @@
-"""What goes wrong under tensor parallelism is said on every rank, and what is done too early is put right."""
+"""Errors under tensor parallelism are raised on every rank, and early calls are corrected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
-from tensor_cases.modules import told
+from tensor_cases.modules import captured_log
 from torch import nn
 
 
@@ -26,7 +26,7 @@ def shared(**config):
 BOTH = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2}
 
 
-def case_batches_that_do_not_go_together_are_named(directory):
+def case_incompatible_batches_are_named(directory):
     with job(**BOTH, prescaled_batch=True):
         model = shared()
         with pytest.raises(ValueError, match=r"x differs between the ranks 0 and 1 of a tensor group"):
@@ -88,8 +88,8 @@ def case_an_optimizer_that_was_made_before_follows_the_parameters(directory):
             assert held == [id(q) for q in model.parameters()] and not torch.equal(before, module[0].weight)
 
 
-def case_what_is_not_shared_is_told(directory):
-    with job(tensor_parallel_degree=2, ddp=True), told() as lines:
+def case_unshared_modules_are_logged(directory):
+    with job(tensor_parallel_degree=2, ddp=True), captured_log() as lines:
         model = smp.DistributedModel(nn.Linear(4, 4))
         assert "nothing is shared" in lines[0]
         model = nn.Linear(4, 4)
@@ -98,7 +98,7 @@ def case_what_is_not_shared_is_told(directory):
         assert "use_alibi has no effect" in lines[1] and "Linear stays whole" in lines[2]
         with pytest.raises(RuntimeError, match=r"comes before smp\.DistributedModel"):
             smp.set_tensor_parallelism(model)
-    with job(tensor_parallel_degree=4), told() as lines:
+    with job(tensor_parallel_degree=4), captured_log() as lines:
         from tensor_cases.families import gpt2
 
         with smp.tensor_parallelism():

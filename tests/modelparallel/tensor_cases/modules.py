@@ -15,8 +15,8 @@ from torch import nn
 
 
 @contextlib.contextmanager
-def told():
-    """What the library logs meanwhile."""
+def captured_log():
+    """Capture the log lines of the library."""
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -66,7 +66,7 @@ def against_one_process(make, layout, function, data, prepare=lambda module: Non
     wanted = torch.cat([results.detach() for _, results, *_ in found])
     with job(tensor_parallel_degree=2, **layout):
         prepare(module)
-        with told() as lines:
+        with captured_log() as lines:
             model = smp.DistributedModel(module)
         own = [x.chunk(smp.dp_size())[smp.dp_rank()] for x in data]
         loss, results, *_ = function(model, *own)
@@ -100,7 +100,7 @@ def case_linear_and_embedding_modules_are_shared_where_that_changes_nothing(dire
         reasons = {
             "odd": "7 rows do not divide by 2",
             "last": "neither 3 nor 5 features divide by 2",
-            "attention": "MultiheadAttention uses the weights of the modules in it by itself",
+            "attention": "MultiheadAttention uses the weights of its submodules directly",
             "one": "another module has the same weight",
         }
         for name, why in reasons.items():

@@ -22,7 +22,7 @@ def dropping():
     return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=4, n_head=2))
 
 
-def case_whole_parameters_stay_equal_under_dropout_and_checkpointing_changes_no_bit(directory):
+def case_dropout_and_checkpointing_keep_whole_parameters_bitwise_equal(directory):
     found = []
     for checkpointed in (False, True):
         with job(**BOTH, microbatches=2):
@@ -33,7 +33,7 @@ def case_whole_parameters_stay_equal_under_dropout_and_checkpointing_changes_no_
             assert not any("seq_layers" in name for name in module.state_dict())
             if checkpointed:
                 smp.set_activation_checkpointing(module.transformer.seq_layers, strategy="group_2")
-            # Ranks with other random states of their own.
+            # Ranks with different random states.
             torch.manual_seed(smp.rank() if smp.dp_rank() else 5)
             loss = train_step(model, mine(0)).reduce_mean()
             gradients = {name: q.grad for name, q in model.local_named_parameters()}
@@ -61,7 +61,7 @@ class Late(nn.Module):
     late = False
 
 
-def case_whatever_comes_when_the_ranks_of_a_tensor_group_work_on_the_same_microbatch(directory):
+def case_tensor_group_ranks_run_microbatches_in_the_same_order(directory):
     found = []
     for late in (False, True, True):
         with job(**BOTH, microbatches=8):
@@ -87,7 +87,7 @@ def case_whatever_comes_when_the_ranks_of_a_tensor_group_work_on_the_same_microb
         assert all(map(torch.equal, found[0], other))
 
 
-def case_lamb_and_novograd_look_at_whole_tensors(directory):
+def case_lamb_and_novograd_use_whole_tensor_norms(directory):
     for kind, options in ((FusedLAMB, {}), (FusedNovoGrad, {}), (FusedNovoGrad, {"norm_type": float("inf")})):
         torch.manual_seed(0)
         alone = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))

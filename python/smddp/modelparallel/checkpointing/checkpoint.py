@@ -34,7 +34,7 @@ from smddp.modelparallel.state import state
 
 log = logging.getLogger("smddp.modelparallel")
 
-# Where transformers puts a model that it is told to call pytorch_model.bin.
+# File that transformers writes for the requested name pytorch_model.bin.
 _SAFE = {"pytorch_model.bin": "model.safetensors"}
 
 
@@ -48,14 +48,14 @@ def save_checkpoint(
     translate_if_full: bool = True,
     num_kept_partial_checkpoints: int | None = None,
 ) -> None:
-    """Save model and optimizer under ``path`` as ``tag``. Collective: every process calls it alike.
+    """Save model and optimizer under ``path`` as ``tag``. Collective over all processes.
 
     Args:
         partial: a file for each stage; else one plain torch file each for the whole model and the whole optimizer.
         model, optimizer: by default the script's DistributedModel and DistributedOptimizer.
         user_content: anything that pickle takes; `resume_from_checkpoint` returns it.
         translate_if_full: accepted; modules keep their names, so there is nothing to translate.
-        num_kept_partial_checkpoints: older partial checkpoints are removed until so many are left; None keeps all.
+        num_kept_partial_checkpoints: number of partial checkpoints to keep; None keeps all.
     """
     _, ranks = state.made("save_checkpoint()")
     model = state.model if model is None else model
@@ -86,7 +86,7 @@ def save_checkpoint(
 
 
 def _own(model: Any, optimizer: Any = None) -> str:
-    """The end of the name of this rank's file for the model, or the optimizer, in a partial checkpoint."""
+    """Return the suffix of this rank's model or optimizer file in a partial checkpoint."""
     _, ranks = state.made("save_checkpoint()")
     shared, shares = sharded.of(model), optimizer.shares if optimizer is not None else None
     share = f"_{shared.rank}" if shared is not None else f"_{shares.replica}" if shares is not None else ""
@@ -96,7 +96,7 @@ def _own(model: Any, optimizer: Any = None) -> str:
 def _keep(folder: Path, number: int) -> None:
     parts = sorted(folder.glob("*_partial"), key=lambda each: each.stat().st_mtime_ns)
     for old in parts[:-number]:
-        # Under another name first: a partly removed folder must not be read as a checkpoint.
+        # Rename it first: a partly removed folder must not be read as a checkpoint.
         removed = old.with_name(f".{old.name}.removed")
         shutil.rmtree(removed, ignore_errors=True)
         shutil.rmtree(old.rename(removed))
@@ -179,7 +179,7 @@ def _load_whole(
 
 
 def _content(saved: SavedFiles, name: str) -> Any:
-    """The user's content in the file ``name``; None if the save had none."""
+    """Return the user's content in the file ``name``; None if the save had none."""
     path = saved.current(saved.folder / name)
     # The script's own objects, of any class.
     return (
@@ -198,7 +198,7 @@ def _when_cut(model: Any, load: Callable[[], None]) -> None:
 
 
 def _read(file: Path, mmap: bool = True) -> Any:
-    """A file of tensors and plain values. With ``mmap`` only what is copied out of it is read."""
+    """Read a file of tensors and plain values. ``mmap`` reads only data that is copied from it."""
     return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
 
 
@@ -214,7 +214,7 @@ def _read_whole(saved: SavedFiles, tag: str) -> dict[str, Any]:
 
 
 def _joined(saved: SavedFiles, what: str, mmap: bool) -> dict[str, Any]:
-    """The whole state of all files: first of shards and shares, then of tensor groups, then of stages."""
+    """Join the states of all files: first shards and replicas, then tensor groups, then stages."""
     stages: dict[int, dict[int, list[Any]]] = {}
     for name in sharded_state.in_order(name for name in saved.names if name.startswith(f"{what}_")):
         stage, tensor, *_ = map(int, name.removesuffix(".pt").split("_")[1:])

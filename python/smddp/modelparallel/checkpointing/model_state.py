@@ -1,4 +1,4 @@
-"""The model's state dict out of the stages' parts, and back: names and shapes are those of one process."""
+"""Conversion between the model's state dict and the stages' parts, with the names and shapes of one process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from smddp.modelparallel.checkpointing.optimizer_state import IS_PARTIAL
 from smddp.modelparallel.data_parallel import sharded
 from smddp.modelparallel.state import state
 
-# What parts of a state have beside names of the module's.
+# Metadata keys of a partial state, in addition to the module's names.
 _MARKS = (IS_PARTIAL, sharded_state.SHARD, of_tensors.SPLITS)
 
 
 def _cut(model: Any) -> bool:
-    """Whether the stages hold different parts of ``model``."""
+    """Return True if the stages hold different parts of ``model``."""
     return (
         model.partitioned
         and not getattr(model, "gathered", False)
@@ -32,7 +32,7 @@ def _cut(model: Any) -> bool:
 
 
 def _stage_of(model: Any, name: str, parameters: set[str]) -> int | None:
-    """The stage that holds a parameter or buffer; None for a buffer outside of every part, which each stage has."""
+    """Return the stage of a parameter or buffer; None for a buffer outside of all parts, which each stage has."""
     if name in parameters:
         return model.stage_of_parameter(name)
     module = name
@@ -42,16 +42,16 @@ def _stage_of(model: Any, name: str, parameters: set[str]) -> int | None:
 
 
 def stages(model: Any) -> dict[str, int | None]:
-    """The stage of everything in the module's state dict, by name."""
+    """Return the stage of everything in the module's state dict, by name."""
     module: nn.Module = model.get_module()
     parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     return {name: _stage_of(model, name, parameters) for name in module.state_dict()}
 
 
 def local(model: Any) -> dict[str, Any]:
-    """This stage's part of the state; the whole of it where there is one stage.
+    """Return this stage's part of the state; the whole state if there is one stage.
 
-    Raises RuntimeError where the model is still to be cut.
+    Raises RuntimeError before the cut of the model.
     """
     _, ranks = state.made("DistributedModel.local_state_dict()")
     if getattr(model, "gathered", False):
@@ -61,22 +61,22 @@ def local(model: Any) -> dict[str, Any]:
         splits = of_tensors.by_name(model.get_module())
         if (shared := sharded.of(model)) is not None:
             everything = sharded_state.local_model(everything, shared.rank, shared.degree)
-            return {**everything, **of_tensors.told(splits)}
-        return {**everything, IS_PARTIAL: ranks.tp_size > 1, **of_tensors.told(splits)}
+            return {**everything, **of_tensors.encode(splits)}
+        return {**everything, IS_PARTIAL: ranks.tp_size > 1, **of_tensors.encode(splits)}
     if not model.partitioned:
         raise RuntimeError("local_state_dict(): the first step cuts the model, and no stage has a part before")
     here = held(model)
     splits = {name: split for name, split in of_tensors.by_name(model.get_module()).items() if name in here}
     own = {name: value for name, value in everything.items() if name in here}
-    return {**own, IS_PARTIAL: True, **of_tensors.told(splits)}
+    return {**own, IS_PARTIAL: True, **of_tensors.encode(splits)}
 
 
 @exact()
 def whole(model: Any) -> dict[str, Any]:
-    """The whole model's state, on every stage. Collective over the pipeline once the model is cut, and over tensor
-    groups.
+    """Return the whole model's state on every stage. Collective over the pipeline once the model is cut, and over
+    tensor groups.
 
-    What other stages hold passes one tensor at a time, and lies on the CPU.
+    Tensors of other stages are transferred one at a time and stored on the CPU.
     """
     everything = model.get_module().state_dict()
     if getattr(model, "gathered", False):
@@ -94,16 +94,16 @@ def whole(model: Any) -> dict[str, Any]:
     assert ranks is not None  # as the model is cut
     own = {name: everything[name] for name in held(model)}
     about: list[Any] = [None] * ranks.pp_size
-    told = {
+    local_state = {
         name: (splits[name].whole if name in splits else tuple(t.shape), t.dtype, t.device.type)
         for name, t in own.items()
         if isinstance(t, torch.Tensor)
     }
-    dist.all_gather_object(about, told, group=ranks.pp_group)
+    dist.all_gather_object(about, local_state, group=ranks.pp_group)
     found: dict[str, Any] = {}
     first_name = _first_names(model.get_module())
     for name in everything:
-        # Shared parameters pass once, and stay one tensor.
+        # A shared parameter is transferred once and remains one tensor.
         if (first := first_name.get(name, name)) in found:
             found[name] = found[first]
             continue
@@ -122,7 +122,7 @@ def whole(model: Any) -> dict[str, Any]:
 
 
 def _joined(model: Any, everything: dict[str, Any], splits: dict[str, Any]) -> dict[str, Any]:
-    """The state of a model that is not cut into stages, with whole tensors."""
+    """Return the state of a model that is not cut into stages, with whole tensors."""
     if not splits:
         return everything
     first_name = _first_names(model.get_module())
@@ -137,7 +137,7 @@ def _joined(model: Any, everything: dict[str, Any], splits: dict[str, Any]) -> d
 
 
 def _first_names(module: nn.Module) -> dict[str, str]:
-    """Of every parameter, the first of the names that it has."""
+    """Return the first name of each parameter, by each of its names."""
     first: dict[int, str] = {}
     return {
         name: first.setdefault(id(parameter), name)
@@ -164,7 +164,7 @@ def load(model: Any, values: dict[str, Any], strict: bool = True) -> Any:
 
 
 def held(model: Any) -> set[str]:
-    """The names of the module's state dict that this stage holds: all of them before the cut."""
+    """Return the names of the module's state dict that this stage holds: all of them before the cut."""
     if not _cut(model):
         return set(model.get_module().state_dict())
     assert state.ranks is not None  # as the model is cut
@@ -172,7 +172,7 @@ def held(model: Any) -> set[str]:
 
 
 def load_now(model: Any, values: dict[str, Any], partial: bool, strict: bool) -> Any:
-    """As `load`, now; ``partial``: what other stages hold may be missing."""
+    """Load at once, see `load`; ``partial``: entries of other stages may be missing."""
     module: nn.Module = model.get_module()
     if state.ranks is not None:
         of_tensors.check_place(values, state.ranks.tp_rank, state.ranks.tp_size, "a model's state")

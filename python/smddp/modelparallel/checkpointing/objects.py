@@ -1,4 +1,4 @@
-"""Objects between processes: what one rank says to others outside of steps. Anything that pickle takes."""
+"""Object messages between ranks outside of steps, for any object that pickle supports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CommGroup(Enum):
 
 
 class RankType(Enum):
-    """What the number given to `send` and `recv_from` counts."""
+    """Group in which `send` and `recv_from` count the rank number."""
 
     WORLD_RANK = "world"
     MP_RANK = "mp"
@@ -54,7 +54,7 @@ def send(obj: Any, dest: int, rank_type: RankType = RankType.WORLD_RANK) -> None
 
 
 def recv_from(src: int, rank_type: RankType = RankType.WORLD_RANK) -> Any:
-    """The next object that the rank ``src`` sends here, by `send` or by `broadcast`."""
+    """Receive the next object that the rank ``src`` sends by `send` or `broadcast`."""
     sender = _world_rank(src, rank_type, "recv_from()")
     _, ranks = state.made("recv_from()")
     found: list[Any] = [None]
@@ -71,7 +71,7 @@ def broadcast(obj: Any, group: CommGroup = CommGroup.WORLD) -> None:
 
 
 def allgather(obj: Any, group: CommGroup = CommGroup.WORLD) -> list[Any]:
-    """The objects of all ranks of a group, in order of rank. Collective."""
+    """Return the objects of all ranks of a group, in order of rank. Collective."""
     over = _group(group, "allgather()")
     found: list[Any] = [None] * dist.get_world_size(over)
     dist.all_gather_object(found, obj, group=over)

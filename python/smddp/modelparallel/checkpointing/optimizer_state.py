@@ -23,7 +23,7 @@ def on_cpu(value: Any) -> Any:
 
 
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole state of the stages' parts: what the same optimizer gives in one process."""
+    """Merge the states of the stages into that of the same optimizer in one process."""
     whole = {key: value for key, value in parts[0].items() if key not in (IS_PARTIAL, HELD)}
     for key in ("state", MASTERS):
         if key in whole:

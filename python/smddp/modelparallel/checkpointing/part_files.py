@@ -56,7 +56,7 @@ def load(
     back_compat: bool = False,
     **torch_load: Any,
 ) -> Any:
-    """The object that `save` wrote to ``f``, or with ``partial`` this rank's.
+    """Load the object that `save` wrote to ``f``, or with ``partial`` this rank's object.
 
     torch.load reads files of tensors and plain values. A file with objects of other classes is unpickled, which runs
     code of the file, and a warning says so: load only files that you trust, or give ``weights_only=True``.
@@ -83,7 +83,7 @@ def load(
 
 
 def _found(f: str | os.PathLike[str]) -> Path:
-    """This rank's partial file of ``f``."""
+    """Return this rank's partial file of ``f``."""
     cfg, ranks = state.made("load()")
     shared = sharded.of(state.model)
     place, replica = f"{ranks.pp_rank}_{ranks.tp_rank}", ranks.rdp_rank if shared is None else shared.rank

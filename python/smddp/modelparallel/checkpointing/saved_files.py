@@ -27,7 +27,7 @@ _TAIL_BYTES = 65536
 
 
 def temporary(path: Path, save: str) -> Path:
-    """The name under which the save with the identifier ``save`` writes the file ``path``."""
+    """Return the name under which the save with the identifier ``save`` writes the file ``path``."""
     return path.with_name(f".{path.name}.{save}")
 
 
@@ -50,7 +50,7 @@ class SavedFiles:
     marks: dict[str, list[int]] = field(default_factory=dict)
 
     def path(self, name: str) -> Path:
-        """The file ``name``. Raises FileNotFoundError if the checkpoint has no such file, or has lost it."""
+        """Return the path of the file ``name``. Raises FileNotFoundError if it is unknown or missing."""
         path = self.folder / name
         if name not in self.names:
             raise FileNotFoundError(f"the checkpoint in {self.folder} has no file {name}")
@@ -106,7 +106,7 @@ def _sync(path: Path) -> None:
 
 
 def read_manifest(manifest: Path, folder: Path) -> SavedFiles | None:
-    """The files that ``manifest`` lists; None if it does not exist. Raises ValueError for another file."""
+    """Read the files listed in ``manifest``; None if it does not exist. Raises ValueError if it is not a manifest."""
     try:
         found = json.loads(files.read_text(manifest))
         return SavedFiles(
@@ -121,12 +121,12 @@ def read_manifest(manifest: Path, folder: Path) -> SavedFiles | None:
 
 
 def manifest_of(folder: Path, tag: str, partial: bool) -> Path:
-    """The manifest of the checkpoint of ``tag`` in ``folder``."""
+    """Return the manifest of the checkpoint of ``tag`` in ``folder``."""
     return folder / f"{tag}_partial" / "files.json" if partial else folder / f"files_{tag}.json"
 
 
 def of(folder: Path, tag: str, partial: bool) -> SavedFiles:
-    """The files of the checkpoint of ``tag`` in ``folder``; all existing ones, if it has no manifest.
+    """Return the files of the checkpoint of ``tag`` in ``folder``; all existing ones, if it has no manifest.
 
     Raises FileNotFoundError if a partial checkpoint of that tag does not exist.
     """
@@ -141,7 +141,7 @@ def of(folder: Path, tag: str, partial: bool) -> SavedFiles:
 
 
 def newest(folder: Path) -> str:
-    """The tag that was saved last. Raises FileNotFoundError if none was."""
+    """Return the tag that was saved last. Raises FileNotFoundError if none was."""
     try:
         return files.read_text(folder / "newest", 4096).strip()
     except FileNotFoundError:
@@ -149,7 +149,7 @@ def newest(folder: Path) -> str:
 
 
 def partial_tags(folder: Path) -> str:
-    """The partial checkpoints in ``folder``, for a message; "" if there are none."""
+    """Return the partial checkpoints in ``folder``, for a message; "" if there are none."""
     tags = sorted(found.name for found in folder.glob("*_partial"))
     return f"; there are {', '.join(tags)}" if tags else ""
 

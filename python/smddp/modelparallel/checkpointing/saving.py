@@ -41,7 +41,7 @@ class Save:
         self._id = of_all[0][1]
 
     def add(self, value: Any, name: str) -> None:
-        """Write a file of this rank under a temporary name; `finish` raises what goes wrong."""
+        """Write a file of this rank under a temporary name; `finish` raises its errors."""
         path = self._folder / name
         self._written.append(path)
         if self._error is None:
@@ -87,7 +87,7 @@ class Save:
         self._exchange(None)
 
     def _marks(self) -> dict[str, list[int]]:
-        """Of the whole model's file, which scripts write with torch.save, too."""
+        """Return the mark of the whole model's file, which scripts may replace with torch.save."""
         path = self._folder / self._tag
         if self._partial or path not in self._written:
             return {}
@@ -100,7 +100,7 @@ class Save:
             self._error = error
 
     def _exchange(self, value: T) -> list[T]:
-        """The values of all ranks. Raises OSError on every rank if one has failed."""
+        """Return the values of all ranks. Raises OSError on every rank if one has failed."""
         of_all = allgather((value, None if self._error is None else f"{type(self._error).__name__}: {self._error}"))
         failed = [f"rank {rank}: {text}" for rank, (_, text) in enumerate(of_all) if text is not None]
         if failed:

@@ -50,14 +50,14 @@ def whole_model(state_dict: dict[str, Any], first: dict[str, str], splits: dict[
 
 
 def local_model(state_dict: dict[str, Any], rank: int, degree: int) -> dict[str, Any]:
-    """What this rank holds of a module's state."""
+    """Return this rank's shards of a module's state."""
     names = [name for name, value in state_dict.items() if isinstance(value, DTensor)]
     own = {name: _local(value) for name, value in state_dict.items()}
     return {**own, IS_PARTIAL: True, SHARD: {"rank": rank, "degree": degree, "names": names}}
 
 
 def local_optimizer(packed: dict[str, Any], rank: int, degree: int) -> dict[str, Any]:
-    """What this rank holds of an optimizer's state."""
+    """Return this rank's shards of an optimizer's state."""
     names: list[str] = []
     own: dict[int, Any] = {}
     for number, values in packed["state"].items():
@@ -74,7 +74,7 @@ def _local(value: Any) -> Any:
 
 
 def own_piece(value: torch.Tensor, like: DTensor, is_piece: bool) -> DTensor:
-    """A tensor laid out as ``like`` of ``value``: this rank's piece, or the whole of which it takes its piece."""
+    """Return a tensor with the layout of ``like`` from ``value``, this rank's piece or the whole tensor."""
     from smddp.sagemaker import dtensor_shards
 
     piece = value if is_piece else dtensor_shards.cut(value, like)
@@ -104,7 +104,7 @@ def for_optimizer(state: dict[Any, Any], pieces: Iterable[str], parameters: dict
 
     def piece(number: Any, key: str, value: Any) -> Any:
         like, is_piece = parameters[number], f"{number} {key}" in pieces
-        # What has an element for each of the parameter's is cut as the parameter is.
+        # State with the shape of the parameter is sharded like the parameter.
         if isinstance(like, DTensor) and isinstance(value, torch.Tensor) and (is_piece or value.shape == like.shape):
             return own_piece(value, like, is_piece)
         return value
@@ -126,7 +126,7 @@ def check_place(loaded: dict[str, Any], rank: int, degree: int, what: str) -> No
 
 
 def fits(part: dict[str, Any], shared: Any) -> bool:
-    """Whether a part from a file is this rank's as it is; ``shared``: how the model is sharded, if it is."""
+    """Return True if this rank can load a partial state unchanged; ``shared``: the model's sharding or None."""
     shard = part.get(SHARD)
     if shard is None or shared is None:
         return shard is None and shared is None
@@ -149,7 +149,7 @@ def joined_model(parts: list[dict[str, Any]]) -> dict[str, Any]:
     found = {name: value for name, value in parts[0].items() if name not in (SHARD, *sharded)}
     made: dict[int, torch.Tensor] = {}
     for name in sharded:
-        # Shared tensors stay one.
+        # Shared tensors remain one tensor.
         key = parts[0][name].untyped_storage().data_ptr()
         if key not in made or not key:
             made[key] = torch.cat([part[name] for part in parts])

@@ -14,15 +14,15 @@ from smddp.modelparallel.tensor.split import Split, split_of
 SPLITS = "_smp_splits"
 
 
-def told(splits: dict[Any, Split]) -> dict[str, Any]:
-    """An entry of a part's state that says how it is split; none where nothing is."""
+def encode(splits: dict[Any, Split]) -> dict[str, Any]:
+    """Return the entry of a partial state that records its splits; empty without any."""
     if not splits:
         return {}
     return {SPLITS: {key: (s.size, s.rank, s.dim, s.stored, s.whole) for key, s in splits.items()}}
 
 
 def by_name(module: torch.nn.Module) -> dict[str, Split]:
-    """How the parameters of a module are split, of those that are."""
+    """Return the split of each split parameter of a module, by name."""
     found = ((name, split_of(q)) for name, q in module.named_parameters(remove_duplicate=False))
     return {name: split for name, split in found if split is not None}
 
@@ -36,7 +36,7 @@ def of_optimizer(packed: dict[str, Any], splits: dict[int, Split]) -> dict[str, 
 
 
 def joined_optimizers(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The same, out of the states that the ranks of a tensor group have saved, in their order."""
+    """Join the optimizer states that the ranks of a tensor group have saved, in order of rank."""
     first = {key: value for key, value in parts[0].items() if key != SPLITS}
     splits = {number: Split(*about) for number, about in parts[0].get(SPLITS, {}).items()}
     if not splits:
@@ -48,7 +48,7 @@ def joined_optimizers(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def joined_models(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The state of a stage's module out of the parts that the ranks of a tensor group have saved, in their order."""
+    """Join the parts of a module's state that the ranks of a tensor group have saved, in order of rank."""
     found = {key: value for key, value in parts[0].items() if key != SPLITS}
     for name, about in parts[0].get(SPLITS, {}).items():
         found[name] = Split(*about).joined([part[name] for part in parts])
@@ -56,7 +56,7 @@ def joined_models(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def fits(part: dict[str, Any], size: int) -> bool:
-    """Whether what a file holds was split over so many ranks, or not at all."""
+    """Return True if the saved tensors are unsplit or split over ``size`` ranks."""
     return all(about[0] == size for about in part.get(SPLITS, {}).values())
 
 

@@ -1,7 +1,7 @@
-"""The norm of the whole model's gradients, of which each stage holds its own.
+"""Norm of the whole model's gradients, which are distributed over the stages.
 
-After `init`, torch's `clip_grad_norm_` goes through here, whatever name a script has bound it to: it looks up
-`_get_total_norm` when it is called. torch 2.5 has no such function, and there its names are replaced.
+`init` patches `_get_total_norm`, which torch's `clip_grad_norm_` looks up at each call, so imported names work too.
+torch 2.5 has no such function; there `clip_grad_norm_` itself is replaced.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def _own(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
 
 
 def _of_the_model(gradients: list[torch.Tensor]) -> bool:
-    """Whether other ranks of this copy of the model ask for the same norm: where it is over the model's gradients.
+    """Return True for a norm of the model's gradients, which all ranks of this copy of the model compute.
 
-    The stages run one program, so a list without any gradient stands for what other stages hold.
+    All stages run one program, so an empty list means that other stages hold the gradients.
     """
     model = state.model
     if model is None or state.ranks is None or state.ranks.mp_size == 1 or not model.partitioned:
@@ -41,7 +41,7 @@ def _of_the_model(gradients: list[torch.Tensor]) -> bool:
 
 
 def _own_gradients() -> dict[int, Any]:
-    """The parameters that this rank holds, by the id of their gradient; masters among them."""
+    """Return the parameters and masters of this rank, by the id of their gradient."""
     found = {id(q.grad): q for q in state.model.local_parameters() if q.grad is not None}
     if state.optimizer is not None and state.optimizer.masters is not None:
         found |= {id(master.grad): q for q, master in state.optimizer.masters.pairs if master.grad is not None}
@@ -49,7 +49,7 @@ def _own_gradients() -> dict[int, Any]:
 
 
 def _counted(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Those that this rank adds to a sum over its copy of the model: what a tensor group holds alike counts once."""
+    """Return the gradients that this rank adds to a sum over its copy of the model; replicated ones count once."""
     if state.ranks is None or state.ranks.tp_size == 1:
         return gradients
     own = _own_gradients()
@@ -57,7 +57,7 @@ def _counted(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def device(gradients: list[torch.Tensor]) -> torch.device:
-    """Where this stage computes: that of ``gradients``, or else of its parameters."""
+    """Return the device of ``gradients`` or, without any, of this stage's parameters."""
     for tensor in (*gradients, *state.model.local_parameters()):
         return tensor.device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -67,12 +67,12 @@ def device(gradients: list[torch.Tensor]) -> torch.device:
 def over_stages(
     own: torch.Tensor, gradients: list[torch.Tensor], norm_type: float, spread: bool = False
 ) -> torch.Tensor:
-    """The norm over all stages, of which ``own`` is this rank's part. Collective over the copy of the model.
+    """Return the norm over all stages; ``own`` is this rank's part. Collective over the copy of the model.
 
-    ``spread``: of the stage's gradients each replica has its share, so collective over these, too.
+    ``spread``: the replicas hold shards of the stage's gradients, so the call is collective over them, too.
     """
     ranks = state.ranks
-    assert ranks is not None  # `_of_the_model` has looked
+    assert ranks is not None  # checked by `_of_the_model`
     groups = [ranks.mp_group] * (ranks.mp_size > 1) + [ranks.rdp_group] * spread
     total = own.to(device(gradients), torch.float64)
     largest = math.isinf(norm_type)
@@ -80,7 +80,7 @@ def over_stages(
     for group in groups:
         dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     total = total if largest else total ** (1.0 / norm_type)
-    # A stage without gradients has no type of its own: single precision is enough to scale by.
+    # A stage without gradients has no dtype; single precision is sufficient for scaling.
     return total.to(torch.float32)
 
 
@@ -107,15 +107,15 @@ def _total(before: Norm, spread: bool = False) -> Norm:
 def norm(
     gradients: list[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False, spread: bool = False
 ) -> torch.Tensor:
-    """The norm of ``gradients``, over all stages where they are the model's: then collective over its copy.
+    """Return the norm of ``gradients``; for the model's gradients over all stages, collective over its copy.
 
-    ``spread``: each replica has its share of them; see `over_stages`.
+    ``spread``: each replica holds a shard of them; see `over_stages`.
     """
     return _total(lambda found, kind, *_: _own(found, kind), spread)(gradients, norm_type, error_if_nonfinite)
 
 
 def in_step(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """The norm of an optimizer's gradients, while it steps: under ``shard_optimizer_state`` it has its share alone."""
+    """Return the norm of an optimizer's gradients during its step; ``shard_optimizer_state`` limits them to a shard."""
     return norm(gradients, spread=state.optimizer is not None and state.optimizer.shares is not None)
 
 
@@ -128,7 +128,7 @@ def clip(
     foreach: bool | None = None,
     spread: bool = False,
 ) -> torch.Tensor:
-    """torch's `clip_grad_norm_` by the whole model's norm, in terms that every torch has."""
+    """Implement `clip_grad_norm_` with the whole model's norm, for all torch versions."""
     held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
     total = norm(gradients, norm_type, error_if_nonfinite, spread)
@@ -139,7 +139,7 @@ def clip(
 
 
 def install() -> Callable[[], None]:
-    """Make torch's `clip_grad_norm_` see the whole model; returns what undoes it."""
+    """Make torch's `clip_grad_norm_` use the whole model's norm; returns a function that reverts it."""
     owners: list[tuple[Any, str, Any]] = []
     if hasattr(of_torch, "_get_total_norm"):
         owners.append((of_torch, "_get_total_norm", _total(of_torch._get_total_norm)))

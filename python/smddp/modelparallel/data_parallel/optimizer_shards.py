@@ -1,7 +1,7 @@
-"""The key ``shard_optimizer_state``: each replica of a stage steps a share of its parameters and gives it to others.
+"""Key ``shard_optimizer_state``: each replica of a stage steps a shard of its parameters and broadcasts the result.
 
-All replicas have all gradients, averaged, so what clips and scales sees what it ever does; only states (and float32
-masters) are those of the share.
+All replicas hold all averaged gradients, so clipping and scaling do not change. Only optimizer states and float32
+masters are sharded.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from smddp.modelparallel.data_parallel.replicas import buckets
 if TYPE_CHECKING:
     from smddp.modelparallel.ranks import Ranks
 
-# Parameters travel together in so many bytes at most.
+# Maximum bytes of parameters in one broadcast.
 _BUCKET = 25 << 20
 
 
 class Shares:
-    """Who steps what, among the replicas of a stage.
+    """Assignment of parameters to the replicas of a stage for the optimizer step.
 
     Attributes:
-        replica, replicas: this one's number, and how many there are.
+        replica, replicas: index of this replica, and number of replicas.
     """
 
     def __init__(self, ranks: Ranks) -> None:
@@ -38,7 +38,7 @@ class Shares:
         self._mine: set[int] = set()
 
     def divide(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Give every parameter that is new to a replica: the largest first, each to the one that has least."""
+        """Assign each new parameter, largest first, to the replica with the fewest elements."""
         new = {id(each): each for each in parameters if id(each) not in self._known}
         loads = [sum(each.numel() for each in own) for own in self._of]
         for parameter in sorted(new.values(), key=lambda each: -each.numel()):
@@ -49,12 +49,12 @@ class Shares:
         self._mine = {id(each) for each in self._of[self.replica]}
 
     def mine(self, parameter: torch.Tensor) -> bool:
-        """Whether this replica steps it."""
+        """Return True if this replica steps the parameter."""
         return id(parameter) in self._mine
 
     @contextlib.contextmanager
     def alone(self, groups: list[dict[str, Any]], mine: Callable[[Any], bool]) -> Iterator[None]:
-        """Inside, an optimizer's groups have nothing but this replica's share, of which ``mine`` knows."""
+        """Restrict an optimizer's groups to this replica's shard; ``mine`` selects it."""
         whole = [group["params"] for group in groups]
         for group in groups:
             group["params"] = [each for each in group["params"] if mine(each)]
@@ -66,7 +66,7 @@ class Shares:
 
     @torch.no_grad()
     def spread(self) -> None:
-        """Give the others this replica's share, and take theirs. Collective over the replicas."""
+        """Exchange the updated shards of all replicas. Collective over the replicas."""
         for owner, parameters in zip(self._ranks, self._of):
             for bucket in buckets(parameters, _BUCKET):
                 flat = _flatten_dense_tensors(bucket)
@@ -75,7 +75,7 @@ class Shares:
                     parameter.copy_(value)
 
     def gather(self, part: Any) -> list[Any]:
-        """Every replica's ``part``. Collective over the replicas."""
+        """Return the ``part`` of every replica. Collective over the replicas."""
         found: list[Any] = [None] * self.replicas
         dist.all_gather_object(found, part, group=self._group)
         return found

@@ -1,12 +1,11 @@
-"""The mean of a stage's gradients over its replicas, under way while the last microbatch is still at work.
+"""Averaging of a stage's gradients over its replicas, overlapped with the last microbatch.
 
-Parameters lie in buckets in the reverse of the model's order, which is about the order in which backward passes end
-with them. A bucket leaves once all its gradients are final, and after the one before it: so all replicas send the same
-buckets in the same order, whatever their timing. With each parameter goes a one if it has a gradient: that of a
-parameter which got one on some replicas only counts as zero on the others, as with DDP, and one that got none anywhere
-stays without.
+Buckets hold parameters in reverse model order, which approximates the order of the backward pass. A bucket is reduced
+once its gradients are final and the previous bucket was started, so all replicas send buckets in the same order. Each
+parameter carries a flag that is one if it has a gradient. As with DDP, a gradient missing on some replicas counts as
+zero there. A parameter without a gradient on every replica keeps none.
 
-Whether a step went well is agreed on at its end, so that a failure in one pipeline ends the step in all.
+The replicas exchange the outcome at the end of a step, so a failure in one pipeline ends the step in all.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ log = logging.getLogger("smddp.modelparallel")
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
-# What the replicas are told of a failure, in bytes.
+# Size of a failure report between replicas, in bytes.
 _TEXT = 4096
-# How long a pipeline that failed waits for the other replicas to hear of it before it raises.
-_TELLING_SECONDS = 2.0
+# Time that a failed pipeline waits for the other replicas to receive its report before it raises.
+_REPORT_SECONDS = 2.0
 _LOOK_SECONDS = 0.002
 
 
 class _Bucket:
-    """Gradients that are summed in one call."""
+    """Gradients that one call sums."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -50,7 +49,7 @@ class _Bucket:
         self.work = dist.all_reduce(self.flat, group=group, async_op=True)
 
     def arrive(self, replicas: int) -> None:
-        """Give each parameter its mean, once the sums are there."""
+        """Set the gradient of each parameter to the mean, once the sum is complete."""
         assert self.work is not None  # it has left
         self.work.wait()
         sizes = [q.numel() for q in self.parameters]
@@ -69,7 +68,7 @@ class _Bucket:
 
 
 def buckets(tensors: Iterable[_Tensor], limit: int) -> Iterator[list[_Tensor]]:
-    """Neighbours of one type and device, in lists of at most ``limit`` bytes, or of one larger tensor."""
+    """Group consecutive parameters of one dtype and device, up to ``limit`` bytes or one larger tensor."""
     held: list[_Tensor] = []
     size = 0
     for tensor in tensors:
@@ -84,17 +83,17 @@ def buckets(tensors: Iterable[_Tensor], limit: int) -> Iterator[list[_Tensor]]:
 
 
 class Replicas:
-    """What a stage shares with its replicas.
+    """Gradient buckets of a stage, and the outcome of each step.
 
     Args:
-        parameters: this stage's.
-        group: of this stage on all replicas.
-        bucket_bytes: at most in one call, but for a larger parameter.
-        overlap: buckets leave during the last microbatch's backward pass; else after it.
+        parameters: parameters of this stage.
+        group: process group of this stage on all replicas.
+        bucket_bytes: maximum bytes of one call, except for a larger parameter.
+        overlap: reduce buckets during the last microbatch's backward pass; else after it.
 
     Attributes:
-        owed: the other replicas wait for what this one says of the step.
-        early: how many buckets left during the last step's backward pass.
+        outcome_pending: the other replicas wait for the outcome of this one.
+        early: number of buckets sent during the last step's backward pass.
     """
 
     def __init__(
@@ -108,11 +107,11 @@ class Replicas:
         self._final: set[int] = set()
         self._next = 0
         self._left: list[dist.Work] = []
-        # How often each parameter's gradient was added to in one backward pass of its segment: now, and usually.
+        # Accumulations of each parameter's gradient per backward pass of its segment: current, and expected.
         self._added: Counter[int] = Counter()
         self._usual: dict[int, int] = {}
         self._awaited: set[int] = set()
-        self.owed = False
+        self.outcome_pending = False
         self.early = 0
         self._overlap = overlap
         if overlap:
@@ -121,8 +120,8 @@ class Replicas:
 
     # ---- during the step ----
 
-    def begin(self, owed: bool) -> None:
-        """A step begins. ``owed``: at its end the replicas agree on how it went, even without a backward pass."""
+    def begin(self, outcome_pending: bool) -> None:
+        """Start a step. ``outcome_pending``: the replicas exchange its outcome even without a backward pass."""
         left, self._left = self._left, []
         for work in left:  # of a step that failed
             work.wait()
@@ -130,11 +129,11 @@ class Replicas:
             bucket.reset()
         self._final.clear()
         self._next = self.early = 0
-        self.owed = owed
+        self.outcome_pending = outcome_pending
 
     @contextlib.contextmanager
     def watching(self, final: list[nn.Parameter]) -> Iterator[None]:
-        """Around the backward pass of one segment, after which the gradients of ``final`` are what they will be."""
+        """Context for the backward pass of one segment, which completes the gradients of ``final``."""
         if not self._overlap:
             final = []
         self._added.clear()
@@ -146,7 +145,7 @@ class Replicas:
         self._awaited = set()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        """Autograd has added to the gradient of ``parameter``."""
+        """Count an accumulation of autograd into the gradient of ``parameter``."""
         number = id(parameter)
         self._added[number] += 1
         if number in self._final:
@@ -175,11 +174,11 @@ class Replicas:
     # ---- its end ----
 
     def end(self) -> None:
-        """Give each parameter its mean. Collective.
+        """Set the gradient of each parameter to the mean. Collective.
 
-        Raises RuntimeError with the others' words where the step failed on another replica.
+        Raises RuntimeError with the report of the failed replica if the step failed on another one.
         """
-        self.owed = False
+        self.outcome_pending = False
         while self._next < len(self._buckets):
             self._leave()
         self.agree()
@@ -190,39 +189,41 @@ class Replicas:
         self._final.clear()
 
     def agree(self) -> None:
-        """Hear whether the step went well everywhere, and raise if not. Collective."""
-        self.owed = False
+        """Exchange the outcome of the step, and raise if a replica failed. Collective."""
+        self.outcome_pending = False
         failed = torch.zeros(1, dtype=torch.int32, device=self._device)
         dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
         if not failed.item():
             return
-        work, texts = self._tell("")
+        work, texts = self._exchange_outcome("")
         work.wait()
         self._left += [bucket.work for bucket in self._buckets if bucket.work is not None]
-        told = [(number, bytes(text.tolist()).rstrip(b"\0").decode(errors="replace")) for number, text in texts]
-        raise RuntimeError("; ".join(f"the step failed on replica {number}: {text}" for number, text in told if text))
+        reports = [(number, bytes(text.tolist()).rstrip(b"\0").decode(errors="replace")) for number, text in texts]
+        raise RuntimeError(
+            "; ".join(f"the step failed on replica {number}: {text}" for number, text in reports if text)
+        )
 
     def fail(self, error: BaseException) -> None:
-        """The step failed here: tell the other replicas, who hear it at the end of theirs.
+        """Report a failed step to the other replicas, which receive it at the end of their step.
 
-        What they have not taken within two seconds stays under way, and the next step waits for it.
+        Operations that do not complete within two seconds remain pending, and the next step waits for them.
         """
-        self.owed = False
+        self.outcome_pending = False
         try:
             while self._next < len(self._buckets):
                 self._leave()
             failed = torch.ones(1, dtype=torch.int32, device=self._device)
             self._left = [bucket.work for bucket in self._buckets if bucket.work is not None]
             self._left.append(dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group, async_op=True))
-            self._left.append(self._tell(f"{type(error).__name__}: {error}")[0])
-            until = time.monotonic() + _TELLING_SECONDS
+            self._left.append(self._exchange_outcome(f"{type(error).__name__}: {error}")[0])
+            until = time.monotonic() + _REPORT_SECONDS
             while time.monotonic() < until and not all(work.is_completed() for work in self._left):
                 time.sleep(_LOOK_SECONDS)
-        except Exception as trouble:  # what went wrong first is what is raised
-            log.warning("the other replicas cannot be told that this step failed: %s", trouble)
+        except Exception as trouble:  # the caller raises the first error
+            log.warning("cannot report the failed step to the other replicas: %s", trouble)
 
-    def _tell(self, text: str) -> tuple[dist.Work, list[tuple[int, torch.Tensor]]]:
-        """Exchange what there is to say of the step."""
+    def _exchange_outcome(self, text: str) -> tuple[dist.Work, list[tuple[int, torch.Tensor]]]:
+        """Exchange the error text of the step; empty on success."""
         mine = torch.zeros(_TEXT, dtype=torch.uint8)
         said = text.encode()[:_TEXT]
         mine[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)

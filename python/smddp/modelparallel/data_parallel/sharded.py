@@ -1,7 +1,7 @@
 """Sharded data parallelism: ranks share the parameters of a copy of the model, by torch's `fully_shard`.
 
-The ranks of a *shard group* are neighbours and hold one copy together; the copies are averaged over. A step's
-microbatches add up on each rank, and the last one's backward pass averages over all copies and shards.
+A *shard group* consists of consecutive ranks that together hold one copy; gradients are averaged over the copies.
+Each rank sums the microbatches of a step; the last backward pass averages over all copies and shards.
 
 With tensor parallelism, the ranks that hold the same part of each layer form the shard groups: every parameter is
 first cut over the tensor group, then over the shard group.
@@ -34,7 +34,7 @@ log = logging.getLogger("smddp.modelparallel")
 
 
 def check(config: Config, ranks: Ranks) -> None:
-    """Raise ValueError where ``sharded_data_parallel_degree`` does not divide the data-parallel ranks."""
+    """Raise ValueError if ``sharded_data_parallel_degree`` does not divide the data-parallel ranks."""
     degree, size = config.sharded_data_parallel_degree, ranks.rdp_size
     if size % degree:
         fitting = ", ".join(str(each) for each in range(1, size + 1) if size % each == 0)
@@ -102,7 +102,7 @@ class Sharded:
 
     @staticmethod
     def _limit_prefetch(modules: list[Any], most: int) -> None:
-        """A unit gathers the one before it while its own backward pass runs, unless both together are too large."""
+        """Prefetch the previous unit during the backward pass of a unit, unless both together are too large."""
         for before, each in zip([None, *modules], modules):
             live = sharded_units.elements(each) + (0 if before is None else sharded_units.elements(before))
             if live > most:
@@ -120,14 +120,14 @@ class Sharded:
         return found
 
     def going_back(self, microbatch: int) -> None:
-        """The backward pass of a microbatch is next: only the last one's averages over the ranks."""
+        """Prepare the backward pass of a microbatch; only the last one averages over the ranks."""
         self._synced = microbatch == self._last
         self.module.set_requires_gradient_sync(self._synced)  # type: ignore[operator]
         for each in self._kept:
             each.set_reshard_after_backward(self._synced, recurse=False)
 
     def finish(self, gradients: bool) -> None:
-        """The step is done."""
+        """Finish the step."""
         if gradients and not self._synced:
             raise RuntimeError(
                 "the step's last microbatch had no model.backward(), which averages the gradients of all of them over "
@@ -136,22 +136,22 @@ class Sharded:
         self.reshard()
 
     def reshard(self) -> None:
-        """Let go of what is gathered, so that the next pass sees new values."""
+        """Free gathered parameters, so that the next pass gathers new values."""
         for each in self._units:
             each.reshard()
 
     # ---- parameters ----
 
     def fill(self, seed: int) -> None:
-        """Give parameters on the meta device their values. Afterwards parameters stay the objects that they are."""
+        """Initialize parameters on the meta device. Parameter objects do not change afterwards."""
         delayed.everywhere(self.module, seed)
         sharded_views.attach(self.module)
         after = dict(self.module.named_parameters())
-        # What the parameters of before have become, for an optimizer that was made before.
+        # New parameters by the id of the old ones, for an optimizer created before the sharding.
         self._became = {number: (ref, after[name]) for name, (ref, number) in self._before.items()}
 
     def replace(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give an optimizer that was made before the model was sharded the parameters that it has since."""
+        """Replace the parameters of an optimizer that was created before the sharding."""
         for group in optimizer.param_groups:
             # In place: schedulers and scripts may hold the group.
             group["params"][:] = [self._now(parameter) for parameter in group["params"]]
@@ -171,7 +171,7 @@ def _torch_s() -> tuple[Any, Any]:
 
 
 def _mesh(config: Config, ranks: Ranks) -> DeviceMesh:
-    """The mesh (replicate, shard) of the ranks with the same tensor shard; (shard) where there is one copy."""
+    """Return the mesh (replicate, shard) of the ranks with the same tensor shard; (shard) for one copy."""
     from torch.distributed.device_mesh import DeviceMesh
 
     from smddp.sagemaker.parallel import device_type, forget_old_meshes
@@ -185,11 +185,11 @@ def _mesh(config: Config, ranks: Ranks) -> DeviceMesh:
 
 
 def of(model: Any) -> Sharded | None:
-    """How a model is sharded; None if it is not."""
+    """Return the sharding of a model; None for an unsharded model."""
     return getattr(model, "sharded", None)
 
 
 def writes(ranks: Ranks, model: Any) -> bool:
-    """Whether this rank writes its part of a partial checkpoint: one rank for each part does."""
+    """Return True if this rank writes its part of a partial checkpoint; one rank per part does."""
     sharded = of(model)
     return ranks.rdp_rank == 0 if sharded is None else sharded.copy == 0

@@ -1,4 +1,4 @@
-"""Norms of gradients of which each rank of a shard group has a piece."""
+"""Norms of gradients that are sharded over a shard group."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch.distributed.tensor import DTensor
 
 
 def sharded(gradients: list[torch.Tensor]) -> bool:
-    """Whether they are pieces: those of a model under fully_shard all are."""
+    """Return True if the gradients are shards, as all are under fully_shard."""
     return bool(gradients) and isinstance(gradients[0], DTensor)
 
 
 def pieces(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What this rank holds of each, in the same memory."""
+    """Return this rank's local shard of each gradient, without a copy."""
     return [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
 
 
 def plain(value: torch.Tensor) -> torch.Tensor:
-    """A number of the whole tensor, of which each rank may have counted its piece. Then collective."""
+    """Return a scalar as a plain tensor; reduces a scalar of pieces over the ranks, collectively."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -33,9 +33,9 @@ def norm(
     Args:
         counted: the gradients that this rank of the tensor group adds.
     """
-    assert isinstance(gradients[0], DTensor)  # `sharded` has looked
+    assert isinstance(gradients[0], DTensor)  # checked by `sharded`
     mesh = gradients[0].device_mesh
-    # Pieces may be empty, and of those there is no largest element.
+    # An empty shard has no maximum.
     held = [each for each in pieces(counted) if each.numel()]
     largest = math.isinf(norm_type)
     own = torch.zeros((), dtype=torch.float64, device=mesh.device_type)

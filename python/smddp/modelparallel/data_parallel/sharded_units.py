@@ -1,4 +1,4 @@
-"""Which modules of a model are sharded by themselves, each a unit whose parameters are gathered together. Pure."""
+"""Selection of FSDP units: modules whose parameters are gathered together. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def elements(module: nn.Module) -> int:
-    """The elements of all parameters in a module; shared ones count once."""
+    """Return the elements of all parameters in a module; shared ones count once."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def units(model: nn.Module, most: int) -> list[nn.Module]:
-    """The modules in ``model`` that are units of their own, outer ones before those in them; ``model`` is not listed.
+    """Return the units in ``model``, outer modules first; ``model`` itself is not listed.
 
-    These are the layers in lists; and, where a module has more than ``most`` elements, the modules in it. What is never
-    called, has vectors alone, or shares a parameter with something outside belongs to the unit around it.
+    Units are the layers in lists, and the submodules of a module with more than ``most`` elements. A module that is
+    never called, has only vectors, or shares a parameter with an outside module belongs to the enclosing unit.
     """
     uses = Counter(id(parameter) for module in model.modules() for parameter in module.parameters(recurse=False))
     found: list[nn.Module] = []

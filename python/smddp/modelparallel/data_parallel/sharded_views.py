@@ -29,7 +29,7 @@ class Elements:
 
     @property
     def data(self) -> torch.Tensor:
-        """The elements as they are now: a view of one parameter, a copy of several."""
+        """Current elements: a view of one parameter, a copy of several."""
         pieces = [_piece(parameter()) for parameter in self._parameters]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces) if pieces else torch.empty(0)
 
@@ -39,7 +39,7 @@ class Elements:
         return sum(_piece(parameter()).numel() for parameter in self._parameters)
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
-        """As of a tensor; the elements of one parameter are a view."""
+        """Narrow as a tensor; the elements of one parameter are a view."""
         first = 0
         for reference in self._parameters:
             size = _piece(reference()).numel()
@@ -73,7 +73,7 @@ def attach(module: nn.Module) -> None:
 
 
 def of_optimizer(name: str, groups: list[dict[str, Any]], mesh: Any) -> Any:
-    """The view ``name`` of an optimizer with these parameter groups."""
+    """Return the view ``name`` of an optimizer with these parameter groups."""
     if name == "ds_param_shard_group":
         return mesh.get_group(mesh.ndim - 1)
     parameters = [list(group["params"]) for group in groups]

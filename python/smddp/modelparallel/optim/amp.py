@@ -1,4 +1,4 @@
-"""`smp.amp.GradScaler`: torch's, with one verdict of all stages on whether a step's gradients are finite."""
+"""`smp.amp.GradScaler`: torch's, with one decision over all stages on finite gradients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from smddp.modelparallel.state import state
 
 
 class GradScaler(torch.amp.GradScaler):
-    """As torch.amp.GradScaler. A gradient that is not finite on any stage skips the step on all of them.
+    """Extends torch.amp.GradScaler: a nonfinite gradient on any stage skips the step on all stages.
 
     Args:
         device: "cuda" where there is one, else "cpu"; the others are torch's.
@@ -28,7 +28,7 @@ class GradScaler(torch.amp.GradScaler):
         shared = state.model is not None and sharded.of(state.model) is not None
         if state.ranks is None or (state.ranks.mp_size == 1 and not shared):
             return found
-        # A stage without gradients in this optimizer has found nothing, and hears of the others.
+        # A stage without gradients in this optimizer contributes zero and receives the result of the others.
         flags = list(found.values()) or [found_inf]
         verdict = torch.stack([flag.to(found_inf.device) for flag in flags]).max()
         dist.all_reduce(verdict, dist.ReduceOp.MAX, group=state.ranks.dp_group if shared else state.ranks.mp_group)

@@ -25,7 +25,7 @@ DYNAMIC = {
 
 
 class LossScale:
-    """The factor of the loss: constant, or as large as gradients stay finite.
+    """Loss scale: constant, or the largest scale with finite gradients.
 
     A dynamic scale is divided by ``scale_factor`` at the ``delayed_shift``-th step that is not finite, and multiplied
     by it after ``scale_window`` steps that were. ``consecutive_hysteresis``: a finite step starts that count anew.
@@ -45,7 +45,7 @@ class LossScale:
         self._left, self._finite = int(self.options["delayed_shift"]), 0
 
     def update(self, overflow: bool) -> None:
-        """After a step whose gradients were not finite, or were."""
+        """Update the scale after a step with nonfinite or finite gradients."""
         if not self.dynamic:
             return
         if overflow:
@@ -77,10 +77,10 @@ def halve_marked(module: torch.nn.Module) -> None:
 
 
 class Masters:
-    """Float32 copies of an optimizer's float16 parameters, which take their place in its groups.
+    """Float32 copies of an optimizer's float16 parameters, which replace them in its groups.
 
     Attributes:
-        taken: whether the masters have the gradients of this step.
+        taken: True if the masters have the gradients of this step.
     """
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Masters:
         return id(parameter) in self._masters
 
     def adopt(self, optimizer: torch.optim.Optimizer, wanted: Callable[[torch.Tensor], bool]) -> None:
-        """Put a master in place of each parameter in the groups that is ``wanted`` and has none."""
+        """Replace each ``wanted`` parameter without a master in the groups by a master."""
         for group in optimizer.param_groups:
             group["params"] = [p if self.is_master(p) or not wanted(p) else self._master(p) for p in group["params"]]
 
@@ -104,7 +104,7 @@ class Masters:
         return master
 
     def take(self, scale: float) -> None:
-        """Give the masters the gradients, without the scale."""
+        """Copy the unscaled gradients to the masters."""
         if self.taken:
             return
         for parameter, master in self.pairs:
@@ -115,7 +115,7 @@ class Masters:
         return [master.grad for _, master in self.pairs if master.grad is not None]
 
     def overflow(self) -> bool:
-        """Whether a gradient on any stage is not finite. Collective over the copy of the model."""
+        """Return True if any stage has a nonfinite gradient. Collective over the copy of the model."""
         assert state.ranks is not None  # as there is an optimizer
         found = self.gradients()
         finite = torch.ones((), device=grad_norm.device(found))
@@ -124,19 +124,19 @@ class Masters:
         if state.ranks.mp_size > 1:
             dist.all_reduce(finite, dist.ReduceOp.MIN, group=state.ranks.mp_group)
         if state.optimizer is not None and state.optimizer.shares is not None:
-            # Each replica has looked at its share.
+            # Each replica has checked its shard.
             dist.all_reduce(finite, dist.ReduceOp.MIN, group=state.ranks.rdp_group)
         return not bool(finite)
 
     @torch.no_grad()
     def give(self) -> None:
-        """Give the model the masters' values."""
+        """Copy the masters' values to the model."""
         for parameter, master in self.pairs:
             parameter.copy_(master)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take the values that the model was given from elsewhere."""
+        """Copy values that were loaded into the model to the masters."""
         for parameter, master in self.pairs:
             master.copy_(parameter)
 
@@ -147,12 +147,12 @@ class Masters:
 
 
 def inputs(value: Any) -> Any:
-    """What a float16 model gets: float32 tensors in ``value`` become float16."""
+    """Convert the inputs of a float16 model: float32 tensors become float16."""
     return _cast(value, torch.float32, torch.float16)
 
 
 def outputs(value: Any) -> Any:
-    """What it gives: float16 tensors become float32."""
+    """Convert the outputs of a float16 model: float16 tensors become float32."""
     return _cast(value, torch.float16, torch.float32)
 
 

@@ -22,17 +22,17 @@ log = logging.getLogger("smddp.modelparallel")
 
 
 class DistributedOptimizer(OptimizerDicts):
-    """The optimizer that it wraps, which at the cut loses the parameters of other stages.
+    """Wrapper of an optimizer that drops the parameters of other stages at the cut.
 
-    Parameters keep the numbers that they have in one process, so a whole state is that of the same optimizer in one
-    process, and a state saved under one cut loads under another. A state that is loaded before the cut waits for it.
+    Parameters keep the numbers of one process. So a whole state equals that of one process, and a state saved under one
+    cut loads under another. A state that is loaded before the cut is applied at the cut.
 
     Args:
         optimizer: over the whole model's parameters. An object that holds a torch optimizer as its attribute
             ``optimizer`` is returned itself, with the methods of state dicts overridden; see `script_optimizer`.
         static_loss_scale: factor of the loss under the key ``fp16``. Without it loss scales have no effect.
-        dynamic_loss_scale: as large a scale as gradients stay finite; a step whose gradients do not is left out.
-        dynamic_loss_args: see `LossScale`; the original's keyword arguments of these names do, too.
+        dynamic_loss_scale: use the largest scale with finite gradients; a step with nonfinite gradients is skipped.
+        dynamic_loss_args: see `LossScale`; the original's keyword arguments are accepted.
     """
 
     # accelerate would wrap it once more, and its wrapper takes state dicts apart.
@@ -68,7 +68,7 @@ class DistributedOptimizer(OptimizerDicts):
         self._overflow = False
         self.optimizer = optimizer
         self.script: Any = self
-        # What the norm of a sharded model's gradients is held to in each step; 0: nothing is.
+        # Maximum norm of a sharded model's gradients in each step; 0: no clipping.
         self._clip_to = cfg.sdp_gradient_clipping
         self.shares = Shares(ranks) if cfg.shard_optimizer_state and ranks.rdp_size > 1 else None
         self._stages, self._tensor_ranks = ranks.pp_size, ranks.tp_size
@@ -123,7 +123,7 @@ class DistributedOptimizer(OptimizerDicts):
     # ---- which parameters ----
 
     def _number(self) -> None:
-        """Give the parameters of groups that are new the next numbers, as torch counts them in a state dict."""
+        """Number the parameters of new groups, as torch counts them in a state dict."""
         for group in self.optimizer.param_groups[len(self._all) :]:
             first = sum(map(len, self._all))
             numbers = list(range(first, first + len(group["params"])))
@@ -131,7 +131,7 @@ class DistributedOptimizer(OptimizerDicts):
             self._held.append(list(numbers))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's; after the cut only this stage's parameters stay in the group."""
+        """Add a group as in torch; after the cut it keeps only this stage's parameters."""
         self.optimizer.add_param_group(param_group)
         self._number()
         if self._cut:
@@ -144,7 +144,7 @@ class DistributedOptimizer(OptimizerDicts):
         self.lose(parameter for parameter in everything if id(parameter) in whole - own)
 
     def lose(self, parameters: Iterable[torch.Tensor]) -> None:
-        """The model was cut: ``parameters`` belong to other stages. What waited to be loaded is loaded."""
+        """Drop ``parameters`` of other stages at the cut, and load a state that was loaded before."""
         lost = {id(parameter): parameter for parameter in parameters}
         self._remove(lost)
         self._cut = True
@@ -173,7 +173,7 @@ class DistributedOptimizer(OptimizerDicts):
     # ---- steps ----
 
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
-        """As the wrapped optimizer's, over this stage's parameters."""
+        """Step the wrapped optimizer over this stage's parameters."""
         self._load_what_waits()
         if self.masters is None or self._scale is None:
             self._clip_shared()
@@ -181,7 +181,7 @@ class DistributedOptimizer(OptimizerDicts):
                 return self._step_share(closure)
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         if closure is not None:
-            raise ValueError("step(closure) is not there under 'fp16': the loss is scaled in the step before")
+            raise ValueError("step(closure) is not supported under 'fp16': the loss is scaled in the previous step")
         self.masters.take(self._scale.scale)
         self._overflow = self.masters.overflow()
         if not self._overflow:
@@ -196,10 +196,10 @@ class DistributedOptimizer(OptimizerDicts):
         return None
 
     def _step_share(self, closure: Any) -> None:
-        """Step this replica's share of the parameters, and have those of the others."""
+        """Step this replica's shard of the parameters, and receive those of the others."""
         if closure is not None:
-            raise ValueError("step(closure) is not there under 'shard_optimizer_state'")
-        assert self.shares is not None  # `step` has looked
+            raise ValueError("step(closure) is not supported under 'shard_optimizer_state'")
+        assert self.shares is not None  # checked by `step`
         with self.shares.alone(self.param_groups, self._steps):
             self.optimizer.step()
         if self.masters is not None:
@@ -213,7 +213,7 @@ class DistributedOptimizer(OptimizerDicts):
             self._global_grad_norm = grad_norm.clip(everything, self._clip_to)
 
     def zero_grad(self, *args: Any, **options: Any) -> None:
-        """As the wrapped optimizer's, over this stage's parameters; apex's ``set_grads_to_None`` is taken too."""
+        """Clear this stage's gradients as the wrapped optimizer; also accepts apex's ``set_grads_to_None``."""
         if "set_grads_to_None" in options and "set_grads_to_None" not in signature(self.optimizer.zero_grad).parameters:
             options["set_to_none"] = options.pop("set_grads_to_None")
         self.optimizer.zero_grad(*args, **options)
@@ -222,17 +222,17 @@ class DistributedOptimizer(OptimizerDicts):
 
     @property
     def loss_scale(self) -> float:
-        """What `model.backward` multiplies the loss by: 1 without ``fp16``."""
+        """Factor that `model.backward` applies to the loss: 1 without ``fp16``."""
         return 1.0 if self._scale is None else self._scale.scale
 
     @property
     def overflow(self) -> bool:
-        """Whether the last step found gradients that are not finite, on any stage; False without ``fp16``."""
+        """True if any stage had nonfinite gradients in the last step; False without ``fp16``."""
         return self._overflow
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether the last step left the parameters as they were; see `overflow`."""
+        """True if the last step did not change the parameters; see `overflow`."""
         return self._overflow
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
@@ -247,6 +247,6 @@ class DistributedOptimizer(OptimizerDicts):
         return self._global_grad_norm
 
     def refresh(self) -> None:
-        """The model was given other values."""
+        """Update the masters after values of the model were replaced."""
         if self.masters is not None:
             self.masters.refresh()

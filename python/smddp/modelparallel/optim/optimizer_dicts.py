@@ -1,4 +1,4 @@
-"""State dicts of `smp.DistributedOptimizer`: the whole, a stage's part, a replica's share."""
+"""State dicts of `smp.DistributedOptimizer`: whole, per stage and per replica."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class OptimizerDicts(torch.optim.Optimizer):
 
     @property
     def held(self) -> list[int]:
-        """The numbers of the parameters that this stage holds."""
+        """Return the numbers of the parameters that this stage holds."""
         return [number for numbers in self._held for number in numbers]
 
     @property
     def stepped(self) -> list[int]:
-        """The numbers of those whose state this process holds: all of the stage's, or its share of them."""
+        """Return the numbers of the parameters whose state this process holds: the stage's, or its shard of them."""
         everything = [parameter for group in self.param_groups for parameter in group["params"]]
         return [number for number, parameter in zip(self.held, everything) if self._steps(parameter)]
 
@@ -63,10 +63,10 @@ class OptimizerDicts(torch.optim.Optimizer):
         return self.shares.mine(parameter) or (self.masters is not None and self.masters.is_master(parameter))
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
-        """This stage's part of the state, its parameters under the numbers that they have in the whole.
+        """Return this stage's part of the state, with the parameter numbers of the whole state.
 
-        Under ``shard_optimizer_state`` it is put together of the replicas' shares, which is collective over them; with
-        ``gather_if_shard=False`` it is this replica's share.
+        Under ``shard_optimizer_state`` it joins the shards of the replicas, collective over them; with
+        ``gather_if_shard=False`` it is this replica's shard.
         """
         if self._waiting is not None:
             return self._waiting
@@ -92,7 +92,7 @@ class OptimizerDicts(torch.optim.Optimizer):
         stepped = self.stepped
         shared = len(stepped) < len(held) or (self.shares is not None and self.script is not self)
         partial = self._stages * self._tensor_ranks > 1 or shared
-        return {**packed, IS_PARTIAL: partial, HELD: stepped, **of_tensors.told(self._splits())}
+        return {**packed, IS_PARTIAL: partial, HELD: stepped, **of_tensors.encode(self._splits())}
 
     def _splits(self) -> dict[int, Split]:
         """Return the splits of this stage's shared parameters by number.
@@ -104,7 +104,7 @@ class OptimizerDicts(torch.optim.Optimizer):
         return {**self._noted, **{number: split for number, split in found if split is not None}}
 
     def state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:  # type: ignore[override]
-        """The whole state, as in one process. Collective over all that hold parts of it, once the model is cut."""
+        """Return the whole state, as in one process. Collective over all ranks with a part of it, after the cut."""
         if not self._cut:
             return self.optimizer.state_dict() if self._waiting is None else self._waiting
         if self._shared is not None:
@@ -130,7 +130,7 @@ class OptimizerDicts(torch.optim.Optimizer):
         self.load_state_dict(state_dict, gather_if_shard)
 
     def load_state_dict(self, state_dict: dict[str, Any], gather_if_shard: bool = True) -> None:  # type: ignore[override]
-        """Load a whole state, or this stage's part of one. Before the cut it waits.
+        """Load a whole state, or this stage's part of one. Before the cut, loading is delayed until the cut.
 
         ``gather_if_shard`` changes nothing: a share records what it holds.
 
@@ -151,7 +151,7 @@ class OptimizerDicts(torch.optim.Optimizer):
         self._load(state_dict)
 
     def _part(self, index: int, values: dict[str, Any]) -> dict[str, Any]:
-        """A parameter's state, of which a tensor group's rank keeps its part."""
+        """Return this rank's part of the state of a parameter."""
         split = self._splits().get(self.held[index])
         if split is None:
             return values

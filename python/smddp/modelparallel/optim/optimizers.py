@@ -21,7 +21,7 @@ def _no_amsgrad(amsgrad: bool, name: str) -> None:
 
 
 def _lengths(parameter: torch.Tensor, *tensors: torch.Tensor, norm_type: float = 2.0) -> torch.Tensor:
-    """The norms of tensors of a parameter's shape, each over all parts. Collective where it is shared or sharded."""
+    """Return the norms of tensors with the shape of a parameter, over all parts. Collective for split ones."""
     found = torch.stack([plain(torch.linalg.vector_norm(tensor, norm_type)) for tensor in tensors])
     if split_of(parameter) is None:
         return found
@@ -35,11 +35,11 @@ def _lengths(parameter: torch.Tensor, *tensors: torch.Tensor, norm_type: float =
 
 
 class _Fused(torch.optim.Optimizer):
-    """What both have alike: `step` goes over the groups, whose step is counted in the group."""
+    """Base class: `step` iterates over the groups, and each group counts its steps."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """One step; ``closure`` computes the loss again, which is returned."""
+        """Perform one step; ``closure`` recomputes the loss, which is returned."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -69,7 +69,7 @@ class _Fused(torch.optim.Optimizer):
 
 
 class FusedLAMB(_Fused):
-    """LAMB: Adam whose step of each tensor is as long as the tensor, after the whole model's gradient was clipped."""
+    """LAMB: Adam with steps scaled to the norm of each tensor, after clipping by the whole model's norm."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Optimizers of scripts that are no `torch.optim.Optimizer` and hold one, as apex's FP16_Optimizer does.
+"""Optimizers of scripts that wrap a `torch.optim.Optimizer`, such as apex's FP16_Optimizer.
 
-The script keeps its object, which steps, scales and clips. Its methods of state dicts become those of the
-`DistributedOptimizer` of the torch optimizer inside. Once the model is cut it may replace parameters by copies of its
-own, at their places in the groups. Under the key ``shard_optimizer_state`` the groups then hold this replica's share.
+The script keeps its object, which steps, scales and clips. The methods of state dicts are replaced by those of a
+`DistributedOptimizer` around the inner torch optimizer. After the cut the object may replace parameters in the groups
+by copies. Under the key ``shard_optimizer_state`` the groups then hold this replica's share.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _METHODS = "state_dict local_state_dict load_state_dict save_optimizer_backcompa
 def torch_optimizer(optimizer: Any) -> Any:
     """Return ``optimizer``, or the torch optimizer that it holds as ``optimizer``.
 
-    Raises TypeError where there is none.
+    Raises TypeError without one.
     """
     found = optimizer
     for _ in range(_LEVELS):

@@ -1,4 +1,4 @@
-"""The key ``fp16`` under sharded data parallelism: what is stepped are float32 pieces of the parameters."""
+"""Key ``fp16`` under sharded data parallelism: the optimizer steps float32 shards of the parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smddp.modelparallel.state import state
 
 
 class Unscaled(Masters):
-    """As `Masters`, where the sharded parameters are the masters: only the scale is taken off their gradients."""
+    """Variant of `Masters` with sharded parameters as masters: only unscales the gradients."""
 
     def __init__(self) -> None:
         super().__init__()

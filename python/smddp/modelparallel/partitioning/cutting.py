@@ -1,4 +1,4 @@
-"""The cut itself: parts get their stage, and parameters of other stages go."""
+"""Partitioning of a model: assign parts to stages, and free parameters of other stages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Cut:
 
     Attributes:
         parts: (name, module, stage) of each part.
-        roots: (name, module, stage) of each module with parameters of its own and modules of several stages in it.
+        roots: (name, module, stage) of each module with direct parameters and submodules on several stages.
         stage_of: the stage of each parameter, by id.
     """
 
@@ -65,7 +65,7 @@ class Cut:
 
 
 def _stages(model: nn.Module, where: dict[str, int], default: int) -> dict[int, int]:
-    """The stage of each module that holds something, by id: sharers of a parameter follow the first of them."""
+    """Return the stage of each module with parameters or buffers, by id; modules that share one follow the first."""
     found: dict[int, int] = {}
     for name, module in model.named_modules():
         if holds(module):
@@ -81,7 +81,7 @@ def _stages(model: nn.Module, where: dict[str, int], default: int) -> dict[int, 
 
 
 def install(made: Cut, stage: int, busy: Any) -> list[Part]:
-    """Put each part in its module's place, and the parameters of roots where steps find them."""
+    """Install the parts in their modules, and make the parameters of roots available to steps."""
     parts = []
     for number, (name, module, owner) in enumerate(made.parts):
         part = Part(number, name, module, owner, module.forward, busy)

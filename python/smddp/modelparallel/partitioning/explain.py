@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from smddp import files
 from smddp.modelparallel.pipeline import schedule
-from smddp.modelparallel.pipeline import timeline as lanes
+from smddp.modelparallel.pipeline import timeline as steps
 from smddp.modelparallel.state import state
 from smddp.observability import timeline
 
 
 def explain(trace: str | os.PathLike[str] | None = None) -> str:
-    """Which module lies where, with parameters and share of the cost, and the plan with the bubble that it leaves.
+    """Report the stage, parameters and cost share of each module, and the plan with its bubble.
 
     Args:
         trace: a file to write with the last step of this pipeline's stages, each as planned and as measured: a picture
@@ -65,19 +65,22 @@ def explain(trace: str | os.PathLike[str] | None = None) -> str:
         f"{ranks.pp_size} stages, {m} microbatches, {cfg.pipeline}: {100 * bubble:.1f} % bubble in even stages"
     )
     if ranks.pp_size > 1:
-        lines += ["in time, digits forward, letters backward (a is microbatch 0):", *lanes.drawn(plan, ranks.pp_size)]
+        lines += [
+            "in time, digits forward, letters backward (a is microbatch 0):",
+            *steps.drawn(plan, ranks.pp_size),
+        ]
     if trace is not None:
         _write(Path(trace), cfg, ranks, model.measured.pieces)
     return "\n".join(lines)
 
 
-def _write(file: Path, cfg: Any, ranks: Any, pieces: list[lanes.Piece]) -> None:
+def _write(file: Path, cfg: Any, ranks: Any, pieces: list[steps.Piece]) -> None:
     # Of the stages of one host the times are of one clock.
     clock = time.time() - time.perf_counter()
     own = [(what, number, begin + clock, end + clock) for what, number, begin, end in pieces]
-    told: list[Any] = [None] * ranks.pp_size
+    gathered: list[Any] = [None] * ranks.pp_size
     name = f"stage {ranks.pp_rank} (rank {ranks.rank}, host {socket.gethostname()})"
-    dist.all_gather_object(told, (name, own), group=ranks.pp_group)
+    dist.all_gather_object(gathered, (name, own), group=ranks.pp_group)
     if ranks.pp_rank or ranks.rdp_rank:
         return
 
@@ -86,5 +89,5 @@ def _write(file: Path, cfg: Any, ranks: Any, pieces: list[lanes.Piece]) -> None:
             visits, cfg.microbatches, cfg.pipeline, cfg.active_microbatches, forward, backward, shares
         )
 
-    found = lanes.trace([name for name, _ in told], [own for _, own in told], simulate)
+    found = steps.trace([name for name, _ in gathered], [own for _, own in gathered], simulate)
     files.write_text(file, timeline.drawn(found) if file.suffix == ".svg" else json.dumps(found))

@@ -1,4 +1,4 @@
-"""Which module lies on which stage: as the script says, or cut by costs. Pure but for `partition`."""
+"""Placement of modules on stages, by the script or by cost. Pure functions except `partition`."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-# Where the script puts a module, and that its activations are checkpointed: then it stays whole.
+# Stage that the script sets for a module, and a flag for checkpointed modules, which are never divided.
 STAGE = "_smp_stage"
 CHECKPOINTED = "_smp_checkpointed"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one module costs in one microbatch.
+    """Cost of one module in one microbatch.
 
     Attributes:
-        order: when it was called first; None: never.
-        flops: of its forward pass.
-        bytes: of its results.
-        seconds: its forward pass took; 0 where not timed.
+        order: position of its first call; None: never called.
+        flops: floating-point operations of its forward pass.
+        bytes: size of its results.
+        seconds: duration of its forward pass; 0 if not timed.
     """
 
     order: int | None = None
@@ -41,33 +41,33 @@ class Unit:
 
 
 def owned(module: nn.Module) -> bool:
-    """Whether a module has something that lies on a stage: parameters, or buffers that are saved."""
+    """Return True if a module has parameters or persistent buffers, which a stage holds."""
     return next(module.parameters(), None) is not None or any(
         name not in each._non_persistent_buffers_set for each in module.modules() for name in each._buffers
     )
 
 
 def holds(module: nn.Module) -> bool:
-    """Whether it has such itself, and not in a module in it."""
+    """Return True if the module has direct parameters or persistent buffers, outside of submodules."""
     return any(q is not None for q in module._parameters.values()) or (
         owned(module) and next(module.children(), None) is None
     )
 
 
 def called(module: nn.Module) -> bool:
-    """Whether a module can be called: lists of modules cannot."""
+    """Return True if a module can be called; lists of modules cannot."""
     return type(module).forward is not nn.Module.forward
 
 
 def set_partition(module: nn.Module, stage: int) -> None:
-    """Put a module, and all in it, on a stage. To be called before the first step."""
+    """Place a module and its submodules on a stage. Call it before the first step."""
     for each in module.modules():
         each.__dict__[STAGE] = stage
 
 
 @contextlib.contextmanager
 def partition(stage: int) -> Iterator[None]:
-    """Modules that are made inside lie on ``stage``."""
+    """Place modules that are created inside on ``stage``."""
     before = nn.Module.__init__
 
     def init(self: nn.Module, *args: object, **kwargs: object) -> None:
@@ -82,9 +82,9 @@ def partition(stage: int) -> Iterator[None]:
 
 
 def given(model: nn.Module, default: int | None, stages: int) -> dict[str, int]:
-    """The stages that the script gave, by module; ``default``, unless None, for those without.
+    """Return the stages that the script set, by module; ``default``, unless None, for the others.
 
-    Raises ValueError for a stage that is not there.
+    Raises ValueError for an unknown stage.
     """
     found = {}
     for name, module in model.named_modules():
@@ -94,7 +94,7 @@ def given(model: nn.Module, default: int | None, stages: int) -> dict[str, int]:
         if stage is None:
             continue
         if not isinstance(stage, int) or not 0 <= stage < stages:
-            raise ValueError(f"module {name or 'of the model'} was put on stage {stage}; there are 0 to {stages - 1}")
+            raise ValueError(f"module {name or 'of the model'} was put on stage {stage}; expected 0 to {stages - 1}")
         found[name] = stage
     return found
 
@@ -102,7 +102,7 @@ def given(model: nn.Module, default: int | None, stages: int) -> dict[str, int]:
 def units(
     model: nn.Module, stages: int, costs: dict[str, Cost], memory_weight: float, seconds: bool = False
 ) -> list[Unit]:
-    """The pieces that a cut may lie between, in order of execution, with their parts of the whole cost."""
+    """Return the indivisible units of the model in order of execution, with their shares of the cost."""
     total = sum(q.numel() for q in model.parameters()) or 1
     found: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
@@ -128,7 +128,7 @@ def units(
     counted: set[int] = set()
     parameters: list[int] = []
     for _, module in ordered:
-        # A shared parameter costs once.
+        # A shared parameter counts once.
         new = [q for q in module.parameters() if id(q) not in counted]
         counted.update(map(id, new))
         parameters.append(sum(q.numel() * q.element_size() for q in new))
@@ -147,7 +147,7 @@ def _shares(values: list[float]) -> list[float]:
 
 
 def cut(pieces: list[Unit], stages: int) -> dict[str, int]:
-    """A stage for each unit: contiguous, the costliest stage as cheap as can be, users of one parameter together.
+    """Return contiguous stages of the units with a minimal maximum cost; users of a parameter share a stage.
 
     Later stages win a tie. Fewer units than stages leave the last stages empty.
     """
@@ -170,7 +170,7 @@ def cut(pieces: list[Unit], stages: int) -> dict[str, int]:
 
 
 def balanced(costs: list[float], stages: int) -> list[int]:
-    """A stage for each of the costs, in order, such that the largest sum of a stage is as small as can be."""
+    """Return a stage for each cost, in order, that minimizes the largest sum of a stage."""
     count, stages = len(costs), min(stages, len(costs))
     before = [0.0]
     for cost in costs:
@@ -181,7 +181,7 @@ def balanced(costs: list[float], stages: int) -> list[int]:
     for stage in range(1, stages + 1):
         for end in range(stage, count + 1):
             for start in range(stage - 1, end):
-                # Sums in different order may differ in the last bit: that is no better cut.
+                # Sums in a different order may differ in the last bit, which does not make a cut better.
                 largest = round(max(best[stage - 1][start], before[end] - before[start]), 12)
                 if largest < best[stage][end]:
                     best[stage][end], begin[stage][end] = largest, start
@@ -195,7 +195,7 @@ def balanced(costs: list[float], stages: int) -> list[int]:
 
 
 def measure(model: nn.Module, run: object, seconds: bool = False) -> dict[str, Cost]:
-    """The cost of each module in one call of ``run``, by name. Buffers and random numbers stay as they were."""
+    """Return the cost of each module in one call of ``run``, by name. Restores buffers and random states."""
     from time import perf_counter
 
     from torch.utils.flop_counter import FlopCounterMode

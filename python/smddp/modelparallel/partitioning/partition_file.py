@@ -16,14 +16,14 @@ def write(file: str, where: dict[str, int]) -> None:
 
 
 def read(file: str, model: nn.Module, stages: int) -> dict[str, int]:
-    """The cut that `write` kept.
+    """Read a cut that `write` saved.
 
-    Raises ValueError for a file that is not such a cut, or one of another model or of more stages.
+    Raises ValueError for an invalid file, another model or more stages.
     """
     try:
         where: Any = json.loads(files.read_text(file))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"'partition_file' {file} is no JSON: {error}") from None
+        raise ValueError(f"'partition_file' {file} is not valid JSON: {error}") from None
     if not isinstance(where, dict) or not where or not all(type(stage) is int for stage in where.values()):
         raise ValueError(f"'partition_file' {file} must hold an object of modules' names and stages")
     names = dict(model.named_modules())
@@ -32,5 +32,5 @@ def read(file: str, model: nn.Module, stages: int) -> dict[str, int]:
         raise ValueError(f"'partition_file' {file} has a module {unknown[0]!r}, and {type(model).__name__} has none")
     for name, stage in where.items():
         if not 0 <= stage < stages:
-            raise ValueError(f"'partition_file' {file} has {name!r} on stage {stage}; there are 0 to {stages - 1}")
+            raise ValueError(f"'partition_file' {file} has {name!r} on stage {stage}; expected 0 to {stages - 1}")
     return where

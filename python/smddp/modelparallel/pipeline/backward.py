@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Sums:
-    """The gradients of a step, summed in one order whatever the timing.
+    """Gradients of a step, summed in a deterministic order.
 
-    Each segment follows the same one of the microbatch before, so sums of one segment have one order. A parameter that
-    several segments use has a sum for each, and these are added at the end.
+    Each segment runs after the same segment of the previous microbatch, so the order of its sum is fixed. A parameter
+    that several segments use has one sum per segment; these are added at the end.
 
     Args:
         parameters: of each part, by number, this stage's parameters.
-        replicas: to be told of gradients that are final, where there are several.
+        replicas: receives final gradients; None for a single replica.
     """
 
     def __init__(self, parameters: dict[int, list[torch.nn.Parameter]], replicas: Replicas | None = None) -> None:
@@ -35,7 +35,7 @@ class Sums:
         self._apart: dict[tuple[int, int], tuple[torch.nn.Parameter, torch.Tensor]] = {}
 
     def begin(self, segments: list[Segment]) -> None:
-        """The first microbatch's forward pass is over."""
+        """Start a step, after the forward pass of the first microbatch."""
         for segment in segments:
             for parameter in self._of(segment):
                 self._home.setdefault(id(parameter), segment.index)
@@ -48,7 +48,7 @@ class Sums:
     ) -> None:
         """Autograd's backward pass of one segment.
 
-        ``left``: in the last microbatch, the segments whose turn is still to come; else None.
+        ``left``: in the last microbatch, the remaining segments; else None.
         """
         guests = {
             id(parameter): parameter
@@ -69,21 +69,21 @@ class Sums:
             parameter.grad = gradient
 
     def _final(self, segment: Segment, left: list[Segment] | None) -> list[torch.nn.Parameter]:
-        """The parameters whose gradients are complete once ``segment`` is through."""
+        """Return the parameters whose gradients are complete after ``segment``."""
         if left is None:
             return []
         more = {number for number, _ in self._apart} | {id(q) for other in left for q in self._of(other)}
         return [q for q in self._of(segment) if self._home.get(id(q)) == segment.index and id(q) not in more]
 
     def end(self) -> None:
-        """Add up what segments apart have."""
+        """Add the sums of different segments."""
         for _, (parameter, gradient) in sorted(self._apart.items(), key=lambda item: -item[0][1]):
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         self._apart = {}
 
 
 def start(mb: Microbatch, divisor: int) -> None:
-    """Note where the backward pass begins: the tensors given to `model.backward`."""
+    """Record the roots of the backward pass: the tensors passed to `model.backward`."""
     for tensor, gradient in mb.roots:
         if isinstance(tensor, Placed):
             value = tensor.value
@@ -100,9 +100,9 @@ def start(mb: Microbatch, divisor: int) -> None:
 
 
 def segment(mb: Microbatch, at: Segment, sums: Sums, busy: Any, last: bool, on_caller: Callable[[Any], None]) -> None:
-    """Run one segment backward: gradients come in where tensors went out, and go out where these came in.
+    """Run one segment backward: receive gradients of sent tensors, and send gradients of received tensors.
 
-    ``last``: it is the last microbatch. ``on_caller`` runs a function on the thread that called the step.
+    ``last``: True for the last microbatch. ``on_caller`` runs a function on the thread that called the step.
     """
     tensors = [tensor for tensor, _ in at.roots]
     gradients = [gradient for _, gradient in at.roots]

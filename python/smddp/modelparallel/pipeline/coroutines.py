@@ -1,4 +1,4 @@
-"""Threads as coroutines: they take turns with the one that called them, and one of all runs at a time."""
+"""Threads as coroutines: exactly one of them or their caller runs at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Coroutines:
         self._task: Callable[[], None] | None = None
 
     def start(self, main: Callable[[], None]) -> None:
-        """One more thread, which waits for its turn. Its number is how many there were."""
+        """Start a thread, which waits until it is scheduled. Threads are numbered from 0 in order of creation."""
         number = len(self._threads)
         go = threading.Semaphore(0)
         self._go.append(go)
@@ -30,7 +30,7 @@ class Coroutines:
         self._threads[-1].start()
 
     def run(self, number: int) -> None:
-        """On the caller: let a thread go on until it leaves or ends."""
+        """Resume a thread until it yields or ends; called on the calling thread."""
         self._hand_over(number)
         while self._task is not None:
             task, self._task = self._task, None
@@ -42,12 +42,12 @@ class Coroutines:
         self._back.acquire()
 
     def leave(self, number: int) -> None:
-        """On a thread: let others run until its next turn."""
+        """Yield from a thread until it is scheduled again."""
         self._back.release()
         self._go[number].acquire()
 
     def on_caller(self, number: int, work: Callable[[], None]) -> None:
-        """On a thread: have the caller do ``work``, and raise what that raises."""
+        """Run ``work`` on the calling thread, and raise its exception; called on a coroutine thread."""
         raised: list[BaseException] = []
 
         def task() -> None:
@@ -62,7 +62,7 @@ class Coroutines:
             raise raised[0]
 
     def end(self, before: Callable[[int], None]) -> None:
-        """On the caller: let all run to their end, one at a time; ``before(number)`` is called before each."""
+        """Run all threads to their end, one at a time; calls ``before(number)`` before each."""
         for number, (thread, go) in enumerate(zip(self._threads, self._go)):
             before(number)
             go.release()

@@ -1,4 +1,4 @@
-"""The microbatch at work in this process. At any time at most one is, on whatever thread: autograd has its own."""
+"""The running microbatch of this process: at most one at a time, on any thread including those of autograd."""
 
 from __future__ import annotations
 

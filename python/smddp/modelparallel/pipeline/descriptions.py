@@ -1,4 +1,4 @@
-"""What a part returned, as its stage tells the others: once for each kind of inputs."""
+"""Descriptions of the result of a part, sent by its stage to the others once per kind of inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
 from smddp.modelparallel.pipeline.shape_inference import autocast
 
 _SIMPLE = (int, float, str, bool, type(None))
-# Objects that parts of several stages may have: nobody writes into these.
+# Immutable objects, which parts of several stages may share.
 _CONSTANT = (torch.dtype, torch.device, torch.Generator, torch.nn.Module, type, slice, range, bytes)
 
 
@@ -26,20 +26,20 @@ class Input:
 
 @dataclass(frozen=True)
 class Unsaid:
-    """A result that other stages cannot have: it only exists on the part's own."""
+    """Result that exists only on the part's stage and cannot be described to others."""
 
     kind: str
 
 
 @dataclass
 class Description:
-    """What a call of a part does, for those who did not run it.
+    """Result and side effects of a call of a part, for the stages that did not run it.
 
     Attributes:
         leaves: `Form`, `Input` or a plain value for each leaf of the result.
-        tree: the result with its leaves numbered.
-        written: the arguments that the part wrote into.
-        changed: the arguments, mutable objects, that it changed.
+        tree: structure of the result, with numbered leaves.
+        written: tensor arguments that the part wrote into.
+        changed: mutable object arguments that the part changed.
     """
 
     leaves: list[Any]
@@ -48,11 +48,11 @@ class Description:
     changed: tuple[int, ...]
 
     def same(self, other: Description) -> bool:
-        """Whether another call with such inputs came out alike."""
+        """Return True if another call with such inputs had the same description."""
         return len(self.leaves) == len(other.leaves) and all(map(_same, self.leaves, other.leaves))
 
     def __str__(self) -> str:
-        return ", ".join(map(_told, self.leaves))
+        return ", ".join(map(_describe_leaf, self.leaves))
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -63,7 +63,7 @@ def _same(one: Any, other: Any) -> bool:
     return type(one) is type(other)
 
 
-def _told(leaf: Any) -> str:
+def _describe_leaf(leaf: Any) -> str:
     if isinstance(leaf, Form):
         grad = " with gradient" if leaf.gradient else ""
         return f"{leaf.dtype} of shape {leaf.shape}{grad}"
@@ -71,7 +71,7 @@ def _told(leaf: Any) -> str:
 
 
 def signature(flat: list[Any], spec: Any, training: bool) -> tuple[Any, ...]:
-    """What the form of a part's result may depend on."""
+    """Return a key of everything that the form of a part's result may depend on."""
     parts: list[Any] = []
     for x in flat:
         if isinstance(x, Placed):
@@ -84,19 +84,19 @@ def signature(flat: list[Any], spec: Any, training: bool) -> tuple[Any, ...]:
 
 
 def digest(signed: tuple[Any, ...]) -> int:
-    """A number for a signature, the same on all ranks."""
+    """Return a hash of a signature, equal on all ranks."""
     return int.from_bytes(hashlib.blake2b(repr(signed).encode(), digest_size=7).digest(), "big")
 
 
 def mutable(x: Any) -> bool:
-    """Whether a part could change the object for others that have it too."""
+    """Return True if a part could change the object for other holders of a reference."""
     if isinstance(x, (torch.Tensor, *_SIMPLE, *_CONSTANT)) or callable(x):
         return False
     return hasattr(x, "__dict__") or isinstance(x, (set, bytearray))
 
 
 def fingerprint(x: Any, depth: int = 3) -> Any:
-    """What changes if somebody writes into an object or into what it has."""
+    """Return a value that changes if an object, or an object that it refers to, is modified."""
     if isinstance(x, torch.Tensor):
         return id(x), x._version
     if isinstance(x, _SIMPLE):
@@ -114,25 +114,25 @@ def fingerprint(x: Any, depth: int = 3) -> Any:
 def describe(
     result: Any, inputs: list[Any], versions: list[int | None], objects: dict[int, Any]
 ) -> tuple[Description, list[Any]]:
-    """The description of a call that just ended, and the leaves of its result.
+    """Return the description of a completed call, and the leaves of its result.
 
     Args:
-        inputs: the leaves of the arguments that it ran on.
-        versions, objects: what these were before, tensors' versions and objects' fingerprints, by index.
+        inputs: leaves of the arguments.
+        versions, objects: tensor versions and object fingerprints before the call, by index.
     """
     leaves, spec = pytree.tree_flatten(result)
     places = {id(x): index for index, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
-    told: list[Any] = []
+    forms: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
-            told.append(Input(places[id(leaf)]) if id(leaf) in places else Form.of(leaf))
+            forms.append(Input(places[id(leaf)]) if id(leaf) in places else Form.of(leaf))
         elif isinstance(leaf, _SIMPLE):
-            told.append(leaf)
+            forms.append(leaf)
         else:
-            told.append(next((Input(i) for i, x in enumerate(inputs) if x is leaf), Unsaid(type(leaf).__name__)))
+            forms.append(next((Input(i) for i, x in enumerate(inputs) if x is leaf), Unsaid(type(leaf).__name__)))
     written = tuple(
         i for i, (x, before) in enumerate(zip(inputs, versions)) if before is not None and x._version != before
     )
     changed = tuple(i for i, before in objects.items() if fingerprint(inputs[i]) != before)
     tree = pytree.tree_unflatten(list(range(len(leaves))), spec)
-    return Description(told, tree, written, changed), leaves
+    return Description(forms, tree, written, changed), leaves

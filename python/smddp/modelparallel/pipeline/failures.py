@@ -1,4 +1,4 @@
-"""What stages tell each other of a failure: the same cause on all of them."""
+"""Failure reports between stages, so that all raise the same cause."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _KEPT: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError
 
 
 class Aborted(BaseException):
-    """Ends the thread of a microbatch after a failure elsewhere. Not for users to catch."""
+    """Internal exception that ends the thread of a microbatch after a failure elsewhere."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a step ended, in words that pass between processes."""
+    """Cause of a failed step, in a form that can be sent between processes."""
 
     kind: str
     text: str
@@ -22,13 +22,13 @@ class Failure:
     where: str
 
     def error(self, stage: int) -> Exception:
-        """The exception to raise on ``stage``."""
-        told = "" if stage == self.stage else f" (told by stage {self.stage})"
-        return _KEPT.get(self.kind, RuntimeError)(f"{self.text}{told}\n{self.where}".rstrip())
+        """Return the exception to raise on ``stage``."""
+        reporter = "" if stage == self.stage else f" (reported by stage {self.stage})"
+        return _KEPT.get(self.kind, RuntimeError)(f"{self.text}{reporter}\n{self.where}".rstrip())
 
 
 def of(error: BaseException, stage: int, place: str) -> Failure:
-    """The failure that ``error`` is, at ``place``: microbatch, stage and module in words."""
+    """Return the failure for ``error`` at ``place``, a text with microbatch, stage and module."""
     name = type(error).__name__
     kind = next((known for known, type_ in _KEPT.items() if isinstance(error, type_)), "RuntimeError")
     text = str(error) if name in (kind, "RuntimeError") else f"{name}: {error}"

@@ -1,8 +1,8 @@
 """Messages between the stages of a pipeline during a step.
 
-One thread per peer receives into a mailbox while a step runs, and ends with the peer's last message of that step: no
-thread waits between steps, or at exit. Each message is a header of fixed size and at most one payload. Every one has a
-tag of its own, as gloo keeps no order within one.
+One thread per peer receives into a mailbox during a step, and ends with the peer's last message of that step. No
+thread waits between steps or at exit. A message is a header of fixed size and at most one payload. Each has a unique
+tag, because gloo does not order messages with equal tags.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _NOTHING, _OBJECT = -1, -2
 
 # Kinds of messages. A key is (kind, microbatch, number, second number).
 FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END, ALIVE, TURN = range(10)
-# How often a stage says that it is there, in parts of the deadline: a listener that hears nothing fails.
+# Heartbeats per deadline: a receiver without a message within the deadline fails.
 _BEATS = 4
 _SLACK_SECONDS = 0.5
-# How long a step that failed waits for the others to end it, where the deadline has passed.
+# Time that a failed step waits for the other stages to end it after the deadline.
 _GRACE_SECONDS = 10.0
 Key = tuple[int, int, int, int]
 
 
 class Message:
-    """What came: a tensor, an object or nothing, and how far the sender's program was."""
+    """Received message: a tensor, an object or nothing, and the position of the sender's program."""
 
     __slots__ = ("place", "value")
 
@@ -44,12 +44,12 @@ class Message:
 
 
 class Mail:
-    """One stage's messages to and from the others.
+    """Messages between one stage and the others.
 
     Args:
-        stage: this process's own.
-        ranks: the stages' global ranks.
-        group: for these messages alone.
+        stage: stage of this process.
+        ranks: global ranks of the stages.
+        group: process group used only for these messages.
     """
 
     def __init__(self, stage: int, ranks: list[int], group: dist.ProcessGroup) -> None:
@@ -58,10 +58,10 @@ class Mail:
         self.changed = threading.Condition()
         self.broken: Exception | None = None
         self.arrived = 0
-        # Tensors sent and their bytes, by peer: what crosses between stages can be counted.
+        # Number and bytes of the tensors sent, by peer.
         self.tensors: Counter[int] = Counter()
         self.bytes: Counter[int] = Counter()
-        # Called by a listener: for a peer's record of its program, or its failure.
+        # Called by a receiver thread for the program record or failure of a peer.
         self.on_record: Callable[[int, int, Any], None] = lambda peer, microbatch, record: None
         self.on_failed: Callable[[Any], None] = lambda failure: None
         self._box: dict[tuple[int, Key], Message] = {}
@@ -69,48 +69,48 @@ class Mail:
         self._sent: defaultdict[int, int] = defaultdict(int)
         self._received: defaultdict[int, int] = defaultdict(int)
         self._under_way: list[tuple[Any, Any]] = []
-        self._listeners: list[threading.Thread] = []
-        self._deadline, self._heard = 0.0, 0.0
+        self._receivers: list[threading.Thread] = []
+        self._deadline, self._last_received = 0.0, 0.0
         self._ended = threading.Event()
         self._beat: threading.Thread | None = None
-        # The peers that wait for nothing more in this step.
+        # Peers that wait for no further message in this step.
         self._done: set[int] = set()
 
     def open(self, deadline: float) -> None:
-        """Begin to receive. Every stage does at the beginning of a step. ``deadline``: seconds, the group's."""
+        """Start receiving, at the start of a step on every stage. ``deadline``: the group's timeout, in seconds."""
         self._done = set()
-        self._deadline, self._heard = deadline, time.monotonic()
+        self._deadline, self._last_received = deadline, time.monotonic()
         self._ended.clear()
         if self.peers:
-            self._beat = threading.Thread(target=self._say_alive, name="smp mail heartbeat", daemon=True)
+            self._beat = threading.Thread(target=self._send_heartbeats, name="smp mail heartbeat", daemon=True)
             self._beat.start()
-        self._listeners = [
-            threading.Thread(target=self._listen, args=(peer,), name=f"smp mail from stage {peer}", daemon=True)
+        self._receivers = [
+            threading.Thread(target=self._receive_loop, args=(peer,), name=f"smp mail from stage {peer}", daemon=True)
             for peer in self.peers
         ]
-        for listener in self._listeners:
-            listener.start()
+        for receiver in self._receivers:
+            receiver.start()
 
     def close(self, failed: Callable[[], bool]) -> None:
-        """Tell all that nothing more comes, take what they still send, and forget what nobody took.
+        """Send the end of the step, receive the remaining messages, and discard unused ones.
 
-        Before, all stages wait until none waits for anything: one that does may have to be told why it waits in vain.
-        After a failure descriptions are forgotten, too: some stages may have them and some not.
-        ``failed``: whether the step has failed and all have been told.
+        First, all stages wait until none waits for a message, because a waiting stage may need a failure report.
+        After a failure, descriptions are discarded too, as only some stages may have received them.
+        ``failed``: returns True once the step has failed and all stages have received the report.
         """
-        self._tell_all(DONE)
+        self._send_to_all(DONE)
         self._await_all(failed)
         self._ended.set()
         if self._beat is not None:
             self._beat.join()
-        self._tell_all(END)
-        until = max(self._heard + self._deadline, time.monotonic() + min(_GRACE_SECONDS, self._deadline))
-        for listener in self._listeners:
-            listener.join(max(0.0, until - time.monotonic()))
-        deaf = [peer for peer, listener in zip(self.peers, self._listeners) if listener.is_alive()]
-        if deaf:  # no other step can follow, so these threads may stay as they are
-            self._break(self._late(deaf, "have not ended the step"))
-        self._listeners = []
+        self._send_to_all(END)
+        until = max(self._last_received + self._deadline, time.monotonic() + min(_GRACE_SECONDS, self._deadline))
+        for receiver in self._receivers:
+            receiver.join(max(0.0, until - time.monotonic()))
+        late = [peer for peer, receiver in zip(self.peers, self._receivers) if receiver.is_alive()]
+        if late:  # no other step can follow, so these threads may keep running
+            self._break(self._timeout_error(late, "have not ended the step"))
+        self._receivers = []
         while self._under_way and self.broken is None:
             try:
                 self._under_way.pop()[1].wait()
@@ -121,33 +121,34 @@ class Mail:
 
     @property
     def slack(self) -> float:
-        """How much longer than the deadline to wait for a message: of a stage that is dead or stopped the group, whose
-        last heartbeat may be as late, tells more."""
+        """Additional time to wait after the deadline, in seconds. It covers one heartbeat interval, so the group
+        reports a dead or stopped stage first."""
         return self._deadline / _BEATS + _SLACK_SECONDS
 
     def _await_all(self, failed: Callable[[], bool]) -> None:
-        """Wait until all have said that they are done, as long as something comes within the deadline."""
+        """Wait until all stages have sent DONE. Fails if no message arrives within the deadline."""
         with self.changed:
             begun = time.monotonic()
             while not (failed() or self.broken is not None or len(self._done) == len(self.peers)):
-                left = max(self._heard, begun) + self._deadline + self.slack - time.monotonic()
+                left = max(self._last_received, begun) + self._deadline + self.slack - time.monotonic()
                 if left <= 0:
-                    self._break(self._late(sorted(set(self.peers) - self._done), "are not done"))
+                    self._break(self._timeout_error(sorted(set(self.peers) - self._done), "are not done"))
                 else:
                     self.changed.wait(left)
 
-    def _late(self, stages: list[int], what: str) -> TimeoutError:
+    def _timeout_error(self, stages: list[int], what: str) -> TimeoutError:
         ranks = [self.ranks[stage] for stage in stages]
         return TimeoutError(
-            f"nothing came for {self._deadline:g} s, the group's timeout, and stages {stages} (ranks {ranks}) {what}"
+            f"no message arrived for {self._deadline:g} s, the group's timeout, "
+            f"and stages {stages} (ranks {ranks}) {what}"
         )
 
-    def _say_alive(self) -> None:
-        """A step may take longer than the deadline, and two stages may have nothing to tell each other in it."""
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats: a step may exceed the deadline, and two stages may exchange no message in it."""
         while not self._ended.wait(self._deadline / _BEATS):
-            self._tell_all(ALIVE)
+            self._send_to_all(ALIVE)
 
-    def _tell_all(self, kind: int) -> None:
+    def _send_to_all(self, kind: int) -> None:
         for peer in self.peers:
             try:
                 self.send(peer, (kind, 0, 0, 0), (0, 0))
@@ -163,7 +164,7 @@ class Mail:
     # ---- sending ----
 
     def send(self, peer: int, key: Key, place: tuple[int, int], value: Any = None) -> None:
-        """Send a tensor, an object or nothing to a stage. Returns at once."""
+        """Send a tensor, an object or nothing to a stage, without blocking."""
         payload, code, shape = self._packed(value)
         header = torch.zeros(_HEADER, dtype=torch.int64)
         words = [*key, *place, code, len(shape), *shape]
@@ -190,7 +191,7 @@ class Mail:
                 raise ValueError(f"a tensor of {value.dim()} dimensions does not fit a message between stages")
             if value.dtype not in DTYPES:
                 raise TypeError(f"a tensor of {value.dtype} cannot pass between stages")
-            # A payload of device memory passes through the host.
+            # A payload in device memory is copied to the host.
             held = value.detach().cpu().contiguous()
             return (held if held.numel() else None), DTYPES.index(value.dtype), tuple(value.shape)
         packed = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
@@ -198,7 +199,7 @@ class Mail:
 
     # ---- receiving ----
 
-    def _listen(self, peer: int) -> None:
+    def _receive_loop(self, peer: int) -> None:
         try:
             while True:
                 header, payload = self._next(peer)
@@ -212,7 +213,7 @@ class Mail:
                     continue
                 with self.changed:
                     self.arrived += 1
-                    self._heard = time.monotonic()
+                    self._last_received = time.monotonic()
                     if key[0] == DONE:
                         self._done.add(peer)
                     elif key[0] == FAILED:
@@ -239,10 +240,10 @@ class Mail:
         return header, tensor.to("cuda") if header[-1] else tensor
 
     def has(self, peer: int, key: Key) -> bool:
-        """Whether that message is there."""
+        """Return True if the message has arrived."""
         return (peer, key) in self._box
 
     def take(self, peer: int, key: Key, keep: bool = False) -> Message:
-        """That message, which is there; ``keep`` leaves it for others."""
+        """Return a message that has arrived; ``keep`` leaves it in the mailbox."""
         with self.changed:
             return self._box[peer, key] if keep else self._box.pop((peer, key))

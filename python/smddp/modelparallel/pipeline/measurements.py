@@ -1,4 +1,4 @@
-"""What a step did on this stage."""
+"""Measurements of a step on this stage."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Measured:
-    """What the last step did on this stage: for drawings and tests."""
+    """Measurements of the last step on this stage, for timelines and tests."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -19,7 +19,7 @@ class Measured:
 
     @contextlib.contextmanager
     def busy(self, piece: str, microbatch: int) -> Iterator[None]:
-        """A piece of work on this stage."""
+        """Record a piece of work on this stage."""
         begun = time.perf_counter()
         try:
             yield

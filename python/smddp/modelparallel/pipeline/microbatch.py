@@ -1,4 +1,4 @@
-"""One microbatch on one stage: where its program is, its values, and what it waits for."""
+"""State of one microbatch on one stage: program position, values and pending message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from smddp.modelparallel.pipeline import mailbox
 from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
 from smddp.modelparallel.pipeline.program import Program
-from smddp.modelparallel.pipeline.schedule import BACKWARD, Lane
+from smddp.modelparallel.pipeline.schedule import BACKWARD, MicrobatchProgress
 from smddp.modelparallel.pipeline.values import Segment, Value, arrival, departure
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Parted(Exception):
-    """A message was sent at another line of the program than that at which it is waited for."""
+    """Raised if sender and receiver of a message are at different lines of the program."""
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
@@ -30,13 +30,13 @@ class Microbatch:
     """A microbatch's state on this stage.
 
     Attributes:
-        lane: what the schedule knows of it.
-        module: the part that runs now, for errors.
-        inside: how many parts are at work natively, one inside the other.
+        progress: state for the schedule.
+        module: the running part, for error messages.
+        inside: nesting depth of parts that run natively.
         wants: the (stage, key) of the message that it waits for.
-        pause: called where it waits for a message.
+        pause: called to wait for a message.
         parameters_of_parts: (name, stage) of each, by id.
-        in_turns: pause wherever a message is needed, even if it is there: see `tensor.turns`.
+        in_turns: pause wherever a message is needed, even if it is there: see `pipeline.turns`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Microbatch:
         self.number, self.stage, self.stages, self.mail = number, stage, stages, mail
         self.streams, self.pause, self.parameters_of_parts = streams, pause, parameters_of_parts
         self.in_turns = in_turns
-        self.lane = Lane(number)
+        self.progress = MicrobatchProgress(number)
         self.program = Program()
         self.segments = [Segment(0)]
         self.segment = self.segments[0]
@@ -74,21 +74,21 @@ class Microbatch:
 
     @property
     def backward(self) -> bool:
-        return self.lane.phase == BACKWARD
+        return self.progress.phase == BACKWARD
 
     def next_number(self) -> int:
         self._numbers += 1
         return self._numbers
 
     def placed(self, form: Form, owner: int, tensor: torch.Tensor | None) -> Placed:
-        """A new placed tensor; ``tensor`` is this stage's, if it is the owner."""
+        """Return a new placed tensor; ``tensor`` is its value if this stage is the owner."""
         value = Value(self.next_number(), owner, form.gradient, tensor, None if tensor is None else self.segment)
         return Placed(form, value)
 
     # ---- messages ----
 
     def wait(self, peer: int, key: Key, keep: bool = False, check: bool = False) -> Any:
-        """The message of a stage, once it is there. ``check``: it must come from the same line of the program."""
+        """Wait for a message of a stage. ``check``: it must come from the same line of the program."""
         if self.in_turns or not self.mail.has(peer, key):
             self.wants = (peer, key)
             self.pause()
@@ -99,12 +99,12 @@ class Microbatch:
         return message.value
 
     def say(self, peer: int, value: Any) -> None:
-        """The next forward message to a stage."""
+        """Send the next forward message to a stage."""
         number = self._out[peer] = self._out[peer] + 1
         self.mail.send(peer, (mailbox.FORWARD, self.number, number, 0), self.program.place(), value)
 
-    def hear(self, peer: int) -> Any:
-        """The next forward message of a stage."""
+    def receive_description(self, peer: int) -> Any:
+        """Receive the next forward message of a stage."""
         number = self._in[peer] = self._in[peer] + 1
         return self.wait(peer, (mailbox.FORWARD, self.number, number, 0), check=True)
 
@@ -115,7 +115,7 @@ class Microbatch:
     # ---- values ----
 
     def own(self, x: Placed) -> torch.Tensor:
-        """This stage's tensor of a placed one, as an input of the present segment."""
+        """Return this stage's tensor of a placed tensor, as an input of the current segment."""
         value = x.value
         tensor, made = value.tensor, value.segment
         assert tensor is not None and made is not None, f"stage {self.stage} lacks {x}"
@@ -129,7 +129,7 @@ class Microbatch:
         return known
 
     def move(self, x: Placed, to: int) -> None:
-        """See that stage ``to`` has ``x``. All stages call it at the same point of the program."""
+        """Send ``x`` to stage ``to`` unless it has a copy. All stages call it at the same point of the program."""
         value = x.value
         if to in value.at:
             return
@@ -145,14 +145,14 @@ class Microbatch:
             if value.gradient and self.segment.closed:
                 self.segment = Segment(len(self.segments))
                 self.segments.append(self.segment)
-            tensor = self.hear(value.owner)
+            tensor = self.receive_description(value.owner)
             if value.gradient:
                 tensor, slot = arrival(tensor)
                 self.segment.arrivals.append((slot, value.number, value.owner))
             value.tensor, value.segment = tensor, self.segment
 
     def fetch(self, x: Placed) -> torch.Tensor:
-        """The tensor itself, detached, on every stage."""
+        """Return the detached tensor on every stage."""
         number = x.value.number
         known = self._fetched.get(number)
         if known is None:
@@ -161,12 +161,12 @@ class Microbatch:
                 known = x.value.tensor.detach()
                 self.say_all(known)
             else:
-                known = self.hear(x.value.owner)
+                known = self.receive_description(x.value.owner)
             self._fetched[number] = known
         return known
 
     def written(self, x: Placed, after: Placed) -> None:
-        """``x`` was written into: it is ``after`` now, and other stages' copies of what shares its memory are old."""
+        """Record a write into ``x``, which becomes ``after``; copies of aliases on other stages are invalidated."""
         family = x.value.family
         for value in sorted(family, key=lambda each: each.number):
             if value is not after.value and value is not x.value:
@@ -180,7 +180,7 @@ class Microbatch:
     # ---- results ----
 
     def offer(self, x: Placed, index: int) -> None:
-        """The owner of a result sends it; the others take it at the end with `collect`."""
+        """Send a result from its owner; the other stages receive it at the end with `collect`."""
         if self.stage == x.value.owner and x.value.number not in self._fetched:
             assert x.value.tensor is not None
             self._fetched[x.value.number] = x.value.tensor.detach()

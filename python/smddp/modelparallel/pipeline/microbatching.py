@@ -10,7 +10,7 @@ import torch
 
 
 class StepOutput:
-    """What a step function returned for each microbatch, in their order.
+    """Results of a step function, one per microbatch, in order.
 
     Attributes:
         outputs: one tensor for each microbatch.
@@ -20,23 +20,23 @@ class StepOutput:
         self.outputs = outputs
 
     def reduce_mean(self) -> torch.Tensor:
-        """The mean over microbatches."""
+        """Return the mean over microbatches."""
         return torch.stack(self.outputs).mean(0)
 
     def reduce_sum(self) -> torch.Tensor:
-        """The sum over microbatches."""
+        """Return the sum over microbatches."""
         return torch.stack(self.outputs).sum(0)
 
     def concat(self) -> torch.Tensor:
-        """All, one after the other along the first dimension."""
+        """Concatenate all microbatches along the first dimension."""
         return torch.cat([each if each.dim() else each.reshape(1) for each in self.outputs])
 
     def stack(self) -> torch.Tensor:
-        """All, along a new first dimension."""
+        """Stack all microbatches along a new first dimension."""
         return torch.stack(self.outputs)
 
     def detach(self) -> StepOutput:
-        """The same without graphs, as transformers asks for."""
+        """Return a copy detached from the graph; transformers calls this."""
         return StepOutput([each.detach() for each in self.outputs])
 
     def __repr__(self) -> str:
@@ -44,7 +44,7 @@ class StepOutput:
 
 
 def each(value: Any, change: Callable[[Any, str], Any], name: str) -> Any:
-    """A copy of ``value``, containers and all, with ``change(leaf, its name)`` in place of each leaf."""
+    """Return a copy of ``value`` and its containers, with each leaf replaced by ``change(leaf, name)``."""
     if isinstance(value, Mapping):
         found = {key: each(value[key], change, f"{name}[{key!r}]") for key in value}
         if type(value) is dict:
@@ -60,7 +60,7 @@ def each(value: Any, change: Callable[[Any, str], Any], name: str) -> Any:
 
 
 def split(value: Any, microbatches: int, axis: Any, name: str) -> list[Any]:
-    """The parts of one argument for each microbatch.
+    """Split one argument into one part per microbatch.
 
     Args:
         axis: along which its tensors are split; of a container, a container of these, or one for all in it.
@@ -109,7 +109,7 @@ def _part(leaf: Any, microbatches: int, number: int, axis: Any, name: str) -> An
 
 
 def joined(outputs: list[Any]) -> Any:
-    """The microbatches' results as one: containers are kept, with a `StepOutput` for each tensor, a list else."""
+    """Join the microbatches' results: keep containers, with a `StepOutput` per tensor and a list per other value."""
     first = outputs[0]
     if isinstance(first, torch.Tensor):
         return StepOutput(outputs)

@@ -1,4 +1,4 @@
-"""Parts: modules that get called and whose parameters lie on one stage. They run there, the others are told."""
+"""Parts: callable modules on one stage. The part runs there, and the other stages receive a description."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Part:
             if state.ranks is not None and state.ranks.pp_size == 1:
                 return self.forward(*args, **kwargs)
             raise RuntimeError(
-                f"module {self.name} lies on stage {self.owner}: call the model in a function decorated with @smp.step"
+                f"module {self.name} is on stage {self.owner}: call the model in a function decorated with @smp.step"
             )
         if mb.inside:  # a part inside a part
             return self.forward(*args, **kwargs)
@@ -71,7 +71,7 @@ class Part:
             elif mb.changed and id(x) in mb.changed:
                 self._refuse_changed(mb, x)
         here = self.owner == mb.stage
-        description, results = self._run(mb, flat, spec, signed) if here else (self._told(mb, signed), None)
+        description, results = self._run(mb, flat, spec, signed) if here else (self._receive(mb, signed), None)
         self._take_over(mb, flat, description)
         return self._wrap(mb, flat, description, results)
 
@@ -84,7 +84,7 @@ class Part:
                 "keys and values: use_cache=False)"
             )
 
-    def _told(self, mb: Microbatch, signed: Any) -> Description:
+    def _receive(self, mb: Microbatch, signed: Any) -> Description:
         known = self.known.get(signed)
         if known is None:
             key = (mailbox.DESCRIPTION, self.number, descriptions.digest(signed), 0)
@@ -115,19 +115,19 @@ class Part:
         elif not known.same(description):
             raise ValueError(
                 f"module {self.name} returned {description}; for inputs of the same form it returned {known} before, "
-                "and the other stages were told so. Let what depends on numbers happen outside of it"
+                "and the other stages received that description. Move value-dependent code out of the module"
             )
         return description, leaves
 
     def _take_over(self, mb: Microbatch, flat: list[Any], description: Description) -> None:
-        """What the part wrote into is from here on a value of its stage."""
+        """Replace the arguments that the part wrote into by values of its stage."""
         for index in description.written:
             x = flat[index]
             if not isinstance(x, Placed):
                 if mb.stages > 1:
                     raise RuntimeError(
                         f"module {self.name} writes into the plain tensor of shape {tuple(x.shape)} that it gets, "
-                        "which other stages would not see: have it return a new one"
+                        "which other stages would not receive: return a new tensor instead"
                     )
                 continue
             mb.written(x, mb.placed(x.form, self.owner, mb.own(x) if self.owner == mb.stage else None))

@@ -1,6 +1,6 @@
-"""Code between parts: it runs on every stage, and its operations on placed tensors run where the larger operand lies.
+"""Operations on placed tensors in code between parts: they run on the stage of the larger operand.
 
-The others know the results' forms alone. What all know, all decide alike: who needs what, without asking.
+The other stages only compute the forms of the results. All stages derive the same transfers from these.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
 from smddp.modelparallel.pipeline.shape_inference import NeedsNumbers, NeedsShape, Outcome, Same
 
 _known: dict[Any, Outcome] = {}
-# For a plain x, `x += y` may return another tensor, as Python binds what it returns. torch tells `x += y` and
-# `x.add_(y)` by one name.
+# For a plain x, `x += y` may return another tensor, as Python binds the result. torch reports `x += y` and
+# `x.add_(y)` under one name.
 _AUGMENTED = {f"{name}_": name for name in "add sub mul div floor_divide remainder pow".split()}
 _AUGMENTED |= {f"__i{name}__": f"__{name}__" for name in "and or xor lshift rshift matmul".split()}
 
 
 def writes(name: str) -> bool:
-    """Whether a function of that name writes into its first operand."""
+    """Return True if a function of that name writes into its first operand."""
     return name == "__setitem__" or name in _AUGMENTED or (name.endswith("_") and not name.endswith("__"))
 
 
 def operation(func: Any, args: Any, kwargs: Any) -> Any:
-    """An operation with a placed tensor among its operands."""
+    """Run an operation with a placed tensor among its operands."""
     mb = current.microbatch
     name = getattr(func, "__name__", str(func))
     if mb is None:
@@ -40,7 +40,7 @@ def operation(func: Any, args: Any, kwargs: Any) -> Any:
             "Use smp.set_activation_checkpointing(module) on each of them"
         )
     if name == "__get__":
-        # An attribute that has no shorter way: of the form, as all know that.
+        # Other attributes are read from the form, which all stages have.
         with torch._C.DisableTorchFunctionSubclass(), shape_inference.FAKES:
             found = func(args[0].form.fake())
         if not isinstance(found, torch.Tensor):
@@ -61,7 +61,7 @@ def operation(func: Any, args: Any, kwargs: Any) -> Any:
         plain = pytree.tree_unflatten([mb.fetch(x) if isinstance(x, Placed) else x for x in flat], spec)
         return func(*plain[0], **plain[1])
     except NeedsShape:
-        return _told(mb, func, flat, spec)
+        return _run_on_owner(mb, func, flat, spec)
     if not outcome.tensors and not inplace:
         return pytree.tree_unflatten([leaf for leaf, _ in outcome.leaves], outcome.spec)
     owner = _owner(flat, outcome, inplace)
@@ -76,7 +76,7 @@ def _check_plain(mb: Microbatch, name: str, flat: list[Any]) -> None:
 
 
 def check_plain(mb: Microbatch, name: str, x: torch.Tensor) -> None:
-    """A plain tensor that goes into ``name`` must be one that all stages have alike."""
+    """Check that all stages have the same value of a plain tensor passed to ``name``."""
     if mb.stale and id(x) in mb.stale:
         raise RuntimeError(
             f"{name}: a plain tensor is used again to which a tensor of another stage was added by "
@@ -101,7 +101,7 @@ def _out_of_place(mb: Microbatch, func: Any, name: str, target: Any) -> Any:
         mb.stale[id(target)] = (target, program.at(mb.program.lines[-1]))
         return getattr(torch.Tensor, _AUGMENTED[name])
     raise RuntimeError(
-        f"{name} writes a tensor of another stage into a plain tensor, which the other stages would not see: make that "
+        f"{name} writes a tensor of another stage into a plain tensor, which other stages would not receive: make it "
         "from a tensor of the model, as by x.new_zeros(...) or torch.zeros_like(x), or use torch.stack or torch.cat"
     )
 
@@ -124,7 +124,7 @@ def _larger(flat: list[Any]) -> int:
 
 
 def _owner(flat: list[Any], outcome: Outcome, inplace: bool) -> int:
-    """The stage that runs it: where what is written into or looked at lies, else the larger operand."""
+    """Return the owning stage: that of a written or inspected operand, else of the larger operand."""
     if inplace:
         return flat[0].value.owner
     for view in outcome.views:
@@ -136,7 +136,7 @@ def _owner(flat: list[Any], outcome: Outcome, inplace: bool) -> int:
 def _run(
     mb: Microbatch, func: Callable[..., Any], name: str, flat: list[Any], spec: Any, owner: int
 ) -> list[Any] | None:
-    """The results on ``owner``, None elsewhere."""
+    """Return the results on ``owner``, None on other stages."""
     for x in flat:
         if isinstance(x, Placed):
             mb.move(x, owner)
@@ -183,7 +183,7 @@ def _wrap(mb: Microbatch, name: str, flat: list[Any], outcome: Outcome, owner: i
 
 
 def _written_unseen(mb: Microbatch, flat: list[Any], owner: int) -> None:
-    """The operation wrote into its first operand and did not return it, as `x[0] = y`."""
+    """Handle a write into the first operand that is not returned, as `x[0] = y`."""
     target = flat[0]
     gradient = torch.is_grad_enabled() and any(isinstance(x, Placed) and x.form.gradient for x in flat)
     form = target.form
@@ -192,8 +192,8 @@ def _written_unseen(mb: Microbatch, flat: list[Any], owner: int) -> None:
     mb.written(target, mb.placed(form, owner, mb.own(target) if owner == mb.stage else None))
 
 
-def _told(mb: Microbatch, func: Callable[..., Any], flat: list[Any], spec: Any) -> Any:
-    """The owner runs it and tells the others what came out."""
+def _run_on_owner(mb: Microbatch, func: Callable[..., Any], flat: list[Any], spec: Any) -> Any:
+    """Run an operation on its owner, which sends the description of the result to the others."""
     owner = _larger(flat)
     results = _run(mb, func, getattr(func, "__name__", ""), flat, spec, owner)
     if owner == mb.stage:
@@ -201,7 +201,7 @@ def _told(mb: Microbatch, func: Callable[..., Any], flat: list[Any], spec: Any) 
         forms = [Form.of(x) if isinstance(x, torch.Tensor) else x for x in results]
         mb.say_all(forms)
     else:
-        forms = mb.hear(owner)
+        forms = mb.receive_description(owner)
     found = [
         mb.placed(form, owner, None if results is None else results[index]) if isinstance(form, Form) else form
         for index, form in enumerate(forms)
@@ -210,7 +210,7 @@ def _told(mb: Microbatch, func: Callable[..., Any], flat: list[Any], spec: Any) 
 
 
 def install() -> Callable[[], None]:
-    """Have custom autograd functions between parts go the way of all operations; returns what undoes it."""
+    """Route custom autograd functions between parts through `operation`; returns a function that reverts it."""
     before = torch.autograd.Function.__dict__["apply"]
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -228,7 +228,7 @@ def install() -> Callable[[], None]:
 
 
 class _Custom:
-    """The forward of a custom autograd function, as a function with a name."""
+    """Forward pass of a custom autograd function, as a named function."""
 
     def __init__(self, kind: Any, apply: Callable[..., Any]) -> None:
         self.__name__, self._kind, self._apply = kind.__name__, kind, apply

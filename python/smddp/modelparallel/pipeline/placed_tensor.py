@@ -1,6 +1,6 @@
-"""Placed tensors: what a module that lies on one stage returns, and what is computed from that.
+"""Placed tensors: results of a module on one stage, and values computed from them.
 
-Every stage has one for each value: the stage that computed it with the tensor, the others with its form alone.
+Every stage has one per value: the owner holds the tensor, the other stages only its form.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FAKES = FakeTensorMode(allow_non_fake_inputs=True)
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What all stages know of a tensor."""
+    """Metadata of a tensor, known to all stages."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -34,11 +34,11 @@ class Form:
         return Form(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad, tensor.device.type)
 
     def alike(self, other: Form) -> bool:
-        """Whether the same operations on both have results of one form."""
+        """Return True if the same operations on both have results of the same form."""
         return self.shape == other.shape and self.dtype == other.dtype and self.gradient == other.gradient
 
     def fake(self) -> torch.Tensor:
-        """A tensor of this form without numbers, no leaf of autograd's. To be called under `FAKES`."""
+        """Return a fake tensor of this form that is not an autograd leaf. Call it under `FAKES`."""
         empty = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return arrival(empty)[0] if self.gradient else empty
 
@@ -50,7 +50,7 @@ def _no_backward(*_: Any, **__: Any) -> Any:
 
 
 class Placed(torch.Tensor):
-    """A tensor of one stage, as all stages know it."""
+    """Tensor of one stage with metadata on all stages."""
 
     form: Form
     value: Value
@@ -78,7 +78,7 @@ class Placed(torch.Tensor):
             "put that code into a module with parameters of one stage, or under smp.set_partition()"
         )
 
-    # What scripts ask most, without the way through torch.
+    # Frequent attributes, answered without dispatch through torch.
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
         return torch.Size(self.form.shape)

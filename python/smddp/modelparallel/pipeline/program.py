@@ -1,7 +1,7 @@
-"""What one microbatch's step function has done so far, so that ranks whose programs part can be told where.
+"""Record of one microbatch's step function, to locate the first difference between the programs of two ranks.
 
-Every rank of a pipeline runs the same program: the same calls of parts and the same operations on placed tensors, in
-the same order. A running hash of them travels with each message; a rank that waits long sends its whole record.
+Every rank of a pipeline makes the same calls of parts and the same operations on placed tensors, in the same order.
+Each message carries a running hash of them. A rank that waits for long sends its whole record.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Line = tuple[int, str, str, int]
 
 @dataclass
 class Program:
-    """The record: of each line the hash up to it, what was done, and the file and line of the script."""
+    """Program record: for each line its cumulative hash, its operation, and the file and line of the script."""
 
     lines: list[Line] = field(default_factory=list)
     hash: int = 0
     ended: bool = False
 
     def note(self, name: str, operands: object) -> None:
-        """The next line: ``name`` was done to ``operands``, which all ranks know alike."""
+        """Record a line: operation ``name`` on ``operands``, equal on all ranks."""
         self.hash = zlib.crc32(f"{name}{operands}".encode(), self.hash)
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
@@ -37,17 +37,17 @@ class Program:
         self.lines.append((self.hash, name, frame.f_code.co_filename, frame.f_lineno))
 
     def place(self) -> tuple[int, int]:
-        """How many lines there are, and the hash of all."""
+        """Return the number of lines and their hash."""
         return len(self.lines), self.hash
 
 
 def at(line: Line) -> str:
-    """A line as errors name it."""
+    """Return a line in the format of error messages."""
     return f"{line[1]} at {line[2]}:{line[3]}"
 
 
 def parting(mine: list[Line], mine_ended: bool, theirs: list[Line], theirs_ended: bool) -> tuple[int, str, str] | None:
-    """The first line in which two programs differ: its number, and what each did there; None if they agree so far."""
+    """Return the number and both versions of the first differing line; None if the programs agree."""
     for number, (one, other) in enumerate(zip(mine, theirs)):
         if one[0] != other[0]:
             return number, at(one), at(other)

@@ -1,7 +1,7 @@
-"""Random numbers in a step: code between parts draws the same on all ranks, whatever parts draw.
+"""Random number streams of a step: code between parts draws equal numbers on all ranks.
 
-Each microbatch has two streams of torch's default generator: one for the code that all ranks run, seeded alike, and
-one for what this stage alone runs. Neither depends on which microbatch runs when.
+Each microbatch has two streams of torch's default generator: one with a common seed for code that all ranks run, and
+one for the parts of this stage. Neither depends on the order of microbatches.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Streams:
         self._other = _state(seed, microbatch, stage + 1)
 
     def swap(self) -> None:
-        """From the code that all run to a part of this stage, or back."""
+        """Switch between the common stream and the stream of this stage."""
         generator = torch.default_generator
         before = generator.get_state()
         generator.set_state(self._other)
         self._other = before
 
     def resume(self) -> None:
-        """This microbatch runs from here."""
+        """Restore the stream of this microbatch."""
         torch.default_generator.set_state(self._saved)
 
     def pause(self) -> None:
-        """Another one will."""
+        """Save the stream before another microbatch runs."""
         self._saved = torch.default_generator.get_state()

@@ -1,4 +1,4 @@
-"""One step on one stage: a thread for each microbatch, of which one runs at a time, and what happens if one fails."""
+"""One step on one stage: one thread per microbatch, of which one runs at a time, and failure handling."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from smddp.modelparallel.pipeline.rng_streams import Streams
 from smddp.modelparallel.pipeline.schedule import BACKWARD, DONE, Plan
 from smddp.modelparallel.pipeline.turns import Turns
 
-# How long a stage waits before it asks whether the others run the same program; then twice as long, and so on.
+# Time before a waiting stage compares its program with the others; doubled after each comparison.
 _ASK_SECONDS = 0.5
-# How long a stage that found another's program to differ waits for that one to say where.
+# Time that a stage waits for a peer with a different program to report the first different line.
 _ANSWER_SECONDS = 10.0
 
 
@@ -34,11 +34,11 @@ class Runner:
     """Runs the microbatches of one step on one stage.
 
     Args:
-        stage, stages: this one's number, and how many there are.
-        mail: opened already.
-        deadline: seconds after which a message that does not come is an error.
-        divisor: the gradients of all microbatches are divided by it.
-        turns: of the ranks that share layers with this one.
+        stage, stages: index of this stage, and number of stages.
+        mail: an open mailbox.
+        deadline: seconds after which a missing message is an error.
+        divisor: divisor of the gradients of all microbatches.
+        turns: common order of the tensor group's ranks.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Runner:
         self.measured, self.deadline, self.divisor = measured, deadline, divisor
         self.turns = turns
         self.failure: Failure | None = None
-        # Whether all stages have been told of the failure.
-        self.told = False
+        # True once the failure was sent to all stages.
+        self.failure_sent = False
         self._microbatches: list[Microbatch] = []
         self._threads = Coroutines()
         self._results: list[Any] = []
@@ -76,7 +76,7 @@ class Runner:
     def run(
         self, calls: list[Callable[[], Any]], environment: Callable[[], Any], seed: int, parts: dict[int, Any]
     ) -> list[Any]:
-        """Run all and return their results. Raises what ended the step, on whatever stage that was."""
+        """Run all calls and return their results. Raises the failure of any stage."""
         for number in range(len(calls)):
             self._microbatches.append(
                 Microbatch(
@@ -108,17 +108,17 @@ class Runner:
         return self._results
 
     def _end_threads(self) -> None:
-        """Those that are not done find out that they shall end."""
+        """End the threads that are not done."""
         self._abort = self.failure is not None
 
-        def at_work(number: int) -> None:  # what they undo is this process's
+        def at_work(number: int) -> None:  # cleanup code may use the current microbatch
             current.microbatch = self._microbatches[number]
 
         self._threads.end(at_work)
         current.microbatch = None
 
     def _leave(self, number: int) -> None:
-        """Let others run until this one is chosen again."""
+        """Yield until the schedule chooses this microbatch again."""
         mb = self._microbatches[number]
         mb.streams.pause()
         self._threads.leave(number)
@@ -140,7 +140,7 @@ class Runner:
             self._part(mb, parted.peer)
         except BaseException as error:
             self.fail(error, f"microbatch {number}", mb.module)
-        mb.lane.phase = DONE
+        mb.progress.phase = DONE
 
     def _microbatch(self, mb: Microbatch, call: Callable[[], Any]) -> Any:
         leaves, spec = pytree.tree_flatten(call())
@@ -152,17 +152,17 @@ class Runner:
         mb.program.ended = True
         if mb.roots:
             self.went_back = True
-            mb.lane.phase, mb.lane.segment = BACKWARD, len(mb.segments) - 1
+            mb.progress.phase, mb.progress.segment = BACKWARD, len(mb.segments) - 1
             if mb.number == 0:
                 self.sums.begin(mb.segments)
             backward.start(mb, self.divisor)
             for at in reversed(mb.segments):
-                mb.lane.segment = at.index
+                mb.progress.segment = at.index
                 self._leave(mb.number)
                 last = mb is self._microbatches[-1]
                 on_caller = functools.partial(self._threads.on_caller, mb.number)
                 backward.segment(mb, at, self.sums, self.measured.busy, last, on_caller)
-        mb.lane.phase = DONE
+        mb.progress.phase = DONE
         found = []
         for index, leaf in enumerate(leaves):
             if isinstance(leaf, Placed):
@@ -174,15 +174,15 @@ class Runner:
     # ---- the schedule ----
 
     def _schedule(self) -> None:
-        lanes = [mb.lane for mb in self._microbatches]
+        entries = [mb.progress for mb in self._microbatches]
         ended: set[int] = set()
-        while len(ended) < len(lanes) and self.failure is None:
-            number = self._next(lanes, ended)
+        while len(ended) < len(entries) and self.failure is None:
+            number = self._next(entries, ended)
             if number is None:
                 return
             mb = self._microbatches[number]
-            mb.lane.started = True
-            live = sum(lane.started and lane.phase != DONE for lane in lanes)
+            mb.progress.started = True
+            live = sum(progress.started and progress.phase != DONE for progress in entries)
             self.measured.peak = max(self.measured.peak, live)
             current.microbatch = mb
             self._threads.run(number)
@@ -192,10 +192,10 @@ class Runner:
 
     def _under_way(self, number: int) -> bool:
         mb = self._microbatches[number]
-        return mb.lane.phase != DONE or mb.wants is not None
+        return mb.progress.phase != DONE or mb.wants is not None
 
-    def _next(self, lanes: list[Any], ended: set[int]) -> int | None:
-        """The microbatch that runs next, once one can; None after a failure."""
+    def _next(self, entries: list[Any], ended: set[int]) -> int | None:
+        """Wait for the next microbatch that can run; None after a failure."""
         begun, ask, limit = time.monotonic(), _ASK_SECONDS, self.deadline + self.mail.slack
         arrived = self.mail.arrived
         while True:
@@ -204,8 +204,8 @@ class Runner:
                     if self.failure is not None or self._broken() is not None:
                         break
                     for mb in self._microbatches:
-                        mb.lane.waiting = mb.wants is not None and not self.mail.has(*mb.wants)
-                    number = self._choose(lanes) if self.turns is None else self._take_turn(lanes)
+                        mb.progress.waiting = mb.wants is not None and not self.mail.has(*mb.wants)
+                    number = self._choose(entries) if self.turns is None else self._next_in_order(entries)
                     if number is not None:
                         return number
                     if not self.mail.changed.wait(min(ask, 0.25)) and time.monotonic() - begun > ask:
@@ -220,25 +220,25 @@ class Runner:
             ask = min(2 * ask, limit)
             self._ask()
             if time.monotonic() - begun > limit:
-                raise TimeoutError(f"nothing came for {self.deadline:g} s; waits for {self._waits()}")
+                raise TimeoutError(f"no message arrived for {self.deadline:g} s; waiting for {self._waits()}")
 
-    def _choose(self, lanes: list[Any]) -> int | None:
-        # Results that are there are collected first: that ends a microbatch.
+    def _choose(self, entries: list[Any]) -> int | None:
+        # Collecting a result that has arrived ends a microbatch, so it comes first.
         for mb in self._microbatches:
-            if mb.lane.phase == DONE and mb.wants is not None and not mb.lane.waiting:
+            if mb.progress.phase == DONE and mb.wants is not None and not mb.progress.waiting:
                 return mb.number
-        chosen = self.plan.choose(lanes)
+        chosen = self.plan.choose(entries)
         return None if chosen is None else chosen.number
 
-    def _take_turn(self, lanes: list[Any]) -> int | None:
+    def _next_in_order(self, entries: list[Any]) -> int | None:
         assert self.turns is not None
-        return self.turns.next(lambda: self._choose(lanes), lambda number: not lanes[number].waiting)
+        return self.turns.next(lambda: self._choose(entries), lambda number: not entries[number].waiting)
 
     def _broken(self) -> Exception | None:
         return next((mail.broken for mail in self._mails if mail.broken is not None), None)
 
     def _waits(self) -> str:
-        """What is waited for, for people."""
+        """Return the pending messages, for error messages."""
         kinds = {mailbox.FORWARD: "a tensor", mailbox.BACKWARD: "a gradient", mailbox.RESULT: "a result"}
         found = []
         for mb in self._microbatches:
@@ -252,7 +252,7 @@ class Runner:
     # ---- programs that part ----
 
     def _ask(self) -> None:
-        """Show the stages that are waited for what this one has done so far."""
+        """Send the record of this stage to the stages that it waits for."""
         for mb in self._microbatches:
             if mb.wants is not None:
                 self._show(mb, mb.wants[0])
@@ -262,7 +262,7 @@ class Runner:
         self.mail.send(peer, (mailbox.RECORD, mb.number, 0, 0), (0, 0), record)
 
     def _compare(self, peer: int, number: int, record: Any) -> None:
-        """On a listener: a stage waits for this one, and shows its program. If they differ, all are told."""
+        """Compare the program of a waiting stage, on a receiver thread. Reports a difference to all stages."""
         if number >= len(self._microbatches):
             return
         mine = self._microbatches[number].program
@@ -272,12 +272,12 @@ class Runner:
             error = RuntimeError(
                 f"the stages run different programs from line {line} of the step on: stage {self.stage} has {own}, "
                 f"stage {peer} has {other}. All stages run the same step function: no branch of it may depend on the "
-                "rank, nor on what a stage alone knows"
+                "rank, nor on data that only one stage has"
             )
             self.fail(error, f"microbatch {number}, module code between parts")
 
     def _part(self, mb: Microbatch, peer: int) -> None:
-        """A message came from another line: its sender finds out which the first one is, or this stage says so."""
+        """Handle a message from a different line: its sender reports the first difference, or else this stage does."""
         self._show(mb, peer)
         until = time.monotonic() + min(_ANSWER_SECONDS, self.deadline)
         with self.mail.changed:
@@ -291,29 +291,29 @@ class Runner:
     # ---- failures ----
 
     def fail(self, error: BaseException, place: str, module: str = "") -> None:
-        """This stage cannot go on; tell all. The first failure is the one that everybody hears."""
+        """Fail the step and report it to all stages. Only the first failure is reported."""
         where = f"{place}, stage {self.stage}{f', module {module}' if module else ''}"
         with self.mail.changed:
             if self.failure is not None:
                 return
             self.failure = failures.of(error, self.stage, where)
             self.mail.changed.notify_all()
-        self._tell()
+        self._send_failure()
         with self.mail.changed:
-            self.told = True
+            self.failure_sent = True
             self.mail.changed.notify_all()
 
-    def _tell(self) -> None:
+    def _send_failure(self) -> None:
         for mail in self._mails:
             for peer in mail.peers:
                 with contextlib.suppress(Exception):
                     mail.send(peer, (mailbox.FAILED, 0, 0, 0), (0, 0), self.failure)
 
     def _failed_elsewhere(self, failure: Failure) -> None:
-        """On a listener, which has the mailbox."""
+        """Record the failure of a peer, on a receiver thread that holds the lock of the mailbox."""
         if self.failure is None:
             self.failure = failure
             if self.turns is not None and not self._over:
-                # Those whom the first to fail has no messages with.
-                self._tell()
-            self.told = True
+                # Forward it to ranks that do not exchange messages with the failed rank.
+                self._send_failure()
+            self.failure_sent = True

@@ -1,8 +1,8 @@
-"""Which piece of work a stage does next. Pure: the tests simulate every pipeline up to 8 stages and 16 microbatches.
+"""Scheduling of the work of a stage. Pure functions: tests simulate pipelines up to 8 stages and 16 microbatches.
 
-A stage works on one microbatch at a time, and changes where one waits for another stage. Microbatches start in order,
-on every stage in the same; so the oldest that is not done is never held back by another, its messages are on the way
-or there, and a schedule cannot stand still. A *lane* is what the schedule knows of one microbatch on one stage.
+A stage runs one microbatch at a time, and switches when it waits for another stage. Microbatches start in the same
+order on every stage, so no other microbatch delays the oldest unfinished one. Its messages are in transit or have
+arrived, and a schedule cannot deadlock.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 FORWARD, BACKWARD, DONE = range(3)
 
 
-class Lane:
+class MicrobatchProgress:
     """One microbatch on one stage.
 
     Attributes:
         phase: FORWARD until the step function has ended, BACKWARD until all segments are through, DONE.
         segment: in the backward phase, the segment that is next; they run from the last to the first.
-        waiting: whether what it needs from another stage is still to come.
+        waiting: True until the message that it needs from another stage arrives.
     """
 
     __slots__ = ("number", "phase", "segment", "started", "waiting")
@@ -40,33 +40,33 @@ class Plan:
         self.interleaved = pipeline == "interleaved"
         self.limit = max(1, active - stage)
 
-    def may_run(self, lane: Lane, lanes: list[Lane]) -> bool:
-        """Whether a lane could do its next piece now."""
-        if lane.phase == DONE or lane.waiting:
+    def may_run(self, progress: MicrobatchProgress, entries: list[MicrobatchProgress]) -> bool:
+        """Return True if a microbatch can run its next piece now."""
+        if progress.phase == DONE or progress.waiting:
             return False
-        if not lane.started:
-            if lane.number and not lanes[lane.number - 1].started:
+        if not progress.started:
+            if progress.number and not entries[progress.number - 1].started:
                 return False
-            return not self.interleaved or sum(each.started and each.phase != DONE for each in lanes) < self.limit
-        if lane.phase == BACKWARD:
-            if not self.interleaved and any(each.phase == FORWARD for each in lanes):
+            return not self.interleaved or sum(each.started and each.phase != DONE for each in entries) < self.limit
+        if progress.phase == BACKWARD:
+            if not self.interleaved and any(each.phase == FORWARD for each in entries):
                 return False
             # A segment follows the same one of the microbatch before: sums have one order.
-            if lane.number:
-                before = lanes[lane.number - 1]
-                if before.phase == FORWARD or (before.phase == BACKWARD and before.segment >= lane.segment):
+            if progress.number:
+                before = entries[progress.number - 1]
+                if before.phase == FORWARD or (before.phase == BACKWARD and before.segment >= progress.segment):
                     return False
         return True
 
-    def choose(self, lanes: list[Lane]) -> Lane | None:
-        """The lane that runs next; None if all wait."""
-        able = [lane for lane in lanes if self.may_run(lane, lanes)]
-        return min(able, key=lambda lane: (lane.phase != BACKWARD, lane.number), default=None)
+    def choose(self, entries: list[MicrobatchProgress]) -> MicrobatchProgress | None:
+        """Return the microbatch to run next; None if all wait."""
+        able = [progress for progress in entries if self.may_run(progress, entries)]
+        return min(able, key=lambda progress: (progress.phase != BACKWARD, progress.number), default=None)
 
 
 @dataclass
 class Simulated:
-    """What a plan does: its length, what was live at most on each stage, and (stage, microbatch, piece, from, to)."""
+    """Simulated plan: its length, the peak of live microbatches per stage, and (stage, microbatch, piece, from, to)."""
 
     length: float = 0.0
     peak: list[int] = field(default_factory=list)
@@ -86,15 +86,15 @@ def simulate(
 
     Args:
         visits: the stages that a microbatch passes, such as [0, 1, 2] or, in a loop, [0, 1, 2, 0].
-        shares: what each visit takes of these times, where not all take the whole.
+        shares: fraction of these times per visit; default: 1.
 
-    Raises RuntimeError where the plan stands still.
+    Raises RuntimeError if the plan deadlocks.
     """
     stages = max(visits) + 1
     plans = [Plan(pipeline, active, stage) for stage in range(stages)]
-    lanes = [[Lane(number) for number in range(microbatches)] for _ in range(stages)]
+    entries = [[MicrobatchProgress(number) for number in range(microbatches)] for _ in range(stages)]
     own = [[index for index, stage in enumerate(visits) if stage == at] for at in range(stages)]
-    # Where each microbatch is: visits passed forward and, counted from the end, backward.
+    # Position of each microbatch: completed visits forward and, counted from the end, backward.
     passed = [[0, 0] for _ in range(microbatches)]
     busy = [False] * stages
     found = Simulated(peak=[0] * stages)
@@ -102,18 +102,18 @@ def simulate(
     now = 0.0
 
     def update(number: int) -> None:
-        gone, back = passed[number]
+        forwarded, back = passed[number]
         for stage in range(stages):
-            lane = lanes[stage][number]
+            progress = entries[stage][number]
             left = [index for index in own[stage] if index < len(visits) - back]
-            if gone < len(visits) and any(index >= gone for index in own[stage]):
-                lane.phase, lane.waiting = FORWARD, visits[gone] != stage
+            if forwarded < len(visits) and any(index >= forwarded for index in own[stage]):
+                progress.phase, progress.waiting = FORWARD, visits[forwarded] != stage
             elif left:
                 # The segments of a stage are its visits.
-                lane.phase, lane.segment = BACKWARD, len(left) - 1
-                lane.waiting = gone < len(visits) or left[-1] != len(visits) - back - 1
+                progress.phase, progress.segment = BACKWARD, len(left) - 1
+                progress.waiting = forwarded < len(visits) or left[-1] != len(visits) - back - 1
             else:
-                lane.phase = DONE
+                progress.phase = DONE
 
     for number in range(microbatches):
         update(number)
@@ -121,17 +121,17 @@ def simulate(
         for stage in range(stages):
             if busy[stage]:
                 continue
-            lane = plans[stage].choose(lanes[stage])
-            if lane is None:
+            progress = plans[stage].choose(entries[stage])
+            if progress is None:
                 continue
-            lane.started = busy[stage] = True
-            live = sum(each.started and each.phase != DONE for each in lanes[stage])
+            progress.started = busy[stage] = True
+            live = sum(each.started and each.phase != DONE for each in entries[stage])
             found.peak[stage] = max(found.peak[stage], live)
-            gone, back = passed[lane.number]
-            visit = gone if lane.phase == FORWARD else len(visits) - 1 - back
-            took = (forward if lane.phase == FORWARD else backward) * (shares[visit] if shares else 1.0)
-            heapq.heappush(events, (now + took, stage, lane.number, lane.phase))
-            found.pieces.append((stage, lane.number, "FB"[lane.phase], now, now + took))
+            forwarded, back = passed[progress.number]
+            visit = forwarded if progress.phase == FORWARD else len(visits) - 1 - back
+            took = (forward if progress.phase == FORWARD else backward) * (shares[visit] if shares else 1.0)
+            heapq.heappush(events, (now + took, stage, progress.number, progress.phase))
+            found.pieces.append((stage, progress.number, "FB"[progress.phase], now, now + took))
         if not events:
             raise RuntimeError(f"the plan stands still at {now}: {passed}")
         now, stage, number, phase = heapq.heappop(events)

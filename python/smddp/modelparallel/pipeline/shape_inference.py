@@ -1,4 +1,4 @@
-"""What an operation on placed tensors returns, found out without its numbers."""
+"""Form of the result of an operation on placed tensors, computed without values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._subclasses import fake_tensor
 
 from smddp.modelparallel.pipeline.placed_tensor import FAKES, Form, Placed
 
-# Functions whose result is no tensor but depends on numbers.
+# Functions with a non-tensor result that depends on values.
 NUMBERS = frozenset(
     """item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __format__ __array__ __contains__ __str__
     is_nonzero equal allclose""".split()
@@ -46,15 +46,15 @@ class Outcome:
 
 
 class NeedsNumbers(Exception):
-    """The operation's result is a number."""
+    """The operation returns a Python number."""
 
 
 class NeedsShape(Exception):
-    """The form of the operation's result depends on numbers, or is not known without them."""
+    """The form of the operation's result depends on values."""
 
 
 def key(func: Any, flat: list[Any], spec: Any) -> Any:
-    """What an outcome depends on; None where that cannot be told."""
+    """Return a cache key of everything that a result depends on; None if that is unknown."""
     parts: list[Any] = []
     for x in flat:
         if isinstance(x, Placed):
@@ -77,7 +77,7 @@ def key(func: Any, flat: list[Any], spec: Any) -> Any:
 
 
 def autocast() -> Any:
-    """The state of autocast that results depend on."""
+    """Return the autocast state that results depend on."""
     if torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu")
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
@@ -91,7 +91,7 @@ def foresee(func: Callable[..., Any], name: str, flat: list[Any], spec: Any) -> 
     """Run the operation on fake tensors.
 
     Raises:
-        NeedsNumbers, NeedsShape: it cannot be told.
+        NeedsNumbers, NeedsShape: the form depends on values or on an unknown shape.
         Exception: the operation's own error, such as of shapes that do not fit.
     """
     if name in NUMBERS:
@@ -118,6 +118,6 @@ def foresee(func: Callable[..., Any], name: str, flat: list[Any], spec: Any) -> 
         tensor = isinstance(result, torch.Tensor)
         views.append(memory.get(_storage(result)) if tensor else None)
         leaves.append(result if not tensor else Form.of(result) if same is None else Same(same))
-    # What was written into has a new form, if only that a gradient passes through it.
+    # A written operand has a new form; at least it may now require a gradient.
     forms = tuple(Form.of(fakes[leaf.index]) if isinstance(leaf, Same) else leaf for leaf in leaves)
     return Outcome(tuple(zip(leaves, forms)), result_spec, tuple(views))

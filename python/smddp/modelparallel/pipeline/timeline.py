@@ -1,4 +1,4 @@
-"""A step in lanes, one for each stage: the plan in letters, and a trace of plan and measurement side by side."""
+"""A step as one row per stage: the plan in letters, and a trace of plan and measurement side by side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAMES = {"F": "forward", "B": "backward"}
 
 
 def drawn(plan: Simulated, stages: int) -> list[str]:
-    """The plan as text, a column for each unit of time.
+    """Draw the plan as text, one column per unit of time.
 
     A digit is a forward pass of that microbatch, a letter a backward pass, ``a`` that of microbatch 0. Longer plans are
     cut off.
@@ -31,10 +31,10 @@ def drawn(plan: Simulated, stages: int) -> list[str]:
 
 
 def passes(pieces: Sequence[Sequence[Piece]]) -> tuple[list[int], list[float], float]:
-    """What a microbatch did, from the pieces of each stage.
+    """Summarize a microbatch from the pieces of each stage.
 
-    Returns the stages that it passed in order, the mean seconds of each visit's forward pass, and how much longer
-    backward passes took than forward ones.
+    Returns its stages in order, the mean seconds of each visit's forward pass, and the ratio of backward to forward
+    time.
     """
     visits: list[int] = []
     seconds: list[list[float]] = []
@@ -58,7 +58,7 @@ def passes(pieces: Sequence[Sequence[Piece]]) -> tuple[list[int], list[float], f
 def trace(
     names: Sequence[str], pieces: Sequence[Sequence[Piece]], simulate: Callable[..., Simulated]
 ) -> dict[str, Any]:
-    """A trace in Chrome's format: for each stage, by its name, the last step's pieces and those of the plan.
+    """Return a trace in Chrome's format with the planned and measured pieces of each stage.
 
     ``simulate(visits, forward, backward, shares)`` makes the plan. Pieces of several hosts are by each one's clock.
     """
@@ -72,18 +72,18 @@ def trace(
     for stage, name in enumerate(names):
         events.append({"ph": "M", "pid": stage, "name": "process_name", "args": {"name": name}})
         events.append({"ph": "M", "pid": stage, "name": "process_sort_index", "args": {"sort_index": stage}})
-        for lane, (what, own, first) in enumerate((("plan", planned[stage], 0.0), ("measured", pieces[stage], start))):
-            events.append({"ph": "M", "pid": stage, "tid": lane, "name": "thread_name", "args": {"name": what}})
-            events += [_bar(each, stage, lane, first) for each in own]
+        for track, (what, own, first) in enumerate((("plan", planned[stage], 0.0), ("measured", pieces[stage], start))):
+            events.append({"ph": "M", "pid": stage, "tid": track, "name": "thread_name", "args": {"name": what}})
+            events += [_bar(each, stage, track, first) for each in own]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def _bar(piece: Piece, stage: int, lane: int, first: float) -> dict[str, Any]:
+def _bar(piece: Piece, stage: int, track: int, first: float) -> dict[str, Any]:
     what, number, begin, end = piece
     return {
         "ph": "X",
         "pid": stage,
-        "tid": lane,
+        "tid": track,
         "name": f"{_NAMES[what]} #{number}",
         "cat": "done",
         "ts": (begin - first) * 1e6,

@@ -1,8 +1,8 @@
-"""The ranks of a tensor group take their pieces of work in one order.
+"""Common order of work for the ranks of a tensor group.
 
-Inside of shared layers they wait for each other, so all must work on the same microbatch. Which one is next depends
-on what has arrived, which each sees at another time: the first rank of the group chooses, and the others follow. They
-stop at the same places of the program to ask, which is wherever they might have to wait for another stage.
+Shared layers synchronize the ranks, so all must run the same microbatch. The choice depends on arrived messages, which
+differ between ranks at any time: the first rank of the group chooses, and the others follow. They yield at the same
+points of the program: wherever they might wait for another stage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Turns:
     """The order of one step on this rank.
 
     Args:
-        mail: between the ranks of the tensor group, opened already.
+        mail: open mailbox between the ranks of the tensor group.
     """
 
     def __init__(self, mail: Mail) -> None:
@@ -24,11 +24,11 @@ class Turns:
         self._taken = 0
 
     def next(self, choose: Callable[[], int | None], ready: Callable[[int], bool]) -> int | None:
-        """The microbatch that runs next, or None as long as that is not known or it cannot run yet.
+        """Return the next microbatch, or None if it is unknown or cannot run yet.
 
         Args:
-            choose: what the first rank chooses.
-            ready: whether a microbatch has all that it waits for here.
+            choose: returns the choice of the first rank.
+            ready: returns True if a microbatch has received its pending message on this rank.
         """
         key: Key = (TURN, self._taken, 0, 0)
         if self.mail.stage == 0:

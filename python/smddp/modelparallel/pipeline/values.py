@@ -1,4 +1,4 @@
-"""What stands behind a placed tensor: who holds it, which copies there are, and into which segments graphs are cut."""
+"""State of a placed tensor: its owner, its copies, and the segments of its graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class _Slot:
-    """Where a tensor that came from elsewhere leaves its gradient."""
+    """Holder of the gradient of a received tensor."""
 
     __slots__ = ("data", "gradient")
 
@@ -54,7 +54,7 @@ def arrival(data: torch.Tensor) -> tuple[torch.Tensor, _Slot]:
 
 
 def departure(x: torch.Tensor) -> torch.Tensor | None:
-    """The end of a graph at which the gradient of a sent tensor comes in; None if none can."""
+    """Return the tensor that receives the gradient of a sent tensor; None if it requires none."""
     if not x.requires_grad:
         return None
     with torch.enable_grad():
@@ -63,11 +63,11 @@ def departure(x: torch.Tensor) -> torch.Tensor | None:
 
 @dataclass
 class Segment:
-    """What a stage computes of one microbatch between waits. Its graph touches no other segment's.
+    """Computation of one microbatch on a stage between two waits. Segments have disjoint graphs.
 
     Attributes:
         sends: (departure, number of the value, stage) of each tensor sent out of it.
-        arrivals: (slot, number of the value, stage) of each tensor that came into it.
+        arrivals: (slot, number of the value, stage) of each tensor received by it.
         exits: (tensor, slot) of each tensor that a later segment of this stage uses.
         cuts: the tensors of earlier segments as this one knows them, by the number of the value.
         roots: (tensor, gradient) that backward starts from.

@@ -1,4 +1,4 @@
-"""What scripts ask `DistributedModel` of tensor parallelism."""
+"""Queries of `DistributedModel` about tensor parallelism."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ else:
 class Answers(Mixin):
     """Mixed into `DistributedModel`.
 
-    All ranks of a tensor group compute with the batch of all of them. So the gradients of all parameters, shared or
-    not, are averaged over the ranks with the same part (RDP_GROUP), and those of the group are equal already.
+    All ranks of a tensor group compute with their joint batch, so gradients are equal within the group. Gradients of
+    all parameters are averaged over the ranks with the same part (RDP_GROUP).
     """
 
     @property
@@ -30,7 +30,7 @@ class Answers(Mixin):
         return (m for m in self.modules() if any(split_of(q) is not None for q in m.parameters(recurse=False)))
 
     def is_distributed_parameter(self, param: nn.Parameter) -> bool:
-        """Whether each rank of the tensor group has a part of it."""
+        """Return True if the parameter is split over the tensor group."""
         return split_of(param) is not None
 
     def is_distributed_buffer(self, buf: torch.Tensor) -> bool:
@@ -38,19 +38,19 @@ class Answers(Mixin):
         return False
 
     def is_scaled_batch_parameter(self, param: nn.Parameter) -> bool:
-        """Whether its gradient is that of the whole tensor group's batch: with tensor parallelism, always."""
+        """Return True if its gradient covers the batch of the whole tensor group: always, with tensor parallelism."""
         return state.ranks is not None and state.ranks.tp_size > 1
 
     def is_scaled_batch_buffer(self, buf: torch.Tensor) -> bool:
-        """As `is_scaled_batch_parameter`."""
+        """Answer as `is_scaled_batch_parameter`."""
         return state.ranks is not None and state.ranks.tp_size > 1
 
     def default_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This stage's parameters whose gradients are averaged over DP_GROUP: all without tensor parallelism."""
+        """Return this stage's parameters whose gradients are averaged over DP_GROUP: all without tensor parallelism."""
         return (each for each in self._named() if not self.is_scaled_batch_parameter(each[1]))
 
     def scaled_batch_reducer_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """This stage's parameters whose gradients are averaged over RDP_GROUP: all with tensor parallelism."""
+        """Return this stage's parameters whose gradients are averaged over RDP_GROUP: all with tensor parallelism."""
         return (each for each in self._named() if self.is_scaled_batch_parameter(each[1]))
 
     def _named(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -1,7 +1,7 @@
 """The batch of a step under tensor parallelism: every rank of a tensor group computes with the batches of all.
 
-Where the ranks read different batches (`prescaled_batch` False) the arguments are put together, microbatch by
-microbatch, before anything is computed, and of results each rank gets its own samples back.
+If the ranks read different batches (`prescaled_batch` False), the arguments are joined per microbatch before the
+computation, and each rank receives the results of its samples.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Share:
     of: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def mine(self, results: list[Any]) -> list[Any]:
-        """Results of microbatches, of whose tensors each keeps this rank's samples, if it has as many as all."""
+        """Select this rank's samples from result tensors of microbatches that have the samples of all ranks."""
         return [pytree.tree_map(self._mine, result) for result in results] if self.of else results
 
     def _mine(self, leaf: Any) -> Any:
@@ -36,7 +36,7 @@ class Share:
 
 
 def axes(value: Any, axis: Any, name: str) -> dict[str, int]:
-    """The axis along which each leaf of an argument is split, by the leaf's name, as `microbatching.split` does it."""
+    """Return the axis along which `microbatching.split` splits each leaf of an argument, by the leaf's name."""
     if isinstance(value, Mapping):
         of = axis if isinstance(axis, Mapping) else dict.fromkeys(value, axis)
         parts = [axes(value[key], of.get(key, 0), f"{name}[{key!r}]") for key in value]
@@ -47,7 +47,7 @@ def axes(value: Any, axis: Any, name: str) -> dict[str, int]:
         if hasattr(value, "smp_slice"):
             name = plain(name)
             raise ValueError(
-                f"step: {name} has a way of its own to be split (smp_slice), so the batches of a tensor group's ranks "
+                f"step: {name} defines its own split (smp_slice), so the batches of a tensor group's ranks "
                 "cannot be put together: set 'prescaled_batch': True and let them read the same"
             )
         return {name: axis}
@@ -57,28 +57,28 @@ def axes(value: Any, axis: Any, name: str) -> dict[str, int]:
 def united(
     given: dict[str, torch.Tensor], seed: int, of: dict[str, int], microbatches: int, prescaled: bool, ranks: Ranks
 ) -> tuple[dict[str, torch.Tensor], int, dict[int, list[int]]]:
-    """The tensors that all ranks of the tensor group compute with, and their common seed. Collective over the group.
+    """Return the tensors and the seed common to the tensor group. Collective over the group.
 
     Args:
         given: this rank's tensors by name.
-        of: the axis of those that are split.
+        of: the split axis of each split tensor.
 
     Returns also, for `share`, the samples that each rank has in a microbatch, by their sum.
     """
     group, size = ranks.tp_group, ranks.tp_size
     if prescaled:
         about = {name: (tuple(x.shape), zlib.crc32(_bytes(x))) for name, x in given.items()}
-        told: list[Any] = [None] * size
-        dist.all_gather_object(told, (about, seed), group=group)
-        first = told[0][0]
-        for other, (theirs, _) in enumerate(told):
+        gathered: list[Any] = [None] * size
+        dist.all_gather_object(gathered, (about, seed), group=group)
+        first = gathered[0][0]
+        for other, (theirs, _) in enumerate(gathered):
             odd = sorted(name for name in theirs.keys() | first.keys() if theirs.get(name) != first.get(name))
             if odd:
                 raise ValueError(
                     f"step: {plain(odd[0])} differs between the ranks 0 and {other} of a tensor group. With "
                     "'prescaled_batch': True they read the same batch, that of smp.rdp_rank() among smp.rdp_size()"
                 )
-        return given, told[0][1], {}
+        return given, gathered[0][1], {}
     found: list[Any] = [None] * size
     dist.all_gather_object(found, ({name: x.cpu() for name, x in given.items()}, seed), group=group)
     batches = [tensors for tensors, _ in found]
@@ -96,7 +96,7 @@ def united(
 
 
 def _along(name: str, parts: list[torch.Tensor], axis: Any, microbatches: int) -> tuple[torch.Tensor, list[int]]:
-    """All ranks' tensors as one, such that each microbatch has a part of each."""
+    """Join the tensors of all ranks such that each microbatch has a part of each."""
     shapes = [tuple(part.shape) for part in parts]
     if not isinstance(axis, int) or not -parts[0].dim() <= axis < parts[0].dim():
         raise ValueError(f"step: {name} of shape {shapes[0]} has no axis {axis!r} to split along")
@@ -118,12 +118,12 @@ def _along(name: str, parts: list[torch.Tensor], axis: Any, microbatches: int) -
 
 
 def share(counts: dict[int, list[int]], rank: int) -> Share:
-    """The samples of the ``rank``-th of the group."""
+    """Return the samples of the ``rank``-th rank of the group."""
     return Share({total: (sum(parts[:rank]), parts[rank]) for total, parts in counts.items()})
 
 
 def plain(name: str) -> str:
-    """A leaf's name as errors tell it: an argument's own, without brackets."""
+    """Return a leaf's name for error messages: the argument's name, without brackets."""
     return name[1:-1].replace("'", "") if name.startswith("[") and name.count("[") == 1 else name
 
 

@@ -1,4 +1,4 @@
-"""What is shared of a model: what the plans that it carries name, as far as modules are marked and sizes divide."""
+"""Selection of modules to share: marked modules that the model's plans name and whose sizes divide."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
 log = logging.getLogger("smddp.modelparallel")
 
-# Their forwards use the weights of modules in them without calling these.
+# Their forward passes use the weights of submodules without calling them.
 _USE_WEIGHTS = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 
 
 class Chosen:
-    """The styles of what is shared.
+    """Styles of the shared modules.
 
     Attributes:
         planner: with blocks and heads of these alone.
@@ -45,16 +45,16 @@ class Chosen:
         self.styles = self.planner.styles(self.planner.with_tied(kept, self.one)) if kept else {}
 
     def _planned(self) -> dict[str, Any]:
-        """What plans say of modules that are marked."""
+        """Return the plan entries of marked modules."""
         found = plan_entries.expand(self._model, hf.plan_of(self._model), strict=False)
         return {name: style for name, style in found.items() if marked(self._owner(name))}
 
     def _owner(self, name: str) -> nn.Module:
-        """The module ``name``, or that of the parameter of this name."""
+        """Return the module ``name``, or the module of the parameter ``name``."""
         return self._names[name] if name in self._names else self._names[name.rpartition(".")[0]]
 
     def _alone(self) -> dict[str, Any]:
-        """Marked Linear and Embedding modules outside of models that have plans."""
+        """Return marked Linear and Embedding modules outside of models with plans."""
         inside: set[int] = set()
         for name, module in self._names.items():
             if hf.is_pretrained(module) or vars(module).get("_tp_plan") or getattr(type(module), "_tp_plan", None):
@@ -62,7 +62,7 @@ class Chosen:
             elif isinstance(module, _USE_WEIGHTS):
                 inside.update(id(each) for each in module.modules())
                 if marked(module):
-                    self._whole(name, f"{type(module).__name__} uses the weights of the modules in it by itself")
+                    self._whole(name, f"{type(module).__name__} uses the weights of its submodules directly")
         shared = {name for names in self.one for name in names}
         found: dict[str, Any] = {}
         for name, module in self._names.items():
@@ -94,8 +94,8 @@ class Chosen:
         return ""
 
     def _pieces(self, entries: dict[str, Any]) -> Iterable[list[str]]:
-        """Names that are shared together or not at all: those of one layer, or of one block where a layer is marked
-        in part. What lies outside of layers is alone."""
+        """Group names that are shared together or not at all: one layer, or one block of a partly marked layer.
+        A name outside of layers forms its own group."""
         layers = {id(layer) for layer in plan_entries.layers_of(self._model, hf.plan_of(self._model))}
         blocks = {"colwise_gather_output", "embedding_rowwise"}
         pieces: dict[str, list[str]] = {}
@@ -115,7 +115,7 @@ class Chosen:
         return pieces.values()
 
     def _divides(self, entries: dict[str, Any]) -> dict[str, Any]:
-        """``entries`` if they can be shared; else nothing, and the log says why."""
+        """Return ``entries`` if they can be shared; else log the reason and return nothing."""
         planner = Planner(self._model, self._tp, self._seed, False)
         try:
             made = planner.styles(planner.with_tied(entries, self.one))

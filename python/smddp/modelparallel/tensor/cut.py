@@ -1,7 +1,7 @@
 """The layers of a model shared over the tensor group, when `DistributedModel` wraps it.
 
-The translator of torch.sagemaker does the work and makes DTensors. A pipeline sums, averages, saves and drops plain
-tensors, so afterwards each rank has its parts as parameters of their own, which say how they are split.
+The translator of torch.sagemaker creates DTensors. A pipeline sums, averages, saves and drops plain tensors, so each
+rank then replaces them by plain parameters with its parts, which record their split.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from smddp.sagemaker.tensor_parallel.shards import RELAID, put
 
 log = logging.getLogger("smddp.modelparallel")
 
-# Options that choose between kernels, or between ways to begin: they change no result.
+# Options that select kernels or initialization methods: they do not change results.
 KERNELS = frozenset(
     """fused_softmax fused_dropout fused_bias_gelu flash_attention triton_flash_attention zero_init optimize
     distribute_embedding weight_initialization mask_padding""".split()
@@ -41,7 +41,7 @@ def share(model: nn.Module, ranks: Ranks) -> None:
             ranks.tp_size,
         )
         return
-    _tell_options(model)
+    _log_unused_options(model)
     device = next((q.device.type for q in model.parameters()), "cpu")
     tp = TensorGroup(DeviceMesh.from_group(ranks.tp_group, device))
     chosen = Chosen(model, tp, _SEED)
@@ -50,8 +50,8 @@ def share(model: nn.Module, ranks: Ranks) -> None:
     _unwrap(model, tp, before)
 
 
-def _tell_options(model: nn.Module) -> None:
-    """Say which options of `tensor_parallelism` nobody took: those that are not of kernels would change results."""
+def _log_unused_options(model: nn.Module) -> None:
+    """Log unused options of `tensor_parallelism`, except kernel options, which do not change results."""
     given = {name for module in model.modules() for name, value in options_of(module).items() if value}
     odd = sorted(given - KERNELS - registry.taken())
     if odd:
@@ -62,7 +62,7 @@ def _tell_options(model: nn.Module) -> None:
 
 
 def _unwrap(model: nn.Module, tp: TensorGroup, before: dict[str, nn.Parameter]) -> None:
-    """A plain parameter in place of each DTensor, and the way from those that scripts may hold to these."""
+    """Replace each DTensor by a plain parameter, and map parameters that scripts may hold to these."""
     made: dict[int, nn.Parameter] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         for name, parameter in list(module._parameters.items()):

@@ -30,7 +30,7 @@ class Kind(type):
 
 
 class DistributedModule(nn.Module, metaclass=Kind):
-    """What `tp_register` puts in the place of other modules: it is shared wherever it is made."""
+    """Replacement of other modules by `tp_register`: it is shared wherever it is created."""
 
     def shared(self) -> None:
         """Mark this module and all in it; to be called at the end of ``__init__``."""

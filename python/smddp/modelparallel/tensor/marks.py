@@ -1,4 +1,4 @@
-"""Which modules a script wants shared: marks on modules, which `DistributedModel` reads."""
+"""Marks on modules that a script wants to share, read by `DistributedModel`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MARK = "_smp_tensor"
 
 
 def marked(module: nn.Module) -> bool:
-    """Whether a module is to be shared."""
+    """Return True if a module is marked for sharing."""
     return module.__dict__.get(MARK) is not None
 
 
@@ -25,13 +25,13 @@ def any_marked(model: nn.Module) -> bool:
 
 
 def options_of(module: nn.Module) -> dict[str, Any]:
-    """What was given with the mark."""
+    """Return the options of the mark."""
     return dict(module.__dict__.get(MARK) or {})
 
 
 @contextlib.contextmanager
 def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
-    """Modules that are made inside share their layers over the tensor group, as far as they can; the innermost counts.
+    """Share the layers of modules created inside over the tensor group, if possible; the innermost context wins.
 
     Args:
         options: arguments of the distributed modules that `tp_register` puts in place of others. Those of the
@@ -53,7 +53,7 @@ def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **options: Any) -> None:
-    """Have a module, and all in it, share its layers, or not. To be called before `DistributedModel`."""
+    """Enable or disable sharing of a module and its submodules. Call it before `DistributedModel`."""
     if getattr(module, "_is_distributed_model", False):
         raise RuntimeError(
             "smp.set_tensor_parallelism() comes before smp.DistributedModel(), which shares the layers: give it the "

@@ -1,4 +1,4 @@
-"""`smp.tp_register`: a script's own classes, and the distributed modules that take their places."""
+"""`smp.tp_register`: classes of scripts, and the distributed modules that replace them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def tp_register(
     forward_hook: Hook | None = None,
     return_hook: Hook | None = None,
 ) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """A class decorator: `DistributedModel` puts a ``dist_module`` in place of each marked instance, with new values.
+    """Class decorator: `DistributedModel` replaces each marked instance by a new ``dist_module``.
 
     Args:
         init_hook, forward_hook: from the arguments of the class's own ``__init__`` and ``forward`` to (args, kwargs) of
@@ -60,7 +60,7 @@ def tp_register_with_module(
     forward_hook: Hook | None = None,
     return_hook: Hook | None = None,
 ) -> None:
-    """As `tp_register`, for a class that is there already. Modules made before keep their place."""
+    """Register an existing class, see `tp_register`. Modules created before are not replaced."""
     for name, value in (("module_cls", module_cls), ("dist_module", dist_module)):
         if not (isinstance(value, type) and issubclass(value, nn.Module)):
             raise TypeError(f"smp.tp_register(): {name} must be a class of modules, got {value!r}")
@@ -97,7 +97,7 @@ def replace(module: nn.Module) -> nn.Module:
 
 
 def taken() -> set[str]:
-    """The options that distributed modules of registered classes take."""
+    """Return the options that distributed modules of registered classes take."""
     return {name for entry in _registered.values() for name in signature(entry.dist_module.__init__).parameters}
 
 
@@ -120,6 +120,6 @@ def _replacement(module: nn.Module, entry: _Entry) -> nn.Module:
 
 
 def _taken(dist_module: type[nn.Module], options: dict[str, Any]) -> dict[str, Any]:
-    """Of the options given with a mark, those that the module's ``__init__`` names."""
+    """Return the options of a mark that the module's ``__init__`` names."""
     names = signature(dist_module.__init__).parameters
     return {name: value for name, value in options.items() if name in names}

@@ -1,4 +1,4 @@
-"""One parameter's part on this rank of a tensor group, and the whole of it."""
+"""Split of a parameter over a tensor group: this rank's part, and the whole."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SPLIT, REPLACED = "_smp_split", "_smp_became"
 
 @dataclass(frozen=True)
 class Split:
-    """How the ranks of a tensor group share a parameter, and whatever has its shape.
+    """Split of a parameter, and of tensors with its shape, over a tensor group.
 
     Attributes:
         size, rank: of the tensor group.
-        dim: along which the parts lie.
-        stored: the shape of the whole as the parts are cut from it.
-        whole: its shape in one process: the same elements.
+        dim: split dimension.
+        stored: shape of the whole tensor that the parts are cut from.
+        whole: its shape in one process, with the same elements.
     """
 
     size: int
@@ -41,18 +41,18 @@ class Split:
         return tuple(found)
 
     def mine(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole tensor; one that is the part already stays."""
+        """Return this rank's part of a whole tensor; a part is returned unchanged."""
         if tuple(tensor.shape) != self.whole:
             return tensor
         return tensor.reshape(self.stored).chunk(self.size, self.dim)[self.rank].contiguous()
 
     def joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
-        """The whole of all parts."""
+        """Join all parts."""
         return torch.cat(parts, self.dim).reshape(self.whole)
 
     @exact()
     def gathered(self, part: torch.Tensor) -> torch.Tensor:
-        """The whole tensor of which this rank has ``part``. Collective over the tensor group.
+        """Return the whole tensor of ``part``. Collective over the tensor group.
 
         A sharded ``part`` is gathered over its shard group first.
         """
@@ -65,17 +65,17 @@ class Split:
 
 
 def split_of(parameter: Any) -> Split | None:
-    """How a parameter is shared; None if this rank has all of it."""
+    """Return the split of a parameter; None if this rank has all of it."""
     return getattr(parameter, SPLIT, None)
 
 
 def counts_here(parameter: Any) -> bool:
-    """Whether a sum over the tensor group takes this rank's: of what all ranks hold alike, only the first one's."""
+    """Return True if a sum over the tensor group includes this rank's value: replicated values count once."""
     return state.ranks is None or state.ranks.tp_rank == 0 or split_of(parameter) is not None
 
 
 def follow(optimizer: torch.optim.Optimizer) -> None:
-    """Give an optimizer that was made before the model was wrapped the parameters that there are now."""
+    """Replace the parameters of an optimizer that was created before the model was wrapped."""
     for group in optimizer.param_groups:
         group["params"] = [_newest(parameter) for parameter in group["params"]]
 

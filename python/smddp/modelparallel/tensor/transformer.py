@@ -280,7 +280,7 @@ class FlashAttentionLayer(nn.Module, metaclass=Kind):
         self.attention_dropout_prob = attention_dropout_prob
         for name, instead in _NO_KERNEL.items():
             if options.pop(name, False):
-                raise NotImplementedError(f"smp.nn.FlashAttentionLayer({name}=True) is not there: {instead}")
+                raise NotImplementedError(f"smp.nn.FlashAttentionLayer({name}=True) is not supported: {instead}")
         scaled = options.pop("scale_attention_scores", True)
         if options:
             raise TypeError(f"smp.nn.FlashAttentionLayer() has no argument {', '.join(options)}")
@@ -310,5 +310,5 @@ def _initialize(module: nn.Module, normal: bool, std: float) -> None:
 
 
 def _added(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    """A 0-1 mask (batch, sequence) as what is added to scores, (batch, 1, 1, sequence)."""
+    """Convert a 0-1 mask (batch, sequence) to an additive mask (batch, 1, 1, sequence)."""
     return None if mask is None else mask[:, None, None].to(like.dtype) * _MASKED
