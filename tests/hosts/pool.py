@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from backend.ranks import BACKEND, ask
-from backend.ranks import told as failure
+from backend.ranks import error_text as failure
 
 from hosts import netlab, wires
 
