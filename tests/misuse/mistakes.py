@@ -300,7 +300,11 @@ def _programs() -> dict[str, Case]:
         "launch of no file": (smddp_("launch", "no.py"), "entry_point", "file 'no.py' does not exist"),
         "nodes without an engine": (smddp_("launch", HERE, "--nodes", "2"), "--engine", "--hosts"),
         "a host's ranks in letters": (smddp_("launch", HERE, "--hosts", "a:x"), "'a:x'", "NAME:RANKS"),
-        "a distribution with invalid JSON": (smddp_("launch", HERE, "--distribution", "{bad"), "no JSON", "'{bad'"),
+        "a distribution with invalid JSON": (
+            smddp_("launch", HERE, "--distribution", "{bad"),
+            "invalid JSON",
+            "'{bad'",
+        ),
         "a misspelt engine": (smddp_("launch", HERE, "--engine", "slrum"), "'slrum'", "slurm"),
         "a misspelt benchmark": (bench("all_redcue"), "'all_redcue'", "all_reduce"),
         "a size in words": (bench("all_reduce", "-b", "x"), "'x' is not a size", "64K"),
