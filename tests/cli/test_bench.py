@@ -15,8 +15,9 @@ BENCH = Path(sys.executable).parent / "smddp-bench"
 PNG = b"\x89PNG\r\n"
 
 
-def bench(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BENCH, *map(str, words)], capture_output=True, text=True, timeout=120, cwd=cwd)
+def bench(*words: object, cwd: Path | None = None, **settings: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **settings}
+    return subprocess.run([BENCH, *map(str, words)], capture_output=True, text=True, timeout=120, cwd=cwd, env=env)
 
 
 @pytest.fixture(scope="module")
@@ -120,3 +121,17 @@ def test_invalid_arguments_are_rejected_before_the_measurement(words, says, tmp_
     done = bench(*words, cwd=tmp_path)
     assert done.returncode == 2 and says in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "reason"),
+    [
+        ("SMDDP_ALGO", "hier", "requested by SMDDP_ALGO"),
+        ("SMDDP_ALGO", "tree", "SMDDP_ALGO requests hier-tree, which does not support this call; lowest cost by"),
+        ("SMDDP_TUNE", "all_gather:1m-2m:@ring", "requested by a row of SMDDP_TUNE"),
+        ("SMDDP_TUNE", "all_gather:1k-2k:@ring", "lowest cost by the planner's formula"),
+    ],
+)
+def test_explain_reports_the_origin_of_the_algorithm(setting, value, reason):
+    done = bench("explain", "all_gather", "--bytes", "1M", "--nodes", "4", **{setting: value})
+    assert reason in done.stdout, done.stdout + done.stderr

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use smddp_core::Config;
 use smddp_plan::sim::{Cluster, Run};
-use smddp_plan::{Algorithm, Choice, Program, Step};
+use smddp_plan::{Algorithm, Choice, Program, Reason, Step};
 
 use crate::cluster_file;
 use crate::drawing;
@@ -131,27 +131,35 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
 
 fn reason(cli: &Cli, cluster: &Cluster, chosen: &Run, best: Option<&Run>) -> String {
     if cli.algorithm.is_some() {
-        return "asked for by --algorithm".into();
+        return "requested by --algorithm".into();
     }
-    let why = if Config::get().is_ok_and(|config| config.algorithm.is_some()) {
-        "asked for by SMDDP_ALGO".to_owned()
-    } else if cluster.size() == 1 {
-        "one rank has nobody to talk to".to_owned()
+    let costs = if cluster.size() == 1 {
+        "one rank has no peers"
     } else if cluster.nodes() == 1 {
-        "all ranks share memory: one write reaches all readers, in one hop".to_owned()
+        "all ranks share memory: one write reaches all readers, in one hop"
     } else if cli.op.reduces() {
-        "its cost is the least, by formula: a reduction's order never depends on a measurement".to_owned()
+        "lowest cost by formula: a reduction's order never depends on a measurement"
     } else {
-        "its cost is the least, by the planner's formula, with this network's latency and rate".to_owned()
+        "lowest cost by the planner's formula, with this network's latency and rate"
+    };
+    let why = match chosen.job.decision.reason {
+        Reason::Setting => "requested by SMDDP_ALGO".to_owned(),
+        Reason::Table => "requested by a row of SMDDP_TUNE".to_owned(),
+        Reason::Unsupported(wanted) => {
+            let setting =
+                if Config::get().is_ok_and(|config| config.algorithm.is_some()) { "ALGO" } else { "TUNE" };
+            format!("SMDDP_{setting} requests {}, which does not support this call; {costs}", wanted.name())
+        }
+        Reason::Cost => costs.to_owned(),
     };
     match best {
         Some(best) if best.outcome.seconds < 0.95 * chosen.outcome.seconds => format!(
-            "{why}; the model's quickest is {} with segments of {}, {:.1} us",
+            "{why}; the fastest in the simulation is {} with segments of {}, {:.1} us",
             best.job.decision.choice.algorithm.name(),
             size(best.job.decision.choice.segment as u64),
             best.outcome.seconds * 1e6
         ),
-        _ => format!("{why}; the model agrees"),
+        _ => format!("{why}; fastest in the simulation too"),
     }
 }
 

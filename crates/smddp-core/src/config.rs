@@ -292,8 +292,7 @@ impl Config {
             return Err(bad("SMDDP_SEGMENT_BYTES", &get("SMDDP_SEGMENT_BYTES").unwrap_or_default(), &want));
         }
         if config.canonical == CanonicalOrder::Always && config.formats != Formats::default() {
-            let want =
-                "nothing with SMDDP_CANONICAL_ORDER=1: what is rounded depends on the split into nodes";
+            let want = "unset it with SMDDP_CANONICAL_ORDER=1, since compression rounds differently for each node layout";
             return Err(bad("SMDDP_WIRE_FORMAT", &config.formats.to_string(), want));
         }
         Ok(config)

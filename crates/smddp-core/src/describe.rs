@@ -79,9 +79,7 @@ pub(crate) fn stuck(name: &str, enqueued: &Enqueued) -> Error {
     }
 }
 
-/// The ranks that operation `seq` is known to lack, and that in words. A rank that has begun it and does not answer any
-/// more is one of them: its host may be without power.
-/// Diagnosis of ranks that answer and yet receive nothing of what is sent to them: large packets are lost on the way.
+/// Diagnosis of ranks that answer but never acknowledge data: the network drops large packets (path MTU).
 fn undelivered(group: &Group, silent: &[usize]) -> Option<String> {
     let mut ranks = group.unacknowledged();
     ranks.retain(|(rank, _)| !silent.contains(rank));
@@ -96,7 +94,8 @@ fn undelivered(group: &Group, silent: &[usize]) -> Option<String> {
     ))
 }
 
-/// Ranks that have not arrived, and the text of a timeout.
+/// Ranks that have not arrived at operation `op`, and the text of a timeout. They include a rank that has begun the
+/// operation but no longer answers: its host may have lost power.
 fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
     let seq = op.seq;
     let (me, size, silent, stalled) = (group.rank(), group.size(), group.silent(), group.stalled());
@@ -212,8 +211,8 @@ pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &s
         rank,
         who: group.describe(rank),
         how: how.to_owned(),
-        advice: "this error is a consequence, and its own log has the first cause; destroy the group and make a new one \
-                 without it to go on",
+        advice: "this error follows from that rank's failure: see its log for the first cause; to continue without it, destroy \
+                 the group and create a new one",
     }
 }
 

@@ -74,7 +74,7 @@ pub(crate) fn open(level: Level, file: Option<String>, rank: Option<String>) {
     }
 }
 
-/// They go where they went before.
+/// Restores the destination that log lines had before the diversion.
 pub fn divert_no_more() {
     let diverted = DIVERTED.get();
     *lock(&diverted.to) = None;

@@ -13,8 +13,8 @@ use crate::steps::Execution;
 use crate::types::{DType, RedOp};
 use crate::work::Shared;
 
-/// What two calls have in common of which the second differs from the first in its addresses at most. The first was checked
-/// and bound, so the second need not be.
+/// Key of a repeated call. Calls with equal keys differ in buffer addresses alone, so the checks and the binding of the first
+/// serve the second.
 #[derive(PartialEq)]
 pub(crate) struct Repeat {
     collective: Collective,

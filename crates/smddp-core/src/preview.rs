@@ -6,7 +6,7 @@ use smddp_plan::{Collective, Counts, Decision, Group, Memory, Network, Settings,
 use smddp_transport::shm::SLOT_BYTES;
 use smddp_transport::{Outlet, Reach};
 
-use crate::bind::{GroupFacts, bind, decided, told};
+use crate::bind::{GroupFacts, bind, decided, described};
 use crate::config::Config;
 use crate::error::Result;
 use crate::key::Key;
@@ -82,7 +82,7 @@ impl<'a> Absent<'a> {
 
     /// What it decides in words, as [`crate::Communicator::path`] has it.
     pub fn path(&self, way: &str, call: &Imagined) -> String {
-        told(way, &self.decide(call))
+        described(way, &self.decide(call))
     }
 
     /// What `rank` would write, channel by channel.

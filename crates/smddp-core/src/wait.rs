@@ -33,12 +33,12 @@ pub fn cores() -> usize {
         .unwrap_or(1)
 }
 
-/// A belt for the bell: nobody sleeps longer without a look. Twice as long after each that nothing ended, a few times: a
-/// rank may wait for minutes, and many for it on few cores.
+/// Maximum sleep before the next poll, in case a wakeup is lost. It doubles after each sleep that no wakeup ended, up to
+/// `MOST_DOUBLINGS` times, because many ranks may wait for minutes on few cores.
 const NAP: Duration = Duration::from_millis(20);
 const MOST_DOUBLINGS: u32 = 2;
 const YIELDS: u32 = 50;
-/// The same where a look is a system call.
+/// `YIELDS` where polling is a system call.
 const COSTLY_YIELDS: u32 = 6;
 /// Looks without asking the clock.
 const FREE_LOOKS: u32 = 128;

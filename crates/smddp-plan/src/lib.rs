@@ -18,7 +18,7 @@ pub mod topology;
 pub mod tune;
 
 pub use algorithms::{Algorithm, plan};
-pub use choice::{Choice, Counts, Decision, Group, Memory, Network, Settings, Shape, decide};
+pub use choice::{Choice, Counts, Decision, Group, Memory, Network, Reason, Settings, Shape, decide};
 pub use format::{Format, Formats};
 pub use ir::{Ask, Association, Buffer, Channel, Collective, Lane, Program, Source, Span, Step, Timed};
 pub use topology::Topology;

@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
 
-use smddp_plan::{Algorithm, Choice, Collective, Counts, Group, Memory, Network, Settings, Topology, decide};
+use smddp_plan::{
+    Algorithm, Choice, Collective, Counts, Decision, Group, Memory, Network, Reason, Settings, Topology,
+    decide,
+};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
@@ -25,7 +28,7 @@ impl Shape {
         counts.blocks(self.size, 1).into_iter().max().unwrap()
     }
 
-    fn decide(&self, topology: &Topology, algorithm: Option<Algorithm>) -> Choice {
+    fn decide(&self, topology: &Topology, algorithm: Option<Algorithm>) -> Decision {
         let Self { collective, size, bytes, half, staging, network, .. } = *self;
         let counts = match self.pairs {
             true => Counts::Pairs(vec![bytes / size; size], vec![bytes / size; size]),
@@ -35,17 +38,21 @@ impl Shape {
             smddp_plan::Shape { collective, element: 1, half, single: false, counts, memory: Memory::Host };
         let slot = if topology.nodes() > 1 { 0 } else { 8 * KIB };
         let settings = Settings { algorithm, staging, ..Settings::default() };
-        decide(&shape, &Group { topology, slot, network }, &settings).choice
+        decide(&shape, &Group { topology, slot, network }, &settings)
     }
 }
 
 fn choose_in(shape: &Shape, topology: &Topology) -> Choice {
-    shape.decide(topology, None)
+    shape.decide(topology, None).choice
 }
 
-/// `None`: the algorithm does not do it, and another one was chosen.
+/// `None`: the algorithm does not support the call, so the decision is by cost and reports that.
 fn named_in(algorithm: Algorithm, shape: &Shape, topology: &Topology) -> Option<Choice> {
-    Some(shape.decide(topology, Some(algorithm))).filter(|choice| choice.algorithm == algorithm)
+    let decision = shape.decide(topology, Some(algorithm));
+    let supported = decision.reason == Reason::Setting;
+    assert!(supported || decision.reason == Reason::Unsupported(algorithm), "{decision:?}");
+    assert!(!supported || decision.choice.algorithm == algorithm, "{decision:?}");
+    supported.then_some(decision.choice)
 }
 
 fn choose(shape: &Shape) -> Choice {

@@ -80,7 +80,8 @@ pub(crate) struct AtOnce {
     zero: Py<PyAny>,
 }
 
-/// What is read as it is written: complex numbers may be conjugated, which DLPack does not tell, and bytes are only moved.
+/// Returns whether the memory of `dtype` equals its value. Excludes complex types (DLPack hides a lazy conjugation) and opaque
+/// bytes.
 fn ordinary(dtype: DType) -> bool {
     !matches!(dtype, DType::C32 | DType::C64 | DType::C128 | DType::Opaque1)
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use smddp_plan::format::{Way, named};
 use smddp_plan::{
     Ask, Association, Buffer, Choice, Collective, Decision, Format, Formats, Group, Memory, Network, Program,
-    Settings, Step, Topology, decide, plan,
+    Reason, Settings, Step, Topology, decide, plan,
 };
 use smddp_transport::{Head, Reach, SingleCopy, Wired, Wiring};
 
@@ -254,16 +254,21 @@ pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decisio
     decide(&key.shape(), &facts.group(), &Settings { formats, canonical, ..settings })
 }
 
-/// A decision in words, as `smddp info` and tables have it.
-pub(crate) fn told(way: &str, decision: &Decision) -> String {
+/// Description of a decision for `smddp info` and tables. path: the transport.
+pub(crate) fn described(path: &str, decision: &Decision) -> String {
     let Choice { algorithm, segment, .. } = decision.choice;
     let algorithm = named((algorithm, decision.format));
     let cells = decision.choice.window();
     let order = if decision.canonical { " in canonical order" } else { "" };
+    let instead = match decision.reason {
+        Reason::Unsupported(wanted) => format!(" ({} does not support this call)", wanted.name()),
+        _ => String::new(),
+    };
     if decision.inline {
-        return format!("{way} {algorithm}{order}, one message");
+        return format!("{path} {algorithm}{order}, one message{instead}");
     }
-    format!("{way} {algorithm}{order}, segments of {} KiB, {cells} cells", segment.div_ceil(1024))
+    let segment = segment.div_ceil(1024);
+    format!("{path} {algorithm}{order}, segments of {segment} KiB, {cells} cells{instead}")
 }
 
 /// The kernel of a reducing collective; an error where its dtype cannot be reduced so.
@@ -298,7 +303,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
     };
     let program = plan(choice.algorithm, &ask, &facts.topology).ok_or_else(|| {
         Error::Invalid(format!(
-            "{}: algorithm {} does not do this collective on {n} ranks (SMDDP_ALGO?)",
+            "{}: algorithm {} does not support this collective on {n} ranks; check SMDDP_ALGO",
             name_of(key.collective),
             choice.algorithm.name()
         ))
@@ -308,7 +313,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
     }
     if key.memory == Memory::Reference && rewrites(&program) {
         return Err(Error::Invalid(format!(
-            "{}: algorithm {} writes where others still read, which memory of a device does not allow (SMDDP_ALGO?)",
+            "{}: algorithm {} writes where others still read, which memory of a device does not allow; check SMDDP_ALGO",
             name_of(key.collective),
             choice.algorithm.name()
         )));

@@ -53,7 +53,7 @@ pub struct Options {
 
 pub(crate) struct Inner {
     pub(crate) driver: Mutex<Driver>,
-    /// What went which way so far.
+    /// Operations and bytes so far, by collective and path.
     tally: Arc<Tally>,
     /// Calls that were bound, for all threads: whoever starts one while another thread drives needs it, too.
     pub(crate) cache: Mutex<Cache>,
@@ -212,7 +212,7 @@ impl Communicator {
             site: 0,
             exact: false,
         };
-        bind::told(&self.way(), &bind::decided(&key, &self.0.facts, self.0.config))
+        bind::described(&self.way(), &bind::decided(&key, &self.0.facts, self.0.config))
     }
 
     /// What bytes go through: "shm", "tcp eth0 10.0.0.1", or both.
@@ -260,7 +260,7 @@ impl Communicator {
         (0..self.0.size).map(|rank| self.0.facts.topology.node_of(rank)).collect()
     }
 
-    /// What went which way so far.
+    /// Operations and bytes so far, by collective and path.
     pub fn taken(&self) -> Vec<Taken> {
         self.0.tally.taken().collect()
     }

@@ -61,8 +61,8 @@ pub(super) fn runs() -> bool {
     progress().0.running
 }
 
-/// Who calls and waits at once, again and again, registers each time what it then drives itself. Waking the thread for that costs two
-/// system calls, and the caller's processor where that is the thread's, too.
+/// Sleep of the progress thread after a registration. A caller that starts an operation and waits for it immediately drives it
+/// itself; waking this thread for it would cost two system calls, and the caller's processor where both share one.
 const REST: Duration = Duration::from_micros(50);
 
 /// The thread's own sleep, whose end says whether it was as long as it could be. After a look before which somebody has registered,

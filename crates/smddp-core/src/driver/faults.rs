@@ -160,7 +160,7 @@ impl Driver {
         loop {
             if let Some(words) = self.messages.unasked(rank, &mut self.group) {
                 let (who, group) = (self.group.describe(rank), self.name.clone());
-                let sent = "its last word to this rank is a message that nobody receives: it";
+                let sent = "its last send to this rank has no matching recv: it";
                 return Error::Mismatch {
                     what,
                     group,
@@ -250,8 +250,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether the operation under way may end yet: the rank that declared the group dead had ended it before, so what is lacking
-    /// may be on its way, and what failed is a later call, which this rank is to make first. A making ends with such a call.
+    /// Returns whether the current operation may still complete. The rank that declared the group dead had completed it, so the
+    /// missing data may be in flight; a later call failed, which this rank has not made. Group creation ends with such a call.
     fn ends_yet(&mut self, rank: usize) -> bool {
         let Some(seq) = self.queue.front().map(|op| op.seq) else { return false };
         if !self.group.failed_after(rank, seq) {

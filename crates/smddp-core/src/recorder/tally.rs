@@ -1,4 +1,4 @@
-//! What went which way so far.
+//! Counters of operations and bytes, by collective and path.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

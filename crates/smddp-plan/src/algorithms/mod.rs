@@ -1,4 +1,4 @@
-//! The algorithms: a new one is a file here, a name in [`Algorithm`] and a line in [`plan`].
+//! The algorithms. A new one is a file here, its variant in [`Algorithm`] and a line in [`plan`]; CONTRIBUTING.md has the list.
 
 mod canonical;
 mod draft;

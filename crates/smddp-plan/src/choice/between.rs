@@ -114,7 +114,7 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
     };
     let near_ns = near_hops * inside.hop_ns + told + turns + need.steps as f64 * STEP_NS;
     let (latency, hop) = (network.latency_ns, network.latency_ns + passing + meeting);
-    // What is not the bottleneck does not vanish behind it altogether.
+    // Overlap is imperfect: 10 % of the shorter time is added.
     let busy = link.max(within) + 0.1 * link.min(within);
     let goes_on = match choice.algorithm {
         Algorithm::HierRing => nodes > 2.0 && !case.collective.has_root(),

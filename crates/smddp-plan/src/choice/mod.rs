@@ -101,10 +101,24 @@ impl Default for Network {
     }
 }
 
-/// A choice, and what it was made for, ready to be bound.
+/// Reason of a decision's algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The lowest cost by the planner's formulas.
+    Cost,
+    /// `Settings::algorithm` names it.
+    Setting,
+    /// A row of `Settings::tune` names it.
+    Table,
+    /// The lowest cost, because the algorithm that the settings name does not support this call.
+    Unsupported(Algorithm),
+}
+
+/// Algorithm, segment and depth of a call, with the facts that a binding needs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
     pub choice: Choice,
+    pub reason: Reason,
     /// How blocks are known to the ranks: not always as they were asked for.
     pub counts: Counts,
     /// Bytes of each block that comes in, and that goes out.
@@ -158,7 +172,14 @@ pub fn decide(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -> Deci
     }
     let table = || settings.tune?.algorithm(shape.collective, case.bytes as u64, shape.memory.place(), size);
     let wanted = settings.algorithm.or_else(table);
-    let mut choice = wanted.and_then(|wanted| named(wanted, &case)).unwrap_or_else(|| cheapest(&case));
+    let supported = wanted.and_then(|wanted| named(wanted, &case));
+    let reason = match (wanted, supported) {
+        (None, _) => Reason::Cost,
+        (Some(wanted), None) => Reason::Unsupported(wanted),
+        (Some(_), Some(_)) if settings.algorithm.is_some() => Reason::Setting,
+        (Some(_), Some(_)) => Reason::Table,
+    };
+    let mut choice = supported.unwrap_or_else(|| cheapest(&case));
     if let Some(segment) = settings.segment {
         choice.segment = segment;
     }
@@ -176,7 +197,15 @@ pub fn decide(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -> Deci
         && case.block <= choice.segment;
     let canonical = settings.canonical && shape.collective.reduces();
     let format = case.format;
-    Decision { choice, counts: shape.counts.clone(), blocks: [input, output], inline, canonical, format }
+    Decision {
+        choice,
+        reason,
+        counts: shape.counts.clone(),
+        blocks: [input, output],
+        inline,
+        canonical,
+        format,
+    }
 }
 
 /// Where blocks of these lengths begin, and the last one ends.

@@ -225,8 +225,8 @@ impl<'a> Case<'a> {
         self.fits(self.slot)
     }
 
-    /// Whether it may be used as far as rounding goes. Where several ranks reduce an element, each with its own contribution
-    /// as it is and the others' rounded by a format, they would not agree.
+    /// Returns whether `algorithm` meets the rounding rules: no repeated rounding of 16-bit reductions, and with compression a
+    /// single rank reduces each element. Several ranks would each keep their own contribution unrounded and get different bits.
     pub(super) fn allows(&self, algorithm: Algorithm) -> bool {
         let one_reduces = algorithm.is_hierarchical() && algorithm != Algorithm::HierPublish;
         !(self.rounds_per_hop_forbidden && algorithm.rounds_per_hop())

@@ -28,8 +28,8 @@ use crate::{fork, lock};
 /// What one call can wait for; further processes are told of by their pidfds alone.
 const MOST: usize = 128;
 
-/// Changes where there is something else to do than to wait. That the thread is to stop is told by the same word: whoever sleeps at
-/// a value of before does not sleep through it.
+/// Wakeup counter of the watching thread. The same word carries the request to stop, so the thread cannot sleep through a
+/// request that came after it read the counter.
 #[derive(Default)]
 struct Turn(AtomicU32);
 

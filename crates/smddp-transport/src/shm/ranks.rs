@@ -137,10 +137,9 @@ impl Ranks {
     }
 }
 
-/// A rank's words cannot be what this library writes: nothing of it is to be trusted any more.
+/// Fault for control words of `rank` with values that this library never writes: the rank is no longer trusted.
 pub(super) fn nonsense(rank: usize, of: &str) -> Fault {
-    let how =
-        format!("wrote nonsense into its shared memory (it is about {of}): a bug, or something overwrote it");
+    let how = format!("has invalid values in its shared memory (field: {of}): a bug or memory corruption");
     Fault::Lost { rank, how }
 }
 

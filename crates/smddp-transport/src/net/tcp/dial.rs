@@ -32,8 +32,8 @@ pub(super) enum Probes {
     Late,
 }
 
-/// How a connection is to behave. A host that vanishes sends nothing: on one over which nothing is under way, probes tell;
-/// where something is, `silence` finds out. `patience`: the host is not there that answers nothing for so long.
+/// Sets the options of a connection. Keepalive probes detect a vanished host on an idle connection, and `silence` detects one
+/// on a busy connection. `patience`: time without any answer after which a host counts as lost.
 pub(super) fn prepare(socket: &TcpStream, patience: Duration, probes: Probes) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
