@@ -85,6 +85,12 @@ pub(crate) fn is_mismatch(report: &str) -> bool {
     report.starts_with('M')
 }
 
+/// True if a report is of the loss of rank `rank`.
+pub(crate) fn is_loss_of(report: &str, rank: usize) -> bool {
+    let mut fields = report.split(';');
+    fields.next() == Some("L") && fields.nth(1) == Some(rank.to_string().as_str())
+}
+
 /// A report that came from rank `from`, as an error of the same kind here, in the call `what`.
 pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');
