@@ -85,10 +85,11 @@ pub(crate) fn is_mismatch(report: &str) -> bool {
     report.starts_with('M')
 }
 
-/// True if a report is of the loss of rank `rank`.
-pub(crate) fn is_loss_of(report: &str, rank: usize) -> bool {
+/// The rank whose loss another rank reports.
+pub(crate) fn lost_rank(report: &str) -> Option<usize> {
     let mut fields = report.split(';');
-    fields.next() == Some("L") && fields.nth(1) == Some(rank.to_string().as_str())
+    let (kind, by, rank) = (fields.next()?, fields.next()?, fields.next()?);
+    rank.parse().ok().filter(|_| kind == "L" && by != rank)
 }
 
 /// A report that came from rank `from`, as an error of the same kind here, in the call `what`.

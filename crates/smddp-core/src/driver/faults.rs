@@ -182,15 +182,12 @@ impl Driver {
         Some(Error::Mismatch { what: what.to_owned(), group: self.name.clone(), rank, detail })
     }
 
-    /// The same for all departing ranks. Other ranks may have reported the departure first.
-    fn unreceived_of_any(&mut self, what: &str) -> Option<Error> {
+    /// The same where another rank reported the departure first.
+    fn unreceived_of_lost(&mut self, what: &str, report: &str) -> Option<Error> {
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
-        (0..self.group.size())
-            .filter(|&rank| rank != self.group.rank())
-            .filter(|&rank| self.departs(rank, seq))
-            .collect::<Vec<_>>()
-            .into_iter()
-            .find_map(|rank| self.unreceived(what, rank))
+        let rank = report::lost_rank(report)
+            .filter(|&rank| rank != self.group.rank() && rank < self.group.size())?;
+        self.departs(rank, seq).then(|| self.unreceived(what, rank)).flatten()
     }
 
     /// True if rank `rank` is known to send no more messages: it leaves in call `seq`.
@@ -203,7 +200,7 @@ impl Driver {
     /// did not receive one.
     fn awaits_receivers(&self, rank: usize, faults: &[Fault]) -> bool {
         let me = self.group.rank();
-        let reports = |fault: &Fault| matches!(fault, Fault::Poisoned { rank: by, why } if *by == rank && report::is_loss_of(why, me));
+        let reports = |fault: &Fault| matches!(fault, Fault::Poisoned { rank: by, why } if *by == rank && report::lost_rank(why) == Some(me));
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
         let answered =
             |&to: &usize| self.departs(to, seq) || faults.iter().any(|fault| fault.rank() == Some(to));
@@ -260,7 +257,7 @@ impl Driver {
             match fault {
                 Fault::Poisoned { rank, .. } if self.ends_yet(*rank) => {}
                 Fault::Poisoned { rank, why } => {
-                    let cause = if report::is_mismatch(why) { None } else { self.unreceived_of_any(&what) };
+                    let cause = self.unreceived_of_lost(&what, why);
                     return Err(cause.unwrap_or_else(|| self.hear(what, *rank, why)));
                 }
                 Fault::Left { rank } => {
@@ -374,7 +371,8 @@ impl Driver {
                     break;
                 }
                 Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
-                    if let Some(error) = self.unreceived_of_any("destroy_process_group") {
+                    let report = if let Fault::Poisoned { why, .. } = fault { why } else { "" };
+                    if let Some(error) = self.unreceived_of_lost("destroy_process_group", report) {
                         return Err(error);
                     }
                     self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
