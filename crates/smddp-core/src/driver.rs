@@ -73,8 +73,6 @@ pub(crate) struct Driver {
     untaken: Option<(usize, u64, Instant)>,
     /// The operation under way that others had ended before they declared the group dead, and since when that is known.
     behind: Option<(u64, Instant)>,
-    /// When the call by which this rank leaves first met another one.
-    met: Option<Instant>,
     /// This rank leaves, and the receivers of its messages know that there is none after those.
     told_last: bool,
     /// SMDDP_DEBUG=TRACE.
@@ -110,7 +108,6 @@ impl Driver {
             quoted: None,
             untaken: None,
             behind: None,
-            met: None,
             told_last: false,
             traced: log::tells(Level::Trace),
             told_late: None,

@@ -85,6 +85,13 @@ pub(crate) fn is_mismatch(report: &str) -> bool {
     report.starts_with('M')
 }
 
+/// The rank whose loss another rank reports.
+pub(crate) fn lost_rank(report: &str) -> Option<usize> {
+    let mut fields = report.split(';');
+    let (kind, by, rank) = (fields.next()?, fields.next()?, fields.next()?);
+    rank.parse().ok().filter(|_| kind == "L" && by != rank)
+}
+
 /// A report that came from rank `from`, as an error of the same kind here, in the call `what`.
 pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');

@@ -119,30 +119,45 @@ pub(crate) trait Mover {
     fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self>;
 }
 
-/// Goes through all lanes until each is at its end or a step has to wait: (all are at their ends, some step was taken).
+/// Advances all lanes until each is at its end or blocked. Returns whether all are at their ends, and whether a step was taken.
 #[inline]
 pub(crate) fn walk<M: Mover>(bound: &Bound, mover: &mut M) -> Outcome<M, (bool, bool)> {
     let (mut done, mut moved) = (true, false);
     for (lane, acts) in bound.lanes.iter().enumerate() {
         let mut at = mover.execution().lanes[lane];
-        'lane: while at.turn < bound.turns[lane] {
-            while at.index < acts.len() {
-                let (lag, step) = &acts[at.index];
-                if let Some(segment) = at.turn.checked_sub(*lag)
-                    && !act(mover, step, segment)?
-                {
-                    break 'lane;
-                }
-                moved = true;
-                at.index += 1;
-            }
-            at.index = 0;
-            at.turn += 1;
-        }
+        let walked = walk_lane(acts, bound.turns[lane], &mut at, mover);
+        // Also after an error: a departing rank polls again after a mismatch, and must not repeat a step.
         mover.execution().lanes[lane] = at;
+        moved |= walked?;
         done &= at.turn >= bound.turns[lane];
     }
     Ok((done, moved))
+}
+
+/// Advances one lane from `at`, which stays at the first step that did not complete. Returns whether a step was taken.
+#[inline]
+fn walk_lane<M: Mover>(
+    acts: &[(usize, Act)],
+    turns: usize,
+    at: &mut Cursor,
+    mover: &mut M,
+) -> Outcome<M, bool> {
+    let mut moved = false;
+    while at.turn < turns {
+        while at.index < acts.len() {
+            let (lag, step) = &acts[at.index];
+            if let Some(segment) = at.turn.checked_sub(*lag)
+                && !act(mover, step, segment)?
+            {
+                return Ok(moved);
+            }
+            moved = true;
+            at.index += 1;
+        }
+        at.index = 0;
+        at.turn += 1;
+    }
+    Ok(moved)
 }
 
 /// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.

@@ -108,5 +108,15 @@ pub enum Fault {
     Differs { seq: u64, mine: Head, found: Mismatch },
 }
 
+impl Fault {
+    /// The rank that is gone, has left or has reported the end of the group.
+    pub fn rank(&self) -> Option<usize> {
+        match self {
+            Self::Lost { rank, .. } | Self::Left { rank } | Self::Poisoned { rank, .. } => Some(*rank),
+            Self::Unable { .. } | Self::Differs { .. } => None,
+        }
+    }
+}
+
 /// Bytes of the text in which a rank tells why the group is dead.
 pub const LONGEST_WHY: usize = 2000;

@@ -27,10 +27,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Within this time a rank that has a message which nobody receives has said so to the others.
 const REPORT_TIME: Duration = Duration::from_millis(250);
 
-/// A rank that leaves, and meets a call that lacks a message of it perhaps, hears of that within this time: the other rank may
-/// have to wait for a processor.
-const ANSWER_TIME: Duration = Duration::from_secs(1);
-
 /// A call that waits so long for a rank says so.
 const LATE: Duration = Duration::from_secs(2);
 
@@ -134,11 +130,7 @@ impl Driver {
         if !self.queue.is_empty() {
             return Ok(());
         }
-        let leaves = |rank: &usize| {
-            self.group.is_near(*rank) && self.group.head_of(*rank, self.next).is_some_and(head::is_leaving)
-                || self.group.p2p_over(*rank)
-        };
-        if let Some(rank) = self.messages.sought().into_iter().find(leaves) {
+        if let Some(rank) = self.messages.sought().into_iter().find(|&rank| self.departs(rank, self.next)) {
             self.messages.poll(&mut self.group, &self.name)?;
             if self.messages.sought().contains(&rank) {
                 let what = self.messages.eldest().unwrap_or_else(|| "recv".to_owned());
@@ -158,15 +150,8 @@ impl Driver {
     fn gone(&mut self, what: String, rank: usize) -> Error {
         let begun = Instant::now();
         loop {
-            if let Some(words) = self.messages.unasked(rank, &mut self.group) {
-                let (who, group) = (self.group.describe(rank), self.name.clone());
-                let sent = "its last send to this rank has no matching recv: it";
-                return Error::Mismatch {
-                    what,
-                    group,
-                    rank,
-                    detail: format!("{who} {LEFT}; {sent} {words}"),
-                };
+            if let Some(error) = self.unreceived(&what, rank) {
+                return error;
             }
             if let Some((from, why)) = self.told_mismatch() {
                 return self.hear(what, from, &why);
@@ -186,6 +171,40 @@ impl Driver {
         let how = format!("{LEFT}{}", describe::last_error(&self.group, rank));
         self.quoted = self.group.last_error(rank).map(|(_, text)| text);
         describe::lost(&self.group, &self.name, what, rank, &how)
+    }
+
+    /// Error of the call `what` for a message of departed rank `rank` that this rank did not receive.
+    fn unreceived(&mut self, what: &str, rank: usize) -> Option<Error> {
+        let words = self.messages.unasked(rank, &mut self.group)?;
+        let who = self.group.describe(rank);
+        let detail =
+            format!("{who} {LEFT}; its last word to this rank is a message that nobody receives: it {words}");
+        Some(Error::Mismatch { what: what.to_owned(), group: self.name.clone(), rank, detail })
+    }
+
+    /// The same where another rank reported the departure first.
+    fn unreceived_of_lost(&mut self, what: &str, report: &str) -> Option<Error> {
+        let seq = self.queue.front().map_or(self.next, |op| op.seq);
+        let rank = report::lost_rank(report)
+            .filter(|&rank| rank != self.group.rank() && rank < self.group.size())?;
+        self.departs(rank, seq).then(|| self.unreceived(what, rank)).flatten()
+    }
+
+    /// True if rank `rank` is known to send no more messages: it leaves in call `seq`.
+    fn departs(&self, rank: usize, seq: u64) -> bool {
+        self.group.is_near(rank) && self.group.head_of(rank, seq).is_some_and(head::is_leaving)
+            || self.group.p2p_over(rank)
+    }
+
+    /// True if rank `rank` reports the departure of this rank, and a receiver of this rank's messages may yet report that it
+    /// did not receive one.
+    fn awaits_receivers(&self, rank: usize, faults: &[Fault]) -> bool {
+        let me = self.group.rank();
+        let reports = |fault: &Fault| matches!(fault, Fault::Poisoned { rank: by, why } if *by == rank && report::lost_rank(why) == Some(me));
+        let seq = self.queue.front().map_or(self.next, |op| op.seq);
+        let answered =
+            |&to: &usize| self.departs(to, seq) || faults.iter().any(|fault| fault.rank() == Some(to));
+        faults.iter().any(reports) && !self.messages.ledger.receivers().iter().all(answered)
     }
 
     /// The rank that reports that calls differ, and what it says.
@@ -237,7 +256,10 @@ impl Driver {
         for fault in faults {
             match fault {
                 Fault::Poisoned { rank, .. } if self.ends_yet(*rank) => {}
-                Fault::Poisoned { rank, why } => return Err(self.hear(what, *rank, why)),
+                Fault::Poisoned { rank, why } => {
+                    let cause = self.unreceived_of_lost(&what, why);
+                    return Err(cause.unwrap_or_else(|| self.hear(what, *rank, why)));
+                }
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| self.group.awaits(*rank, op.seq));
                     if needed || self.takes_no_more(*rank) || !moving && self.messages.needs(*rank) {
@@ -300,10 +322,8 @@ impl Driver {
         }
         // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
         if leave && !left && head::collective(found.theirs).is_some_and(|theirs| !theirs.has_root()) {
-            // Unless a message of this one is what it lacks: then it says so.
-            let sent = self.messages.ledger.counts.iter().any(|&(sent, _)| sent > 0);
-            let since = *self.met.get_or_insert_with(Instant::now);
-            if !sent || since.elapsed() >= ANSWER_TIME {
+            // If it received no message of this rank, it reports that. The caller's time limit ends the wait for the report.
+            if !self.messages.ledger.counts.iter().any(|&(sent, _)| sent > 0) {
                 self.leave_alone(&format!(
                     "{} waits in {}",
                     self.group.describe(found.rank),
@@ -340,6 +360,8 @@ impl Driver {
                     return Err(self.hear("destroy_process_group".to_owned(), *rank, why));
                 }
                 Fault::Left { rank } if !self.group.awaits(*rank, seq) => {}
+                Fault::Poisoned { rank, .. } | Fault::Left { rank }
+                    if self.awaits_receivers(*rank, faults) => {}
                 Fault::Lost { rank, how } => {
                     // Others may wait for this rank's part in the leaving, and not look after the one that is lost.
                     let what = "destroy_process_group".to_owned();
@@ -349,6 +371,10 @@ impl Driver {
                     break;
                 }
                 Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
+                    let report = if let Fault::Poisoned { why, .. } = fault { why } else { "" };
+                    if let Some(error) = self.unreceived_of_lost("destroy_process_group", report) {
+                        return Err(error);
+                    }
                     self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
                     break;
                 }

@@ -42,6 +42,7 @@ mod stale;
 mod symmetric;
 mod threads;
 mod types;
+mod unreceived;
 mod window;
 
 use common::procs::Me;
