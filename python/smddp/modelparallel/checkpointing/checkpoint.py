@@ -250,6 +250,11 @@ def _load_parts(saved: SavedFiles, model: Any, optimizer: Any, strict: bool, sha
     # The optimizer keeps the tensors that it is given, so they are read and not mapped.
     mine = f"optimizer_{_own(model, optimizer)}"
     found = _read(saved.path(mine), mmap=False) if saved.has(mine) else None
+    if found is not None and HELD not in found:
+        raise ValueError(
+            f"{saved.path(mine)}: expected the optimizer's part of smp.save_checkpoint() with the key {HELD!r}, found "
+            f"{', '.join(map(str, found))}. load_optimizer=False resumes the model alone"
+        )
     if found is None or not set(optimizer.stepped) <= set(found[HELD]) or not (same and as_saved(found)):
         found = _joined(saved, "optimizer", mmap=False)
     if not shares:
