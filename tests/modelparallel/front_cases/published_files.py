@@ -176,7 +176,7 @@ def case_parts_of_another_library_are_refused(directory):
             torch.save({"state": {}, "param_groups": []}, folder / "optimizer_0_0.pt")
         smp.barrier()
         smp.resume_from_checkpoint(directory, "t", load_optimizer=False)
-        with pytest.raises(ValueError, match=r"optimizer_0_0\.pt: expected .* '_smp_params', found state, param_groups"):
+        with pytest.raises(ValueError, match=r"optimizer_0_0\.pt: expected .*'_smp_params', found state, param"):
             smp.resume_from_checkpoint(directory, "t")
         smp.barrier()
         if smp.rank() == 0:

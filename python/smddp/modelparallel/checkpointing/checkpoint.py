@@ -95,11 +95,11 @@ def _own(model: Any, optimizer: Any = None) -> str:
 
 def _keep(folder: Path, number: int) -> None:
     parts = sorted(folder.glob("*_partial"), key=lambda each: each.stat().st_mtime_ns)
+    for interrupted in folder.glob(".*_partial.removed"):
+        shutil.rmtree(interrupted)
     for old in parts[:-number]:
         # Rename it first: a partly removed folder must not be read as a checkpoint.
-        removed = old.with_name(f".{old.name}.removed")
-        shutil.rmtree(removed, ignore_errors=True)
-        shutil.rmtree(old.rename(removed))
+        shutil.rmtree(old.rename(old.with_name(f".{old.name}.removed")))
         tag = old.name.removesuffix("_partial")
         if not (folder / tag).exists():  # of earlier versions, which had one for both forms
             (folder / f"user_content_{tag}").unlink(missing_ok=True)
