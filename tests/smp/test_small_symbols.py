@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import logging
 import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -254,11 +255,30 @@ def test_a_checkpoint_directory_selects_its_siblings(tmp_path):
         assert sorted(os.listdir(root)) == ["logs", "mixtral-6steps"]
         # A folder of checkpoints has no files of one, whatever its name is.
         assert limit_num_subdirs(root / "logs", 1, regex=regex) == []
-    (tmp_path / "run-1steps" / ".deleted.llama-2steps.of_an_interrupted_call").mkdir(parents=True)
-    assert limit_num_subdirs(tmp_path / "run-1steps", 1, regex=regex) == []
-    assert limit_num_subdirs(tmp_path / "run-1steps", 1) == []
     assert limit_num_subdirs(tmp_path / "nothing", 2) == []
     assert (tmp_path / "run-9steps").exists()
+
+
+@pytest.mark.parametrize("regex", [None, r"^.*\d+steps$"])
+def test_folders_of_an_interrupted_call_are_deleted_by_the_next_one(tmp_path, monkeypatch, regex):
+    def interrupted(path):
+        raise KeyboardInterrupt
+
+    for step in (2, 4, 6):
+        (tmp_path / f"llama-{step}steps" / "inner").mkdir(parents=True)
+    (tmp_path / ".deleted.a_file").touch()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shutil, "rmtree", interrupted)
+        limit_num_subdirs(tmp_path, 2, regex=regex)
+    (left,) = (name for name in os.listdir(tmp_path) if name.startswith(".deleted.llama-2steps."))
+    for number in range(40):
+        for file in range(50):
+            (tmp_path / left / str(number)).mkdir(exist_ok=True)
+            (tmp_path / left / str(number) / str(file)).touch()
+    with ThreadPoolExecutor(4) as ranks:
+        found = list(ranks.map(lambda _: limit_num_subdirs(tmp_path, 2, regex=regex), range(4)))
+    assert found == [[]] * 4
+    assert sorted(os.listdir(tmp_path)) == [".deleted.a_file", "llama-4steps", "llama-6steps"]
 
 
 def test_a_checkpoint_interval_covers_writing_and_overhead():

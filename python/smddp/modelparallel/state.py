@@ -45,6 +45,22 @@ class State:
         """Optimizer object of the script, returned by `smp.DistributedOptimizer()`."""
         return None if self.optimizer is None else self.optimizer.script
 
+    @property
+    def param_index_to_name_tp_group(self) -> list[dict[int, str]]:
+        """For each rank of the tensor group, its parameters' names by number in the optimizer."""
+        return self._of_tensor_group("param_index_to_name")
+
+    @property
+    def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
+        """For each rank of the tensor group, its parameters' numbers in the optimizer by name."""
+        return self._of_tensor_group("param_name_to_index")
+
+    def _of_tensor_group(self, method: str) -> list[Any]:
+        _, ranks = self.made(f"state.{method}_tp_group")
+        if self.optimizer is None:
+            raise RuntimeError(f"smp.state.{method}_tp_group needs a smp.DistributedOptimizer")
+        return [getattr(self.optimizer, method)() for _ in range(ranks.tp_size)]
+
     def made(self, what: str) -> tuple[Config, Ranks]:
         """Return the configuration and the ranks. Raises RuntimeError with ``what`` before `init`."""
         if self.cfg is None or self.ranks is None:

@@ -61,10 +61,13 @@ class HandCut:
     def stage_of_parameter(self, name: str) -> int:
         return self._wanted[name.rpartition(".")[0]]
 
-    def local_parameters(self) -> Iterator[nn.Parameter]:
+    def local_named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for name, parameter in self.module.named_parameters():
             if not self.partitioned or self.stage_of_parameter(name) == state.ranks.pp_rank:
-                yield parameter
+                yield name, parameter
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for _, parameter in self.local_named_parameters())
 
     def register_post_partition_hook(self, hook) -> None:
         self.hooks.append(hook)

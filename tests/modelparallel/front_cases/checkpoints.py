@@ -89,6 +89,7 @@ def case_old_partial_checkpoints_are_deleted_and_missing_files_are_named(directo
         with pytest.raises(RuntimeError, match="the first step cuts the model"):
             checkpoint.save_checkpoint(directory, "early")
         model.cut()
+        os.makedirs(f"{directory}/.old_partial.removed/of_an_interrupted_save", exist_ok=True)
         for tag in ("a", "b", "c"):
             checkpoint.save_checkpoint(directory, tag, user_content=tag, num_kept_partial_checkpoints=2)
         kept = ["b_partial", "c_partial", "newest"]

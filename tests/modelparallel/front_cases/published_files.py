@@ -164,3 +164,23 @@ def case_user_content_has_the_documented_location(directory):
             os.remove(f"{directory}/t_partial/files.json")
         smp.barrier()
         assert smp.resume_from_checkpoint(directory, "t") == {"of": "whole"}
+
+
+def case_parts_of_another_library_are_refused(directory):
+    with job(ddp=True):
+        trained(0.0)
+        smp.save_checkpoint(directory, "t")
+        folder = pathlib.Path(directory, "t_partial")
+        if smp.rank() == 0:
+            (folder / "files.json").unlink()
+            torch.save({"state": {}, "param_groups": []}, folder / "optimizer_0_0.pt")
+        smp.barrier()
+        smp.resume_from_checkpoint(directory, "t", load_optimizer=False)
+        with pytest.raises(ValueError, match=r"optimizer_0_0\.pt: expected .*'_smp_params', found state, param"):
+            smp.resume_from_checkpoint(directory, "t")
+        smp.barrier()
+        if smp.rank() == 0:
+            torch.save({"loss_scaler": 1.0}, folder / "fp16_states_0_0.pt")
+        smp.barrier()
+        with pytest.raises(ValueError, match=r"another library: it has fp16_states_0_0\.pt.*partial=False"):
+            smp.resume_from_checkpoint(directory, "t")

@@ -95,11 +95,11 @@ def _own(model: Any, optimizer: Any = None) -> str:
 
 def _keep(folder: Path, number: int) -> None:
     parts = sorted(folder.glob("*_partial"), key=lambda each: each.stat().st_mtime_ns)
+    for interrupted in folder.glob(".*_partial.removed"):
+        shutil.rmtree(interrupted)
     for old in parts[:-number]:
         # Rename it first: a partly removed folder must not be read as a checkpoint.
-        removed = old.with_name(f".{old.name}.removed")
-        shutil.rmtree(removed, ignore_errors=True)
-        shutil.rmtree(old.rename(removed))
+        shutil.rmtree(old.rename(old.with_name(f".{old.name}.removed")))
         tag = old.name.removesuffix("_partial")
         if not (folder / tag).exists():  # of earlier versions, which had one for both forms
             (folder / f"user_content_{tag}").unlink(missing_ok=True)
@@ -250,6 +250,11 @@ def _load_parts(saved: SavedFiles, model: Any, optimizer: Any, strict: bool, sha
     # The optimizer keeps the tensors that it is given, so they are read and not mapped.
     mine = f"optimizer_{_own(model, optimizer)}"
     found = _read(saved.path(mine), mmap=False) if saved.has(mine) else None
+    if found is not None and HELD not in found:
+        raise ValueError(
+            f"{saved.path(mine)}: expected the optimizer's part of smp.save_checkpoint() with the key {HELD!r}, found "
+            f"{', '.join(map(str, found))}. load_optimizer=False resumes the model alone"
+        )
     if found is None or not set(optimizer.stepped) <= set(found[HELD]) or not (same and as_saved(found)):
         found = _joined(saved, "optimizer", mmap=False)
     if not shares:

@@ -11,6 +11,8 @@ IS_PARTIAL = "_smp_is_partial"
 HELD = "_smp_params"
 # Of the key fp16: the masters by number, and the scale.
 MASTERS, LOSS_SCALE = "masters", "loss_scale"
+# Of a state with a list of replicas' states: by replica, the numbers of their keys in the whole optimizer.
+NUMBERS = "_smp_numbers"
 
 
 def on_cpu(value: Any) -> Any:
@@ -32,3 +34,35 @@ def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
                 values.update(part[key])
             whole[key] = dict(sorted(values.items()))
     return whole
+
+
+def of_replicas(parts: list[dict[str, Any]], numbers: list[list[int]]) -> dict[str, Any]:
+    """Merge the states of the replicas, with the list of their states as ``state``.
+
+    Args:
+        parts: of each replica, its state by number in the whole optimizer.
+        numbers: of each replica, the numbers of the parameters in the groups of its wrapped optimizer.
+    """
+    states = []
+    for part, own in zip(parts, numbers):
+        index_of = {number: index for index, number in enumerate(own)}
+        states.append({index_of[number]: values for number, values in part["state"].items()})
+    held = sorted(number for part in parts for number in part[HELD])
+    return {**merged(parts), "state": states, NUMBERS: numbers, IS_PARTIAL: parts[0][IS_PARTIAL], HELD: held}
+
+
+def joined_replicas(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a state with one dictionary as ``state``, by number, in place of a list with one for each replica.
+
+    Raises ValueError for a list of another library, which does not record its numbers.
+    """
+    states = values["state"]
+    if not isinstance(states, list):
+        return values
+    if len(values.get(NUMBERS, ())) != len(states):
+        raise ValueError(
+            f"the optimizer's state is a list of {len(states)} replicas' states without their numbers "
+            f"({NUMBERS!r}): load what local_state_dict() returned, with all its keys"
+        )
+    state = {own[index]: each for part, own in zip(states, values[NUMBERS]) for index, each in part.items()}
+    return {**{key: value for key, value in values.items() if key != NUMBERS}, "state": dict(sorted(state.items()))}

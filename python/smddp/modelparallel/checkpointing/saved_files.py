@@ -128,7 +128,8 @@ def manifest_of(folder: Path, tag: str, partial: bool) -> Path:
 def of(folder: Path, tag: str, partial: bool) -> SavedFiles:
     """Return the files of the checkpoint of ``tag`` in ``folder``; all existing ones, if it has no manifest.
 
-    Raises FileNotFoundError if a partial checkpoint of that tag does not exist.
+    Raises FileNotFoundError if a partial checkpoint of that tag does not exist, and ValueError for parts that another
+    library wrote.
     """
     parts = folder / f"{tag}_partial" if partial else folder
     if not parts.is_dir():
@@ -136,6 +137,11 @@ def of(folder: Path, tag: str, partial: bool) -> SavedFiles:
     found = read_manifest(manifest_of(folder, tag, partial), parts)
     if found is None:
         names = [path.name for path in parts.glob("*_*.pt")] if partial else [tag, f"optimizer_{tag}"]
+        if foreign := sorted(name for name in names if name.startswith("fp16_states_")):
+            raise ValueError(
+                f"{parts} is a partial checkpoint of another library: it has {foreign[0]}, and no files.json. Save the "
+                "whole model there with partial=False, and load that with partial=False"
+            )
         found = SavedFiles(parts, "", frozenset(names))
     return found
 

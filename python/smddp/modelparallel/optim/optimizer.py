@@ -77,7 +77,7 @@ class DistributedOptimizer(OptimizerDicts):
         self._cut = False
         self._all: list[list[int]] = []
         self._held: list[list[int]] = []
-        self._noted = {}
+        self._noted, self._names = {}, {}
         self._number()
         self._global_grad_norm: torch.Tensor | None = None
         smp.optimizer = self
@@ -149,7 +149,7 @@ class DistributedOptimizer(OptimizerDicts):
         self._remove(lost)
         self._cut = True
         script_optimizer.check_parameters(self)
-        self._noted = self._splits()
+        self._noted, self._names = self._splits(), self.param_index_to_name()
         if self.shares is not None:
             masters = self.masters.is_master if self.masters is not None else (lambda parameter: False)
             self.shares.divide(q for group in self.param_groups for q in group["params"] if not masters(q))

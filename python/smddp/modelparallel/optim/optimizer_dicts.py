@@ -9,7 +9,16 @@ import torch.distributed as dist
 
 from smddp.modelparallel.checkpointing import sharded_state
 from smddp.modelparallel.checkpointing import tensor_shards as of_tensors
-from smddp.modelparallel.checkpointing.optimizer_state import HELD, IS_PARTIAL, LOSS_SCALE, MASTERS, merged, on_cpu
+from smddp.modelparallel.checkpointing.optimizer_state import (
+    HELD,
+    IS_PARTIAL,
+    LOSS_SCALE,
+    MASTERS,
+    joined_replicas,
+    merged,
+    of_replicas,
+    on_cpu,
+)
 from smddp.modelparallel.data_parallel import sharded
 from smddp.modelparallel.data_parallel.optimizer_shards import Shares
 from smddp.modelparallel.optim.half_precision import LossScale, Masters
@@ -38,6 +47,8 @@ class OptimizerDicts(torch.optim.Optimizer):
     _held: list[list[int]]
     # Splits of the parameters at the cut, by number.
     _noted: dict[int, Split]
+    # Names of this stage's parameters at the cut, by number.
+    _names: dict[int, str]
     _stages: int
     _tensor_ranks: int
 
@@ -62,20 +73,41 @@ class OptimizerDicts(torch.optim.Optimizer):
             return True
         return self.shares.mine(parameter) or (self.masters is not None and self.masters.is_master(parameter))
 
+    # False: the parameters in the groups are those of the model, and no views of them.
+    redefined_params = False
+
+    def _param_id_to_index(self) -> dict[int, int]:
+        """Return the numbers of the parameters in this process's groups, by their `id`."""
+        return {id(q): n for n, q in zip(self.held, (q for group in self.param_groups for q in group["params"]))}
+
+    def param_index_to_name(self) -> dict[int, str]:
+        """Return the names of this stage's parameters in `model.state_dict()`, by number.
+
+        A script's own float32 copy has the name of the parameter that it replaced.
+        """
+        number_of = self._param_id_to_index()
+        named = () if smp.model is None else smp.model.local_named_parameters()
+        found = {number_of[id(parameter)]: name for name, parameter in named if id(parameter) in number_of}
+        return dict(sorted({**self._names, **found}.items()))
+
+    def param_name_to_index(self) -> dict[str, int]:
+        """Return the numbers of this stage's parameters by name; see `param_index_to_name`."""
+        return {name: number for number, name in self.param_index_to_name().items()}
+
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """Return this stage's part of the state, with the parameter numbers of the whole state.
 
-        Under ``shard_optimizer_state`` it joins the shards of the replicas, collective over them; with
-        ``gather_if_shard=False`` it is this replica's shard.
+        Under ``shard_optimizer_state`` its ``state`` is a list, collective over the replicas: of each replica, the
+        ``state`` of its `orig_state_dict`. With ``gather_if_shard=False`` it is this replica's shard.
         """
         if self._waiting is not None:
             return self._waiting
         found = self._pack()
         shared = self._shared
         if self.shares is not None and self._cut and gather_if_shard:
-            parts = self.shares.gather(on_cpu(found))
-            held = sorted(number for part in parts for number in part[HELD])
-            return {**merged(parts), IS_PARTIAL: self._stages * self._tensor_ranks > 1, HELD: held}
+            found[IS_PARTIAL] = self._stages * self._tensor_ranks > 1
+            parts, numbers = zip(*self.shares.gather((on_cpu(found), self.held)))
+            return of_replicas(list(parts), list(numbers))
         return found if shared is None else sharded_state.local_optimizer(found, shared.rank, shared.degree)
 
     def _pack(self) -> dict[str, Any]:
@@ -109,7 +141,7 @@ class OptimizerDicts(torch.optim.Optimizer):
             return self.optimizer.state_dict() if self._waiting is None else self._waiting
         if self._shared is not None:
             return merged([sharded_state.whole(of_tensors.of_optimizer(self._pack(), self._splits()))])
-        own = of_tensors.of_optimizer(self.local_state_dict(), self._splits())
+        own = of_tensors.of_optimizer(joined_replicas(self.local_state_dict()), self._splits())
         if self._stages == 1:
             return merged([own])
         assert smp.ranks is not None  # as there is an optimizer
@@ -139,6 +171,7 @@ class OptimizerDicts(torch.optim.Optimizer):
         del gather_if_shard
         if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
             raise ValueError("load_state_dict() takes what state_dict() or local_state_dict() gave")
+        state_dict = joined_replicas(state_dict)
         sizes = [len(group["params"]) for group in state_dict["param_groups"]]
         if sizes != list(map(len, self._all)):
             raise ValueError(

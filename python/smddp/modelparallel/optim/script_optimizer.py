@@ -1,8 +1,8 @@
 """Optimizers of scripts that wrap a `torch.optim.Optimizer`, such as apex's FP16_Optimizer.
 
-The script keeps its object, which steps, scales and clips. The methods of state dicts are replaced by those of a
-`DistributedOptimizer` around the inner torch optimizer. After the cut the object may replace parameters in the groups
-by copies. Under the key ``shard_optimizer_state`` the groups then hold this replica's share.
+The script keeps its object, which steps, scales and clips. The methods of state dicts and of the parameters' numbers
+are replaced by those of a `DistributedOptimizer` around the inner torch optimizer. After the cut the object may replace
+parameters in the groups by copies. Under the key ``shard_optimizer_state`` the groups then hold this replica's share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from smddp.modelparallel.data_parallel.optimizer_shards import Shares
 from smddp.modelparallel.state import state
 
 _LEVELS = 4
-_METHODS = "state_dict local_state_dict load_state_dict save_optimizer_backcompat load_optimizer_backcompat".split()
+_METHODS = """state_dict local_state_dict load_state_dict save_optimizer_backcompat load_optimizer_backcompat
+    _param_id_to_index param_index_to_name param_name_to_index redefined_params""".split()
 
 
 def torch_optimizer(optimizer: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -46,8 +47,8 @@ def limit_num_subdirs(
         log: log what is deleted.
 
     Returns the paths that this call deleted, the oldest first; an empty list if there is no ``dir``. Links are never
-    followed or deleted. A folder is renamed before it is deleted, so one rank deletes it;
-    an interrupted call leaves a folder ``.deleted.*``, which no later call counts.
+    followed or deleted. A folder is renamed before it is deleted, so one rank deletes it. An interrupted call leaves
+    a folder ``.deleted.*``, which no later call counts and the next one deletes.
 
     Raises TypeError or ValueError for a wrong ``n`` or ``regex``, or for a name that ``sort_fn`` refuses, before
     anything is deleted.
@@ -61,31 +62,49 @@ def limit_num_subdirs(
     except re.error as error:
         raise ValueError(f"regex {regex!r} is not a regular expression: {error}")
     root = os.fspath(dir) if regex is None else _around(os.fspath(dir), wanted)
-    found = _subdirs(root, wanted)
+    found = [e for e in _subdirs(root) if wanted.match(e.name) and not e.name.startswith(_DELETED)]
     if sort_fn is SORT_BY_LAST_INT and regex is None:
         found = [e for e in found if re.search(r"\d", e.name)]
     found.sort(key=_modified if sort_fn is None else lambda entry: sort_fn(entry.name))
     deleted = []
     for path in (entry.path for entry in found[:-n]):
-        doomed = os.path.join(root, f"{_DELETED}{os.path.basename(path)}.{uuid.uuid4().hex}")
-        try:
-            os.rename(path, doomed)
-        except FileNotFoundError:
-            continue  # another rank deletes it
+        doomed = _claim(root, os.path.basename(path), os.path.basename(path))
+        if doomed is None:
+            continue
         if log:
             get_logger().info("deleting %s: %d newer ones are kept", path, n)
-        shutil.rmtree(doomed)
+        _remove(doomed)
         deleted.append(path)
+    for left in (e.name for e in _subdirs(root) if e.name.startswith(_DELETED)):
+        doomed = _claim(root, left, left.removeprefix(_DELETED).rpartition(".")[0])
+        if doomed is not None:
+            _remove(doomed)
     return deleted
 
 
-def _subdirs(folder: str, wanted: re.Pattern[str]) -> list[os.DirEntry[str]]:
+def _claim(root: str, name: str, of: str) -> str | None:
+    """Rename ``root/name``, a folder once named ``of``, for deletion. Returns None if another rank was faster."""
+    doomed = os.path.join(root, f"{_DELETED}{of}.{uuid.uuid4().hex}")
+    try:
+        os.rename(os.path.join(root, name), doomed)
+    except FileNotFoundError:
+        return None
+    return doomed
+
+
+def _remove(path: str) -> None:
+    """Delete a folder, whose entries another rank may be deleting too."""
+    while os.path.lexists(path):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
+def _subdirs(folder: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            found = [e for e in entries if e.is_dir(follow_symlinks=False) and wanted.match(e.name)]
+            return [e for e in entries if e.is_dir(follow_symlinks=False)]
     except FileNotFoundError:  # such as that of an expert rank that wrote nothing
         return []
-    return [e for e in found if not e.name.startswith(_DELETED)]
 
 
 def _modified(entry: os.DirEntry[str]) -> int:
