@@ -221,7 +221,7 @@ def test_sound_job_on_two_hosts_is_healthy(here):
         ("shared memory", FAIL, "Operation not permitted", 1, changed("memfd", to="[Errno 1] Operation not permitted")),
         ("system calls", FAIL, "eventfd2: refused", 1, changed("refused calls", to={"eventfd2": "refused"})),
         ("address space", FAIL, "2 ranks need", 1, changed("limits", "address space", to=1 << 30)),
-        ("address space", WARN, "11.44 GiB", 1, changed("limits", "address space", to=12_288_000_000)),
+        ("address space", WARN, "11.4 GiB", 1, changed("limits", "address space", to=12_288_000_000)),
         ("file size", FAIL, "0 B", 1, changed("limits", "file size", to=0)),
         ("file size", WARN, "1 GiB", 1, changed("limits", "file size", to=1 << 30)),
         ("unix sockets", FAIL, "Permission denied", 1, changed("abstract socket", to="[Errno 13] Permission denied")),

@@ -8,7 +8,7 @@ from typing import Any
 
 from smddp._native import core
 from smddp.observability import log
-from smddp.text import nearest
+from smddp.text import format_size, nearest
 
 COLLECTIVES = (
     "all_gather",
@@ -140,7 +140,9 @@ def taken() -> dict[str, str]:
             total[0] += operations
             total[1] += size
     return {
-        collective: ", ".join(f"{path} x {operations} ({_amount(size)})" for path, (operations, size) in found.items())
+        collective: ", ".join(
+            f"{path} x {operations} ({format_size(total)})" for path, (operations, total) in found.items()
+        )
         for collective, found in used.items()
     }
 
@@ -185,14 +187,6 @@ def _open_groups() -> list[Any]:
     """Returns the open groups of torch and of `smddp.init`."""
     fronts = [sys.modules.get(name) for name in ("smddp.torch.process_group", "smddp.arrays.communicator")]
     return [group for front in fronts if front is not None for group in front.open_groups()]
-
-
-def _amount(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
 
 
 class _Values:

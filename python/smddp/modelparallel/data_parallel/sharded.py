@@ -23,6 +23,8 @@ from smddp.modelparallel.pipeline import current
 from smddp.modelparallel.pipeline.parts import Part
 from smddp.modelparallel.ranks import place
 from smddp.modelparallel.tensor.split import SPLIT
+from smddp.text import divisors
+from smddp.torch.compat import fsdp2
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -37,11 +39,10 @@ def check(config: Config, ranks: Ranks) -> None:
     """Raise ValueError if ``sharded_data_parallel_degree`` does not divide the data-parallel ranks."""
     degree, size = config.sharded_data_parallel_degree, ranks.rdp_size
     if size % degree:
-        fitting = ", ".join(str(each) for each in range(1, size + 1) if size % each == 0)
         alike = f" with the same tensor shard ('tensor_parallel_degree'={ranks.tp_size})" if ranks.tp_size > 1 else ""
         raise ValueError(
             f"smp.init(): 'sharded_data_parallel_degree'={degree} does not divide the {size} data-parallel "
-            f"ranks{alike}; these do: {fitting}"
+            f"ranks{alike}; these do: {divisors(size)}"
         )
 
 
@@ -74,7 +75,7 @@ class Sharded:
         self._part = Part(0, "", module, 0, module, busy)
 
     def _shard(self, config: Config) -> None:
-        fully_shard, policy = _torch_s()
+        fully_shard, policy = fsdp2().fully_shard, fsdp2().MixedPrecisionPolicy
         splits = by_name(self.module)
         if config.fp16 or config.bf16:
             self.module.float()  # the masters
@@ -159,15 +160,6 @@ class Sharded:
     def _now(self, parameter: Any) -> Any:
         ref, new = self._became.get(id(parameter), (None, parameter))
         return new if ref is not None and ref() is parameter else parameter
-
-
-def _torch_s() -> tuple[Any, Any]:
-    """`fully_shard` and its policy of types, wherever this torch has them."""
-    try:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    except ImportError:
-        from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[no-redef]
-    return fully_shard, MixedPrecisionPolicy
 
 
 def _mesh(config: Config, ranks: Ranks) -> DeviceMesh:
