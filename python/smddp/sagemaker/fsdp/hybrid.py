@@ -30,8 +30,6 @@ from smddp.torch.compat import fsdp2
 
 log = logging.getLogger("smddp.sagemaker")
 
-_HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
-
 
 def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
     """`FullyShardedDataParallel.__init__` that fills in strategy and mesh."""
