@@ -25,10 +25,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from gpu_ranks import FAIL, PASS, Rank, add_arguments, machine, no_gpu, rank_main, run, sharing
+from gpu.processes import FAIL, PASS, Rank, add_arguments, machine, no_gpu, rank_main, run, sharing
 
 WARM_UP, ROUNDS = 5, 21
 MIB = 1 << 20
