@@ -45,11 +45,11 @@ def kill(me: Rank) -> None:
     me.sync()
     alive = int(torch.ones(8, device=me.device).sum())
     if error is None:
-        me.judge("kill", False, "no PeerLostError within 40 s")
+        me.check("kill", False, "no PeerLostError within 40 s")
         return
     took = raised - float(mark.read_text())
-    me.judge("kill", took < KILLED_WITHIN and alive == 8, f"PeerLostError {took:.2f} s after the kill: {error}"[:160])
-    me.judge("kill names the rank", me.given["killed"] in error.ranks, str(error.ranks))
+    me.check("kill", took < KILLED_WITHIN and alive == 8, f"PeerLostError {took:.2f} s after the kill: {error}"[:160])
+    me.check("kill names the rank", me.given["killed"] in error.ranks, str(error.ranks))
 
 
 def bad_input(me: Rank) -> None:
@@ -70,11 +70,11 @@ def bad_input(me: Rank) -> None:
             call()
         except kind as error:
             missing = [word for word in words if word not in str(error)]
-            me.judge(name, not missing, f"{type(error).__name__}: {error}"[:150])
+            me.check(name, not missing, f"{type(error).__name__}: {error}"[:150])
         except Exception as error:
-            me.judge(name, False, f"{type(error).__name__} instead: {error}"[:200])
+            me.check(name, False, f"{type(error).__name__} instead: {error}"[:200])
         else:
-            me.judge(name, False, "no error")
+            me.check(name, False, "no error")
         me.sync()
         usable(name)
 
@@ -88,7 +88,7 @@ def bad_input(me: Rank) -> None:
     refused("an expanded output", ValueError, ("one place",), lambda: dist.all_reduce(one[:1].expand(4)))
     if not me.on_cuda:
         for name in ("freed memory", "wrong device", "capture"):
-            me.say(name, NOT_RUN, "no CUDA")
+            me.record(name, NOT_RUN, "no CUDA")
     else:
         freed = torch.ones(1000, device=device)
         freed.untyped_storage().resize_(0)
@@ -100,7 +100,7 @@ def bad_input(me: Rank) -> None:
 
         refused("capture", RuntimeError, ("CUDA graph",), captured)
         if torch.cuda.device_count() < 2:
-            me.say("wrong device", NOT_RUN, "needs two GPUs")
+            me.record("wrong device", NOT_RUN, "needs two GPUs")
         else:
             bound = dist.new_group(device_id=torch.device("cuda", 1))
             refused("wrong device", ValueError, ("cuda:1", "cuda:0"), lambda: dist.all_reduce(one, group=bound))

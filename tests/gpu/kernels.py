@@ -15,7 +15,7 @@ def trace(me: Rank) -> None:
     import torch.distributed as dist
 
     if not me.on_cuda:
-        me.say("no kernels in all_gather", NOT_RUN, "no CUDA")
+        me.record("no kernels in all_gather", NOT_RUN, "no CUDA")
         return
     from torch.profiler import ProfilerActivity, profile
 
@@ -51,14 +51,14 @@ def trace(me: Rank) -> None:
     for name, call, root in gathers:
         kernels, events = seen(call)
         detail = f"{len(events)} device events in 10 calls, kernels: {sorted(set(kernels)) or 'none'}"
-        me.judge(f"no kernels in {name}", not kernels and (len(events) > 0 or me.rank == root), detail)
+        me.check(f"no kernels in {name}", not kernels and (len(events) > 0 or me.rank == root), detail)
     few, all_few = tensor[:256], out[: 256 * me.size]
     kernels, events = seen(lambda: dist.all_gather_into_tensor(all_few, few))
     copies = [name for name in events if name.lower().startswith("memcpy")]
     detail = f"in 10 calls {sorted(set(kernels))} x {len(kernels)}, {len(copies)} copies"
-    me.judge("only a kernel in a small all_gather", set(kernels) == {"smddp_copy"} and not copies, detail)
+    me.check("only a kernel in a small all_gather", set(kernels) == {"smddp_copy"} and not copies, detail)
     kernels, events = seen(lambda: dist.all_reduce(tensor))
-    me.judge("kernels in all_reduce", 0 < len(set(kernels)) <= 2, f"{sorted(set(kernels))} x {len(kernels)}")
+    me.check("kernels in all_reduce", 0 < len(set(kernels)) <= 2, f"{sorted(set(kernels))} x {len(kernels)}")
     allowed = int(os.environ.get("SMDDP_CUDA_SMS", "8"))
     took = grids[-1]
-    me.judge("multiprocessors of all_reduce", took == {allowed}, f"{sorted(took)} with a limit of {allowed}")
+    me.check("multiprocessors of all_reduce", took == {allowed}, f"{sorted(took)} with a limit of {allowed}")

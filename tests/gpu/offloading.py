@@ -13,12 +13,12 @@ def offload(me: Rank) -> None:
 
     name = "offload"
     if not me.on_cuda:
-        me.say(name, NOT_RUN, "no CUDA")
+        me.record(name, NOT_RUN, "no CUDA")
         return
     try:
         import transformers  # noqa: F401
     except ImportError:
-        me.say(name, NOT_RUN, "transformers is not installed")
+        me.record(name, NOT_RUN, "transformers is not installed")
         return
     import statistics
 
@@ -77,10 +77,10 @@ def offload(me: Rank) -> None:
     # The device keeps the inputs of the current layer and of the layers of the horizon.
     layer = sizes.batch * sizes.tokens * sizes.hidden * 4
     saved, promised = peaks["plain"] - peaks["offloaded"], (sizes.layers - horizon - 2) * layer
-    me.judge("offload: step time", ratio <= 1.05, f"{ratio:.3f} of no offload ({medians['plain']:.1f} ms)")
-    me.judge("offload: peak memory", saved >= 0.95 * promised, f"{saved >> 20} MiB less, computed {promised >> 20} MiB")
-    me.judge("offload: overlap", overlap >= 0.8, f"kernels ran during {overlap:.0%} of the copies' time")
-    me.judge("offload: losses", losses["plain"] == losses["offloaded"], f"{losses}")
+    me.check("offload: step time", ratio <= 1.05, f"{ratio:.3f} of no offload ({medians['plain']:.1f} ms)")
+    me.check("offload: peak memory", saved >= 0.95 * promised, f"{saved >> 20} MiB less, computed {promised >> 20} MiB")
+    me.check("offload: overlap", overlap >= 0.8, f"kernels ran during {overlap:.0%} of the copies' time")
+    me.check("offload: losses", losses["plain"] == losses["offloaded"], f"{losses}")
 
 
 def overlapped(events) -> float:

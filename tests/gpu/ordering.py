@@ -35,7 +35,7 @@ def order(me: Rank) -> None:
                     )
     if not me.on_cuda or os.environ.get("SMDDP_CUDA_PATH") == "host":
         why = "transfers through host memory block it" if me.on_cuda else "no CUDA"
-        me.say("a wait does not block the host", NOT_RUN, why)
+        me.record("a wait does not block the host", NOT_RUN, why)
         return
     dist.barrier()
     me.busy(2_000_000_000)  # about a second
@@ -49,7 +49,7 @@ def order(me: Rank) -> None:
     me.sync()
     whole = time.perf_counter() - begun
     good = not idle and took < 0.5 * whole
-    me.judge("a wait does not block the host", good, f"20 calls returned after {took:.3f} s of {whole:.3f} s")
+    me.check("a wait does not block the host", good, f"20 calls returned after {took:.3f} s of {whole:.3f} s")
 
 
 def late(me: Rank) -> None:
@@ -57,21 +57,21 @@ def late(me: Rank) -> None:
     import torch
     import torch.distributed as dist
 
-    for turn in range(6):
+    for attempt in range(6):
         known = torch.ones(1000, device=me.device)
         for _ in range(12):
             dist.all_reduce(known)
         me.sync()
         if me.on_cuda:
             torch.cuda.empty_cache()
-        if me.rank == turn % me.size:
+        if me.rank == attempt % me.size:
             time.sleep(1)
-        fresh = [torch.full((bytes_of >> 2,), 1.0, device=me.device) for bytes_of in (4 << 20, (turn + 1) << 25)]
+        fresh = [torch.full((bytes_of >> 2,), 1.0, device=me.device) for bytes_of in (4 << 20, (attempt + 1) << 25)]
         for tensor in fresh:
             dist.all_reduce(tensor)
             me.same(
                 "new memory beside waiting streams",
-                f"turn {turn}",
+                f"round {attempt}",
                 tensor[::997].cpu(),
                 torch.full((tensor.numel(),), float(me.size))[::997],
             )
@@ -151,4 +151,4 @@ def soak(me: Rank) -> None:
     me.sync()
     count = sum(int(w) for w in wrong)
     took = time.monotonic() - begun
-    me.judge("soak", count == 0, f"{iterations} calls, {count} wrong elements, {took:.0f} s, {size} ranks")
+    me.check("soak", count == 0, f"{iterations} calls, {count} wrong elements, {took:.0f} s, {size} ranks")

@@ -46,12 +46,12 @@ class Rank:
     def on_cuda(self) -> bool:
         return self.device.type == "cuda"
 
-    def say(self, name: str, verdict: str, detail: str = "") -> None:
+    def record(self, name: str, verdict: str, detail: str = "") -> None:
         with open(self.folder / f"rank{self.rank}.json", "a") as file:
             file.write(json.dumps([name, verdict, detail]) + "\n")
 
-    def judge(self, name: str, good: bool, detail: str = "") -> None:
-        self.say(name, PASS if good else FAIL, detail)
+    def check(self, name: str, good: bool, detail: str = "") -> None:
+        self.record(name, PASS if good else FAIL, detail)
 
     def same(self, name: str, what: str, got: Any, wanted: Any) -> None:
         """Compares bit for bit. All comparisons of one name give one result."""
@@ -69,9 +69,9 @@ class Rank:
         self.tallies, self.counts = {}, {}
         for name, wrong in tallies.items():
             if wrong:
-                self.say(name, FAIL, f"{len(wrong)} of {counts[name]} wrong, first: {wrong[0]}")
+                self.record(name, FAIL, f"{len(wrong)} of {counts[name]} wrong, first: {wrong[0]}")
             else:
-                self.say(name, PASS, f"{counts[name]} results, bit for bit")
+                self.record(name, PASS, f"{counts[name]} results, bit for bit")
 
     def sync(self) -> None:
         if self.on_cuda:
@@ -188,7 +188,7 @@ def rank_main(cases: dict[str, Callable[[Rank], None]], arguments: argparse.Name
         dist.destroy_process_group()
     except BaseException as error:
         me.report_comparisons()
-        me.say(case, FAIL, f"{type(error).__name__}: {str(error)[:400]}")
+        me.record(case, FAIL, f"{type(error).__name__}: {str(error)[:400]}")
         traceback.print_exc()
         return 1
     return 0

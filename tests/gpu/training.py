@@ -73,7 +73,7 @@ def training(me: Rank) -> None:
     def compare(name: str, model, optimizer=None) -> None:
         found = losses(model, device, me.rank, size, optimizer)
         gap = max(abs(a - b) / abs(b) for a, b in zip(found, wanted))
-        me.judge(
+        me.check(
             name, gap < 5e-5 and wanted[-1] < wanted[0], f"maximum relative difference from the CPU's losses: {gap:.1e}"
         )
 
@@ -99,7 +99,7 @@ def training(me: Rank) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
     except ImportError:
-        me.say("FSDP2", NOT_RUN, "this torch has no fully_shard")
+        me.record("FSDP2", NOT_RUN, "this torch has no fully_shard")
         return
     plain, _ = make_model()
     plain.to(device)

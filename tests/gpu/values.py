@@ -140,7 +140,7 @@ def more_values(me: Rank, mine: Callable, everyone: Callable, joined: Callable) 
         me.same("coalesced", f"all_reduce of {n}", tensor, reduced(everyone(n, f32, n), "SUM"))
     found = [None] * size
     dist.all_gather_object(found, {"rank": rank, "tensor": torch.full((2,), rank)})
-    me.judge("objects", [one["rank"] for one in found] == list(range(size)))
+    me.check("objects", [one["rank"] for one in found] == list(range(size)))
     right, left = (rank + 1) % size, (rank - 1) % size
     for dtype in (f32, torch.bfloat16, torch.int64):
         me.busy()
@@ -154,7 +154,7 @@ def more_values(me: Rank, mine: Callable, everyone: Callable, joined: Callable) 
     me.busy()
     dist.barrier()
     done = not me.on_cuda or torch.cuda.current_stream().query()
-    me.judge("a barrier waits for the stream", done)
+    me.check("a barrier waits for the stream", done)
 
 
 def formats(me: Rank) -> None:
