@@ -130,10 +130,10 @@ def test_distributed_data_parallel_is_refused_with_spread_experts(world):
 
 
 def test_reset_takes_back_what_experts_changed_in_torch(world):
-    from smddp.torch.compat import fsdp2
+    from smddp.sagemaker.fsdp.spread_experts import composable
 
     def called():
-        wrapper = fsdp2().fully_shard
+        wrapper = composable()
         return wrapper.__closure__[wrapper.__code__.co_freevars.index("func")].cell_contents
 
     before = called()

@@ -15,7 +15,6 @@ HELPERS = {
     "divisors": (r"for (\w+) in range\(1, (\w+) \+ 1\) if \2 % \1 == 0", {"text.py"}),
     "SVG": (r"</svg>|<rect|<text", {"observability/svg.py"}),
     "replaced constructors of modules": (r"nn\.Module\.__init__ = ", {"modelparallel/new_modules.py"}),
-    "the module of FSDP2": (r"_composable\.fsdp", {"torch/compat.py"}),
 }
 
 

@@ -72,15 +72,6 @@ without_transforms: Callable[[], Any] = _private(
 )
 
 
-def fsdp2() -> Any:
-    """Returns the module that has `fully_shard` and its policies, which torch 2.6 moved."""
-    import torch.distributed.fsdp as module
-
-    if not hasattr(module, "fully_shard"):
-        import torch.distributed._composable.fsdp as module
-    return module
-
-
 def backend_plugins() -> dict[str, Any]:
     """Returns torch's registered backends by upper-case name; empty after a warning if this torch has no table."""
     import torch.distributed as dist

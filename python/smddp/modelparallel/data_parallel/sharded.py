@@ -24,7 +24,6 @@ from smddp.modelparallel.pipeline.parts import Part
 from smddp.modelparallel.ranks import place
 from smddp.modelparallel.tensor.split import SPLIT
 from smddp.text import divisors
-from smddp.torch.compat import fsdp2
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -75,7 +74,7 @@ class Sharded:
         self._part = Part(0, "", module, 0, module, busy)
 
     def _shard(self, config: Config) -> None:
-        fully_shard, policy = fsdp2().fully_shard, fsdp2().MixedPrecisionPolicy
+        fully_shard, policy = _torch_s()
         splits = by_name(self.module)
         if config.fp16 or config.bf16:
             self.module.float()  # the masters
@@ -160,6 +159,15 @@ class Sharded:
     def _now(self, parameter: Any) -> Any:
         ref, new = self._became.get(id(parameter), (None, parameter))
         return new if ref is not None and ref() is parameter else parameter
+
+
+def _torch_s() -> tuple[Any, Any]:
+    """`fully_shard` and its policy of types, wherever this torch has them."""
+    try:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    except ImportError:
+        from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[no-redef]
+    return fully_shard, MixedPrecisionPolicy
 
 
 def _mesh(config: Config, ranks: Ranks) -> DeviceMesh:

@@ -26,7 +26,6 @@ from smddp.sagemaker.parallel import DIMENSIONS
 from smddp.sagemaker.replaced import Watch, recording
 from smddp.sagemaker.replicas import Unchecked
 from smddp.sagemaker.state_handler import state
-from smddp.torch.compat import fsdp2
 
 log = logging.getLogger("smddp.sagemaker")
 
@@ -151,7 +150,11 @@ def fully_shard_globals() -> tuple[dict[str, Any], list[str]]:
 
     Scripts import `fully_shard` before `tsm.init()`, so the function object cannot be replaced.
     """
-    names = inspect.unwrap(fsdp2().fully_shard).__globals__
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        from torch.distributed._composable.fsdp import fully_shard
+    names = inspect.unwrap(fully_shard).__globals__
     return names, [name for name in ("_init_default_mesh", "_init_default_fully_shard_mesh") if name in names]
 
 

@@ -18,11 +18,19 @@ from torch.distributed.tensor import DTensor, Shard
 
 from smddp.sagemaker.expert_parallel.spread import spread_modules
 from smddp.sagemaker.state_handler import state
-from smddp.torch.compat import fsdp2
 
 _SHARDED = "_ep_sharded"  # attribute of experts that are a unit of FSDP
 _OPTIONS = ("reshard_after_forward", "mp_policy", "offload_policy")
 _KEPT = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2, ShardingStrategy.NO_SHARD)
+
+
+def composable() -> Any:
+    """torch's `fully_shard`, which moved between versions."""
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        from torch.distributed._composable.fsdp import fully_shard
+    return fully_shard
 
 
 def mesh() -> DeviceMesh:
@@ -59,7 +67,7 @@ def shard_experts(model: nn.Module, **options: Any) -> list[nn.Module]:
         options["shard_placement_fn"] = placement
     for module in fresh:
         setattr(module, _SHARDED, True)
-        fsdp2().fully_shard(module, mesh=mesh(), **options)
+        composable()(module, mesh=mesh(), **options)
     return found
 
 
@@ -83,7 +91,7 @@ def replace_in_fully_shard(around: Callable[[Callable[..., Any]], Callable[..., 
     Scripts import `fully_shard` before `tsm.init()`, so the outer function object cannot be replaced. The inner
     function is a closure variable.
     """
-    wrapper = fsdp2().fully_shard
+    wrapper = composable()
     cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
     original = cell.cell_contents
     cell.cell_contents = around(original)
@@ -121,15 +129,17 @@ def around_fsdp1(original: Callable[..., None]) -> Callable[..., None]:
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:
     """Translates FSDP1's options to FSDP2's options."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
     options: dict[str, Any] = {"reshard_after_forward": given.get("sharding_strategy") not in _KEPT}
     precision = given.get("mixed_precision")
     if precision is not None:
-        options["mp_policy"] = fsdp2().MixedPrecisionPolicy(
+        options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=precision.param_dtype, reduce_dtype=precision.reduce_dtype, cast_forward_inputs=False
         )
     offload = given.get("cpu_offload")
     if offload is not None and offload.offload_params:
-        options["offload_policy"] = fsdp2().CPUOffloadPolicy()
+        options["offload_policy"] = CPUOffloadPolicy()
     return options
 
 
