@@ -29,6 +29,8 @@ from smddp.sagemaker.state_handler import state
 
 log = logging.getLogger("smddp.sagemaker")
 
+_HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+
 
 def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
     """`FullyShardedDataParallel.__init__` that fills in strategy and mesh."""
