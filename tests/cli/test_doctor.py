@@ -21,7 +21,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from smddp.observability import info, machine
+from smddp.observability import machine
+from smddp.observability.values import Values
 from smddp.tools.doctor import checks, facts, heatmap, launch, measure, report
 from smddp.tools.doctor.checks.pairs import common, slow
 from smddp.tools.doctor.finding import FAIL, OF_JOB, OF_RANK, OK, WARN, evaluate
@@ -293,7 +294,7 @@ class Delayed:
 
 def measured(delays: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
     """The pairs of four ranks, threads of this process; delays: by rank, to whom and how long."""
-    store, name = info._Values(), f"doctor-{time.monotonic_ns()}"
+    store, name = Values(), f"doctor-{time.monotonic_ns()}"
 
     def rank(me: int) -> list[dict[str, Any]]:
         from smddp._native import core

@@ -14,6 +14,9 @@ HELPERS = {
     "byte sizes as text": (r"[\"'][KMG]iB[\"'],", {"text.py"}),
     "divisors": (r"for (\w+) in range\(1, (\w+) \+ 1\) if \2 % \1 == 0", {"text.py"}),
     "SVG": (r"</svg>|<rect|<text", {"observability/svg.py"}),
+    "packed files of a job": (r"tarfile\.open\(fileobj=", {"estimator/archives.py"}),
+    "death of the parent": (r"\.prctl\(", {"launch/local.py"}),
+    "stores of a process": (r"def delete_key\(.*\n.*\.pop\(", {"observability/values.py"}),
     "replaced constructors of modules": (r"nn\.Module\.__init__ = ", {"modelparallel/new_modules.py"}),
 }
 

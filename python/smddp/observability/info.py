@@ -8,6 +8,7 @@ from typing import Any
 
 from smddp._native import core
 from smddp.observability import log
+from smddp.observability.values import Values
 from smddp.text import format_size, nearest
 
 COLLECTIVES = (
@@ -189,25 +190,6 @@ def _open_groups() -> list[Any]:
     return [group for front in fronts if front is not None for group in front.open_groups()]
 
 
-class _Values:
-    """Store for the threads of one process."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self._values for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self._values[key]
-
-    def delete_key(self, key: str) -> None:
-        self._values.pop(key, None)
-
-
 def local_paths(ranks: int) -> list[tuple[str, str, str]]:
     """Returns the paths of a group of `ranks` processes on this machine.
 
@@ -217,7 +199,7 @@ def local_paths(ranks: int) -> list[tuple[str, str, str]]:
     from concurrent.futures import ThreadPoolExecutor
     from uuid import uuid4
 
-    name, store = f"info-{uuid4().hex[:8]}", _Values()
+    name, store = f"info-{uuid4().hex[:8]}", Values()
     with ThreadPoolExecutor(ranks) as pool:
         comms = list(pool.map(lambda rank: core().Comm.make(store, "making it", name, rank, ranks, 10.0), range(ranks)))
         found = paths(comms[0])
