@@ -52,7 +52,7 @@ SECOND_TRY := --reruns 1 -raR
 
 # Folders and files whose tests wait for programs to start, or for ranks that take turns, and measure no time: two files at a time.
 SIDE_BY_SIDE := tests/backend tests/cli/test_bench.py tests/cli/test_historic.py tests/cli/test_info.py tests/cli/test_screens.py \
-    tests/clients tests/estimator tests/hosts/test_backend.py tests/hosts/test_settings.py tests/launch tests/misuse \
+    tests/clients tests/estimator tests/gpu tests/hosts/test_backend.py tests/hosts/test_settings.py tests/launch tests/misuse \
     tests/modelparallel tests/pages tests/smp tests/source tests/torch_suite tests/wheel tests/world
 TWO_AT_A_TIME := -n 2 --dist loadfile
 

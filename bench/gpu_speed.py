@@ -25,10 +25,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from gpu_ranks import FAIL, PASS, Rank, add_arguments, machine, no_gpu, rank_main, run, sharing
+from gpu.processes import FAIL, PASS, Rank, add_arguments, machine, no_gpu, rank_main, run, sharing
 
 WARM_UP, ROUNDS = 5, 21
 MIB = 1 << 20
@@ -69,7 +70,7 @@ def ratio_row(me: Rank, name: str, took: dict[str, list[float]], goal: float) ->
         return
     ratio = statistics.median(a / b for a, b in zip(took["ours"], took["limit"]))
     ours, limit = (statistics.median(took[key]) for key in ("ours", "limit"))
-    me.judge(name, ratio <= goal, f"{ratio:.3f} (<= {goal:g}); ours {ours:,.1f} us, limit {limit:,.1f} us")
+    me.check(name, ratio <= goal, f"{ratio:.3f} (<= {goal:g}); ours {ours:,.1f} us, limit {limit:,.1f} us")
 
 
 def peers_memory(me: Rank, tensor):
@@ -109,7 +110,7 @@ def gather_of(me: Rank, total: int) -> None:
     wrong = [i for i, one in enumerate(out.view(torch.int32).chunk(me.size)) if one.sum() != sums[i][0]]
     name = f"all_gather {total // MIB} MiB, {me.size} processes"
     if wrong:
-        me.judge(name, False, f"blocks {wrong} are wrong")
+        me.check(name, False, f"blocks {wrong} are wrong")
         return
     peers = peers_memory(me, mine)
     parts = out.chunk(me.size)
@@ -152,7 +153,7 @@ def reductions(me: Rank) -> None:
     dist.all_reduce(ours)
     wrong = int((ours != size).sum())
     if wrong:
-        me.judge("all_reduce", False, f"{wrong} wrong elements")
+        me.check("all_reduce", False, f"{wrong} wrong elements")
         return
     took = timed(me, {"ours": lambda: dist.all_reduce(ours), "limit": reduce_limit}, 3)
     ratio_row(me, f"all_reduce 64 MiB, {size} processes", took, 1.3)
@@ -194,7 +195,7 @@ def beside(me: Rank) -> None:
                 work.wait()
     name = f"matrix product beside all_gather, {me.size} processes"
     if early:
-        me.judge(name, False, f"the all_gathers were over before it in {early} rounds")
+        me.check(name, False, f"the all_gathers were over before it in {early} rounds")
         return
     ratio_row(me, name, found, 1.01)
 
@@ -218,7 +219,7 @@ def launch(me: Rank) -> None:
     me.sync()
     took = statistics.median(samples)
     if me.rank == 0:
-        me.judge("launch of an all_gather of 1 KiB", took <= 15, f"{took:.1f} us (<= 15)")
+        me.check("launch of an all_gather of 1 KiB", took <= 15, f"{took:.1f} us (<= 15)")
 
 
 def fsdp2(me: Rank) -> None:
@@ -256,7 +257,7 @@ def fsdp2(me: Rank) -> None:
         steps[name] = step
     losses = {name: [step() for _ in range(3)] for name, step in steps.items()}
     if max(abs(a - b) / abs(b) for a, b in zip(losses["ours"], losses["limit"])) > 1e-4:
-        me.judge("FSDP2", False, f"the losses differ: {losses}")
+        me.check("FSDP2", False, f"the losses differ: {losses}")
         return
     ratio_row(me, f"FSDP2 step over smddp / over gloo, {me.size} processes", timed(me, steps, 1, 7), 0.3)
 

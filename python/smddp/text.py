@@ -1,11 +1,12 @@
-"""Text for messages: suggestions for misspelt names, and text of other processes made safe to print."""
+"""Text of messages and arguments: suggestions for misspelt names, sizes, and escapes for text of other processes."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Ratio of difflib below which two names have little in common.
 _CUTOFF = 0.6
@@ -27,8 +28,37 @@ def nearest(word: object, words: Iterable[str]) -> str | None:
 
 def did_you_mean(word: object, words: Iterable[str]) -> str:
     """Returns "; did you mean 'NAME'?" for a misspelt `word`, or "" if no known name is similar."""
-    found = nearest(word, words)
-    return f"; did you mean {found!r}?" if found else ""
+    return suggestion(nearest(word, words))
+
+
+def suggestion(name: str | None) -> str:
+    """Returns "; did you mean 'NAME'?", or "" for None."""
+    return f"; did you mean {name!r}?" if name else ""
+
+
+def divisors(number: int) -> str:
+    """Returns the divisors of a number as text: "1, 2, 3, 6"."""
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+
+
+def format_size(number: float) -> str:
+    """Formats bytes with a binary unit and at most one decimal: "64 MiB", "1.2 GiB"."""
+    units = ["TiB", "GiB", "MiB", "KiB", "B"]
+    while number >= 1024 and len(units) > 1:
+        number /= 1024
+        units.pop()
+    return f"{number:.1f}".removesuffix(".0") + f" {units[-1]}"
+
+
+def parse_size(given: str, units: Mapping[str, int], examples: str) -> int:
+    """Returns the bytes of text such as "1.5 MiB".
+
+    units: bytes of each permitted unit, in capitals; "" for text without a unit. Raises ValueError, with `examples`.
+    """
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", given, re.IGNORECASE)
+    if not found or found[2].upper() not in units:
+        raise ValueError(f"invalid size {given!r}: expected {examples}")
+    return int(float(found[1]) * units[found[2].upper()])
 
 
 def printable(text: object) -> str:

@@ -21,7 +21,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from smddp.observability import info, machine
+from smddp.observability import machine
+from smddp.observability.values import Values
 from smddp.tools.doctor import checks, facts, heatmap, launch, measure, report
 from smddp.tools.doctor.checks.pairs import common, slow
 from smddp.tools.doctor.finding import FAIL, OF_JOB, OF_RANK, OK, WARN, evaluate
@@ -221,7 +222,7 @@ def test_sound_job_on_two_hosts_is_healthy(here):
         ("shared memory", FAIL, "Operation not permitted", 1, changed("memfd", to="[Errno 1] Operation not permitted")),
         ("system calls", FAIL, "eventfd2: refused", 1, changed("refused calls", to={"eventfd2": "refused"})),
         ("address space", FAIL, "2 ranks need", 1, changed("limits", "address space", to=1 << 30)),
-        ("address space", WARN, "11.44 GiB", 1, changed("limits", "address space", to=12_288_000_000)),
+        ("address space", WARN, "11.4 GiB", 1, changed("limits", "address space", to=12_288_000_000)),
         ("file size", FAIL, "0 B", 1, changed("limits", "file size", to=0)),
         ("file size", WARN, "1 GiB", 1, changed("limits", "file size", to=1 << 30)),
         ("unix sockets", FAIL, "Permission denied", 1, changed("abstract socket", to="[Errno 13] Permission denied")),
@@ -293,7 +294,7 @@ class Delayed:
 
 def measured(delays: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
     """The pairs of four ranks, threads of this process; delays: by rank, to whom and how long."""
-    store, name = info._Values(), f"doctor-{time.monotonic_ns()}"
+    store, name = Values(), f"doctor-{time.monotonic_ns()}"
 
     def rank(me: int) -> list[dict[str, Any]]:
         from smddp._native import core

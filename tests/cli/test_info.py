@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import forked
 import pytest
 from smddp.observability import info as _info
-from smddp.observability import machine
+from smddp.text import format_size
 from smddp.tools import environment as _surroundings
 from smddp.tools import info_text
 
@@ -99,6 +99,8 @@ def test_driver_devices_and_paths_are_reported(monkeypatch):
         assert words in text
 
 
-@pytest.mark.parametrize(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (64 << 20, "64 MiB"), (3 << 42, "12 TiB")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1288490189, "1.2 GiB"), (3 << 42, "12 TiB")]
+)
 def test_sizes_have_units(number, text):
-    assert machine.size(number) == text
+    assert format_size(number) == text

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from smddp.estimator import LaunchError, PyTorch, processes, running
+from smddp.estimator import LaunchError, PyTorch, archives, processes, running
 from smddp.estimator.commands import Command, Host
 from smddp.estimator.job import Folder
 from smddp.estimator.restarts import Limits, Restarts
@@ -119,8 +119,8 @@ def test_a_job_that_loses_a_host_ends_with_the_losses_of_an_undisturbed_run(plac
     expected = run(place, "undisturbed", distribution)
     expected.latest_training_job.wait()
     sent: list[str] = []
-    pack = running.packed
-    monkeypatch.setattr(running, "packed", lambda folder: sent.append(pack(folder)) or sent[-1])
+    pack = archives.packed
+    monkeypatch.setattr(archives, "packed", lambda folder: sent.append(pack(folder)) or sent[-1])
     made = run(place, "spot", distribution, use_spot_instances=True, max_run=100, max_wait=200)
     kill_host(made, place / "spot")
     job = made.latest_training_job

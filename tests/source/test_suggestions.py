@@ -1,10 +1,9 @@
-"""An unknown name is answered with a known one only if both are similar, by one function."""
+"""An unknown name is answered with a known one only if both are similar."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,14 +13,6 @@ from smddp.observability import info
 from smddp.sagemaker import config as v2
 from smddp.sagemaker.tensor_parallel import plan_entries
 from smddp.smp import v1_keys as v1
-from smddp.torch import bootstrap
-
-ROOT = Path(__file__).parents[2] / "python"
-
-
-def test_suggestions_are_made_in_one_module():
-    users = [file.name for file in ROOT.rglob("*.py") if "get_close_matches" in file.read_text()]
-    assert users == ["text.py"] and not hasattr(bootstrap, "hint")
 
 
 def estimator(name: str) -> object:

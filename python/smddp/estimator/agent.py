@@ -6,25 +6,20 @@ of its processes end when its input ends: the launcher closed it or ended, or th
 
 from __future__ import annotations
 
-import base64
-import ctypes
-import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import tarfile
 import threading
 from pathlib import Path
 from typing import IO, Any
 
-from smddp.estimator import processes
+from smddp.estimator import archives, processes
 from smddp.estimator.job import Folder
+from smddp.launch.local import follow_parent
 
 #: Seconds for output after the end of the command: another program may keep the pipe open.
 _DRAIN = 0.5
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -39,21 +34,11 @@ def main() -> int:
     # In a folder that hosts share the token is the launcher's, which restarts need.
     token, shared = Folder(folder).token, Folder(folder).token.exists()
     try:
-        _unpack(given["files"], folder)
+        archives.unpack(given["files"], folder)
         return _run(given, folder)
     finally:
         if not shared:
             token.unlink(missing_ok=True)
-
-
-def _unpack(files: str, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    # No other user reads a file before it has its sender's mode.
-    mask = os.umask(0o077)
-    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(files)), mode="r:gz") as archive:
-        # The sender runs commands here. Channels are links to places outside of the folder.
-        archive.extractall(folder, filter="fully_trusted")
-    os.umask(mask)
 
 
 def _run(given: dict[str, Any], folder: Path) -> int:
@@ -80,7 +65,7 @@ def _run(given: dict[str, Any], folder: Path) -> int:
             stderr=subprocess.STDOUT,
             start_new_session=True,
             # Ranks end with an agent that is killed.
-            preexec_fn=lambda: ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
+            preexec_fn=follow_parent,
         )
     except OSError as error:
         say({"unable": f"{given['argv'][0]}: {error.strerror}"})

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smddp.estimator import arguments, checkpoints, encryption, engines, job, metrics, running
+from smddp.estimator import archives, arguments, checkpoints, encryption, engines, job, metrics, running
 from smddp.estimator.commands import Command, split_exports, with_groups
 from smddp.estimator.engines.work import work as engine_work
 from smddp.estimator.preparation import prepare
@@ -93,7 +93,7 @@ def fit(
     report(f"smddp: job {name}: {ranks} ranks on {', '.join(host.name for host in on)}, in {folder.path}")
 
     # A restart sends the files of the first attempt, without files that the script has written since.
-    files = functools.cache(lambda: running.packed(folder.path))
+    files = functools.cache(lambda: archives.packed(folder.path))
 
     def make(attempt: int, cancelled: threading.Event) -> running.Run:
         return running.Run(

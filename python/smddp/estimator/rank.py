@@ -6,7 +6,6 @@ last lines of stderr. The process ends with the command's own exit status or sig
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -21,16 +20,16 @@ from typing import IO
 
 from smddp.estimator.job import Folder
 from smddp.estimator.variables import of_rank
+from smddp.launch.local import follow_parent
 
 _LAST_LINES = 20
 #: Seconds for output after the end of the command.
 _DRAIN = 2.0
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: list[str]) -> int:
     folder, command = Path(argv[0]), argv[1:]
-    _follow_parent()
+    follow_parent()
     rank, attempt = int(os.environ.get("RANK", "0")), Folder(folder).attempt
     for part in ("logs", "failures"):
         (folder / part).mkdir(parents=True, exist_ok=True)
@@ -48,7 +47,7 @@ def main(argv: list[str]) -> int:
         stderr=subprocess.PIPE,
         env=env,
         cwd=code if code.is_dir() else None,
-        preexec_fn=_follow_parent,
+        preexec_fn=follow_parent,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: child.send_signal(got))
@@ -99,10 +98,6 @@ def _pass_on(pipe: IO[bytes], to: int, name: bytes, file: Path, last: deque[byte
                 os.write(to, name + line)
             except OSError:
                 pass  # the reader has ended; the file has the line
-
-
-def _follow_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import os
 import queue
@@ -13,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from smddp import validation
+from smddp.estimator import archives
 from smddp.estimator.commands import Command, Host
 from smddp.estimator.job import Folder
 from smddp.launch.local import signal_name
@@ -153,7 +151,7 @@ class Run:
         by_host = {command.host: command for command in commands}
         if attempt > 1:
             Folder(folder).reset(attempt)  # this machine may not be one of the hosts
-        files = files or (lambda: packed(folder))
+        files = files or (lambda: archives.packed(folder))
         try:
             for number, host in enumerate(hosts):
                 command = by_host.get(host.name)
@@ -360,14 +358,6 @@ def _read(number: int, pipe: IO[bytes], said: queue.Queue[tuple[int, dict[str, A
 def _keep(pipe: IO[bytes], lines: list[str]) -> None:
     for line in pipe:
         lines.append(line.decode(errors="replace").rstrip("\n"))
-
-
-def packed(folder: Path) -> str:
-    """Returns the job's folder before its ranks start. Channels are links."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        archive.add(folder, ".")
-    return base64.b64encode(data.getvalue()).decode()
 
 
 def remote_shell(rsh: str) -> list[str]:

@@ -47,7 +47,7 @@ def run(command: Sequence[str], size: int, program: str) -> int:
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         for rank in range(size):
-            ranks.append(subprocess.Popen(command, env=_environment(rank, size, port), preexec_fn=_follow_parent))
+            ranks.append(subprocess.Popen(command, env=_environment(rank, size, port), preexec_fn=follow_parent))
         return _wait(ranks, asked, program)
     except OSError as error:
         sys.stderr.write(f"{program}: cannot start {command[0]!r}: {error.strerror}\n")
@@ -72,7 +72,8 @@ def _environment(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def _follow_parent() -> None:
+def follow_parent() -> None:
+    """Has the kernel send SIGTERM to this process when its parent dies."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

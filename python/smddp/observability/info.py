@@ -8,7 +8,8 @@ from typing import Any
 
 from smddp._native import core
 from smddp.observability import log
-from smddp.text import nearest
+from smddp.observability.values import Values
+from smddp.text import format_size, nearest
 
 COLLECTIVES = (
     "all_gather",
@@ -140,7 +141,9 @@ def taken() -> dict[str, str]:
             total[0] += operations
             total[1] += size
     return {
-        collective: ", ".join(f"{path} x {operations} ({_amount(size)})" for path, (operations, size) in found.items())
+        collective: ", ".join(
+            f"{path} x {operations} ({format_size(total)})" for path, (operations, total) in found.items()
+        )
         for collective, found in used.items()
     }
 
@@ -187,33 +190,6 @@ def _open_groups() -> list[Any]:
     return [group for front in fronts if front is not None for group in front.open_groups()]
 
 
-def _amount(size: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"
-
-
-class _Values:
-    """Store for the threads of one process."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-
-    def set(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self._values for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self._values[key]
-
-    def delete_key(self, key: str) -> None:
-        self._values.pop(key, None)
-
-
 def local_paths(ranks: int) -> list[tuple[str, str, str]]:
     """Returns the paths of a group of `ranks` processes on this machine.
 
@@ -223,7 +199,7 @@ def local_paths(ranks: int) -> list[tuple[str, str, str]]:
     from concurrent.futures import ThreadPoolExecutor
     from uuid import uuid4
 
-    name, store = f"info-{uuid4().hex[:8]}", _Values()
+    name, store = f"info-{uuid4().hex[:8]}", Values()
     with ThreadPoolExecutor(ranks) as pool:
         comms = list(pool.map(lambda rank: core().Comm.make(store, "making it", name, rank, ranks, 10.0), range(ranks)))
         found = paths(comms[0])

@@ -203,12 +203,3 @@ def addresses(name: str, seconds: float = 2.0) -> dict[str, Any]:
     except (OSError, UnicodeError) as error:  # TimeoutError is one
         return {"name": name, "addresses": [], "error": str(error)}
     return {"name": name, "addresses": sorted({str(entry[4][0]) for entry in found}), "error": None}
-
-
-def size(number: float) -> str:
-    """Formats bytes with a binary unit: "64 MiB"."""
-    units = ["TiB", "GiB", "MiB", "KiB", "B"]
-    while number >= 1024 and len(units) > 1:
-        number /= 1024
-        units.pop()
-    return f"{number:.4g} {units[-1]}"

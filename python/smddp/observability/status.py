@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from smddp import files
 from smddp.observability import dumps, stragglers
-from smddp.text import printable
+from smddp.text import format_size, printable
 
 _NAME = re.compile(r"@(smddp-status-(\d+)-(\d+)-[0-9a-f]{16})$")
 _MAGIC = b"smddp-q1"
@@ -285,7 +285,7 @@ def _row(one: dict[str, Any], group: dict[str, Any] | None) -> tuple[str, ...]:
     totals: dict[str, int] = {}
     for entry in group["taken"]:
         totals[entry["algorithm"]] = totals.get(entry["algorithm"], 0) + entry["bytes"]
-    moved = ", ".join(f"{name} {_size(size)}" for name, size in totals.items())
+    moved = ", ".join(f"{name} {format_size(total)}" for name, total in totals.items())
     return (
         rank,
         str(one["pid"]),
@@ -297,11 +297,3 @@ def _row(one: dict[str, Any], group: dict[str, Any] | None) -> tuple[str, ...]:
         f"{group['way']}: {moved}" if moved else group["way"],
         one["at"],
     )
-
-
-def _size(size: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from smddp.text import divisors
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -39,10 +41,6 @@ class Layout:
         return self.copy // self.expert
 
 
-def _divisors(number: int) -> str:
-    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
-
-
 def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 1) -> Layout:
     """Resolves the degrees for ``world`` ranks; ``shard`` is hybrid_shard_degree, 0 included.
 
@@ -55,26 +53,26 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
         ("expert_parallel_degree", expert),
     ):
         if degree > world or world % degree:
-            raise ValueError(f"{key}={degree} does not divide {world} ranks; these do: {_divisors(world)}")
+            raise ValueError(f"{key}={degree} does not divide {world} ranks; these do: {divisors(world)}")
     if shard and context > shard:
         raise ValueError(f"context_parallel_degree={context} must not exceed hybrid_shard_degree={shard}")
     data = world // tensor
     if data % expert:
         raise ValueError(
             f"expert_parallel_degree={expert} does not fit: {world} ranks / tensor_parallel_degree={tensor} = {data}, "
-            f"which is not a multiple of {expert}; these would: {_divisors(data)}"
+            f"which is not a multiple of {expert}; these would: {divisors(data)}"
         )
     if shard and (shard > data or data % shard):
         if tensor == 1:
             sum_ = f"{world} ranks are not a multiple of {shard}"
         else:
             sum_ = f"{world} ranks / tensor_parallel_degree={tensor} = {data}, which is not a multiple of {shard}"
-        raise ValueError(f"hybrid_shard_degree={shard} does not fit: {sum_}; these would: 0, {_divisors(data)}")
+        raise ValueError(f"hybrid_shard_degree={shard} does not fit: {sum_}; these would: 0, {divisors(data)}")
     native = shard == 0 and tensor == 1 and expert == 1
     size = shard or data
     if size % context:
         raise ValueError(
             f"context_parallel_degree={context} does not divide a sharding group of {size} ranks "
-            f"(hybrid_shard_degree={shard}, tensor_parallel_degree={tensor}); these do: {_divisors(size)}"
+            f"(hybrid_shard_degree={shard}, tensor_parallel_degree={tensor}); these do: {divisors(size)}"
         )
     return Layout(data // size, size, tensor, native, context, expert)

@@ -17,13 +17,12 @@ log = logging.getLogger("smddp.sagemaker")
 
 @dataclass(frozen=True)
 class Key:
-    """One key: its type, its default and its range (``most`` None: no upper bound but the world's size)."""
+    """One key: its type, default and least value. No value above the number of ranks fits a degree."""
 
     name: str
     type: type[int]
     default: int | bool
     least: int = 0
-    bounded_by_world: bool = False
     meaning: str = ""
 
 
@@ -35,7 +34,6 @@ KEYS = {
             int,
             0,
             0,
-            True,
             "ranks that share one copy of the parameters; 0 leaves FSDP as the script made it, 1 shards nothing",
         ),
         Key("sm_activation_offloading", bool, True, meaning="`offload_wrapper` prefetches, instead of on demand"),
@@ -48,20 +46,19 @@ KEYS = {
         ),
         Key("fsdp_cache_flush_warnings", bool, True, meaning="warn when the CUDA allocator had to flush its cache"),
         Key("allow_empty_shards", bool, False, meaning="accepted; torch's engines always allow empty shards"),
-        Key("tensor_parallel_degree", int, 1, 1, True, "ranks that share each layer; takes effect in `transform`"),
+        Key("tensor_parallel_degree", int, 1, 1, "ranks that share each layer; takes effect in `transform`"),
         Key(
             "tensor_parallel_checks",
             int,
             10,
             meaning="forward passes in which the ranks of a tensor group are held to have the same inputs; 0: none",
         ),
-        Key("context_parallel_degree", int, 1, 1, True, "ranks that hold parts of the same sequences; see `transform`"),
+        Key("context_parallel_degree", int, 1, 1, "ranks that hold parts of the same sequences; see `transform`"),
         Key(
             "expert_parallel_degree",
             int,
             1,
             1,
-            True,
             "ranks among which experts are spread; takes effect in `transform` with a `MoEConfig`",
         ),
         Key("random_seed", int, 12345, 0, meaning="seed of what is random in `torch.sagemaker`"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from smddp import files
+from smddp.text import parse_size
 
 #: How often backends take turns within a row.
 _ROUNDS = 5
@@ -58,11 +59,10 @@ def main(argv: list[str], backends: str) -> int:
 
 def _size(text: str) -> int:
     """Bytes of 8, 64K, 1M, 2G."""
-    unit = {"k": 2**10, "m": 2**20, "g": 2**30}.get(text[-1:].lower())
     try:
-        return int(float(text[:-1]) * unit) if unit else int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"invalid size {text!r}: expected for example 8, 64K, 1M or 2G") from None
+        return parse_size(text, {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}, "for example 8, 64K, 1M or 2G")
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:

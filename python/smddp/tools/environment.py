@@ -9,6 +9,7 @@ from importlib import metadata
 
 from smddp import _historic
 from smddp.observability import machine
+from smddp.text import format_size
 
 
 def collect() -> dict[str, str]:
@@ -18,7 +19,7 @@ def collect() -> dict[str, str]:
         "python": f"{platform.python_version()} ({platform.python_implementation()}, {' '.join(platform.libc_ver())})",
         "kernel": platform.release(),
         "processor": _processor(),
-        "memory that can be locked": _limit(limits["locked memory"], machine.size),
+        "memory that can be locked": _limit(limits["locked memory"], format_size),
         "open files": _limit(limits["open files"], str),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set: each rank starts a thread for every core"),
         "torch": torch(),

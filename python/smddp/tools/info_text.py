@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from smddp.observability.machine import size
+from smddp.text import format_size, suggestion
 
 _NAME = 28
 # Minimum column width; a long line is easier to read than a narrower column.
@@ -46,7 +46,7 @@ def lines(found: dict[str, Any], ranks: int, columns: int) -> list[str]:
 
 
 def unknown(name: str, nearest: str | None) -> str:
-    return f"{name}: unknown setting" + (f"; did you mean {nearest}?" if nearest else "")
+    return f"{name}: unknown setting{suggestion(nearest)}"
 
 
 def cuda(found: dict[str, Any]) -> list[tuple[str, str]]:
@@ -57,7 +57,7 @@ def cuda(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _machine(name: str, value: Any) -> str:
-    return size(value) if name.startswith("staging_") or name == "symmetric_in_use" else str(value)
+    return format_size(value) if name.startswith("staging_") or name == "symmetric_in_use" else str(value)
 
 
 def _row(name: str, text: str, columns: int) -> list[str]:

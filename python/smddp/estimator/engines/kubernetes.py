@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import re
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from smddp.estimator import engines
+from smddp.estimator import archives, engines
 from smddp.estimator.commands import COMMAND_FOLLOWS
 from smddp.estimator.engines import pod
 from smddp.estimator.running import Failure, LaunchError, launch_error
@@ -129,11 +126,7 @@ def _variables(env: Mapping[str, str]) -> list[dict[str, str]]:
 
 def _packed(folder: Path) -> str:
     """Raises ValueError if the code is too large for a variable."""
-    data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w:gz") as archive:
-        for part in ("code", "input/config"):
-            archive.add(folder / part, part)
-    text = base64.b64encode(data.getvalue()).decode()
+    text = archives.packed(folder, ("code", "input/config"))
     if len(pod.FILES) + len(text) > _LONGEST_VARIABLE - 1:
         raise ValueError(
             f"the job's code is {len(text)} bytes packed, and a TrainJob carries {_LONGEST_VARIABLE}: give a smaller "

@@ -6,16 +6,14 @@ outlives its files.
 
 from __future__ import annotations
 
-import base64
-import io
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
+from smddp.estimator import archives
 from smddp.estimator.job import Folder
 from smddp.estimator.source import python_path
 
@@ -30,9 +28,7 @@ def main(argv: list[str]) -> int:
     folder.make()
     files = os.environ.pop(FILES, None)
     if files:
-        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(files)), mode="r:gz") as archive:
-            # Trusted: the sender can run any command here.
-            archive.extractall(folder.path, filter="fully_trusted")
+        archives.unpack(files, folder.path)
     env = {**os.environ, "SM_CURRENT_HOST": socket.gethostname(), "PYTHONPATH": python_path(folder.code)}
     child = subprocess.Popen(command, env=env, cwd=folder.code)
     for number in (signal.SIGTERM, signal.SIGINT):

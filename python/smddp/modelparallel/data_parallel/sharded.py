@@ -23,6 +23,7 @@ from smddp.modelparallel.pipeline import current
 from smddp.modelparallel.pipeline.parts import Part
 from smddp.modelparallel.ranks import place
 from smddp.modelparallel.tensor.split import SPLIT
+from smddp.text import divisors
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -37,11 +38,10 @@ def check(config: Config, ranks: Ranks) -> None:
     """Raise ValueError if ``sharded_data_parallel_degree`` does not divide the data-parallel ranks."""
     degree, size = config.sharded_data_parallel_degree, ranks.rdp_size
     if size % degree:
-        fitting = ", ".join(str(each) for each in range(1, size + 1) if size % each == 0)
         alike = f" with the same tensor shard ('tensor_parallel_degree'={ranks.tp_size})" if ranks.tp_size > 1 else ""
         raise ValueError(
             f"smp.init(): 'sharded_data_parallel_degree'={degree} does not divide the {size} data-parallel "
-            f"ranks{alike}; these do: {fitting}"
+            f"ranks{alike}; these do: {divisors(size)}"
         )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from smddp.modelparallel.new_modules import marking
+
 # Stage that the script sets for a module, and a flag for checkpointed modules, which are never divided.
 STAGE = "_smp_stage"
 CHECKPOINTED = "_smp_checkpointed"
@@ -68,17 +70,8 @@ def set_partition(module: nn.Module, stage: int) -> None:
 @contextlib.contextmanager
 def partition(stage: int) -> Iterator[None]:
     """Place modules that are created inside on ``stage``."""
-    before = nn.Module.__init__
-
-    def init(self: nn.Module, *args: object, **kwargs: object) -> None:
-        before(self, *args, **kwargs)
-        self.__dict__[STAGE] = stage
-
-    nn.Module.__init__ = init  # type: ignore[method-assign]
-    try:
+    with marking(STAGE, stage):
         yield
-    finally:
-        nn.Module.__init__ = before  # type: ignore[method-assign]
 
 
 def given(model: nn.Module, default: int | None, stages: int) -> dict[str, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from smddp.modelparallel.new_modules import marking
 from smddp.modelparallel.tensor.initial import initial_values
 
 # The options given with the innermost context that a module was made in, or to the last call; None: not to be shared.
@@ -37,19 +38,8 @@ def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
         options: arguments of the distributed modules that `tp_register` puts in place of others. Those of the
             original's kernels (``fused_softmax``, ``fused_bias_gelu``, ``flash_attention`` and so on) change nothing.
     """
-    before = nn.Module.__init__
-
-    def init(self: nn.Module, *args: object, **kwargs: object) -> None:
-        before(self, *args, **kwargs)
-        # By the context that is entered last, whose `init` calls those around it.
-        self.__dict__[MARK] = options if enabled else None
-
-    nn.Module.__init__ = init  # type: ignore[method-assign]
-    try:
-        with initial_values() if enabled else contextlib.nullcontext():
-            yield
-    finally:
-        nn.Module.__init__ = before  # type: ignore[method-assign]
+    with marking(MARK, options if enabled else None), initial_values() if enabled else contextlib.nullcontext():
+        yield
 
 
 def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **options: Any) -> None:

@@ -23,6 +23,7 @@ from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel.mixins import extend
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import Reshaped, put, relayout
+from smddp.text import divisors
 
 
 class Spreader:
@@ -49,9 +50,9 @@ class Spreader:
     def _check(self, name: str, layer: Any, family: Family) -> None:
         total, degree = _number(layer.experts), self.group.size
         if total % degree:
-            works = ", ".join(str(d) for d in range(1, total + 1) if total % d == 0)
             raise ValueError(
-                f"expert_parallel_degree={degree} does not divide the {total} experts of {name}; these do: {works}"
+                f"expert_parallel_degree={degree} does not divide the {total} experts of {name}; these do: "
+                f"{divisors(total)}"
             )
         if self.tp is None:
             return

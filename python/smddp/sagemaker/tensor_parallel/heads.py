@@ -12,6 +12,7 @@ from torch import nn
 from smddp.sagemaker import hf
 from smddp.sagemaker.tensor_parallel.modules import norms_of
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
+from smddp.text import divisors
 
 # Projections with q, k and v, or gate and up, in one weight, by the names that families give them.
 _FUSED_QKV = re.compile(r"qkv|query_key_value|c_attn|in_proj", re.IGNORECASE)
@@ -34,10 +35,9 @@ class Degrees:
         bad = [f"{what} {n} / {degree} = {n / degree:g}" for what, n in self._numbers.items() if n % degree]
         if bad:
             common = math.gcd(*self._numbers.values())
-            works = ", ".join(str(d) for d in range(1, common + 1) if common % d == 0)
             raise ValueError(
                 f"tensor_parallel_degree={degree} does not divide this model: {'; '.join(bad)}. "
-                f"Degrees that work for it: {works}"
+                f"Degrees that work for it: {divisors(common)}"
             )
 
 

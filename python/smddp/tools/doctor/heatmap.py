@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smddp.observability.timeline import escape
+from smddp.observability import svg
 from smddp.tools.doctor.checks.pairs import slow
 
 _CELL, _LEFT, _TOP, _GAP = 44, 90, 70, 80
@@ -31,55 +31,38 @@ def drawn(rows: Sequence[Mapping[str, Any]], nodes: Sequence[int], hosts: Sequen
         return (min(one, other), max(one, other))
 
     side = size * cell
-    width, height = _LEFT + 2 * side + _GAP + 20, _TOP + side + 30
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
+    parts = []
     for number, (key, title) in enumerate((("latency us", "latency, us"), ("GB/s", "bandwidth, GB/s"))):
         left = _LEFT + number * (side + _GAP)
         values = [row[key] for row in rows]
-        parts.append(f'<text x="{left}" y="24" font-size="14">{title}</text>')
+        parts.append(svg.label(left, 24, title, more='font-size="14"'))
         for a in range(size):
             if cell == _CELL:
-                label = escape(f"{a} {hosts[a]}" if not number else str(a))
-                y = _TOP + a * cell + cell // 2 + 4
-                parts.append(f'<text x="{left - 6}" y="{y}" text-anchor="end">{label[:14]}</text>')
-                parts.append(f'<text x="{left + a * cell + cell // 2}" y="{_TOP - 8}" text-anchor="middle">{a}</text>')
+                label = str(a) if number else f"{a} {hosts[a]}"
+                parts.append(svg.label(left - 6, _TOP + a * cell + cell // 2 + 4, label[:14], "end"))
+                parts.append(svg.label(left + a * cell + cell // 2, _TOP - 8, str(a), "middle"))
             for b in range(size):
                 row = known.get(pair(a, b)) if a != b else None
-                parts += _square(
-                    left + b * cell,
-                    _TOP + a * cell,
-                    cell,
-                    row[key] if row else None,
-                    values,
-                    number,
-                    pair(a, b) in marked,
-                )
-    return "\n".join([*parts, "</svg>", ""])
+                value, x, y = row[key] if row else None, left + b * cell, _TOP + a * cell
+                parts += _square(x, y, cell, value, values, number, pair(a, b) in marked)
+    return svg.document(_LEFT + 2 * side + _GAP + 20, _TOP + side + 30, parts)
 
 
 def _square(
     x: int, y: int, cell: int, value: float | None, values: Sequence[float], high_is_good: int, marked: bool
 ) -> list[str]:
     if value is None:
-        return [f'<rect x="{x}" y="{y}" width="{cell}" height="{cell}" fill="#f0f0f0" stroke="white"/>']
+        return [svg.rect(x, y, cell, cell, "#f0f0f0", 'stroke="white"')]
     low, high = math.log(max(min(values), 1e-9)), math.log(max(max(values), 1e-9))
     # The color scale spans at least a factor of two, so that noise stays pale.
     worse = (math.log(max(value, 1e-9)) - low) / max(high - low, math.log(2))
     worse = 1 - worse if high_is_good else worse
     red, green, blue = (round(good + (bad - good) * worse) for good, bad in ((222, 165), (235, 15), (247, 21)))
+    fill = f"rgb({red},{green},{blue})"
     frame = 'stroke="#d00000" stroke-width="3"' if marked else 'stroke="white"'
     inset = 2 if marked else 0
-    parts = [
-        f'<rect x="{x + inset}" y="{y + inset}" width="{cell - 2 * inset}" height="{cell - 2 * inset}" '
-        f'fill="rgb({red},{green},{blue})" {frame}/>'
-    ]
+    parts = [svg.rect(x + inset, y + inset, cell - 2 * inset, cell - 2 * inset, fill, frame)]
     if cell == _CELL:
         ink = "white" if worse > 0.5 else "black"
-        parts.append(
-            f'<text x="{x + cell // 2}" y="{y + cell // 2 + 4}" text-anchor="middle" fill="{ink}">{value:.3g}</text>'
-        )
+        parts.append(svg.label(x + cell // 2, y + cell // 2 + 4, f"{value:.3g}", "middle", f'fill="{ink}"'))
     return parts

@@ -15,6 +15,8 @@ import threading
 import time
 from typing import Any
 
+from smddp.observability.values import Values
+
 _GREETING = b"smddp-doctor 1\n"
 _LONGEST_LINE = 16 << 20
 _PATIENCE = 3.0
@@ -27,28 +29,6 @@ class ConnectionLost(RuntimeError):
     """Rank 0 cannot be reached, or closed the connection."""
 
 
-class _Values:
-    def __init__(self) -> None:
-        self._values: dict[str, str] = {}
-        self._changed = threading.Condition()
-
-    def set(self, key: str, value: str) -> None:
-        with self._changed:
-            self._values[key] = value
-            self._changed.notify_all()
-
-    def get(self, key: str, seconds: float) -> str | None:
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._values, seconds)
-            return self._values.get(key)
-
-    def answer(self, request: dict[str, Any]) -> str | None:
-        if request["do"] == "set":
-            self.set(str(request["key"]), str(request["value"]))
-            return None
-        return self.get(str(request["key"]), float(request["seconds"]))
-
-
 class _Handler(socketserver.StreamRequestHandler):
     timeout = _PATIENCE
 
@@ -57,9 +37,16 @@ class _Handler(socketserver.StreamRequestHandler):
             return
         self.wfile.write(_GREETING)
         self.connection.settimeout(None)
-        values: _Values = self.server.values  # type: ignore[attr-defined]
+        values: Values = self.server.values  # type: ignore[attr-defined]
         while line := self.rfile.readline(_LONGEST_LINE):
-            self.wfile.write(json.dumps(values.answer(json.loads(line))).encode() + b"\n")
+            request = json.loads(line)
+            found: bytes | None = None
+            if request["do"] == "set":
+                values.set(str(request["key"]), base64.b64decode(request["value"]))
+            else:
+                found = values.wait(str(request["key"]), float(request["seconds"]))
+            answer = None if found is None else base64.b64encode(found).decode()
+            self.wfile.write(json.dumps(answer).encode() + b"\n")
 
 
 class Server(socketserver.ThreadingTCPServer):
@@ -70,7 +57,7 @@ class Server(socketserver.ThreadingTCPServer):
     request_queue_size = 1024
 
     def __init__(self, host: str, port: int, ranks: int) -> None:
-        self.values = _Values()
+        self.values = Values()
         self._free = threading.BoundedSemaphore(ranks + _SPARE)
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         self.address_family = family

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
+
+from smddp.text import parse_size as bytes_of
 
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -68,10 +69,7 @@ def parse_size(size: int | str) -> int:
         ValueError, TypeError: none of these, or not positive.
     """
     if isinstance(size, str):
-        found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B?)\s*", size, re.IGNORECASE)
-        if not found or found[2].upper() not in _UNITS:
-            raise ValueError(f"invalid size {size!r}: expected a number of bytes, or text such as '5GB' or '4GiB'")
-        size = int(float(found[1]) * _UNITS[found[2].upper()])
+        size = bytes_of(size, _UNITS, "a number of bytes, or text such as '5GB' or '4GiB'")
     if type(size) is not int:
         raise TypeError(f"a size must be an int or text such as '5GB', got {size!r}")
     if size <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from smddp.observability.machine import size
+from smddp.text import format_size as size
 from smddp.tools.doctor.finding import Facts, Finding, fail, of_rank, ok, warn
 
 # Descriptors of a single process: interpreter, torch, store, data loaders.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from smddp.observability.machine import size
+from smddp.text import format_size as size
 from smddp.tools.doctor.checks.limits import staging
 from smddp.tools.doctor.finding import Facts, Finding, fail, of_rank, ok, warn
 

@@ -1,8 +1,7 @@
-"""Rank processes on one device for gpu_check.py and gpu_speed.py: starting them, and what they say.
+"""Rank processes on one device, for check.py and bench/gpu_speed.py.
 
-A script that uses this is run again once for each rank, with `--case NAME`, or NAME+NAME for several by the same
-processes: starting some takes longer than most cases. What the ranks find is a list of entries (name, verdict, detail);
-a rank writes each into a file as it comes, so a rank that dies or hangs is told apart.
+The script runs again for each rank, with `--case NAME`, or NAME+NAME for several cases in the same processes. A rank
+appends its results (name, verdict, detail) to a file, so those before a crash or a hang are known.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-# An installed smddp goes first where there is one; the tree's own Python serves a core that was built into it.
-PATHS = [str(ROOT / "tests"), *([str(ROOT / "python")] if list((ROOT / "python/smddp").glob("_core*.so")) else [])]
+ROOT = Path(__file__).resolve().parents[2]
+# The sources are used only if a core was built into them; otherwise the installed smddp is.
+_SOURCES = [str(ROOT / "python")] if list((ROOT / "python/smddp").glob("_core*.so")) else []
+PATHS = [str(ROOT / "tests"), str(ROOT / "bench"), *_SOURCES]
 
 PASS, FAIL, NOT_RUN = "PASS", "FAIL", "not run"
 
 
 @dataclass
 class Rank:
-    """One process of a group, and where its tensors are."""
+    """One process of a group, and the device of its tensors."""
 
     rank: int
     size: int
@@ -46,17 +46,15 @@ class Rank:
     def on_cuda(self) -> bool:
         return self.device.type == "cuda"
 
-    def say(self, name: str, verdict: str, detail: str = "") -> None:
+    def record(self, name: str, verdict: str, detail: str = "") -> None:
         with open(self.folder / f"rank{self.rank}.json", "a") as file:
             file.write(json.dumps([name, verdict, detail]) + "\n")
 
-    def judge(self, name: str, good: bool, detail: str = "") -> None:
-        self.say(name, PASS if good else FAIL, detail)
-
-    # Many comparisons under one name.
+    def check(self, name: str, good: bool, detail: str = "") -> None:
+        self.record(name, PASS if good else FAIL, detail)
 
     def same(self, name: str, what: str, got: Any, wanted: Any) -> None:
-        """Equal bit for bit."""
+        """Compares bit for bit. All comparisons of one name give one result."""
         from backend.oracle import same
 
         found = self.tallies.setdefault(name, [])
@@ -66,16 +64,14 @@ class Rank:
         except AssertionError as error:
             found.append(f"{what}: {str(error)[:300]}")
 
-    def tell_tallies(self) -> None:
+    def report_comparisons(self) -> None:
         tallies, counts = self.tallies, self.counts
         self.tallies, self.counts = {}, {}
         for name, wrong in tallies.items():
             if wrong:
-                self.say(name, FAIL, f"{len(wrong)} of {counts[name]} wrong, first: {wrong[0]}")
+                self.record(name, FAIL, f"{len(wrong)} of {counts[name]} wrong, first: {wrong[0]}")
             else:
-                self.say(name, PASS, f"{counts[name]} results, bit for bit")
-
-    # The device.
+                self.record(name, PASS, f"{counts[name]} results, bit for bit")
 
     def sync(self) -> None:
         if self.on_cuda:
@@ -84,7 +80,7 @@ class Rank:
             torch.cuda.synchronize(self.device)
 
     def busy(self, cycles: int = 20_000_000) -> None:
-        """Keeps the current stream busy for some ten milliseconds, without the host."""
+        """Occupies the current stream for some ten milliseconds, without the host."""
         if self.on_cuda:
             import torch
 
@@ -116,9 +112,9 @@ def run(
     env: Callable[[int], dict[str, str]],
     **given: Any,
 ) -> list[tuple[str, str, str]]:
-    """Run a case, or some (a+b), on `size` ranks for `seconds` at most: its entries, for each name the worst rank's.
+    """Runs one or several cases (a+b) on `size` ranks for at most `seconds`. Returns each name's worst result.
 
-    A rank of `given["killed"]` is meant to die.
+    Rank `given["killed"]` dies on purpose and has no results.
     """
     folder = Path(tempfile.mkdtemp(prefix="smddp-gpu-"))
     processes = []
@@ -151,21 +147,21 @@ def run(
             continue
         log = (folder / f"rank{rank}.log").read_text(errors="replace")
         if rank in late:
-            found[case] = FAIL, f"rank {rank} was still at it after {seconds:g} s: {log[-400:]}"
+            found[case] = FAIL, f"rank {rank} did not end within {seconds:g} s: {log[-400:]}"
         elif processes[rank].returncode:
-            found[case] = FAIL, f"rank {rank} ended with {processes[rank].returncode}: {log[-700:]}"
-        said = folder / f"rank{rank}.json"
-        for line in said.read_text().splitlines() if said.exists() else ():
+            found[case] = FAIL, f"rank {rank} exited with {processes[rank].returncode}: {log[-700:]}"
+        results = folder / f"rank{rank}.json"
+        for line in results.read_text().splitlines() if results.exists() else ():
             name, verdict, detail = json.loads(line)
             if name not in found or order[verdict] > order[found[name][0]]:
                 found[name] = verdict, detail if verdict == PASS else f"rank {rank}: {detail}"
     if not found:
-        found[case] = FAIL, f"no rank said anything ({folder})"
+        found[case] = FAIL, f"no rank reported a result ({folder})"
     return [(name, verdict, detail) for name, (verdict, detail) in found.items()]
 
 
 def rank_main(cases: dict[str, Callable[[Rank], None]], arguments: argparse.Namespace) -> int:
-    """In a rank: make the group and run the cases, until one fails."""
+    """Creates the group in a rank and runs the cases until one fails. Returns the exit status."""
     import torch
     import torch.distributed as dist
     from smddp._register import register
@@ -188,18 +184,18 @@ def rank_main(cases: dict[str, Callable[[Rank], None]], arguments: argparse.Name
     try:
         for case in arguments.case.split("+"):
             cases[case](me)
-            me.tell_tallies()
+            me.report_comparisons()
         dist.destroy_process_group()
     except BaseException as error:
-        me.tell_tallies()
-        me.say(case, FAIL, f"{type(error).__name__}: {str(error)[:400]}")
+        me.report_comparisons()
+        me.record(case, FAIL, f"{type(error).__name__}: {str(error)[:400]}")
         traceback.print_exc()
         return 1
     return 0
 
 
 def no_gpu() -> str | None:
-    """Why there is nothing to run on here."""
+    """Returns the reason why no GPU is usable, or None."""
     import torch
 
     if not torch.cuda.is_available():
@@ -207,7 +203,7 @@ def no_gpu() -> str | None:
     return None
 
 
-TRIED = """
+_MPS_PROBE = """
 import ctypes
 driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
 exit(min(driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 255))
@@ -216,9 +212,9 @@ exit(min(driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(contex
 
 @contextlib.contextmanager
 def sharing(wanted: bool) -> Iterator[str]:
-    """NVIDIA's MPS, by a daemon of our own, for processes that are started meanwhile; yields how they share the GPU.
+    """Runs a daemon of NVIDIA's MPS for processes that start inside. Yields a description of how they share the GPU.
 
-    Without it they take turns of some milliseconds, so a stream that waits for another process's costs as much.
+    Without MPS, processes take turns of some milliseconds, and so does a stream that waits for another process.
     """
     turns = "the processes take turns on the GPU"
     control = shutil.which("nvidia-cuda-mps-control") or shutil.which(
@@ -235,7 +231,7 @@ def sharing(wanted: bool) -> Iterator[str]:
     env = {**os.environ, **own}
     subprocess.run([control, "-d"], env=env, timeout=30)
     try:
-        tried = subprocess.run([sys.executable, "-c", TRIED], env=env, timeout=60)
+        tried = subprocess.run([sys.executable, "-c", _MPS_PROBE], env=env, timeout=60)
         if tried.returncode:
             yield f"{turns} (MPS does not work here: error {tried.returncode})"
             return
@@ -250,7 +246,7 @@ def sharing(wanted: bool) -> Iterator[str]:
 
 
 def machine() -> str:
-    """The GPU's name, its driver and torch: figures hold for these alone."""
+    """Returns the GPU's name and the versions of driver and torch, for which figures hold."""
     import torch
 
     driver = "unknown"
@@ -261,13 +257,11 @@ def machine() -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What the ranks are told."""
+    """Adds the arguments of the rank processes and of the device."""
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--given", help=argparse.SUPPRESS)
-    parser.add_argument("--turns", action="store_true", help="processes take turns on the GPU: no MPS")
-    parser.add_argument(
-        "--device", default="cuda:0", help="cpu runs what it can on CPU tensors: a check of this script, not of a GPU"
-    )
+    parser.add_argument("--turns", action="store_true", help="start no MPS: the processes take turns on the GPU")
+    parser.add_argument("--device", default="cuda:0", help="cpu: run on CPU tensors, as a test of the script")
