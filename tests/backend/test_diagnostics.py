@@ -22,9 +22,8 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.pool import Pool
 from smddp.observability import status, timeline, trace
-
-from backend.ranks import Pool
 
 SECONDS = 60.0
 DEADLINE = datetime.timedelta(seconds=0.7)
@@ -38,9 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pool(folder: Path) -> Any:
-    made = Pool(4, lambda rank: {"SMDDP_NODE": f"node{rank // 2}", "SMDDP_DUMP_DIR": str(folder)})
-    yield made
-    made.close()
+    with Pool(4, lambda rank: {"SMDDP_NODE": f"node{rank // 2}", "SMDDP_DUMP_DIR": str(folder)}) as made:
+        yield made
 
 
 class _Cases:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
+from ranks import forked
 
 BENCH = Path(sys.executable).parent / "smddp-bench"
 PNG = b"\x89PNG\r\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "world"))
-from launching import clean, free_port, outputs
+from ranks.launching import clean, free_port, outputs
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 #: Reads environments by name, and prints for each torch's variables, or the error and the seconds until it was raised.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "world"))
-from launching import LAUNCHERS, clean, outputs
+from ranks.launching import LAUNCHERS, clean, outputs
 
 BIN = Path(sys.executable).parent
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from launching import outputs, ranks
+from ranks.launching import outputs, ranks
 
 CONFINED = str(Path(__file__).with_name("confined.py"))
 GROUP = str(Path(__file__).with_name("small_group.py"))

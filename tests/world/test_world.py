@@ -11,7 +11,7 @@ from pathlib import Path
 import job
 import pytest
 import smddp
-from launching import LAUNCHERS, clean, free_port, outputs, ranks, run, slurm, start, torchrun
+from ranks.launching import LAUNCHERS, clean, free_port, outputs, ranks, run, slurm, start, torchrun
 
 CASES = [case.__name__ for case in job.TOGETHER]
 

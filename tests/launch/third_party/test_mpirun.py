@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "world"))
-from launching import JOB, clean
+from ranks.launching import JOB, clean
 
 SUM = """
 import torch, torch.distributed as dist
