@@ -9,8 +9,6 @@ import threading
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "world"))
 from ranks.launching import clean
 
 SHOW = "import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"

@@ -33,17 +33,19 @@ def start(
     environment: Mapping[str, str] | None = None,
     logs: Sequence[str] = (),
     method: str = "forkserver",
+    daemon: bool = False,
 ) -> tuple[BaseProcess, Connection]:
     """Starts `target(pipe, *arguments)` in a process that ends with its parent. Returns the process and its pipe.
 
     environment: variables besides those of this process. logs: files for the output, see `redirect`.
     method: "forkserver" forks from the server that has imported torch (conftest.py), "fork" from this process.
+    daemon: ends with this process, and may have no children of its own.
     """
     context = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()
     # The fork server keeps the environment of its start.
     variables = {**os.environ, **(environment or {})}
-    process = context.Process(target=_main, args=(target, theirs, arguments, variables, logs))
+    process = context.Process(target=_main, args=(target, theirs, arguments, variables, logs), daemon=daemon)
     process.start()
     theirs.close()
     return process, ours
