@@ -52,11 +52,13 @@ class RankProcesses:
 
     def run_on(self, members: Sequence[int], module: str, name: str, seconds: float, **arguments: Any) -> None:
         """Runs a case on some of the processes. Raises AssertionError with the ranks' errors; skips if all skipped."""
-        if errors := self.ask(members, module, name, seconds, **arguments):
+        if errors := self.ask_on(members, module, name, seconds, **arguments):
             self.close(kill=True)
             raise AssertionError(f"{module}.{name} on {len(members)} ranks of {self.backend}:\n{_merged(errors)}")
 
-    def ask(self, members: Sequence[int], module: str, name: str, seconds: float, **arguments: Any) -> dict[int, str]:
+    def ask_on(
+        self, members: Sequence[int], module: str, name: str, seconds: float, **arguments: Any
+    ) -> dict[int, str]:
         """Runs a case on some of the processes. Returns the errors by rank; skips if all skipped."""
         try:
             self.start()
@@ -180,6 +182,10 @@ class Pool(RankProcesses):
     def run(self, module: str, name: str, seconds: float = CASE_SECONDS, **arguments: Any) -> None:
         """Runs a case on all ranks; see `run_on`."""
         self.run_on(range(self.size), module, name, seconds, **arguments)
+
+    def ask(self, module: str, name: str, seconds: float = CASE_SECONDS) -> dict[int, str]:
+        """Runs a case on all ranks; see `ask_on`."""
+        return self.ask_on(range(self.size), module, name, seconds)
 
     def _ended(self, member: int) -> str:
         self._processes[member].join(5)
