@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 
 import pytest
-
-from backend.ranks import Pools
+from ranks.pool import Pools
 
 
 @pytest.fixture(scope="package")
 def pools() -> Iterator[Pools]:
     """The rank processes, one pool for each group size."""
-    made = Pools()
-    yield made
-    made.close()
+    with Pools() as made:
+        yield made

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from torch._C import _distributed_c10d as c10d
-
-from backend.ranks import on_ranks
 
 CPU = torch.device("cpu")
 # torch's setup of a group, not called on a group in use.

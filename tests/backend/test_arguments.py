@@ -5,9 +5,9 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 
 from backend.oracle import same
-from backend.ranks import on_ranks
 
 
 @contextlib.contextmanager

@@ -6,9 +6,10 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
+from ranks.group import BACKEND
 
 from backend.oracle import same
-from backend.ranks import BACKEND, on_ranks
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="only smddp's groups have bound calls")
 

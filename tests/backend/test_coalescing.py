@@ -7,9 +7,9 @@ from typing import Any
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 
 from backend.oracle import contribution, same
-from backend.ranks import on_ranks
 
 
 def everyone(count: int, salt: int = 0) -> list[torch.Tensor]:

@@ -2,9 +2,9 @@
 
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 
 from backend.oracle import MOVING, contribution, same
-from backend.ranks import on_ranks
 
 COUNTS = (0, 1, 5, 1000, 70_001)
 

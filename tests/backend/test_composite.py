@@ -15,8 +15,7 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-
-from backend.ranks import on_ranks
+from ranks.cases import on_ranks
 
 # Exceptions that a signal handler may raise; the first three have the classes of the library's own errors.
 RAISED = [ValueError, smddp.Error, smddp.CollectiveTimeoutError, RuntimeError, KeyboardInterrupt]

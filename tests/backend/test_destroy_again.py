@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import forked
+from ranks import forked
 
 PROGRAM = """
 import os, signal, sys, threading, time

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 
 from backend import calls, mismatch_counts
 from backend.calls import LARGE, SMALL, Call
 from backend.naming import names_both
-from backend.ranks import on_ranks
 
 # Long enough for a busy machine; a detected mismatch does not wait for it.
 DEADLINE = datetime.timedelta(seconds=20)

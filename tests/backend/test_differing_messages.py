@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 
 from backend import calls, mismatch_counts
 from backend.calls import LARGE, SMALL, Call
 from backend.messages import both, receives, sends
-from backend.ranks import on_ranks
 from backend.test_differing_calls import DEADLINE, SECONDS, make
 
 #: Timeout of calls whose mismatch is detected only at the deadline.

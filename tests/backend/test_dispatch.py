@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
+from ranks.pool import Pool
 from torch._C import _distributed_c10d as c10d
-
-from backend.ranks import Pool, on_ranks
 
 HOOKS = hasattr(c10d.ProcessGroup, "register_pre_hook")
 RECORDER = hasattr(c10d, "FlightRecorderHook")
@@ -185,9 +185,8 @@ def test_the_check_for_observers_costs_at_most_300_ns():
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pool, Path]]:
     dumps = tmp_path_factory.mktemp("dumps")
     variables = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": f"{dumps}/rank_"}
-    pool = Pool(3, environment=lambda rank: variables)
-    yield pool, dumps
-    pool.close()
+    with Pool(3, environment=lambda rank: variables) as pool:
+        yield pool, dumps
 
 
 @needs_recorder

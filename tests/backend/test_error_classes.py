@@ -11,10 +11,9 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from smddp.torch import errors, rendezvous
 from smddp.torch.process_group import SmddpProcessGroup
-
-from backend.ranks import on_ranks
 
 NAMES = ["Error", "CollectiveTimeoutError", "MismatchError", "PeerLostError", "ClosedError", "TopologyError"]
 

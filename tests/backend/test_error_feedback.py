@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,13 +10,14 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
+from ranks.group import BACKEND
+from ranks.pool import Pool, Pools
 from smddp.torch import fsdp_overlap
 from smddp.torch.error_feedback.internode import InterNodeReduce, internode_reduce
 from smddp.torch.error_feedback.rounding import GROUP, round_off, rounded
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from backend.ranks import BACKEND, Pool, on_ranks
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="the setting is smddp's")
 
@@ -27,17 +27,12 @@ _PLACES = {"apart": ([0, 1], "int8"), "uneven": ([0, 0, 1], "int8,all_gather=f16
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Callable[[str], Pool]]:
-    made: list[Pool] = []
-
-    @functools.cache
-    def of(place: str) -> Pool:
+    def make(place: str) -> Pool:
         nodes, formats = _PLACES[place]
-        made.append(Pool(len(nodes), lambda rank: {"SMDDP_NODE": f"node{nodes[rank]}", "SMDDP_WIRE_FORMAT": formats}))
-        return made[-1]
+        return Pool(len(nodes), lambda rank: {"SMDDP_NODE": f"node{nodes[rank]}", "SMDDP_WIRE_FORMAT": formats})
 
-    yield of
-    for each in made:
-        each.close()
+    with Pools(make) as made:
+        yield made.of
 
 
 _cases: list[tuple[str, str]] = []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from torch.distributed import ReduceOp
 from torch.distributed.distributed_c10d import (
     AllgatherOptions,
@@ -19,7 +20,6 @@ from torch.distributed.distributed_c10d import (
 )
 
 from backend.oracle import same
-from backend.ranks import on_ranks
 
 HAS_C_API = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 WHY = "the fast path needs torch.Tensor.__dlpack_c_exchange_api__ (torch 2.15)"

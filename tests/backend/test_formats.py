@@ -9,9 +9,9 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.group import BACKEND
+from ranks.pool import Pool
 from torch.nn.parallel import DistributedDataParallel
-
-from backend.ranks import BACKEND, Pool
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="the setting is smddp's")
 
@@ -20,9 +20,8 @@ pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="the setting is smddp
 def nodes():
     """Two ranks on two nodes."""
     formats = "bf16,reduce_scatter=int8"
-    made = Pool(2, lambda rank: {"SMDDP_NODE": f"node{rank}", "SMDDP_WIRE_FORMAT": formats})
-    yield made
-    made.close()
+    with Pool(2, lambda rank: {"SMDDP_NODE": f"node{rank}", "SMDDP_WIRE_FORMAT": formats}) as made:
+        yield made
 
 
 def _case(function: Any) -> Any:

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from ranks.cases import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 
 from backend.oracle import contribution, same
-from backend.ranks import on_ranks
 
 
 @on_ranks(2)

@@ -6,11 +6,11 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from backend.oracle import same
-from backend.ranks import on_ranks
 
 
 @on_ranks(2)

@@ -9,9 +9,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
+from ranks.group import again
 
 from backend.oracle import same
-from backend.ranks import again, on_ranks
 
 
 def ranks_sum(group=None) -> float:

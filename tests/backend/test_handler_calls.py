@@ -13,12 +13,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import forked
 import smddp
 import torch
 import torch.distributed as dist
-
-from backend.ranks import on_ranks
+from ranks import forked
+from ranks.cases import on_ranks
 
 LIMIT = 0.8
 # Enough for a loaded machine, and well below the 10 s of the leave timeout.

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-
-from backend.ranks import Pool
+from ranks.pool import Pool
 
 LIMIT = datetime.timedelta(seconds=15)
 SECRET = "0123456789abcdef" * 4
@@ -23,16 +22,15 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     folder = tmp_path_factory.mktemp("tokens")
     for rank in range(3):
         write(folder / f"rank{rank}.token", SECRET)
-    made = Pool(
+    with Pool(
         3,
         lambda rank: {
             "SMDDP_JOB_TOKEN_FILE": str(folder / f"rank{rank}.token"),
             # One of the ranks is on another node.
             "SMDDP_NODE": f"node{rank // 2}",
         },
-    )
-    yield made
-    made.close()
+    ) as made:
+        yield made
 
 
 class _Cases:

@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.pool import Pool
 from smddp.observability import metrics_server, watcher
 from smddp.observability.exporter import Exposition, listener, place
-
-from backend.ranks import Pool
 
 SECONDS = 60.0
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
@@ -140,9 +139,8 @@ def pool(folder: Path) -> Iterator[Pool]:
         "SMDDP_METRICS_INTERVAL": "1",
         "SMDDP_METRICS_PORT": "0",
     }
-    made = Pool(2, lambda rank: settings)
-    yield made
-    made.close()
+    with Pool(2, lambda rank: settings) as made:
+        yield made
 
 
 @pytest.mark.parametrize(

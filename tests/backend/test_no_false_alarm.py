@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 
 from backend import calls
 from backend.calls import LARGE, SMALL, Call
-from backend.ranks import on_ranks
 
 DEADLINE = datetime.timedelta(seconds=60)
 SECONDS = 280.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import forked
+from ranks import forked
 
 PROGRAM = """
 import datetime, os, resource, time

@@ -10,8 +10,7 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-
-from backend.ranks import on_ranks
+from ranks.cases import on_ranks
 
 VALUES = [10**30, -(10**30), 2**64, 2**63, 2**63 - 1, -1]
 

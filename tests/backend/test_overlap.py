@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
+from ranks.group import BACKEND
 from smddp import _core
 
 from backend.oracle import same
-from backend.ranks import BACKEND, on_ranks
 
 # Elements of a block: a short message, and a zero-copy message between nodes (from 256 KiB).
 SIZES = (7, 40_001)

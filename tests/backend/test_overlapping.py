@@ -11,12 +11,12 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
+from ranks.group import BACKEND
 from smddp.torch import fsdp_overlap
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
-
-from backend.ranks import BACKEND, on_ranks
 
 api = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_api", reason="torch 2.5 has it elsewhere")
 fully_shard: Any = pytest.importorskip("torch.distributed.fsdp").fully_shard

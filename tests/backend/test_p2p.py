@@ -7,10 +7,10 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from smddp import ClosedError, CollectiveTimeoutError, MismatchError
 
 from backend.oracle import MOVING, contribution, same
-from backend.ranks import on_ranks
 
 
 def ring() -> tuple[int, int, int]:

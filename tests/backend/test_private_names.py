@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 
-import forked
 import pytest
 import torch.distributed as dist
+from ranks import forked
 from smddp.torch.device_map import HELPER_LOCALS
 from torch.distributed import distributed_c10d as dist_c10d
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-
-from backend.ranks import BACKEND, Pool
+from ranks.group import BACKEND
+from ranks.pool import Pool
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="tests smddp's wait loop")
 
@@ -20,9 +20,8 @@ ROUNDS = 11
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Pool]:
     """Two ranks on two nodes."""
-    made = Pool(2, lambda rank: {"SMDDP_NODE": f"node{rank}"})
-    yield made
-    made.close()
+    with Pool(2, lambda rank: {"SMDDP_NODE": f"node{rank}"}) as made:
+        yield made
 
 
 def one_group_waits_and_another_calls() -> None:

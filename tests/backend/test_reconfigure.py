@@ -9,9 +9,8 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from torch.distributed import distributed_c10d as dist_c10d
-
-from backend.ranks import on_ranks
 
 LIMIT = datetime.timedelta(seconds=30)
 _numbers = itertools.count(1)

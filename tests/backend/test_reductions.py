@@ -6,9 +6,9 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 
 from backend.oracle import COMPLEX, FLOATS, REDUCING, contribution, reduced, same
-from backend.ranks import on_ranks
 
 ARITHMETIC = ("SUM", "PRODUCT", "MIN", "MAX")
 BITWISE = ("BAND", "BOR", "BXOR")

@@ -7,8 +7,8 @@ import re
 import subprocess
 import sys
 
-import forked
 import smddp
+from ranks import forked
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:

@@ -12,9 +12,8 @@ from pathlib import Path
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from smddp.torch.errors import CollectiveTimeoutError, MismatchError
-
-from backend.ranks import on_ranks
 
 
 def raised(call) -> type | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
+from ranks.group import BACKEND
 from torch.distributed import distributed_c10d as dist_c10d
-
-from backend.ranks import BACKEND, on_ranks
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="other backends shrink in their own way")
 

@@ -9,9 +9,9 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.group import BACKEND
+from ranks.pool import Pool
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-
-from backend.ranks import BACKEND, Pool
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="nodes and orders are smddp's")
 
@@ -20,9 +20,8 @@ NODES = "000111"
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Pool]:
-    made = Pool(len(NODES), lambda rank: {"SMDDP_NODE": f"node{NODES[rank]}"})
-    yield made
-    made.close()
+    with Pool(len(NODES), lambda rank: {"SMDDP_NODE": f"node{NODES[rank]}"}) as made:
+        yield made
 
 
 def _is_canonical(group: dist.ProcessGroup) -> bool:

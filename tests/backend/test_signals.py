@@ -13,8 +13,7 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-
-from backend.ranks import on_ranks
+from ranks.cases import on_ranks
 
 
 def interrupted() -> float:

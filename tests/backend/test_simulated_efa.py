@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import pytest
 from hosts import wires
+from ranks.pool import Pool
 
-from backend.ranks import ONE_NODE, Pool, all_cases
+from backend.every_case import ONE_NODE, all_cases
 
 QUICK = {
     "test_all_gather_into_tensor_puts_each_block_in_its_place",

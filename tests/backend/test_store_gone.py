@@ -12,10 +12,9 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from smddp.torch.reconfigure import ReconfigureOptions
 from torch.distributed import distributed_c10d as dist_c10d
-
-from backend.ranks import on_ranks
 
 LIMIT = timedelta(seconds=6)
 

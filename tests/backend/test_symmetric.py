@@ -10,9 +10,10 @@ import smddp
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp
+from ranks.cases import on_ranks
+from ranks.group import BACKEND
 
 from backend.oracle import same
-from backend.ranks import BACKEND, on_ranks
 
 # Another backend of SMDDP_TEST_BACKEND can use the memory, but copies its messages.
 reads_in_place = pytest.mark.skipif(BACKEND != "smddp", reason="only smddp reads messages in place")

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from smddp.torch.device_map import SmddpDevice
-
-from backend.ranks import on_ranks
 
 
 def estimator() -> Any:

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from backend.ranks import BACKEND
+from ranks.group import BACKEND
 
 # For one generation of ranks on a loaded machine.
 SECONDS = 240

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import on_ranks
 from torch._C import _distributed_c10d as c10d
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 
 from backend import calls, messages
-from backend.ranks import on_ranks
 
 needs_dispatcher = pytest.mark.skipif(
     not hasattr(c10d.ProcessGroup, "register_pre_hook"), reason="this torch does not dispatch calls of a Python group"

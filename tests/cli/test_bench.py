@@ -3,13 +3,13 @@
 import json
 import os
 import pty
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
+from ranks import forked
+from ranks.launching import free_port
 
 BENCH = Path(sys.executable).parent / "smddp-bench"
 PNG = b"\x89PNG\r\n"
@@ -45,9 +45,7 @@ def test_collectives_through_torch_are_checked(collective):
     """In ranks that a launcher started, such as torchrun; `runs` are of the program's own."""
     words = [collective, "--torch=smddp", "-b", "1K", "-e", "1K", "-n", "1", "-w", "1", "-d", "int32"]
     code = f"import sys; from smddp.tools.cli import bench; sys.exit(bench({words}))"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(3)]
     ended = forked.run_all([(code, {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", **meeting, **one}) for one in own])
     assert [done.returncode for done in ended] == [0, 0, 0], ended

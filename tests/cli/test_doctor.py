@@ -21,6 +21,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from ranks.launching import free_ports
 from smddp.observability import machine
 from smddp.observability.values import Values
 from smddp.tools.doctor import checks, facts, heatmap, launch, measure, report
@@ -49,12 +50,6 @@ def started(*arguments: str, limit: tuple[int, int] | None = None, **environment
     )
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def launched(rank: int, port: int, *arguments: str, **environment: str) -> subprocess.Popen[str]:
     """One of two ranks of a launcher."""
     answer = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
@@ -79,7 +74,7 @@ ALONE: dict[str, tuple[dict[str, Any], set[str], str]] = {
 @pytest.fixture(scope="module")
 def runs() -> Iterator[dict[str, Any]]:
     """All set-ups at once: (exit status, findings by name, standard error) of each."""
-    ports = [free_port() for _ in range(3)]
+    ports = free_ports(3)
     processes = {name: started("--quick", "-n", "2", **broken) for name, (broken, *_) in ALONE.items()}
     processes["misspelt"] = started("--quick", "-n", "2", SMDDP_SEGMENT_BYTE="1M")
     processes["fresh"] = started("--quick", "-n", "2", OMP_NUM_THREADS=None)

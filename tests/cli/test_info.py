@@ -6,8 +6,8 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import forked
 import pytest
+from ranks import forked
 from smddp.observability import info as _info
 from smddp.text import format_size
 from smddp.tools import environment as _surroundings

@@ -1,15 +1,12 @@
+from pathlib import Path
+
 import pytest
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "slow: takes longer than the default run should")
 
 
 @pytest.fixture(scope="session")
 def ranks():
     """Four ranks of the backend under test, shared by all cases."""
-    from ranks import Ranks
+    from ranks.pool import client_pool
 
-    pool = Ranks(4)
-    yield pool
-    pool.close()
+    with client_pool(4, str(Path(__file__).parent)) as pool:
+        yield pool

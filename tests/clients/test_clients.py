@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from ranks import case_names
+from ranks.cases import case_names
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 

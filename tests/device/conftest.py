@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from backend.ranks import Pool
+from ranks.pool import Pool, Pools
 
 from device.fakes import fake
 
@@ -25,13 +25,5 @@ def machines() -> Iterator[Callable[[str], Pool]]:
             f"SMDDP_TEST_CUDA_LIBRARY ({library!r}) is not the file of the fake driver; `make test-python` sets it, "
             "or: export SMDDP_TEST_CUDA_LIBRARY=$(cargo run -q -p fake-libcuda)"
         )
-    pools: dict[str, Pool] = {}
-
-    def of(name: str) -> Pool:
-        if name not in pools:
-            pools[name] = MACHINES[name].start(library)
-        return pools[name]
-
-    yield of
-    for pool in pools.values():
-        pool.close()
+    with Pools(lambda name: MACHINES[name].pool(library)) as pools:
+        yield pools.of

@@ -7,9 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from backend.ranks import Pool
-
-CASE_SECONDS = 60.0
+from ranks.pool import CASE_SECONDS, Pool
 
 
 @dataclass(frozen=True)
@@ -21,7 +19,7 @@ class Machine:
     environment: dict[str, str] = field(default_factory=dict)
     nodes: int = 1
 
-    def start(self, library: str) -> Pool:
+    def pool(self, library: str) -> Pool:
         def environment(rank: int) -> dict[str, str]:
             return {
                 "SMDDP_CUDA_LIBRARY": library,

@@ -12,7 +12,7 @@ import smddp
 import torch
 import torch.distributed as dist
 from backend.oracle import contribution, reduced, same
-from backend.ranks import again
+from ranks.group import again
 from torch.distributed.device_mesh import init_device_mesh
 
 from device import simulated as gpu

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ranks.launching import free_port
 from smddp.estimator import LaunchError, PyTorch
 from smddp.launch.local import count_devices
 
@@ -134,9 +134,7 @@ def test_a_killed_rank_is_named_by_its_signal(place):
 
 def test_remote_ranks_are_started_reported_and_ended(place):
     """A command in place of ssh runs the remote ranks here."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     hosts, more = ["localhost:1", "elsewhere:1"], {"rsh": str(place / "rsh"), "port": port}
     made = estimator(place, "torchrun", 2)
     made.fit({"train": f"{place}/data"}, hosts=hosts, logs=False, job_name="j", **more)

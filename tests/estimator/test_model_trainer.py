@@ -3,13 +3,13 @@
 import inspect
 import json
 import os
-import socket
 import warnings
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from ranks.launching import free_port
 from sdk_arguments import TRAINER_ARGUMENTS, TRAINER_CONFIGS
 from smddp.estimator import (
     MPI,
@@ -141,9 +141,7 @@ def test_a_published_call_runs(name, place):
         ranks = 2
         several = trainer.compute.instance_count == 2
         more["hosts"] = ["localhost:1", "elsewhere:1"] if several else ["localhost:2"]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            more |= {"rsh": str(place / "rsh"), "port": free.getsockname()[1]}
+        more |= {"rsh": str(place / "rsh"), "port": free_port()}
     trainer.train(wait=True, logs=False, **more)
     job = trainer._latest_training_job
     found = [json.loads((job.folder / "model" / str(rank)).read_text()) for rank in range(ranks)]

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ranks.launching import free_port
 from smddp.estimator import LaunchError, PyTorch, archives, processes, running
 from smddp.estimator.commands import Command, Host
 from smddp.estimator.job import Folder
@@ -66,9 +66,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def run(place: Path, name: str, distribution=None, **given) -> PyTorch:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     made = PyTorch(
         str(place / "train.py"),
         image_uri="x",

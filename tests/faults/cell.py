@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import random
 import signal
@@ -16,21 +15,18 @@ from backend.calls import LARGE, SMALL
 
 from faults import acts, network
 
-_PR_SET_PDEATHSIG = 1
 _COUNTS = (SMALL, LARGE)
 # Maximum delay of a fault after a rank has started to create or destroy the default group, in seconds.
 _SOON = 0.03
 
 
-def run(plan: dict, rank: int, pipe: Any) -> None:
+def run(pipe: Any, plan: dict, rank: int) -> None:
     """Rank `rank` of the cell.
 
     Says ("fault", time), ("raised", time, text), ("right", time), ("left", time) or ("wrong", text). Who says "fault"
     goes on when it has an answer, if it still can.
     """
-    die_with_parent()
     acts.LIMIT = timedelta(seconds=limit(plan))
-    os.environ.update(plan["environment"])
     if plan["fault"] in network.FAULTS:
         network.enter(network.host_of(rank, plan["size"]))
     elif plan["way"] != "shm":
@@ -51,10 +47,6 @@ def run(plan: dict, rank: int, pipe: Any) -> None:
 
 def limit(plan: dict) -> float:
     return network.LIMIT if plan["fault"] in network.FAULTS else acts.LIMIT.total_seconds()
-
-
-def die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _live(plan: dict, rank: int, pipe: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import multiprocessing.connection
 import os
 import random
@@ -11,6 +10,8 @@ import signal
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+from ranks import process
 
 from faults import member
 
@@ -27,11 +28,11 @@ class Kill:
     errors: list[str] = field(default_factory=list)
 
 
+@dataclass
 class _Process:
-    def __init__(self, process: Any, pipe: Any) -> None:
-        self.process = process
-        self.pipe = pipe
-        self.handle = ""
+    process: Any
+    pipe: Any
+    handle: str = ""
 
 
 class Manager:
@@ -40,7 +41,6 @@ class Manager:
     def __init__(self, size: int, nodes: int = 1, environment: dict[str, str] | None = None, seed: int = 0) -> None:
         import torch.distributed as dist
 
-        self._context = multiprocessing.get_context("forkserver")
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, timeout=datetime.timedelta(seconds=60))
         self._size, self._nodes, self._environment = size, nodes, environment or {}
         self.random = random.Random(seed)
@@ -64,15 +64,11 @@ class Manager:
     def begin_member(self) -> int:
         """Starts a process, which is a member from the next `settle` on."""
         number, self._next = self._next, self._next + 1
-        mine, theirs = self._context.Pipe()
         environment = dict(self._environment, OMP_NUM_THREADS="1")
         if self._nodes > 1:
             environment["SMDDP_NODE"] = f"n{number % self._nodes}"
-        arguments = (number, ("127.0.0.1", self._store.port), environment, theirs)
-        process = self._context.Process(target=member.run, args=arguments)
-        process.start()
-        theirs.close()
-        self._members[number] = _Process(process, mine)
+        address = ("127.0.0.1", self._store.port)
+        self._members[number] = _Process(*process.start(member.run, number, address, environment=environment))
         return number
 
     def members(self) -> list[int]:

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import multiprocessing
 import multiprocessing.connection
 import random
 import re
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hosts import wires
+from ranks import process
 
 from faults import acts, cell, network
 
@@ -89,20 +89,17 @@ def _by_map(rank: int, text: str) -> bool:
 
 def one(plan: dict) -> Found:
     """Forks the ranks of a cell from this process, which has torch and no threads of smddp."""
-    context, found = multiprocessing.get_context("fork"), Found({key: plan[key] for key in plan if key != "store"})
+    found = Found({key: plan[key] for key in plan if key != "store"})
     ranks = {}
     for rank in range(plan["size"]):
-        mine, theirs = context.Pipe()
-        process = context.Process(target=cell.run, args=(plan, rank, theirs))
-        process.start()
-        theirs.close()
-        ranks[mine] = (rank, process)
+        started, pipe = process.start(cell.run, plan, rank, environment=plan["environment"], method="fork")
+        ranks[pipe] = (rank, started)
     try:
         _listen(ranks, found)
     finally:
-        for pipe, (_, process) in ranks.items():
-            process.kill()
-            process.join()
+        for pipe, (_, started) in ranks.items():
+            started.kill()
+            started.join()
             pipe.close()
         if found.network:
             network.restore(network.host_of(plan["victim"], plan["size"]))
@@ -111,7 +108,6 @@ def one(plan: dict) -> Found:
 
 def keep(pipe: object, host: int | None) -> None:
     """Store for all cells, in a separate process: stopped ranks hold none of its locks."""
-    cell.die_with_parent()
     if host is not None:
         network.enter(host)
     from torch.distributed import TCPStore
@@ -123,10 +119,8 @@ def keep(pipe: object, host: int | None) -> None:
 
 
 def _store(host: int | None) -> tuple[str, int]:
-    context = multiprocessing.get_context("fork")
-    mine, theirs = context.Pipe()
-    context.Process(target=keep, args=(theirs, host), daemon=True).start()
-    return "127.0.0.1" if host is None else network.STORE, mine.recv()
+    _, pipe = process.start(keep, host, method="fork", daemon=True)
+    return "127.0.0.1" if host is None else network.STORE, pipe.recv()
 
 
 def _listen(ranks: dict, found: Found) -> None:
@@ -174,7 +168,7 @@ def _listen(ranks: dict, found: Found) -> None:
             del waiting[pipe]
     if not fault:
         return
-    found.pids = [process.pid for _, process in sorted(ranks.values(), key=lambda each: each[0])]
+    found.pids = [started.pid for _, started in sorted(ranks.values(), key=lambda each: each[0])]
     found.raised = [(rank, at - fault, text) for rank, at, text in raised]
     found.left = [at - fault for at in left]
     _check(found)

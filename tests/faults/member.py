@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import datetime
 import os
 import random
-import signal
 import sys
 import time
 import traceback
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
 # Seconds to wait for the next configuration; the manager learns of every death at once.
 _TOLD = 30.0
 #: Timeout of each call and of each reconfiguration.
 SECONDS = 20.0
 
 
-def run(number: int, address: tuple[str, int], environment: dict[str, str], pipe: Any) -> None:
-    """Member `number`, until the pipe closes: (uuid, members, handles, where) are received, reports are sent."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.environ.update(environment)
+def run(pipe: Any, number: int, address: tuple[str, int]) -> None:
+    """Runs member `number` until the pipe closes: receives (uuid, members, handles), sends reports."""
     try:
         _Member(number, address, pipe).live()
     except (EOFError, BrokenPipeError):

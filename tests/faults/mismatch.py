@@ -12,8 +12,8 @@ import tempfile
 import time
 
 from backend import mismatch_counts
-from backend.ranks import Pool
 from hosts import wires
+from ranks.pool import Pool
 
 MODULES = ("backend.test_differing_calls", "backend.test_differing_messages")
 

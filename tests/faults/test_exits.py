@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend.ranks import BACKEND
+from ranks.group import BACKEND
 
 from faults.exits import ENDS, SOFT, STATES, WIRES
 

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from backend.ranks import BACKEND
 from hosts import wires
+from ranks.group import BACKEND
 
 from faults.manager import Manager
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from backend.ranks import BACKEND
+from ranks.group import BACKEND
 
 from faults import making
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from backend.ranks import BACKEND
+from ranks.group import BACKEND
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="another backend has its own promises")
 

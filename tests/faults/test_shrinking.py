@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch.distributed as dist
-from backend.ranks import BACKEND
+from ranks.group import BACKEND
 
 from faults import shrinking
 

@@ -6,7 +6,7 @@ import smddp
 import torch
 import torch.distributed as dist
 from backend.oracle import same
-from backend.ranks import on_ranks
+from ranks.cases import on_ranks
 
 
 @on_ranks(4)

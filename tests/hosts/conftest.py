@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from backend.ranks import BACKEND
+from ranks.group import BACKEND
 
 from hosts import netlab
 from hosts.pool import Labs

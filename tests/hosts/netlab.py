@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import os
@@ -13,8 +12,11 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ranks import process
+
 NETLAB = Path(__file__).parents[2] / "bench" / "lab" / "netlab"
-_PR_SET_PDEATHSIG = 1
+# Exit status of netlab after its own --timeout.
+TIMED_OUT = 124
 
 
 @functools.cache
@@ -40,17 +42,13 @@ def why_not(*needs: str) -> str | None:
     return None
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def start(arguments: list[str], env: dict[str, str] | None = None, **options) -> subprocess.Popen:
     """`netlab run` with these arguments; it ends with this process."""
     options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.Popen(
         [sys.executable, str(NETLAB), "run", *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
-        preexec_fn=_end_with_parent,
+        preexec_fn=functools.partial(process.die_with_parent, signal.SIGTERM),
         **options,
     )
 

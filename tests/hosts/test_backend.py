@@ -7,7 +7,7 @@ runs with all four ranks, and with three where that makes hosts of unequal size.
 from __future__ import annotations
 
 import pytest
-from backend.ranks import ONE_NODE, all_cases
+from backend.every_case import ONE_NODE, all_cases
 
 from hosts.pool import Labs
 from hosts.wires import WIRES
@@ -95,7 +95,7 @@ def client_cases() -> list:
 def test_backend(labs: Labs, lab, module, name, seconds, size) -> None:
     if reason := ONE_NODE.get(name) or NOT_ACROSS.get((lab[1:], name)):
         pytest.skip(reason)
-    labs.of(*lab).run_backend_case(module, name, size, seconds)
+    labs.of(*lab).run(module, name, size, seconds)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_backend(labs: Labs, lab, module, name, seconds, size) -> None:
 def test_across_hosts(labs: Labs, backend, lab, name) -> None:
     if backend != "smddp":
         pytest.skip("the promise is smddp's own")
-    labs.of(*lab).run_backend_case("hosts.cases", name, 4, 60.0)
+    labs.of(*lab).run("hosts.cases", name, 4, 60.0)
 
 
 @pytest.mark.timeout(150)
@@ -120,4 +120,4 @@ def test_client(labs: Labs, backend, lab, module, function) -> None:
     for name in (function, "*"):
         if reason := NOT_UNDER.get((backend, module, name)):
             pytest.skip(reason)
-    labs.of(*lab).run_client_case(f"cases.{module}", function, 90.0)
+    labs.of(*lab).run(f"cases.{module}", function, 4, 90.0)

@@ -8,12 +8,9 @@ import functools
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "world"))
-from launching import clean, free_port, outputs
+from ranks.launching import clean, outputs, start, torchrun
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 #: Reads environments by name, and prints for each torch's variables, or the error and the seconds until it was raised.
@@ -153,15 +150,6 @@ def test_a_batch_script_without_srun_is_reported_by_each_entry_point():
 
 def test_ranks_without_a_local_rank_count_their_host():
     script = "import smddp\nwith smddp.init() as comm: print(comm.local_rank, comm.local_size)"
-    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            env={**clean(), **master, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    assert [(status, text.split()) for status, text in outputs(ranks)] == [(0, ["0", "2"]), (0, ["1", "2"])]
+    names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
+    ended = outputs(start(["-c", script], 2, lambda *place: {name: torchrun(*place)[name] for name in names}))
+    assert [(status, text.split()) for status, text in ended] == [(0, ["0", "2"]), (0, ["1", "2"])]

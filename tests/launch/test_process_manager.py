@@ -9,9 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "world"))
-from launching import clean
+from ranks.launching import clean
 
 SHOW = "import os; print(os.environ['MASTER_ADDR'], os.environ['MASTER_PORT'])"
 SMDDPRUN = [str(Path(sys.executable).parent / "smddprun"), sys.executable, "-c", SHOW]

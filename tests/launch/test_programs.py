@@ -11,9 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "world"))
-from launching import LAUNCHERS, clean, outputs
+from ranks.launching import LAUNCHERS, clean, openmpi, outputs, start
 
 BIN = Path(sys.executable).parent
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -76,28 +74,28 @@ def test_the_hosts_resource_configuration_overrides_mpirun(tmp_path):
     config = tmp_path / "input" / "config" / "resourceconfig.json"
     config.parent.mkdir(parents=True)
     config.write_text('{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}')
-    place = {**LAUNCHERS[1](3, 4, 1), "SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
+    place = {**openmpi(3, 4, 1), "SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
     show = "import os; print(os.environ['NODE_RANK'], os.environ['SM_CURRENT_HOST'])"
     done = run("smddprun", sys.executable, "-c", show, **place, SAGEMAKER_BASE_DIR=str(tmp_path))
     assert done.stdout.split() == ["1", "algo-2"], done.stderr
 
 
 def test_a_single_rank_uses_a_local_rendezvous():
-    done = run("smddprun", sys.executable, "-c", SHOW, **LAUNCHERS[1](0, 1, 1))
+    done = run("smddprun", sys.executable, "-c", SHOW, **openmpi(0, 1, 1))
     *numbers, host, port = json.loads(done.stdout)
     assert numbers == ["0", "1", "0", "1", "0"] and host == "127.0.0.1" and int(port) > 0, done.stderr
-    done = run("smddprun", sys.executable, "-c", SUM, **LAUNCHERS[1](0, 1, 1))
+    done = run("smddprun", sys.executable, "-c", SUM, **openmpi(0, 1, 1))
     assert done.returncode == 0, done.stderr
 
 
 def test_an_existing_store_keeps_its_address():
-    place = {**LAUNCHERS[1](1, 2, 1), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4321"}
+    place = {**openmpi(1, 2, 1), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4321"}
     done = run("smddprun", sys.executable, "-c", SHOW, **place, TORCHELASTIC_USE_AGENT_STORE="True")
     assert json.loads(done.stdout) == ["1", "2", "1", "2", "0", "127.0.0.1", "4321"], done.stderr
 
 
 def test_under_a_launcher_smddprun_execs_the_command():
-    place = LAUNCHERS[1](0, 2, 1)
+    place = openmpi(0, 2, 1)
     assert run("smddprun", "sh", "-c", "exit 7", **place).returncode == 7
     assert run("smddprun", "sh", "-c", "kill -USR1 $$", **place).returncode == -signal.SIGUSR1
     assert run("smddpmprun", "-i", "ml.p4d.24xlarge", "--allow-bypass", "sh", "-c", "exit 5", **place).returncode == 5
@@ -108,7 +106,7 @@ def test_under_a_launcher_smddprun_execs_the_command():
 
 @pytest.mark.parametrize("program", ["smddprun", "smddpsinglenode", "smddp_singlenode_dev"])
 def test_local_ranks_make_a_group(program):
-    place = {} if program == "smddprun" else LAUNCHERS[1](0, 1, 1)
+    place = {} if program == "smddprun" else openmpi(0, 1, 1)
     group = SUM if program == "smddprun" else ARRAYS + "    assert comm.size == 2\n"
     done = run(program, "--nproc", "2", sys.executable, "-c", group, **place)
     assert done.returncode == 0, done.stderr
@@ -179,17 +177,7 @@ def test_an_invalid_environment_is_reported():
 def test_the_historic_import_is_enough_under_mpirun():
     """Without smddprun: torch's variables come from Open MPI's."""
     script = "import smdistributed.dataparallel.torch.torch_smddp\n" + SUM
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", script],
-            env={**clean(), **LAUNCHERS[1](rank, 2, os.getpid())},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ended = outputs(ranks)
+    ended = outputs(start(["-c", script], 2, openmpi))
     assert [status for status, _ in ended] == [0, 0], ended
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from ranks import case_names
+from ranks.cases import case_names
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = case_names(os.path.join(HERE, "pipeline_cases"))

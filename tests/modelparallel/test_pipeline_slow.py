@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from ranks import Ranks, case_names
+from ranks.cases import case_names
+from ranks.pool import client_pool
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = case_names(os.path.join(HERE, "slow_cases"))
@@ -13,9 +14,8 @@ CASES = case_names(os.path.join(HERE, "slow_cases"))
 
 @pytest.fixture(scope="module", params=["smddp", "gloo"])
 def four(request):
-    pool = Ranks(4, backend=request.param, path=HERE)
-    yield pool
-    pool.close()
+    with client_pool(4, HERE, request.param) as pool:
+        yield pool
 
 
 @pytest.mark.slow

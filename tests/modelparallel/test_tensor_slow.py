@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from ranks import Ranks, case_names
+from ranks.cases import case_names
+from ranks.pool import client_pool
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CASES = case_names(os.path.join(HERE, "tensor_slow_cases"))
@@ -13,9 +14,8 @@ CASES = case_names(os.path.join(HERE, "tensor_slow_cases"))
 
 @pytest.fixture(scope="module", params=["smddp", "gloo"])
 def eight(request):
-    pool = Ranks(8, backend=request.param, path=HERE)
-    yield pool
-    pool.close()
+    with client_pool(8, HERE, request.param) as pool:
+        yield pool
 
 
 @pytest.mark.slow

@@ -11,11 +11,10 @@ sys.path.insert(0, HERE)
 @pytest.fixture(scope="package")
 def ranks():
     """Four ranks of the backend under test, shared by all cases."""
-    from ranks import Ranks
+    from ranks.pool import client_pool
 
-    pool = Ranks(4, path=HERE)
-    yield pool
-    pool.close()
+    with client_pool(4, HERE) as pool:
+        yield pool
 
 
 @pytest.fixture

@@ -36,11 +36,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 @pytest.fixture(scope="module")
 def pair(ranks):
     """A pool of two ranks, besides the pool of four."""
-    from ranks import Ranks
+    from ranks.pool import client_pool
 
-    pool = Ranks(2, path=HERE)
-    yield pool
-    pool.close()
+    with client_pool(2, HERE) as pool:
+        yield pool
 
 
 # ---- worlds of other sizes ----

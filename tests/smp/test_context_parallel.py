@@ -18,11 +18,10 @@ PAIRWISE = context_combinations.pairwise()
 
 @pytest.fixture(scope="module", params=["smddp", "gloo"])
 def pool(request):
-    from ranks import Ranks
+    from ranks.pool import client_pool
 
-    pool = Ranks(combinations.RANKS, request.param, path=HERE)
-    yield pool
-    pool.close()
+    with client_pool(combinations.RANKS, HERE, request.param) as pool:
+        yield pool
 
 
 def test_pairwise(pool):

@@ -19,11 +19,10 @@ PAIRWISE = combinations.pairwise()
 
 @pytest.fixture(scope="module")
 def over_gloo():
-    from ranks import Ranks
+    from ranks.pool import client_pool
 
-    pool = Ranks(combinations.RANKS, "gloo", path=HERE)
-    yield pool
-    pool.close()
+    with client_pool(combinations.RANKS, HERE, "gloo") as pool:
+        yield pool
 
 
 def test_pairwise_over_smddp(ranks):

@@ -6,8 +6,8 @@ import os
 import subprocess
 import sys
 
-import forked
 import pytest
+from ranks import forked
 
 
 def run(code: str, **environment: str) -> str:

@@ -19,11 +19,10 @@ ROWS = [pytest.param(on, row, id=f"{on}-{combinations.name(row)}") for on, rows 
 
 @pytest.fixture(scope="module", params=["smddp", "gloo"])
 def pool(request):
-    from ranks import Ranks
+    from ranks.pool import client_pool
 
-    pool = Ranks(combinations.RANKS, request.param, path=HERE)
-    yield pool
-    pool.close()
+    with client_pool(combinations.RANKS, HERE, request.param) as pool:
+        yield pool
 
 
 def test_the_chosen_combinations_hold_every_possible_pair():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import textwrap
 
-import forked
 import pytest
+from ranks import forked
 
 RANKS = 1024
 SHARD = 8

@@ -7,26 +7,20 @@ import os
 import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-EVEN, IN_TURNS, UNEVEN = [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]
+EVEN, IN_TURNS, UNEVEN = (0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1)
 
 
 @pytest.fixture(scope="module")
 def on():
     """A function that gives a pool of ranks on the nodes of a list."""
-    from ranks import Ranks
+    from ranks.pool import Pools, client_pool
 
-    pools = {}
+    def pool(nodes: tuple[int, ...]):
+        # The counters are smddp's, so these run on it alone.
+        return client_pool(len(nodes), HERE, "smddp", environment=lambda rank: {"SMDDP_NODE": f"node{nodes[rank]}"})
 
-    def pool(nodes: list[int]):
-        if tuple(nodes) not in pools:
-            # The counters are smddp's, so these run on it alone.
-            environments = [{"SMDDP_NODE": f"node{node}"} for node in nodes]
-            pools[tuple(nodes)] = Ranks(len(nodes), "smddp", path=HERE, environments=environments)
-        return pools[tuple(nodes)]
-
-    yield pool
-    for made in pools.values():
-        made.close()
+    with Pools(pool) as pools:
+        yield pools.of
 
 
 @pytest.mark.parametrize(
@@ -59,4 +53,4 @@ def test_experts_across_nodes_with_tensor_parallelism_train_as_one_process(on):
         {"family": "mixtral", "balancing": "sinkhorn", "tensor": 2, "fsdp": 2, "checkpointing": True},
         {"family": "qwen2_moe", "balancing": "none", "tensor": 2, "fsdp": 1, "shard": 2},
     ]
-    on([0] * 4 + [1] * 4).run("smp_cases.nodes", "experts_train_as_one_process", seconds=500.0, rows=rows)
+    on((0,) * 4 + (1,) * 4).run("smp_cases.nodes", "experts_train_as_one_process", seconds=500.0, rows=rows)

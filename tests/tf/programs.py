@@ -4,14 +4,10 @@ import ast
 import functools
 import importlib.util
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from ranks.launching import outputs, start
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("TensorFlow is not installed: make test-tensorflow", allow_module_level=True)
@@ -25,49 +21,17 @@ def cases(module: str) -> list[str]:
     return [node.name[5:] for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
 
 
-def start(size: int, *command: str, **more: str) -> list[subprocess.Popen]:
-    """Starts `size` ranks of `command`, a script and its arguments. The end of one rank does not stop the others."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    place = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [
-        subprocess.Popen(
-            [sys.executable, *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **place, "RANK": str(rank), "LOCAL_RANK": str(rank), **more},
-        )
-        for rank in range(size)
-    ]
-
-
 @functools.cache
 def results(module: str, size: int, names: tuple[str, ...] = ()) -> tuple[dict, str]:
     """Runs the cases of a module, or those of `names`. Returns each rank's results by case, and all output."""
     found: dict = {}
     output = ""
-    for out in outputs(start(size, str(HERE / "run.py"), module, *(f"case_{name}" for name in names)), 250):
+    command = [str(HERE / "run.py"), module, *(f"case_{name}" for name in names)]
+    for _, out in outputs(start(command, size, OMP_NUM_THREADS="1"), 250):
         for said in words(out):
             found.setdefault(said["case"], {})[said["rank"]] = said
         output += out[-3000:]
     return found, output
-
-
-def outputs(ranks: list[subprocess.Popen], seconds: float) -> list[str]:
-    """Returns each rank's output after all have ended. Kills them after `seconds`."""
-    until = time.monotonic() + seconds
-    found = []
-    for rank in ranks:
-        try:
-            found.append(rank.communicate(timeout=max(until - time.monotonic(), 0.1))[0])
-        except subprocess.TimeoutExpired:
-            for each in ranks:
-                each.kill()
-            found.append(rank.communicate()[0])
-    return found
 
 
 def words(output: str) -> list[dict]:

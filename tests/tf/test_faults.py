@@ -5,15 +5,16 @@ import subprocess
 import time
 from pathlib import Path
 
-from programs import HERE, outputs, start, words
+from programs import HERE, words
+from ranks.launching import outputs, start
 
 SIZE = 3
 
 
 def ended(kind: str) -> dict[int, dict]:
     """By rank, what each says of its end."""
-    found = outputs(start(SIZE, str(HERE / "faults.py"), kind), 120)
-    return {said["rank"]: said for output in found for said in words(output)}
+    found = outputs(start([str(HERE / "faults.py"), kind], SIZE, OMP_NUM_THREADS="1"), 120)
+    return {said["rank"]: said for _, output in found for said in words(output)}
 
 
 def test_a_killed_rank_raises_in_all_others_within_a_second():
@@ -48,7 +49,7 @@ def test_a_missing_rank_is_named_at_the_deadline():
 
 
 def test_ctrl_c_ends_a_waiting_step_within_a_second():
-    ranks = start(SIZE, str(HERE / "faults.py"), "interrupted")
+    ranks = start([str(HERE / "faults.py"), "interrupted"], SIZE, OMP_NUM_THREADS="1")
     try:
         first = ranks[0]
         while "ready" not in first.stdout.readline():

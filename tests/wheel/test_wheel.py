@@ -8,7 +8,6 @@ import platform
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -17,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from ranks.launching import free_port
 
 # Libraries of every glibc system, the only permitted links of the binary.
 SYSTEM_LIBRARIES = {
@@ -166,9 +166,7 @@ def test_two_ranks_sum_arrays_with_only_the_wheel(bare: Environment):
         "with smddp.init(int(os.environ['ME']), 2, os.environ['AT'], timeout=60) as comm:\n"
         "    print(list(comm.all_reduce(array.array('f', [comm.rank, 1]))), comm.all_gather_object(comm.rank))\n"
     )
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        at = f"127.0.0.1:{found.getsockname()[1]}"
+    at = f"127.0.0.1:{free_port()}"
     ranks = [bare.popen("python", "-c", script, ME=str(rank), AT=at) for rank in range(2)]
     assert [rank.communicate(timeout=60) for rank in ranks] == [("[1.0, 2.0] [0, 1]\n", "")] * 2
 

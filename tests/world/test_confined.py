@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from launching import outputs, ranks
+from ranks.launching import outputs, start
 
 CONFINED = str(Path(__file__).with_name("confined.py"))
 GROUP = str(Path(__file__).with_name("small_group.py"))
@@ -11,7 +11,7 @@ SLOW_STORE = str(Path(__file__).with_name("slow_store_group.py"))
 
 
 def confined(how: str, **environment: str) -> list[tuple[int, str]]:
-    ended = outputs(ranks([CONFINED, how, GROUP], 2, **environment))
+    ended = outputs(start([CONFINED, how, GROUP], 2, **environment))
     if any(status == 77 for status, _ in ended):
         pytest.skip("this user may not make a mount namespace")
     return ended
@@ -49,7 +49,7 @@ def test_a_rank_that_cannot_map_an_unlimited_peer_names_its_own_limit():
 
 def test_a_rank_that_fails_in_init_is_not_reported_as_dead_before_its_reason_arrives(tmp_path):
     script = [CONFINED, "address-space-2-gib", SLOW_STORE, str(tmp_path / "store"), "8"]
-    for status, text in outputs(ranks(script, 2, CONFINED_RANK="1")):
+    for status, text in outputs(start(script, 2, CONFINED_RANK="1")):
         reasons = [line for line in text.splitlines() if "Error: " in line or line == "made"]
         assert status == 0 and len(reasons) == 8, text
         assert all("ulimit -v" in reason for reason in reasons), text

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import smddp
-from launching import clean
+from ranks.launching import clean
 
 SCRIPT = """
 import logging, os, sys

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import clean, free_port, outputs, torchrun
+from ranks.launching import clean, free_port, outputs, torchrun
 
 _JOB = str(Path(__file__).with_name("namespaces_job.py"))
 _APART = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--uts", "--ipc"]

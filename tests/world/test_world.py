@@ -11,9 +11,17 @@ from pathlib import Path
 import job
 import pytest
 import smddp
-from launching import LAUNCHERS, clean, free_port, outputs, ranks, run, slurm, start, torchrun
+from ranks.launching import LAUNCHERS, Launcher, clean, free_port, outputs, slurm, start, torchrun
 
+JOB = str(Path(__file__).with_name("job.py"))
 CASES = [case.__name__ for case in job.TOGETHER]
+
+
+def run(case: str, size: int, environment: Launcher = torchrun, **more: str) -> list[str]:
+    """Returns the output of each rank of a successful job."""
+    ended = outputs(start([JOB, case], size, environment, **more))
+    assert all(status == 0 for status, _ in ended), ended
+    return [text for _, text in ended]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -25,7 +33,7 @@ def test_every_call_returns_the_documented_result(size: int):
 
 @pytest.mark.parametrize("case", [case.__name__ for case in job.ALONE])
 def test_cause_of_a_group_failure_is_reported(case: str):
-    ended = outputs(start(case, 3 if case != "mismatch" else 2))
+    ended = outputs(start([JOB, case], 3 if case != "mismatch" else 2))
     statuses = [status for status, _ in ended]
     assert statuses == [0, -9, 0] if case == "killed" else set(statuses) == {0}, ended
 
@@ -39,7 +47,7 @@ def test_ranks_come_from_the_launchers_environment(launcher):
 
 def test_the_example_runs():
     example = Path(__file__).parents[2] / "examples" / "numpy_allreduce.py"
-    ended = outputs(ranks([str(example)], 3))
+    ended = outputs(start([str(example)], 3))
     assert [status for status, _ in ended] == [0, 0, 0] and "3 ranks over shm" in ended[0][1], ended
 
 

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks.launching import clean
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "world"))
-from launching import JOB, clean
-
+JOB = Path(__file__).parents[2] / "world" / "job.py"
 SUM = """
 import torch, torch.distributed as dist
 dist.init_process_group("smddp")

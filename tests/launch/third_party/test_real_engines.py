@@ -11,6 +11,7 @@ from pathlib import Path
 
 import kubernetes_api
 import pytest
+from ranks.launching import free_port
 from slurm_cluster import cluster
 from smddp.estimator import LaunchError, PyTorch
 
@@ -68,13 +69,6 @@ def ended_well(made: PyTorch, place: Path, said: str) -> None:
         assert f"[rank {rank}] rank {rank} of 2: 3.0 on " in said
         assert f"rank {rank} of 2: 3.0" in (folder / "logs" / f"rank-{rank}.out").read_text()
     assert (folder / "output" / "success").exists() and (folder / "model.tar.gz").exists()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 def named(error: LaunchError) -> None:

@@ -24,7 +24,7 @@ const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
 /// its end the sender says so; this is for one that dies before it has.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// Within this time a rank that has a message which nobody receives has said so to the others.
+/// Time within which a rank reports a message without a matching recv to the others.
 const REPORT_TIME: Duration = Duration::from_millis(250);
 
 /// A call that waits so long for a rank says so.
@@ -177,8 +177,7 @@ impl Driver {
     fn unreceived(&mut self, what: &str, rank: usize) -> Option<Error> {
         let words = self.messages.unasked(rank, &mut self.group)?;
         let who = self.group.describe(rank);
-        let detail =
-            format!("{who} {LEFT}; its last word to this rank is a message that nobody receives: it {words}");
+        let detail = format!("{who} {LEFT}; its last send to this rank has no matching recv: it {words}");
         Some(Error::Mismatch { what: what.to_owned(), group: self.name.clone(), rank, detail })
     }
 

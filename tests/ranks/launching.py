@@ -1,12 +1,14 @@
-"""Starts a job's ranks with the environment that a launcher would leave them, on this machine and without torch."""
+"""Start of scripts as ranks on this machine, with the environment of a launcher. Needs no torch."""
 
 import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
+import time
+from collections.abc import Callable, Sequence
 
-JOB = Path(__file__).with_name("job.py")
+#: Returns the variables of one rank, from its number, the number of ranks and a free port.
+Launcher = Callable[[int, int, int], dict[str, str]]
 
 # Variables of launchers and jobs, which must not be inherited from the caller of the tests.
 _FOREIGN = (
@@ -30,9 +32,17 @@ _FOREIGN = (
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    """Returns a TCP port of 127.0.0.1 that is free now."""
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns different ports of that kind."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
 
 
 def torchrun(rank: int, size: int, port: int) -> dict[str, str]:
@@ -83,19 +93,20 @@ LAUNCHERS = [torchrun, openmpi, mpich, slurm]
 
 
 def clean() -> dict[str, str]:
+    """Returns this process's variables without those of launchers and of smddp."""
     return {name: value for name, value in os.environ.items() if not name.startswith((*_FOREIGN, "SMDDP_"))}
 
 
-def start(case: str, size: int, environment=torchrun, **more: str) -> list[subprocess.Popen[str]]:
-    return ranks([str(JOB), case], size, environment, **more)
-
-
-def ranks(script: list[str], size: int, environment=torchrun, **more: str) -> list[subprocess.Popen[str]]:
+def start(
+    command: Sequence[str], size: int, environment: Launcher = torchrun, **more: str
+) -> list[subprocess.Popen[str]]:
+    """Starts `size` ranks of a Python script with its arguments. The end of one rank does not stop the others."""
     port = free_port()
     return [
         subprocess.Popen(
-            [sys.executable, *script],
+            [sys.executable, *command],
             env={**clean(), **environment(rank, size, port), **more},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -104,19 +115,19 @@ def ranks(script: list[str], size: int, environment=torchrun, **more: str) -> li
     ]
 
 
-def outputs(started: list[subprocess.Popen[str]], timeout: float = 100) -> list[tuple[int, str]]:
-    """Returns exit status and output of every rank; kills hanging ranks."""
+def outputs(started: list[subprocess.Popen[str]], seconds: float = 100) -> list[tuple[int, str]]:
+    """Returns exit status and output of every rank. Kills the remaining ranks after `seconds`."""
+    until = time.monotonic() + seconds
+    ended = []
     try:
-        return [(rank.wait(), text) for rank in started for text, _ in (rank.communicate(timeout=timeout),)]
+        for rank in started:
+            try:
+                text, _ = rank.communicate(timeout=max(until - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                rank.kill()
+                text, _ = rank.communicate()
+            ended.append((rank.returncode, text))
     finally:
         for rank in started:
             rank.kill()
-
-
-def run(case: str, size: int, environment=torchrun, **more: str) -> list[str]:
-    """Returns the output of each rank of a successful job."""
-    ended = outputs(start(case, size, environment, **more))
-    assert all(status == 0 for status, _ in ended), "\n".join(
-        f"---- rank {rank}: {status}\n{text}" for rank, (status, text) in enumerate(ended)
-    )
-    return [text for _, text in ended]
+    return ended
