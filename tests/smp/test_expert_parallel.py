@@ -3,6 +3,8 @@ balancing follows the papers, and expert groups are subsets of the data-parallel
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import smddp.sagemaker as tsm
 import torch
@@ -130,17 +132,16 @@ def test_distributed_data_parallel_is_refused_with_spread_experts(world):
 
 
 def test_reset_takes_back_what_experts_changed_in_torch(world):
-    from smddp.sagemaker.fsdp.spread_experts import composable
+    from torch.distributed.fsdp import fully_shard
 
-    def called():
-        wrapper = composable()
-        return wrapper.__closure__[wrapper.__code__.co_freevars.index("func")].cell_contents
+    def code():
+        return inspect.unwrap(fully_shard).__code__
 
-    before = called()
+    before, parameters = code(), inspect.signature(fully_shard)
     world(expert_parallel_degree=2)
-    assert called() is not before
+    assert code() is not before and inspect.signature(fully_shard) == parameters
     tsm.state.reset()
-    assert called() is before
+    assert code() is before and inspect.signature(fully_shard) == parameters
 
 
 def test_sinkhorn_chooses_as_the_textbook_says(world):

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from smddp.modelparallel.data_parallel.replicas import Replicas
 from smddp.modelparallel.pipeline import microbatching
+from smddp.modelparallel.private_names import ENGINE, GRAPH_TASK
 from smddp.modelparallel.ranks import Ranks
 from smddp.modelparallel.tensor import batch as together
 
@@ -134,6 +135,9 @@ class Averaging:
 
         Raises TypeError if the outputs hold no tensor that requires a gradient, but objects that may.
         """
+        if self._needed:
+            for name in (GRAPH_TASK, ENGINE):
+                name.get()
         seen: list[bool] = []
         opaque: list[Any] = []
 
@@ -161,9 +165,9 @@ class Averaging:
                 "loss.backward() outside of a step under 'fp16': expected a loss that model.backward(loss) scales. "
                 "Call the model and model.backward(loss) in a function decorated with @smp.step"
             )
-        number = torch._C._current_graph_task_id()
+        number = GRAPH_TASK.get()()
         if self._replicas is None or number == self._pass:
             return
         self._pass = number
         self._replicas.begin(outcome_pending=False)
-        torch.autograd.Variable._execution_engine.queue_callback(self._replicas.end)
+        ENGINE.queue_callback(self._replicas.end)

@@ -16,6 +16,7 @@ from torch import nn
 
 from smddp.modelparallel.partitioning.partition import CHECKPOINTED
 from smddp.modelparallel.state import state
+from smddp.sagemaker.private_names import in_backward
 
 
 def around(calls: list[Callable[[], Any]], model: nn.Module, horizon: int) -> list[Callable[[], Any]]:
@@ -46,7 +47,7 @@ def _forward(call: Callable[[], Any], model: nn.Module, horizon: int) -> Any:
 def layer(module: nn.Module) -> Iterator[None]:
     """One call of a checkpointed module, for the engine."""
     # The recomputation in the backward pass needs its saved tensors at once.
-    if state.cfg is None or not state.cfg.offload_activations or torch._C._current_graph_task_id() != -1:
+    if state.cfg is None or not state.cfg.offload_activations or in_backward():
         yield
         return
     from smddp.sagemaker.offload import engine

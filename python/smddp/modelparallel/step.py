@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from smddp.modelparallel.pipeline.microbatching import StepOutput
 from smddp.modelparallel.pipeline.runner import Runner
 from smddp.modelparallel.pipeline.schedule import Plan
 from smddp.modelparallel.pipeline.turns import Turns
+from smddp.modelparallel.private_names import function_modes, timeout_of
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import batch as together
 
@@ -205,7 +205,7 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
         plan = Plan("interleaved", 1, 0)
     model.measured = Measured()
     divisor = len(calls) if model.average_grads_across_microbatches else 1
-    mail, turns, deadline = model.mail, None, _deadline(model.mail.group)
+    mail, turns, deadline = model.mail, None, timeout_of(model.mail.group)
     mails = [mail]
     if model.order_mail is not None:
         turns = Turns(model.order_mail)
@@ -231,20 +231,11 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     return results
 
 
-def _deadline(group: dist.ProcessGroup) -> float:
-    """Return the limit of a message, in seconds: the timeout of the group."""
-    try:
-        limit = group._get_backend(torch.device("cpu")).options._timeout
-    except (AttributeError, RuntimeError):
-        limit = dist.distributed_c10d._get_default_timeout(dist.get_backend(group))
-    return limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
-
-
 def _environment() -> Callable[[], Any]:
     """Return a context that copies the caller's thread-local state to a microbatch's thread."""
     gradients = torch.is_grad_enabled()
     inference = torch.is_inference_mode_enabled()
-    modes = list(torch.overrides._get_current_function_mode_stack())
+    modes = function_modes()
     casts = [
         (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
         for device in ("cpu", "cuda")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,8 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
-if TYPE_CHECKING:
-    from torch.distributed.fsdp._flat_param import FlatParamHandle
+from smddp.sagemaker.private_names import handle_of
 
 
 @dataclass
@@ -76,11 +75,12 @@ def _parts(model: nn.Module) -> list[_Part]:
 
     flattened: set[int] = set()
     for module in FullyShardedDataParallel.fsdp_modules(model):
-        if module._handle is not None:
-            flattened |= {id(module._handle.flat_param), *map(id, module._handle.flat_param._params or ())}
+        handle = handle_of(module)
+        if handle is not None:
+            flattened |= {id(handle.flat_param), *map(id, handle.flat_param._params or ())}
             computes_on = module.compute_device
             assert computes_on is not None  # a unit that has flattened parameters knows it
-            for groups, gradient in _flat(module._handle):
+            for groups, gradient in _flat(handle):
                 part_of(groups, computes_on).extend([gradient] if gradient is not None else [])
     for parameter in model.parameters():
         if id(parameter) in flattened or not parameter.requires_grad:
@@ -109,7 +109,7 @@ def _like(parameter: DTensor, gradient: DTensor) -> DTensor:
     return gradient
 
 
-def _flat(handle: FlatParamHandle) -> Iterator[tuple[list[dist.ProcessGroup], torch.Tensor | None]]:
+def _flat(handle: Any) -> Iterator[tuple[list[dist.ProcessGroup], torch.Tensor | None]]:
     """(groups, gradient on this rank) of every parameter that FSDP1 has flattened into a unit, by its handle."""
     flat = handle.flat_param
     if not flat.requires_grad and not handle._use_orig_params:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from smddp.sagemaker import hf_plans
+from smddp.sagemaker.private_names import LAYER_CLASSES
 
 # Names of styles in 4.57 -> those of 5, which plans are translated to.
 STYLE_NAMES = {
@@ -107,7 +108,7 @@ def layer_class_names(model: nn.Module) -> set[str]:
     names: set[str] = set()
     for module in model.modules():
         if is_pretrained(module):
-            names.update(getattr(module, "_no_split_modules", None) or ())
+            names.update(LAYER_CLASSES.of_or_warn(module) or ())
     return names
 
 

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from smddp.sagemaker import private_names
 from smddp.smp.layout import Layout, layout
 from smddp.torch.bootstrap import subgroup
 
@@ -95,13 +96,7 @@ def forget_old_meshes() -> None:
     A new mesh equals the mesh of an earlier `init` of this process. DTensor would reuse the old mesh, whose groups may
     be destroyed.
     """
-    from torch.distributed.tensor import DTensor
-
-    propagator = getattr(getattr(DTensor, "_op_dispatcher", None), "sharding_propagator", None)
-    clear = getattr(getattr(propagator, "propagate_op_sharding", None), "cache_clear", None)
-    for forget in (clear, getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)):
-        if forget is not None:
-            forget()
+    private_names.clear_dtensor_caches()
 
 
 class ParallelState:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+from smddp.sagemaker import in_place
+from smddp.sagemaker import private_names as private
 from smddp.sagemaker.after_import import after_import
+from smddp.sagemaker.private_names import MissingNameError, PrivateName
 
 Undo = Callable[[], None]
 
 
 def _replace(owner: Any, attribute: str, value: Any) -> Undo:
-    """Sets an attribute, or an item of a namespace, and returns an undo function."""
-    if isinstance(owner, dict):
-        before = owner[attribute]
-        owner[attribute] = value
-        return lambda: owner.__setitem__(attribute, before)
+    """Sets an attribute and returns an undo function."""
     if attribute not in vars(owner):
         setattr(owner, attribute, value)
         return lambda: delattr(owner, attribute)
@@ -27,10 +27,79 @@ def _replace(owner: Any, attribute: str, value: Any) -> Undo:
 
 def _all(*undo: Undo) -> Undo:
     def undo_all() -> None:
-        for one in undo:
+        for one in reversed(undo):
             one()
 
     return undo_all
+
+
+def _around(name: PrivateName, change: Callable[[Any], Any]) -> Undo:
+    """Replaces what a private name stands for; raises MissingNameError if this torch lacks it."""
+    return _replace(name.owner(), name.attribute, change(name.get()))
+
+
+def _raising(error: MissingNameError, wanted: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Returns a wrapper that raises ``error`` in calls for which ``wanted(*args, **kwargs)`` is true."""
+
+    def around(original: Any) -> Any:
+        @functools.wraps(original)
+        def unavailable(*args: Any, **kwargs: Any) -> Any:
+            if wanted(*args, **kwargs):
+                raise error
+            return original(*args, **kwargs)
+
+        return unavailable
+
+    return around
+
+
+def _always(*_: Any, **__: Any) -> bool:
+    return True
+
+
+# Substitutes for patches whose private name is missing: the feature raises the error where it is used.
+
+
+def without_fsdp1(error: MissingNameError) -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    original = FullyShardedDataParallel.__init__
+    return _replace(FullyShardedDataParallel, "__init__", _raising(error, _always)(original))
+
+
+def without_fully_shard(error: MissingNameError) -> Undo:
+    return in_place.wrap(_fully_shard(), _raising(error, _always))
+
+
+def without_scaling(error: MissingNameError) -> Undo:
+    from torch.amp import GradScaler
+
+    return _replace(GradScaler, "scale", _raising(error, lambda scaler, *_: scaler.is_enabled())(GradScaler.scale))
+
+
+def without_group_checkpoints(error: MissingNameError) -> Undo:
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+    def by_group(*_: Any, process_group: Any = None, **__: Any) -> bool:
+        return process_group is not None
+
+    functions = (
+        *(getattr(state_dict_saver, name) for name in ("save", "save_state_dict", "async_save")),
+        *(getattr(state_dict_loader, name) for name in ("load", "load_state_dict")),
+    )
+    return _all(*(in_place.wrap(each, _raising(error, by_group)) for each in functions))
+
+
+def without_offload(error: MissingNameError) -> Undo:
+    for name in (private.OFFLOAD_WRAPPER, private.CHECKPOINT_WRAPPER, private.GRAPH_TASK):
+        name.find_or_warn()
+    return lambda: None
+
+
+def _fully_shard() -> Any:
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard
 
 
 def post_param_init_fn() -> Undo:
@@ -43,8 +112,6 @@ def post_param_init_fn() -> Undo:
 
 
 def hybrid_fsdp() -> Undo:
-    import functools
-
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     from smddp.sagemaker.fsdp import hybrid
@@ -55,27 +122,21 @@ def hybrid_fsdp() -> Undo:
 
 
 def unsharded_frozen() -> Undo:
-    from torch.distributed.fsdp import _runtime_utils
-
     from smddp.sagemaker.fsdp import hybrid
 
-    replacement = hybrid.registering_again(_runtime_utils._catch_all_reshard)
-    return _replace(_runtime_utils, "_catch_all_reshard", replacement)
+    return _around(private.CATCH_RESHARD, hybrid.registering_again)
 
 
 def hybrid_fully_shard() -> Undo:
     from smddp.sagemaker.fsdp import hybrid
 
-    names, found = hybrid.fully_shard_globals()
-    if not found:
-        raise RuntimeError("this torch's fully_shard has no default mesh to replace: pass mesh= to it, and report this")
-    return _all(*(_replace(names, name, hybrid.default_mesh) for name in found))
+    return in_place.wrap(_fully_shard(), hybrid.with_default_mesh)
 
 
 def optimizers() -> Undo:
-    from smddp.sagemaker.fsdp import hybrid, spread_experts
+    from smddp.sagemaker.fsdp import hybrid
 
-    return _all(spread_experts.replace_in_fully_shard(hybrid.around_fully_shard), hybrid.watch_optimizers())
+    return _all(in_place.wrap(_fully_shard(), hybrid.around_fully_shard), hybrid.watch_optimizers())
 
 
 def cache_flushes() -> Undo:
@@ -85,13 +146,14 @@ def cache_flushes() -> Undo:
 
 
 def offload() -> Undo:
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import OffloadWrapper
-
     from smddp.sagemaker import offload
     from smddp.sagemaker.state_handler import state
 
-    replacement = offload.prefetching_forward(OffloadWrapper.forward, lambda: state.activation_loading_horizon)
-    undo = _replace(OffloadWrapper, "forward", replacement)
+    kind = private.OFFLOAD_WRAPPER.get()
+    private.CHECKPOINT_WRAPPER.get()
+    private.GRAPH_TASK.get()
+    replacement = offload.prefetching_forward(kind.forward, lambda: state.activation_loading_horizon)
+    undo = _replace(kind, "forward", replacement)
 
     def undo_both() -> None:
         undo()
@@ -113,61 +175,65 @@ def sharded_optimizer() -> Undo:
 
 
 def fsdp1_parameters() -> Undo:
-    from torch.distributed.fsdp._flat_param import FlatParamHandle
-
     from smddp.sagemaker.fsdp import fsdp1_views
     from smddp.sagemaker.tensor_parallel import replicated
 
-    parameters = fsdp1_views.reuse_parameters(FlatParamHandle._use_unsharded_views)
-    gradients = fsdp1_views.giving_gradients(FlatParamHandle._use_sharded_grad_views)
-    frozen = fsdp1_views.restore_frozen(FlatParamHandle._init_flat_param_and_metadata)
-    accumulated = fsdp1_views.plain_gradients(FlatParamHandle._use_unsharded_grad_views)
-    return _all(
-        _replace(FlatParamHandle, "_init_flat_param_and_metadata", frozen),
-        _replace(FlatParamHandle, "_use_unsharded_grad_views", accumulated),
-        _replace(FlatParamHandle, "_use_unsharded_views", parameters),
-        _replace(FlatParamHandle, "_use_sharded_grad_views", gradients),
-        _replace(
-            FlatParamHandle, "_writeback_orig_params", replicated.outside_passes(FlatParamHandle._writeback_orig_params)
-        ),
+    changes = (
+        (private.INIT_FLAT_PARAM, fsdp1_views.restore_frozen),
+        (private.UNSHARDED_GRAD_VIEWS, fsdp1_views.plain_gradients),
+        (private.UNSHARDED_VIEWS, fsdp1_views.reuse_parameters),
+        (private.SHARDED_GRAD_VIEWS, fsdp1_views.giving_gradients),
+        (private.WRITE_BACK, replicated.outside_passes),
     )
+    for name, _ in changes:  # all or none
+        name.get()
+    return _all(*(_around(*each) for each in changes))
 
 
 def fsdp2_parameters() -> Undo:
-    from smddp.sagemaker.fsdp import hybrid
     from smddp.sagemaker.tensor_parallel import replicated
 
-    kind = hybrid.fully_shard_globals()[0]["FSDPState"]
-    return _replace(kind, "_lazy_init", replicated.outside_passes(kind._lazy_init))
+    return _around(private.LAZY_INIT, replicated.outside_passes)
 
 
 def fsdp1_state() -> Undo:
-    from torch.distributed.fsdp import FullyShardedDataParallel, _optim_utils
+    from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
 
     from smddp.sagemaker.fsdp import fsdp1_state
 
-    name = "_unflatten_orig_param_states"
     chunk_dtensor = fsdp1_state.chunk_dtensor(DTensorExtensions.chunk_dtensor)
     to_load = staticmethod(fsdp1_state.optim_state_dict_to_load(FullyShardedDataParallel.optim_state_dict_to_load))
     of_optimizer = staticmethod(fsdp1_state.optim_state_dict(FullyShardedDataParallel.optim_state_dict))
     return _all(
         _replace(DTensorExtensions, "chunk_dtensor", chunk_dtensor),
-        _replace(_optim_utils, name, fsdp1_state.in_own_memory(getattr(_optim_utils, name))),
         _replace(FullyShardedDataParallel, "optim_state_dict", of_optimizer),
         _replace(FullyShardedDataParallel, "optim_state_dict_to_load", to_load),
+        _states_in_own_memory(),
     )
 
 
-def tensor_rank_parts() -> Undo:
-    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+def _states_in_own_memory() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
+    from smddp.sagemaker.fsdp import fsdp1_state
+
+    try:
+        return _around(private.UNFLATTEN_STATES, fsdp1_state.in_own_memory)
+    except MissingNameError as error:  # training goes on
+        around = _raising(error, _always)
+        replacement = staticmethod(around(FullyShardedDataParallel.optim_state_dict))
+        return _replace(FullyShardedDataParallel, "optim_state_dict", replacement)
+
+
+def tensor_rank_parts() -> Undo:
     from smddp.sagemaker.distributed.checkpoint import tensor_rank_parts
 
     # Scripts have bound the names of the public functions already; these are what they call.
+    private.LOAD_STATE_DICT.get()
     return _all(
-        _replace(state_dict_saver, "_save_state_dict", tensor_rank_parts.saving(state_dict_saver._save_state_dict)),
-        _replace(state_dict_loader, "_load_state_dict", tensor_rank_parts.loading(state_dict_loader._load_state_dict)),
+        _around(private.SAVE_STATE_DICT, tensor_rank_parts.saving),
+        _around(private.LOAD_STATE_DICT, tensor_rank_parts.loading),
     )
 
 
@@ -189,13 +255,10 @@ def tensor_groups_norm() -> Undo:
 
 
 def agreed_overflow() -> Undo:
-    from torch.amp import GradScaler
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
     from smddp.sagemaker.fsdp.grad_scaler import agreed
 
-    kinds = (GradScaler, ShardedGradScaler)
-    return _all(*(_replace(kind, "_unscale_grads_", agreed(vars(kind)["_unscale_grads_"])) for kind in kinds))
+    private.UNSCALE_SHARDED.get()
+    return _all(_around(private.UNSCALE, agreed), _around(private.UNSCALE_SHARDED, agreed))
 
 
 def adapters() -> Undo:
@@ -212,7 +275,14 @@ def _clients(of_accelerate: str, of_trainer: str) -> Undo:
     from smddp.sagemaker.tensor_parallel import accelerate
 
     def made_by(name: str) -> Callable[[Any], Undo]:
-        return lambda module: _all(*(_replace(*each) for each in getattr(accelerate, name)(module)))
+        def change(module: Any) -> Undo:
+            try:
+                return _all(*(_replace(*each) for each in getattr(accelerate, name)(module)))
+            except MissingNameError as error:
+                kind = getattr(module, "Accelerator", None) or module.Trainer
+                return _replace(kind, "__init__", _raising(error, _always)(kind.__init__))
+
+        return change
 
     return _all(
         after_import("accelerate.accelerator", made_by(of_accelerate)),
@@ -255,9 +325,9 @@ def translate_on_save() -> Undo:
 
 
 def idle_experts() -> Undo:
-    from smddp.sagemaker.fsdp import idle_experts, spread_experts
+    from smddp.sagemaker.fsdp import idle_experts
 
-    return spread_experts.replace_in_fully_shard(idle_experts.around_fully_shard)
+    return in_place.wrap(_fully_shard(), idle_experts.around_fully_shard)
 
 
 def spread_experts() -> Undo:
@@ -266,6 +336,6 @@ def spread_experts() -> Undo:
     from smddp.sagemaker.fsdp import spread_experts
 
     return _all(
-        spread_experts.replace_in_fully_shard(spread_experts.around_fully_shard),
+        in_place.wrap(_fully_shard(), spread_experts.around_fully_shard),
         _replace(FullyShardedDataParallel, "__init__", spread_experts.around_fsdp1(FullyShardedDataParallel.__init__)),
     )

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.checksum import LIMIT, checksum
 from smddp.sagemaker.names import plain_name
+from smddp.sagemaker.private_names import handle_of
 from smddp.sagemaker.state_handler import state
 
 # Stands for a parameter that a rank does not compare.
@@ -77,7 +78,7 @@ def _copies(modules: list[nn.Module]) -> Iterator[Copy]:
     seen: set[int] = set()
     for module in modules:
         for prefix, unit in module.named_modules():
-            if isinstance(unit, FullyShardedDataParallel) and unit._handle is not None and id(unit) not in seen:
+            if isinstance(unit, FullyShardedDataParallel) and handle_of(unit) is not None and id(unit) not in seen:
                 seen.add(id(unit))
                 group = state.replication_process_group
                 if group.size() > 1:
@@ -90,8 +91,7 @@ def _copies(modules: list[nn.Module]) -> Iterator[Copy]:
 
 def _flattened(unit: FullyShardedDataParallel) -> Iterator[tuple[str, torch.Tensor | None]]:
     """(name, this rank's values or None) of every parameter that a unit of FSDP1 has flattened."""
-    assert unit._handle is not None  # the caller has looked
-    flat = unit._handle.flat_param
+    flat = handle_of(unit).flat_param
     for name, info in zip(flat._fqns, flat._shard_param_infos):
         if info.in_shard:
             assert info.offset_in_shard is not None and info.numel_in_shard is not None  # as it is in the shard

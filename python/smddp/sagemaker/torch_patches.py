@@ -12,6 +12,7 @@ from typing import Any
 
 from smddp.sagemaker import replacements
 from smddp.sagemaker.parallel import Layout
+from smddp.sagemaker.private_names import MissingNameError
 from smddp.sagemaker.replacements import Undo
 
 
@@ -25,6 +26,7 @@ class Patch:
         why: what it is for.
         apply: makes the change and returns what undoes it.
         wanted: of the configuration and the layout; None for a patch made at import.
+        without: takes the place of ``apply`` where torch lacks a private name that it needs.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Patch:
     why: str
     apply: Callable[[], Undo]
     wanted: Callable[[dict[str, Any], Layout], bool] | None = None
+    without: Callable[[MissingNameError], Undo] | None = None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.target}: {self.why}"
@@ -70,6 +73,7 @@ PATCHES = (
         "frozen units that hybrid_shard_degree=1 does not shard are in state dicts after a backward pass, too",
         replacements.unsharded_frozen,
         lambda values, sizes: not sizes.native,
+        replacements.without_fsdp1,
     ),
     Patch(
         "hybrid_fully_shard",
@@ -99,6 +103,7 @@ PATCHES = (
         "accumulate gradients in no_sync(), and frozen parameters remain frozen",
         replacements.fsdp1_parameters,
         lambda values, sizes: sizes.tensor > 1,
+        replacements.without_fsdp1,
     ),
     Patch(
         "fsdp2_parameters",
@@ -106,6 +111,7 @@ PATCHES = (
         "it finds the parameters of modules that no plan names, inside forward passes of a part of the model, too",
         replacements.fsdp2_parameters,
         lambda values, sizes: sizes.tensor > 1,
+        replacements.without_fully_shard,
     ),
     Patch(
         "fsdp1_grad_norm",
@@ -120,6 +126,7 @@ PATCHES = (
         "all ranks skip a step in which a gradient of one rank overflows",
         replacements.agreed_overflow,
         lambda values, sizes: not sizes.native,
+        replacements.without_scaling,
     ),
     Patch(
         "adapters",
@@ -170,6 +177,7 @@ PATCHES = (
         "the group of one tensor rank saves and loads that rank's part, and its coordinator may be a global rank",
         replacements.tensor_rank_parts,
         lambda values, sizes: True,
+        replacements.without_group_checkpoints,
     ),
     Patch(
         "older_order",
@@ -191,6 +199,7 @@ PATCHES = (
         "checkpointed layers' inputs leave for the host and come back activation_loading_horizon layers ahead",
         replacements.offload,
         lambda values, sizes: values["sm_activation_offloading"],
+        replacements.without_offload,
     ),
     Patch(
         "cache_flush_warnings",
@@ -203,26 +212,38 @@ PATCHES = (
 
 # In the order in which they were made.
 _active: dict[str, Undo] = {}
+# Patches whose private names this torch lacks.
+_unavailable: set[str] = set()
 
 
 def patches() -> list[Patch]:
     """The patches of torch that are active now, in the order in which they were made."""
     by_name = {patch.name: patch for patch in PATCHES}
-    return [by_name[name] for name in _active]
+    return [by_name[name] for name in _active if name not in _unavailable]
+
+
+def _apply(patch: Patch) -> None:
+    try:
+        _active[patch.name] = patch.apply()
+    except MissingNameError as error:
+        if patch.without is None:
+            raise
+        _active[patch.name] = patch.without(error)
+        _unavailable.add(patch.name)
 
 
 def apply_import() -> None:
     """Apply the patches that scripts need before `init`. Idempotent."""
     for patch in PATCHES:
         if patch.wanted is None and patch.name not in _active:
-            _active[patch.name] = patch.apply()
+            _apply(patch)
 
 
 def apply_init(values: dict[str, Any], sizes: Layout) -> None:
     """Apply the patches that this configuration requires."""
     for patch in PATCHES:
         if patch.wanted is not None and patch.name not in _active and patch.wanted(values, sizes):
-            _active[patch.name] = patch.apply()
+            _apply(patch)
 
 
 def undo_init() -> None:
@@ -230,6 +251,7 @@ def undo_init() -> None:
     at_init = {patch.name for patch in PATCHES if patch.wanted is not None}
     for name in [name for name in reversed(_active) if name in at_init]:
         _active.pop(name)()
+        _unavailable.discard(name)
 
 
 def undo_all() -> None:

@@ -5,35 +5,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-
-def _private(module: str, name: str, lost: str, fallback: Callable[..., Any]) -> Any:
-    """Returns `module.name`, or the fallback after a RuntimeWarning. lost: the missing feature."""
-    import importlib
-
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        warn_missing(f"{module}.{name}", lost)
-        return fallback
-
-
-def warn_missing(name: str, lost: str) -> None:
-    """Warns that this torch has no `name`. Never raises, even if warnings are errors."""
-    import torch
-
-    try:
-        warnings.warn(
-            f"torch {torch.__version__} has no {name}, which smddp uses: {lost}. Update smddp, or report it.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    except RuntimeWarning:
-        pass
+from smddp.torch.private_names import private, warn_missing
 
 
 def _record_function(name: str, tensors: Any, values: Any) -> Any:
@@ -43,30 +19,27 @@ def _record_function(name: str, tensors: Any, values: Any) -> Any:
 
 
 #: Number of dispatch modes active on this thread.
-dispatch_modes: Callable[[], int] = _private(
-    "torch._C",
-    "_len_torch_dispatch_stack",
+dispatch_modes: Callable[[], int] = private(
+    "torch._C._len_torch_dispatch_stack",
     "dispatch modes such as CommDebugMode do not see the calls of a smddp group",
     lambda: 0,
 )
 
 #: Returns whether a profiler records on this thread.
-profiler_enabled: Callable[[], bool] = _private(
-    "torch.autograd", "_profiler_enabled", "the profiler shows no ranges of smddp", lambda: False
+profiler_enabled: Callable[[], bool] = private(
+    "torch.autograd._profiler_enabled", "the profiler shows no ranges of smddp", lambda: False
 )
 
 #: A profiler range of a name, tensors and a dict of values.
-record_range: Callable[..., Any] = _private(
-    "torch._C._profiler",
-    "_RecordFunctionFast",
+record_range: Callable[..., Any] = private(
+    "torch._C._profiler._RecordFunctionFast",
     "the profiler's ranges of smddp have no sizes and values",
     _record_function,
 )
 
 #: A context in which no torch.func transform is active.
-without_transforms: Callable[[], Any] = _private(
-    "torch._C",
-    "_DisableFuncTorch",
+without_transforms: Callable[[], Any] = private(
+    "torch._C._DisableFuncTorch",
     "inside a torch.func transform a collective on a strided tensor raises",
     nullcontext,
 )

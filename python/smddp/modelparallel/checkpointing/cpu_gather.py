@@ -15,8 +15,13 @@ from smddp.modelparallel.ranks import Ranks
 
 def moves_to_cpu(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
     """True if ``model.to(*args, **kwargs)`` moves parameters of this rank from another device to the CPU."""
-    device = torch._C._nn._parse_to(*args, **kwargs)[0]
-    return device is not None and device.type == "cpu" and any(q.device.type != "cpu" for q in model.parameters())
+    target = kwargs.get("device", kwargs.get("other", args[0] if args else None))
+    if isinstance(target, torch.Tensor):
+        target = target.device
+    if isinstance(target, str):
+        target = torch.device(target)
+    to_cpu = isinstance(target, torch.device) and target.type == "cpu"
+    return to_cpu and any(q.device.type != "cpu" for q in model.parameters())
 
 
 def gather(model: Any, ranks: Ranks) -> None:

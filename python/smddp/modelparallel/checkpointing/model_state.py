@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.module import _IncompatibleKeys
 
 from smddp.formats import exact
 from smddp.modelparallel import delayed
@@ -17,6 +16,8 @@ from smddp.modelparallel.checkpointing.optimizer_state import IS_PARTIAL
 from smddp.modelparallel.data_parallel import sharded
 from smddp.modelparallel.state import state
 
+# The class of what torch's `load_state_dict` returns.
+_Keys: Any = type(nn.Module().load_state_dict({}))
 # Metadata keys of a partial state, in addition to the module's names.
 _MARKS = (IS_PARTIAL, sharded_state.SHARD, of_tensors.SPLITS)
 
@@ -159,7 +160,7 @@ def load(model: Any, values: dict[str, Any], strict: bool = True) -> Any:
     uncut = not model.partitioned and state.ranks is not None and state.ranks.pp_size > 1
     if uncut and (partial or delayed.pending(model.get_module())):
         model.register_post_partition_hook(lambda *_: load_now(model, values, partial, strict))
-        return _IncompatibleKeys([], [])
+        return _Keys([], [])
     return load_now(model, values, partial, strict)
 
 
@@ -196,7 +197,7 @@ def load_now(model: Any, values: dict[str, Any], partial: bool, strict: bool) ->
         module.load_state_dict({name: value for name, value in values.items() if name in here}, strict=False)
     if state.optimizer is not None:
         state.optimizer.refresh()
-    return _IncompatibleKeys(missing, unexpected)
+    return _Keys(missing, unexpected)
 
 
 def _some(names: list[str]) -> str:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from smddp.modelparallel.data_parallel.replicas import buckets
 
@@ -69,10 +68,11 @@ class Shares:
         """Exchange the updated shards of all replicas. Collective over the replicas."""
         for owner, parameters in zip(self._ranks, self._of):
             for bucket in buckets(parameters, _BUCKET):
-                flat = _flatten_dense_tensors(bucket)
+                flat = torch.cat([parameter.reshape(-1) for parameter in bucket])
                 dist.broadcast(flat, owner, group=self._group)
-                for parameter, value in zip(bucket, _unflatten_dense_tensors(flat, bucket)):
-                    parameter.copy_(value)
+                values = flat.split([parameter.numel() for parameter in bucket])
+                for parameter, value in zip(bucket, values):
+                    parameter.copy_(value.view_as(parameter))
 
     def gather(self, part: Any) -> list[Any]:
         """Return the ``part`` of every replica. Collective over the replicas."""

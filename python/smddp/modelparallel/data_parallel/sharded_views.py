@@ -15,8 +15,9 @@ import weakref
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
+
+from smddp.modelparallel.private_names import pytree
 
 OF_OPTIMIZER = ("fp16_groups", "fp32_partitioned_groups_flat", "ds_param_shard_group")
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from smddp.modelparallel.new_modules import marking
+from smddp.modelparallel.private_names import pytree
 
 # Stage that the script sets for a module, and a flag for checkpointed modules, which are never divided.
 STAGE = "_smp_stage"
@@ -205,7 +206,7 @@ def measure(model: nn.Module, run: object, seconds: bool = False) -> dict[str, C
     def after(module: nn.Module, args: object, result: object) -> None:
         flops, clock = begun[module]
         old = found[names[module]]
-        tensors = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        tensors = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
         found[names[module]] = Cost(
             old.order,
             old.flops + counter.get_total_flops() - flops,

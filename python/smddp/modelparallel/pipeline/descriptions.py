@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
 from smddp.modelparallel.pipeline.shape_inference import autocast
+from smddp.modelparallel.private_names import pytree
 
 _SIMPLE = (int, float, str, bool, type(None))
 # Immutable objects, which parts of several stages may share.

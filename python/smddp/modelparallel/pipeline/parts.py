@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from smddp.modelparallel.pipeline import current, descriptions, mailbox
 from smddp.modelparallel.pipeline.descriptions import Description, Input, Unsaid
 from smddp.modelparallel.pipeline.microbatch import Microbatch
 from smddp.modelparallel.pipeline.placed_operations import check_plain
 from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
+from smddp.modelparallel.private_names import pytree
 from smddp.modelparallel.state import state
 
 

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from smddp.modelparallel.pipeline import current, program, shape_inference
 from smddp.modelparallel.pipeline.microbatch import Microbatch
 from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
 from smddp.modelparallel.pipeline.shape_inference import NeedsNumbers, NeedsShape, Outcome, Same
+from smddp.modelparallel.private_names import NO_FUNCTION_OVERRIDES, fake_mode, pytree
 
 _known: dict[Any, Outcome] = {}
 # For a plain x, `x += y` may return another tensor, as Python binds the result. torch reports `x += y` and
@@ -41,7 +41,7 @@ def operation(func: Any, args: Any, kwargs: Any) -> Any:
         )
     if name == "__get__":
         # Other attributes are read from the form, which all stages have.
-        with torch._C.DisableTorchFunctionSubclass(), shape_inference.FAKES:
+        with NO_FUNCTION_OVERRIDES.get()(), fake_mode():
             found = func(args[0].form.fake())
         if not isinstance(found, torch.Tensor):
             return found

@@ -11,12 +11,9 @@ from math import prod
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from smddp.modelparallel.pipeline.values import Value, arrival
-
-# For the forms of results: operations on fake tensors compute nothing.
-FAKES = FakeTensorMode(allow_non_fake_inputs=True)
+from smddp.modelparallel.private_names import MAKE_WRAPPER
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class Form:
         return self.shape == other.shape and self.dtype == other.dtype and self.gradient == other.gradient
 
     def fake(self) -> torch.Tensor:
-        """Return a fake tensor of this form that is not an autograd leaf. Call it under `FAKES`."""
+        """Return a fake tensor of this form that is not an autograd leaf. Call it under `fake_mode()`."""
         empty = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
         return arrival(empty)[0] if self.gradient else empty
 
@@ -59,7 +56,7 @@ class Placed(torch.Tensor):
 
     @staticmethod
     def __new__(cls, form: Form, value: Value) -> Placed:
-        made = torch.Tensor._make_wrapper_subclass(
+        made = MAKE_WRAPPER.get()(
             cls, form.shape, strides=form.stride, dtype=form.dtype, device=torch.device(form.device)
         )
         made.__dict__["form"], made.__dict__["value"] = form, value

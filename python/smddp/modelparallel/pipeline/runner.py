@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from smddp.modelparallel.pipeline import backward, current, failures, mailbox, program
 from smddp.modelparallel.pipeline.backward import Sums
@@ -23,6 +22,7 @@ from smddp.modelparallel.pipeline.placed_tensor import Placed
 from smddp.modelparallel.pipeline.rng_streams import Streams
 from smddp.modelparallel.pipeline.schedule import BACKWARD, DONE, Plan
 from smddp.modelparallel.pipeline.turns import Turns
+from smddp.modelparallel.private_names import pytree
 
 # Time before a waiting stage compares its program with the others; doubled after each comparison.
 _ASK_SECONDS = 0.5

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch._subclasses import fake_tensor
 
-from smddp.modelparallel.pipeline.placed_tensor import FAKES, Form, Placed
+from smddp.modelparallel.pipeline.placed_tensor import Form, Placed
+from smddp.modelparallel.private_names import NO_FUNCTION_OVERRIDES, fake_mode, fake_tensor, pytree
+from smddp.sagemaker.private_names import storage_key
 
 # Functions with a non-tensor result that depends on values.
 NUMBERS = frozenset(
@@ -83,10 +83,6 @@ def autocast() -> Any:
     return torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
 
 
-def _storage(x: torch.Tensor) -> int:
-    return x.untyped_storage()._cdata
-
-
 def foresee(func: Callable[..., Any], name: str, flat: list[Any], spec: Any) -> Outcome:
     """Run the operation on fake tensors.
 
@@ -97,7 +93,7 @@ def foresee(func: Callable[..., Any], name: str, flat: list[Any], spec: Any) -> 
     if name in NUMBERS:
         raise NeedsNumbers
     try:
-        with torch._C.DisableTorchFunctionSubclass(), FAKES:
+        with NO_FUNCTION_OVERRIDES.get()(), fake_mode():
             fakes = [x.form.fake() if isinstance(x, Placed) else x for x in flat]
             args, kwargs = pytree.tree_unflatten(fakes, spec)
             results, result_spec = pytree.tree_flatten(func(*args, **kwargs))
@@ -110,13 +106,13 @@ def foresee(func: Callable[..., Any], name: str, flat: list[Any], spec: Any) -> 
             raise NeedsShape from None
         raise
     operands = {id(fake): i for i, (fake, x) in enumerate(zip(fakes, flat)) if isinstance(x, Placed)}
-    memory = {_storage(fakes[i]): i for i in operands.values()}
+    memory = {storage_key(fakes[i]): i for i in operands.values()}
     leaves: list[Any] = []
     views: list[int | None] = []
     for result in results:
         same = operands.get(id(result))
         tensor = isinstance(result, torch.Tensor)
-        views.append(memory.get(_storage(result)) if tensor else None)
+        views.append(memory.get(storage_key(result)) if tensor else None)
         leaves.append(result if not tensor else Form.of(result) if same is None else Same(same))
     # A written operand has a new form; at least it may now require a gradient.
     forms = tuple(Form.of(fakes[leaf.index]) if isinstance(leaf, Same) else leaf for leaf in leaves)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.utils._pytree as pytree
 
+from smddp.modelparallel.private_names import pytree
 from smddp.modelparallel.ranks import Ranks
 
 

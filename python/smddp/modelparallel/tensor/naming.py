@@ -15,6 +15,7 @@ from smddp.modelparallel import activation
 from smddp.modelparallel.tensor.layers import KIND
 from smddp.modelparallel.tensor.marks import marked, options_of
 from smddp.sagemaker import hf
+from smddp.sagemaker.private_names import ATTENTION
 from smddp.sagemaker.tensor_parallel import plan_entries
 
 _ATTENTION = ("attention", "attn", "self_attn", "self_attention")
@@ -46,7 +47,7 @@ def name_layers(model: nn.Module) -> None:
             module.__dict__["seq_layers"] = Layers(*layers)
         for layer in layers:
             layer.__dict__[KIND] = "DistributedTransformerLayer"
-            _name_parts(layer, getattr(module.config, "_attn_implementation", "eager"))
+            _name_parts(layer, getattr(module.config, ATTENTION.attribute, "eager"))
 
 
 def _name_parts(layer: nn.Module, implementation: str) -> None:

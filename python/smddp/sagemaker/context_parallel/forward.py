@@ -15,6 +15,7 @@ from smddp.sagemaker import hf
 from smddp.sagemaker.context_parallel import masks
 from smddp.sagemaker.context_parallel.attention import COMM_TYPES, implementation
 from smddp.sagemaker.context_parallel.inputs import Inputs, exchange
+from smddp.sagemaker.private_names import ATTENTION, CAN_SET_ATTENTION, SUPPORTS_BACKEND
 from smddp.sagemaker.state_handler import state
 
 # Kinds of layers that transformers' configurations name, and that attend through its registry.
@@ -53,7 +54,7 @@ def check(model: nn.Module, comm_type: str) -> None:
 
 def _by_registry(kind: Any) -> bool:
     """Returns True if the class supports a selectable attention, by the rule of `set_attn_implementation`."""
-    return bool(getattr(kind, "_supports_attention_backend", False)) or bool(kind._can_set_attn_implementation())
+    return bool(getattr(kind, SUPPORTS_BACKEND.attribute, False)) or bool(CAN_SET_ATTENTION.of(kind)())
 
 
 def split(model: Any, comm_type: str) -> None:
@@ -62,9 +63,10 @@ def split(model: Any, comm_type: str) -> None:
         return
     name = implementation(comm_type)
     model.set_attn_implementation(name)
-    if model.config._attn_implementation != name:
+    chosen = ATTENTION.of(model.config)
+    if chosen != name:
         raise ValueError(
-            f"{type(model).__name__} keeps its attention implementation {model.config._attn_implementation!r}; set "
+            f"{type(model).__name__} keeps its attention implementation {chosen!r}; set "
             "context_parallel_degree=1 for this model"
         )
     parts = _Parts(inspect.signature(model.forward), model.loss_function)

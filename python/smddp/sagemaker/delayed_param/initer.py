@@ -15,12 +15,10 @@ from smddp.sagemaker import dtensor_shards
 from smddp.sagemaker.delayed_param import forms, plan, recipe, seeds
 from smddp.sagemaker.delayed_param.inventory import Inventory
 from smddp.sagemaker.names import some
+from smddp.sagemaker.private_names import is_flattened
 from smddp.sagemaker.replaced import recording
 
 logger = logging.getLogger("smddp.sagemaker")
-
-# Attribute that torch's FSDP1 sets on a parameter flattened into a unit.
-_FLATTENED = "_fsdp_flattened"
 
 
 class DelayedParamIniter:
@@ -162,7 +160,7 @@ class DelayedParamIniter:
     def _share(self, key: int, name: str, owner: int, original: str) -> None:
         """Sets the owner's current parameter in this module, too."""
         parameter = self._has.modules[owner]._parameters.get(original)
-        if parameter is None or getattr(parameter, _FLATTENED, False):
+        if parameter is None or is_flattened(parameter):
             raise ValueError(
                 f"{self._has.full_name(key, name)} and {self._has.full_name(owner, original)} are tied, but FSDP has "
                 "already sharded one without the other: wrap both in one FSDP unit (leave them to the root), or set "
@@ -273,7 +271,7 @@ class DelayedParamIniter:
         for owner, holders in self._has.holders.items():
             held = [self._has.modules[key]._parameters.get(name) for key, name in holders]
             # An uninitialised holder is on meta. After FSDP flattens it, it is absent or marked.
-            ready = [p for p in held if p is not None and not p.is_meta and not getattr(p, _FLATTENED, False)]
+            ready = [p for p in held if p is not None and not p.is_meta and not is_flattened(p)]
             if len(ready) == len(holders) and any(p is not ready[0] for p in ready):
                 tie_weights()
                 logger.info("tied %s again", self._has.full_name(*owner))

@@ -17,7 +17,9 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from smddp.sagemaker import hf
 from smddp.sagemaker.delayed_param.forms import Form, forms_of
+from smddp.sagemaker.private_names import INIT_WEIGHTS, storage_key
 
 Key = tuple[int, str]
 """(id of the owning module, original name of its parameter, or name of its buffer)."""
@@ -64,7 +66,11 @@ def initialiser_of(module: nn.Module) -> Callable | None:
 
 def is_pretrained(module: nn.Module) -> TypeGuard[Pretrained]:
     """Returns True for a transformers model, which initialises its submodules from its config."""
-    return callable(getattr(module, "_init_weights", None)) and hasattr(module, "config")
+    if callable(getattr(module, INIT_WEIGHTS.attribute, None)):
+        return hasattr(module, "config")
+    if hf.is_pretrained(module):
+        raise INIT_WEIGHTS.error()
+    return False
 
 
 def recipes(model: nn.Module, names: dict[int, str], missing: dict[int, set[str]], forms: Forms) -> dict[int, Recipe]:
@@ -161,7 +167,7 @@ def _written(modules, function_of, names) -> dict[int, dict[Key, bool]]:
     for key, module in modules.items():
         for name, tensor in _own_tensors(module):
             # The first module in order owns a tied parameter.
-            tensors.setdefault(tensor.untyped_storage()._cdata, (tensor, (key, name)))
+            tensors.setdefault(storage_key(tensor), (tensor, (key, name)))
     found = {}
     with torch.no_grad():
         for key, module in modules.items():
@@ -184,7 +190,7 @@ def _written(modules, function_of, names) -> dict[int, dict[Key, bool]]:
                 if parameter is None:
                     continue
                 now = module._parameters.get(name)
-                if now is not parameter or parameter.untyped_storage()._cdata not in tensors:
+                if now is not parameter or storage_key(parameter) not in tensors:
                     found[key][key, name] = True
                     module._parameters[name] = parameter
     return found
@@ -210,7 +216,7 @@ class _Writes(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note(self, tensor: torch.Tensor) -> None:
-        known = self._tensors.get(tensor.untyped_storage()._cdata)
+        known = self._tensors.get(storage_key(tensor))
         if known is not None:
             whole, key = known
             self.found[key] = self.found.get(key, False) or tensor.numel() == whole.numel()

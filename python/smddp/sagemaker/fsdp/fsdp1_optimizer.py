@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any, cast
@@ -10,15 +9,16 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor
 from torch.distributed.checkpoint import optimizer as torch_optimizer
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from smddp.sagemaker import in_place
 from smddp.sagemaker.distributed.checkpoint import places
 from smddp.sagemaker.distributed.checkpoint.participants import Participants
 from smddp.sagemaker.distributed.checkpoint.state_dict_loader import load
 from smddp.sagemaker.distributed.checkpoint.tensor_rank_parts import part_shape
+from smddp.sagemaker.private_names import FROM_SHARDS, SHARD, SHARDED_GROUP, is_sharded_tensor
 
 
 def load_sharded_optimizer_state_dict(
@@ -68,25 +68,9 @@ def load_sharded_optimizer_state_dict(
     return state
 
 
-def _instead(model_state_dict, optimizer_key, storage_reader, planner=None, process_group=None):
-    from smddp.sagemaker.fsdp.fsdp1_optimizer import load_sharded_optimizer_state_dict as ours
-
-    return ours(model_state_dict, optimizer_key, storage_reader, planner, process_group)
-
-
 def replace_in_torch() -> Callable[[], None]:
-    """Replaces torch's function; returns an undo function.
-
-    torch's function object stays and gets other code: scripts and torch's own package have bound it already.
-    """
-    theirs = inspect.unwrap(torch_optimizer.load_sharded_optimizer_state_dict)
-    before = theirs.__code__, theirs.__defaults__
-    theirs.__code__, theirs.__defaults__ = _instead.__code__, _instead.__defaults__
-
-    def undo() -> None:
-        theirs.__code__, theirs.__defaults__ = before
-
-    return undo
+    """Replaces torch's function; returns an undo function."""
+    return in_place.wrap(torch_optimizer.load_sharded_optimizer_state_dict, lambda _: load_sharded_optimizer_state_dict)
 
 
 class _Kept:
@@ -125,8 +109,9 @@ def _empty(entry: TensorStorageMetadata, like: Any) -> torch.Tensor:
         return DTensor.from_local(
             local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
-    if isinstance(like, ShardedTensor) and like.size() == size:
-        shards = [Shard(torch.empty_like(s.tensor, dtype=dtype), s.metadata) for s in like.local_shards()]
+    if is_sharded_tensor(like) and like.size() == size:
+        shard_of = SHARD.get()
+        shards = [shard_of(torch.empty_like(s.tensor, dtype=dtype), s.metadata) for s in like.local_shards()]
         described = like.metadata()
         properties = described.tensor_properties
         described = type(described)(
@@ -134,9 +119,7 @@ def _empty(entry: TensorStorageMetadata, like: Any) -> torch.Tensor:
             size=described.size,
             tensor_properties=type(properties)(dtype=dtype, layout=properties.layout),
         )
-        return ShardedTensor._init_from_local_shards_and_global_metadata(
-            shards, described, process_group=like._process_group
-        )
-    if isinstance(like, torch.Tensor) and not isinstance(like, (DTensor, ShardedTensor)):
+        return FROM_SHARDS.get()(shards, described, process_group=SHARDED_GROUP.of(like))
+    if isinstance(like, torch.Tensor) and not (isinstance(like, DTensor) or is_sharded_tensor(like)):
         return torch.empty(size, dtype=dtype, device=like.device)
     return torch.empty(size, dtype=dtype)

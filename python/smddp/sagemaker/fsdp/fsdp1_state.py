@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from smddp.sagemaker.dtensor_shards import around, held
 from smddp.sagemaker.names import plain_name
 from smddp.sagemaker.parallel import DIMENSIONS
+from smddp.sagemaker.private_names import handle_of
 from smddp.sagemaker.state_handler import state
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def optim_state_dict(original: Callable[..., dict[str, Any]]) -> Callable[..., d
     @functools.wraps(original)
     def replacement(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if "group" in kwargs and any(
-            not unit._use_orig_params for unit in FullyShardedDataParallel.fsdp_modules(model)
+            handle is not None and not handle._use_orig_params
+            for handle in map(handle_of, FullyShardedDataParallel.fsdp_modules(model))
         ):
             kwargs["group"] = None
         return original(model, *args, **kwargs)
@@ -134,7 +136,7 @@ def _tensor_parallel_specs(model: nn.Module) -> dict[str, tuple[Any, torch.Size]
     """Of each parameter that tensor parallelism has cut and FSDP1 has flattened: placement, and shape of the part."""
     found: dict[str, tuple[Any, torch.Size]] = {}
     for prefix, module in model.named_modules():
-        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
+        handle = handle_of(module) if isinstance(module, FullyShardedDataParallel) else None
         if handle is not None:
             flat = handle.flat_param
             for name, spec, shape in zip(flat._fqns, flat._param_extensions, flat._shapes):

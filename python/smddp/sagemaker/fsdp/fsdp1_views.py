@@ -21,13 +21,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp._common_utils import HandleTrainingState, _set_fsdp_flattened
 from torch.distributed.tensor import DTensor
 
+from smddp.sagemaker.private_names import mark_flattened
 from smddp.sagemaker.tensor_parallel.mixins import Mixin, extend, is_extended
 from smddp.sagemaker.tensor_parallel.replicated import as_read
 
-_COMPUTING = (HandleTrainingState.FORWARD, HandleTrainingState.BACKWARD_PRE)
+# Training states of FSDP1's handles in which layers compute.
+_COMPUTING = ("FORWARD", "BACKWARD_PRE")
 # Module attribute: {parameter name: (the module that has it, its name there)}.
 REFERENCES = "_tp_references"
 
@@ -100,7 +101,7 @@ def reuse_parameters(original: Callable[[Any, bool], None]) -> Callable[[Any, bo
 
     @functools.wraps(original)
     def _use_unsharded_views(self: Any, as_params: bool) -> None:
-        if not as_params and self._training_state in _COMPUTING and _computes_on_local(self):
+        if not as_params and self._training_state.name in _COMPUTING and _computes_on_local(self):
             extension, self._fsdp_extension = self._fsdp_extension, None
             try:
                 return original(self, as_params)
@@ -120,7 +121,7 @@ def reuse_parameters(original: Callable[[Any, bool], None]) -> Callable[[Any, bo
             else:
                 # The first time: what was here is the plain tensor that FSDP flattened. Unmarked, the new one would
                 # be flattened again by the unit around this one.
-                _set_fsdp_flattened(new)
+                mark_flattened(new)
                 new.requires_grad_(kept.requires_grad)
                 self.flat_param._params[index] = new
 

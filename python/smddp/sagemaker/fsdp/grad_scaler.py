@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp._common_utils import _is_fsdp_flattened
-from torch.distributed.fsdp._flat_param import FlatParameter
 from torch.distributed.tensor import DTensor
 
+from smddp.sagemaker.private_names import is_flattened
 from smddp.sagemaker.state_handler import state
 
 Found = dict[torch.device, torch.Tensor]
@@ -69,4 +68,4 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _is_shared(parameter: torch.Tensor) -> bool:
-    return isinstance(parameter, DTensor | FlatParameter) or _is_fsdp_flattened(parameter)
+    return isinstance(parameter, DTensor) or is_flattened(parameter)

@@ -17,19 +17,17 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-from torch.distributed.fsdp._common_utils import _is_fsdp_flattened
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from smddp.sagemaker.fsdp.fsdp1_views import refer_to_first
 from smddp.sagemaker.parallel import DIMENSIONS
+from smddp.sagemaker.private_names import handle_of, is_flattened
 from smddp.sagemaker.replaced import Watch, recording
 from smddp.sagemaker.replicas import Unchecked
 from smddp.sagemaker.state_handler import state
 
 log = logging.getLogger("smddp.sagemaker")
-
-_HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
 
 
 def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
@@ -50,6 +48,7 @@ def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
             refer_to_first(module)
         with recording(module, f"FSDP({type(module).__name__})"):
             original(*bound.args, **bound.kwargs)
+        handle_of(self)  # raises if this torch's FSDP1 lacks what smddp reads
         given: DeviceMesh | None = bound.arguments.get("device_mesh")
         # A script's mesh may have equal names and other groups.
         if given is not None and state.mesh is not None and "replicate" in _names(given):
@@ -128,7 +127,7 @@ def placed(asked: ShardingStrategy | None) -> tuple[ShardingStrategy, DeviceMesh
     if degree == 1:
         _say_replaced(asked, ShardingStrategy.NO_SHARD)
         return ShardingStrategy.NO_SHARD, mesh["replicate"]
-    if asked == ShardingStrategy._HYBRID_SHARD_ZERO2:
+    if asked is not None and asked.name == "_HYBRID_SHARD_ZERO2":
         return asked, mesh["replicate", "shard"]
     if degree >= 2 or asked == ShardingStrategy.HYBRID_SHARD:
         _say_replaced(asked, ShardingStrategy.HYBRID_SHARD)
@@ -147,24 +146,18 @@ def _say_replaced(asked: ShardingStrategy | None, by: ShardingStrategy) -> None:
         )
 
 
-def fully_shard_globals() -> tuple[dict[str, Any], list[str]]:
-    """Returns the namespace where `fully_shard` looks up its default mesh function, and the function's name.
+def with_default_mesh(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`fully_shard`; a call without mesh gets (replicate, shard), or one dimension if there is one copy."""
 
-    Scripts import `fully_shard` before `tsm.init()`, so the function object cannot be replaced.
-    """
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        from torch.distributed._composable.fsdp import fully_shard
-    names = inspect.unwrap(fully_shard).__globals__
-    return names, [name for name in ("_init_default_mesh", "_init_default_fully_shard_mesh") if name in names]
+    @functools.wraps(original)
+    def placed_by_state(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("mesh"):
+            mesh = state.mesh
+            assert mesh is not None  # `fully_shard` asks from `init` on
+            kwargs["mesh"] = mesh["shard"] if mesh.size(0) == 1 else mesh["replicate", "shard"]
+        return original(module, *args, **kwargs)
 
-
-def default_mesh(*_: Any, **__: Any) -> DeviceMesh:
-    """The mesh of a `fully_shard` call that names none: (replicate, shard), or one dimension if there is one copy."""
-    mesh = state.mesh
-    assert mesh is not None  # `fully_shard` asks from `init` on
-    return mesh["shard"] if mesh.size(0) == 1 else mesh["replicate", "shard"]
+    return placed_by_state
 
 
 def watch_optimizers() -> Callable[[], None]:
@@ -203,7 +196,7 @@ def _refuse_sums(optimizer: torch.optim.Optimizer) -> None:
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     sharded = [parameter for parameter in parameters if isinstance(parameter, DTensor)]
-    flat = any(map(_is_fsdp_flattened, parameters))
+    flat = any(map(is_flattened, parameters))
     if flat and state.shard_size != 1:
         reason = "each rank's parameters are plain shards under FSDP1, so every rank would take another step"
         remedy = "Wrap the model with fully_shard, or set hybrid_shard_degree=1"

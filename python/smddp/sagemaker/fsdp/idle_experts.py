@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from smddp.sagemaker.private_names import pytree
 
 _WATCHED = "_idle_watched"  # attribute of a block whose experts are watched
 
@@ -75,12 +76,12 @@ def _with_idle(output: Any, idle: list[nn.Parameter]) -> Any:
     All floating-point tensors of it that need a gradient take part, as the loss may depend on any of them; if none
     needs one, all do. An output without such tensors, or of a class that torch does not flatten, stays as it is.
     """
-    leaves, structure = tree_flatten(output)
+    leaves, structure = pytree.tree_flatten(output)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
     places = [i for i in places if leaves[i].requires_grad] or places
     for i in places:
         leaves[i] = _WithIdle.apply(leaves[i], *idle)
-    return tree_unflatten(leaves, structure)
+    return pytree.tree_unflatten(leaves, structure)
 
 
 class _WithIdle(torch.autograd.Function):

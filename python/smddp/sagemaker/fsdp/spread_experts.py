@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from smddp.sagemaker.expert_parallel.spread import spread_modules
@@ -21,16 +21,8 @@ from smddp.sagemaker.state_handler import state
 
 _SHARDED = "_ep_sharded"  # attribute of experts that are a unit of FSDP
 _OPTIONS = ("reshard_after_forward", "mp_policy", "offload_policy")
-_KEPT = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2, ShardingStrategy.NO_SHARD)
-
-
-def composable() -> Any:
-    """torch's `fully_shard`, which moved between versions."""
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        from torch.distributed._composable.fsdp import fully_shard
-    return fully_shard
+# FSDP1's strategies that keep parameters unsharded after forward.
+_KEPT = ("SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2", "NO_SHARD")
 
 
 def mesh() -> DeviceMesh:
@@ -67,7 +59,7 @@ def shard_experts(model: nn.Module, **options: Any) -> list[nn.Module]:
         options["shard_placement_fn"] = placement
     for module in fresh:
         setattr(module, _SHARDED, True)
-        composable()(module, mesh=mesh(), **options)
+        fully_shard(module, mesh=mesh(), **options)
     return found
 
 
@@ -83,23 +75,6 @@ def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(module, *args, **kwargs)
 
     return experts_first
-
-
-def replace_in_fully_shard(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
-    """Wraps the inner function of `fully_shard` by ``around``; returns an undo function.
-
-    Scripts import `fully_shard` before `tsm.init()`, so the outer function object cannot be replaced. The inner
-    function is a closure variable.
-    """
-    wrapper = composable()
-    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
-    original = cell.cell_contents
-    cell.cell_contents = around(original)
-
-    def undo() -> None:
-        cell.cell_contents = original
-
-    return undo
 
 
 def around_fsdp1(original: Callable[..., None]) -> Callable[..., None]:
@@ -131,7 +106,8 @@ def _options(given: dict[str, Any]) -> dict[str, Any]:
     """Translates FSDP1's options to FSDP2's options."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
 
-    options: dict[str, Any] = {"reshard_after_forward": given.get("sharding_strategy") not in _KEPT}
+    strategy = getattr(given.get("sharding_strategy"), "name", None)
+    options: dict[str, Any] = {"reshard_after_forward": strategy not in _KEPT}
     precision = given.get("mixed_precision")
     if precision is not None:
         options["mp_policy"] = MixedPrecisionPolicy(

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from smddp.sagemaker.offload.movers import Mover, mover_for
-from smddp.sagemaker.offload.parameters import parameter_storages, storage_key
+from smddp.sagemaker.offload.parameters import parameter_storages
 from smddp.sagemaker.offload.records import Group, Handle, Kept, Layout, Record, VersionWatch
+from smddp.sagemaker.private_names import storage_key
 
 # A smaller tensor costs more to track than its memory is worth.
 SMALLEST = 1024  # bytes
@@ -329,8 +329,8 @@ def _plain(tensor: torch.Tensor) -> tuple[torch.Tensor | None, Callable | None]:
         return tensor, None
     if type(tensor) is not DTensor:
         return None, None
-    local = tensor._local_tensor
-    if isinstance(local, AsyncCollectiveTensor):
+    local: Any = tensor._local_tensor
+    if hasattr(local, "trigger_wait"):  # the result of a functional collective
         local = local.wait()
     if type(local) is not torch.Tensor:
         return None, None

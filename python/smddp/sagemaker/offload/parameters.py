@@ -7,13 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
+from smddp.sagemaker.private_names import storage_key
+
 # FSDP1's flat parameter changes its data between these storages; layers compute on views of the padded ones.
 _FLAT_PARAMETER_DATA = ("_full_param_padded", "_full_prec_full_param_padded", "_local_shard", "_mp_shard")
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Returns the identity of a tensor's storage, valid during the storage's lifetime (its address may change)."""
-    return tensor.untyped_storage()._cdata
 
 
 def parameter_storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, OffloadWrapper
 
 from smddp.sagemaker.offload.engine import engine
+from smddp.sagemaker.private_names import CHECKPOINT_WRAPPER, WRAPPED, in_backward
 
 # Checkpointed layers with registered hooks: layer -> hook handles.
 _hooked: weakref.WeakKeyDictionary[torch.nn.Module, list] = weakref.WeakKeyDictionary()
@@ -30,18 +30,18 @@ def prefetching_forward(original: Callable, horizon: Callable[[], int]) -> Calla
     """
 
     @functools.wraps(original)
-    def forward(self: OffloadWrapper, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Inside another wrapper's forward that one's pass covers us; inside backward this is a recomputation,
         # whose tensors are needed at once.
-        covered = engine().in_pass() or _in_backward()
+        covered = engine().in_pass() or in_backward()
         if not covered and not _find_layers(self):
             if self.training:
                 raise ValueError(_nothing_checkpointed(self))
             return original(self, *args, **kwargs)
         if covered or not torch.is_grad_enabled():
-            return self._checkpoint_wrapped_module(*args, **kwargs)
+            return WRAPPED.of(self)(*args, **kwargs)
         with engine().forward_pass(self, horizon()):
-            return self._checkpoint_wrapped_module(*args, **kwargs)
+            return WRAPPED.of(self)(*args, **kwargs)
 
     return forward
 
@@ -59,7 +59,7 @@ def _find_layers(wrapper: torch.nn.Module) -> bool:
     """Returns True if ``wrapper`` contains checkpoint-wrapped modules; registers their begin and end hooks."""
     if wrapper in _known:
         return True
-    layers = [m for m in wrapper.modules() if isinstance(m, CheckpointWrapper)]
+    layers = [m for m in wrapper.modules() if isinstance(m, CHECKPOINT_WRAPPER.get())]
     for layer in layers:
         if layer not in _hooked:
             _hooked[layer] = [
@@ -72,21 +72,17 @@ def _find_layers(wrapper: torch.nn.Module) -> bool:
 
 
 def _enter(layer: torch.nn.Module, args: tuple) -> None:
-    if not _in_backward():
+    if not in_backward():
         engine().enter_layer(layer)
 
 
 def _leave(layer: torch.nn.Module, args: tuple, output: Any) -> None:
-    if not _in_backward():
+    if not in_backward():
         engine().leave_layer()
 
 
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
 def _nothing_checkpointed(wrapper: torch.nn.Module) -> str:
-    inside = type(wrapper._checkpoint_wrapped_module).__name__
+    inside = type(WRAPPED.of(wrapper)).__name__
     return (
         f"sm_activation_offloading is on, but offload_wrapper({inside}) holds 0 checkpoint-wrapped modules, and the "
         f"inputs of checkpointed layers are what it offloads. Call apply_activation_checkpointing(model, "

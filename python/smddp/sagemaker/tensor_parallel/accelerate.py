@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.distributed.checkpoint import hf
 from smddp.sagemaker.fsdp.full_state import translate_full_state_dict
+from smddp.sagemaker.private_names import ITEMS_IN_BATCH, PREPARE_ONE, PREPARE_TP, SAVE_REST
 from smddp.sagemaker.state_handler import state
 
 
@@ -37,10 +38,11 @@ def is_shared(module: Any) -> bool:
 def of_accelerate(module: Any) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what is replaced in ``module``, which is `accelerate.accelerator`."""
     kind, apply = module.Accelerator, module.recursively_apply
+    PREPARE_ONE.of(kind)
     return [
         (kind, "__init__", init(kind.__init__, module.ParallelismConfig)),
         (kind, "prepare", prepare(kind.prepare)),
-        (kind, "_prepare_tp", prepare_tp(kind._prepare_tp)),
+        (kind, "_prepare_tp", prepare_tp(PREPARE_TP.of(kind))),
         (kind, "gather", gather(kind.gather, apply)),
         (kind, "reduce", reduce(kind.reduce, apply)),
         (module, "gather_object", gather_object(module.gather_object)),
@@ -51,10 +53,11 @@ def of_accelerate(module: Any) -> list[tuple[Any, str, Any]]:
 def of_trainer(module: Any) -> list[tuple[Any, str, Any]]:
     """(owner, attribute, replacement) of what is replaced in ``module``, which is `transformers.trainer`."""
     kind = module.Trainer
+    SAVE_REST.of(kind)
     # transformers 5 multiplies the loss by the number of tensor groups, 4.57 by that of ranks.
     copies = 1 if "get_tp_size" in kind.compute_loss.__code__.co_names else state.tp_size
     return [
-        (kind, "_get_num_items_in_batch", num_items(kind._get_num_items_in_batch, copies)),
+        (kind, "_get_num_items_in_batch", num_items(ITEMS_IN_BATCH.of(kind), copies)),
         (kind, "get_tp_size", tp_size(kind.get_tp_size)),
         (kind, "save_model", save_model(kind.save_model)),
     ]

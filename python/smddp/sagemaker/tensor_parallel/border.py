@@ -17,6 +17,8 @@ from smddp.sagemaker.rng import RegionRandomness
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup, copy_to_region
 from smddp.sagemaker.tensor_parallel.shards import local
 
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
 
 class Block:
     """Border of one block; releases the activations when the block's forward ends.
@@ -112,7 +114,7 @@ class _Forget:
 def is_random(owner: nn.Module) -> bool:
     """Returns True if ``owner`` contains dropout: a module with p > 0, or a rate that it passes on."""
     for module in owner.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+        if isinstance(module, _DROPOUTS) and module.p > 0:
             return True
         if any("drop" in name and isinstance(value, float) and value > 0 for name, value in vars(module).items()):
             return True

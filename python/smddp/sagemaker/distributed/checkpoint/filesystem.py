@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -35,6 +34,13 @@ INCOMPLETE = ".incomplete-"
 # Saves that this process coordinates and that have not ended.
 _under_way: set[str] = set()
 _RANK_OF_FILE = re.compile(r"__(\d+)_")
+
+
+@dataclasses.dataclass
+class _Prefix:
+    """What torch's `FileSystemWriter` reads of a plan: the beginning of the names of a rank's files."""
+
+    prefix: str
 
 
 def path_to_file_system(
@@ -102,7 +108,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
     def named(self, plan: SavePlan, index: int, token: str) -> SavePlan:
         """``plan`` of the group's rank ``index``, with the prefix of its file names."""
         self._token = token
-        return dataclasses.replace(plan, storage_data=_StoragePrefix(f"__{index}_{token}_"))
+        return dataclasses.replace(plan, storage_data=_Prefix(f"__{index}_{token}_"))
 
     def begin(self, plans: Sequence[SavePlan]) -> None:
         """On the coordinator: records the files that ``plans`` will write."""

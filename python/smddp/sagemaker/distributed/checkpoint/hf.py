@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from smddp.formats import exact
@@ -30,6 +29,7 @@ from smddp.sagemaker.distributed.checkpoint.reshaped import fill
 from smddp.sagemaker.distributed.checkpoint.state_dict_loader import load
 from smddp.sagemaker.fsdp.full_state import whole
 from smddp.sagemaker.names import plain_name
+from smddp.sagemaker.private_names import SHARDED_GROUP, TIED_KEYS, is_sharded_tensor
 
 
 @exact()
@@ -153,7 +153,7 @@ def _ties(inner: Any) -> Any:
     """The names that transformers ties, as it lists them: names or patterns, in newer versions with what each is."""
     if not getattr(inner.config, "tie_word_embeddings", False):
         return {}
-    return getattr(inner, "_tied_weights_keys", None) or {}
+    return TIED_KEYS.of(inner) or {}
 
 
 def _tied_to(inner: Any, name: str) -> str | None:
@@ -167,13 +167,13 @@ def _is_tied(inner: Any, name: str) -> bool:
     return any(name == tie or re.fullmatch(tie, name) for tie in _ties(inner))
 
 
-def _gathered(tensor: torch.Tensor) -> torch.Tensor:
+def _gathered(tensor: Any) -> torch.Tensor:
     """Returns the full tensor. Collective over the ranks that shard it."""
-    if not isinstance(tensor, ShardedTensor):
+    if not is_sharded_tensor(tensor):
         return whole(tensor)
     # FSDP1 without a mesh: some rows per rank, none at the end. ShardedTensor.gather insists on a GPU where the backend
     # could use one.
-    group = tensor._process_group
+    group = SHARDED_GROUP.of(tensor)
     device = device_of(group)
     mine = [(shard.metadata.shard_offsets[0], shard.tensor.to(device)) for shard in tensor.local_shards()]
     size = tensor.size()

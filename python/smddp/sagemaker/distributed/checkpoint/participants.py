@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from smddp.sagemaker.private_names import DEFAULT_STORE
+
 T = TypeVar("T")
 
 # An error of one type on all failing ranks keeps its type, so that scripts can distinguish the causes.
@@ -137,10 +139,11 @@ class Participants:
         """
         if self.size == 1:
             return
-        known = dist.is_initialized() and any(group is self.group for group in dist.distributed_c10d._world.pg_map)
-        if not known:
-            raise CheckpointError("the process group of the save is destroyed")
-        store = dist.distributed_c10d._get_default_store()
+        try:
+            dist.get_process_group_ranks(self.group)
+        except (KeyError, ValueError):
+            raise CheckpointError("the process group of the save is destroyed") from None
+        store = DEFAULT_STORE.get()()
         store.set(f"{where}/{self.rank}", "")
         try:
             store.wait([f"{where}/{rank}" for rank in self.ranks], timedelta(seconds=seconds))

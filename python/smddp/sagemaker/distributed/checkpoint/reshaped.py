@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor, Replicate
+
+from smddp.sagemaker.private_names import is_sharded_tensor
 
 
 def split(state_dict: dict[str, Any], metadata: Metadata) -> tuple[dict[str, Any], dict[str, tuple[Any, torch.Size]]]:
@@ -35,7 +36,7 @@ def split(state_dict: dict[str, Any], metadata: Metadata) -> tuple[dict[str, Any
                 kept[key] = rest(value, f"{name}.")
                 continue
             saved = metadata.state_dict_metadata.get(name)
-            if isinstance(value, (torch.Tensor, ShardedTensor)) and isinstance(saved, TensorStorageMetadata):
+            if isinstance(value, torch.Tensor) and isinstance(saved, TensorStorageMetadata):
                 if saved.size != value.size() and is_joined(saved.size, value.size()):
                     taken[name] = (value, saved.size)
                     continue
@@ -67,7 +68,7 @@ def fill(target: Any, whole: torch.Tensor) -> None:
         mesh = target.device_mesh
         every = DTensor.from_local(whole.to(mesh.device_type), mesh, [Replicate()] * mesh.ndim, run_check=False)
         target.to_local().copy_(every.redistribute(mesh, target.placements).to_local())
-    elif isinstance(target, ShardedTensor):
+    elif is_sharded_tensor(target):
         for shard in target.local_shards():
             part = whole
             for dim, (offset, size) in enumerate(zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes)):

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from smddp.sagemaker.distributed.checkpoint.interval import _Interval, compute_auto_checkpoint_interval
 from smddp.sagemaker.distributed.checkpoint.layout import Cut, LocalStateDict, cuts
 from smddp.sagemaker.names import plain_name
+from smddp.sagemaker.private_names import handle_of
 
 __all__ = [
     "SMStateDictType",
@@ -91,7 +92,7 @@ def local_state_dict(model: nn.Module) -> LocalStateDict:
     shard = (1, 0)
     flat_ids: set[int] = set()
     for prefix, module in model.named_modules(remove_duplicate=False):
-        handle = getattr(module, "_handle", None) if isinstance(module, FullyShardedDataParallel) else None
+        handle = handle_of(module) if isinstance(module, FullyShardedDataParallel) else None
         if handle is None:
             continue
         flat = handle.flat_param

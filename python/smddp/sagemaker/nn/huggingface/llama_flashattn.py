@@ -9,6 +9,8 @@ import torch
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
+from smddp.sagemaker.private_names import ATTENTION
+
 
 class LlamaFlashAttention(LlamaAttention):
     """Replacement of LlamaForCausalLM's attention layer: same parameters and names, results equal up to rounding.
@@ -21,6 +23,7 @@ class LlamaFlashAttention(LlamaAttention):
     def __init__(self, config: LlamaConfig, layer_idx: int | None = None) -> None:
         # The class computes by the implementation that its config names; the model's masks follow the model's.
         own = copy.copy(config)
+        ATTENTION.of(own)
         own._attn_implementation = "sdpa"
         super().__init__(own, layer_idx)  # type: ignore[arg-type]  # it is read only where there is a Cache
         # Created on first use and outside the module tree: it has no state to save or initialise.
