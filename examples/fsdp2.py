@@ -7,11 +7,7 @@ With --error-feedback, what SMDDP_WIRE_FORMAT rounds away of gradients is added 
 import common
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-
-try:
-    from torch.distributed.fsdp import fully_shard
-except ImportError:
-    raise SystemExit("this example needs torch 2.6 or later: FSDP2 of torch 2.5 works on GPUs alone") from None
+from torch.distributed.fsdp import fully_shard
 
 
 def options(parser):

@@ -15,6 +15,7 @@ from smddp.torch import fsdp_overlap
 from smddp.torch.error_feedback.internode import InterNodeReduce, internode_reduce
 from smddp.torch.error_feedback.rounding import GROUP, round_off, rounded
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from backend.ranks import BACKEND, Pool, on_ranks
@@ -274,15 +275,9 @@ def test_without_formats_ddp_has_the_same_bits():
 # ---- FSDP2 ----
 
 
-def _api() -> Any:
-    return pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_api")
-
-
 def _sharded(**options: Any) -> Any:
-    if not hasattr(_api(), "ReduceScatter"):
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         pytest.skip("custom collectives in FSDP2 need torch 2.9")
-    from torch.distributed.fsdp import fully_shard
-
     model = nn.Sequential(*(nn.Linear(151, 151) for _ in range(3)))
     torch.manual_seed(2)
     for parameter in model.parameters():

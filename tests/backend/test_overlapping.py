@@ -14,14 +14,14 @@ import torch.distributed as dist
 from smddp.torch import fsdp_overlap
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from backend.ranks import BACKEND, on_ranks
 
-api = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_api", reason="torch 2.5 has it elsewhere")
-fully_shard: Any = pytest.importorskip("torch.distributed.fsdp").fully_shard
-takes_ours = hasattr(api, "ReduceScatter")
-pytestmark = pytest.mark.skipif(not takes_ours, reason="FSDP2 takes others' collectives from torch 2.9 on")
+pytestmark = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_custom_reduce_scatter"), reason="custom collectives in FSDP2 need torch 2.9"
+)
 
 
 class Layer(nn.Module):

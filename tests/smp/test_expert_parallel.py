@@ -130,11 +130,10 @@ def test_distributed_data_parallel_is_refused_with_spread_experts(world):
 
 
 def test_reset_takes_back_what_experts_changed_in_torch(world):
-    from smddp.sagemaker.fsdp.spread_experts import composable
+    from torch.distributed.fsdp import fully_shard
 
     def called():
-        wrapper = composable()
-        return wrapper.__closure__[wrapper.__code__.co_freevars.index("func")].cell_contents
+        return fully_shard.__closure__[fully_shard.__code__.co_freevars.index("func")].cell_contents
 
     before = called()
     world(expert_parallel_degree=2)

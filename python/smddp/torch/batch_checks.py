@@ -24,10 +24,8 @@ def check_batches(kind: type) -> None:
         def check_all(parts: list[Any]) -> None:
             check(parts)
             for part in parts:
-                # torch 2.5 has no `group_peer`: there each part is checked when it starts.
-                peer = getattr(part, "group_peer", None)
-                if peer is not None and isinstance(part.group, kind):
+                if isinstance(part.group, kind):
                     receives = part.op is dist_c10d.irecv
-                    part.group.check_message(receives, part.tensor, peer, part.tag)  # type: ignore[attr-defined]
+                    part.group.check_message(receives, part.tensor, part.group_peer, part.tag)  # type: ignore[attr-defined]
 
         setattr(dist_c10d, _CHECK, check_all)

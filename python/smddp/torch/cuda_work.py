@@ -14,7 +14,6 @@ from torch import Tensor
 
 from smddp.torch import cuda
 from smddp.torch.errors import CoreError, translate
-from smddp.torch.retained_handles import releases_handle
 from smddp.torch.work import NO_TIMEOUT, CoreWork, seconds
 
 
@@ -49,7 +48,6 @@ class DeviceWork(CoreWork):
         if after:
             native.on_done(self._finish_alone)
 
-    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Makes the current stream, not the host, wait for the call.
 

@@ -11,9 +11,7 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
-from smddp.torch import retained_handles
 from smddp.torch.errors import CoreError, translate
-from smddp.torch.retained_handles import releases_handle
 
 NO_TIMEOUT = timedelta(0)
 
@@ -34,16 +32,6 @@ class Handle(Work):
     def __init__(self, outputs: list[Tensor]) -> None:
         super().__init__()
         self._outputs = outputs
-        if retained_handles.RETAIN_HANDLES:
-            retained_handles.retain_handle(self)
-
-    def drop_tensors(self) -> None:
-        """Drops the outputs of a completed handle that has no reference left in Python; C++ may still wait for it."""
-        self._outputs = []
-
-    def is_over(self) -> bool:
-        """Returns whether the call has completed or failed. Has no side effects."""
-        raise NotImplementedError
 
     def result(self) -> list[Tensor]:
         return self._outputs
@@ -60,7 +48,6 @@ class Handle(Work):
 
     _source_rank = source_rank
 
-    @releases_handle
     def get_future(self) -> Future[list[Tensor]]:
         """Returns a future of the outputs, which raises the call's error.
 
@@ -107,7 +94,6 @@ def _run_callbacks(base: Future[None]) -> None:
 class DoneWork(Handle):
     """A call that was finished before it returned."""
 
-    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return True
 
@@ -116,8 +102,6 @@ class DoneWork(Handle):
 
     def is_success(self) -> bool:
         return True
-
-    is_over = is_completed
 
     def exception(self) -> None:
         return None
@@ -136,9 +120,6 @@ class CoreWork(Handle):
     _native: Any
     # As in errors.translate.
     _ranks: Sequence[int] | None
-
-    def is_over(self) -> bool:
-        return self._native.is_done()
 
     def is_success(self) -> bool:
         return self.is_completed() and self._native.error() is None
@@ -189,7 +170,6 @@ class SmddpWork(CoreWork):
         if after:
             native.on_done(self._finish_quietly)
 
-    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Drives the call to completion. Raises its error, or CollectiveTimeoutError after `timeout`."""
         try:
@@ -228,7 +208,6 @@ class JoinedWork(Handle):
         self._works = works
         self.devices = tuple(sorted({device for work in works for device in work.devices}))
 
-    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Waits for all calls. Raises the first error."""
         for work in self._works:
@@ -237,9 +216,6 @@ class JoinedWork(Handle):
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
-
-    def is_over(self) -> bool:
-        return all(work.is_over() for work in self._works)
 
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)

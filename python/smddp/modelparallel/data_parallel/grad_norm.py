@@ -1,7 +1,6 @@
 """Norm of the whole model's gradients, which are distributed over the stages.
 
 `init` patches `_get_total_norm`, which torch's `clip_grad_norm_` looks up at each call, so imported names work too.
-torch 2.5 has no such function; there `clip_grad_norm_` itself is replaced.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def clip(
     foreach: bool | None = None,
     spread: bool = False,
 ) -> torch.Tensor:
-    """Implement `clip_grad_norm_` with the whole model's norm, for all torch versions."""
+    """Implements `clip_grad_norm_` with the whole model's norm."""
     held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
     total = norm(gradients, norm_type, error_if_nonfinite, spread)
@@ -139,18 +138,11 @@ def clip(
 
 
 def install() -> Callable[[], None]:
-    """Make torch's `clip_grad_norm_` use the whole model's norm; returns a function that reverts it."""
-    owners: list[tuple[Any, str, Any]] = []
-    if hasattr(of_torch, "_get_total_norm"):
-        owners.append((of_torch, "_get_total_norm", _total(of_torch._get_total_norm)))
-    else:
-        owners += [(owner, "clip_grad_norm_", clip) for owner in (of_torch, torch.nn.utils)]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in owners]
-    for owner, name, function in owners:
-        setattr(owner, name, function)
+    """Makes torch's `clip_grad_norm_` use the whole model's norm; returns a function that reverts it."""
+    before = of_torch._get_total_norm
+    of_torch._get_total_norm = _total(before)
 
     def undo() -> None:
-        for owner, name, function in before:
-            setattr(owner, name, function)
+        of_torch._get_total_norm = before
 
     return undo

@@ -74,14 +74,16 @@ class Sharded:
         self._part = Part(0, "", module, 0, module, busy)
 
     def _shard(self, config: Config) -> None:
-        fully_shard, policy = _torch_s()
+        # Imported here: not needed without sharding, and slow.
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
         splits = by_name(self.module)
         if config.fp16 or config.bf16:
             self.module.float()  # the masters
         half = torch.float16 if config.fp16 else torch.bfloat16 if config.bf16 else None
         reduced = None if half is None else torch.float32
-        inner = policy(param_dtype=half, reduce_dtype=reduced)
-        outer = policy(param_dtype=half, reduce_dtype=reduced, output_dtype=reduced)
+        inner = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced)
+        outer = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=reduced, output_dtype=reduced)
         modules = sharded_units.units(self.module, config.sdp_reduce_bucket_size)
         sizes = {id(each): max(q.numel() for q in each.parameters()) for each in modules}
         for each in reversed(modules):
@@ -159,15 +161,6 @@ class Sharded:
     def _now(self, parameter: Any) -> Any:
         ref, new = self._became.get(id(parameter), (None, parameter))
         return new if ref is not None and ref() is parameter else parameter
-
-
-def _torch_s() -> tuple[Any, Any]:
-    """`fully_shard` and its policy of types, wherever this torch has them."""
-    try:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    except ImportError:
-        from torch.distributed._composable.fsdp import MixedPrecisionPolicy, fully_shard  # type: ignore[no-redef]
-    return fully_shard, MixedPrecisionPolicy
 
 
 def _mesh(config: Config, ranks: Ranks) -> DeviceMesh:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp._common_utils import _is_fsdp_flattened
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -152,10 +152,6 @@ def fully_shard_globals() -> tuple[dict[str, Any], list[str]]:
 
     Scripts import `fully_shard` before `tsm.init()`, so the function object cannot be replaced.
     """
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        from torch.distributed._composable.fsdp import fully_shard
     names = inspect.unwrap(fully_shard).__globals__
     return names, [name for name in ("_init_default_mesh", "_init_default_fully_shard_mesh") if name in names]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from smddp.sagemaker.expert_parallel.spread import spread_modules
@@ -22,15 +22,6 @@ from smddp.sagemaker.state_handler import state
 _SHARDED = "_ep_sharded"  # attribute of experts that are a unit of FSDP
 _OPTIONS = ("reshard_after_forward", "mp_policy", "offload_policy")
 _KEPT = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2, ShardingStrategy.NO_SHARD)
-
-
-def composable() -> Any:
-    """torch's `fully_shard`, which moved between versions."""
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        from torch.distributed._composable.fsdp import fully_shard
-    return fully_shard
 
 
 def mesh() -> DeviceMesh:
@@ -67,7 +58,7 @@ def shard_experts(model: nn.Module, **options: Any) -> list[nn.Module]:
         options["shard_placement_fn"] = placement
     for module in fresh:
         setattr(module, _SHARDED, True)
-        composable()(module, mesh=mesh(), **options)
+        fully_shard(module, mesh=mesh(), **options)
     return found
 
 
@@ -91,7 +82,7 @@ def replace_in_fully_shard(around: Callable[[Callable[..., Any]], Callable[..., 
     Scripts import `fully_shard` before `tsm.init()`, so the outer function object cannot be replaced. The inner
     function is a closure variable.
     """
-    wrapper = composable()
+    wrapper: Any = fully_shard
     cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
     original = cell.cell_contents
     cell.cell_contents = around(original)

@@ -117,8 +117,8 @@ class Base(Estimating):
     def _settle(self, device: torch.device | None, ordinals: Sequence[int]) -> None:
         """Synchronizes the host with this thread's work on the group's CUDA devices and on the requested devices.
 
-        ordinals: a barrier's device_ids. device: the same in newer torch versions; without an index it means the
-        group's device or the current device.
+        ordinals: a barrier's device_ids. device: of a barrier; without an index it means the group's device or the
+        current device.
         """
         asked: set[int | None] = set()
         if self._serves_cuda:
@@ -185,7 +185,7 @@ class Base(Estimating):
         try:
             timeout = options.timeout
             limit = timeout.total_seconds() if timeout > _ZERO else 0.0
-            now = self._batch is None and not getattr(options, "asyncOp", True)
+            now = self._batch is None and not options.asyncOp
             if call.like is not None and not call.like.is_cpu:
                 work = self._device_side().start((self._comm, self._fast_path), call, limit, now, self._ranks)
                 return DONE if now else self._note(work)
@@ -222,7 +222,7 @@ class Base(Estimating):
                 work = join(list(parts), outputs)
         finally:
             self._batch = block
-        if block is None and not getattr(options, "asyncOp", True):
+        if block is None and not options.asyncOp:
             work.wait()
         return self._note(work)
 
