@@ -310,7 +310,7 @@ stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against t
 
 # With torch and transformers: without them mypy would take all that comes from there for Any.
 .PHONY: types
-types: $(STAMPS)/test-tools $(STAMPS)/lint-tools ## check the types of the Python part
+types: $(STAMPS)/test-tools $(STAMPS)/lint-tools ## check the types of the Python part; smddp.torch, smddp.arrays and smddp.experimental strictly
 	$(BIN)/python -m mypy -p smddp --ignore-missing-imports
 
 .PHONY: wheel

@@ -212,7 +212,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
             return dict(self._sent)
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._comm.sequence()
+        return int(self._comm.sequence())
 
     def _set_sequence_number_for_group(self) -> None:
         """Returns the sequence number; the core counts operations from the group's first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.distributed import Work
@@ -113,11 +113,21 @@ class DoneWork(Handle):
         callback()
 
 
+class NativeWork(Protocol):
+    """The core's handle (smddp._core.Work), or that of a message of a rank to itself (loopback.Received)."""
+
+    def wait(self, timeout: float | None = None) -> None: ...
+    def is_done(self) -> bool: ...
+    def error(self) -> BaseException | None: ...
+    def source(self) -> int: ...
+    def on_done(self, callback: Callable[[], object]) -> bool: ...
+
+
 class CoreWork(Handle):
     """Base of the handles of the core's calls: waiting and completion on the host."""
 
     # The core's handle, which keeps the memory alive until the call is done.
-    _native: Any
+    _native: NativeWork
     # As in errors.translate.
     _ranks: Sequence[int] | None
 
@@ -160,7 +170,11 @@ class SmddpWork(CoreWork):
     """
 
     def __init__(
-        self, native: Any, outputs: list[Tensor], after: Sequence[Callable[[], None]], ranks: Sequence[int] | None
+        self,
+        native: NativeWork,
+        outputs: list[Tensor],
+        after: Sequence[Callable[[], None]],
+        ranks: Sequence[int] | None,
     ) -> None:
         super().__init__(outputs)
         self._native = native
@@ -249,7 +263,8 @@ class JoinedWork(Handle):
 def join(works: Sequence[Any], outputs: list[Tensor] | None = None) -> Work:
     """Returns one handle for several calls."""
     if len(works) == 1 and outputs is None:
-        return works[0]
+        single: Work = works[0]
+        return single
     if outputs is None:
         outputs = [tensor for work in works for tensor in work.result()]
     return JoinedWork(works, outputs)
