@@ -11,7 +11,7 @@ from torch.distributed.fsdp import fully_shard
 
 
 def options(parser):
-    parser.add_argument("--error-feedback", action="store_true", help="smddp.error_feedback_fsdp")
+    parser.add_argument("--error-feedback", action="store_true", help="smddp.experimental.error_feedback_fsdp")
 
 
 def main():
@@ -25,9 +25,9 @@ def main():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if o.error_feedback:
-        import smddp
+        from smddp.experimental import error_feedback_fsdp
 
-        smddp.error_feedback_fsdp(model)
+        error_feedback_fsdp(model)
     common.train(o, "FSDP2", model, twin)
 
 

@@ -1,4 +1,4 @@
-"""`smddp.overlap_fsdp`: overlap of FSDP2's collectives with computation on CPUs."""
+"""`smddp.experimental.overlap_fsdp`: overlap of FSDP2's collectives with computation on CPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-from smddp.torch import fsdp_overlap
+from smddp import experimental
+from smddp.experimental import fsdp_overlap
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -72,7 +73,7 @@ def _sharded(overlapped: bool, layers: int = 4, **options: Any) -> Model:
         fully_shard(layer, **options)
     fully_shard(model, **options)
     if overlapped:
-        smddp.overlap_fsdp(model)
+        experimental.overlap_fsdp(model)
     return model
 
 
@@ -215,4 +216,4 @@ def test_errors_of_collectives_are_raised_by_backward():
 @on_ranks(2)
 def test_models_that_have_no_fsdp2_are_refused():
     with pytest.raises(TypeError, match="fully_shard was not called for this Linear"):
-        smddp.overlap_fsdp(nn.Linear(2, 2))
+        experimental.overlap_fsdp(nn.Linear(2, 2))
