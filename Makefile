@@ -1,6 +1,6 @@
 # All targets share one virtual environment, .venv, and set it up themselves.
 # Settings: PYTHON=python3.12 (which Python makes .venv), PYTEST_ARGS="-k ring" (instead of -m "not slow"),
-#           TORCHES="2.5.* 2.7.* newest" (for test-torches), TENSORFLOWS, TRANSFORMERS="4.57.*" (for test-transformers),
+#           TORCHES="2.8.* 2.11.* newest" (for test-torches), TENSORFLOWS, TRANSFORMERS="4.57.*" (for test-transformers),
 #           FREETHREADED=python3.13t (for wheel-freethreaded), WHEELS=wheel-portable (for check-package, instead of both),
 #           FUZZ_SECONDS=60 and FUZZ_TARGETS="tcp shm" (for check-deep), MATRIX_ARGS="--ways shm --sizes 2"
 #           (for fault-matrix and mismatch-matrix).
@@ -13,7 +13,7 @@ SHELL       := /bin/bash
 MAKEFLAGS   += --no-builtin-rules --no-print-directory
 
 PYTHON      ?= python3
-TORCHES     ?= 2.5.* 2.7.* newest
+TORCHES     ?= 2.8.* 2.11.* newest
 TENSORFLOWS ?= 2.12.* 2.15.* newest
 TRANSFORMERS ?= 4.57.*
 FREETHREADED ?= python3.14t
@@ -310,7 +310,7 @@ stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against t
 
 # With torch and transformers: without them mypy would take all that comes from there for Any.
 .PHONY: types
-types: $(STAMPS)/test-tools $(STAMPS)/lint-tools ## check the types of the Python part
+types: $(STAMPS)/test-tools $(STAMPS)/lint-tools ## check the types of the Python part; smddp.torch, smddp.arrays and smddp.experimental strictly
 	$(BIN)/python -m mypy -p smddp --ignore-missing-imports
 
 .PHONY: wheel

@@ -34,7 +34,7 @@ RUN if [ -n "${EFA_INSTALLER}" ]; then \
     fi
 
 # torch for processors; that of https://pypi.org/simple has CUDA with it. One that is there already stays.
-ARG TORCH="torch>=2.5"
+ARG TORCH="torch>=2.8"
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3013
 RUN pip install --no-cache-dir --index-url "${TORCH_INDEX}" "${TORCH}" \

@@ -7,15 +7,11 @@ With --error-feedback, what SMDDP_WIRE_FORMAT rounds away of gradients is added 
 import common
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-
-try:
-    from torch.distributed.fsdp import fully_shard
-except ImportError:
-    raise SystemExit("this example needs torch 2.6 or later: FSDP2 of torch 2.5 works on GPUs alone") from None
+from torch.distributed.fsdp import fully_shard
 
 
 def options(parser):
-    parser.add_argument("--error-feedback", action="store_true", help="smddp.error_feedback_fsdp")
+    parser.add_argument("--error-feedback", action="store_true", help="smddp.experimental.error_feedback_fsdp")
 
 
 def main():
@@ -29,9 +25,9 @@ def main():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     if o.error_feedback:
-        import smddp
+        from smddp.experimental import error_feedback_fsdp
 
-        smddp.error_feedback_fsdp(model)
+        error_feedback_fsdp(model)
     common.train(o, "FSDP2", model, twin)
 
 

@@ -13,11 +13,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-
-try:
-    from torch.distributed.fsdp import fully_shard
-except ImportError:
-    raise SystemExit("this example needs torch 2.6 or later: FSDP2 of torch 2.5 works on GPUs alone") from None
+from torch.distributed.fsdp import fully_shard
 
 SEQUENCES = 8  # of a step, for 1, 2, 4 or 8 ranks
 

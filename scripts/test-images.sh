@@ -4,7 +4,7 @@
 #
 #   scripts/test-images.sh WHEEL [FOLDER OF IMAGES]
 #
-# Debian 12: its own Python with pip, then uv, torch 2.5 and the newest. Debian 11, the oldest glibc (2.31) that can be had by
+# Debian 12: its own Python with pip, then uv, torch 2.8 and the newest. Debian 11, the oldest glibc (2.31) that can be had by
 # debootstrap: a Python in a prefix of its own, laid out as conda's environments are. What is run in each: `smddp info`, the
 # bench, and the quick start's script under torchrun.
 set -euo pipefail
@@ -72,7 +72,7 @@ try_in() { # SUITE NAME TORCHES SET-UP
 printf '| image | Python and installer | torch | seconds |\n|---|---|---|---|\n' >"$table"
 
 image bookworm python3,python3-venv,python3-pip
-try_in bookworm 'python3 -m venv, pip' 'torch==2.5.* torch' '
+try_in bookworm 'python3 -m venv, pip' 'torch==2.8.* torch' '
     rm -rf /own && python3 -m venv /own
     bin=/own/bin install="/own/bin/pip install -q --upgrade"'
 try_in bookworm 'uv venv, uv pip' 'torch' '

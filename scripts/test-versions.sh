@@ -2,7 +2,7 @@
 # Installs the one wheel in dist/ beside each version of a framework that is asked for, runs a folder of tests there and
 # prints the counts as a Markdown table (also left in dist/PACKAGE-versions.md).
 #
-#   scripts/test-versions.sh torch "2.5.* 2.7.* newest" tests/backend
+#   scripts/test-versions.sh torch "2.8.* 2.11.* newest" tests/backend
 #   scripts/test-versions.sh tensorflow-cpu "2.12.* 2.15.* newest" tests/tf [PYTEST ARGUMENTS]
 #
 # Without a folder the environment is made, and nothing more.

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from smddp.formats import exact
     from smddp.torch.bound_calls import bind
     from smddp.torch.error_feedback.ddp import ErrorFeedback, error_feedback_hook
-    from smddp.torch.error_feedback.fsdp import error_feedback_fsdp
-    from smddp.torch.fsdp_overlap import overlap_fsdp
     from smddp.torch.reconfigure import ReconfigureOptions
 
 # `import torch.sagemaker` works after `import smddp`, too, where torch's discovery of backends is off.
@@ -57,9 +55,7 @@ _FROM = {
     "empty": "arrays.symmetric",
     "ErrorFeedback": "torch.error_feedback.ddp",
     "error_feedback_hook": "torch.error_feedback.ddp",
-    "error_feedback_fsdp": "torch.error_feedback.fsdp",
     "exact": "formats",
-    "overlap_fsdp": "torch.fsdp_overlap",
     "ReconfigureOptions": "torch.reconfigure",
 }
 
@@ -70,13 +66,11 @@ __all__ = [
     "bind",
     "dump",
     "empty",
-    "error_feedback_fsdp",
     "error_feedback_hook",
     "exact",
     "info",
     "init",
     "log_to",
-    "overlap_fsdp",
     "paths",
     "traffic",
     *_FROM_CORE,
@@ -155,5 +149,8 @@ def __getattr__(name: str) -> Any:
         import importlib
 
         value = globals()[name] = getattr(importlib.import_module(f"smddp.{_FROM[name]}"), name)
+        return value
+    if name in _alias.EXPERIMENTAL:
+        value = globals()[name] = _alias.experimental(name)
         return value
     raise AttributeError(f"module 'smddp' has no attribute {name!r}")

@@ -22,7 +22,12 @@ MOVED = {
     "smddp.devices": "smddp.torch.device_map",
     "smddp.process_group": "smddp.torch.process_group",
     "smddp.reconfigure": "smddp.torch.reconfigure",
+    "smddp.torch.error_feedback.fsdp": "smddp.experimental.error_feedback_fsdp",
+    "smddp.torch.fsdp_overlap": "smddp.experimental.fsdp_overlap",
 }
+
+# Functions of `smddp.experimental` that were documented as functions of `smddp`, which warn.
+EXPERIMENTAL = ("error_feedback_fsdp", "overlap_fsdp")
 
 
 class _Loader:
@@ -62,10 +67,20 @@ class _Finder:
 
 
 def _moved(former: str, real: str) -> ModuleSpec:
+    _deprecate(former, f"import {real}")
+    return ModuleSpec(former, _Loader(real))  # type: ignore[arg-type]
+
+
+def experimental(name: str) -> object:
+    """Returns a function of `smddp.experimental` for its former name in `smddp`, and warns."""
+    _deprecate(f"smddp.{name}", f"use smddp.experimental.{name}")
+    return getattr(importlib.import_module("smddp.experimental"), name)
+
+
+def _deprecate(former: str, remedy: str) -> None:
     import warnings
 
-    warnings.warn(f"{former} is deprecated: import {real}", DeprecationWarning, stacklevel=3)
-    return ModuleSpec(former, _Loader(real))  # type: ignore[arg-type]
+    warnings.warn(f"{former} is deprecated: {remedy}", DeprecationWarning, stacklevel=4)
 
 
 def install() -> None:

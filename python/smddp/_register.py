@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from smddp import _alias, _historic
-from smddp._constants import NAME
+from smddp._constants import NAME, OLDEST_TORCH
 
 if TYPE_CHECKING:
     from smddp.torch.process_group import SmddpProcessGroup
@@ -26,9 +26,19 @@ def _create(options: Any, backend_options: Any) -> SmddpProcessGroup:
 
 
 def register() -> None:
-    """Register the backend with torch.distributed. Idempotent; does nothing in a torch without it."""
+    """Registers the backend with torch.distributed. Idempotent; does nothing in a torch without it.
+
+    Raises ImportError for a torch that is older than the oldest supported version.
+    """
+    import torch
     import torch.distributed as dist
 
+    if _major_minor(torch.__version__) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise ImportError(
+            f"smddp needs torch {oldest} or later, found torch {torch.__version__}. "
+            f"Update torch: pip install 'torch>={oldest}'"
+        )
     _alias.install()
     if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
@@ -36,8 +46,14 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
 
 
+def _major_minor(version: str) -> tuple[int, int]:
+    """Returns the first two numbers; without their suffixes, which builds from source have ("2.8.0a0+git")."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
 def autoload() -> None:
-    """The hook that `import torch` runs: registers, and never raises."""
+    """Entry point that `import torch` runs: registers, and never raises."""
     try:
         register()
     except Exception as error:

@@ -104,7 +104,7 @@ def test_outputs_with_overlapping_elements_are_refused():
 def test_tensors_without_memory_are_refused():
     freed = torch.ones(6)
     freed.untyped_storage().resize_(0)
-    # Calls the group's methods: torch 2.5 prints the arguments of a failed call, and printing this one crashes.
+    # The group's methods: torch.distributed's functions print the arguments of a failed call, which can crash here.
     world = dist.group.WORLD
     with refused("(6,)", "no memory"):
         world.allreduce([freed])

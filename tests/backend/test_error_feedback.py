@@ -13,10 +13,12 @@ import torch.distributed as dist
 from ranks.cases import on_ranks
 from ranks.group import BACKEND
 from ranks.pool import Pool, Pools
-from smddp.torch import fsdp_overlap
+from smddp import experimental
+from smddp.experimental import fsdp_overlap
 from smddp.torch.error_feedback.internode import InterNodeReduce, internode_reduce
 from smddp.torch.error_feedback.rounding import GROUP, round_off, rounded
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="the setting is smddp's")
@@ -269,15 +271,9 @@ def test_without_formats_ddp_has_the_same_bits():
 # ---- FSDP2 ----
 
 
-def _api() -> Any:
-    return pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_api")
-
-
 def _sharded(**options: Any) -> Any:
-    if not hasattr(_api(), "ReduceScatter"):
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
         pytest.skip("custom collectives in FSDP2 need torch 2.9")
-    from torch.distributed.fsdp import fully_shard
-
     model = nn.Sequential(*(nn.Linear(151, 151) for _ in range(3)))
     torch.manual_seed(2)
     for parameter in model.parameters():
@@ -328,7 +324,7 @@ def error_of_the_summed_shards_is_that_of_one_step() -> None:
     steps = range(40)
     exact, plain = _total(_shards(_sharded(), steps, exact=True)), _total(_shards(_sharded(), steps))
     model = _sharded()
-    smddp.error_feedback_fsdp(model)
+    experimental.error_feedback_fsdp(model)
     found = _shards(model, steps)
     once = _off(_total(found[:1]), _total(_shards(_sharded(), range(1), exact=True)))
     most = torch.tensor([_off(_total(found), exact), once, _off(plain, exact)], dtype=torch.float64)
@@ -345,7 +341,7 @@ def a_units_residual_is_its_rounding_error() -> None:
     sent = [_Recorder(group._reduce_scatter_comm) for group in groups]
     for group, recorder in zip(groups, sent, strict=True):
         group._reduce_scatter_comm = recorder
-    state = smddp.error_feedback_fsdp(model)
+    state = experimental.error_feedback_fsdp(model)
     given = [_Recorder(group._reduce_scatter_comm) for group in groups]
     for group, recorder in zip(groups, given, strict=True):
         group._reduce_scatter_comm = recorder
@@ -369,29 +365,29 @@ def a_units_residual_is_its_rounding_error() -> None:
 @_case("apart", "uneven")
 def loaded_and_overlapped_units_continue_with_the_same_bits() -> None:
     model = _sharded()
-    state = smddp.error_feedback_fsdp(model)
+    state = experimental.error_feedback_fsdp(model)
     first = _shards(model, range(3))
     saved = state.state_dict()
     second = _shards(model, range(3, 6))
 
     other = _sharded()
-    smddp.overlap_fsdp(other)
-    again = smddp.error_feedback_fsdp(other)
+    experimental.overlap_fsdp(other)
+    again = experimental.error_feedback_fsdp(other)
     again.load_state_dict(saved)
     assert _same(_shards(other, range(3, 6)), second)
     again.load_state_dict({})
     assert _same(_shards(other, range(3)), first) and not _same(_shards(_sharded(), range(3)), first)
 
     third = _sharded()
-    smddp.error_feedback_fsdp(third)
-    smddp.overlap_fsdp(third)
+    experimental.error_feedback_fsdp(third)
+    experimental.overlap_fsdp(third)
     assert _same(_shards(third, range(3)), first)
 
 
 @_case("apart")
 def units_with_exact_or_missing_gradients_equal_plain_fsdp() -> None:
     model, plain = _sharded(), _sharded()
-    state = smddp.error_feedback_fsdp(model)
+    state = experimental.error_feedback_fsdp(model)
     with_exact = [_shards(each, range(2), exact=True) for each in (model, plain)]
     assert _same(*with_exact) and state.state_dict() == {}
 
@@ -410,16 +406,16 @@ def unsupported_models_are_refused() -> None:
 
     model = _sharded()
     with pytest.raises(TypeError, match="fully_shard was not called for this Linear"):
-        smddp.error_feedback_fsdp(nn.Linear(2, 2))
+        experimental.error_feedback_fsdp(nn.Linear(2, 2))
     with pytest.raises(TypeError, match="expected a module, got int"):
-        smddp.error_feedback_fsdp(3)  # type: ignore[arg-type]
+        experimental.error_feedback_fsdp(3)  # type: ignore[arg-type]
     copies = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "shards"))
     with pytest.raises(ValueError, match="over a second mesh dimension"):
-        smddp.error_feedback_fsdp(_sharded(mesh=copies))
-    state = smddp.error_feedback_fsdp(model)
-    smddp.overlap_fsdp(model)
+        experimental.error_feedback_fsdp(_sharded(mesh=copies))
+    state = experimental.error_feedback_fsdp(model)
+    experimental.overlap_fsdp(model)
     with pytest.raises(ValueError, match="was already called for 0"):
-        smddp.error_feedback_fsdp(model)
+        experimental.error_feedback_fsdp(model)
     _shards(model, range(1))
     name, tensor = next(iter(state.state_dict().items()))
     for wrong, error in (({name: tensor[1:]}, ValueError), ({"0": tensor}, ValueError), (tensor, TypeError)):

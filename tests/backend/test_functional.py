@@ -1,11 +1,11 @@
 """Layers of torch that call the group from C++ or through a compiler."""
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from ranks.cases import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from backend.oracle import contribution, same
 
@@ -79,11 +79,6 @@ def test_meshes_and_dtensors_redistribute():
 
 @on_ranks(2)
 def test_fsdp2_trains_as_one_process_would():
-    try:
-        from torch.distributed.fsdp import fully_shard
-    except ImportError:
-        pytest.skip("the FSDP2 of this torch needs CUDA")
-
     def run(shard: bool) -> list[float]:
         torch.manual_seed(3)
         model = torch.nn.Sequential(torch.nn.Linear(6, 10), torch.nn.Tanh(), torch.nn.Linear(10, 2))

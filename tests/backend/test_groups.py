@@ -50,8 +50,6 @@ def test_ranks_of_a_group_have_the_order_of_its_list():
 
 @on_ranks(3)
 def test_split_group_makes_groups_in_the_order_given():
-    if not hasattr(dist, "split_group"):
-        pytest.skip("this torch has no split_group")
     rank = dist.get_rank()
     try:
         group = dist.split_group(split_ranks=[[2, 0]])

@@ -1,4 +1,4 @@
-"""`smddp.overlap_fsdp`: overlap of FSDP2's collectives with computation on CPUs."""
+"""`smddp.experimental.overlap_fsdp`: overlap of FSDP2's collectives with computation on CPUs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import torch
 import torch.distributed as dist
 from ranks.cases import on_ranks
 from ranks.group import BACKEND
-from smddp.torch import fsdp_overlap
+from smddp import experimental
+from smddp.experimental import fsdp_overlap
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-api = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_api", reason="torch 2.5 has it elsewhere")
-fully_shard: Any = pytest.importorskip("torch.distributed.fsdp").fully_shard
-takes_ours = hasattr(api, "ReduceScatter")
-pytestmark = pytest.mark.skipif(not takes_ours, reason="FSDP2 takes others' collectives from torch 2.9 on")
+pytestmark = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_custom_reduce_scatter"), reason="custom collectives in FSDP2 need torch 2.9"
+)
 
 
 class Layer(nn.Module):
@@ -72,7 +73,7 @@ def _sharded(overlapped: bool, layers: int = 4, **options: Any) -> Model:
         fully_shard(layer, **options)
     fully_shard(model, **options)
     if overlapped:
-        smddp.overlap_fsdp(model)
+        experimental.overlap_fsdp(model)
     return model
 
 
@@ -215,4 +216,4 @@ def test_errors_of_collectives_are_raised_by_backward():
 @on_ranks(2)
 def test_models_that_have_no_fsdp2_are_refused():
     with pytest.raises(TypeError, match="fully_shard was not called for this Linear"):
-        smddp.overlap_fsdp(nn.Linear(2, 2))
+        experimental.overlap_fsdp(nn.Linear(2, 2))

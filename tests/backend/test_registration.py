@@ -115,6 +115,30 @@ print(len(caught), 'no room' in str(caught[0].message))
     assert succeeds_after_torch(code) == "1 True"
 
 
+def test_a_torch_older_than_the_floor_is_refused_with_both_versions():
+    code = """
+import warnings, torch
+from smddp import _register
+messages = []
+for version in ('2.7.1+cpu', '1.13.0', '2.8.0a0+git1234', '10.0'):
+    torch.__version__ = torch.torch_version.TorchVersion(version)
+    try:
+        _register.register()
+        messages.append('registered')
+    except ImportError as error:
+        messages.append(str(error))
+torch.__version__ = '2.7.1'
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter('always')
+    _register.autoload()
+print(*messages, *(each.message for each in caught), sep='\\n')
+"""
+    old, older, built, newer, warned = succeeds_after_torch(code).splitlines()
+    assert old == "smddp needs torch 2.8 or later, found torch 2.7.1+cpu. Update torch: pip install 'torch>=2.8'"
+    assert "found torch 1.13.0." in older and (built, newer) == ("registered", "registered")
+    assert "could not register" in warned and "found torch 2.7.1." in warned
+
+
 def test_smdistributed_is_a_package_that_can_be_found():
     assert importlib.util.find_spec("smdistributed") is not None
     assert importlib.util.find_spec("smdistributed.dataparallel.torch.torch_smddp") is not None

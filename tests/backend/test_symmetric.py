@@ -9,9 +9,9 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-import torch.distributed.fsdp
 from ranks.cases import on_ranks
 from ranks.group import BACKEND
+from torch.distributed.fsdp import fully_shard
 
 from backend.oracle import same
 
@@ -100,9 +100,6 @@ def test_invalid_sizes_and_types_are_refused():
 @on_ranks(2)
 def test_fsdp2_allocates_its_buffers_in_symmetric_memory():
     ask = "set_allocate_memory_from_process_group_for_comm"
-    fully_shard = getattr(torch.distributed.fsdp, "fully_shard", None)
-    if fully_shard is None:
-        return  # torch 2.5 has another interface
     losses = {}
     for symmetric in (False, True):
         torch.manual_seed(0)
@@ -110,8 +107,6 @@ def test_fsdp2_allocates_its_buffers_in_symmetric_memory():
         for layer in model:
             fully_shard(layer)
         fully_shard(model)
-        if not hasattr(model, ask):
-            return  # an older torch lacks this interface
         getattr(model, ask)(symmetric)
         for module in model:
             getattr(module, ask)(symmetric)

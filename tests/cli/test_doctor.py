@@ -228,7 +228,7 @@ def test_sound_job_on_two_hosts_is_healthy(here):
         ("nodes", WARN, "user: 0 (rank 0)", 1, changed("identity", "user", to=4711)),
         ("nodes", WARN, "network namespace", 1, changed("identity", "network namespace", to="net:[1]")),
         ("versions", FAIL, "0.0.9 (rank 1)", 1, changed("version", to="0.0.9")),
-        ("versions", WARN, "torch", 1, changed("torch", to="2.5.0")),
+        ("versions", WARN, "torch", 1, changed("torch", to="2.8.0")),
         ("GPU", FAIL, "/dev/nvidia0", 1, changed("devices", to=["/dev/nvidia0"])),
         ("libfabric", FAIL, "uverbs0", 1, changed("devices", to=["/dev/infiniband/uverbs0"])),
         ("locked memory", FAIL, "64 KiB", 1, over_a_fabric_with_little_locked_memory),

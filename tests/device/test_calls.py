@@ -10,7 +10,7 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
-from smddp.torch import cuda, retained_handles
+from smddp.torch import cuda
 from smddp.torch.collectives.base import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -34,10 +34,7 @@ def ones(*shape: int, index: int = 0, dtype: torch.dtype = torch.float32) -> tor
 
 def options(kind, *, sync: bool = False, **values):
     made = kind()
-    if hasattr(made, "asyncOp"):
-        made.asyncOp = not sync
-    elif sync:
-        pytest.skip("this torch has no asyncOp option")
+    made.asyncOp = not sync
     for name, value in values.items():
         setattr(made, name, value)
     return made
@@ -379,8 +376,7 @@ def test_tensors_live_until_the_device_has_finished(fake):
     assert reference() is not None
     native.end()
     gc.collect()
-    # Before torch 2.7 handles that were never waited for are retained for C++, with their outputs.
-    assert reference() is None or retained_handles.RETAIN_HANDLES
+    assert reference() is None
 
 
 def test_a_future_is_complete_immediately_and_its_callbacks_run_after_the_call(fake):
@@ -455,7 +451,6 @@ def test_a_barrier_waits_for_the_requested_device(fake):
 
 
 def test_a_barrier_waits_for_the_devices_of_device_ids(fake):
-    """torch before 2.7 passes only `device_ids`."""
     group = Group(fake)
     group.barrier(options(c10d.BarrierOptions, device=torch.device("cpu"), device_ids=[1]))
     assert group.logged(*HOST_BLOCKING) == [("host waits for stream", 101)]
@@ -574,8 +569,7 @@ def test_other_backends_receive_the_device_that_the_group_is_bound_to(monkeypatc
         dist.ProcessGroup._register_backend(self, device, kind, backend)
 
     monkeypatch.setattr(SmddpProcessGroup, "_register_backend", registering)
-    if hasattr(torch, "accelerator"):
-        monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     register()
     own = torch.device("cuda", 0)
     dist.init_process_group("cpu:smddp,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1, device_id=own)

@@ -22,6 +22,7 @@ ALLOWED = {
     "exit_hooks": {"observability"},
     "arrays": BELOW_TORCH,
     "torch": BELOW_TORCH | {"arrays"},
+    "experimental": {"torch", "observability"},
     "sagemaker": {"torch", "smp"},
     "modelparallel": {"sagemaker", "torch", "smp", "observability"},
     "tensorflow": {"arrays", "smddp"},

@@ -136,13 +136,10 @@ def _checked(model: nn.Module, config: Any, cp_comm_type: str) -> dict[str, Any]
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
-    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     for name, module in model.named_modules():
-        # FSDP2's class is public only since torch 2.6.
-        if isinstance(module, FullyShardedDataParallel) or any(
-            base.__name__ == "FSDPModule" for base in type(module).__mro__
-        ):
+        if isinstance(module, FullyShardedDataParallel | FSDPModule):
             raise ValueError(
                 f"transform() after FSDP: {name or 'the model'} is wrapped already; transform first, then wrap the "
                 "result"

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch.distributed import distributed_c10d as dist_c10d
 
+from smddp.torch.collectives.p2p import Messages
 from smddp.torch.compat import warn_missing
 
 #: torch's check, called with the parts of each batch.
 _CHECK = "_check_p2p_op_list"
 
 
-def check_batches(kind: type) -> None:
+def check_batches(kind: type[Messages]) -> None:
     """Makes torch check batches of groups of class `kind` with their `check_message`. Idempotent."""
     check = getattr(dist_c10d, _CHECK, None)
     if check is None:
@@ -24,10 +25,8 @@ def check_batches(kind: type) -> None:
         def check_all(parts: list[Any]) -> None:
             check(parts)
             for part in parts:
-                # torch 2.5 has no `group_peer`: there each part is checked when it starts.
-                peer = getattr(part, "group_peer", None)
-                if peer is not None and isinstance(part.group, kind):
+                if isinstance(part.group, kind):
                     receives = part.op is dist_c10d.irecv
-                    part.group.check_message(receives, part.tensor, peer, part.tag)  # type: ignore[attr-defined]
+                    part.group.check_message(receives, part.tensor, part.group_peer, part.tag)
 
         setattr(dist_c10d, _CHECK, check_all)

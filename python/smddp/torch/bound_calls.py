@@ -68,7 +68,7 @@ def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BoundCall:
     group = _smddp_group(given.get("group"))
     call = _recorded_call(group, functools.partial(function, *args, **kwargs))
     ranks, limit = group._ranks, given.get("timeout")
-    return core().BoundCall(
+    bound: BoundCall = core().BoundCall(
         group._comm,
         call.number,
         call.code,
@@ -80,6 +80,7 @@ def bind(function: Callable[..., Any], *args: Any, **kwargs: Any) -> BoundCall:
         0.0 if limit is None else limit.total_seconds(),
         lambda error: translate(error, ranks),
     )
+    return bound
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:

@@ -1,7 +1,4 @@
-"""Private names of torch, each with a fallback: a missing name disables one feature with one warning.
-
-`retained_handles.py`, `shutdown_patch.py` and `resharding.py` hold the workarounds for old versions of torch.
-"""
+"""Private names of torch, each with a fallback: a missing name disables one feature with one warning."""
 
 from __future__ import annotations
 

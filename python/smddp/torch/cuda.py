@@ -20,7 +20,7 @@ _sides: dict[int, Any] = {}
 
 def in_use() -> bool:
     """Returns whether this process has initialized CUDA."""
-    return torch.cuda.is_initialized()
+    return bool(torch.cuda.is_initialized())
 
 
 def here() -> int:

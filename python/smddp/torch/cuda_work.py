@@ -8,14 +8,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from smddp.torch import cuda
 from smddp.torch.errors import CoreError, translate
-from smddp.torch.retained_handles import releases_handle
 from smddp.torch.work import NO_TIMEOUT, CoreWork, seconds
+
+if TYPE_CHECKING:
+    from smddp import _core
 
 
 class DeviceWork(CoreWork):
@@ -28,9 +30,11 @@ class DeviceWork(CoreWork):
     touched: the tensors that `after` uses. ranks: as in errors.translate.
     """
 
+    _native: _core.Work
+
     def __init__(
         self,
-        native: Any,
+        native: _core.Work,
         device: int,
         outputs: list[Tensor],
         after: Sequence[Callable[[], None]],
@@ -49,7 +53,6 @@ class DeviceWork(CoreWork):
         if after:
             native.on_done(self._finish_alone)
 
-    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Makes the current stream, not the host, wait for the call.
 
@@ -82,7 +85,7 @@ class DeviceWork(CoreWork):
         if self._lock is None or self._native.error() is not None:
             return True
         self._finish_alone()
-        return self._copied.query()
+        return bool(self._copied.query())
 
     def _finish(self) -> None:
         if self._lock is None:

@@ -212,14 +212,15 @@ class SmddpDevice(c10d.Backend):
 
     @property
     def supports_reconfigure(self) -> bool:
-        return self.served_group().supports_reconfigure
+        return bool(self.served_group().supports_reconfigure)
 
     @property
     def supports_shrinking(self) -> bool:
-        return self.served_group().supports_shrinking
+        return bool(self.served_group().supports_shrinking)
 
     def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> SmddpDevice:
-        return self.served_group().shrink(ranks_to_exclude, shrink_flags, opts_override)._device
+        backend: SmddpDevice = self.served_group().shrink(ranks_to_exclude, shrink_flags, opts_override)._device
+        return backend
 
     @property
     def supports_coalescing(self) -> bool:

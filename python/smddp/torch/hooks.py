@@ -42,6 +42,8 @@ class ObservedGroup:
     _size: int
     _all_ranks: Sequence[int]
     _register_devices: Callable[[Any, Any], None]
+    group_name: str
+    group_desc: str
 
     def _init_observers(self) -> None:
         """Called when the backends of the group are registered."""
@@ -85,8 +87,8 @@ class ObservedGroup:
             # A new backend each time: C++ copies rank and size from it when it is created.
             self._behind = device_backend(self, self._timeout)
             self._register_devices(own, self._behind)
-            own._set_group_name(self.group_name)  # type: ignore[attr-defined]
-            own._set_group_desc(self.group_desc)  # type: ignore[attr-defined]
+            own._set_group_name(self.group_name)
+            own._set_group_desc(self.group_desc)
             self._dispatcher = own
         return self._dispatcher
 

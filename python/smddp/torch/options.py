@@ -21,25 +21,26 @@ def gather_options(cls: type[Options], *values: Any) -> Options:
     for value in values:
         if isinstance(value, cls):
             return value
-    made: Any = cls()
+    made = cls()
+    fields: Any = made
     for value in values:
         if value is None:
             continue
         if isinstance(value, timedelta):
-            made.timeout = value
+            fields.timeout = value
         elif isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
-            made.reduceOp = value
+            fields.reduceOp = value
         elif type(value) is int:
-            made.rootRank = value
+            fields.rootRank = value
         else:
             # Coalesced and plain options are interchangeable here.
             if hasattr(value, "reduceOp") and hasattr(made, "reduceOp"):
-                made.reduceOp = value.reduceOp
+                fields.reduceOp = value.reduceOp
             if hasattr(value, "asyncOp") and hasattr(made, "asyncOp"):
-                made.asyncOp = value.asyncOp
+                fields.asyncOp = value.asyncOp
             if not hasattr(value, "timeout"):
                 raise TypeError(f"expected {cls.__name__}, an int, a timedelta or a ReduceOp, got {value!r}")
-            made.timeout = value.timeout
+            fields.timeout = value.timeout
     return made
 
 

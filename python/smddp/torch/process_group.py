@@ -23,7 +23,6 @@ from smddp._native import core
 from smddp.exit_hooks.at_exit import shut_down_at_exit
 from smddp.observability import watcher
 from smddp.observability.info import say_paths
-from smddp.torch import resharding
 from smddp.torch.batch_checks import check_batches
 from smddp.torch.collectives import SmddpCollectives
 from smddp.torch.collectives.base import BARRIER, PLAIN, UINT8
@@ -37,7 +36,6 @@ from smddp.torch.placeholders import Inherited, NotConfigured
 from smddp.torch.reconfigure import Reconfigurable, instance
 from smddp.torch.rendezvous import MonitoredBarrier, connect
 from smddp.torch.shrink import SHRINK, Shrinkable
-from smddp.torch.shutdown_patch import patch_shutdown
 from smddp.torch.unsupported import answering
 
 # Open groups of this process. torch's C++ code may hold a group longer than Python does, so this reference keeps the
@@ -93,14 +91,10 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         connected: bool = True,
         made_by: str | None = None,
     ) -> None:
-        options = getattr(ProcessGroup, "Options", None)
         try:
-            if options is not None:  # torch 2.5
-                ProcessGroup.__init__(self, group_store, rank, size, options(NAME, timeout))  # type: ignore[call-overload]
-            else:
-                ProcessGroup.__init__(self, group_store, rank, size)
+            ProcessGroup.__init__(self, group_store, rank, size)
         except TypeError:
-            # torch 2.7 accepts a store only for groups written in C++.
+            # Older versions of torch accept a store only for groups written in C++.
             ProcessGroup.__init__(self, rank, size)
         self._store = store
         self._group_store = group_store
@@ -110,7 +104,6 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         self._serves_cuda = request.backends.get("cuda") == NAME
         self._bound = _ordinal(request.device_id) if self._serves_cuda else None
         _watch_forks()
-        resharding.install()
         shut_down_at_exit()
         self._others = others(request, group_store, rank, size, timeout, name, global_ranks or list(range(size)))
         self._reconfigurable = not connected
@@ -172,8 +165,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         ours: the backend of the devices that smddp serves.
         """
         custom = ProcessGroup.BackendType.CUSTOM
-        if hasattr(group, "_set_default_backend"):  # torch 2.5 takes it from its options
-            group._set_default_backend(custom)
+        group._set_default_backend(custom)
         # Set it first: torch passes it to every backend registered afterwards.
         if self._request.device_id is not None and self._shows_device(self._request.device_id):
             group.bound_device_id = self._request.device_id
@@ -220,7 +212,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
             return dict(self._sent)
 
     def _get_sequence_number_for_group(self) -> int:
-        return self._comm.sequence()
+        return int(self._comm.sequence())
 
     def _set_sequence_number_for_group(self) -> None:
         """Returns the sequence number; the core counts operations from the group's first."""
@@ -364,7 +356,6 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
     splitGroup = split_group
 
 
-patch_shutdown(SmddpProcessGroup)
 check_batches(SmddpProcessGroup)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.profiler import record_function
 
 from smddp.observability.info import COLLECTIVES
 from smddp.torch.compat import record_range
@@ -61,10 +60,7 @@ def _path_range(comm: Any, path: str, nbytes: int, what: str) -> Any:
 
 
 def _range(name: str, tensors: list[Tensor], values: dict[str, Any]) -> Any:
-    try:
-        return record_range(name, tensors, values)
-    except TypeError:  # an older torch accepts only a name
-        return record_function(name)
+    return record_range(name, tensors, values)
 
 
 def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:

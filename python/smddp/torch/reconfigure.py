@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -102,11 +102,15 @@ def configuration_store(store: Any, uuid: int) -> Any:
     return PrefixStore(f"reconfigure/{uuid}", store)
 
 
+def is_default_group(group: object) -> bool:
+    return group is dist_c10d.GroupMember.WORLD
+
+
 def update_torch_ranks(group: Any, ranks: list[Handle]) -> None:
     """Updates torch's table of a group's ranks. The ranks of the default group become the global ranks."""
     world = dist_c10d._world.pg_group_ranks
     if group in world:
-        whole = group is dist_c10d.GroupMember.WORLD
+        whole = is_default_group(group)
         world[group] = {place if whole else each.world_rank: place for place, each in enumerate(ranks)}
 
 
@@ -120,7 +124,7 @@ class Reconfigurable:
     _group_store: Any
     _store: Any
     _mailbox: Any
-    _others: dict[str, Any]
+    _others: Mapping[str, object]
     _request: Any
     # Unique name of this object, and the used reconfiguration numbers.
     _instance: str
@@ -148,7 +152,7 @@ class Reconfigurable:
         """Returns the handle of this member, for `reconfigure` on all members."""
         assert self.supports_reconfigure
         world = dist_c10d.GroupMember.WORLD
-        world_rank = self._rank if world is None or world is self else world.rank()
+        world_rank = self._rank if world is None or is_default_group(self) else world.rank()
         return str(Handle(self._rank, world_rank, self._instance))
 
     def reconfigure(self, opts: Any) -> Work:
@@ -177,7 +181,7 @@ class Reconfigurable:
         self._mailbox.close()
         self._hold(NotConfigured(name, f"has no ranks since its reconfiguration {uuid} failed"))
         place = next(place for place, each in enumerate(ranks) if each.instance == self._instance)
-        whole = self is dist_c10d.GroupMember.WORLD
+        whole = is_default_group(self)
         new_name = f"{name}{_AGAIN}{uuid}"
         self._become(new_name, place, len(ranks), [] if whole else [each.world_rank for each in ranks])
         self._connect(store, "reconfigure", new_name, limit)

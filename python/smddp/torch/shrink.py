@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d as dist_c10d
 
 from smddp.exit_hooks import first_cause
 from smddp.torch.device_map import Request, SmddpDevice
+from smddp.torch.reconfigure import is_default_group
 
 #: Operation name in errors.
 SHRINK = "shrink_group"
@@ -38,7 +39,7 @@ class Shrinkable:
     _timeout: timedelta
     _all_ranks: Sequence[int]
     _group_store: Any
-    _others: dict[str, Any]
+    _others: Mapping[str, object]
     _request: Request
     # Number of attempts to exclude these ranks; each attempt uses a separate store prefix.
     _tries: Counter[tuple[int, ...]]
@@ -77,8 +78,9 @@ class Shrinkable:
         remaining = [rank for rank in range(self._size) if rank not in without]
         store = PrefixStore(f"shrunk/{excluded}/{self._tries[without]}", self._group_store)
         # As in reconfigure: the shrunk default group renumbers the global ranks.
-        whole = self is dist_c10d.GroupMember.WORLD
-        group = type(self)(  # type: ignore[call-arg]
+        whole = is_default_group(self)
+        make: Callable[..., Shrinkable] = type(self)
+        group = make(
             store=store,
             group_store=store,
             rank=remaining.index(self._rank),

@@ -1,7 +1,8 @@
 """Time estimates for `torch.distributed._time_estimator`.
 
 Between `_start_time_estimate` and `_end_time_estimate` a group's calls send no data and return immediately; the cost
-model adds their expected time.
+model adds their expected time. Experimental: torch's name is private. torch calls these methods of a backend, so they
+are part of the group.
 """
 
 from __future__ import annotations

@@ -5,15 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
-from smddp.torch import retained_handles
 from smddp.torch.errors import CoreError, translate
-from smddp.torch.retained_handles import releases_handle
 
 NO_TIMEOUT = timedelta(0)
 
@@ -34,16 +32,6 @@ class Handle(Work):
     def __init__(self, outputs: list[Tensor]) -> None:
         super().__init__()
         self._outputs = outputs
-        if retained_handles.RETAIN_HANDLES:
-            retained_handles.retain_handle(self)
-
-    def drop_tensors(self) -> None:
-        """Drops the outputs of a completed handle that has no reference left in Python; C++ may still wait for it."""
-        self._outputs = []
-
-    def is_over(self) -> bool:
-        """Returns whether the call has completed or failed. Has no side effects."""
-        raise NotImplementedError
 
     def result(self) -> list[Tensor]:
         return self._outputs
@@ -60,7 +48,6 @@ class Handle(Work):
 
     _source_rank = source_rank
 
-    @releases_handle
     def get_future(self) -> Future[list[Tensor]]:
         """Returns a future of the outputs, which raises the call's error.
 
@@ -107,7 +94,6 @@ def _run_callbacks(base: Future[None]) -> None:
 class DoneWork(Handle):
     """A call that was finished before it returned."""
 
-    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return True
 
@@ -116,8 +102,6 @@ class DoneWork(Handle):
 
     def is_success(self) -> bool:
         return True
-
-    is_over = is_completed
 
     def exception(self) -> None:
         return None
@@ -129,16 +113,23 @@ class DoneWork(Handle):
         callback()
 
 
+class NativeWork(Protocol):
+    """The core's handle (smddp._core.Work), or that of a message of a rank to itself (loopback.Received)."""
+
+    def wait(self, timeout: float | None = None) -> None: ...
+    def is_done(self) -> bool: ...
+    def error(self) -> BaseException | None: ...
+    def source(self) -> int: ...
+    def on_done(self, callback: Callable[[], object]) -> bool: ...
+
+
 class CoreWork(Handle):
     """Base of the handles of the core's calls: waiting and completion on the host."""
 
     # The core's handle, which keeps the memory alive until the call is done.
-    _native: Any
+    _native: NativeWork
     # As in errors.translate.
     _ranks: Sequence[int] | None
-
-    def is_over(self) -> bool:
-        return self._native.is_done()
 
     def is_success(self) -> bool:
         return self.is_completed() and self._native.error() is None
@@ -179,7 +170,11 @@ class SmddpWork(CoreWork):
     """
 
     def __init__(
-        self, native: Any, outputs: list[Tensor], after: Sequence[Callable[[], None]], ranks: Sequence[int] | None
+        self,
+        native: NativeWork,
+        outputs: list[Tensor],
+        after: Sequence[Callable[[], None]],
+        ranks: Sequence[int] | None,
     ) -> None:
         super().__init__(outputs)
         self._native = native
@@ -189,7 +184,6 @@ class SmddpWork(CoreWork):
         if after:
             native.on_done(self._finish_quietly)
 
-    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Drives the call to completion. Raises its error, or CollectiveTimeoutError after `timeout`."""
         try:
@@ -228,7 +222,6 @@ class JoinedWork(Handle):
         self._works = works
         self.devices = tuple(sorted({device for work in works for device in work.devices}))
 
-    @releases_handle
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Waits for all calls. Raises the first error."""
         for work in self._works:
@@ -237,9 +230,6 @@ class JoinedWork(Handle):
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
-
-    def is_over(self) -> bool:
-        return all(work.is_over() for work in self._works)
 
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)
@@ -273,7 +263,8 @@ class JoinedWork(Handle):
 def join(works: Sequence[Any], outputs: list[Tensor] | None = None) -> Work:
     """Returns one handle for several calls."""
     if len(works) == 1 and outputs is None:
-        return works[0]
+        single: Work = works[0]
+        return single
     if outputs is None:
         outputs = [tensor for work in works for tensor in work.result()]
     return JoinedWork(works, outputs)

@@ -127,7 +127,7 @@ def clip(
     foreach: bool | None = None,
     spread: bool = False,
 ) -> torch.Tensor:
-    """Implement `clip_grad_norm_` with the whole model's norm."""
+    """Implements `clip_grad_norm_` with the whole model's norm."""
     held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
     total = norm(gradients, norm_type, error_if_nonfinite, spread)
@@ -138,5 +138,5 @@ def clip(
 
 
 def install() -> Callable[[], None]:
-    """Make torch's `get_total_norm` and `clip_grad_norm_` use the whole model's norm; returns an undo function."""
+    """Makes torch's `get_total_norm` and `clip_grad_norm_` use the whole model's norm; returns an undo function."""
     return in_place.wrap(torch.nn.utils.get_total_norm, _total)

@@ -1,7 +1,7 @@
 """torch's collectives on the native core.
 
 `SmddpCollectives` is a mixin that is independent of the torch class. It has every c10d method under all names that
-torch 2.5 and later use. Arguments are checked before any data is sent, so a ValueError or TypeError leaves the group
+torch 2.8 and later use. Arguments are checked before any data is sent, so a ValueError or TypeError leaves the group
 unchanged.
 """
 

@@ -121,7 +121,7 @@ class Exchanging(Base):
         if type(opts) is not BarrierOptions:
             opts = gather_options(BarrierOptions, opts, timeout)
         # The device whose backend runs the barrier.
-        device = getattr(opts, "device", None)
+        device = opts.device
         if self._others:
             other = self._others.get(device.type) if device is not None else None
             if other is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -37,6 +37,12 @@ DONE = DoneWork([])
 After = list[Callable[[], None]]
 
 
+class OtherBackend(Protocol):
+    """A backend of torch, whose collectives have the arguments of c10d's methods."""
+
+    def __getattr__(self, name: str) -> Callable[..., Work]: ...
+
+
 @dataclass(slots=True)
 class Call:
     """Arguments of one collective call to the core.
@@ -65,7 +71,7 @@ class Base(Estimating):
     # Global ranks, where they differ from the ranks in the group.
     _ranks: Sequence[int] | None
     # Backends of devices that smddp does not serve, by device type.
-    _others: dict[str, Any]
+    _others: dict[str, OtherBackend]
     _serves_cpu: bool
     _serves_cuda: bool
     # CUDA's ordinal of the device that the group is bound to.
@@ -117,8 +123,8 @@ class Base(Estimating):
     def _settle(self, device: torch.device | None, ordinals: Sequence[int]) -> None:
         """Synchronizes the host with this thread's work on the group's CUDA devices and on the requested devices.
 
-        ordinals: a barrier's device_ids. device: the same in newer torch versions; without an index it means the
-        group's device or the current device.
+        ordinals: a barrier's device_ids. device: of a barrier; without an index it means the group's device or the
+        current device.
         """
         asked: set[int | None] = set()
         if self._serves_cuda:
@@ -135,7 +141,7 @@ class Base(Estimating):
                 return
         self._device_side().settle(asked)
 
-    def _elsewhere(self, tensor: Tensor) -> Any:
+    def _elsewhere(self, tensor: Tensor) -> OtherBackend:
         """Returns the backend of the tensor's device. Raises RuntimeError if the group has none."""
         kind = tensor.device.type
         backend = self._others.get(kind)
@@ -185,7 +191,7 @@ class Base(Estimating):
         try:
             timeout = options.timeout
             limit = timeout.total_seconds() if timeout > _ZERO else 0.0
-            now = self._batch is None and not getattr(options, "asyncOp", True)
+            now = self._batch is None and not options.asyncOp
             if call.like is not None and not call.like.is_cpu:
                 work = self._device_side().start((self._comm, self._fast_path), call, limit, now, self._ranks)
                 return DONE if now else self._note(work)
@@ -222,7 +228,7 @@ class Base(Estimating):
                 work = join(list(parts), outputs)
         finally:
             self._batch = block
-        if block is None and not getattr(options, "asyncOp", True):
+        if block is None and not options.asyncOp:
             work.wait()
         return self._note(work)
 
@@ -257,13 +263,10 @@ class Base(Estimating):
     end_coalescing = _end_coalescing
 
 
-def first_of(backend: Any, *names: str) -> Any:
-    """Returns the method of another backend by the first name that this torch has."""
-    for name in names[:-1]:
-        method = getattr(backend, name, None)
-        if method is not None:
-            return method
-    return getattr(backend, names[-1])
+def first_of(backend: OtherBackend, name: str, old_name: str) -> Callable[..., Work]:
+    """Returns the method of another backend by its name, or by its old name if this torch lacks the new one."""
+    method: Callable[..., Work] = getattr(backend, name if hasattr(backend, name) else old_name)
+    return method
 
 
 def check_pairs(what: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:

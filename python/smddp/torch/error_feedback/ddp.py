@@ -3,7 +3,7 @@
 # No `from __future__ import annotations`: DDP compares a hook's annotations with the types themselves.
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ class ErrorFeedback:
             raise TypeError(f"process_group: expected a torch.distributed group, got {type(process_group).__name__}")
         module: Any = model
         if isinstance(model, DistributedDataParallel):
-            own = cast(dist.ProcessGroup, model.process_group)
+            own = model.process_group
             if process_group not in (None, own):
                 raise ValueError("process_group differs from the model's DDP group; pass that group or None")
             module, process_group = model.module, own

@@ -1,4 +1,4 @@
-"""`smddp.error_feedback_fsdp`: compressed FSDP2 gradients; the rounding error is added to the next step's gradients."""
+"""`smddp.experimental.error_feedback_fsdp`: compressed FSDP2 gradients with error feedback."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from smddp import formats
+from smddp.experimental.fsdp_overlap import fsdp_groups, fsdp_units
 from smddp.observability import log
 from smddp.torch.error_feedback.ddp import checked
 from smddp.torch.error_feedback.internode import internode_reduce
 from smddp.torch.error_feedback.rounding import GROUP
-from smddp.torch.fsdp_overlap import fsdp_groups, fsdp_units
 
 
 class FsdpErrorFeedback:
@@ -52,11 +52,11 @@ def error_feedback_fsdp(model: nn.Module) -> FsdpErrorFeedback:
     """Adds the rounding error of SMDDP_WIRE_FORMAT to the next step's FSDP2 gradients. Returns the residuals.
 
     model: a module for which `fully_shard` was called, after it was called for all its parts and after
-    `set_allocate_memory_from_process_group_for_comm`, if that is wanted; before or after `smddp.overlap_fsdp`. Needs
+    `set_allocate_memory_from_process_group_for_comm`, if that is wanted; before or after `overlap_fsdp`. Needs
     torch 2.9. Does not communicate.
 
         fully_shard(model)
-        feedback = smddp.error_feedback_fsdp(model)
+        feedback = smddp.experimental.error_feedback_fsdp(model)
         ...
         torch.save({"feedback": feedback.state_dict(), ...}, f"rank{dist.get_rank()}.pt")
 

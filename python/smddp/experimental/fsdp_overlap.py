@@ -1,4 +1,4 @@
-"""`smddp.overlap_fsdp`: overlap of FSDP2's collectives with computation on CPUs.
+"""`smddp.experimental.overlap_fsdp`: overlap of FSDP2's collectives with computation on CPUs.
 
 On GPUs streams overlap them. On a CPU torch's FSDP2 waits for each all_gather and reduce_scatter where it starts it, so
 a step takes the sum of both times.
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule
 
 from smddp.observability import log
 
@@ -32,7 +33,7 @@ def overlap_fsdp(model: nn.Module) -> None:
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
-        smddp.overlap_fsdp(model)
+        smddp.experimental.overlap_fsdp(model)
 
     Forward: while a unit computes, the next two units are gathered; `set_modules_to_forward_prefetch` takes precedence.
     The last two units are not resharded before their backward. Backward: the next unit is gathered, and
@@ -68,11 +69,8 @@ def overlap_fsdp(model: nn.Module) -> None:
 
 def fsdp_units(model: nn.Module, what: str) -> dict[str, Any]:
     """Returns the modules for which `fully_shard` was called, by name. what: the function that errors name."""
-    try:
-        from torch.distributed.fsdp import FSDPModule
-        from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as _  # noqa: F401
-    except ImportError:
-        raise RuntimeError(f"{what} needs torch 2.9 or later, found {torch.__version__}") from None
+    if not hasattr(FSDPModule, "set_custom_reduce_scatter"):
+        raise RuntimeError(f"{what} needs torch 2.9 or later, found torch {torch.__version__}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"{what}: expected a module, got {type(model).__name__}")
     units: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
