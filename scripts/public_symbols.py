@@ -3,8 +3,8 @@
     python scripts/public_symbols.py torch > tests/source/public_symbols.txt
     python scripts/public_symbols.py tensorflow
 
-Public are the modules of `smdistributed`, `smddp`, `smddp.estimator`, and those of `torch.sagemaker` that scripts for
-SMP import. A module's symbols are the names in its `__all__`; without `__all__`, every name of this package without an
+Public are the modules of `smdistributed`, `smddp`, its `estimator` and `experimental`, and those that scripts for
+SMP import from `torch.sagemaker`. A module's symbols are the names in its `__all__`; without `__all__`, every name of this package without an
 underscore. A line has a function's parameters, or a class's parameters and public attributes; "=" marks a default.
 """
 
@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 from types import ModuleType
 
-MODULES = ["smddp", "smddp.estimator", "torch.sagemaker"]
+MODULES = ["smddp", "smddp.estimator", "smddp.experimental", "torch.sagemaker"]
 # Modules of SMP v2 that published scripts and the documentation import.
 SMP = [
     "context_parallel.utils",

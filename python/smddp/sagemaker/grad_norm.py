@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.private_names import handle_of
 
+__all__ = ["clip_grad_norm_"]
+
 
 @dataclass
 class _Part:

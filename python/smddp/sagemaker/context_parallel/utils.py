@@ -12,6 +12,8 @@ from torch import nn
 from smddp.sagemaker.context_parallel import chunks, record
 from smddp.sagemaker.state_handler import state
 
+__all__ = ["get_batch_for_cp_rank", "setup_transformer_engine_cp_groups"]
+
 Batch = TypeVar("Batch")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+__all__ = ["LOAD_BALANCING", "MoEConfig"]
+
 LOAD_BALANCING = ("aux_loss", "sinkhorn", "balanced", "none")  # each is explained in expert_parallel/balancing.py
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+__all__ = ["get_global_ranks"]
+
 
 def get_global_ranks(pg: dist.ProcessGroup | None = None) -> list[int]:
     """The global ranks of ``pg``, in the order of their ranks in it; of the whole world for None.

@@ -13,6 +13,8 @@ import torch.distributed as dist
 from smddp.sagemaker.distributed.checkpoint.participants import least
 from smddp.sagemaker.distributed.checkpoint.strategy import PendingSave
 
+__all__ = ["DEFAULT_ASYNC_REQUEST_QUEUE", "AsyncCallsQueue"]
+
 _log = logging.getLogger(__name__)
 _queues: weakref.WeakSet[AsyncCallsQueue] = weakref.WeakSet()
 _NONE_LEFT = 2**62

@@ -29,6 +29,15 @@ from smddp.sagemaker.distributed.checkpoint.places import PART_DIRECTORY
 from smddp.sagemaker.distributed.checkpoint.posix_filesystem import PARTIAL, PosixFileSystem
 from smddp.sagemaker.distributed.checkpoint.s3_filesystem import S3FileSystem, is_s3_uri
 
+__all__ = [
+    "DistributedFileSystemReader",
+    "DistributedFileSystemWriter",
+    "PosixFileSystem",
+    "S3FileSystem",
+    "is_s3_uri",
+    "path_to_file_system",
+]
+
 METADATA = ".metadata"
 INCOMPLETE = ".incomplete-"
 # Saves that this process coordinates and that have not ended.

@@ -18,6 +18,8 @@ from smddp.sagemaker.distributed.checkpoint import keys, layout, places, reshape
 from smddp.sagemaker.distributed.checkpoint.filesystem import DistributedFileSystemReader
 from smddp.sagemaker.distributed.checkpoint.participants import Participants
 
+__all__ = ["load"]
+
 
 def load(
     state_dict: dict[str, Any],

@@ -21,6 +21,14 @@ from torch.distributed.checkpoint.state_dict import (
 
 from smddp.sagemaker.distributed.checkpoint import state_dict_loader, state_dict_saver
 
+__all__ = [
+    "EXPORT_KEY_EXTRA",
+    "EXPORT_KEY_MODEL",
+    "EXPORT_KEY_OPTIMIZER",
+    "load_model_checkpoint",
+    "save_model_checkpoint",
+]
+
 EXPORT_KEY_MODEL = "model"
 EXPORT_KEY_OPTIMIZER = "optimizer"
 EXPORT_KEY_EXTRA = "extra"
