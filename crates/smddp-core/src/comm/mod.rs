@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use smddp_plan::{Collective, Counts, Memory, Network, Topology};
 use smddp_transport::Board;
+use smddp_transport::bootstrap::Claim;
 use smddp_transport::fork::{self, PerProcess};
 use smddp_transport::{Group, Sleeper};
 
@@ -71,6 +72,8 @@ pub(crate) struct Inner {
     /// Threads that wait in this group and have released the driver for a signal check.
     long_waits: AtomicUsize,
     closed: AtomicBool,
+    /// Claim on this rank, until the group is closed.
+    claim: Mutex<Option<Claim>>,
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) facts: GroupFacts,
@@ -143,6 +146,7 @@ impl Communicator {
             timeout: AtomicU64::new(0),
             long_waits: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
+            claim: Mutex::default(),
             rank,
             size,
             facts,
@@ -161,6 +165,11 @@ impl Communicator {
         live.retain(|known| known.strong_count() > 0);
         live.push(Arc::downgrade(&comm.0));
         comm
+    }
+
+    /// Keeps the claim of this process on its rank until the group is closed.
+    pub(crate) fn hold(&self, claim: Claim) {
+        *lock(&self.0.claim) = Some(claim);
     }
 
     pub fn rank(&self) -> usize {
@@ -614,6 +623,7 @@ impl Communicator {
         if inner.forks != fork::generation() || inner.closed.swap(true, Ordering::AcqRel) {
             return;
         }
+        *lock(&inner.claim) = None;
         inner.drive_to(&Target::Landed, COMPLETION);
         let error = Error::Closed { group: inner.name.clone(), why: DESTROYED.to_owned() };
         // A group that is already dead stays dead for its first reason.

@@ -5,15 +5,16 @@
 //! What a rank has to say that cannot connect to its parent goes through the store, too. Keys lie under whatever prefix the
 //! store has for this group; a rank takes its own away in the end, so a later group of the same name never meets an old one.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED, who};
+use smddp_transport::bootstrap::{CardTree, Failure, Holder, UNREACHED, who};
 use smddp_transport::joint::OpenEndpoint;
 use smddp_transport::process::leave_error;
 
+use super::claims;
 use super::pending::{LOST_WHILE_MADE, Pending};
 use super::siblings::need_canonical_order;
 use super::size::check_size;
@@ -115,9 +116,9 @@ impl Communicator {
         let (begun, config) = (Instant::now(), Config::get()?);
         let patience = config.means().peer_timeout;
         let deadline = after(begun, timeout);
-        let found = RefCell::default();
+        let (found, held) = (RefCell::default(), Cell::new(false));
         let meeting =
-            Meeting { store, call, name, rank, size, timeout, known, patience, begun, deadline, found };
+            Meeting { store, call, name, rank, size, timeout, known, patience, begun, deadline, found, held };
         let canonical = known.is_some_and(|Known { group, ranks, siblings }| {
             need_canonical_order(config, name, &group.nodes(), ranks, siblings)
         });
@@ -135,6 +136,9 @@ impl Communicator {
         };
         let (mut tree, mut endpoint) = (None, None);
         let mut made = meeting.meet(pending, &mut tree, &mut endpoint);
+        if meeting.held.get() {
+            return made;
+        }
         match &made {
             Err(Error::Timeout { missing, .. }) => {
                 meeting.fail_together(missing);
@@ -145,6 +149,13 @@ impl Communicator {
                 }
             }
             _ => {}
+        }
+        if let Ok(comm) = &made
+            && meeting.has_claims()
+            && let Some(tree) = tree.take()
+        {
+            let _ = claims::claim(store, rank, &tree.address());
+            comm.hold(tree.into_claim());
         }
         // Last: other ranks may still have to read the address. With a conflict it may be another process's.
         if meeting.found.borrow().is_none() {
@@ -173,9 +184,16 @@ struct Meeting<'a> {
     deadline: Instant,
     /// A contradiction between ranks that this process or another one found. It is reported as it is.
     found: RefCell<Option<Failure>>,
+    /// Another process of this host holds the rank in the group that exists. Its keys in the store stay as they are.
+    held: Cell<bool>,
 }
 
 impl Meeting<'_> {
+    /// True if the group is the first of its ranks, so that they may have duplicates.
+    fn has_claims(&self) -> bool {
+        self.known.is_none() && self.call.starts_with("init")
+    }
+
     /// `tree` and `endpoint`: sockets through which the other ranks reach this one. They outlive an error until it is in the
     /// store.
     fn meet(
@@ -189,6 +207,12 @@ impl Meeting<'_> {
             why: error.to_string(),
         })?;
         let tree = tree.insert(new);
+        if self.has_claims()
+            && let Some(Holder::Open(holder)) = claims::holder(self.store, self.rank, tree)?
+        {
+            self.held.set(true);
+            return Err(claims::refused((self.call, self.name), self.rank, &holder, tree));
+        }
         // An earlier attempt of this rank may have left it. From now on a refusal is of this attempt.
         if matches!(self.refused()?, Some((Some(by), _)) if by == self.rank) {
             self.store.set(REFUSED, b"")?;
@@ -399,7 +423,7 @@ impl Meeting<'_> {
     fn late(&self, tree: &CardTree) -> Result<Error> {
         let mut missing = Vec::new();
         let complete = self.absent(0..self.size, &mut missing, Instant::now() + LOOK_FOR_ABSENT)?;
-        let detail = if missing.is_empty() {
+        let mut detail = if missing.is_empty() {
             missing = tree.waits_for();
             format!(
                 "all ranks joined, but rank {} still waits for {}{}",
@@ -421,6 +445,12 @@ impl Meeting<'_> {
                 self.doing(&missing)
             )
         };
+        if self.has_claims()
+            && let Some(Holder::Open(holder) | Holder::Unknown(holder)) =
+                claims::holder(self.store, self.rank, tree)?
+        {
+            detail += &claims::joined_before(self.rank, &holder);
+        }
         Ok(self.timeout(missing, detail))
     }
 

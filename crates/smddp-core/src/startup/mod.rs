@@ -1,6 +1,7 @@
 //! Making a group: ranks meet over a store, exchange cards, connect, and learn what the network between them is like.
 
 mod bootstrap;
+mod claims;
 mod pending;
 mod probe;
 mod siblings;

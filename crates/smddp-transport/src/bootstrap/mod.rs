@@ -18,6 +18,7 @@
 //! the token.
 
 mod address;
+mod claim;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod knock;
@@ -41,6 +42,7 @@ use crate::token::{PROTOCOL, TAG, Token, is_stranger};
 use crate::warn::warn;
 pub use address::who;
 use address::{Records, TreeAddress, stated};
+pub use claim::{Claim, Holder};
 use knock::Knock;
 use talk::Talk;
 

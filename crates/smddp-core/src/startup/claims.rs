@@ -1,0 +1,42 @@
+//! Claims of processes on the ranks of a group, in the group's store. They outlive the making of the group.
+//!
+//! Only groups that are the first of their ranks have claims: any other group is made by processes of a group that has them.
+
+use smddp_transport::bootstrap::{CardTree, Holder};
+
+use super::bootstrap::Store;
+use crate::error::{Error, Result};
+
+fn key(rank: usize) -> String {
+    format!("smddp/held/{rank}")
+}
+
+/// Stores the claim of this process on `rank`. `record`: its address record.
+pub(super) fn claim(store: &dyn Store, rank: usize, record: &[u8]) -> Result<()> {
+    store.set(&key(rank), record)
+}
+
+/// The other process that joined the group as `rank` before, if it may still hold the rank.
+pub(super) fn holder(store: &dyn Store, rank: usize, tree: &CardTree) -> Result<Option<Holder>> {
+    let key = key(rank);
+    let held = store.has(std::slice::from_ref(&key))?;
+    Ok(if held { tree.holder(&store.get(&key)?) } else { None })
+}
+
+/// Error of the call `call` in a process whose rank process `holder` holds.
+pub(super) fn refused((call, name): (&str, &str), rank: usize, holder: &str, tree: &CardTree) -> Error {
+    let mine = tree.process();
+    Error::Topology(format!(
+        "{call} of group '{name}' failed: two processes claim rank {rank}: {holder} has joined the group and still holds the \
+         rank, {mine} (this process) came later; the running group goes on. Start one process per rank: \
+         expected a RANK that no running process has, or a new store for a new job"
+    ))
+}
+
+/// Part of the error of a deadline that names the process that joined as `rank` before this one.
+pub(super) fn joined_before(rank: usize, holder: &str) -> String {
+    format!(
+        ". {holder} has joined the group as rank {rank} before this process: if it still runs, start this process with \
+         another rank or over another store"
+    )
+}
