@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 
 # Ratio of difflib below which two names have little in common.
 _CUTOFF = 0.6
+# Characters of a list of ranks.
+_MOST_OF_RANKS = 300
 
 
 def nearest(word: object, words: Iterable[str]) -> str | None:
@@ -77,6 +79,20 @@ def printable(text: object) -> str:
 def this_rank(rank: int) -> str:
     """Returns rank `rank`, this process, as errors name it: "rank 1 (host a, pid 7)"."""
     return f"rank {rank} (host {socket.gethostname()}, pid {os.getpid()})"
+
+
+def named_ranks(ranks: Iterable[int]) -> str:
+    """Returns "rank 5" or "ranks 0, 1, 7-9" as the core names ranks; a long list ends in "and 12 more"."""
+    left = sorted(ranks)
+    title, text = "rank" if len(left) == 1 else "ranks", ""
+    while left:
+        run = next((at for at, rank in enumerate(left) if rank != left[0] + at), len(left))
+        part = f"{left[0]}-{left[run - 1]}" if run > 2 else ", ".join(map(str, left[:run]))
+        if len(text) > _MOST_OF_RANKS:
+            part, run = f"and {len(left)} more", len(left)
+        text += f", {part}" if text else f" {part}"
+        del left[:run]
+    return title + text
 
 
 def first_line(error: BaseException) -> str:

@@ -40,10 +40,13 @@ def test_backends_of_torch_leave_a_file_each(runs):
         assert (found["backend"], found["ranks"], len(found["results"])) == (name, 2, 5)
 
 
-@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"])
-def test_collectives_through_torch_are_checked(collective):
+@pytest.mark.parametrize(
+    ("collective", "op"),
+    [("all_gather", "sum"), ("reduce_scatter", "prod"), ("all_to_all", "sum"), ("broadcast", "sum"), ("reduce", "max")],
+)
+def test_collectives_through_torch_are_checked(collective, op):
     """In ranks that a launcher started, such as torchrun; `runs` are of the program's own."""
-    words = [collective, "--torch=smddp", "-b", "1K", "-e", "1K", "-n", "1", "-w", "1", "-d", "int32"]
+    words = [collective, "--torch=smddp", "-b", "1K", "-e", "1K", "-n", "1", "-w", "1", "-d", "int32", "-o", op]
     code = f"import sys; from smddp.tools.cli import bench; sys.exit(bench({words}))"
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(3)]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from ranks import forked
 from smddp.observability import info as _info
-from smddp.text import format_size
+from smddp.text import format_size, named_ranks
 from smddp.tools import environment as _surroundings
 from smddp.tools import info_text
 
@@ -104,3 +104,19 @@ def test_driver_devices_and_paths_are_reported(monkeypatch):
 )
 def test_sizes_have_units(number, text):
     assert format_size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([5], "rank 5"),
+        ([1, 0], "ranks 0, 1"),
+        ({4, 0, 1, 2}, "ranks 0-2, 4"),
+        (range(0, 4096, 2), "ranks 0, 2, 4,"),
+        (range(0, 4096, 2), " more"),
+    ],
+)
+def test_ranks_are_named_in_ranges_and_long_lists_are_cut(ranks, text):
+    named = named_ranks(ranks)
+    assert named.startswith(text) or named.endswith(text)
+    assert len(named) < 500

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[2] / "python" / "smddp"
 HELPERS = {
     "suggestions": (r"get_close_matches|did you mean", {"text.py"}),
     "byte sizes as text": (r"[\"'][KMG]iB[\"'],", {"text.py"}),
+    "lists of ranks": (r"else \"ranks\"|rank\{'s' \* .*join\(map\(str", {"text.py"}),
     "divisors": (r"for (\w+) in range\(1, (\w+) \+ 1\) if \2 % \1 == 0", {"text.py"}),
     "SVG": (r"</svg>|<rect|<text", {"observability/svg.py"}),
     "packed files of a job": (r"tarfile\.open\(fileobj=", {"estimator/archives.py"}),

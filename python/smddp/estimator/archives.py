@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def packed(folder: Path, parts: Sequence[str] = (".",)) -> str:
-    """Returns the parts of a folder. Links stay links."""
+    """Returns the parts of a folder, without following links."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         for part in parts:

@@ -23,6 +23,7 @@ from smddp.estimator import archives
 from smddp.estimator.commands import Command, Host
 from smddp.estimator.job import Folder
 from smddp.launch.local import signal_name
+from smddp.text import named_ranks
 
 #: Seconds to wait after the first reported failure for reports of earlier failures.
 _EARLIER = 1.0
@@ -106,7 +107,7 @@ def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
 
     first = min(failures, key=order)
     others = sorted(failure.rank for failure in failures if failure.rank != first.rank)
-    after = f"; after it {_listed(others)}" if others else ""
+    after = f"; after it {named_ranks(others)}" if others else ""
     after = f" in attempt {first.attempt}{after}" if first.attempt > 1 else after
     return LaunchError(
         f"rank {first.rank} (host {first.host}, pid {first.pid}) {first.how}{after}. Its last lines on stderr:\n"
@@ -374,11 +375,6 @@ def remote_shell(rsh: str) -> list[str]:
 def is_here(host: str) -> bool:
     """Returns whether the name of a host is this machine's."""
     return host in (*_HERE, socket.gethostname())
-
-
-def _listed(ranks: list[int]) -> str:
-    more = ", ..." if len(ranks) > 8 else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{more}"
 
 
 def need(program: str, why: str) -> None:

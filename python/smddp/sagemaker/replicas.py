@@ -20,6 +20,7 @@ from smddp.sagemaker.checksum import LIMIT, checksum
 from smddp.sagemaker.names import plain_name
 from smddp.sagemaker.private_names import handle_of
 from smddp.sagemaker.state_handler import state
+from smddp.text import named_ranks
 
 # Stands for a parameter that a rank does not compare.
 _NONE = -1
@@ -145,7 +146,7 @@ def _text(named: list[tuple[str, torch.Tensor]], sums: torch.Tensor, group: dist
     ranks_of: dict[int, list[int]] = {}
     for rank, value in zip(dist.get_process_group_ranks(group), of_all[:, differs[0]].tolist()):
         ranks_of.setdefault(value, []).append(rank)
-    groups = " and ".join(f"rank{'s' * (len(r) > 1)} {', '.join(map(str, r))}" for r in ranks_of.values())
+    groups = " and ".join(map(named_ranks, ranks_of.values()))
     return (
         f"replicas differ before the first step: {groups} hold different values of parameter {named[differs[0]][0]!r} "
         f"({len(differs)} of {len(named)} parameters differ), and only their gradients are averaged. Create the model "

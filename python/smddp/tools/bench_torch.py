@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import sys
@@ -11,14 +12,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from smddp import files
+from smddp.launch import local
+from smddp.launch.environment import complete
 from smddp.text import parse_size
 
-#: How often backends take turns within a row.
+#: Number of measurements of each backend within a row, in alternation.
 _ROUNDS = 5
 _TYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
 _OPS = ("sum", "prod", "max", "min", "avg")
-#: Of busbw to algbw, by the number of ranks.
+#: Ratio of busbw to algbw, by the number of ranks.
 _BUS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda n: 2 * (n - 1) / n,
     "all_gather": lambda n: (n - 1) / n,
@@ -28,26 +34,24 @@ _BUS: dict[str, Callable[[int], float]] = {
     "reduce": lambda n: 1,
 }
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+#: Collectives with an output of another size than the input, or in other memory.
+_WITH_OUTPUT = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 def main(argv: list[str], backends: str) -> int:
-    """The exit status: 0 right, 1 wrong data or a failure, 2 arguments that make no sense."""
+    """Returns the exit status: 0 for right results, 1 for wrong data or a failure, 2 for invalid arguments."""
     given = _arguments(argv)
     given.backends = [name for name in backends.split(",") if name]
     if not given.backends or len(set(given.backends)) != len(given.backends):
         print(f"smddp-bench: --torch {backends!r}: give backends by commas, each once: smddp,gloo", file=sys.stderr)
         return 2
-    from torch.distributed import Backend
-
-    unknown = [name for name in given.backends if name not in Backend.backend_list]
+    unknown = [name for name in given.backends if name not in dist.Backend.backend_list]
     if unknown:
-        known = ", ".join(name for name in Backend.backend_list if name != "undefined")
+        known = ", ".join(name for name in dist.Backend.backend_list if name != "undefined")
         print(f"smddp-bench: --torch: torch has no backend {unknown[0]!r}; here are {known}", file=sys.stderr)
         return 2
     if given.nproc is not None:
-        from smddp.launch import local
-
-        # Its value is this run's alone.
+        # The ranks started here must not start others.
         rest = [word for word in argv if not word.startswith("--nproc=")]
         if "--nproc" in rest:
             at = rest.index("--nproc")
@@ -92,13 +96,6 @@ class _Bench:
     """One rank."""
 
     def __init__(self, given: argparse.Namespace) -> None:
-        import datetime
-
-        import torch
-        import torch.distributed as dist
-
-        from smddp.launch.environment import complete
-
         if not complete():
             os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         limit = datetime.timedelta(seconds=given.timeout)
@@ -114,9 +111,6 @@ class _Bench:
         self.results: dict[str, list[dict[str, Any]]] = {name: [] for name in given.backends}
 
     def run(self) -> int:
-        import torch
-        import torch.distributed as dist
-
         given = self.given
         self.say(
             f"# smddp-bench {given.collective} through torch {torch.__version__}: {self.size} ranks, "
@@ -148,10 +142,8 @@ class _Bench:
             print(line, flush=True)
 
     def row(self, nbytes: int) -> None:
-        import torch.distributed as dist
-
         count = nbytes // self.dtype.itemsize
-        if self.given.collective not in ("all_reduce", "broadcast", "reduce"):
+        if self.given.collective in _WITH_OUTPUT:
             count = count // self.size * self.size
         calls = {name: self.call(group, count) for name, group in self.groups.items()}
         refused = {}
@@ -198,17 +190,12 @@ class _Bench:
             self.say(f"# {name}: {why}")
 
     def average(self, seconds: float) -> float:
-        """Over the ranks."""
-        import torch
-        import torch.distributed as dist
-
+        """Returns the mean over the ranks."""
         total = torch.tensor([seconds], dtype=torch.float64, device=self.device)
         dist.all_reduce(total)
         return float(total) / self.size
 
     def tensors(self, count: int) -> tuple[Any, Any]:
-        import torch
-
         block = count // self.size
         sizes = {"all_gather": (block, count), "reduce_scatter": (count, block)}
         given, got = sizes.get(self.given.collective, (count, count))
@@ -220,9 +207,7 @@ class _Bench:
         return self.bound(group, *self.tensors(count))
 
     def bound(self, group: Any, given: Any, got: Any) -> Callable[[], Any]:
-        import torch.distributed as dist
-
-        op = getattr(dist.ReduceOp, self.given.op.upper())
+        op = dist.ReduceOp.PRODUCT if self.given.op == "prod" else getattr(dist.ReduceOp, self.given.op.upper())
         calls: dict[str, Callable[[], Any]] = {
             "all_reduce": lambda: dist.all_reduce(given, op, group),
             "all_gather": lambda: dist.all_gather_into_tensor(got, given, group),
@@ -234,10 +219,7 @@ class _Bench:
         return calls[self.given.collective]
 
     def check(self, group: Any, count: int) -> int:
-        """Wrong elements of one more call, over all ranks, against what every rank's input says."""
-        import torch
-        import torch.distributed as dist
-
+        """Returns the wrong elements of one more call, summed over all ranks, by every rank's known input."""
         name, rank = self.given.collective, self.rank
         inputs = []
         for other in range(self.size):
@@ -247,38 +229,23 @@ class _Bench:
         given, got = inputs[rank].clone(), self.tensors(count)[1]
         self.bound(group, given, got)()
         self.synchronize()
-        stacked = torch.stack(inputs)
-        if name in _REDUCING:
-            wide = stacked.to(torch.float64)
-            reduced = {
-                "sum": wide.sum(0),
-                "avg": wide.mean(0),
-                "prod": wide.prod(0),
-                "max": wide.max(0).values if count else wide.sum(0),
-                "min": wide.min(0).values if count else wide.sum(0),
-            }[self.given.op].to(self.dtype)
-        block = count // self.size
+        stacked, block = torch.stack(inputs), count // self.size
         mine = slice(rank * block, (rank + 1) * block)
-        if name == "all_reduce" or (name == "reduce" and rank == 0):
-            found, want = given, reduced
-        elif name == "reduce_scatter":
-            found, want = got, reduced[mine]
-        elif name == "all_gather":
-            found, want = got, stacked.reshape(-1)
+        if name in _REDUCING:
+            reduce = getattr(torch, {"avg": "mean", "max": "amax", "min": "amin"}.get(self.given.op, self.given.op))
+            want = reduce(stacked.to(torch.float64), 0).to(self.dtype)
+            want = want[mine] if name == "reduce_scatter" else given if name == "reduce" and rank != 0 else want
         elif name == "all_to_all":
-            found, want = got, torch.cat([part[mine] for part in inputs])
-        elif name == "broadcast":
-            found, want = given, inputs[0]
+            want = torch.cat([part[mine] for part in inputs])
         else:
-            found = want = given
+            want = stacked.reshape(-1) if name == "all_gather" else inputs[0]
+        found = got if name in _WITH_OUTPUT else given
         wrong = torch.tensor([int((found != want).sum())], device=self.device)
         dist.all_reduce(wrong)
         return int(wrong)
 
     def synchronize(self) -> None:
         if self.device.type == "cuda":
-            import torch
-
             torch.get_device_module(self.device).synchronize()
 
     def document(self, name: str) -> dict[str, Any]:

@@ -159,8 +159,11 @@ def bench(argv: Sequence[str] | None = None) -> int:
                 return 2
     backends, rest = _option(given, "--torch")
     if backends is not None:
-        from smddp.tools import bench_torch
-
+        try:
+            from smddp.tools import bench_torch
+        except ImportError as error:
+            print(f"smddp-bench: --torch needs torch: {error}", file=sys.stderr)
+            return 1
         return bench_torch.main(rest, backends)
     target, rest = _option(given, "--plot")
     if target is None:

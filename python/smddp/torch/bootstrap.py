@@ -11,6 +11,7 @@ from typing import Any
 import torch.distributed as dist
 
 from smddp.launch.environment import complete
+from smddp.text import named_ranks
 
 
 def make_default_group(caller: str, backend: str = "smddp") -> None:
@@ -46,11 +47,7 @@ def _differences(everything: list[dict[str, Any]]) -> str:
         for rank, given in enumerate(everything):
             ranks.setdefault(given[key], []).append(rank)
         if len(ranks) > 1:
-            # Eight ranks identify a value.
-            held = (
-                f"{value!r} on rank {', '.join(map(str, who[:8]))}{', ...' * (len(who) > 8)}"
-                for value, who in ranks.items()
-            )
+            held = (f"{value!r} on {named_ranks(who)}" for value, who in ranks.items())
             texts.append(f"{key} is {' and '.join(held)}")
     return "; ".join(texts)
 

@@ -31,7 +31,7 @@ def case_init_reports_errors_on_every_rank(directory):
         initialize.init({"partitions": 2})
     with pytest.raises(ValueError, match="4 ranks do not fill 'pipeline_parallel_degree'=3"):
         initialize.init({"partitions": 3, "ddp": True})
-    with pytest.raises(ValueError, match="different configurations: microbatches is 1 on rank 0, 2, 3 and 2 on rank 1"):
+    with pytest.raises(ValueError, match="microbatches is 1 on ranks 0, 2, 3 and 2 on rank 1"):
         initialize.init({"partitions": 4, "microbatches": 2 if dist.get_rank() == 1 else 1})
     assert not initialize.is_initialized()
     with job(partitions=4):

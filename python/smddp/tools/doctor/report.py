@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from smddp.text import printable
-from smddp.tools.doctor.checks.ranks import named
+from smddp.text import named_ranks, printable
 from smddp.tools.doctor.finding import FAIL, OK, WARN, Finding
 
 _NAME = 24
@@ -27,7 +26,7 @@ def lines(head: str, findings: Sequence[Finding], present: int, columns: int) ->
     """Returns the text, wrapped to `columns`. present: number of present ranks."""
     text = [head, ""]
     for finding in _few(findings):
-        about = f"{named(finding.ranks)}: " if finding.ranks and len(finding.ranks) < present else ""
+        about = f"{named_ranks(finding.ranks)}: " if finding.ranks and len(finding.ranks) < present else ""
         text += _row(f"{_MARK.get(finding.status, 'ok'):<6}{finding.name}", about + finding.found, columns)
         text += _row("", f"means: {finding.means}", columns) if finding.means else []
         text += _row("", f"do: {finding.do}", columns) if finding.do else []

@@ -28,6 +28,7 @@ from smddp.sagemaker.distributed.checkpoint import layout
 from smddp.sagemaker.distributed.checkpoint.places import PART_DIRECTORY
 from smddp.sagemaker.distributed.checkpoint.posix_filesystem import PARTIAL, PosixFileSystem
 from smddp.sagemaker.distributed.checkpoint.s3_filesystem import S3FileSystem, is_s3_uri
+from smddp.text import named_ranks
 
 __all__ = [
     "DistributedFileSystemReader",
@@ -316,10 +317,9 @@ class DistributedFileSystemReader(FileSystemReader):
             with self.fs.create_stream(self.fs.concat_path(directory, record), "rb") as stream:
                 files: dict[str, int] = json.loads(stream.read())["files"]
             missing = {name: rank for name, rank in files.items() if name not in names}
-            ranks = sorted(set(missing.values()))
+            ranks = set(missing.values())
             if missing:
-                writers = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
-                details.append(f"no data of {writers} (missing: {', '.join(missing)})")
+                details.append(f"no data of {named_ranks(ranks)} (missing: {', '.join(missing)})")
             else:
                 details.append("all ranks wrote their data, but the save was not finalized")
         problems = "; ".join(details)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from smddp.sagemaker.private_names import DEFAULT_STORE
+from smddp.text import named_ranks
 
 T = TypeVar("T")
 
@@ -51,7 +52,7 @@ def raise_failures(step: str, failures: dict[int, Failure]) -> None:
     by_text: dict[str, list[int]] = {}
     for rank, failure in sorted(failures.items()):
         by_text.setdefault(failure.text, []).append(rank)
-    parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}" for text, ranks in by_text.items()]
+    parts = [f"{named_ranks(ranks)}: {text}" for text, ranks in by_text.items()]
     message = f"{step} failed on {'; on '.join(parts)}"
     kinds = {failure.kind for failure in failures.values()}
     kind = kinds.pop() if len(kinds) == 1 else CheckpointError

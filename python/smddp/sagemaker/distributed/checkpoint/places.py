@@ -9,6 +9,7 @@ from typing import Any
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
 from smddp.sagemaker.distributed.checkpoint.participants import Participants
+from smddp.text import named_ranks
 
 #: Directories of parts, which `DistributedFileSystemReader` joins.
 PART_DIRECTORY = re.compile(r"tp\d+_ep\d+|tp\d+-\d+")
@@ -39,9 +40,7 @@ def check_same(storage: Any, ranks: Participants) -> None:
     for rank, other in zip(ranks.ranks, ranks.exchange("saving", lambda: place)):
         ranks_of.setdefault(other, []).append(rank)
     if len(ranks_of) > 1:
-        named = "; ".join(
-            f"rank{'s' * (len(each) > 1)} {', '.join(map(str, each))}: {where}" for where, each in ranks_of.items()
-        )
+        named = "; ".join(f"{named_ranks(each)}: {where}" for where, each in ranks_of.items())
         raise ValueError(
             f"saving: the ranks of one save name different directories, {named}. Choose the name on one rank and "
             "broadcast it, for example by torch.distributed.broadcast_object_list"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
-from smddp.tools.doctor.checks.ranks import named
+from smddp.text import named_ranks
 from smddp.tools.doctor.finding import Facts, Finding, fail, of_job, of_rank, ok, warn
 
 _NOTHING = "nothing: "
@@ -83,13 +83,13 @@ def names(job: Facts) -> Finding:
         place, own = facts["meeting place"], facts["host name"]
         if place and place["error"]:
             return fail(
-                f"MASTER_ADDR {place['name']} on {named([rank])}: {place['error']}",
+                f"MASTER_ADDR {place['name']} on {named_ranks([rank])}: {place['error']}",
                 "that rank cannot connect: init_process_group times out",
                 "name the first host by an address, or add it to /etc/hosts everywhere",
             )
         if place and several and _loopback(place["addresses"]) and rank != min(present):
             return fail(
-                f"MASTER_ADDR {place['name']} is {', '.join(place['addresses'])} on {named([rank])} "
+                f"MASTER_ADDR {place['name']} is {', '.join(place['addresses'])} on {named_ranks([rank])} "
                 f"({facts['identity']['host']})",
                 "that rank connects to itself instead of the first host",
                 "name the first host by an address that all hosts reach; check /etc/hosts for a line with 127.*",
@@ -98,7 +98,7 @@ def names(job: Facts) -> Finding:
     for rank, own in known.values():
         if several and (own["error"] or _loopback(own["addresses"])):
             return warn(
-                f"{own['name']} ({named([rank])}) is {own['error'] or ', '.join(own['addresses'])} there",
+                f"{own['name']} ({named_ranks([rank])}) is {own['error'] or ', '.join(own['addresses'])} there",
                 "smddp goes by interfaces, but gloo and torchrun (`--rdzv-endpoint` by name) cannot connect through it",
                 "map the name to the host's address in /etc/hosts, or set GLOO_SOCKET_IFNAME and --local-addr",
             )
@@ -116,7 +116,7 @@ def loopback(job: Facts) -> Finding:
     if len(hosts(job)) == 1:
         return ok("the only interface here: sufficient for one host")
     return fail(
-        f"{named(affected)}: {present[affected[0]]['core']['between_nodes']}",
+        f"{named_ranks(affected)}: {present[affected[0]]['core']['between_nodes']}",
         "other hosts cannot reach these ranks",
         "name the interface between the hosts in SMDDP_SOCKET_IFNAME; in a container, give it the host's network",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smddp.tools.doctor.checks.ranks import named
+from smddp.text import named_ranks
 from smddp.tools.doctor.finding import Facts, Finding, fail, of_job, ok, warn
 
 #: A slow pair is this many times worse than the better quarter, and slower by a minimum in microseconds. Within a
@@ -82,13 +82,13 @@ def pairs(job: Facts) -> Finding:
         return ok(_usual(rows))
     host = {rank: facts["identity"]["host"] for rank, facts in job["present"].items()}
     each = [
-        f"{named(pair['ranks'])} ({' - '.join(host[rank] for rank in pair['ranks'])}): {_figures(pair)}"
+        f"{named_ranks(pair['ranks'])} ({' - '.join(host[rank] for rank in pair['ranks'])}): {_figures(pair)}"
         for pair in found[:_SHOWN]
     ]
     more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     late_ranks = common(found, rows)
     where = sorted({host[rank] for rank in late_ranks})
-    of_all = f"; all pairs of {named(late_ranks)} ({', '.join(where)})" if late_ranks else ""
+    of_all = f"; all pairs of {named_ranks(late_ranks)} ({', '.join(where)})" if late_ranks else ""
     rest = [pair for pair in rows if pair not in found]
     return fail(
         f"slow{of_all}: {'; '.join(each)}{more}; the others {_usual(rest)}",

@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from smddp.text import named_ranks
 from smddp.tools.doctor.finding import Facts, Finding, fail, of_job, ok, warn
-
-
-def named(ranks: list[int] | tuple[int, ...]) -> str:
-    """ "rank 3", "ranks 0-3, 7"."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1][1:] = [rank]
-        else:
-            runs.append([rank])
-    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join('-'.join(map(str, run)) for run in runs)}"
 
 
 def _parted(present: dict[int, Facts], of: Callable[[Facts], Any]) -> str:
@@ -24,9 +14,8 @@ def _parted(present: dict[int, Facts], of: Callable[[Facts], Any]) -> str:
     values: dict[str, list[int]] = {}
     for rank, facts in present.items():
         values.setdefault(str(of(facts)), []).append(rank)
-    return (
-        ", ".join(f"{value or 'empty'} ({named(ranks)})" for value, ranks in values.items()) if len(values) > 1 else ""
-    )
+    parts = [f"{value or 'empty'} ({named_ranks(ranks)})" for value, ranks in values.items()]
+    return ", ".join(parts) if len(parts) > 1 else ""
 
 
 @of_job("ranks")
@@ -38,7 +27,7 @@ def ranks(job: Facts) -> Finding:
         return ok(f"all {size} present, on {shown}" if size > 1 else f"one, on {shown}")
     why = f": {job['why missing']}" if job.get("why missing") else ""
     return fail(
-        f"{named(missing)} of {size} did not start within {job['waited']:g} s{why}; the others are on {shown}",
+        f"{named_ranks(missing)} of {size} did not start within {job['waited']:g} s{why}; the others are on {shown}",
         "init_process_group waits for them until its timeout; the other checks cover the present ranks",
         "check its log: did it start (the same --nnodes and --nproc-per-node on every host), does its Python find "
         "smddp, and does its host reach MASTER_ADDR:MASTER_PORT and the port above",
