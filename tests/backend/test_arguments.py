@@ -1,21 +1,12 @@
 """Invalid arguments raise an error with both values before any transfer, and the group stays usable."""
 
-import contextlib
-
 import pytest
 import torch
 import torch.distributed as dist
 from ranks.cases import on_ranks
+from ranks.errors import refused
 
 from backend.oracle import same
-
-
-@contextlib.contextmanager
-def refused(*words: str, kind: type[Exception] | tuple[type[Exception], ...] = ValueError):
-    with pytest.raises(kind) as caught:
-        yield
-    for word in words:
-        assert word in str(caught.value), f"{word!r} is not in: {caught.value}"
 
 
 def group_still_works() -> None:

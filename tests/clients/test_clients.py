@@ -6,12 +6,12 @@ modules in `cases/`, run by one pool of four ranks.
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import pytest
-from ranks.cases import case_names
+from ranks.cases import each_case
 
-HERE = os.path.dirname(os.path.abspath(__file__))
+CASES = Path(__file__).with_name("cases")
 
 # torch.compile takes most of a minute for the module, whatever the backend.
 SLOW = {"compiled"}
@@ -23,13 +23,7 @@ NOT_UNDER = {
 }
 
 
-def cases() -> list:
-    """(module, function) of every case, slow ones marked."""
-    found = case_names(os.path.join(HERE, "cases"))
-    return [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in SLOW else []) for case in found]
-
-
-@pytest.mark.parametrize(("module", "function"), cases(), ids=lambda part: part.removeprefix("case_"))
+@each_case(CASES, SLOW)
 def test_client(ranks, module, function):
     for name in (function, "*"):
         if reason := NOT_UNDER.get((ranks.backend, module, name)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 from backend.every_case import ONE_NODE, all_cases
+from ranks.cases import case_names
 
 from hosts.pool import Labs
 from hosts.wires import WIRES
@@ -80,9 +81,9 @@ def backend_cases() -> list:
 
 
 def client_cases() -> list:
-    from clients.test_clients import cases
+    from clients.test_clients import CASES
 
-    modules = [param.values for param in cases() if param.values[0] in CLIENTS]
+    modules = [case for case in case_names(CASES) if case[0] in CLIENTS]
     return [
         # Other modules' cases have the same names.
         _param(lab, module, function, name=function if module == "fsdp2" else f"{module}-{function}")

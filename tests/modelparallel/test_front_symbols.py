@@ -60,4 +60,5 @@ def test_the_page_s_script_runs_as_written(ranks, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(code + "\nassert loss.ndim == 0 and number == 2\n")
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks.run("front_cases.script", "as_torchrun_would", path=str(script), port=store.port)
+    library = "smddp.modelparallel.state"
+    ranks.run("ranks.script", "as_torchrun_would", path=str(script), port=store.port, library=library)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
 import pytest
-from ranks.cases import case_names
+from ranks.cases import each_case
 from ranks.pool import client_pool
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-CASES = case_names(os.path.join(HERE, "slow_cases"))
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module", params=["smddp", "gloo"])
@@ -19,6 +18,6 @@ def four(request):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "function"), CASES, ids=lambda part: part.removeprefix("case_"))
+@each_case(HERE / "slow_cases")
 def test_case(four, module, function):
     four.run(f"slow_cases.{module}", function, seconds=280.0)

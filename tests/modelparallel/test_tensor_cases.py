@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
-import pytest
-from ranks.cases import case_names
-
-HERE = os.path.dirname(os.path.abspath(__file__))
-CASES = case_names(os.path.join(HERE, "tensor_cases"))
+from ranks.cases import each_case
 
 
-@pytest.mark.parametrize(("module", "function"), CASES, ids=lambda part: part.removeprefix("case_"))
+@each_case(Path(__file__).with_name("tensor_cases"))
 def test_case(ranks, module, function, tmp_path):
     ranks.run(f"tensor_cases.{module}", function, directory=str(tmp_path))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,16 +32,25 @@ def on_ranks(*sizes: int, seconds: float = CASE_SECONDS) -> Callable[[Case], Any
     return wrap
 
 
-def case_names(directory: str) -> list[tuple[str, str]]:
+def case_names(directory: Path) -> list[tuple[str, str]]:
     """(module, function) of every function `case_*` of the modules in `directory`.
 
     Reads the sources, so that collecting imports no torch.
     """
     found = []
-    for name in sorted(os.listdir(directory)):
-        if name.endswith(".py") and name != "__init__.py":
-            with open(os.path.join(directory, name)) as source:
-                tree = ast.parse(source.read())
-            names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-            found += [(name[:-3], n) for n in names if n.startswith("case_")]
+    for file in sorted(directory.glob("*.py")):
+        names = [node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
+        found += [(file.stem, name) for name in names if name.startswith("case_")]
     return found
+
+
+def each_case(directory: Path, slow: Container[str] = ()) -> Callable[[Any], Any]:
+    """Decorator: a test of every function `case_*` in the folder, with arguments `module` and `function`.
+
+    slow: modules whose cases are marked slow.
+    """
+    found = [
+        pytest.param(module, function, marks=[pytest.mark.slow] if module in slow else [])
+        for module, function in case_names(directory)
+    ]
+    return pytest.mark.parametrize(("module", "function"), found, ids=lambda part: part.removeprefix("case_"))

@@ -207,9 +207,9 @@ class Pool(RankProcesses):
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def client_pool(size: int, path: str, backend: str = BACKEND, **options: Any) -> Pool:
+def client_pool(size: int, path: str | Path, backend: str = BACKEND, **options: Any) -> Pool:
     """Returns a pool for cases of the folder `path` that use DTensor, with its faster placement search."""
-    return Pool(size, prepare="ranks.own_placements:install", backend=backend, path=path, **options)
+    return Pool(size, prepare="ranks.own_placements:install", backend=backend, path=str(path), **options)
 
 
 class Pools:

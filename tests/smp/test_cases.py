@@ -5,20 +5,14 @@ SMDDP_TEST_BACKEND names the backend (default: smddp).
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
-import pytest
-from ranks.cases import case_names
+from ranks.cases import each_case
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 # Modules whose imports alone take long on two cores.
 SLOW = ("trainer_tensor_parallel",)
-CASES = [
-    pytest.param(module, function, marks=[pytest.mark.slow] if module in SLOW else [])
-    for module, function in case_names(os.path.join(HERE, "smp_cases"))
-]
 
 
-@pytest.mark.parametrize(("module", "function"), CASES, ids=lambda part: part.removeprefix("case_"))
+@each_case(Path(__file__).with_name("smp_cases"), SLOW)
 def test_case(ranks, module, function):
     ranks.run(f"smp_cases.{module}", function, seconds=180.0)

@@ -38,8 +38,8 @@ def test_a_script_of_the_page_runs_under_torchrun(size, code, tmp_path):
 
 @pytest.mark.parametrize(("size", "code"), scripts())
 def test_a_script_of_the_page_runs(ranks, size, code, tmp_path):
-    assert size == ranks.world_size
+    assert size == ranks.size
     script = tmp_path / "script.py"
     script.write_text(code)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    ranks.run("smp_cases.script", "as_torchrun_would", path=str(script), port=store.port)
+    ranks.run("ranks.script", "as_torchrun_would", path=str(script), port=store.port, library="torch.sagemaker")

@@ -7,11 +7,11 @@ import copy
 import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
-from front_cases import pipelines, sharded
+from front_cases import pipelines
 from front_cases.by_hand import job
+from lm_training import train, train_alone
 from smddp.modelparallel import delayed
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
 
 KEYS = {"ddp": True, "microbatches": 2, "delayed_parameter_initialization": True}
 
@@ -28,15 +28,7 @@ def one_process(numbers):
     assert not any(buffer.is_meta for buffer in model.buffers())
     delayed.everywhere(model, torch.initial_seed())
     before = copy.deepcopy(model.state_dict())
-    optimizer, losses, norms = pipelines.adam(model), [], []
-    for number in numbers:
-        loss = pipelines.loss_of(model, pipelines.batch(number))
-        loss.backward()
-        norms.append(clip_grad_norm_(model.parameters(), 0.5).item())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, norms, before, model.state_dict()
+    return *train_alone(model, pipelines.adam(model), numbers), before, model.state_dict()
 
 
 def wrapped():
@@ -67,7 +59,6 @@ def case_values_are_the_same_under_every_cut(directory):
             dtensor_shards.put = put
             try:
                 model, optimizer = wrapped()
-                train = sharded.train if name == "shards" else pipelines.train
                 if "partitions" in keys:
                     assert not made and all(parameter.is_meta for parameter in model.parameters())
                     with pytest.raises(RuntimeError, match="get their values at the first step"):
@@ -97,7 +88,7 @@ def case_state_loaded_before_the_cut_replaces_initial_values(directory):
     losses, _, _ = pipelines.one_process(range(4))
     with job(ddp=True, partitions=2, microbatches=2):
         model, optimizer = pipelines.wrapped()
-        pipelines.train(model, optimizer, range(2))
+        train(model, optimizer, range(2))
         smp.save_checkpoint(directory, "parts")
         smp.save_checkpoint(directory, "whole", partial=False)
     for keys in ({"partitions": 4}, {}, {"sharded_data_parallel_degree": 4, "sdp_gradient_clipping": 0.5}):
@@ -105,7 +96,6 @@ def case_state_loaded_before_the_cut_replaces_initial_values(directory):
             with job(**KEYS, **keys):
                 model, optimizer = wrapped()
                 smp.resume_from_checkpoint(directory, tag, partial=tag == "parts")
-                train = sharded.train if "sharded_data_parallel_degree" in keys else pipelines.train
                 assert train(model, optimizer, range(2, 3))[0] == pytest.approx(losses[2:3], rel=1e-5)
 
 

@@ -7,6 +7,7 @@ import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases import pipelines
 from front_cases.by_hand import job
+from lm_training import train
 from torch import nn
 
 
@@ -60,7 +61,7 @@ def case_a_transformers_model_trains_offloaded(directory):
     with job(partitions=2, ddp=True, microbatches=2, offload_activations=True):
         model, optimizer = pipelines.wrapped()
         with pytest.raises(ValueError, match="no module is checkpointed"):
-            pipelines.train(model, optimizer, range(1))
+            train(model, optimizer, range(1))
         for block in model.get_module().transformer.h:
             smp.set_activation_checkpointing(block)
-        assert pipelines.train(model, optimizer, range(2))[0] == pytest.approx(losses, rel=1e-5)
+        assert train(model, optimizer, range(2))[0] == pytest.approx(losses, rel=1e-5)

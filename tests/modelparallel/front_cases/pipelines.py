@@ -6,28 +6,19 @@ import json
 from itertools import pairwise
 from xml.etree import ElementTree
 
+import lm_training
 import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
+from lm_training import batch, loss_of, train, train_alone
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
 
 def gpt2():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 4, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
-
-
-def batch(number):
-    return torch.randint(0, 64, (8, 12), generator=torch.Generator().manual_seed(number))
-
-
-def loss_of(model, ids):
-    return model(input_ids=ids, labels=ids, use_cache=False).loss
+    return lm_training.gpt2()
 
 
 def adam(model):
@@ -37,34 +28,7 @@ def adam(model):
 def one_process(numbers):
     """Losses, gradient norms, and the model after them."""
     model = gpt2()
-    optimizer, losses, norms = adam(model), [], []
-    for number in numbers:
-        loss = loss_of(model, batch(number))
-        loss.backward()
-        norms.append(clip_grad_norm_(model.parameters(), 0.5).item())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, norms, model
-
-
-@smp.step
-def train_step(model, ids):
-    loss = loss_of(model, ids)
-    model.backward(loss)
-    return loss
-
-
-def train(model, optimizer, numbers):
-    losses, norms = [], []
-    for number in numbers:
-        ids = batch(number).chunk(smp.dp_size())[smp.dp_rank()]
-        loss = train_step(model, ids).reduce_mean()
-        norms.append(clip_grad_norm_(model.parameters(), 0.5).item())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(sum(smp.allgather(loss.item())) / smp.size())
-    return losses, norms
+    return *train_alone(model, adam(model), numbers), model
 
 
 def wrapped():

@@ -11,24 +11,12 @@ import torch
 from front_cases import pipelines
 from front_cases.by_hand import job
 from front_cases.optimizers import assert_same
+from lm_training import batch, loss_of, train, train_step
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 TWO_BY_TWO = {"sharded_data_parallel_degree": 2, "ddp": True, "microbatches": 2, "sdp_gradient_clipping": 0.5}
-
-
-def train(model, optimizer, numbers):
-    """As `pipelines.train`, but that the optimizer's step clips."""
-    losses, norms = [], []
-    for number in numbers:
-        ids = pipelines.batch(number).chunk(smp.dp_size())[smp.dp_rank()]
-        loss = pipelines.train_step(model, ids).reduce_mean()
-        optimizer.step()
-        norms.append(optimizer._global_grad_norm.item())
-        optimizer.zero_grad()
-        losses.append(sum(smp.allgather(loss.item())) / smp.size())
-    return losses, norms
 
 
 def wrapped(**options):
@@ -49,11 +37,11 @@ def case_two_shards_by_two_copies_train_as_one_process(directory):
 
 def case_gradients_are_those_of_one_process(directory):
     alone = pipelines.gpt2()
-    pipelines.loss_of(alone, pipelines.batch(0)).backward()
+    loss_of(alone, batch(0)).backward()
     total = clip_grad_norm_(alone.parameters(), 1e9).item()
     with job(**TWO_BY_TWO):
         model, optimizer = wrapped()
-        pipelines.train_step(model, pipelines.batch(0).chunk(4)[smp.rank()])
+        train_step(model, batch(0).chunk(4)[smp.rank()])
         assert clip_grad_norm_(model.parameters(), 1e9).item() == pytest.approx(total, rel=1e-6)
         names = dict(alone.named_parameters())
         for name, parameter in model.get_module().named_parameters():
@@ -81,7 +69,7 @@ def case_shards_resume_under_any_degree(directory):
         alone = pipelines.gpt2()
         alone.load_state_dict(torch.load(f"{directory}/whole"))
         pipelines.adam(alone).load_state_dict(torch.load(f"{directory}/optimizer_whole"))
-        assert pipelines.loss_of(alone, pipelines.batch(2)).item() == pytest.approx(losses[2], rel=1e-5)
+        assert loss_of(alone, batch(2)).item() == pytest.approx(losses[2], rel=1e-5)
         # The rank's own part, as `smp.save` keeps it.
         part = copy.deepcopy((own, optimizer.local_state_dict()))
         train(model, optimizer, range(2, 3))
@@ -96,7 +84,7 @@ def case_shards_resume_under_any_degree(directory):
                 model, optimizer = wrapped()
                 smp.resume_from_checkpoint(directory, tag, partial=tag == "parts")
                 if "partitions" in keys:
-                    found = pipelines.train(model, optimizer, range(2, 4))
+                    found = train(model, optimizer, range(2, 4))
                 else:
                     assert_same(dict(model.state_dict()), dict(values), exact=True)
                     assert_same(optimizer.state_dict(), whole, exact=True)
@@ -109,7 +97,7 @@ def case_shards_resume_under_any_degree(directory):
                         model.load_state_dict(part[0])
     with job(partitions=2, ddp=True, microbatches=2):
         model, optimizer = pipelines.wrapped()
-        pipelines.train(model, optimizer, range(2))
+        train(model, optimizer, range(2))
         smp.save_checkpoint(directory, "stages")
     with job(**TWO_BY_TWO):
         model, optimizer = wrapped()
@@ -135,7 +123,7 @@ def case_half_precision_has_float32_masters(directory):
         scale = {"dynamic_loss_scale": True, "dynamic_loss_args": {"init_scale": 2.0**40}}
         model, optimizer = wrapped(**scale)
         before = copy.deepcopy(model.state_dict())
-        pipelines.train_step(model, pipelines.batch(0).chunk(4)[smp.rank()])
+        train_step(model, batch(0).chunk(4)[smp.rank()])
         optimizer.step()
         assert optimizer.step_was_skipped and optimizer.loss_scale == 2.0**39
         assert_same(dict(model.state_dict()), dict(before), exact=True)
@@ -178,7 +166,7 @@ def case_an_optimizer_may_be_older_than_the_sharded_model(directory):
         assert train(model, optimizer, range(2))[0] == pytest.approx(losses, rel=1e-6)
         smp.set_activation_checkpointing(model.get_module().transformer.h[0])
         with torch.no_grad():
-            model(input_ids=pipelines.batch(0))
+            model(input_ids=batch(0))
         train(model, optimizer, range(1))
 
 
@@ -187,14 +175,14 @@ def case_fused_optimizers_step_shards_as_whole_tensors(directory):
         alone = pipelines.gpt2()
         inner = kind(alone.parameters(), lr=0.01)
         for number in range(2):
-            pipelines.loss_of(alone, pipelines.batch(number)).backward()
+            loss_of(alone, batch(number)).backward()
             inner.step()
             inner.zero_grad()
         with job(**{**TWO_BY_TWO, "sdp_gradient_clipping": 0.0}):
             model = smp.DistributedModel(pipelines.gpt2())
             optimizer = smp.DistributedOptimizer(kind(model.parameters(), lr=0.01))
             for number in range(2):
-                pipelines.train_step(model, pipelines.batch(number).chunk(4)[smp.rank()])
+                train_step(model, batch(number).chunk(4)[smp.rank()])
                 optimizer.step()
                 optimizer.zero_grad()
             torch.testing.assert_close(dict(model.state_dict()), dict(alone.state_dict()), rtol=1e-4, atol=1e-5)
@@ -211,7 +199,7 @@ def case_a_scaler_decides_over_all_shards(directory):
         before = copy.deepcopy(model.state_dict())
         for bad in (True, False):
             scaler.scale(torch.ones(()))
-            pipelines.train_step(model, pipelines.batch(0).chunk(4)[smp.rank()])
+            train_step(model, batch(0).chunk(4)[smp.rank()])
             weight = model.get_module().transformer.wte.weight
             if bad and smp.rank() == 0:
                 weight.grad.to_local()[0, 0] = float("nan")

@@ -11,6 +11,7 @@ import torch
 from front_cases import half_precision, pipelines
 from front_cases.by_hand import job
 from front_cases.optimizers import assert_same
+from lm_training import train
 
 TWO_BY_TWO = {"partitions": 2, "ddp": True, "microbatches": 2, "shard_optimizer_state": True}
 
@@ -19,7 +20,7 @@ def case_replicas_share_the_state_and_train_as_one_process(directory):
     losses, norms, expected = pipelines.one_process(range(4))
     with job(**TWO_BY_TWO):
         model, optimizer = pipelines.wrapped()
-        found = pipelines.train(model, optimizer, range(2))
+        found = train(model, optimizer, range(2))
         assert found[0] == pytest.approx(losses[:2], rel=1e-5) and found[1] == pytest.approx(norms[:2], rel=1e-4)
         # Balanced: no replica has much more than the other, and together they have each once.
         held = sum(value["exp_avg"].numel() for value in optimizer.optimizer.state.values())
@@ -52,7 +53,7 @@ def case_replicas_share_the_state_and_train_as_one_process(directory):
             with job(**{**TWO_BY_TWO, **keys}):
                 model, optimizer = pipelines.wrapped()
                 smp.resume_from_checkpoint(directory, tag, partial=tag == "parts")
-                found = pipelines.train(model, optimizer, range(2, 4))
+                found = train(model, optimizer, range(2, 4))
                 assert found[0] == pytest.approx(losses[2:], rel=1e-5)
                 assert found[1] == pytest.approx(norms[2:], rel=1e-4)
                 torch.testing.assert_close(dict(model.state_dict()), dict(expected.state_dict()), rtol=1e-3, atol=1e-4)

@@ -9,7 +9,8 @@ import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
-from tensor_cases.families import batch, gpt2, loss_of, made, train, wrapped
+from lm_training import batch, gpt2, loss_of, train
+from tensor_cases.families import made, wrapped
 
 ELSEWHERE = [
     {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2, "microbatches": 2},

@@ -8,18 +8,12 @@ import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
+from lm_training import batch, gpt2, loss_of, train
 from smddp.modelparallel.tensor.split import split_of
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
 LAYOUTS = [{"pipeline_parallel_degree": 2, "microbatches": 2}, {"ddp": True, "microbatches": 2}]
-
-
-def gpt2():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 4, "n_head": 2}
-    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
 def llama():
@@ -33,14 +27,6 @@ def llama():
 def made(family, seed=0):
     torch.manual_seed(seed)
     return family()
-
-
-def batch(number):
-    return torch.randint(0, 64, (8, 12), generator=torch.Generator().manual_seed(number))
-
-
-def loss_of(model, ids):
-    return model(input_ids=ids, labels=ids, use_cache=False).loss
 
 
 def adam(model):
@@ -67,38 +53,11 @@ def one_process(family, steps=2):
     return losses, norms, gradients, model, optimizer
 
 
-@smp.step
-def train_step(model, ids):
-    loss = loss_of(model, ids)
-    model.backward(loss)
-    return loss
-
-
-def mine(number):
-    """This rank's part of a batch."""
-    shared = smp.state.cfg.prescaled_batch
-    size, rank = (smp.rdp_size(), smp.rdp_rank()) if shared else (smp.dp_size(), smp.dp_rank())
-    return batch(number).chunk(size)[rank]
-
-
 def wrapped(family, seed=0):
     with smp.tensor_parallelism():
         model = made(family, seed)
     model = smp.DistributedModel(model)
     return model, smp.DistributedOptimizer(adam(model))
-
-
-def train(model, optimizer, numbers, gradients=None, within=1e-6):
-    losses, norms = [], []
-    for number in numbers:
-        loss = train_step(model, mine(number)).reduce_mean()
-        if gradients is not None and number == 0:
-            same_gradients(model, gradients, within)
-        norms.append(clip_grad_norm_(model.parameters(), 0.5).item())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(sum(smp.allgather(loss.item())) / smp.size())
-    return losses, norms
 
 
 def same_gradients(model, wanted, within=1e-6):
@@ -120,7 +79,12 @@ def check(family, layout, prescaled, degree=2, within=1e-6):
     losses, norms, gradients, alone, optimizer_alone = one_process(family)
     with job(tensor_parallel_degree=degree, prescaled_batch=prescaled, **layout):
         model, optimizer = wrapped(family)
-        found, found_norms = train(model, optimizer, range(2), gradients, within)
+
+        def after_backward(number):
+            if number == 0:
+                same_gradients(model, gradients, within)
+
+        found, found_norms = train(model, optimizer, range(2), after_backward)
         assert found == pytest.approx(losses, rel=1e-6) and found_norms == pytest.approx(norms, rel=1e-5)
         whole = model.state_dict()
         assert whole.keys() == alone.state_dict().keys()

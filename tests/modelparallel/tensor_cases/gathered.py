@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from front_cases.by_hand import job
-from tensor_cases.families import gpt2, made, mine, train_step, wrapped
+from lm_training import gpt2, mine, train_step
+from tensor_cases.families import made, wrapped
 
 LAYOUTS = [
     {"pipeline_parallel_degree": 2},

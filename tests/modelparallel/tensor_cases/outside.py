@@ -6,7 +6,8 @@ import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
-from tensor_cases.families import adam, gpt2, loss_of, made, mine, one_process
+from lm_training import gpt2, loss_of, mine
+from tensor_cases.families import adam, made, one_process
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 

@@ -6,8 +6,9 @@ import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
+from lm_training import gpt2, train
 from smddp.modelparallel.partitioning.partition import CHECKPOINTED
-from tensor_cases.families import adam, gpt2, made, one_process, train, wrapped
+from tensor_cases.families import adam, made, one_process, wrapped
 
 LAYOUTS = [
     {"tensor_parallel_degree": 2, "partitions": 2, "microbatches": 2},

@@ -6,14 +6,16 @@ import copy
 import itertools
 import os
 
+import lm_training
 import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
 from front_cases.optimizers import assert_same
+from lm_training import batch, loss_of, mine, train, train_step
 from smddp.modelparallel import delayed
 from smddp.modelparallel.tensor.split import split_of
-from tensor_cases.families import adam, batch, check, loss_of, made, mine, one_process, train_step
+from tensor_cases.families import adam, check, made, one_process
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 
@@ -23,28 +25,13 @@ PRECISIONS = [({}, {}), ({"bf16": True}, {}), ({"fp16": True}, {"static_loss_sca
 
 
 def gpt2():
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 4}
-    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+    return lm_training.gpt2(layers=2, heads=4)
 
 
 def wrapped(seed=0, family=gpt2, **options):
     with smp.tensor_parallelism():
         model = smp.DistributedModel(made(family, seed))
     return model, smp.DistributedOptimizer(adam(model), **options)
-
-
-def train(model, optimizer, numbers):
-    """Losses and norms of steps, each of which clips."""
-    losses, norms = [], []
-    for number in numbers:
-        loss = train_step(model, mine(number)).reduce_mean()
-        optimizer.step()
-        norms.append(optimizer._global_grad_norm.item())
-        optimizer.zero_grad()
-        losses.append(sum(smp.allgather(loss.item())) / smp.size())
-    return losses, norms
 
 
 def check_cell(directory, keys, precision, scale, family=gpt2):

@@ -8,9 +8,10 @@ import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
 from front_cases.by_hand import job
+from lm_training import batch, loss_of, mine, train_step
 from smddp.modelparallel.optim.optimizers import FusedLAMB, FusedNovoGrad
 from smddp.modelparallel.tensor.split import split_of
-from tensor_cases.families import batch, loss_of, made, mine, train_step
+from tensor_cases.families import made
 from torch import nn
 
 BOTH = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2}

@@ -1,27 +1,20 @@
 """Different data or random numbers on the ranks of one tensor group raise an error."""
 
-import contextlib
 import copy
 
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
+from ranks.errors import refused
 from smp_cases.models import batch, loss_of, tiny
 from smp_cases.tensor_parallel import Collectives, initialized, wrapped
 
 
-@contextlib.contextmanager
-def refused(*words: str):
+def different(*words: str):
     """Asserts that every rank raises an error with its group's ranks, instructions, and ``words``."""
     first = dist.get_rank() - tsm.state.tp_rank
-    try:
-        yield
-    except RuntimeError as error:
-        group = ", ".join(str(first + rank) for rank in range(tsm.state.tp_size))
-        for word in (f"ranks {group} share each layer", "tsm.state.dp_rank", "Trainer", *words):
-            assert word in str(error), (word, str(error))
-    else:
-        raise AssertionError("no error")
+    group = ", ".join(str(first + rank) for rank in range(tsm.state.tp_size))
+    return refused(f"ranks {group} share each layer", "tsm.state.dp_rank", "Trainer", *words, kind=RuntimeError)
 
 
 def case_other_data_on_ranks_of_a_tensor_group_is_refused():
@@ -31,10 +24,10 @@ def case_other_data_on_ranks_of_a_tensor_group_is_refused():
             with initialized(tensor_parallel_degree=2):
                 model = tsm.transform(tiny(family))
                 model = model if engine == "alone" else wrapped(model, engine)
-                with refused("the embedding" if family == "gemma" else "model.layers.0"):
+                with different("the embedding" if family == "gemma" else "model.layers.0"):
                     loss_of(model, batch(dist.get_rank()))
                 # Samples of other lengths, too, which would not even add up.
-                with refused():
+                with different():
                     loss_of(model, batch(0)[:, : 6 + dist.get_rank()])
                 loss_of(model, batch(tsm.state.dp_rank)).backward()
 
@@ -44,7 +37,7 @@ def case_other_random_numbers_on_ranks_of_a_tensor_group_are_refused():
         with initialized(tensor_parallel_degree=4):
             model = tsm.transform(tiny("gpt2", **options)).train()
             torch.manual_seed(dist.get_rank())
-            with refused("transformer.h." if "resid_pdrop" in options else "transformer.h.0"):
+            with different("transformer.h." if "resid_pdrop" in options else "transformer.h.0"):
                 loss_of(model, batch(0))
             # Without dropout no random numbers are drawn, so rank-specific seeds are valid.
             loss_of(model.eval(), batch(0))
@@ -109,12 +102,8 @@ def case_unknown_wrappers_of_sharded_layers_are_rejected_in_the_first_pass():
                 attention = model.model.layers[1].self_attn
                 setattr(attention, name, Wrapper(getattr(attention, name)))
                 model = model if engine == "alone" else wrapped(model, engine)
-                try:
+                with refused(f"model.layers.1.self_attn.{name} has become a smp_cases.agreement.Wrapper"):
                     loss_of(model, batch(0))
-                except ValueError as error:
-                    assert f"model.layers.1.self_attn.{name} has become a smp_cases.agreement.Wrapper" in str(error)
-                else:
-                    raise AssertionError("no error")
 
 
 def case_torch_wrappers_are_accepted():

@@ -3,6 +3,7 @@
 import smddp.sagemaker as tsm
 import torch
 import transformers
+from ranks.errors import refused
 from smp_cases.hybrid import wrap1, wrap2
 from smp_cases.models import VOCABULARY, batch, tiny
 from smp_cases.tensor_parallel import TOLERANCE, initialized
@@ -130,12 +131,8 @@ def case_parts_of_a_model_under_fsdp1_are_refused_by_name():
         model = wrap1(tsm.transform(tiny().eval()), use_orig_params=True)
         inner, hidden = model._fsdp_wrapped_module, torch.randn(1, 6, 32)
         for name, given in (("model.embed_tokens", IDS), ("model.norm", hidden), ("lm_head", hidden)):
-            try:
+            with refused(NOT_GATHERED, name, kind=RuntimeError):
                 inner.get_submodule(name)(given)
-            except RuntimeError as error:
-                assert NOT_GATHERED in str(error) and name in str(error), error
-            else:
-                raise AssertionError(f"{name} was not refused")
 
 
 def case_the_remedies_that_the_error_names_give_the_values_of_one_process():
