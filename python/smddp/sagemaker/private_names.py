@@ -86,8 +86,8 @@ ITEMS_IN_BATCH = PrivateName("transformers.trainer.Trainer._get_num_items_in_bat
 SAVE_REST = PrivateName("transformers.trainer.Trainer._save", _CLIENTS)
 
 # Attributes of FSDP1's handle and flat parameter; FSDP1 is no longer developed, so they are checked together.
-_OF_HANDLE = ("_use_orig_params", "_training_state", "_fsdp_extension", "_setattr_param", "_get_unflat_views")
-_OF_FLAT_PARAMETER = (
+OF_HANDLE = ("_use_orig_params", "_training_state", "_fsdp_extension", "_setattr_param", "_get_unflat_views")
+OF_FLAT_PARAMETER = (
     "_params",
     "_shared_params",
     "_param_infos",
@@ -106,8 +106,8 @@ def handle_of(unit: Any) -> Any:
     handle = PrivateName("torch.distributed.fsdp.FullyShardedDataParallel._handle", _FSDP1).of(unit)
     if handle is not None:
         for owner, path, names in (
-            (handle, _FLAT, _OF_HANDLE),
-            (handle.flat_param, "torch.distributed.fsdp._flat_param.FlatParameter.", _OF_FLAT_PARAMETER),
+            (handle, _FLAT, OF_HANDLE),
+            (handle.flat_param, "torch.distributed.fsdp._flat_param.FlatParameter.", OF_FLAT_PARAMETER),
         ):
             for name in names:
                 if not hasattr(owner, name):
