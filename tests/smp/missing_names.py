@@ -20,7 +20,7 @@ from torch import nn
 
 
 def remove(path: str) -> None:
-    """Removes a name: a module, or an attribute of a module, or of a class with its bases and the models' subclasses."""
+    """Removes a name: a module, an attribute of a module, or of a class with its bases and the models' subclasses."""
     parts = path.split(".")
     owner = importlib.import_module(parts[0])
     for at, part in enumerate(parts[1:-1], 2):
@@ -29,7 +29,10 @@ def remove(path: str) -> None:
         sys.modules[path] = None
     owners = [owner, *getattr(owner, "__mro__", ())]
     for model in MODELS.values() if isinstance(owner, type) else ():
-        owners += [kind for each in model.modules() for kind in type(each).__mro__ if issubclass(kind, owner)]
+        for each in model.modules():
+            owners += [kind for kind in type(each).__mro__ if issubclass(kind, owner)]
+            if isinstance(each, owner):
+                vars(each).pop(parts[-1], None)
     for each in set(owners) if isinstance(owner, type) else [owner]:
         if parts[-1] in vars(each):
             delattr(each, parts[-1])
