@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-
-import forked
+import missing_names
 import pytest
 from smddp.sagemaker import private_names
 from smddp.torch.private_names import MissingNameError, PrivateName
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 NAMES = [each for each in vars(private_names).values() if isinstance(each, PrivateName)]
 FSDP1 = ["fsdp1", "optimizer_state"]
 GROUPS = ["group_checkpoint"]
@@ -51,27 +47,12 @@ EXPECTED = {
 }
 # Attributes of instances, or of classes that cannot be changed.
 OF_INSTANCES = {"_process_group", "_checkpoint_wrapped_module", "_cdata"}
-AT_ONCE = 8
-
-
-def _key(name: PrivateName) -> str:
-    return name.attribute if name.attribute in EXPECTED else ".".join(name.path.split(".")[-2:])
 
 
 def test_each_missing_name_disables_its_feature_alone():
-    names = [each for each in NAMES if each.attribute not in OF_INSTANCES]
-    programs = [
-        (f"import sys; sys.path.insert(0, {HERE!r}); import missing_names as m; m.main({p!r})", {})
-        for p in ["", *(each.path for each in names)]
-    ]
-    done = [one for at in range(0, len(programs), AT_ONCE) for one in forked.run_all(programs[at : at + AT_ONCE])]
-    found = {}
-    for key, one in zip(["", *map(_key, names)], done, strict=True):
-        assert one.returncode == 0, (key, one.stderr)
-        off, itself, warned = json.loads(one.stdout.splitlines()[-1])
-        found[key] = (off, itself, len(warned))
-        print(f"{key}: {', '.join(off) or '-'}; {' '.join(warned)}")
-    assert found == {"": ([], [], 0), **EXPECTED}
+    paths = [each.path for each in NAMES if each.attribute not in OF_INSTANCES]
+    expected = {path: result for path in paths for end, result in EXPECTED.items() if path.endswith(f".{end}")}
+    assert missing_names.in_turn("features", __file__, paths) == {"": ([], [], 0), **expected}
 
 
 @pytest.mark.parametrize("name", [each for each in NAMES if each.attribute in OF_INSTANCES], ids=lambda n: n.attribute)

@@ -1,42 +1,15 @@
-"""One process in which a private name of torch or transformers is removed: the features that are off, and the reports.
-
-`main(path)` removes the name before smddp is imported, starts a world of two ranks in torch's fake group, and uses each
-feature once.
-"""
+"""The features of `smddp.sagemaker` that need private names, each used once; see `missing_names`."""
 
 from __future__ import annotations
 
 import copy
-import importlib
-import json
-import sys
 import tempfile
 import types
-import warnings
 
+import missing_names
 import torch
 import torch.distributed as dist
 from torch import nn
-
-
-def remove(path: str) -> None:
-    """Removes a name: a module, an attribute of a module, or of a class with its bases and the models' subclasses."""
-    parts = path.split(".")
-    owner = importlib.import_module(parts[0])
-    for at, part in enumerate(parts[1:-1], 2):
-        owner = getattr(owner, part, None) or importlib.import_module(".".join(parts[:at]))
-    if path in sys.modules:
-        sys.modules[path] = None
-    owners = [owner, *getattr(owner, "__mro__", ())]
-    for model in MODELS.values() if isinstance(owner, type) else ():
-        for each in model.modules():
-            owners += [kind for kind in type(each).__mro__ if issubclass(kind, owner)]
-            if isinstance(each, owner):
-                vars(each).pop(parts[-1], None)
-    for each in set(owners) if isinstance(owner, type) else [owner]:
-        if parts[-1] in vars(each):
-            delattr(each, parts[-1])
-
 
 # Made before the name is removed, since transformers reads its names when it makes a model.
 MODELS = {}
@@ -108,7 +81,7 @@ def wrapped_offload():
     from smddp.sagemaker.private_names import MissingNameError
 
     if "activation_offloading" not in [patch.name for patch in torch_patches.patches()]:
-        raise MissingNameError(f"{REMOVED} not available")
+        raise MissingNameError(f"{missing_names.removed} not available")
     from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as wrappers
 
     layer = wrappers.checkpoint_wrapper(nn.Linear(32, 32))
@@ -172,7 +145,7 @@ def _client(module, kind, **functions):
     """Makes a stand-in for a client's module that a script imports now, and creates its class."""
     names = ("_prepare_tp", "_prepare_one", "prepare", "gather", "reduce", "save_state", "load_state")
     names += ("_get_num_items_in_batch", "get_tp_size", "save_model", "_save", "train", "compute_loss")
-    methods = {name: lambda self: None for name in names if f"{module}.{kind}.{name}" != REMOVED}
+    methods = {name: lambda self: None for name in names if f"{module}.{kind}.{name}" != missing_names.removed}
     made = types.ModuleType(module)
     setattr(made, kind, type(kind, (), {"__init__": lambda self: None, **methods}))
     for name in ("ParallelismConfig", "recursively_apply", "gather_object", "get_model_tp_size"):
@@ -213,43 +186,21 @@ FEATURES = (
     accelerator,
     trainer,
 )
-REMOVED = ""
 
 
-def outcome(feature) -> str:
-    """Returns "on", "off" if smddp reports the missing name, or "itself" if torch or transformers needs it, too."""
-    from smddp.sagemaker.private_names import MissingNameError
+def begin() -> None:
+    """Starts a world of two ranks in torch's fake group."""
+    import smddp.sagemaker as tsm
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    try:
-        feature()
-    except MissingNameError as error:
-        assert REMOVED in str(error) and "not available" in str(error), error
-        return "off"
-    except (AttributeError, NameError, TypeError) as error:
-        if REMOVED.rpartition(".")[2] in str(error):
-            return "itself"
-        raise
-    return "on"
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    tsm.init({"tensor_parallel_degree": 2, "hybrid_shard_degree": 1, "sm_activation_offloading": True})
 
 
 def main(path: str) -> None:
-    """Removes the name, uses each feature, and prints (features off, features that fail otherwise, warnings)."""
-    global REMOVED
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    REMOVED = path
+    """Uses each feature without the name."""
     MODELS["plain"] = _make()
     MODELS["tied"] = _make(tie_word_embeddings=True)
     with torch.device("meta"):
         MODELS["meta"] = _make()
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        if path:
-            remove(path)
-        import smddp.sagemaker as tsm
-
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-        tsm.init({"tensor_parallel_degree": 2, "hybrid_shard_degree": 1, "sm_activation_offloading": True})
-        outcomes = {feature.__name__: outcome(feature) for feature in FEATURES}
-    texts = [str(each.message) for each in found if "which smddp uses" in str(each.message)]
-    print(json.dumps([*([n for n, how in outcomes.items() if how == kind] for kind in ("off", "itself")), texts]))
+    missing_names.use(path, begin, FEATURES, MODELS.values())
