@@ -44,14 +44,13 @@ def remove(path: str, models: Iterable[Any]) -> None:
 
 def outcome(feature: Callable[[], Any]) -> str:
     """Returns "on", "off" if smddp reports the missing name, or "itself" if torch or transformers needs it, too."""
-    from smddp.torch.private_names import MissingNameError
-
     try:
         feature()
-    except MissingNameError as error:
-        assert removed in str(error) and "not available" in str(error), error
-        return "off"
-    except (AttributeError, NameError, TypeError) as error:
+    except (RuntimeError, AttributeError, NameError, TypeError) as error:
+        # A step reports the error of a microbatch as another error.
+        if "not available" in str(error):
+            assert removed in str(error), error
+            return "off"
         if removed.rpartition(".")[2] in str(error):
             return "itself"
         raise
@@ -68,8 +67,9 @@ def use(
         warnings.simplefilter("always")
         if path:
             remove(path, models)
-        begin()
-        outcomes = {feature.__name__: outcome(feature) for feature in features}
+        outcomes = {"begin": outcome(begin)}
+        if outcomes["begin"] == "on":
+            outcomes |= {feature.__name__: outcome(feature) for feature in features}
     texts = [str(each.message) for each in found if "which smddp uses" in str(each.message)]
     assert all(path in text for text in texts), texts
     off, itself = ([name for name, how in outcomes.items() if how == kind] for kind in ("off", "itself"))

@@ -1,7 +1,4 @@
-"""Private names of torch, each with a fallback: a missing name disables one feature with one warning.
-
-`retained_handles.py`, `shutdown_patch.py` and `resharding.py` hold the workarounds for old versions of torch.
-"""
+"""Private names of torch, each with a fallback: a missing name disables one feature with one warning."""
 
 from __future__ import annotations
 
@@ -9,13 +6,25 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-from smddp.torch.private_names import private, warn_missing
+import torch
+from torch import Tensor
+
+# The classes that a Python process group derives from and gets; torch.distributed itself does not import without it.
+from torch._C import _distributed_c10d as c10d
+
+from smddp.torch.private_names import PrivateName, private, warn_missing
+
+__all__ = ["c10d", "warn_missing"]
 
 
 def _record_function(name: str, tensors: Any, values: Any) -> Any:
     from torch.profiler import record_function
 
     return record_function(name)
+
+
+def _stream_handle(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 #: Number of dispatch modes active on this thread.
@@ -43,6 +52,61 @@ without_transforms: Callable[[], Any] = private(
     "inside a torch.func transform a collective on a strided tensor raises",
     nullcontext,
 )
+
+
+#: Number that says whether elements of a tensor share memory; 1: they do.
+internal_overlap: Callable[[Tensor], int] = private(
+    "torch._debug_has_internal_overlap",
+    "an output with several elements in one place is not refused",
+    lambda tensor: 0,
+)
+
+#: Returns whether a tensor is a wrapper of torch.func.functionalize.
+is_functional: Callable[[Tensor], bool] = private(
+    "torch._is_functional_tensor", "send and recv inside torch.func.functionalize raise", lambda tensor: False
+)
+
+#: Returns the raw handle of this thread's current stream on a device.
+raw_stream: Callable[[int], int] = _stream_handle
+if torch.backends.cuda.is_built():
+    raw_stream = private(
+        "torch._C._cuda_getCurrentRawStream", "calls on CUDA tensors take a microsecond more", _stream_handle
+    )
+
+_DUMP = PrivateName(
+    "torch._C._distributed_c10d._dump_fr_trace_file",
+    "the flight recorder",
+    "a failed group writes no dump of torch's flight recorder",
+)
+_EVAL_FRAME = PrivateName(
+    "torch._C._dynamo.eval_frame.set_code_exec_strategy",
+    "torch.compile",
+    "DistributedDataParallel under torch.compile stops at calls of a smddp group",
+)
+
+
+def dump_flight_recorder(rank: int, backend: str) -> None:
+    """Writes the dump of torch's flight recorder to its file."""
+    dump = _DUMP.find_or_warn()
+    if dump is not None:
+        dump(rank, backend=backend)
+
+
+def skip_tracing(code: Any) -> None:
+    """Excludes a function's code and its callees from tracing by torch.compile."""
+    set_strategy = _EVAL_FRAME.find_or_warn()
+    if set_strategy is not None:
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        set_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+
+
+def async_collective_tensor() -> Any:
+    """Returns the class of results of functional collectives; a large module, imported with the first such tensor."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor
 
 
 def backend_plugins() -> dict[str, Any]:
