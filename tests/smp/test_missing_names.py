@@ -34,6 +34,7 @@ EXPECTED = {
     "_op_dispatcher": ([], ["transform_and_step", "fully_shard"], 1),
     "_clear_DTensor_sharding_propagator_cache": ([], [], 1),
     "_pytree": (["listed_experts"], [], 0),
+    "TorchDispatchMode": (["delayed"], [], 0),
     "_supports_attention_backend": ([], [], 0),  # each of these two is enough
     "_can_set_attn_implementation": ([], [], 0),
     "_attn_implementation": (["context", "flash_attention"], ["transform_and_step", "delayed"], 0),

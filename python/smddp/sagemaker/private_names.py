@@ -66,6 +66,7 @@ DTENSOR_CACHE = PrivateName(
 DTENSOR_FAST_CACHE = PrivateName(
     "torch._C._clear_DTensor_sharding_propagator_cache", DTENSOR_CACHE.feature, _CACHES_OFF
 )
+DISPATCH_MODE = PrivateName("torch.utils._python_dispatch.TorchDispatchMode", "delayed parameters")
 pytree = PrivateName("torch.utils._pytree", "experts in an nn.ModuleList under fully_shard")
 
 SUPPORTS_BACKEND = PrivateName(f"{_PRETRAINED}_supports_attention_backend", _CONTEXT)
@@ -95,7 +96,11 @@ OF_FLAT_PARAMETER = (
     "_param_extensions",
     "_fqns",
     "_shapes",
+    "_is_grad_none_mask",
 )
+
+# Its storages, which it has while parameters are gathered; layers compute on views of the padded ones.
+FLAT_PARAMETER_DATA = ("_full_param_padded", "_full_prec_full_param_padded", "_local_shard", "_mp_shard")
 
 
 def handle_of(unit: Any) -> Any:

@@ -85,6 +85,39 @@ _EVAL_FRAME = PrivateName(
 )
 
 
+_FSDP2 = "overlap_fsdp and error_feedback_fsdp"
+_STATE = "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState."
+_GROUP = "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup."
+FSDP2_STATE = PrivateName("torch.distributed.fsdp.FSDPModule._get_fsdp_state", _FSDP2)
+FSDP2_GROUPS = PrivateName(f"{_STATE}_fsdp_param_groups", _FSDP2)
+FSDP2_GROUP = PrivateName(f"{_STATE}_fsdp_param_group", _FSDP2)  # before torch 2.11
+FSDP2_FORWARD = PrivateName(f"{_STATE}_states_to_forward_prefetch", _FSDP2)
+FSDP2_BACKWARD = PrivateName(f"{_STATE}_states_to_backward_prefetch", _FSDP2)
+FSDP2_REDUCE = PrivateName(f"{_GROUP}_reduce_scatter_comm", _FSDP2)
+FSDP2_HOOK = PrivateName(f"{_GROUP}_all_reduce_hook", _FSDP2)
+GRAPH_TASK = PrivateName("torch._C._current_graph_task_id", "overlap_fsdp")
+ACCUMULATE_HOOKS = PrivateName("torch.Tensor._post_accumulate_grad_hooks", "overlap_fsdp")
+
+
+def fsdp2_groups(unit: Any) -> list[Any]:
+    """Returns the parameter groups of an FSDP2 module; each is gathered in one call.
+
+    Raises MissingNameError if this torch's FSDP2 lacks an attribute that smddp reads.
+    """
+    state = FSDP2_STATE.of(unit)()
+    for name in (FSDP2_FORWARD, FSDP2_BACKWARD):
+        name.of(state)
+    if hasattr(state, FSDP2_GROUPS.attribute):
+        groups = list(FSDP2_GROUPS.of(state))
+    else:
+        group = FSDP2_GROUP.of(state)
+        groups = [] if group is None else [group]
+    for group in groups:
+        for name in (FSDP2_REDUCE, FSDP2_HOOK):
+            name.of(group)
+    return groups
+
+
 def dump_flight_recorder(rank: int, backend: str) -> None:
     """Writes the dump of torch's flight recorder to its file."""
     dump = _DUMP.find_or_warn()
