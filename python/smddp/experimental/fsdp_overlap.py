@@ -17,6 +17,7 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 
 from smddp.observability import log
+from smddp.torch.compat import ACCUMULATE_HOOKS, GRAPH_TASK, fsdp2_groups
 
 # Pending gradient reductions: one in transfer, and one ready to start.
 _IN_FLIGHT = 2
@@ -81,10 +82,7 @@ def fsdp_units(model: nn.Module, what: str) -> dict[str, Any]:
 
 def fsdp_groups(unit: Any) -> list[Any]:
     """Returns the parameter groups of a unit; each is gathered in one call."""
-    state = unit._get_fsdp_state()
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []  # before torch 2.11
+    return fsdp2_groups(unit)
 
 
 class _PendingReductions:
@@ -141,11 +139,9 @@ class _ReduceScatter:
 
 def _reader(group: Any, output: Tensor, op: Any) -> str | None:
     """Returns the reason why the reduced gradients are read before the end of backward; None: they are not."""
-    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
-
-    if torch._C._current_graph_task_id() < 0:
+    if GRAPH_TASK.get()() < 0:
         return "they are reduced outside of backward"
-    if isinstance(group.mesh_info, DDPMeshInfo):
+    if getattr(group.mesh_info, "replicate_process_group", None) is not None:
         return "they are reduced over a second dimension of the mesh"
     if group._all_reduce_hook is not None:
         return "an all-reduce hook takes them"
@@ -155,7 +151,7 @@ def _reader(group: Any, output: Tensor, op: Any) -> str | None:
         sharded = parameter.sharded_param
         if sharded.grad is not None:
             return "they are added to gradients that were not cleared"
-        if getattr(sharded, "_post_accumulate_grad_hooks", None):
+        if ACCUMULATE_HOOKS.of(sharded):
             return "a hook of a parameter takes them"
         if parameter.offload_to_cpu:
             return "they are moved to the host"

@@ -12,14 +12,13 @@ import torch.distributed as dist
 
 from smddp.torch.private_names import PrivateName
 
-_STAGES = "smp.step with pipeline_parallel_degree > 1"
 _NO_MODES = "inside smp.step the caller's torch function modes, such as torch.device(...), have no effect"
 _DEFAULT_LIMIT = "messages between stages have torch's default timeout, not the group's"
 
 pytree = PrivateName("torch.utils._pytree", "smp.step")
-fake_tensor = PrivateName("torch._subclasses.fake_tensor", _STAGES)
-MAKE_WRAPPER = PrivateName("torch.Tensor._make_wrapper_subclass", _STAGES)
-NO_FUNCTION_OVERRIDES = PrivateName("torch._C.DisableTorchFunctionSubclass", _STAGES)
+fake_tensor = PrivateName("torch._subclasses.fake_tensor", "smp.step")
+MAKE_WRAPPER = PrivateName("torch.Tensor._make_wrapper_subclass", "smp.step")
+NO_FUNCTION_OVERRIDES = PrivateName("torch._C.DisableTorchFunctionSubclass", "smp.step")
 FUNCTION_MODES = PrivateName("torch.overrides._get_current_function_mode_stack", "smp.step", _NO_MODES)
 GET_BACKEND = PrivateName("torch.distributed.ProcessGroup._get_backend", "timeouts of smp.step", _DEFAULT_LIMIT)
 DEFAULT_TIMEOUT = PrivateName(

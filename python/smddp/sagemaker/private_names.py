@@ -66,6 +66,7 @@ DTENSOR_CACHE = PrivateName(
 DTENSOR_FAST_CACHE = PrivateName(
     "torch._C._clear_DTensor_sharding_propagator_cache", DTENSOR_CACHE.feature, _CACHES_OFF
 )
+DISPATCH_MODE = PrivateName("torch.utils._python_dispatch.TorchDispatchMode", "delayed parameters")
 pytree = PrivateName("torch.utils._pytree", "experts in an nn.ModuleList under fully_shard")
 
 SUPPORTS_BACKEND = PrivateName(f"{_PRETRAINED}_supports_attention_backend", _CONTEXT)
@@ -86,8 +87,8 @@ ITEMS_IN_BATCH = PrivateName("transformers.trainer.Trainer._get_num_items_in_bat
 SAVE_REST = PrivateName("transformers.trainer.Trainer._save", _CLIENTS)
 
 # Attributes of FSDP1's handle and flat parameter; FSDP1 is no longer developed, so they are checked together.
-_OF_HANDLE = ("_use_orig_params", "_training_state", "_fsdp_extension", "_setattr_param", "_get_unflat_views")
-_OF_FLAT_PARAMETER = (
+OF_HANDLE = ("_use_orig_params", "_training_state", "_fsdp_extension", "_setattr_param", "_get_unflat_views")
+OF_FLAT_PARAMETER = (
     "_params",
     "_shared_params",
     "_param_infos",
@@ -95,7 +96,11 @@ _OF_FLAT_PARAMETER = (
     "_param_extensions",
     "_fqns",
     "_shapes",
+    "_is_grad_none_mask",
 )
+
+# Its storages, which it has while parameters are gathered; layers compute on views of the padded ones.
+FLAT_PARAMETER_DATA = ("_full_param_padded", "_full_prec_full_param_padded", "_local_shard", "_mp_shard")
 
 
 def handle_of(unit: Any) -> Any:
@@ -106,8 +111,8 @@ def handle_of(unit: Any) -> Any:
     handle = PrivateName("torch.distributed.fsdp.FullyShardedDataParallel._handle", _FSDP1).of(unit)
     if handle is not None:
         for owner, path, names in (
-            (handle, _FLAT, _OF_HANDLE),
-            (handle.flat_param, "torch.distributed.fsdp._flat_param.FlatParameter.", _OF_FLAT_PARAMETER),
+            (handle, _FLAT, OF_HANDLE),
+            (handle.flat_param, "torch.distributed.fsdp._flat_param.FlatParameter.", OF_FLAT_PARAMETER),
         ):
             for name in names:
                 if not hasattr(owner, name):

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from smddp.torch.compat import without_transforms
+from smddp.torch.compat import internal_overlap, without_transforms
 
 Block = tuple[int, int]
 # Larger than any storage, in bytes.
@@ -89,7 +89,7 @@ class CopyBack:
 def check_writable(tensor: Tensor) -> None:
     """Raises ValueError for a tensor whose elements share memory."""
     # 1: certain overlap (an expanded tensor). Partial overlaps are too expensive to detect.
-    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+    if not tensor.is_contiguous() and internal_overlap(tensor) == 1:
         raise ValueError(
             f"the output of shape {tuple(tensor.shape)} and strides {tensor.stride()} has several elements in one place"
         )

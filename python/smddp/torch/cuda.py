@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-_raw: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+from smddp.torch.compat import raw_stream
+
 # By device, the stream that copies results if no thread waits for a call.
 _sides: dict[int, Any] = {}
 
@@ -31,7 +32,7 @@ def here() -> int:
 def stream_of(device: int) -> int:
     """The raw handle of this thread's current stream."""
     # Every call needs it; an object for each would cost a microsecond.
-    return _raw(device) if _raw is not None else torch.cuda.current_stream(device).cuda_stream
+    return raw_stream(device)
 
 
 def capturing(device: int) -> bool:

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 
 from smddp._constants import NAME
 from smddp.arrays import symmetric
-from smddp.torch.compat import backend_plugins, warn_missing
+from smddp.torch.compat import backend_plugins, c10d, warn_missing
 from smddp.torch.dispatch import call_group
 from smddp.torch.unsupported import answering
 

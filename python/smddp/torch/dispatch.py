@@ -18,6 +18,7 @@ from torch import Tensor
 from smddp.torch.arguments import NoMemoryError
 from smddp.torch.compat import dispatch_modes as _dispatch_modes
 from smddp.torch.compat import profiler_enabled as _profiler_enabled
+from smddp.torch.compat import skip_tracing
 from smddp.torch.functional_results import waited_for
 from smddp.torch.profiling import call_range
 from smddp.torch.work import join
@@ -140,10 +141,6 @@ def _never_traced(function: Callable[..., Any]) -> None:
     """Excludes the function and its callees from tracing by torch.compile.
 
     C++ calls our methods while Dynamo is active (DDP's reducer under torch.compile). Dynamo would trace them and stop
-    at the first object of the native core. A torch without these private names does not have the problem.
+    at the first object of the native core.
     """
-    try:
-        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-    except ImportError:
-        return
-    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+    skip_tracing(function.__code__)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import sys
 
-from torch._C import _distributed_c10d as c10d
-
 from smddp._constants import NAME
+from smddp.torch.compat import dump_flight_recorder
 
 _OFF = ("0", "n", "no", "f", "false", "off")
 
@@ -33,7 +32,7 @@ def failed() -> None:
         return
     _dumped = True
     try:
-        c10d._dump_fr_trace_file(_rank, backend=NAME)
+        dump_flight_recorder(_rank, NAME)
     except Exception as error:
         # Not raised: the caller receives the failure itself.
         sys.stderr.write(f"smddp: rank {_rank}: cannot write the dump of torch's flight recorder: {error}\n")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from smddp.torch.compat import async_collective_tensor
+
 
 def waited_for(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Waits for results of functional collectives among the arguments, and returns them as plain tensors.
@@ -11,14 +13,12 @@ def waited_for(arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
     Returns None without such results. torch's dispatcher does this for C++ groups; calls of a Python group bypass it.
     Called only for tensors without memory, which such results are.
     """
-    # Imported here: a large module, already imported if such a tensor exists.
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
+    kind = async_collective_tensor()
     found = False
 
     def plain(item: Any) -> Any:
         nonlocal found
-        if isinstance(item, AsyncCollectiveTensor):
+        if isinstance(item, kind):
             found = True
             return item.trigger_wait()
         if isinstance(item, (list, tuple)):

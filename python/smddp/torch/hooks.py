@@ -15,10 +15,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup
 
 from smddp.torch import flight_recorder
+from smddp.torch.compat import c10d
 from smddp.torch.device_map import SmddpDevice, device_backend
 from smddp.torch.dispatch import current_work
 

@@ -14,7 +14,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C import _distributed_c10d as c10d
 from torch.distributed import PrefixStore, ProcessGroup
 from torch.distributed import distributed_c10d as dist_c10d
 
@@ -26,6 +25,7 @@ from smddp.observability.info import say_paths
 from smddp.torch.batch_checks import check_batches
 from smddp.torch.collectives import SmddpCollectives
 from smddp.torch.collectives.base import BARRIER, PLAIN, UINT8
+from smddp.torch.compat import c10d
 from smddp.torch.device_map import Request, current_request, device_backend, mesh_siblings, others
 from smddp.torch.errors import translated
 from smddp.torch.fast_path import fast_path

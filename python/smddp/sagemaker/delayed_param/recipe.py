@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from smddp.sagemaker import hf
 from smddp.sagemaker.delayed_param.forms import Form, forms_of
-from smddp.sagemaker.private_names import INIT_WEIGHTS, storage_key
+from smddp.sagemaker.private_names import DISPATCH_MODE, INIT_WEIGHTS, storage_key
+
+_Mode: Any = DISPATCH_MODE.find() or object
 
 Key = tuple[int, str]
 """(id of the owning module, original name of its parameter, or name of its buffer)."""
@@ -196,10 +197,11 @@ def _written(modules, function_of, names) -> dict[int, dict[Key, bool]]:
     return found
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(_Mode):
     """Dispatch mode that records full and partial writes to the known tensors."""
 
     def __init__(self, tensors: dict[int, tuple[torch.Tensor, Key]]) -> None:
+        DISPATCH_MODE.get()
         super().__init__()
         self._tensors = tensors
         self.found: dict[Key, bool] = {}

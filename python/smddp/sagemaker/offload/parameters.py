@@ -7,10 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from smddp.sagemaker.private_names import storage_key
-
-# FSDP1's flat parameter changes its data between these storages; layers compute on views of the padded ones.
-_FLAT_PARAMETER_DATA = ("_full_param_padded", "_full_prec_full_param_padded", "_local_shard", "_mp_shard")
+from smddp.sagemaker.private_names import FLAT_PARAMETER_DATA, handle_of, storage_key
 
 
 def parameter_storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:
@@ -23,9 +20,9 @@ def parameter_storages(module: torch.nn.Module, recurse: bool = True) -> set[int
 
 
 def _flat_parameter_data(module: FullyShardedDataParallel) -> Iterator[torch.Tensor]:
-    flat = getattr(module, "_flat_param", None)
-    if flat is not None:
-        for name in _FLAT_PARAMETER_DATA:
-            data = getattr(flat, name, None)
+    handle = handle_of(module)
+    if handle is not None:
+        for name in FLAT_PARAMETER_DATA:
+            data = getattr(handle.flat_param, name, None)
             if isinstance(data, torch.Tensor):
                 yield data

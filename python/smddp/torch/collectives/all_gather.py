@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import Work
 
 from smddp.torch.arguments import (
@@ -22,6 +21,7 @@ from smddp.torch.arguments import (
     target_buffer,
 )
 from smddp.torch.collectives.base import ALL_GATHER, DONE, After, Base, Call, check_pairs, first_of
+from smddp.torch.compat import c10d
 from smddp.torch.dispatch import collective
 from smddp.torch.dtypes import code_of
 from smddp.torch.options import gather_options
@@ -40,8 +40,8 @@ class Gathering(Base):
     ) -> Work:
         if isinstance(input_tensors, Tensor):
             output_tensors, input_tensors = [output_tensors], [input_tensors]
-        if type(opts) is not AllgatherOptions:
-            opts = gather_options(AllgatherOptions, opts, timeout)
+        if type(opts) is not c10d.AllgatherOptions:
+            opts = gather_options(c10d.AllgatherOptions, opts, timeout)
         tensor = one(input_tensors, "all_gather")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).allgather(output_tensors, input_tensors, opts)
@@ -78,8 +78,8 @@ class Gathering(Base):
 
     @collective("all_gather_single")
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
-        if type(opts) is not AllgatherOptions:
-            opts = gather_options(AllgatherOptions, opts)
+        if type(opts) is not c10d.AllgatherOptions:
+            opts = gather_options(c10d.AllgatherOptions, opts)
         fast = self._usable_fast_path()
         if fast is not None and (made := fast.all_gather(output, input, opts)):
             return DONE if made is True else self._fast_path_handle(made, output)
@@ -119,7 +119,7 @@ class Gathering(Base):
         self, output_lists: Sequence[Sequence[Tensor]], input_list: Sequence[Tensor], opts: Any = None
     ) -> Work:
         """output_lists[r][k] receives input_list[k] of rank r."""
-        opts = gather_options(AllgatherOptions, opts)
+        opts = gather_options(c10d.AllgatherOptions, opts)
         if not input_list:
             raise ValueError("all_gather_coalesced: needs at least one tensor")
         if not (input_list[0].is_cpu and self._serves_cpu) and not self._on_cuda(input_list[0]):
@@ -156,7 +156,7 @@ class Gathering(Base):
     def all_gather_single_coalesced(
         self, output_lists: Sequence[Tensor], input_list: Sequence[Tensor], opts: Any = None
     ) -> Work:
-        opts = gather_options(AllgatherOptions, opts)
+        opts = gather_options(c10d.AllgatherOptions, opts)
         what = "all_gather_into_tensor_coalesced"
         check_pairs(what, output_lists, input_list)
         if not (input_list[0].is_cpu and self._serves_cpu) and not self._on_cuda(input_list[0]):

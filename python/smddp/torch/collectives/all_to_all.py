@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch._C._distributed_c10d import AllToAllOptions, BarrierOptions
-from torch.distributed import Work
+from torch.distributed import AllToAllOptions, BarrierOptions, Work
 
 from smddp.torch.arguments import block, check_apart, check_length, cut, describe, readable, split_counts, target_buffer
 from smddp.torch.collectives.base import ALL_TO_ALL, BARRIER, DONE, UINT8, After, Base, Call, first_of

@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed import Work
 
 from smddp.torch import profiling
 from smddp.torch.arguments import block, check_writable, one, readable, target_buffer
 from smddp.torch.collectives.base import After, Base
-from smddp.torch.compat import profiler_enabled
+from smddp.torch.compat import is_functional, profiler_enabled
 from smddp.torch.dispatch import collective
 from smddp.torch.dtypes import code_of
 from smddp.torch.loopback import Mailbox
@@ -124,7 +123,7 @@ class Messages(Base):
 
 def _has_address(tensor: Tensor) -> bool:
     """Returns False for a wrapper of a torch.func transform."""
-    if torch._is_functional_tensor(tensor):
+    if is_functional(tensor):
         return False
     try:
         tensor.data_ptr()

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions, ReduceOptions, ReduceScatterOptions
-from torch.distributed import Work
+from torch.distributed import AllreduceCoalescedOptions, AllreduceOptions, ReduceOptions, ReduceScatterOptions, Work
 
 from smddp.torch.arguments import (
     block,

@@ -7,8 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch._C._distributed_c10d import BroadcastOptions, GatherOptions, ScatterOptions
-from torch.distributed import Work
+from torch.distributed import BroadcastOptions, GatherOptions, ScatterOptions, Work
 
 from smddp.torch.arguments import block, check_apart, check_length, describe, one, readable, target_buffer
 from smddp.torch.collectives.base import BROADCAST, DONE, GATHER, SCATTER, After, Base, Call, first_of

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import AllreduceOptions
-from torch.distributed import Work
+from torch.distributed import AllreduceOptions, Work
 
 from smddp.arrays.composite import one_call
 from smddp.torch.arguments import block, one
