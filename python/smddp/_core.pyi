@@ -1,4 +1,4 @@
-"""The native core: conversions only; the behaviour is documented where it lives, in the Rust crates."""
+"""The native core, written in Rust. The Rust crates document the behaviour."""
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -45,12 +45,12 @@ __version__: str
 
 _T = TypeVar("_T")
 
-# (address, elements): a flat buffer; a list of them: blocks that lie anywhere;
-# (address, [elements, ...]): one buffer cut in uneven blocks; None: nothing on this rank.
+# (address, elements): a contiguous buffer; a list of them: separate blocks; (address, [elements, ...]): one buffer of
+# uneven blocks; None: no data on this rank.
 _Blocks = tuple[int, int] | tuple[int, Sequence[int]] | Sequence[tuple[int, int]] | None
 
 class _Store(Protocol):
-    """What torch's stores can do."""
+    """Interface of torch's stores."""
 
     def set(self, key: str, value: bytes, /) -> object: ...
     def check(self, keys: list[str], /) -> bool: ...
@@ -67,32 +67,32 @@ class ConfigError(ValueError): ...
 
 @final
 class Work:
-    """One call under way. Thread-safe; dropping it does not cancel the call."""
+    """Handle of a started call. Thread-safe; dropping it does not cancel the call."""
 
     def wait(self, timeout: float | None = None) -> None:
-        """Drive the call until it is done. Releases the GIL; Ctrl-C gets through within half a second.
+        """Drives the call to completion without the GIL. Ctrl-C interrupts it within half a second.
 
-        Raises the call's error; CollectiveTimeoutError after `timeout` seconds (None: the call's own deadline).
+        Raises the call's error, or CollectiveTimeoutError after `timeout` seconds; None: the call's deadline.
         """
     def wait_stream(self, stream: int) -> None:
-        """Have a CUDA stream (raw handle) wait for the end of a call on its device. The host does not wait.
+        """Makes a CUDA stream (raw handle), not the host, wait for a call on its device.
 
-        Raises the call's error if it has failed already.
+        Raises the call's error if it has already failed.
         """
     def is_done(self) -> bool: ...
     def error(self) -> BaseException | None:
-        """The exception a wait would raise now, without raising it."""
+        """Returns the exception that `wait` would raise now; None without an error."""
     def source(self) -> int:
-        """The rank a receive got its message from; -1 before that and for all other calls."""
+        """Returns the sender's rank of a completed receive; -1 before completion and for other calls."""
     def is_enqueued(self) -> bool:
-        """Whether wait_stream would wait, now, for the other ranks to make the call."""
+        """Returns whether the whole call is enqueued on the device, so that `wait_stream` does not block the host."""
     def on_enqueued(self, callback: Callable[[], Any]) -> bool:
-        """Call back once from a helper thread when all of it is on the device, or done; at once if it is already.
+        """Runs the callback once on a helper thread when the whole call is enqueued or done; now if it already is.
 
-        False: it will not, since the interpreter exits or the process may not have another thread.
+        Returns False without running it if the interpreter exits or the process cannot start a thread.
         """
     def on_done(self, callback: Callable[[], Any]) -> bool:
-        """Call back once from a helper thread when done (well or not); at once if it is already. False as above."""
+        """Runs the callback once on a helper thread when the call has completed or failed, as `on_enqueued`."""
 
 @final
 class Comm:
@@ -109,15 +109,14 @@ class Comm:
         timeout: float,
         known: tuple[Comm, Sequence[int], Sequence[Sequence[int]]] | None = None,
     ) -> Comm:
-        """This rank's end of a group whose ranks all do this over the same store.
+        """Returns this rank's communicator of a group. All its ranks call this with the same store.
 
-        call: what the user called for it, as errors name it. known: a group in which all of them are already, and their
-        ranks there; it knows who is dead, and who does what. Then the ranks there of all groups of the same mesh
-        dimension; empty: those of a mesh in rank order. Where nodes divide these groups differently, reductions are in
-        canonical order.
-        Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming
-        one that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the
-        group at all, and whatever the store raises.
+        call: the user's call, for errors. known: the communicator of a group that contains all these ranks, which
+        detects dead ranks; their ranks in it; and the ranks in it of all groups of the same mesh dimension (empty: a
+        mesh in rank order). If nodes divide these groups differently, reductions use the canonical order.
+        Raises CollectiveTimeoutError naming the ranks that did not join within `timeout` seconds, PeerLostError naming
+        a rank lost after it joined, TopologyError if ranks cannot reach each other or a rank failed to create the
+        group, and the store's errors.
         """
     @staticmethod
     def join(
@@ -129,14 +128,15 @@ class Comm:
         timeout: float,
         local_size: int | None = None,
     ) -> Comm:
-        """The same where rank 0 serves a store of its own at `meet`: host, port, whether all ranks are on that host.
-        `local_size`: number of ranks on this host, where the launcher says it.
+        """Returns this rank's communicator of a group for which rank 0 serves the store.
 
-        None is for one rank alone. The deadline of calls that have none of their own is `timeout` from then on.
-        Raises as `make`, and TopologyError where rank 0 cannot listen there, or nobody answers within `timeout`.
+        meet: host and port of the store, and whether all ranks are on that host; None for a group of one rank.
+        local_size: number of ranks on this host, if the launcher sets it. timeout: seconds, also the default deadline
+        of later calls.
+        Raises as `make`, and TopologyError if rank 0 cannot listen at `meet` or does not answer within `timeout`.
         """
     def split(self, color: int | None, key: int) -> Comm | None:
-        """The group of the ranks of one color, in the order of their keys, as MPI_Comm_split; all ranks call it."""
+        """Returns the group of the ranks with this color in the order of their keys, as MPI_Comm_split. Collective."""
     def collective(
         self,
         collective: int,
@@ -152,56 +152,58 @@ class Comm:
         device: int = ...,
         stream: int = 0,
     ) -> Work | None:
-        """Collective numbers as in smddp_plan::Collective, dtype and redop as in smddp_core::types.
+        """Starts a collective. Numbers: smddp_plan::Collective; dtype and redop: smddp_core::types.
 
-        Synchronous (returns None): the calling thread drives, with the GIL released. `keep` is held until the
-        call is done. timeout in seconds, 0 = the group's. Raises ValueError for bad arguments before anything moves.
-        device >= 0: the addresses are that CUDA device's, the call comes after what its stream `stream` (raw handle)
-        holds by now, and a Work is returned always.
+        A synchronous call returns None: the calling thread drives it without the GIL. keep: kept alive until the call
+        is done. timeout: seconds; 0: the group's. device: -1 for host memory; a CUDA device's call runs after the work
+        on its `stream` (raw handle) and always returns a Work.
+        Raises ValueError for invalid arguments before any data is sent.
         """
     def send(self, buffer: tuple[int, int], dtype: int, dst: int, tag: int, keep: object, timeout: float) -> Work: ...
     def recv(self, buffer: tuple[int, int], dtype: int, src: int, tag: int, keep: object, timeout: float) -> Work:
-        """src -1: from any rank."""
+        """Starts a receive. src: -1 for any rank."""
     def device_stream(self, device: int) -> int:
-        """The raw handle of this group's stream on a CUDA device, which is made if need be."""
+        """Returns the raw handle of this group's stream on a CUDA device; creates it on first use."""
     def device_path(self, device: int) -> str | None:
-        """How memory of a CUDA device goes within a node, in words; None before the first call on it."""
+        """Returns the path of a CUDA device's memory within a node as text; None before the first call on it."""
     def set_timeout(self, timeout: float) -> None: ...
     def abort(self, reason: str) -> None:
-        """All waiters, here and at the peers, raise. Never blocks."""
+        """Aborts pending calls on all ranks. Never blocks."""
     def finish(self, limit: float) -> None:
-        """Leave together with the other ranks, waiting for them `limit` seconds at most.
+        """Closes the group together with the other ranks, and waits at most `limit` seconds for them.
 
-        MismatchError where the ranks called different things and no call has raised so. The group is closed in any
-        case.
+        Raises MismatchError for mismatched calls that no call has reported. The group is closed in any case.
         """
     @staticmethod
     def leave_seconds() -> float:
-        """SMDDP_LEAVE_SECONDS."""
+        """Returns the value of SMDDP_LEAVE_SECONDS."""
     def close(self) -> None:
-        """Leave in good order. Never blocks for long; idempotent."""
+        """Closes the group and notifies the peers. Blocks only briefly; idempotent."""
     def let_go(self) -> None:
-        """The same, for who goes on without this group: what a dead one still has to tell others is told meanwhile."""
+        """Closes the group of a process that continues. Pending notifications of an aborted group are sent later."""
     def error(self) -> BaseException | None:
-        """Why this communicator is poisoned, or None."""
+        """Returns the error that aborted this communicator; None without one."""
     def sequence(self) -> int:
-        """Number of collectives started so far."""
+        """Returns the number of started collectives."""
     def path(self, collective: int, dtype: int, nbytes: int) -> str:
-        """The way a call of that size takes, in words."""
+        """Returns the path of a call of `nbytes` as text."""
     def estimate(self, collective: int, dtype: int, nbytes: int, root: int) -> float:
-        """Seconds of a call of that size by the cost model; nothing moves."""
+        """Returns the seconds of a call of `nbytes` by the cost model. Sends no data."""
     def estimate_message(self, peer: int, nbytes: int) -> float:
-        """The same of a message to or from a rank; -1: any."""
+        """Returns the seconds of a message to or from a rank by the cost model. peer: -1 for any rank."""
     def way(self) -> str:
-        """What bytes go through: "shm", "tcp eth0 10.0.0.1", or both."""
+        """Returns the transports of the group: "shm", "tcp eth0 10.0.0.1", or both."""
     def network(self) -> str | None:
-        """What the choice of segments and algorithms goes by between nodes, and how it is known; None on one node."""
+        """Returns the network parameters that select segments and algorithms, and their source; None on one node."""
     def nodes(self) -> list[int]:
-        """The node of each rank, numbered by first appearance."""
+        """Returns the node of each rank, numbered by first appearance."""
     def taken(self) -> list[tuple[str, str, int, int, int]]:
-        """(collective, algorithm, operations, bytes of whole buffers, bytes sent to other nodes) of what is over."""
+        """Returns a list of completed calls by collective and algorithm.
+
+        Each entry: collective, algorithm, operations, bytes of whole buffers, bytes sent to other nodes.
+        """
     def arrived(self) -> list[int]:
-        """Ranks that are known to have started the newest collective that this rank started."""
+        """Returns the ranks known to have started the newest collective of this rank."""
 
 _Array = Any
 """numpy.ndarray, or anything with the buffer protocol or __dlpack__, contiguous, on the host or a CUDA device."""
@@ -209,19 +211,19 @@ _Array = Any
 _Reduction = str | tuple[str, float]
 """sum, avg, min, max, prod, band, bor, bxor, or ("premul_sum", factor).
 
-avg of integers divides the wrapped sum, truncating: partial sums travel in the array's own type.
+avg of integers divides the wrapped sum and truncates: partial sums have the array's type.
 """
 
 @final
 class AtOnce:
-    """A group's calls on ordinary tensors, which are read in C. A new torch only.
+    """Fast path for calls on ordinary tensors, whose metadata is read in C. Needs a torch with DLPack's exchange API.
 
-    exchange: torch's DLPack exchange API. kinds: the classes of ordinary tensors. reductions: torch's and the core's
-    numbers of them. zero: the timeout that is none. host: the group serves host memory, for callers that wait. Raises
-    ValueError for an exchange API of an unknown version.
+    exchange: torch's DLPack exchange API. kinds: the classes of ordinary tensors. reductions: pairs of torch's
+    reduction and the core's number. zero: the timeout that means the group's. host: the group serves host memory.
+    Raises ValueError for an exchange API of an unknown version.
 
-    Each call is over where it returns True, or the current stream of its device waits for it; its handle is for who
-    does not wait for one on a device. False: nothing has moved, because a tensor or an option is not so ordinary.
+    A call returns True if it is complete, or if the current stream of its device waits for it. An asynchronous call on
+    a device returns its handle. False: no data was sent, because a tensor or an option is not supported here.
     Raises the call's error.
     """
 
@@ -235,7 +237,7 @@ class AtOnce:
         host: bool = True,
     ) -> Self: ...
     def meet(self, device: int, stream: object) -> None:
-        """Calls on that CUDA device are served from now on. stream: torch's object for the group's stream there."""
+        """Enables calls on a CUDA device. stream: torch's object for the group's stream on it."""
     def all_reduce(self, tensors: object, opts: object) -> bool | Work: ...
     def broadcast(self, tensors: object, opts: object) -> bool | Work: ...
     def all_gather(self, output: object, input: object, opts: object) -> bool | Work: ...
@@ -246,9 +248,9 @@ class AtOnce:
 
 @final
 class BoundCall:
-    """A collective that `smddp.bind` has prepared: each call runs it on the present values of its tensors.
+    """A collective prepared by `smddp.bind`. Each call runs it on the current values of its tensors.
 
-    Raises the call's error, and RuntimeError if a tensor has other memory or another shape than when it was bound.
+    Raises the call's error, and RuntimeError if the memory or shape of a tensor has changed since it was bound.
     """
 
     def __new__(
@@ -264,39 +266,39 @@ class BoundCall:
         timeout: float,
         translate: Callable[[BaseException], BaseException],
     ) -> Self: ...
-    # Of a native class all of these say *args and **kwargs; it takes none.
+    # The signature of a native `__call__` has *args and **kwargs; it accepts no arguments.
     def __call__(self, *args: Never, **kwargs: Never) -> None:
-        """The call, over when this returns."""
+        """Runs the call to completion."""
     def start(self) -> None:
-        """Begins the call. Raises RuntimeError where one is begun that was not waited for."""
+        """Starts the call. Raises RuntimeError if a started call was not waited for."""
     def wait(self, timeout: float | None = None) -> None:
-        """Waits for the call that was started, `timeout` seconds at most; None is the call's own deadline.
+        """Waits for the started call. timeout: seconds; None: the call's deadline.
 
-        Raises RuntimeError where none was started.
+        Raises RuntimeError if no call was started, and CollectiveTimeoutError after `timeout`.
         """
     def is_done(self) -> bool:
-        """Whether nothing is under way."""
+        """Returns whether no call is pending."""
 
 @disjoint_base
 class Arrays:
-    """A group's calls on arrays; all ranks make the same collectives in the same order.
+    """A group's calls on arrays. All ranks call the same collectives in the same order.
 
-    Of every collective:
-    out: where the result goes; it has the array's element type. Without it a new numpy array, or the array itself (in
-    place) where it has the result's size.
-    async_op: True returns a Work at once; arrays must be left alone until it is over, and are held until then.
-    timeout: seconds or a timedelta; None is the group's.
-    stream: for arrays on a CUDA device the raw handle of the caller's stream: the call comes after what that holds, and
-    what comes next on it after the call; None is the default stream, with the host waiting for the end.
-    Raises TypeError for element types that differ or do not move, ValueError for shapes that do not fit, arrays that
-    are not contiguous, outputs that are read-only, and reductions that the type has not: before anything moves. Raises
+    Arguments of every collective:
+    out: the result, with the array's element type. Without it the result is a new numpy array, or the array itself (in
+    place) if it has the result's size.
+    async_op: True returns a Work immediately. Do not change the arrays until it is done; it keeps them alive.
+    timeout: seconds or a timedelta; None: the group's.
+    stream: raw handle of the caller's CUDA stream, for arrays on a device. The call runs after the work on the stream,
+    and later work on it runs after the call. None: the default stream, and the host waits for the call.
+    Raises TypeError for different or unsupported element types, ValueError for invalid shapes, arrays that are not
+    contiguous, read-only outputs and reductions that the type does not support, before any data is sent. Raises
     CollectiveTimeoutError, MismatchError, PeerLostError or ClosedError, which name operation, group and ranks.
     """
 
     def __new__(cls, comm: Comm) -> Self: ...
     @property
     def sent(self) -> dict[int, tuple[int, int]]:
-        """Messages that this rank sent so far, and their bytes, by receiver."""
+        """Sent messages and their bytes, by receiver."""
     def all_reduce(
         self,
         array: _Array,
@@ -307,7 +309,7 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """All ranks' arrays, reduced element by element (their sum); in place without `out`."""
+        """Reduces all ranks' arrays element by element, by default to their sum; in place without `out`."""
     def reduce(
         self,
         array: _Array,
@@ -319,7 +321,7 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """The same on rank `root` alone; None on the others, whose arrays stay as they are."""
+        """Returns the reduction on rank `root`; None on other ranks, whose arrays are unchanged."""
     def broadcast(
         self,
         array: _Array,
@@ -329,7 +331,7 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """Rank `root`'s array into all others'."""
+        """Copies the array of rank `root` into the arrays of all other ranks."""
     def all_gather(
         self,
         array: _Array,
@@ -340,9 +342,9 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """All ranks' arrays in rank order: of shape (size, *shape), or `out`, which has size times as many elements.
+        """Returns all ranks' arrays in rank order, with shape (size, *shape), or in `out` with size times the elements.
 
-        counts: each rank's elements where these differ; the result is flat.
+        counts: elements of each rank, if they differ; the result then has one dimension.
         """
     def gather(
         self,
@@ -354,7 +356,7 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """The same on rank `root` alone, with blocks of one size; None on the others."""
+        """Returns all ranks' arrays on rank `root`, all of one size; None on other ranks."""
     def reduce_scatter(
         self,
         array: _Array,
@@ -366,9 +368,9 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """This rank's block of the arrays' reduction: the first dimension cut in `size` equal blocks.
+        """Returns this rank's block of the reduction, whose first dimension is divided into `size` equal blocks.
 
-        counts: each rank's elements where these differ; the result is flat.
+        counts: elements of each rank, if they differ; the result then has one dimension.
         """
     def scatter(
         self,
@@ -380,7 +382,7 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """This rank's block of rank `root`'s array, which no other rank needs to give, into `out`."""
+        """Copies this rank's block of the array of rank `root` into `out`. array: None on other ranks."""
     def all_to_all(
         self,
         array: _Array,
@@ -391,16 +393,16 @@ class Arrays:
         timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
-        """Block r of this rank's array to rank r, and rank r's for this rank into block r: the first dimension is cut.
+        """Sends block r of the array's first dimension to rank r, and receives block r of the result from rank r.
 
-        counts: elements to each rank and from each rank where these differ; the result is flat.
+        counts: elements to each rank and from each rank, if they differ; the result then has one dimension.
         """
     def barrier(self, *, async_op: bool = False, timeout: float | timedelta | None = None) -> Work | None:
-        """Returns when all ranks have called it."""
+        """Waits until all ranks have called it."""
     def send(
         self, array: _Array, dst: int, tag: int = 0, *, async_op: bool = False, timeout: float | timedelta | None = None
     ) -> Work | None:
-        """Send an array of the host to rank `dst`, which receives as many elements of that type with that tag."""
+        """Sends a host array to rank `dst`, which receives the same number and type of elements with the same tag."""
     def recv(
         self,
         out: _Array,
@@ -410,9 +412,7 @@ class Arrays:
         async_op: bool = False,
         timeout: float | timedelta | None = None,
     ) -> Any:
-        """Receive from rank `src`, or from whoever sends first (None); returns `out`, or a Work whose `source()` says
-        who it was.
-        """
+        """Receives from rank `src`; None: any rank. Returns `out`, or a Work whose `source()` is the sender."""
 
 def launched(
     port: int | None = None,
@@ -425,83 +425,87 @@ def launched(
     """
 
 def settings() -> list[tuple[str, str, str, str, str]]:
-    """(name, value, default, where the value came from, what it does) of every SMDDP_* setting."""
+    """Returns name, value, default, source of the value and description of every SMDDP_* setting."""
 
 @final
 class Lines:
-    """Lines of the log, for whoever reads them instead of standard error; a forked child's go there again."""
+    """Reader of the log lines, which then do not go to standard error. A forked child logs to standard error again."""
 
     def __new__(cls, level: str) -> Self:
-        """From `level` (WARN, INFO or TRACE) on, and what the settings ask for. Raises ValueError for another word."""
+        """Reads lines of `level` (WARN, INFO or TRACE) and of SMDDP_DEBUG. Raises ValueError for another level."""
     def next(self) -> tuple[str, float, str] | None:
-        """(level, seconds since 1970, text) of the next line; None once lines go elsewhere. Releases the GIL."""
+        """Returns level, seconds since 1970 and text of the next line; None after `close`. Releases the GIL."""
     @staticmethod
     def close() -> None:
-        """Lines go to standard error again."""
+        """Sends log lines to standard error again."""
 
 @final
 class SymmetricBuffer:
-    """Memory of this process that the other ranks of its node read where it lies; free again when it is dropped.
+    """Memory of this process that the other ranks of its node read directly. Freed when the object is dropped.
 
-    Raises MemoryError where so much is not free in one piece, OSError where there is no such memory."""
+    Raises MemoryError without a free block of that size, OSError if the system has no such memory.
+    """
     def __new__(cls, bytes: int) -> SymmetricBuffer: ...
     @property
     def address(self) -> int:
-        """Where it begins: at a page."""
+        """Address of the first byte, at the start of a page."""
     @staticmethod
     def usage() -> tuple[int, int, int]:
-        """(bytes of buffers, bytes that there may be, messages that were read where they lay) of this process."""
+        """Returns bytes in use, their limit, and the number of messages that were read in place, of this process."""
 
 def set_exact(exact: bool) -> bool:
-    """Has this thread's collectives leave elements as they are between nodes, or not; what they did before."""
+    """Sets whether this thread's collectives use no format between nodes. Returns the previous value."""
 
 def say(warning: bool, text: str) -> None:
-    """A line of the log, where SMDDP_DEBUG asks for warnings, or for facts. Never raises."""
+    """Logs one line, at level WARN or INFO. Never raises."""
 
 def tells() -> bool:
-    """Whether the log tells facts: SMDDP_DEBUG=INFO or TRACE, or a logger that is enabled for them."""
+    """Returns whether level INFO is enabled by SMDDP_DEBUG or by a logger."""
 
 def info() -> dict[str, Any]:
-    """What was found on this machine: host, cores, SIMD level, what serves in a node and between nodes, staging."""
+    """Returns facts about this machine: host, cores, SIMD level, transports in and between nodes, staging."""
 
 def cuda(start: bool = True) -> dict[str, Any]:
-    """found (bool), why (if not), driver, devices (a line each): the CUDA driver of this machine.
+    """Returns facts about the CUDA driver: found (bool), why (if not found), driver, devices (a line each).
 
-    start: it may be initialised, after which a forked child cannot use CUDA; else no devices are told."""
-
-def fabric() -> list[str]:
-    """What libfabric offers here and why it would be used or not, in lines. Opens the library."""
-
-def dump() -> str:
-    """What the recorder has of this process's groups, as JSON."""
-
-def stacks() -> bool:
-    """Whether the settings let others be told where the main thread is."""
-
-def frames_from(signal: int, pipe: int, inner: Sequence[str]) -> None:
-    """From now on `signal` has the main thread write its frames into the other end of `pipe`, a descriptor that is the
-    core's from now on. Frames of files under `inner` are left out where others are."""
-
-def leave_error(text: str) -> None:
-    """Have processes of this node that see this one go say that this was its last error.
-
-    text: whose error, and what it is; 1,200 bytes of it count.
+    start: initialize the driver, after which a forked child cannot use CUDA; False: without devices.
     """
 
-def undisturbed(library: str, load: Callable[[], _T], /) -> _T:
-    """Call `load` and return its result; restore signal handlers and the floating-point mode."""
+def fabric() -> list[str]:
+    """Returns libfabric's providers, and the reason why each is used or not, as lines. Opens the library."""
+
+def dump() -> str:
+    """Returns the recorder's content for this process's groups as JSON."""
+
+def stacks() -> bool:
+    """Returns whether the settings allow other ranks to receive the main thread's frames."""
+
+def frames_from(signal: int, pipe: int, inner: Sequence[str]) -> None:
+    """Registers the signal on which the main thread writes its frames into the other end of `pipe`.
+
+    pipe: a descriptor, which the core then owns. inner: folders whose frames are omitted if there are other frames.
+    """
+
+def leave_error(text: str) -> None:
+    """Sets the last error that other processes of this node report if this process exits.
+
+    text: rank and error; at most 1,200 bytes are kept.
+    """
+
+def undisturbed(library: str, load: Callable[[], _T]) -> _T:
+    """Returns the result of `load`, and restores signal handlers and the floating-point mode after it."""
 
 def shutdown(seconds: float) -> None:
-    """End the callbacks of futures, within `seconds`, then leave all groups in good order: the exit hook."""
+    """Exit hook: finishes the callbacks of futures within `seconds`, then closes all groups."""
 
 def tensorflow(comm: Comm | None) -> None:
-    """Tell the TensorFlow that is loaded of the ops, and which group they use from now on; None: they fail.
+    """Registers the ops with the loaded TensorFlow, and sets their group. None: the ops fail.
 
-    Raises ImportError where no TensorFlow is loaded, or one without a function that is needed.
+    Raises ImportError if no TensorFlow is loaded, or if it lacks a required function.
     """
 
 def tensorflow_waits() -> bool:
-    """Whether an op of a TensorFlow step is under way, on any thread."""
+    """Returns whether a TensorFlow op is pending on any thread."""
 
 def bench_main(argv: Sequence[str]) -> int:
-    """The smddp-bench program. Returns its exit status."""
+    """Runs the smddp-bench program. Returns its exit status."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -32,6 +33,8 @@ ALLOWED = {
 TORCH_FREE = ("arrays", "estimator", "exit_hooks", "launch", "observability", "smp", "tools")
 # Modules of those packages that exist to use torch, or are programs of a job.
 NEEDS_TORCH = {"smddp.tools.bench_torch"}
+# Names of such modules in the sentence on a package's imports.
+NOT_PACKAGES = {"bench_torch"}
 LONGEST = 400
 # A class whose methods torch calls; its parts are in separate modules.
 LONGER = {"smddp/torch/process_group.py": 460}
@@ -101,6 +104,27 @@ def test_a_package_imports_what_its_row_allows(package):
 def test_every_package_has_a_row():
     packages = {_package(module) for module, file in MODULES.items() if len(file.relative_to(ROOT).parts) > 2}
     assert packages == ALLOWED.keys()
+
+
+def test_packages_state_their_purpose_names_and_imports():
+    wrong = []
+    for file in sorted((ROOT / "smddp").rglob("__init__.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        text = ast.get_docstring(tree) or ""
+        assigned = {ast.unparse(node.targets[0]) for node in tree.body if isinstance(node, ast.Assign)}
+        assigned |= {ast.unparse(node.target) for node in tree.body if isinstance(node, ast.AnnAssign)}
+        if not text or "__all__" not in assigned:
+            wrong.append(f"{file.relative_to(ROOT)}: needs a docstring and __all__")
+        package = file.parent.name
+        if file.parent.parent == ROOT / "smddp":
+            sentence = re.search(r"^Imports [^.]*\.|(?<= )Imports [^.]*\.", text, re.MULTILINE)
+            stated = set(re.findall("`([a-z_]+)`", sentence.group())) if sentence else None
+            allowed = ALLOWED[package] & ALLOWED.keys()
+            if stated is None or stated - NOT_PACKAGES != allowed:
+                wrong.append(f"{file.relative_to(ROOT)}: states imports {stated}, allowed are {sorted(allowed)}")
+            elif (package in TORCH_FREE) != ("no torch" in sentence.group()):
+                wrong.append(f"{file.relative_to(ROOT)}: states wrongly that it imports no torch")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_packages_without_torch_import_in_an_interpreter_without_torch():

@@ -3,6 +3,8 @@
 from smddp.estimator import PyTorch  # in place of sagemaker.pytorch
 
 PyTorch(entry_point="train.py", ..., distribution={"torch_distributed": {"enabled": True}}).fit()
+
+Imports `launch` and `smp`, and no torch.
 """
 
 from smddp.estimator.classes import HuggingFace, PyTorch, TensorFlow

@@ -1,6 +1,6 @@
 """Features whose interface may change in any release, because they use private names of torch's FSDP2.
 
-Imports `torch` and `observability`.
+Imports `observability` and `torch`.
 """
 
 from smddp.experimental.error_feedback_fsdp import FsdpErrorFeedback, error_feedback_fsdp

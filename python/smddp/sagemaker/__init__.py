@@ -7,6 +7,8 @@
 
 `tsm.state` says where this process stands, `tsm.patches()` what was changed in torch. The interface is that of the
 SageMaker model parallelism library v2; docs/smp.md lists every symbol and key.
+
+Imports `smp` and `torch`.
 """
 
 from __future__ import annotations

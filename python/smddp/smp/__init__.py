@@ -1,1 +1,6 @@
-"""Rules of the SMP configuration without torch: keys of SMP v2, layout arithmetic, and launcher parameters."""
+"""Rules of the SMP configuration: keys of SMP v2, layout arithmetic, and launcher parameters.
+
+Imports no torch and no other package of smddp.
+"""
+
+__all__: list[str] = []

@@ -2,4 +2,8 @@
 
 Scripts import it by its historic name, `smdistributed.dataparallel.tensorflow`; docs/tensorflow.md has every symbol.
 TensorFlow 2.12 and newer; importing this imports it.
+
+Imports `arrays`.
 """
+
+__all__: list[str] = []

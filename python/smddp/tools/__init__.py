@@ -1,1 +1,6 @@
-"""The commands `smddp` and `smddp-bench`. Only `bench_torch` imports torch."""
+"""The commands `smddp` and `smddp-bench`.
+
+Imports `estimator`, `launch` and `observability`, and no torch except in `bench_torch`.
+"""
+
+__all__: list[str] = []

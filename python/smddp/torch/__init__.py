@@ -1,1 +1,6 @@
-"""The torch.distributed backend. Imports `observability`, `exit_hooks` and `arrays`."""
+"""The torch.distributed backend.
+
+Imports `arrays`, `exit_hooks`, `launch` and `observability`.
+"""
+
+__all__: list[str] = []

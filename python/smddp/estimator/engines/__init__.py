@@ -13,6 +13,8 @@ from smddp.estimator.commands import COMMAND_FOLLOWS
 from smddp.text import did_you_mean
 from smddp.validation import escape_dollars
 
+__all__ = ["ENGINES", "NO_IMAGE", "Engine", "Started", "Work", "find", "known", "needed", "shown"]
+
 ENGINES = ("slurm", "kubernetes", "torchx")
 #: The image_uri of a job without a container image: the Python that calls `fit` runs the script.
 NO_IMAGE = "here"

@@ -1,1 +1,3 @@
 """Replicas and sharded data parallelism."""
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """`smp.DistributedOptimizer`, loss scaling and mixed precision."""
+
+__all__: list[str] = []

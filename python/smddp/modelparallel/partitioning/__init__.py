@@ -1,1 +1,3 @@
 """The assignment of modules to pipeline stages."""
+
+__all__: list[str] = []

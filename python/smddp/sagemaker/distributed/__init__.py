@@ -1,1 +1,3 @@
 """Checkpoints of sharded models."""
+
+__all__: list[str] = []

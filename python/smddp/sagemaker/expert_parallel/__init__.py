@@ -9,3 +9,5 @@ exchange   the collectives of a dispatch, as autograd functions
 experts    the experts of one rank
 fsdp       how FSDP shards experts: over the ranks that hold the same ones
 """
+
+__all__: list[str] = []

@@ -1,1 +1,3 @@
 """Small helpers that training scripts import one by one."""
+
+__all__: list[str] = []

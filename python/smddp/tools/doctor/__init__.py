@@ -10,3 +10,5 @@
 
 It needs no torch.
 """
+
+__all__: list[str] = []

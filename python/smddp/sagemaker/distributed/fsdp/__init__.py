@@ -1,1 +1,3 @@
 """Older names for FSDP models."""
+
+__all__: list[str] = []

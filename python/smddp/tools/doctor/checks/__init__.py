@@ -10,3 +10,5 @@ from smddp.tools.doctor.checks import network as network
 from smddp.tools.doctor.checks import devices as devices
 from smddp.tools.doctor.checks import group as group
 from smddp.tools.doctor.checks import pairs as pairs
+
+__all__ = ["devices", "group", "limits", "memory", "network", "pairs", "ranks", "sharing", "software"]
