@@ -34,7 +34,6 @@ OF_TORCH = {
     "_nnz": "number of elements of a sparse tensor, documented with torch.sparse",
     "_schema": "signature of an operator that a dispatch mode gets",
     "_local_tensor": "slot of DTensor, which to_local() reads",
-    "_execution_engine": "checked by FSDP2's own backward",
     "_world": "state of torch.distributed.distributed_c10d",
     "_get_backend": "method that dispatches every collective",
     "_set_group_name": "call of every constructor of a group",

@@ -4,7 +4,7 @@
 
 use smddp_transport::bootstrap::{CardTree, Holder};
 
-use super::bootstrap::Store;
+use super::store::Store;
 use crate::error::{Error, Result};
 
 fn key(rank: usize) -> String {

@@ -1,0 +1,15 @@
+//! Interface to the store over which the ranks of a group start.
+
+use crate::error::Result;
+
+/// Store of small values by key, shared by the ranks of a group. Its errors are errors of this process.
+pub trait Store {
+    /// Writes a value.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+    /// Returns whether all `keys` exist.
+    fn has(&self, keys: &[String]) -> Result<bool>;
+    /// Returns the value of a key that exists.
+    fn get(&self, key: &str) -> Result<Vec<u8>>;
+    /// Deletes a key.
+    fn delete(&self, key: &str) -> Result<()>;
+}
