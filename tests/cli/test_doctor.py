@@ -272,31 +272,46 @@ def test_different_passing_findings_are_merged(here):
 # ---- pairs ----
 
 
-class Delayed:
-    """A communicator whose messages to one rank take longer."""
+class Clock:
+    """Simulated time of each rank, a thread of this process. Load of the machine does not change it."""
 
-    def __init__(self, comm: Any, to: int, seconds: float) -> None:
-        self._comm, self._to, self._seconds = comm, to, seconds
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    def perf_counter(self) -> float:
+        return getattr(self._local, "now", 0.0)
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def advance(self, seconds: float) -> None:
+        self._local.now = self.perf_counter() + seconds
+
+
+class Timed:
+    """A communicator whose messages take simulated time. delay: seconds that each message to rank `to` takes longer."""
+
+    def __init__(self, comm: Any, clock: Clock, to: int | None = None, delay: float = 0.0) -> None:
+        self._comm, self._clock, self._to, self._delay = comm, clock, to, delay
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
     def send(self, buffer: Any, dtype: int, dst: int, *rest: Any) -> Any:
-        if dst == self._to:
-            time.sleep(self._seconds)
+        self._clock.advance(30e-6 + buffer[1] / 1e9 + (self._delay if dst == self._to else 0.0))
         return self._comm.send(buffer, dtype, dst, *rest)
 
 
-def measured(delays: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
+def measured(delays: dict[int, tuple[int, float]], monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The pairs of four ranks, threads of this process; delays: by rank, to whom and how long."""
-    store, name = Values(), f"doctor-{time.monotonic_ns()}"
+    store, name, clock = Values(), f"doctor-{time.monotonic_ns()}", Clock()
+    monkeypatch.setattr(measure, "time", clock)
 
     def rank(me: int) -> list[dict[str, Any]]:
         from smddp._native import core
 
         comm = core().Comm.make(store, "making it", name, me, 4, 30.0)
-        talks = Delayed(comm, *delays[me]) if me in delays else comm
-        rows = measure.Meter(talks, time.monotonic() + 20).run(measure.steps([0] * 4), 0.2)
+        rows = measure.Meter(Timed(comm, clock, *delays.get(me, ())), 20.0).run(measure.steps([0] * 4), 0.2)
         comm.close()
         return rows
 
@@ -305,8 +320,9 @@ def measured(delays: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
     return [{**row, "same node": True} for row in measure.best(rows)]
 
 
-def test_pair_with_delayed_messages_is_reported(here):
-    rows = measured({1: (3, 0.02)})
+def test_pair_with_delayed_messages_is_reported(here, monkeypatch):
+    assert slow(measured({}, monkeypatch)) == []
+    rows = measured({1: (3, 0.02)}, monkeypatch)
     assert sorted(row["ranks"] for row in rows) == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     assert [row["ranks"] for row in slow(rows)] == [[1, 3]], rows
     whole = job(here)

@@ -27,9 +27,9 @@ pub(super) fn holder(store: &dyn Store, rank: usize, tree: &CardTree) -> Result<
 pub(super) fn refused((call, name): (&str, &str), rank: usize, holder: &str, tree: &CardTree) -> Error {
     let mine = tree.process();
     Error::Topology(format!(
-        "{call} of group '{name}' failed: two processes claim rank {rank}: {holder} has joined the group and still holds the \
-         rank, {mine} (this process) came later; the running group goes on. Start one process per rank: \
-         expected a RANK that no running process has, or a new store for a new job"
+        "{call} failed: two processes claim rank {rank} of group '{name}': {holder}, which has joined the group and still holds \
+         the rank, and {mine}, which came later. The group of the first one goes on. Start one process per rank (RANK), or use \
+         another store for another job"
     ))
 }
 

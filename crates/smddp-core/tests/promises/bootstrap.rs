@@ -245,3 +245,25 @@ fn one_rank_whose_store_fails_ends_all() {
         assert!(text.contains("rank 9 could not") && text.contains("on fire"), "rank {rank}: {text}");
     }
 }
+
+/// Replaces the kernel boot in the claim of a rank, so that it is of another host.
+fn of_another_host(store: &Values, rank: usize) {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().to_owned();
+    let mut values = store.values.lock().unwrap();
+    let record = values.get_mut(&format!("smddp/held/{rank}")).unwrap();
+    let at = record.windows(boot.len()).position(|bytes| bytes == boot.as_bytes()).unwrap();
+    record[at] = b'x';
+}
+
+#[test]
+fn a_rank_that_a_process_of_another_host_joined_as_is_named_at_the_deadline() {
+    let store = Values::default();
+    let call = ("init_process_group", "hosts");
+    let comms = ranks(2, |_| true, |rank| Communicator::make(&store, call, rank, 2, PATIENCE, None).unwrap());
+    of_another_host(&store, 1);
+    let error = Communicator::make(&store, call, 1, 2, Duration::from_millis(300), None).err().unwrap();
+    assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [0]), "{error}");
+    let says = format!("pid {} on host", std::process::id());
+    assert!(error.to_string().contains(&says) && error.to_string().contains("as rank 1 before"), "{error}");
+    comms.into_iter().for_each(|(_, comm)| comm.close());
+}

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
 
 use super::bell::Bell;
 use super::callers::{Callers, Host};
@@ -69,13 +70,18 @@ impl Ends {
         });
     }
 
-    /// Sleeps until a process has ended or the thread is woken, and marks the processes that ended; whether there were any.
-    fn wait(&self) -> bool {
+    /// Sleeps until a process has ended or the thread is woken, and marks the processes that ended. Returns whether there were
+    /// any; `None` if the program has closed the descriptors of this library (`os.closerange`).
+    fn wait(&self) -> Option<bool> {
         let mut events =
             [const { epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) } }; 16];
         let mut died = false;
         // Of more the next turn hears.
-        let count = epoll::wait(&self.epoll, &mut events, None).unwrap_or(0);
+        let count = match epoll::wait(&self.epoll, &mut events, None) {
+            Ok(count) => count,
+            Err(Errno::INTR) => 0,
+            Err(_) => return None,
+        };
         for event in &events[..count] {
             if event.data.u64() == Self::WAKE {
                 let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
@@ -87,7 +93,7 @@ impl Ends {
                 died = true;
             }
         }
-        died
+        Some(died)
     }
 }
 
@@ -140,11 +146,17 @@ impl Service {
         self.wake();
     }
 
-    /// Something may be over.
+    /// Has both threads look for what is over.
     pub(crate) fn wake(&self) {
-        for wake in [&self.shared.wake, &self.shared.ends.wake] {
-            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
-        }
+        self.wake_each();
+    }
+
+    /// Wakes both threads. Returns which of them could be woken: a program may have closed the descriptors.
+    fn wake_each(&self) -> [bool; 2] {
+        [&self.shared.ends.wake, &self.shared.wake].map(|wake| {
+            // A full counter wakes as well.
+            matches!(rustix::io::write(wake, &1u64.to_ne_bytes()), Ok(_) | Err(Errno::AGAIN))
+        })
     }
 }
 
@@ -155,9 +167,11 @@ impl Drop for Service {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
-        self.wake();
-        for thread in self.threads.iter_mut().filter_map(Option::take) {
-            if thread.thread().id() != std::thread::current().id() {
+        let woken = self.wake_each();
+        for (thread, woken) in self.threads.iter_mut().map(Option::take).zip(woken) {
+            let Some(thread) = thread else { continue };
+            // A thread that cannot be woken may sleep until the process ends.
+            if woken && thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
         }
@@ -167,8 +181,10 @@ impl Drop for Service {
 fn watch_ends(shared: &Shared, bell: &Bell) {
     while !shared.stop.load(Ordering::Acquire) {
         shared.ends.forget();
-        if shared.ends.wait() {
-            bell.ring();
+        match shared.ends.wait() {
+            Some(true) => bell.ring(),
+            Some(false) => {}
+            None => return,
         }
     }
 }
@@ -190,6 +206,10 @@ fn answer_callers(shared: &Shared) {
         }
         if poll(&mut fds, nap.as_ref()).is_err() {
             continue;
+        }
+        if fds[0].revents().contains(PollFlags::NVAL) {
+            // The program has closed the descriptors of this library.
+            return;
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);

@@ -1,0 +1,87 @@
+"""A second process of a rank, started while the group of the first one exists, over torch's FileStore and TCPStore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import forked
+from torch.distributed import TCPStore
+
+_START = """
+import os, time, datetime, pathlib
+import torch, torch.distributed as dist, smddp
+rank, kind, folder, port = {rank}, {kind!r}, pathlib.Path({folder!r}), {port}
+os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                  TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
+def join(timeout=30):
+    options = {{"timeout": datetime.timedelta(seconds=timeout)}}
+    if kind == "file":
+        options.update(init_method=f"file://{{folder}}/store", rank=rank, world_size=2)
+    dist.init_process_group("smddp", **options)
+def wait(name):
+    deadline = time.monotonic() + 60
+    while not (folder / name).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+def mark(name):
+    (folder / name).touch()
+"""
+_MEMBER = """
+join()
+mark(f"joined{rank}")
+done = torch.zeros(1)
+while not done.item():
+    done = torch.tensor([float((folder / "refused0").exists() and (folder / "refused1").exists())])
+    dist.all_reduce(done, dist.ReduceOp.MIN)
+later = dist.new_group([0, 1])
+result = torch.tensor([rank + 1.0])
+dist.all_reduce(result, group=later)
+assert result.item() == 3, result
+dist.destroy_process_group()
+mark(f"left{rank}")
+# This process lives on and no longer holds its rank.
+wait(f"again{rank}")
+print("ok")
+"""
+_DUPLICATE = """
+wait("joined0"), wait("joined1")
+begun = time.monotonic()
+try:
+    join()
+    print("joined")
+except smddp.TopologyError as error:
+    print(os.getpid(), time.monotonic() - begun < 10, error)
+mark(f"refused{rank}")
+"""
+_AGAIN = """
+wait("left0"), wait("left1")
+join()
+result = torch.ones(1)
+dist.all_reduce(result)
+mark(f"again{rank}")
+dist.destroy_process_group()
+print(result.item())
+"""
+
+
+def test_a_second_process_of_a_rank_is_refused_and_the_group_goes_on(tmp_path: Path):
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    programs, cells = [], []
+    for kind in ("file", "env"):
+        folder = tmp_path / kind
+        folder.mkdir()
+        for part in (_MEMBER, _DUPLICATE, _AGAIN):
+            for rank in (0, 1):
+                start = _START.format(rank=rank, kind=kind, folder=str(folder), port=server.port)
+                cells.append((kind, part, rank))
+                programs.append((start + part, {}))
+    ended = dict(zip(cells, forked.run_all(programs, 90)))
+    for (kind, part, rank), done in ended.items():
+        assert done.returncode == 0, (kind, rank, done)
+        if part is _MEMBER:
+            assert done.stdout == "ok\n", (kind, rank, done)
+        elif part is _AGAIN:
+            assert done.stdout == "2.0\n", (kind, rank, done)
+        else:
+            pid, soon, text = done.stdout.split(" ", 2)
+            assert soon == "True" and f"two processes claim rank {rank} of group" in text, (kind, done)
+            assert "which has joined the group and still holds the rank" in text and f"pid {pid} on host" in text, done
