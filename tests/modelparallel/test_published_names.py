@@ -39,7 +39,7 @@ METHODS = {
         register_comm_hook register_post_partition_hook register_post_step_hook is_distributed_parameter""",
     "DistributedOptimizer": """state_dict local_state_dict load_state_dict orig_state_dict save_optimizer_backcompat
         load_optimizer_backcompat clip_master_grads step zero_grad loss_scale overflow _param_id_to_index
-        param_index_to_name param_name_to_index redefined_params""",
+        param_name_to_index redefined_params""",
     "StepOutput": "reduce_mean reduce_sum concat stack",
 }
 

@@ -48,17 +48,17 @@ class State:
     @property
     def param_index_to_name_tp_group(self) -> list[dict[int, str]]:
         """For each rank of the tensor group, its parameters' names by number in the optimizer."""
-        return self._of_tensor_group("param_index_to_name")
+        return self._of_tensor_group("param_index_to_name_tp_group", "names")
 
     @property
     def param_name_to_index_tp_group(self) -> list[dict[str, int]]:
         """For each rank of the tensor group, its parameters' numbers in the optimizer by name."""
-        return self._of_tensor_group("param_name_to_index")
+        return self._of_tensor_group("param_name_to_index_tp_group", "param_name_to_index")
 
-    def _of_tensor_group(self, method: str) -> list[Any]:
-        _, ranks = self.made(f"state.{method}_tp_group")
+    def _of_tensor_group(self, name: str, method: str) -> list[Any]:
+        _, ranks = self.made(f"state.{name}")
         if self.optimizer is None:
-            raise RuntimeError(f"smp.state.{method}_tp_group needs a smp.DistributedOptimizer")
+            raise RuntimeError(f"smp.state.{name} on rank {ranks.rank}: make the smp.DistributedOptimizer() first")
         return [getattr(self.optimizer, method)() for _ in range(ranks.tp_size)]
 
     def made(self, what: str) -> tuple[Config, Ranks]:

@@ -63,7 +63,7 @@ def case_whole_copies_and_state_resume_under_other_degrees(directory):
     losses, alone = of_one_process(torch.float32, range(4))
     _, before = of_one_process(torch.float32, range(2))
     with job(**BOTH):
-        with pytest.raises(RuntimeError, match=r"smp\.state\.param_index_to_name_tp_group needs a smp\.Distributed"):
+        with pytest.raises(RuntimeError, match=r"param_index_to_name_tp_group on rank \d: make the smp\.Distr"):
             smp_state.param_index_to_name_tp_group  # noqa: B018
         model, optimizer = distributed(torch.float32)
         assert train(model, optimizer, range(2)) == pytest.approx(losses[:2], rel=1e-5)

@@ -137,7 +137,7 @@ def of(folder: Path, tag: str, partial: bool) -> SavedFiles:
     found = read_manifest(manifest_of(folder, tag, partial), parts)
     if found is None:
         names = [path.name for path in parts.glob("*_*.pt")] if partial else [tag, f"optimizer_{tag}"]
-        if foreign := sorted(name for name in names if name.startswith("fp16_states_")):
+        if foreign := sorted(name for name in names if partial and name.startswith("fp16_states_")):
             raise ValueError(
                 f"{parts} is a partial checkpoint of another library: it has {foreign[0]}, and no files.json. Save the "
                 "whole model there with partial=False, and load that with partial=False"

@@ -149,7 +149,7 @@ class DistributedOptimizer(OptimizerDicts):
         self._remove(lost)
         self._cut = True
         script_optimizer.check_parameters(self)
-        self._noted, self._names = self._splits(), self.param_index_to_name()
+        self._noted, self._names = self._splits(), self.names()
         if self.shares is not None:
             masters = self.masters.is_master if self.masters is not None else (lambda parameter: False)
             self.shares.divide(q for group in self.param_groups for q in group["params"] if not masters(q))

@@ -80,7 +80,7 @@ class OptimizerDicts(torch.optim.Optimizer):
         """Return the numbers of the parameters in this process's groups, by their `id`."""
         return {id(q): n for n, q in zip(self.held, (q for group in self.param_groups for q in group["params"]))}
 
-    def param_index_to_name(self) -> dict[int, str]:
+    def names(self) -> dict[int, str]:
         """Return the names of this stage's parameters in `model.state_dict()`, by number.
 
         A script's own float32 copy has the name of the parameter that it replaced.
@@ -91,8 +91,8 @@ class OptimizerDicts(torch.optim.Optimizer):
         return dict(sorted({**self._names, **found}.items()))
 
     def param_name_to_index(self) -> dict[str, int]:
-        """Return the numbers of this stage's parameters by name; see `param_index_to_name`."""
-        return {name: number for number, name in self.param_index_to_name().items()}
+        """Return the numbers of this stage's parameters by name; see `names`."""
+        return {name: number for number, name in self.names().items()}
 
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """Return this stage's part of the state, with the parameter numbers of the whole state.

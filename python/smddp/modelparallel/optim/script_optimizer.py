@@ -16,7 +16,7 @@ from smddp.modelparallel.state import state
 
 _LEVELS = 4
 _METHODS = """state_dict local_state_dict load_state_dict save_optimizer_backcompat load_optimizer_backcompat
-    _param_id_to_index param_index_to_name param_name_to_index redefined_params""".split()
+    _param_id_to_index param_name_to_index redefined_params""".split()
 
 
 def torch_optimizer(optimizer: Any) -> Any:
