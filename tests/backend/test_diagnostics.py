@@ -22,6 +22,7 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import Cases, keeps_group
 from ranks.pool import Pool
 from smddp.observability import status, timeline, trace
 
@@ -41,11 +42,7 @@ def pool(folder: Path) -> Any:
         yield made
 
 
-class _Cases:
-    """Rank processes import `NAME.case` from this module."""
-
-    def __init__(self, case: Any) -> None:
-        self.case = case
+cases = Cases()
 
 
 def _store() -> Any:
@@ -75,7 +72,8 @@ def _deadline_passes(ranks: list[int], asleep: int, key: str) -> str:
     return text
 
 
-def _a_sleeper_is_named() -> None:
+@keeps_group
+def a_sleeper_is_named() -> None:
     text = _deadline_passes([0, 1, 2, 3], 3, "four")
     if dist.get_rank() != 3:
         assert re.search(rf"rank 3 is in no call of this group.*{_HERE}:\d+ in asleep_in_user_code", text), text
@@ -88,7 +86,8 @@ def _a_sleeper_is_named() -> None:
         )
 
 
-def _missing_ranks_of_a_new_group_are_named() -> None:
+@cases
+def missing_ranks_of_a_new_group_are_named() -> None:
     """A missing rank on rank 0's node and one on the other node."""
     if dist.get_rank() in (0, 3):
         with pytest.raises(smddp.CollectiveTimeoutError) as raised:
@@ -106,7 +105,8 @@ def _missing_ranks_of_a_new_group_are_named() -> None:
     dist.barrier()
 
 
-def _another_group_is_named() -> None:
+@cases
+def another_group_is_named() -> None:
     """Rank 1 waits in another group."""
     late, other = dist.new_group([0, 1], timeout=DEADLINE), dist.new_group([1, 2])
     if dist.get_rank() == 0:
@@ -123,7 +123,8 @@ def _another_group_is_named() -> None:
     dist.barrier()
 
 
-def _a_call_of_another_group_that_has_failed_is_named() -> None:
+@cases
+def a_call_of_another_group_that_has_failed_is_named() -> None:
     """Rank 1's deadline in another group passes first."""
     late, other = dist.new_group([0, 1], timeout=2 * DEADLINE), dist.new_group([1, 2], timeout=DEADLINE)
     if dist.get_rank() == 0:
@@ -140,7 +141,8 @@ def _a_call_of_another_group_that_has_failed_is_named() -> None:
     dist.barrier()
 
 
-def _a_stopped_rank_is_named() -> None:
+@cases
+def a_stopped_rank_is_named() -> None:
     group = dist.new_group([0, 1], timeout=DEADLINE)
     pids = [None] * 4
     dist.all_gather_object(pids, os.getpid())
@@ -158,7 +160,8 @@ def _a_stopped_rank_is_named() -> None:
     dist.barrier()
 
 
-def _a_rank_that_stopped_after_it_arrived_is_named_beside_the_late_one() -> None:
+@cases
+def a_rank_that_stopped_after_it_arrived() -> None:
     group = dist.new_group([0, 1, 3], timeout=DEADLINE)
     pids = [None] * 4
     dist.all_gather_object(pids, os.getpid())
@@ -184,7 +187,8 @@ def _a_rank_that_stopped_after_it_arrived_is_named_beside_the_late_one() -> None
     dist.barrier()
 
 
-def _a_waiting_rank_is_seen() -> None:
+@cases
+def a_waiting_rank_is_seen() -> None:
     pids = [None] * 4
     dist.all_gather_object(pids, os.getpid())
     assert set(pids) <= set(status.pids())
@@ -214,7 +218,8 @@ def _a_waiting_rank_is_seen() -> None:
         one.close()
 
 
-def _a_dump_has_every_call() -> None:
+@cases
+def a_dump_has_every_call() -> None:
     group = dist.new_group([0, 1, 2, 3])
     for _ in range(3):
         dist.all_reduce(torch.ones(5), group=group)
@@ -228,7 +233,8 @@ def _a_dump_has_every_call() -> None:
     dist.barrier()
 
 
-def _a_late_sender_is_named_and_messages_are_recorded() -> None:
+@cases
+def a_late_sender_is_named_and_messages_are_recorded() -> None:
     """Once on this node and once on the other node."""
     rank = dist.get_rank()
     for source, key in ((1, "local"), (2, "remote")):
@@ -254,7 +260,8 @@ def _a_late_sender_is_named_and_messages_are_recorded() -> None:
         dist.barrier()
 
 
-def _a_rank_in_a_collective_is_named_by_the_receiver_of_its_message() -> None:
+@cases
+def a_rank_in_a_collective_is_named() -> None:
     """Once on this node and once on the other node; then the message is sent, and its sender leaves."""
     rank = dist.get_rank()
     for source in (1, 2):
@@ -279,18 +286,6 @@ def _a_rank_in_a_collective_is_named_by_the_receiver_of_its_message() -> None:
         dist.barrier()
 
 
-a_sleeper_is_named = _Cases(_a_sleeper_is_named)
-missing_ranks_of_a_new_group_are_named = _Cases(_missing_ranks_of_a_new_group_are_named)
-another_group_is_named = _Cases(_another_group_is_named)
-a_call_of_another_group_that_has_failed_is_named = _Cases(_a_call_of_another_group_that_has_failed_is_named)
-a_stopped_rank_is_named = _Cases(_a_stopped_rank_is_named)
-a_rank_that_stopped_after_it_arrived = _Cases(_a_rank_that_stopped_after_it_arrived_is_named_beside_the_late_one)
-a_waiting_rank_is_seen = _Cases(_a_waiting_rank_is_seen)
-a_dump_has_every_call = _Cases(_a_dump_has_every_call)
-a_late_sender_is_named_and_messages_are_recorded = _Cases(_a_late_sender_is_named_and_messages_are_recorded)
-a_rank_in_a_collective_is_named = _Cases(_a_rank_in_a_collective_is_named_by_the_receiver_of_its_message)
-
-
 def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: Pool, folder: Path):
     pool.run(__name__, "a_sleeper_is_named", SECONDS)
     # All ranks wrote a dump, including the sleeping one; their trace has every operation.
@@ -309,20 +304,7 @@ def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: P
     assert len(titles) == len(bars) and sum(title.endswith("failed") for title in titles) >= 3, titles
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "missing_ranks_of_a_new_group_are_named",
-        "another_group_is_named",
-        "a_call_of_another_group_that_has_failed_is_named",
-        "a_stopped_rank_is_named",
-        "a_rank_that_stopped_after_it_arrived",
-        "a_waiting_rank_is_seen",
-        "a_dump_has_every_call",
-        "a_late_sender_is_named_and_messages_are_recorded",
-        "a_rank_in_a_collective_is_named",
-    ],
-)
+@pytest.mark.parametrize("case", cases)
 def test_diagnostics(pool: Pool, case: str):
     pool.run(__name__, case, SECONDS)
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks.cases import on_ranks
+from ranks.cases import keeps_group, on_ranks
 from ranks.pool import Pool
 from torch._C import _distributed_c10d as c10d
 
@@ -194,16 +194,11 @@ def test_the_flight_recorder_has_four_of_four_calls(recording):
     recording[0].run(__name__, "four_are_recorded", 60.0)
 
 
-def case(function: Callable[[], None]) -> Callable[[], None]:
-    function.case = function
-    return function
-
-
 def recorded() -> list[dict[str, Any]]:
     return pickle.loads(c10d._dump_fr_trace(backend="smddp"))["entries"]
 
 
-@case
+@keeps_group
 def four_are_recorded():
     four_calls()
     # creating a group makes calls for torch's store as well
@@ -251,7 +246,7 @@ def reset_recorder() -> None:
     c10d._reset_fr_trace(backend="smddp")
 
 
-@case
+@keeps_group
 def one_rank_is_missing():
     from smddp import CollectiveTimeoutError
 
@@ -266,7 +261,7 @@ def one_rank_is_missing():
     group.abort()
 
 
-@case
+@keeps_group
 def one_rank_makes_another_call():
     from smddp import MismatchError
 

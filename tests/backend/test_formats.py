@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import Cases
 from ranks.group import BACKEND
 from ranks.pool import Pool
 from torch.nn.parallel import DistributedDataParallel
@@ -24,13 +24,10 @@ def nodes():
         yield made
 
 
-def _case(function: Any) -> Any:
-    """Rank processes import `NAME.case` from this module."""
-    function.case = function
-    return function
+cases = Cases()
 
 
-@_case
+@cases
 def values_and_ways() -> None:
     rank, n = dist.get_rank(), 40_000
     mine = torch.randn(n, generator=torch.Generator().manual_seed(rank))
@@ -72,7 +69,7 @@ def values_and_ways() -> None:
     assert torch.equal(sent, both[1])
 
 
-@_case
+@cases
 def compressed_bytes_are_counted() -> None:
     rank, n = dist.get_rank(), 256 * 1024
     group = dist.new_group([0, 1])
@@ -94,7 +91,7 @@ def compressed_bytes_are_counted() -> None:
     assert counted == gathered | sums | ({("send", False): 4 * n} if rank else {}), counted
 
 
-@_case
+@cases
 def replicas_have_equal_values() -> None:
     torch.manual_seed(dist.get_rank())
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 1)))
@@ -110,7 +107,7 @@ def replicas_have_equal_values() -> None:
     assert torch.equal(least, most)
 
 
-@_case
+@cases
 def different_settings_raise_a_mismatch() -> None:
     group = dist.new_group([0, 1])
     whole, mine = torch.empty(80_000), torch.ones(40_000)
@@ -121,14 +118,6 @@ def different_settings_raise_a_mismatch() -> None:
             dist.all_gather_into_tensor(whole, mine, group=group)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "different_settings_raise_a_mismatch",
-        "values_and_ways",
-        "compressed_bytes_are_counted",
-        "replicas_have_equal_values",
-    ],
-)
+@pytest.mark.parametrize("case", cases)
 def test_between_two_nodes(nodes, case):
     nodes.run(__name__, case, 60)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import Cases
 from ranks.pool import Pool
 
 LIMIT = datetime.timedelta(seconds=15)
@@ -33,11 +34,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         yield made
 
 
-class _Cases:
-    """Rank processes import `NAME.case` from this module."""
-
-    def __init__(self, case: Callable[[], None]) -> None:
-        self.case = case
+cases = Cases()
 
 
 def write(path: Path, text: str, mode: int = 0o600) -> None:
@@ -58,7 +55,8 @@ def _error_of_a_group() -> str:
     return str(raised.value)
 
 
-def _the_same_file_forms_a_group() -> None:
+@cases
+def the_same_file_forms_a_group() -> None:
     # White space around the secret is ignored.
     write(mine(), f"{SECRET}\n" if dist.get_rank() else SECRET)
     summed = torch.ones(3)
@@ -66,7 +64,8 @@ def _the_same_file_forms_a_group() -> None:
     assert summed.eq(3).all()
 
 
-def _a_different_file_is_reported_on_all_ranks() -> None:
+@cases
+def a_different_file_is_reported_on_all_ranks() -> None:
     for odd in range(3):
         dist.barrier()
         write(mine(), SECRET[::-1] if dist.get_rank() == odd else SECRET)
@@ -75,7 +74,8 @@ def _a_different_file_is_reported_on_all_ranks() -> None:
     dist.barrier()
 
 
-def _a_file_that_cannot_be_used_is_named() -> None:
+@cases
+def a_file_that_cannot_be_used_is_named() -> None:
     bad: list[tuple[Callable[[], None], str]] = [
         (lambda: mine().unlink(), "cannot be read"),
         (lambda: write(mine(), ""), "32 bytes at least, and it has 0"),
@@ -92,7 +92,8 @@ def _a_file_that_cannot_be_used_is_named() -> None:
     dist.barrier()
 
 
-def _a_record_that_was_changed_in_the_store_is_refused() -> None:
+@cases
+def a_changed_record_is_refused() -> None:
     """Rank 1 reads rank 0's record after a modification in the store."""
     get = dist.Store.get
 
@@ -111,20 +112,6 @@ def _a_record_that_was_changed_in_the_store_is_refused() -> None:
     dist.barrier()
 
 
-the_same_file_forms_a_group = _Cases(_the_same_file_forms_a_group)
-a_different_file_is_reported_on_all_ranks = _Cases(_a_different_file_is_reported_on_all_ranks)
-a_changed_record_is_refused = _Cases(_a_record_that_was_changed_in_the_store_is_refused)
-a_file_that_cannot_be_used_is_named = _Cases(_a_file_that_cannot_be_used_is_named)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "the_same_file_forms_a_group",
-        "a_different_file_is_reported_on_all_ranks",
-        "a_changed_record_is_refused",
-        "a_file_that_cannot_be_used_is_named",
-    ],
-)
+@pytest.mark.parametrize("case", cases)
 def test_job_token(pool: Pool, case: str):
     pool.run(__name__, case, 60.0)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import Cases
 from ranks.pool import Pool
 from smddp.observability import metrics_server, watcher
 from smddp.observability.exporter import Exposition, listener, place
@@ -50,14 +51,11 @@ def written() -> dict[tuple[str, ...], float]:
     return parsed(place(os.environ["SMDDP_METRICS_FILE"], dist.get_rank()).read_text())
 
 
-class _Cases:
-    """Rank processes import `NAME.case` from this module."""
-
-    def __init__(self, case: Any) -> None:
-        self.case = case
+cases = Cases()
 
 
-def _calls_are_counted_with_bytes_and_seconds() -> None:
+@cases
+def calls_are_counted_with_bytes_and_seconds() -> None:
     group = dist.new_group([0, 1])
     name = group.communicator.name
     for _ in range(3):
@@ -89,7 +87,8 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
     dist.barrier()
 
 
-def _a_waiting_rank_reports_its_waiting_time() -> None:
+@cases
+def a_waiting_rank_reports_its_waiting_time() -> None:
     group = dist.new_group([0, 1])
     name = group.communicator.name
     store = dist.distributed_c10d._get_default_store()
@@ -109,7 +108,8 @@ def _a_waiting_rank_reports_its_waiting_time() -> None:
     dist.barrier()
 
 
-def _a_failure_is_counted() -> None:
+@cases
+def a_failure_is_counted() -> None:
     group = dist.new_group([0, 1])
     name = group.communicator.name
     with pytest.raises(Exception, match="all_reduce"):
@@ -119,11 +119,6 @@ def _a_failure_is_counted() -> None:
     assert found["smddp_group_failed", name, ""] == 1, found
     assert found["smddp_failed_operations_total", name, "all_reduce"] == 1, found
     dist.barrier()
-
-
-calls_are_counted_with_bytes_and_seconds = _Cases(_calls_are_counted_with_bytes_and_seconds)
-a_waiting_rank_reports_its_waiting_time = _Cases(_a_waiting_rank_reports_its_waiting_time)
-a_failure_is_counted = _Cases(_a_failure_is_counted)
 
 
 @pytest.fixture(scope="module")
@@ -143,10 +138,7 @@ def pool(folder: Path) -> Iterator[Pool]:
         yield made
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["calls_are_counted_with_bytes_and_seconds", "a_waiting_rank_reports_its_waiting_time", "a_failure_is_counted"],
-)
+@pytest.mark.parametrize("case", cases)
 def test_metrics(pool: Pool, case: str):
     pool.run(__name__, case, SECONDS)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from ranks.cases import keeps_group
 from ranks.group import BACKEND
 from ranks.pool import Pool
 
@@ -24,6 +25,7 @@ def nodes() -> Iterator[Pool]:
         yield made
 
 
+@keeps_group
 def one_group_waits_and_another_calls() -> None:
     """Measures the seconds that rank 1 waits for a call that rank 0 started before it computes.
 
@@ -58,9 +60,6 @@ def one_group_waits_and_another_calls() -> None:
         assert torch.equal(many, torch.full((1 << 18,), 2.0))
     if rank == 1:
         assert statistics.median(took[True]) < 4 * statistics.median(took[False]), took
-
-
-one_group_waits_and_another_calls.case = one_group_waits_and_another_calls
 
 
 def test_a_call_progresses_although_the_thread_sleeps_for_another_group(nodes):

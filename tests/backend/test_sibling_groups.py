@@ -9,6 +9,7 @@ import pytest
 import smddp
 import torch
 import torch.distributed as dist
+from ranks.cases import Cases
 from ranks.group import BACKEND
 from ranks.pool import Pool
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -39,6 +40,10 @@ def _result(group: dist.ProcessGroup, dtype: torch.dtype) -> list[str]:
     return found
 
 
+cases = Cases()
+
+
+@cases
 def siblings_have_the_same_bits() -> None:
     rank = dist.get_rank()
     ranks_of = {
@@ -58,6 +63,7 @@ def siblings_have_the_same_bits() -> None:
             assert len(set(_result(group, dtype))) == 1, name
 
 
+@cases
 def replicas_of_a_dtensor_are_equal() -> None:
     from torch.distributed.tensor import DTensor, Partial, Replicate
 
@@ -69,10 +75,6 @@ def replicas_of_a_dtensor_are_equal() -> None:
     assert len(set(found)) == 1
 
 
-siblings_have_the_same_bits.case = siblings_have_the_same_bits
-replicas_of_a_dtensor_are_equal.case = replicas_of_a_dtensor_are_equal
-
-
-@pytest.mark.parametrize("case", ["siblings_have_the_same_bits", "replicas_of_a_dtensor_are_equal"])
+@pytest.mark.parametrize("case", cases)
 def test_sibling_groups(nodes: Pool, case: str) -> None:
     nodes.run(__name__, case, 60.0)

@@ -12,6 +12,7 @@ import smddp
 import torch
 import torch.distributed as dist
 from backend.oracle import contribution, reduced, same
+from ranks.cases import keeps_group
 from ranks.group import again
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -633,6 +634,7 @@ def test_tensors_may_outlive_their_group():
     dist.all_reduce(mine(1000))
 
 
+@keeps_group
 def one_rank_dies() -> None:
     rank, _ = world()
     dist.all_reduce(mine(10))
@@ -651,9 +653,6 @@ def one_rank_dies() -> None:
             dist.all_reduce(mine(10))
         gpu.finish(0)
     dist.destroy_process_group()
-
-
-one_rank_dies.case = one_rank_dies
 
 
 @pytest.mark.parametrize("machine", ALL)

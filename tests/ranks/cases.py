@@ -54,3 +54,17 @@ def each_case(directory: Path, slow: Container[str] = ()) -> Callable[[Any], Any
         for module, function in case_names(directory)
     ]
     return pytest.mark.parametrize(("module", "function"), found, ids=lambda part: part.removeprefix("case_"))
+
+
+def keeps_group(case: Case) -> Case:
+    """Marks a case for `Pool.run` that runs in the pool's default group, which stays open for later cases."""
+    case.case = case  # type: ignore[attr-defined]
+    return case
+
+
+class Cases(list[str]):
+    """Decorator and list: the names of a module's cases that keep the group, as parameters of a test."""
+
+    def __call__(self, case: Case) -> Case:
+        self.append(case.__name__)
+        return keeps_group(case)

@@ -100,7 +100,7 @@ class RankProcesses:
                     errors[rank] = error
                     deadline = min(deadline, time.monotonic() + _AFTER_FAILURE)
         for rank in waiting.values():
-            errors[rank] = f"no answer within {seconds} s; its stacks:\n{self._stacks(members[rank])}"
+            errors[rank] = f"no answer in time; its stacks:\n{self._stacks(members[rank])}"
         return errors, skipped
 
     def log(self, member: int) -> Path:

@@ -39,7 +39,7 @@ def start(
 
     environment: variables besides those of this process. logs: files for the output, see `redirect`.
     method: "forkserver" forks from the server that has imported torch (conftest.py), "fork" from this process.
-    daemon: ends with this process, and may have no children of its own.
+    daemon: the process ends with this one, and may have no children.
     """
     context = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()

@@ -18,7 +18,7 @@ from ranks.group import init
 class Task(NamedTuple):
     """A case for one rank.
 
-    module, name: a function, which runs in a group of its own, or a test of `on_ranks`, which keeps the group of
+    module, name: a function that runs in a separate group, or a case of `keeps_group`, which keeps the group of
     `members` open. store: file for a new group. members: number of the current set of ranks.
     """
 

@@ -2,6 +2,7 @@ import os
 import sys
 
 import pytest
+from ranks.pool import client_pool
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 # The cases and their models.
@@ -11,8 +12,6 @@ sys.path.insert(0, HERE)
 @pytest.fixture(scope="package")
 def ranks():
     """Four ranks of the backend under test, shared by all cases."""
-    from ranks.pool import client_pool
-
     with client_pool(4, HERE) as pool:
         yield pool
 

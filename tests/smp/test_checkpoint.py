@@ -13,6 +13,7 @@ import threading
 
 import pytest
 import torch
+from ranks.pool import client_pool
 from smddp.sagemaker.distributed.checkpoint import s3_filesystem as s3
 from smddp.sagemaker.distributed.checkpoint.filesystem import DistributedFileSystemReader, DistributedFileSystemWriter
 from smddp.sagemaker.distributed.checkpoint.safetensors_files import Entry, FileWriter, SafetensorsReader, parse_size
@@ -36,8 +37,6 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 @pytest.fixture(scope="module")
 def pair(ranks):
     """A pool of two ranks, besides the pool of four."""
-    from ranks.pool import client_pool
-
     with client_pool(2, HERE) as pool:
         yield pool
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from ranks.pool import client_pool
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 import combinations
@@ -18,8 +19,6 @@ PAIRWISE = context_combinations.pairwise()
 
 @pytest.fixture(scope="module", params=["smddp", "gloo"])
 def pool(request):
-    from ranks.pool import client_pool
-
     with client_pool(combinations.RANKS, HERE, request.param) as pool:
         yield pool
 

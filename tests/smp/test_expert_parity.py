@@ -12,6 +12,7 @@ import context_expert_combinations
 import expert_combinations as combinations
 import pytest
 from combinations import train_all
+from ranks.pool import client_pool
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PAIRWISE = combinations.pairwise()
@@ -19,8 +20,6 @@ PAIRWISE = combinations.pairwise()
 
 @pytest.fixture(scope="module")
 def over_gloo():
-    from ranks.pool import client_pool
-
     with client_pool(combinations.RANKS, HERE, "gloo") as pool:
         yield pool
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from ranks.pool import client_pool
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 import combinations
@@ -19,8 +20,6 @@ ROWS = [pytest.param(on, row, id=f"{on}-{combinations.name(row)}") for on, rows 
 
 @pytest.fixture(scope="module", params=["smddp", "gloo"])
 def pool(request):
-    from ranks.pool import client_pool
-
     with client_pool(combinations.RANKS, HERE, request.param) as pool:
         yield pool
 

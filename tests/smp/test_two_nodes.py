@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from ranks.pool import Pools, client_pool
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 EVEN, IN_TURNS, UNEVEN = (0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1)
@@ -13,7 +14,6 @@ EVEN, IN_TURNS, UNEVEN = (0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1)
 @pytest.fixture(scope="module")
 def on():
     """A function that gives a pool of ranks on the nodes of a list."""
-    from ranks.pool import Pools, client_pool
 
     def pool(nodes: tuple[int, ...]):
         # The counters are smddp's, so these run on it alone.

@@ -5,13 +5,13 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path[:0] = [os.path.join(HERE, ".."), os.path.join(HERE, "..", "..", "smp")]
+sys.path[:0] = [os.path.join(HERE, *up) for up in ([".."], ["..", "..", "smp"], ["..", ".."])]
 
-import own_placements
 import peft
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
+from ranks import own_placements
 from safetensors.torch import load_file
 from smp_cases import trainer_tensor_parallel as cases
 from smp_cases.accelerate_tensor_parallel import alone
