@@ -47,7 +47,7 @@ EXPECTED = {
     "_save": (["trainer"], [], 0),
 }
 # Attributes of instances, or of classes that cannot be changed.
-OF_INSTANCES = {"_process_group", "_checkpoint_wrapped_module", "_cdata"}
+OF_INSTANCES = {"_models", "_process_group", "_checkpoint_wrapped_module", "_cdata"}
 
 
 def test_each_missing_name_disables_its_feature_alone():
