@@ -1,4 +1,4 @@
-"""Removal of private names of torch and transformers, in a process of its own for each name.
+"""Removal of private names of torch and transformers, in one process per name.
 
 The process removes the name before it imports smddp, as a later release may, and then uses every feature.
 """
@@ -76,24 +76,21 @@ def use(
     print(json.dumps([off, itself, len(texts)]))
 
 
-def in_turn(module: str, file: str, paths: list[str]) -> dict[str, Result]:
-    """Removes each of ``paths``, and "" for none, in its own process, which runs ``main(path)`` of ``module``.
+def check_each(module: str, file: str, expected: dict[str, Result]) -> None:
+    """Removes each path of ``expected``, and none, in one process each, which runs ``main(path)`` of ``module``.
 
     Args:
         module: name of a module beside ``file``.
-
-    Returns:
-        The result by path.
+        expected: result by path. Releases differ in what they use of the names: the second list may be shorter.
     """
     places = [os.path.dirname(os.path.abspath(each)) for each in (__file__, file)]
-    paths = ["", *paths]
+    expected = {"": ([], [], 0), **expected}
     code = f"import sys; sys.path[:0] = {places!r}; import {module}; {module}.main"
-    programs = [(f"{code}({path!r})", {}) for path in paths]
+    programs = [(f"{code}({path!r})", {}) for path in expected]
     done = [one for at in range(0, len(programs), AT_ONCE) for one in forked.run_all(programs[at : at + AT_ONCE])]
-    found = {}
-    for path, one in zip(paths, done, strict=True):
+    for path, one in zip(expected, done, strict=True):
         assert one.returncode == 0, (path, one.stderr)
         off, itself, warned = json.loads(one.stdout.splitlines()[-1])
-        found[path] = (off, itself, warned)
         print(f"{path}: off: {', '.join(off) or 'nothing'}; {warned} warnings")
-    return found
+        assert (off, warned) == (expected[path][0], expected[path][2]), path
+        assert set(itself) <= set(expected[path][1]), (path, itself)

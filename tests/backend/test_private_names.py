@@ -16,6 +16,9 @@ NAMES = {
     "profiler": "del torch.autograd._profiler_enabled",
     "ranges": "del torch._C._profiler._RecordFunctionFast",
     "transforms": "del torch._C._DisableFuncTorch",
+    "overlap": "del torch._debug_has_internal_overlap",
+    "functional tensors": "del torch._is_functional_tensor",
+    "tracing": "import torch._dynamo; del torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "batches": "import torch.distributed.distributed_c10d as c10d; del c10d._check_p2p_op_list",
     "request": "from smddp.torch import device_map as devices; devices.HELPER_LOCALS = ('renamed', 'pg', 'device_id')",
 }

@@ -83,6 +83,7 @@ LAYER_CLASSES = PrivateName(
 
 PREPARE_TP = PrivateName("accelerate.accelerator.Accelerator._prepare_tp", _CLIENTS)
 PREPARE_ONE = PrivateName("accelerate.accelerator.Accelerator._prepare_one", _CLIENTS)
+MODELS = PrivateName("accelerate.accelerator.Accelerator._models", _CLIENTS)
 ITEMS_IN_BATCH = PrivateName("transformers.trainer.Trainer._get_num_items_in_batch", _CLIENTS)
 SAVE_REST = PrivateName("transformers.trainer.Trainer._save", _CLIENTS)
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker.distributed.checkpoint import hf
 from smddp.sagemaker.fsdp.full_state import translate_full_state_dict
-from smddp.sagemaker.private_names import ITEMS_IN_BATCH, PREPARE_ONE, PREPARE_TP, SAVE_REST
+from smddp.sagemaker.private_names import ITEMS_IN_BATCH, MODELS, PREPARE_ONE, PREPARE_TP, SAVE_REST
 from smddp.sagemaker.state_handler import state
 
 
@@ -175,7 +175,7 @@ def refuse_states(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        part = _unsaved_part(self, self._models)
+        part = _unsaved_part(self, MODELS.of(self))
         if part is not None:
             raise ValueError(
                 f"Accelerator.{original.__name__} {part}. Use save() and load() of "

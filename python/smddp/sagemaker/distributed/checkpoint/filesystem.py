@@ -48,7 +48,7 @@ _RANK_OF_FILE = re.compile(r"__(\d+)_")
 
 @dataclasses.dataclass
 class _Prefix:
-    """What torch's `FileSystemWriter` reads of a plan: the beginning of the names of a rank's files."""
+    """Beginning of the names of a rank's files, as torch's `FileSystemWriter` reads it from a plan."""
 
     prefix: str
 
