@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import (
 from backend.oracle import same
 
 HAS_C_API = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-WHY = "the fast path needs torch.Tensor.__dlpack_c_exchange_api__ (torch 2.15)"
+WHY = "the fast path needs torch.Tensor.__dlpack_c_exchange_api__ (torch 2.11)"
 needs_c = pytest.mark.skipif(not HAS_C_API, reason=WHY)
 REDUCED = [
     torch.float32,

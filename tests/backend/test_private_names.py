@@ -68,7 +68,9 @@ print(world._request.backends["cpu"], world.communicator.sequence(), world._has_
 
 def test_renamed_functions_of_torch_have_no_effect():
     (done,) = forked.run_all([(RENAMED, {})])
-    assert done.stdout.split() == ["gloo", "0", "False"], (done.stdout, done.stderr)
+    assert done.returncode == 0, done.stderr
+    # gloo of older versions of torch prints a line, too.
+    assert done.stdout.splitlines()[-1] == "gloo 0 False", done.stdout
 
 
 def test_this_torch_has_the_names_that_smddp_reads():
