@@ -16,12 +16,8 @@ from smddp.torch.private_names import PrivateName
 ROOT = Path(__file__).parents[2] / "python/smddp"
 FOREIGN = {"torch", "transformers", "accelerate", "peft"}
 MODULES = {"torch/compat.py", "sagemaker/private_names.py", "modelparallel/private_names.py"}
-FILES = [
-    file
-    for package in ("torch", "sagemaker", "modelparallel")
-    for file in sorted((ROOT / package).rglob("*.py"))
-    if file.name != "resharding.py"  # for torch before 2.7
-]
+PACKAGES = ("torch", "experimental", "sagemaker", "modelparallel")
+FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
 # Attributes that torch's own classes cannot do without, so that no release lacks them alone.
 OF_TORCH = {
     "_parameters": "table of nn.Module",
