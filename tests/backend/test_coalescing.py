@@ -163,3 +163,34 @@ def test_messages_of_a_batch_with_an_invalid_part_do_not_start():
     for batch in batches:
         for part in batch:
             assert part.op is not dist.irecv or part.tensor is freed or not part.tensor.any()
+
+
+@on_ranks(2)
+def test_parts_of_a_block_before_a_refused_part_run_and_the_group_stays_usable():
+    """Rank 0 has a refused last part and makes the call again after the block; rank 1 has a valid one."""
+    rank, peer, cpu = dist.get_rank(), 1 - dist.get_rank(), torch.device("cpu")
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    first, second = torch.full((4,), rank + 1.0), torch.full((4,), 10.0 * (rank + 1))
+    sent, received = torch.full((3,), float(rank)), torch.full((3,), -1.0)
+    group = dist.group.WORLD
+    group._start_coalescing(cpu)
+    group.allreduce([first])
+    group.send([sent], peer, 0)
+    group.recv([received], peer, 0)
+    if rank == 0:
+        try:
+            group.allreduce([freed])
+            raise AssertionError("not refused")
+        except ValueError:
+            group.allreduce([second]).wait()
+    else:
+        group.allreduce([second])
+        group._end_coalescing(cpu).wait()
+    dist.barrier()
+    # The refusal ended the block of rank 0 without a handle. Collectives complete in order, messages need not.
+    assert first.tolist() == [3.0] * 4 and second.tolist() == [30.0] * 4, (first, second)
+    later = torch.full((2,), -1.0)
+    dist.isend(torch.full((2,), 7.0), peer)
+    dist.recv(later, peer)
+    assert received.tolist() == [float(peer)] * 3 and later.tolist() == [7.0] * 2, (received, later)
