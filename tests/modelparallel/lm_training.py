@@ -50,15 +50,16 @@ def train_step(model, ids):
 
 
 def train(model, optimizer, numbers, after_backward=lambda number: None):
-    """Losses and gradient norms of steps. With sharded data parallelism the optimizer's step clips."""
+    """Losses and gradient norms of steps. With `sdp_gradient_clipping` the optimizer's step clips."""
     losses, norms = [], []
     for number in numbers:
         loss = train_step(model, mine(number)).reduce_mean()
         after_backward(number)
-        sharded = smp.state.cfg.sharded_data_parallel_degree > 1
-        norm = None if sharded else clip_grad_norm_(model.parameters(), 0.5)
+        cfg = smp.state.cfg
+        clipped = cfg.sharded_data_parallel_degree > 1 and cfg.sdp_gradient_clipping > 0
+        norm = None if clipped else clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        norms.append((optimizer._global_grad_norm if sharded else norm).item())
+        norms.append((optimizer._global_grad_norm if clipped else norm).item())
         optimizer.zero_grad()
         losses.append(sum(smp.allgather(loss.item())) / smp.size())
     return losses, norms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import lm_training
 import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
@@ -106,8 +107,8 @@ def case_a_transformers_model_takes_float16_and_returns_float32(directory):
         model = smp.DistributedModel(pipelines.gpt2())
         optimizer = smp.DistributedOptimizer(pipelines.adam(model), static_loss_scale=256.0)
         for number in range(2):
-            ids = pipelines.batch(number).chunk(smp.dp_size())[smp.dp_rank()]
-            loss = pipelines.train_step(model, ids).reduce_mean()
+            ids = lm_training.batch(number).chunk(smp.dp_size())[smp.dp_rank()]
+            loss = lm_training.train_step(model, ids).reduce_mean()
             norm = optimizer.clip_master_grads(0.5)
             optimizer.step()
             optimizer.zero_grad()

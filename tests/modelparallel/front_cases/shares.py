@@ -11,7 +11,7 @@ import torch
 from front_cases import half_precision, pipelines
 from front_cases.by_hand import job
 from front_cases.optimizers import assert_same
-from lm_training import train
+from lm_training import batch, train, train_step
 
 TWO_BY_TWO = {"partitions": 2, "ddp": True, "microbatches": 2, "shard_optimizer_state": True}
 
@@ -60,7 +60,7 @@ def case_replicas_share_the_state_and_train_as_one_process(directory):
     with job(**TWO_BY_TWO):
         model, optimizer = pipelines.wrapped()
         smp.resume_from_checkpoint(directory, "parts", load_sharded_optimizer_state=False)
-        loss = pipelines.train_step(model, pipelines.batch(2).chunk(2)[smp.dp_rank()]).reduce_mean().item()
+        loss = train_step(model, batch(2).chunk(2)[smp.dp_rank()]).reduce_mean().item()
         assert sum(smp.allgather(loss)) / 4 == pytest.approx(losses[2], rel=1e-5)
         assert not optimizer.state_dict()["state"]
         assert_same(dict(model.state_dict()), dict(values), exact=True)
