@@ -18,6 +18,7 @@ use super::claims;
 use super::pending::{LOST_WHILE_MADE, Pending};
 use super::siblings::need_canonical_order;
 use super::size::check_size;
+use super::store::Store;
 use crate::comm::{Communicator, Options};
 use crate::config::Config;
 use crate::deadline::after;
@@ -25,16 +26,6 @@ use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::report::{ROOM, ranges};
 use crate::work::interrupted;
-
-/// Where ranks of a group find each other: small values by name. Its errors are this process's.
-pub trait Store {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
-    /// Whether all of them are there.
-    fn has(&self, keys: &[String]) -> Result<bool>;
-    /// One that is there.
-    fn get(&self, key: &str) -> Result<Vec<u8>>;
-    fn delete(&self, key: &str) -> Result<()>;
-}
 
 /// Between two looks at the store, from the first on; a large group leaves a server its breath.
 const FIRST_PAUSE: Duration = Duration::from_micros(200);
@@ -184,7 +175,7 @@ struct Meeting<'a> {
     deadline: Instant,
     /// A contradiction between ranks that this process or another one found. It is reported as it is.
     found: RefCell<Option<Failure>>,
-    /// Another process of this host holds the rank in the group that exists. Its keys in the store stay as they are.
+    /// Another process of this host holds the rank in the existing group. This process does not change its keys.
     held: Cell<bool>,
 }
 

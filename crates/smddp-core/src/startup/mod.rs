@@ -7,7 +7,9 @@ mod probe;
 mod siblings;
 mod size;
 mod split;
+mod store;
 
-pub use bootstrap::{Known, Store};
+pub use bootstrap::Known;
 pub use pending::Pending;
 pub use size::{MAX_RANKS, check_size};
+pub use store::Store;
