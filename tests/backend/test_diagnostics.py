@@ -270,7 +270,7 @@ def _a_rank_in_a_collective_is_named_by_the_receiver_of_its_message() -> None:
                 dist.barrier(group)
         dist.barrier()
         group = dist.new_group([0, source])
-        sent = "rank 0 .* left the group .* its last message to this rank has no matching recv: it sends 3 elements of float32, tag 0"
+        sent = "rank 0 .* left the group .* has no matching recv: it sends 3 elements of float32, tag 0"
         if rank == 0:
             dist.send(torch.ones(3), source, group=group)
             with pytest.raises(smddp.MismatchError, match=sent):
