@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import forked
+from ranks import forked
 
 # Processes at a time.
 AT_ONCE = 8

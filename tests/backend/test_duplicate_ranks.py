@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import forked
+from ranks import forked
 from torch.distributed import TCPStore
 
 _START = """

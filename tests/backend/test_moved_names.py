@@ -2,7 +2,7 @@
 
 import warnings
 
-import forked
+from ranks import forked
 import pytest
 from smddp import _alias
 

@@ -109,7 +109,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The rank that is gone, has left or has reported the end of the group.
+    /// Rank of a loss, a departure or an abort report.
     pub fn rank(&self) -> Option<usize> {
         match self {
             Self::Lost { rank, .. } | Self::Left { rank } | Self::Poisoned { rank, .. } => Some(*rank),

@@ -177,7 +177,7 @@ impl Driver {
     fn unreceived(&mut self, what: &str, rank: usize) -> Option<Error> {
         let words = self.messages.unasked(rank, &mut self.group)?;
         let who = self.group.describe(rank);
-        let detail = format!("{who} {LEFT}; its last send to this rank has no matching recv: it {words}");
+        let detail = format!("{who} {LEFT}; its last message to this rank has no matching recv: it {words}");
         Some(Error::Mismatch { what: what.to_owned(), group: self.name.clone(), rank, detail })
     }
 

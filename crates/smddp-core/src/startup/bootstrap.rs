@@ -175,7 +175,7 @@ struct Meeting<'a> {
     deadline: Instant,
     /// A contradiction between ranks that this process or another one found. It is reported as it is.
     found: RefCell<Option<Failure>>,
-    /// Another process of this host holds the rank in the group that exists. Its keys in the store stay as they are.
+    /// Another process of this host holds the rank in the existing group. This process does not change its keys.
     held: Cell<bool>,
 }
 

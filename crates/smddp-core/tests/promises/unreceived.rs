@@ -16,7 +16,7 @@ enum Waits {
     Leaves,
 }
 
-/// Elements of a message beside its announcement, in one cell, and one that waits for its receiver.
+/// Elements of a message inside its announcement, in one cell, and above the eager limit.
 const SIZES: [usize; 3] = [3, 2_000, 300_000];
 
 fn waits() -> Vec<Waits> {

@@ -146,7 +146,7 @@ impl Service {
         self.wake();
     }
 
-    /// Has both threads look for what is over.
+    /// Wakes both threads, so that they release closed listeners and watched processes.
     pub(crate) fn wake(&self) {
         self.wake_each();
     }
