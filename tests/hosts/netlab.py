@@ -15,6 +15,8 @@ from pathlib import Path
 
 NETLAB = Path(__file__).parents[2] / "bench" / "lab" / "netlab"
 _PR_SET_PDEATHSIG = 1
+# Exit status of netlab after its own --timeout.
+TIMED_OUT = 124
 
 
 @functools.cache
