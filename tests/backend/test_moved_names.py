@@ -2,8 +2,8 @@
 
 import warnings
 
-from ranks import forked
 import pytest
+from ranks import forked
 from smddp import _alias
 
 CODE = """

@@ -15,8 +15,6 @@ from pathlib import Path
 from ranks import process
 
 NETLAB = Path(__file__).parents[2] / "bench" / "lab" / "netlab"
-# Exit status of netlab after its own --timeout.
-TIMED_OUT = 124
 
 
 @functools.cache
