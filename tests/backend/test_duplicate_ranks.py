@@ -61,6 +61,51 @@ mark(f"again{rank}")
 dist.destroy_process_group()
 print(result.item())
 """
+_ORPHAN = """
+join()
+mark(f"joined{rank}")
+wait(f"joined{1 - rank}")
+if rank == 0:
+    (folder / "pid.new").write_text(str(os.getpid()))
+    (folder / "pid.new").rename(folder / "pid")
+    os._exit(0)
+if folder.name == "dead":
+    try:
+        dist.all_reduce(torch.ones(1))
+    except smddp.PeerLostError:
+        mark("lost")
+# The process lives on with its group.
+wait("again0"), wait("again1")
+os._exit(0)
+"""
+_RESTART = """
+wait("joined0"), wait("joined1"), wait("pid")
+if folder.name == "dead":
+    wait("lost")
+state = pathlib.Path(f"/proc/{(folder / 'pid').read_text()}/stat")
+while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+    time.sleep(0.01)
+join()
+result = torch.ones(1)
+dist.all_reduce(result)
+mark(f"again{rank}")
+dist.destroy_process_group()
+print(result.item())
+"""
+
+
+def test_a_restart_after_the_end_of_a_rank_is_not_refused(tmp_path: Path):
+    programs, cells = [], []
+    for kind in ("dead", "idle"):
+        (tmp_path / kind).mkdir()
+        for part in (_ORPHAN, _RESTART):
+            for rank in (0, 1):
+                start = _START.format(rank=rank, kind="file", folder=str(tmp_path / kind), port=0)
+                cells.append((kind, part, rank))
+                programs.append((start + part, {}))
+    for (kind, part, rank), done in zip(cells, forked.run_all(programs, 90)):
+        assert done.returncode == 0, (kind, rank, done)
+        assert part is _ORPHAN or done.stdout == "2.0\n", (kind, rank, done)
 
 
 def test_a_second_process_of_a_rank_is_refused_and_the_group_goes_on(tmp_path: Path):

@@ -152,10 +152,15 @@ def _client(module, kind, **functions):
         setattr(made, name, lambda *_: None)
     for name in ("load_fsdp_model", "load_sharded_checkpoint", "_is_peft_model", "load_checkpoint_in_model"):
         setattr(made, name, lambda *_: None)
-    from smddp.sagemaker.tensor_parallel import accelerate
+    from smddp.sagemaker.replacements import client_change
 
-    change = accelerate.of_accelerate if kind == "Accelerator" else accelerate.of_trainer
-    change(made)
+    # Trainer's module holds Accelerate's class, too.
+    made.Accelerator = getattr(made, "Accelerator", type("Accelerator", (), {}))
+    client_change(kind, f"of_{'accelerate' if kind == 'Accelerator' else 'trainer'}")(made)
+    if missing_names.removed.startswith(f"{module}.{kind}."):
+        if kind != "Accelerator":
+            made.Accelerator()
+        getattr(made, kind)()
 
 
 def accelerator():

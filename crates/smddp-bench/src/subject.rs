@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use smddp_core::named;
     use smddp_plan::tune::Table;
-    use smddp_plan::{Choice, Format, Formats};
+    use smddp_plan::{Choice, Format, Formats, Reason};
 
     /// Numbers by chance, the same in every run.
     struct Chance(u64);
@@ -153,7 +153,11 @@ mod tests {
                 format!("shm {name}, segments of {} KiB, {depth} cells", segment.div_ceil(1024))
             }
         };
-        assert_eq!(told, says);
+        let instead = match job.decision.reason {
+            Reason::Unsupported(wanted) => format!(" ({} does not support this call)", wanted.name()),
+            _ => String::new(),
+        };
+        assert_eq!(told, says + &instead);
         if subject.cluster.size() > 40 || job.messages(subject.cluster) > 4_000 {
             return;
         }

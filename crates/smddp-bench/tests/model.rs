@@ -111,7 +111,7 @@ fn explain_names_the_plan_its_reason_and_the_candidates() {
     let one = printed("explain all_reduce --bytes 1M --ppn 4");
     assert!(one.contains("plan: mesh") && one.contains("share memory"), "{one}");
     let asked = printed("explain all_gather --bytes 1M --nodes 3 --ppn 2 --algorithm hier-ring");
-    assert!(asked.contains("plan: hier-ring") && asked.contains("asked for"), "{asked}");
+    assert!(asked.contains("plan: hier-ring") && asked.contains("requested by --algorithm"), "{asked}");
 }
 
 /// Whatever the settings, and where most blocks are empty.

@@ -24,6 +24,8 @@ def unpack(files: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # Other users cannot read a file before it has its sender's mode.
     mask = os.umask(0o077)
-    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(files)), mode="r:gz") as archive:
-        archive.extractall(folder, filter="fully_trusted")
-    os.umask(mask)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(files)), mode="r:gz") as archive:
+            archive.extractall(folder, filter="fully_trusted")
+    finally:
+        os.umask(mask)

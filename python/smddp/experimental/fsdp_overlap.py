@@ -13,11 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 
 from smddp.observability import log
-from smddp.torch.compat import ACCUMULATE_HOOKS, GRAPH_TASK, fsdp2_groups
+from smddp.torch.compat import ACCUMULATE_HOOKS, ENGINE, FSDP2_REPLICATED, GRAPH_TASK, fsdp2_groups
 
 # Pending gradient reductions: one in transfer, and one ready to start.
 _IN_FLIGHT = 2
@@ -94,7 +93,7 @@ class _PendingReductions:
     def add(self, work: Any, *tensors: Tensor) -> None:
         """Adds a reduce_scatter and keeps its tensors until the end of backward, which waits for it."""
         self._works.append((work, *tensors))
-        Variable._execution_engine.queue_callback(self.wait)
+        ENGINE.get().queue_callback(self.wait)
         while len(self._works) > _IN_FLIGHT:
             self._works.popleft()[0].wait()
 
@@ -141,7 +140,7 @@ def _reader(group: Any, output: Tensor, op: Any) -> str | None:
     """Returns the reason why the reduced gradients are read before the end of backward; None: they are not."""
     if GRAPH_TASK.get()() < 0:
         return "they are reduced outside of backward"
-    if getattr(group.mesh_info, "replicate_process_group", None) is not None:
+    if isinstance(group.mesh_info, FSDP2_REPLICATED.get()):
         return "they are reduced over a second dimension of the mesh"
     if group._all_reduce_hook is not None:
         return "an all-reduce hook takes them"

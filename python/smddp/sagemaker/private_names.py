@@ -98,6 +98,7 @@ OF_FLAT_PARAMETER = (
     "_fqns",
     "_shapes",
     "_is_grad_none_mask",
+    "_fsdp_flattened",
 )
 
 # Its storages, which it has while parameters are gathered; layers compute on views of the padded ones.

@@ -80,8 +80,9 @@ def without_scaling(error: MissingNameError) -> Undo:
 def without_group_checkpoints(error: MissingNameError) -> Undo:
     from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-    def by_group(*_: Any, process_group: Any = None, **__: Any) -> bool:
-        return process_group is not None
+    # The deprecated functions have it as their third parameter, too.
+    def by_group(*positional: Any, process_group: Any = None, **_: Any) -> bool:
+        return process_group is not None or any(each is not None for each in positional[2:3])
 
     functions = (
         *(getattr(state_dict_saver, name) for name in ("save", "save_state_dict", "async_save")),
@@ -270,23 +271,30 @@ def adapters() -> Undo:
     return register_module_module_registration_hook(adapter_hooks.on_registration).remove  # type: ignore[arg-type]
 
 
-def _clients(of_accelerate: str, of_trainer: str) -> Undo:
-    """Replacements that functions of `tensor_parallel.accelerate` list, once Accelerate and Trainer are imported."""
+def client_change(kind: str, listing: str) -> Callable[[Any], Undo]:
+    """Returns the change of a client's module.
+
+    Args:
+        kind: the client's class. A missing private name makes its constructor raise.
+        listing: the function of `tensor_parallel.accelerate` that lists the replacements.
+    """
     from smddp.sagemaker.tensor_parallel import accelerate
 
-    def made_by(name: str) -> Callable[[Any], Undo]:
-        def change(module: Any) -> Undo:
-            try:
-                return _all(*(_replace(*each) for each in getattr(accelerate, name)(module)))
-            except MissingNameError as error:
-                kind = getattr(module, "Accelerator", None) or module.Trainer
-                return _replace(kind, "__init__", _raising(error, _always)(kind.__init__))
+    def change(module: Any) -> Undo:
+        try:
+            replacements = list(getattr(accelerate, listing)(module))
+        except MissingNameError as error:
+            client = getattr(module, kind)
+            return _replace(client, "__init__", _raising(error, _always)(client.__init__))
+        return _all(*(_replace(*each) for each in replacements))
 
-        return change
+    return change
 
+
+def _clients(of_accelerate: str, of_trainer: str) -> Undo:
     return _all(
-        after_import("accelerate.accelerator", made_by(of_accelerate)),
-        after_import("transformers.trainer", made_by(of_trainer)),
+        after_import("accelerate.accelerator", client_change("Accelerator", of_accelerate)),
+        after_import("transformers.trainer", client_change("Trainer", of_trainer)),
     )
 
 

@@ -96,6 +96,8 @@ FSDP2_BACKWARD = PrivateName(f"{_STATE}_states_to_backward_prefetch", _FSDP2)
 FSDP2_REDUCE = PrivateName(f"{_GROUP}_reduce_scatter_comm", _FSDP2)
 FSDP2_HOOK = PrivateName(f"{_GROUP}_all_reduce_hook", _FSDP2)
 GRAPH_TASK = PrivateName("torch._C._current_graph_task_id", "overlap_fsdp")
+FSDP2_REPLICATED = PrivateName("torch.distributed.fsdp._fully_shard._fsdp_common.DDPMeshInfo", _FSDP2)
+ENGINE = PrivateName("torch.autograd.Variable._execution_engine", "overlap_fsdp")
 ACCUMULATE_HOOKS = PrivateName("torch.Tensor._post_accumulate_grad_hooks", "overlap_fsdp")
 
 

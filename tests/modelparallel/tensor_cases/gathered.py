@@ -6,6 +6,7 @@ import pytest
 import torch
 from front_cases.by_hand import job
 from lm_training import gpt2, mine, train_step
+from smddp.modelparallel.checkpointing.cpu_gather import moves_to_cpu
 from tensor_cases.families import made, wrapped
 
 LAYOUTS = [
@@ -53,3 +54,13 @@ def case_a_model_on_the_cpu_stays_as_it_is_under_to(directory):
         shapes = [q.shape for q in model.parameters()]
         assert [q.shape for q in model.to("cpu").parameters()] == shapes
         train_step(model, mine(0))
+
+
+def case_every_form_of_to_the_cpu_is_recognized(directory):
+    """The forms of ``Module.to`` that name a device, for a model whose parameters are elsewhere."""
+    model = torch.nn.Linear(2, 2, device="meta")
+    like = torch.ones(1)
+    forms = [(("cpu",), {}), ((torch.device("cpu"), torch.float16), {}), ((like,), {})]
+    forms += [((), {"device": "cpu"}), ((), {"tensor": like})]
+    assert all(moves_to_cpu(model, *args, **options) for args, options in forms)
+    assert not any(moves_to_cpu(model, *args) for args in [(), (torch.float16,), ("meta",)])

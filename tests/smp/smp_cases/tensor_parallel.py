@@ -169,7 +169,7 @@ def case_an_indivisible_vocabulary_is_replicated_with_a_warning():
             assert tied == (family == "gemma")
 
 
-# ---- with FSDP; test_parity.py has every family with FSDP1 and FSDP2 ----
+# ---- with FSDP ----
 
 
 def wrapped(model, engine, **more):
@@ -239,17 +239,35 @@ def _compose(engine, *families, shard=2):
             assert_composes(family, engine)
 
 
+def case_with_fsdp1():
+    _compose("fsdp1", "llama", "gpt2", "falcon", "gemma", "mixtral")
+    _compose("fsdp1", "gpt2", "falcon", shard=1)
+
+
 def case_with_fsdp1_flat_parameters():
     _compose("fsdp1_flat", "llama", "gpt2", "falcon", "gemma", "mixtral")
     _compose("fsdp1_flat", "gpt2", "falcon", shard=1)
-    with initialized(tensor_parallel_degree=4, hybrid_shard_degree=1):
-        assert_composes("llama", "fsdp1_flat")
 
 
 def case_with_fsdp1_hybrid_on_the_mesh():
     for family in ("llama", "gpt2"):
         with initialized(tensor_parallel_degree=2, hybrid_shard_degree=2):
             assert_composes(family, "fsdp1_hybrid")
+
+
+def case_with_fsdp2():
+    _compose("fsdp2", "llama", "gpt2", "falcon")
+
+
+def case_with_fsdp2_tied_experts_and_replicas():
+    _compose("fsdp2", "gemma", "mixtral")
+    _compose("fsdp2", "gpt2", shard=1)
+
+
+def case_with_every_engine_at_4():
+    for engine in ("fsdp1", "fsdp1_flat", "fsdp2"):
+        with initialized(tensor_parallel_degree=4, hybrid_shard_degree=1):
+            assert_composes("llama", engine)
 
 
 def case_frozen_parameters_are_unchanged():

@@ -280,6 +280,8 @@ impl Inner {
 
     pub(crate) fn die(&self, driver: &mut Driver, error: Error) {
         let _ = self.poison.set(error);
+        // A dead group does not continue, so a new process may take the rank.
+        *lock(&self.claim) = None;
         if let Some(first) = self.poison.get() {
             log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
             driver.leave_error(first);

@@ -72,7 +72,7 @@ pub(crate) struct Inner {
     /// Threads that wait in this group and have released the driver for a signal check.
     long_waits: AtomicUsize,
     closed: AtomicBool,
-    /// Claim on this rank, until the group is closed.
+    /// Claim on this rank, until the group is closed or dead.
     claim: Mutex<Option<Claim>>,
     pub(crate) rank: usize,
     pub(crate) size: usize,

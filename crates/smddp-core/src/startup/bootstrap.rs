@@ -199,7 +199,7 @@ impl Meeting<'_> {
         })?;
         let tree = tree.insert(new);
         if self.has_claims()
-            && let Some(Holder::Open(holder)) = claims::holder(self.store, self.rank, tree)?
+            && let Some(holder) = claims::running(self.store, self.rank, self.size, tree)?
         {
             self.held.set(true);
             return Err(claims::refused((self.call, self.name), self.rank, &holder, tree));
@@ -441,6 +441,12 @@ impl Meeting<'_> {
                 claims::holder(self.store, self.rank, tree)?
         {
             detail += &claims::joined_before(self.rank, &holder);
+        }
+        let few = if self.has_claims() { FEW } else { 0 };
+        for &rank in missing.iter().filter(|&&rank| rank != self.rank).take(few) {
+            if let Some(Holder::Open(holder)) = claims::holder(self.store, rank, tree)? {
+                detail += &claims::still_held(rank, &holder);
+            }
         }
         Ok(self.timeout(missing, detail))
     }

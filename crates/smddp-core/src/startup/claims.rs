@@ -23,6 +23,26 @@ pub(super) fn holder(store: &dyn Store, rank: usize, tree: &CardTree) -> Result<
     Ok(if held { tree.holder(&store.get(&key)?) } else { None })
 }
 
+/// Ranks whose claims are examined before a refusal.
+const EXAMINED: usize = 64;
+
+/// The other process that holds `rank`, if none of the first ranks of its group is known to have left: a group with a dead
+/// rank does not continue, so a restart of it is not refused.
+pub(super) fn running(
+    store: &dyn Store,
+    rank: usize,
+    size: usize,
+    tree: &CardTree,
+) -> Result<Option<String>> {
+    let Some(Holder::Open(process)) = holder(store, rank, tree)? else { return Ok(None) };
+    for other in (0..size.min(EXAMINED)).filter(|&other| other != rank) {
+        if store.has(&[key(other)])? && tree.holder(&store.get(&key(other))?).is_none() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(process))
+}
+
 /// Error of the call `call` in a process whose rank process `holder` holds.
 pub(super) fn refused((call, name): (&str, &str), rank: usize, holder: &str, tree: &CardTree) -> Error {
     let mine = tree.process();
@@ -31,6 +51,13 @@ pub(super) fn refused((call, name): (&str, &str), rank: usize, holder: &str, tre
          the rank, and {mine}, which started later. The group of the first one goes on. Start one process per rank (RANK), or use \
          another store for another job"
     ))
+}
+
+/// Part of the error of a deadline that names the process that holds a missing rank.
+pub(super) fn still_held(rank: usize, holder: &str) -> String {
+    format!(
+        ". {holder} has joined the group as rank {rank} before: a new process of that rank is refused while it runs"
+    )
 }
 
 /// Part of the error of a deadline that names the process that joined as `rank` before this one.

@@ -85,7 +85,7 @@ fn read(link: &mut Near) {
 }
 
 fn names_rank_1(link: &mut Near) -> bool {
-    link.faults().iter().any(|f| matches!(f, Fault::Lost { rank: 1, how } if how.contains("nonsense")))
+    link.faults().iter().any(|f| matches!(f, Fault::Lost { rank: 1, how } if how.contains("invalid values")))
 }
 
 #[test]
@@ -240,7 +240,7 @@ fn no_word_of_a_channel_whose_memory_is_not_shared_makes_its_reader_panic() {
             read(&mut links[0]);
             let told = links[0].faults().into_iter().any(|fault| match fault {
                 Fault::Unable { rank: 1, why } => why.contains("SMDDP_SINGLE_COPY=0"),
-                Fault::Lost { rank: 1, how } => how.contains("nonsense"),
+                Fault::Lost { rank: 1, how } => how.contains("invalid values"),
                 _ => false,
             });
             assert!(told || field != 1, "{value:#x}: nothing is there");

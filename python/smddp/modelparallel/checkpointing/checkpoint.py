@@ -96,7 +96,10 @@ def _own(model: Any, optimizer: Any = None) -> str:
 def _keep(folder: Path, number: int) -> None:
     parts = sorted(folder.glob("*_partial"), key=lambda each: each.stat().st_mtime_ns)
     for interrupted in folder.glob(".*_partial.removed"):
-        shutil.rmtree(interrupted)
+        try:
+            shutil.rmtree(interrupted)
+        except OSError as error:
+            log.warning("save_checkpoint: the removed checkpoint %s remains: %s", interrupted, error)
     for old in parts[:-number]:
         # Rename it first: a partly removed folder must not be read as a checkpoint.
         shutil.rmtree(old.rename(old.with_name(f".{old.name}.removed")))

@@ -15,7 +15,7 @@ from smddp.modelparallel.ranks import Ranks
 
 def moves_to_cpu(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
     """True if ``model.to(*args, **kwargs)`` moves parameters of this rank from another device to the CPU."""
-    target = kwargs.get("device", kwargs.get("other", args[0] if args else None))
+    target = kwargs.get("device", kwargs.get("tensor", args[0] if args else None))
     if isinstance(target, torch.Tensor):
         target = target.device
     if isinstance(target, str):

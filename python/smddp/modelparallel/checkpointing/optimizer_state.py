@@ -64,5 +64,11 @@ def joined_replicas(values: dict[str, Any]) -> dict[str, Any]:
             f"the optimizer's state is a list of {len(states)} replicas' states without their numbers "
             f"({NUMBERS!r}): load what local_state_dict() returned, with all its keys"
         )
+    for replica, (part, own) in enumerate(zip(states, values[NUMBERS])):
+        if part and max(part) >= len(own):
+            raise ValueError(
+                f"the optimizer's state of replica {replica} has index {max(part)}, but {NUMBERS!r} has {len(own)} "
+                "numbers: load what local_state_dict() returned, unchanged"
+            )
     state = {own[index]: each for part, own in zip(states, values[NUMBERS]) for index, each in part.items()}
     return {**{key: value for key, value in values.items() if key != NUMBERS}, "state": dict(sorted(state.items()))}

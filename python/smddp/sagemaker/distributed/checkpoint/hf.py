@@ -28,6 +28,7 @@ from smddp.sagemaker.distributed.checkpoint.participants import (
 from smddp.sagemaker.distributed.checkpoint.reshaped import fill
 from smddp.sagemaker.distributed.checkpoint.state_dict_loader import load
 from smddp.sagemaker.fsdp.full_state import whole
+from smddp.sagemaker.hf import is_pretrained
 from smddp.sagemaker.names import plain_name
 from smddp.sagemaker.private_names import SHARDED_GROUP, TIED_KEYS, is_sharded_tensor
 
@@ -152,6 +153,11 @@ def _transformers_model(model: nn.Module) -> Any:
 def _ties(inner: Any) -> Any:
     """The names that transformers ties, as it lists them: names or patterns, in newer versions with what each is."""
     if not getattr(inner.config, "tie_word_embeddings", False):
+        return {}
+    if not hasattr(inner, TIED_KEYS.attribute):
+        # A script's module around a model has no list; transformers without one is an error.
+        for model in filter(is_pretrained, inner.modules()):
+            TIED_KEYS.of(model)
         return {}
     return TIED_KEYS.of(inner) or {}
 
