@@ -176,10 +176,10 @@ def test_an_environment_that_makes_no_sense_is_named(environment: dict, says: st
 
 def test_ranks_meet_at_a_store_of_torch_or_of_their_own(tmp_path):
     """Threads as ranks: torch's FileStore, and the least that a store can be."""
-    from smddp.observability.info import _Values
+    from smddp.observability.values import Values
     from torch.distributed import HashStore
 
-    for store in (HashStore(), _Values()):
+    for store in (HashStore(), Values()):
         with ThreadPoolExecutor(3) as pool:
             groups = list(pool.map(lambda rank, store=store: smddp.init(rank, 3, store=store, timeout=20), range(3)))
             totals = list(pool.map(lambda comm: comm.all_reduce(bytearray(b"\1"))[0], groups))
