@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch import Tensor
 
 # The classes that a Python process group derives from and gets; torch.distributed itself does not import without it.
@@ -21,10 +20,6 @@ def _record_function(name: str, tensors: Any, values: Any) -> Any:
     from torch.profiler import record_function
 
     return record_function(name)
-
-
-def _stream_handle(device: int) -> int:
-    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 #: Number of dispatch modes active on this thread.
@@ -66,13 +61,9 @@ is_functional: Callable[[Tensor], bool] = private(
     "torch._is_functional_tensor", "send and recv inside torch.func.functionalize raise", lambda tensor: False
 )
 
-#: Returns the raw handle of this thread's current stream on a device.
-raw_stream: Callable[[int], int] = _stream_handle
-if torch.backends.cuda.is_built():
-    raw_stream = private(
-        "torch._C._cuda_getCurrentRawStream", "calls on CUDA tensors take a microsecond more", _stream_handle
-    )
-
+RAW_STREAM = PrivateName(
+    "torch._C._cuda_getCurrentRawStream", "CUDA tensors", "calls on CUDA tensors take a microsecond more"
+)
 _DUMP = PrivateName(
     "torch._C._distributed_c10d._dump_fr_trace_file",
     "the flight recorder",

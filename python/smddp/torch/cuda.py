@@ -5,7 +5,7 @@ Devices are CUDA ordinals of this process. Streams of the core are raw handles (
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,17 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from smddp.torch.compat import raw_stream
+from smddp.torch.compat import RAW_STREAM
+
+
+def _stream_handle(device: int) -> int:
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+# Every call needs the raw handle of the current stream; a stream object for each would cost a microsecond.
+_raw_stream: Callable[[int], int] = (
+    RAW_STREAM.find_or_warn() if torch.backends.cuda.is_built() else None
+) or _stream_handle
 
 # By device, the stream that copies results if no thread waits for a call.
 _sides: dict[int, Any] = {}
@@ -31,8 +41,7 @@ def here() -> int:
 
 def stream_of(device: int) -> int:
     """The raw handle of this thread's current stream."""
-    # Every call needs it; an object for each would cost a microsecond.
-    return raw_stream(device)
+    return _raw_stream(device)
 
 
 def capturing(device: int) -> bool:
