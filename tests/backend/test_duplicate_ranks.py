@@ -83,7 +83,12 @@ wait("joined0"), wait("joined1"), wait("pid")
 if folder.name == "dead":
     wait("lost")
 state = pathlib.Path(f"/proc/{(folder / 'pid').read_text()}/stat")
-while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+def runs():
+    try:
+        return state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+while runs():
     time.sleep(0.01)
 join()
 result = torch.ones(1)
