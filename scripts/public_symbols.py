@@ -3,10 +3,10 @@
     python scripts/public_symbols.py torch > tests/source/public_symbols.txt
     python scripts/public_symbols.py tensorflow
 
-Public are the modules of `smdistributed`, `smddp`, its `estimator` and `experimental`, and those that scripts for SMP
-import from `torch.sagemaker`. A module's symbols are the names in its `__all__`; without `__all__`, every name of this
-package without an underscore. A line has a function's parameters, or a class's parameters and public attributes; "="
-marks a default.
+Public are the modules of `smdistributed`, `smddp`, its `estimator` and `experimental`, and the modules of
+`torch.sagemaker` that scripts for SMP import. A module's symbols are the names in its `__all__`; without `__all__`,
+every name of this package without an underscore. A line has a function's parameters, or a class's parameters and
+public attributes; "=" marks a default.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ranks import forked
 from torch.distributed import TCPStore
@@ -15,7 +16,7 @@ os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTE
                   TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
 def join(timeout=30):
     options = {{"timeout": datetime.timedelta(seconds=timeout)}}
-    if kind == "file":
+    if kind != "env":
         options.update(init_method=f"file://{{folder}}/store", rank=rank, world_size=2)
     dist.init_process_group("smddp", **options)
 def wait(name):
@@ -52,15 +53,19 @@ except smddp.TopologyError as error:
     print(os.getpid(), time.monotonic() - begun < 10, error)
 mark(f"refused{rank}")
 """
-_AGAIN = """
-wait("left0"), wait("left1")
-join()
+_REJOIN = """join()
 result = torch.ones(1)
 dist.all_reduce(result)
 mark(f"again{rank}")
 dist.destroy_process_group()
 print(result.item())
 """
+_AGAIN = (
+    """
+wait("left0"), wait("left1")
+"""
+    + _REJOIN
+)
 _ORPHAN = """
 join()
 mark(f"joined{rank}")
@@ -78,7 +83,8 @@ if folder.name == "dead":
 wait("again0"), wait("again1")
 os._exit(0)
 """
-_RESTART = """
+_RESTART = (
+    """
 wait("joined0"), wait("joined1"), wait("pid")
 if folder.name == "dead":
     wait("lost")
@@ -90,42 +96,33 @@ def runs():
         return False
 while runs():
     time.sleep(0.01)
-join()
-result = torch.ones(1)
-dist.all_reduce(result)
-mark(f"again{rank}")
-dist.destroy_process_group()
-print(result.item())
 """
+    + _REJOIN
+)
+
+
+def ended(folder: Path, kinds: tuple[str, ...], parts: tuple[str, ...], port: int = 0) -> dict[Any, Any]:
+    """Runs each part as ranks 0 and 1 over each kind's store; returns the ended processes by kind, part and rank."""
+    cells = [(kind, part, rank) for kind in kinds for part in parts for rank in (0, 1)]
+    for kind in kinds:
+        (folder / kind).mkdir()
+    programs = [
+        (_START.format(rank=rank, kind=kind, folder=str(folder / kind), port=port) + part, {})
+        for kind, part, rank in cells
+    ]
+    return dict(zip(cells, forked.run_all(programs, 90)))
 
 
 def test_a_restart_after_the_end_of_a_rank_is_not_refused(tmp_path: Path):
-    programs, cells = [], []
-    for kind in ("dead", "idle"):
-        (tmp_path / kind).mkdir()
-        for part in (_ORPHAN, _RESTART):
-            for rank in (0, 1):
-                start = _START.format(rank=rank, kind="file", folder=str(tmp_path / kind), port=0)
-                cells.append((kind, part, rank))
-                programs.append((start + part, {}))
-    for (kind, part, rank), done in zip(cells, forked.run_all(programs, 90)):
+    for (kind, part, rank), done in ended(tmp_path, ("dead", "idle"), (_ORPHAN, _RESTART)).items():
         assert done.returncode == 0, (kind, rank, done)
         assert part is _ORPHAN or done.stdout == "2.0\n", (kind, rank, done)
 
 
 def test_a_second_process_of_a_rank_is_refused_and_the_group_goes_on(tmp_path: Path):
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    programs, cells = [], []
-    for kind in ("file", "env"):
-        folder = tmp_path / kind
-        folder.mkdir()
-        for part in (_MEMBER, _DUPLICATE, _AGAIN):
-            for rank in (0, 1):
-                start = _START.format(rank=rank, kind=kind, folder=str(folder), port=server.port)
-                cells.append((kind, part, rank))
-                programs.append((start + part, {}))
-    ended = dict(zip(cells, forked.run_all(programs, 90)))
-    for (kind, part, rank), done in ended.items():
+    parts = (_MEMBER, _DUPLICATE, _AGAIN)
+    for (kind, part, rank), done in ended(tmp_path, ("file", "env"), parts, server.port).items():
         assert done.returncode == 0, (kind, rank, done)
         if part is _MEMBER:
             assert done.stdout == "ok\n", (kind, rank, done)

@@ -177,21 +177,6 @@ PARTS = {
 }
 
 
-PARTS = {
-    "values": part_values,
-    "order": part_order,
-    "bad": part_bad,
-    "trace": part_trace,
-    "kill": part_kill,
-    "training": part_training,
-    "host": part_host,
-    "nodes": part_nodes,
-    "soak": part_soak,
-    "late": part_late,
-    "offload": part_offload,
-}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run")

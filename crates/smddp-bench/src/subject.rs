@@ -145,7 +145,7 @@ mod tests {
         let job = subject.job();
         let Choice { algorithm, segment, .. } = job.decision.choice;
         let depth = job.decision.choice.window();
-        let told = subject.group().path("shm", &subject.call);
+        let described = subject.group().path("shm", &subject.call);
         let name = named((algorithm, job.decision.format));
         let says = match job.decision.inline {
             true => "shm publish, one message".to_owned(),
@@ -157,7 +157,7 @@ mod tests {
             Reason::Unsupported(wanted) => format!(" ({} does not support this call)", wanted.name()),
             _ => String::new(),
         };
-        assert_eq!(told, says + &instead);
+        assert_eq!(described, says + &instead);
         if subject.cluster.size() > 40 || job.messages(subject.cluster) > 4_000 {
             return;
         }

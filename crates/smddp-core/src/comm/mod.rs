@@ -167,9 +167,13 @@ impl Communicator {
         comm
     }
 
-    /// Keeps the claim of this process on its rank until the group is closed.
+    /// Keeps the claim of this process on its rank until the group is closed or dead.
     pub(crate) fn hold(&self, claim: Claim) {
-        *lock(&self.0.claim) = Some(claim);
+        let mut held = lock(&self.0.claim);
+        // `die` sets the reason before it releases the claim, so a group that dies meanwhile keeps none.
+        if self.0.poison.get().is_none() {
+            *held = Some(claim);
+        }
     }
 
     pub fn rank(&self) -> usize {

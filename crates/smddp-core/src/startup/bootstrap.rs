@@ -145,6 +145,7 @@ impl Communicator {
             && meeting.has_claims()
             && let Some(tree) = tree.take()
         {
+            // Not an error of the group: without the record, a duplicate fails at its deadline instead of at once.
             let _ = claims::claim(store, rank, &tree.address());
             comm.hold(tree.into_claim());
         }

@@ -48,7 +48,7 @@ pub(super) fn refused((call, name): (&str, &str), rank: usize, holder: &str, tre
     let mine = tree.process();
     Error::Topology(format!(
         "{call} failed: two processes claim rank {rank} of group '{name}': {holder}, which has joined the group and still holds \
-         the rank, and {mine}, which started later. The group of the first one goes on. Start one process per rank (RANK), or use \
+         the rank, and {mine}, which started later. The existing group continues. Start one process per rank (RANK), or use \
          another store for another job"
     ))
 }

@@ -29,7 +29,7 @@ use crate::{fork, lock};
 const MOST: usize = 128;
 
 /// Wakeup counter of the watching thread. The same word carries the request to stop, so the thread cannot sleep through a
-/// request that came after it read the counter.
+/// request made after it read the counter.
 #[derive(Default)]
 struct Turn(AtomicU32);
 
