@@ -11,7 +11,7 @@ from pathlib import Path
 
 HEAD = """# Settings
 
-Made from the core's own table by `make docs`; edit `crates/smddp-core/src/config.rs`, not this page.
+Made from the core's own table by `make docs`; edit `crates/smddp-core/src/config/mod.rs`, not this page.
 `smddp info` prints the same with the values in force and where each came from. An unknown
 `SMDDP_*` name is a warning that gives the nearest known one; an invalid value is an error.
 

@@ -10,7 +10,7 @@ macro_rules! models {
             use loom::sync::atomic::{AtomicUsize, Ordering};
             use loom::thread;
 
-            use crate::$over::work::Shared;
+            use crate::$over::completion::Shared;
 
             struct Call {
                 shared: Shared,

@@ -12,6 +12,8 @@ const LONGEST_WHY: usize = 1000;
 mod layout;
 mod weak;
 
+pub(crate) use weak::error;
+
 // The same files over each kind of words.
 mod loads_relaxed;
 mod right;

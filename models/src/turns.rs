@@ -7,7 +7,7 @@ macro_rules! models {
             use loom::sync::Arc;
             use loom::thread;
 
-            use crate::$over::turns::Turns;
+            use crate::$over::job_gate::Turns;
 
             struct Team {
                 turns: Turns,

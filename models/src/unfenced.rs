@@ -2,12 +2,12 @@
 
 crate::weak::words!(store: |order| order, load: |order| order, fence: |_| None);
 
+pub(crate) use self::sync::*;
 pub(crate) use crate::layout;
-pub(crate) use crate::weak::error;
 
+#[path = "../../crates/smddp-core/src/sync/completion.rs"]
+pub(crate) mod completion;
+#[path = "../../crates/smddp-core/src/sync/job_gate.rs"]
+pub(crate) mod job_gate;
 #[path = "../../crates/smddp-transport/src/process/order.rs"]
 pub(crate) mod order;
-#[path = "../../crates/smddp-core/src/work.rs"]
-pub(crate) mod work;
-#[path = "../../crates/smddp-core/src/turns.rs"]
-pub(crate) mod turns;

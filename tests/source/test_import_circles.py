@@ -1,4 +1,4 @@
-"""The rooms of a crate use each other one way."""
+"""Modules of a crate import each other one way."""
 
 import sys
 from pathlib import Path
@@ -21,6 +21,20 @@ def circles(src: Path):
 def test_no_modules_beside_each_other_use_each_other_in_a_circle(crate):
     found = [f"{circle}: {uses}" for _, circle, uses in Crate(crate / "src").circles()]
     assert not found, "\n".join(found)
+
+
+CORE = "startup communicator preview engine failure exec device bind kernels observe config log call sync error".split()
+
+
+def test_modules_of_the_core_import_only_modules_after_them():
+    crate = Crate(ROOT / "crates/smddp-core/src")
+    found, modules = set(), {module[0] for module in crate.modules if module} - {"for_tests"}
+    assert modules == set(CORE), "modules without a place in the order"
+    for module, paths in crate.paths.items():
+        for home in map(crate.home, paths):
+            if module and home and CORE.index(module[0]) > CORE.index(home[0]):
+                found.add(f"{'::'.join(module)} imports {'::'.join(home)}")
+    assert not found, "\n".join(sorted(found))
 
 
 def written(tmp_path, files):

@@ -13,13 +13,13 @@ LOCKS = r"\b(?:Mutex|RwLock|Condvar|LazyLock|LazyCell|OnceLock|PyOnceLock|Once|B
 
 #: One-time cells that are set and never initialized in place, or whose initializer does not block.
 ALLOWED = {
-    ("smddp-core/src/work.rs", "INTERRUPT"): "set once with a function pointer",
-    ("smddp-core/src/wait.rs", "CORES"): "reads one small file",
-    ("smddp-core/src/recorder/clock.rs", "BASE"): "reads two clocks",
+    ("smddp-core/src/sync/completion.rs", "INTERRUPT"): "set once with a function pointer",
+    ("smddp-core/src/engine/wait_plan.rs", "CORES"): "reads one small file",
+    ("smddp-core/src/observe/recorder/clock.rs", "BASE"): "reads two clocks",
     ("smddp-core/src/log.rs", "LOG"): "set once, never initialized in place",
-    ("smddp-core/src/config.rs", "CONFIG"): "a child keeps its parent's settings; read by the first call",
-    ("smddp-core/src/reduce/level.rs", "BEST"): "reads processor flags",
-    ("smddp-core/src/comm/mod.rs", "FALLBACK"): "defaults of a table",
+    ("smddp-core/src/config/mod.rs", "CONFIG"): "a child keeps its parent's settings; read by the first call",
+    ("smddp-core/src/kernels/level.rs", "BEST"): "reads processor flags",
+    ("smddp-core/src/communicator/mod.rs", "FALLBACK"): "defaults of a table",
     ("smddp-py/src/callbacks.rs", "EXITING"): "set once with the id of a thread",
     ("smddp-py/src/buffers/numpy.rs", "TYPE"): "initialized under the interpreter lock, which fork holds",
     ("smddp-tensorflow/src/interface.rs", "FOUND"): "the initializer returns a value that was made before",

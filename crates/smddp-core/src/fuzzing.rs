@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use smddp_transport::interface::{self, Interface, choose_from};
 
+use crate::config::network;
 use crate::config::{Config, SETTINGS};
-use crate::network;
 
 /// Values of settings: one a line, behind a byte that says which.
 pub fn settings(bytes: &[u8]) {

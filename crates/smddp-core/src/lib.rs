@@ -5,55 +5,35 @@
 
 mod bind;
 mod call;
-mod comm;
+mod communicator;
 pub mod config;
-mod deadline;
-mod describe;
 pub mod device;
-mod driver;
+mod engine;
 mod error;
-mod exact;
 mod exec;
-pub mod files;
-mod float_mode;
+mod failure;
 #[cfg(test)]
 mod for_tests;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
-mod head;
-mod key;
-mod label;
-mod ledger;
+mod kernels;
 pub mod log;
-pub mod network;
-mod op;
-mod overlap;
-mod p2p;
+mod observe;
 pub mod preview;
-mod recorder;
-mod reduce;
-mod relocation;
-mod report;
 mod startup;
-mod steps;
 mod sync;
-mod team;
-mod turns;
-pub mod types;
-mod wait;
-mod work;
-#[cfg(test)]
-mod work_tests;
 
-pub use call::{Blocks, Call, name_of};
-pub use comm::{Communicator, Options, Work, shutdown};
+pub use call::lossless::set_exact;
+pub use call::{Blocks, Call, name_of, types};
+pub use communicator::{Communicator, Options, Work, shutdown};
 pub use config::Config;
-pub use deadline::{after, duration};
+pub use config::cores::cores;
+pub use config::files;
+pub use config::network;
 pub use device::On;
 pub use error::{Error, Result};
-pub use exact::set_exact;
-pub use recorder::{Taken, dump};
-pub use reduce::simd_level;
+pub use kernels::simd_level;
+pub use observe::recorder::{Taken, dump};
 pub use smddp_cuda::Stream;
 pub use smddp_plan::format::named;
 pub use smddp_plan::{Algorithm, Collective, Format, Network};
@@ -64,9 +44,9 @@ pub use smddp_transport::process::{
 };
 pub use smddp_transport::threads::spawn;
 pub use startup::{Known, MAX_RANKS, Pending, Store, check_size};
+pub use sync::completion::{Keep, interrupted, set_interrupt};
+pub use sync::deadline::{after, duration};
 pub use types::{DType, RedOp};
-pub use wait::cores;
-pub use work::{Keep, interrupted, set_interrupt};
 
 /// `port` at the address of the network interface that groups use between nodes (`SMDDP_SOCKET_IFNAME`).
 ///

@@ -7,10 +7,10 @@ use smddp_transport::shm::SLOT_BYTES;
 use smddp_transport::{Outlet, Reach};
 
 use crate::bind::{GroupFacts, bind, decided, described};
+use crate::call::key::Key;
+use crate::call::types::{DType, RedOp};
 use crate::config::Config;
 use crate::error::Result;
-use crate::key::Key;
-use crate::types::{DType, RedOp};
 
 /// A call on buffers that need not exist.
 #[derive(Clone, Debug, PartialEq)]

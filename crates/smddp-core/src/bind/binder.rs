@@ -7,8 +7,8 @@ use smddp_plan::{Buffer, Collective, Decision, Program, Source, Span, Step};
 use smddp_transport::{Inlet, Outlet, Wired, Wiring};
 
 use super::{Act, Bound, Coding, Direct, GroupFacts, Incoming, Reduce, Run};
-use crate::head;
-use crate::key::Key;
+use crate::call::fingerprint;
+use crate::call::key::Key;
 
 fn running(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut at = 0;
@@ -59,7 +59,7 @@ pub(super) fn bound(key: &Key, facts: &GroupFacts, decision: &Decision, program:
             near: Default::default(),
             direct: Direct::default(),
             coding: decision.format.map(|format| Coding::new(format, key.collective)),
-            head: head::of(key, decision),
+            head: fingerprint::of(key, decision),
             bytes: decision.bytes(),
         },
     };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::Bound;
+use crate::call::key::Key;
 use crate::error::Result;
-use crate::key::Key;
 
 /// Bindings of one communicator, as many as fit a budget of bytes: one of thousands of ranks is megabytes.
 pub(crate) struct Cache {
@@ -81,8 +81,8 @@ mod tests {
 
     use super::*;
     use crate::bind::{GroupFacts, bind};
+    use crate::call::types::DType;
     use crate::config::Config;
-    use crate::types::DType;
 
     #[test]
     fn plans_keep_to_a_budget_and_the_least_recently_used_goes() {

@@ -2,8 +2,8 @@
 
 mod binder;
 mod cache;
-mod direct;
-mod staging;
+mod staging_check;
+mod zero_copy;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,19 +17,19 @@ use smddp_plan::{
 use smddp_transport::{Head, Reach, SingleCopy, Wired, Wiring};
 
 pub(crate) use self::cache::Cache;
-pub(crate) use self::direct::{Direct, Staying};
-pub(crate) use self::staging::check;
+pub(crate) use self::staging_check::check;
+pub(crate) use self::zero_copy::{Direct, Staying};
+use crate::call::fingerprint;
+use crate::call::key::Key;
 use crate::call::name_of;
+use crate::call::types::{DType, RedOp};
+use crate::config::network::Known;
 use crate::config::{CanonicalOrder, Config};
 use crate::error::{Error, Result};
-use crate::float_mode::DefaultFloatMode;
-use crate::head;
-use crate::key::Key;
+use crate::kernels::Kernel;
+use crate::kernels::float_mode::DefaultFloatMode;
+use crate::kernels::helpers::has_helpers;
 use crate::log::{self, Level};
-use crate::network::Known;
-use crate::reduce::Kernel;
-use crate::team::has_helpers;
-use crate::types::{DType, RedOp};
 
 /// Blocks of one buffer, ready to be walked: numbers into the tables of [`Bound`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +104,7 @@ pub(crate) struct Bound {
     pub(crate) direct: Direct,
     /// Where messages between nodes are in a format.
     pub(crate) coding: Option<Coding>,
-    /// The header: operation, dtype, root, plan; and how many elements, see `head::count`.
+    /// The header: operation, dtype, root, plan; and how many elements, see `fingerprint::count`.
     pub(crate) head: Head,
     /// Whole buffer, as nccl-tests counts it.
     pub(crate) bytes: usize,
@@ -377,7 +377,7 @@ fn on_device(bound: &mut Bound, key: &Key, facts: &GroupFacts) {
     let inlets = wiring.inlets.iter_mut().zip(&bound.near[1]).filter(|(_, near)| **near);
     inlets.for_each(|(inlet, _)| inlet.cell = DESCRIPTOR);
     // All ranks are on a device, and on the same of the group's.
-    bound.head.what |= head::on_device(key.site);
+    bound.head.what |= fingerprint::on_device(key.site);
 }
 
 /// Bytes of a message by reference.

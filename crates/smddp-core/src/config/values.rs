@@ -9,7 +9,7 @@ use smddp_transport::SingleCopy;
 use smddp_transport::interface::{self, Family, Wanted};
 use smddp_transport::joint::Between;
 
-use crate::files;
+use crate::config::files;
 use crate::log::Level;
 
 /// A value, or what is wanted instead of the text.

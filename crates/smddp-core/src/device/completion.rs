@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use smddp_cuda::{Result, Stream};
 use smddp_plan::Collective;
 
-use super::handle::{PooledEvent, SiteHandle};
-use crate::work::Shared;
+use super::site_handle::{PooledEvent, SiteHandle};
+use crate::sync::completion::Shared;
 
 /// One of them, as the driver keeps it.
 pub(crate) struct Enqueued {

@@ -12,28 +12,26 @@
 //! Unsafe code is in `exec` and `site`, with addresses that the caller of [`crate::Communicator::start`] promised, and in `words`
 //! and `bounce`, with pages of their own.
 
-mod bounce;
-mod completion;
-mod exec;
-mod found;
-mod handle;
-mod reduction;
+pub(crate) mod completion;
+mod discovery;
+mod flags;
+mod pinned_slots;
+pub(crate) mod reduction;
 mod regions;
-mod site;
-mod words;
+pub(crate) mod site;
+pub(crate) mod site_handle;
 
 use std::sync::Arc;
 
 use smddp_cuda::{Device, Stream};
 
 pub(crate) use completion::{Completion, Enqueued};
-pub(crate) use exec::{DeviceOp, Trouble, advance};
-pub(crate) use found::refused;
-pub use found::{cuda, device, look_for_cuda};
-pub(crate) use handle::SiteHandle;
+pub(crate) use discovery::refused;
+pub use discovery::{cuda, device, look_for_cuda};
+pub(crate) use flags::{Pages, Words};
 pub(crate) use regions::Sample;
 pub(crate) use site::{LEAST_SLAB, Site};
-pub(crate) use words::{Pages, Words};
+pub(crate) use site_handle::SiteHandle;
 
 /// The device on which a call's buffers are, and the stream in whose order the call is made.
 #[derive(Clone)]

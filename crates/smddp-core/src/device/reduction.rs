@@ -4,18 +4,18 @@ use smddp_cuda::{Address, Element, Fold, MAX_SOURCES, Reduction, Rounding};
 use smddp_plan::Format;
 
 use super::site::Site;
-use crate::types::{DType, RedOp};
+use crate::call::types::{DType, RedOp};
 
 /// What a call's reductions are like.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Manner {
-    pub(super) element: Element,
-    pub(super) fold: Fold,
+pub(crate) struct Manner {
+    pub(crate) element: Element,
+    pub(crate) fold: Fold,
 }
 
 impl Manner {
     /// `None` for what does not reduce.
-    pub(super) fn new(dtype: DType, redop: RedOp) -> Option<Self> {
+    pub(crate) fn new(dtype: DType, redop: RedOp) -> Option<Self> {
         let element = Element::ALL.into_iter().find(|element| *element as u8 == dtype as u8)?;
         let fold = match redop {
             RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => Fold::Sum,
@@ -31,12 +31,12 @@ impl Manner {
 }
 
 /// Sources of one result, each in pieces that follow each other.
-pub(super) type Pieces = Vec<(Address, usize)>;
+pub(crate) type Pieces = Vec<(Address, usize)>;
 
 /// `to` becomes the sources, combined in their order; `divide` by the ranks at the end.
 ///
 /// More sources than a launch takes are combined in several, each of which rounds.
-pub(super) fn reduce(
+pub(crate) fn reduce(
     site: &mut Site,
     manner: Manner,
     sources: &[Pieces],
@@ -95,7 +95,7 @@ fn piece(pieces: &Pieces, at: usize) -> (Address, usize) {
 }
 
 /// `to` becomes `from`, 32-bit floats, as they come out of a format.
-pub(super) fn round(
+pub(crate) fn round(
     site: &mut Site,
     format: Format,
     from: Address,
@@ -111,7 +111,7 @@ pub(super) fn round(
 }
 
 /// `to` becomes `factor` times `from`.
-pub(super) fn premultiply(
+pub(crate) fn premultiply(
     site: &mut Site,
     manner: Manner,
     from: Address,

@@ -9,18 +9,18 @@ use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
 use smddp_transport::fork::PerProcess;
 use smddp_transport::{Board, Lent};
 
-use super::handle::SiteHandle;
+use super::site_handle::SiteHandle;
 use crate::sync::lock;
 
 /// Several regions of a peer that follow each other there; here each lies somewhere.
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     device: Arc<Device>,
     parts: Vec<Imported>,
 }
 
 impl Mapping {
     /// Where `bytes` bytes at `offset` lie here: (address, bytes), in order; `None`: not all of them do.
-    pub(super) fn pieces(&self, offset: u64, bytes: usize) -> Option<Vec<(Address, usize)>> {
+    pub(crate) fn pieces(&self, offset: u64, bytes: usize) -> Option<Vec<(Address, usize)>> {
         let (mut skip, mut left) = (offset as usize, bytes);
         let mut pieces = Vec::with_capacity(1);
         for part in &self.parts {
@@ -82,7 +82,7 @@ impl Borrowed {
 static ALL: PerProcess<Mutex<Vec<Weak<Mutex<Borrowed>>>>> = PerProcess::new();
 
 /// What one site lends and has borrowed.
-pub(super) struct Regions {
+pub(crate) struct Regions {
     device: Arc<Device>,
     board: Option<Arc<Board>>,
     /// By (address, generation) of the regions.
@@ -96,7 +96,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const ASK: Duration = Duration::from_millis(100);
 
 impl Regions {
-    pub(super) fn new(handle: &Arc<SiteHandle>, board: Option<Arc<Board>>) -> Self {
+    pub(crate) fn new(handle: &Arc<SiteHandle>, board: Option<Arc<Board>>) -> Self {
         let borrowed = Borrowed { handle: Arc::downgrade(handle), mappings: HashMap::new() };
         let borrowed = Arc::new(Mutex::new(borrowed));
         let mut all = lock(ALL.get());
@@ -106,7 +106,7 @@ impl Regions {
     }
 
     /// (number, offset) under which peers find these bytes; `None` for memory that no other process can have.
-    pub(super) fn lend(&mut self, address: Address, bytes: usize) -> smddp_cuda::Result<Option<(u64, u64)>> {
+    pub(crate) fn lend(&mut self, address: Address, bytes: usize) -> smddp_cuda::Result<Option<(u64, u64)>> {
         let Some(board) = &self.board else { return Ok(None) };
         let mut parts: Vec<Region> = Vec::with_capacity(1);
         let mut at = address;
@@ -153,7 +153,7 @@ impl Regions {
     }
 
     /// What `rank` lends under that number, mapped here for operation `now`; it stays mapped until that is over.
-    pub(super) fn borrow(&mut self, rank: usize, token: u64, now: u64) -> Result<Arc<Mapping>, String> {
+    pub(crate) fn borrow(&mut self, rank: usize, token: u64, now: u64) -> Result<Arc<Mapping>, String> {
         if let Some((mapping, used)) = lock(&self.borrowed).mappings.get_mut(&(rank, token)) {
             *used = now;
             return Ok(mapping.clone());

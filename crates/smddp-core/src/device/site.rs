@@ -6,10 +6,10 @@ use std::sync::Arc;
 use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Rounding, Wait};
 use smddp_transport::Board;
 
-use super::bounce::Bounce;
-use super::handle::SiteHandle;
+use super::flags::Words;
+use super::pinned_slots::Bounce;
 use super::regions::{Mapping, Regions};
-use super::words::Words;
+use super::site_handle::SiteHandle;
 
 /// Device memory of the site's own.
 struct Slab {
@@ -51,7 +51,7 @@ pub(crate) struct Site {
     waits: Vec<Wait>,
     copies: Vec<Copy>,
     /// The call has few bytes, all in memory that kernels reach.
-    pub(super) few: bool,
+    pub(crate) few: bool,
     /// The end of all that was enqueued before the group failed.
     end: Option<Event>,
 }
@@ -90,36 +90,36 @@ impl Site {
         }
     }
 
-    pub(super) fn words(&self) -> &Words {
+    pub(crate) fn words(&self) -> &Words {
         &self.handle.words
     }
 
-    pub(super) fn bounce(&mut self) -> &mut Bounce {
+    pub(crate) fn bounce(&mut self) -> &mut Bounce {
         &mut self.memory.bounce
     }
 
-    pub(super) fn regions(&mut self) -> &mut Regions {
+    pub(crate) fn regions(&mut self) -> &mut Regions {
         &mut self.memory.regions
     }
 
     /// Whether the stream is past a number of [`Self::host_mark`].
-    pub(super) fn has_passed(&self, number: u64) -> bool {
+    pub(crate) fn has_passed(&self, number: u64) -> bool {
         self.handle.words.reached(self.handle.words.passed(), number)
     }
 
     /// A pinned slot, as [`Bounce::take`] gives it.
-    pub(super) fn slot(&mut self, bytes: usize, needed: bool) -> Result<Option<usize>> {
+    pub(crate) fn slot(&mut self, bytes: usize, needed: bool) -> Result<Option<usize>> {
         let words = &self.handle.words;
         self.memory.bounce.take(bytes, |number| words.reached(words.passed(), number), needed)
     }
 
     /// What `rank` lends under that number, mapped here for operation `number`.
-    pub(super) fn borrow(&mut self, rank: usize, token: u64, number: u64) -> Result<Arc<Mapping>, String> {
+    pub(crate) fn borrow(&mut self, rank: usize, token: u64, number: u64) -> Result<Arc<Mapping>, String> {
         self.memory.regions.borrow(rank, token, number)
     }
 
     /// Device memory of `bytes`, until it is given back.
-    pub(super) fn slab(&mut self, bytes: usize) -> Result<(usize, Address)> {
+    pub(crate) fn slab(&mut self, bytes: usize) -> Result<(usize, Address)> {
         let slabs = &mut self.memory.slabs;
         if let Some(index) = slabs.iter().position(|slab| slab.free && slab.bytes >= bytes) {
             slabs[index].free = false;
@@ -138,14 +138,14 @@ impl Site {
     }
 
     /// What comes next on the stream is after `event`.
-    pub(super) fn after(&mut self, event: Event) -> Result<()> {
+    pub(crate) fn after(&mut self, event: Event) -> Result<()> {
         self.flush()?;
         self.dirty = true;
         self.handle.device.wait_event(self.handle.stream, event)
     }
 
     /// What comes next is after `rank`'s stream wrote `value` into its progress word.
-    pub(super) fn await_progress(&mut self, rank: usize, value: u64) {
+    pub(crate) fn await_progress(&mut self, rank: usize, value: u64) {
         if self.seen[rank] < value
             && let Some(lines) = self.handle.words.of(rank)
         {
@@ -155,14 +155,14 @@ impl Site {
     }
 
     /// Waits that were asked for before are enqueued before it; other copies since the last flush are not ordered.
-    pub(super) fn copy(&mut self, to: Address, from: Address, bytes: usize) {
+    pub(crate) fn copy(&mut self, to: Address, from: Address, bytes: usize) {
         if bytes > 0 && to != from {
             self.copies.push(Copy { to, from, bytes });
         }
     }
 
     /// Enqueues what was asked for of words. A number of [`Self::mark`] may be published after it.
-    pub(super) fn flush_words(&mut self) -> Result<()> {
+    pub(crate) fn flush_words(&mut self) -> Result<()> {
         self.dirty |= !self.waits.is_empty();
         let (device, stream) = (&*self.handle.device, self.handle.stream);
         // SAFETY: words of pages that the handle keeps.
@@ -171,7 +171,7 @@ impl Site {
         Ok(())
     }
 
-    pub(super) fn flush(&mut self) -> Result<()> {
+    pub(crate) fn flush(&mut self) -> Result<()> {
         self.flush_words()?;
         let (device, stream) = (&*self.handle.device, self.handle.stream);
         if !self.copies.is_empty() {
@@ -189,14 +189,14 @@ impl Site {
         Ok(())
     }
 
-    pub(super) fn reduce(&mut self, reduction: &Reduction) -> Result<()> {
+    pub(crate) fn reduce(&mut self, reduction: &Reduction) -> Result<()> {
         self.flush()?;
         self.dirty = true;
         // SAFETY: as in `flush`.
         unsafe { self.handle.device.reduce(self.handle.stream, reduction) }
     }
 
-    pub(super) fn round(
+    pub(crate) fn round(
         &mut self,
         rounding: Rounding,
         places: (Address, Address),
@@ -210,7 +210,7 @@ impl Site {
 
     /// The number that this rank's progress word reaches once all that was asked for is over. Nobody may wait for it before
     /// the next [`Self::flush_words`].
-    pub(super) fn mark(&mut self) -> Result<u64> {
+    pub(crate) fn mark(&mut self) -> Result<u64> {
         self.flush()?;
         if self.dirty
             && let Some(mine) = self.handle.words.mine()
@@ -223,7 +223,7 @@ impl Site {
     }
 
     /// The same for this rank's host: see [`Site::has_passed`].
-    pub(super) fn host_mark(&mut self) -> Result<u64> {
+    pub(crate) fn host_mark(&mut self) -> Result<u64> {
         self.flush()?;
         self.passed += 1;
         self.write(self.handle.words.passed(), self.passed)?;
@@ -231,7 +231,7 @@ impl Site {
     }
 
     /// All that was asked for; then a word if there is one `before`, the `waits`, and a last word.
-    pub(super) fn finish(
+    pub(crate) fn finish(
         &mut self,
         before: Option<(Address, u64)>,
         waits: &[Wait],
@@ -244,7 +244,7 @@ impl Site {
         unsafe { device.words_in_turn(stream, before, waits, Some(last)) }
     }
 
-    pub(super) fn write(&self, word: Address, value: u64) -> Result<()> {
+    pub(crate) fn write(&self, word: Address, value: u64) -> Result<()> {
         // SAFETY: a word of a page that the handle keeps.
         unsafe { self.handle.device.write_word(self.handle.stream, word, value) }
     }

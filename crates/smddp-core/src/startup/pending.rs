@@ -9,14 +9,14 @@ use smddp_transport::joint::{JoinError, Joined, OpenEndpoint, Prepared};
 use smddp_transport::shm::Unreachable;
 use smddp_transport::warn::Told;
 
-use super::probe;
+use super::network_probe;
 use super::size::check_size;
-use crate::comm::Communicator;
+use crate::communicator::Communicator;
 use crate::config::Config;
+use crate::config::cores;
+use crate::config::network;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
-use crate::network;
-use crate::wait;
 
 /// What to do where a rank was lost before there was a group.
 pub(super) const LOST_WHILE_MADE: &str =
@@ -135,7 +135,7 @@ impl Pending {
         };
         let Joined { group, nodes, crowd, told } =
             self.prepared.connect(cards).map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
-        wait::note_group(crowd);
+        cores::note_group(crowd);
         tell_once(&told);
         let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
         if self.canonical {
@@ -158,7 +158,7 @@ impl Pending {
             ),
         );
         if count > 1 {
-            probe::learn(&comm, known, self.timeout)?;
+            network_probe::learn(&comm, known, self.timeout)?;
         }
         Ok(comm)
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Pending;
 use super::siblings::need_canonical_order;
-use crate::comm::{Communicator, Options};
+use crate::communicator::{Communicator, Options};
 use crate::config::Config;
 use crate::error::{Error, Result};
 

@@ -1,0 +1,185 @@
+//! The header of a call: the two words that all its ranks must have alike.
+//!
+//! `what`: collective, dtype, redop, root, plan. `count`: elements; where a number does not say all (blocks of different
+//! sizes, a factor), a short name of the rest as well, so that calls that only add up to the same differ.
+
+use smddp_plan::{Collective, Counts, Decision};
+use smddp_transport::Head;
+
+use crate::call::key::{Key, SPARSE};
+use crate::call::name_of;
+use crate::call::types::{DType, RedOp};
+
+/// Of `count`: it is a name and a number.
+const NAMED: u64 = 1 << 63;
+/// Bits of that number.
+const NUMBER: u32 = 31;
+/// Of `what`, beside the type: elements travel in a format between nodes.
+const CODED: u64 = 1 << 15;
+/// Of `what`, which has room for it beside the reduction: the call by which a rank leaves the group.
+const LEAVING: u64 = 1 << 23;
+
+/// The header of a call about which its ranks have decided so.
+pub(crate) fn of(key: &Key, decision: &Decision) -> Head {
+    let (choice, pairs) = (decision.choice, decision.uneven_pairs());
+    let what = u64::from(key.collective as u8)
+        | u64::from(key.dtype as u8) << 8
+        | u64::from(key.redop) << 16
+        | (if key.collective.has_root() { key.root as u64 & 0xffff } else { 0xffff }) << 24
+        | (choice.algorithm as u64) << 40
+        | ((choice.segment as u64 >> 6) & 0xffff) << 44
+        | u64::from(pairs) << 60
+        | if decision.format.is_some() { CODED } else { 0 };
+    Head { what, count: count(&decision.counts, key.factor) }
+}
+
+fn count(counts: &Counts, factor: u64) -> u64 {
+    let (number, name) = match counts {
+        // Of a block, or of the whole buffer.
+        Counts::Even(count) | Counts::Whole(count) => (*count as u64, 0),
+        // Known to two ranks only.
+        Counts::Pairs(..) => (0, 0),
+        Counts::Uneven(list) => {
+            let name = list.iter().fold(1, |name, &count| mix(name ^ mix(count as u64)));
+            (list.iter().sum::<usize>() as u64, name)
+        }
+    };
+    if name == 0 && factor == 0 {
+        return number;
+    }
+    let name = mix(name ^ mix(factor)) >> (NUMBER + 1) << NUMBER;
+    NAMED | name | number.min((1 << NUMBER) - 1)
+}
+
+/// Bits of a call on the group's device `site`: all ranks are on one, and on the same.
+pub(crate) fn on_device(site: usize) -> u64 {
+    1 << 61 | (site as u64 & 3) << 62
+}
+
+pub(crate) fn is_on_device(head: Head) -> bool {
+    head.what >> 61 & 1 == 1
+}
+
+/// The call that has this header, made to leave the group.
+pub(crate) fn leaving(head: Head) -> Head {
+    Head { what: head.what | LEAVING, ..head }
+}
+
+pub(crate) fn is_leaving(head: Head) -> bool {
+    head.what & LEAVING != 0
+}
+
+/// `None`: a header that no rank of this version writes.
+pub(crate) fn collective(head: Head) -> Option<Collective> {
+    Collective::ALL.get((head.what & 0xff) as usize).copied()
+}
+
+pub(crate) fn dtype(head: Head) -> Option<DType> {
+    DType::from_u8((head.what >> 8 & 0x7f) as u8)
+}
+
+/// A header as the call it stands for.
+pub(crate) fn call(head: Head) -> String {
+    if is_leaving(head) {
+        return "destroy_process_group".to_owned();
+    }
+    let Some(collective) = collective(head) else {
+        return format!("an unknown call ({:#x})", head.what);
+    };
+    let named = head.count & NAMED != 0;
+    let elements = if named { head.count & ((1 << NUMBER) - 1) } else { head.count };
+    let dtype = dtype(head).map_or("?", DType::name);
+    let mut text = format!("{}({elements} elements of {dtype}", name_of(collective));
+    let redop = RedOp::from_code((head.what >> 16) as u8, 1.0).filter(|_| collective.reduces());
+    if let Some(redop) = redop {
+        text += &format!(", {}", redop.name());
+    }
+    if named {
+        let of = if matches!(redop, Some(RedOp::PremulSum(_))) { "factor" } else { "blocks of sizes" };
+        text += &format!(", {of} #{:08x}", head.count << 1 >> (NUMBER + 1));
+    }
+    if collective.has_root() {
+        text += &format!(", root {}", (head.what >> 24) & 0xffff);
+    }
+    if collective == Collective::AllGather && (head.what >> 16) as u8 & 0x7f == SPARSE.code() {
+        text += ", of a sparse all_reduce";
+    }
+    if head.what & CODED != 0 {
+        text += ", as SMDDP_WIRE_FORMAT says";
+    }
+    text + if is_on_device(head) { ") on CUDA" } else { ")" }
+}
+
+/// Spreads bits: different words in, words out that look like chance (the finalizer of splitmix64).
+pub(crate) const fn mix(word: u64) -> u64 {
+    let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smddp_plan::{Algorithm, Group, Memory, Network, Settings, Topology, decide};
+
+    fn key(collective: Collective, counts: Counts, factor: f64) -> Key {
+        let redop = if factor == 0.0 { RedOp::Sum } else { RedOp::PremulSum(factor) };
+        let factor = factor.to_bits();
+        Key {
+            collective,
+            dtype: DType::F32,
+            redop: redop.code(),
+            factor,
+            root: 0,
+            counts,
+            memory: Memory::Host,
+            site: 0,
+            exact: false,
+        }
+    }
+
+    fn head(key: &Key) -> Head {
+        let topology = Topology::single(3);
+        let group = Group { topology: &topology, slot: 0, network: Network::ASSUMED };
+        // However it is cut.
+        let plain = Settings { algorithm: Some(Algorithm::Mesh), segment: Some(4096), ..Settings::default() };
+        of(key, &decide(&key.shape(), &group, &plain))
+    }
+
+    #[test]
+    fn lists_of_one_sum_and_factors_have_headers_of_their_own() {
+        let lists = [vec![2, 1, 3], vec![2, 3, 1], vec![3, 2, 1], vec![0, 0, 6], vec![0, 6, 0]];
+        let keys: Vec<Key> = lists
+            .into_iter()
+            .map(|list| key(Collective::ReduceScatter, Counts::Uneven(list), 0.0))
+            .chain([key(Collective::ReduceScatter, Counts::Even(2), 0.0)])
+            .chain([0.5, 0.25, -0.5].map(|f| key(Collective::ReduceScatter, Counts::Even(2), f)))
+            .chain([key(Collective::ReduceScatter, Counts::Uneven(vec![2, 1, 3]), 0.5)])
+            .collect();
+        for (i, a) in keys.iter().enumerate() {
+            assert_eq!(head(a), head(a));
+            for b in &keys[..i] {
+                assert_ne!(head(a), head(b), "{a:?} {b:?}");
+            }
+        }
+        assert!(call(head(&keys[0])).contains("6 elements of float32, sum, blocks of sizes #"));
+        assert!(call(head(&keys[6])).contains("2 elements of float32, premul_sum, factor #"));
+    }
+
+    #[test]
+    fn all_gather_of_a_sparse_all_reduce_has_a_header_of_its_own() {
+        let plain = key(Collective::AllGather, Counts::Even(1), 0.0);
+        let sparse = Key { redop: SPARSE.code(), ..plain.clone() };
+        assert_ne!(head(&plain), head(&sparse));
+        assert!(call(head(&sparse)).ends_with(", of a sparse all_reduce)"));
+        assert!(!call(head(&plain)).contains("sparse"));
+    }
+
+    #[test]
+    fn who_leaves_is_told_from_every_call() {
+        let call = head(&key(Collective::AllReduce, Counts::Whole(3), 0.0));
+        assert!(is_leaving(leaving(call)) && !is_leaving(call));
+        assert_eq!(super::call(leaving(call)), "destroy_process_group");
+    }
+}

@@ -1,0 +1,133 @@
+//! What a send or recv is called: in errors, and in the recorder, which keeps it in a header's two words.
+
+use smddp_transport::Head;
+
+use crate::call::types::DType;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Direction {
+    To(usize),
+    From(usize),
+    FromAny,
+}
+
+impl Direction {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::To(_) => "send",
+            Self::From(_) | Self::FromAny => "recv",
+        }
+    }
+
+    fn whither(self) -> String {
+        match self {
+            Self::To(rank) => format!("to rank {rank}"),
+            Self::From(rank) => format!("from rank {rank}"),
+            Self::FromAny => "from any rank".to_owned(),
+        }
+    }
+
+    /// `None`: of any rank.
+    pub(crate) fn peer(self) -> Option<usize> {
+        match self {
+            Self::To(rank) | Self::From(rank) => Some(rank),
+            Self::FromAny => None,
+        }
+    }
+}
+
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}", self.verb(), self.whither())
+    }
+}
+
+/// One send or recv, with its place among those of its direction, from 0: send #3 to rank 1 is the fourth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Label {
+    pub(crate) direction: Direction,
+    pub(crate) number: u64,
+    pub(crate) dtype: DType,
+    pub(crate) tag: u64,
+}
+
+impl Label {
+    /// "send #3 to rank 1"
+    pub(crate) fn numbered(&self) -> String {
+        format!("{} #{} {}", self.direction.verb(), self.number, self.direction.whither())
+    }
+
+    /// "send(5 elements of float32 to rank 1, tag 0)"
+    pub(crate) fn call(&self, bytes: u64) -> String {
+        let (verb, peer) = (self.direction.verb(), self.direction.whither());
+        let (count, dtype) = (bytes / self.dtype.size() as u64, self.dtype.name());
+        format!("{verb}({count} elements of {dtype} {peer}, tag {})", self.tag)
+    }
+
+    /// Numbers from 2^32 on begin anew there.
+    pub(crate) fn head(&self) -> Head {
+        let (kind, peer) = match self.direction {
+            Direction::To(rank) => (0, rank),
+            Direction::From(rank) => (1, rank),
+            Direction::FromAny => (2, 0),
+        };
+        let what = kind | (self.dtype as u64) << 8 | (peer as u64 & 0xffff) << 16 | self.number << 32;
+        Head { what, count: self.tag }
+    }
+
+    /// `None`: no send or recv of this version has this header.
+    pub(crate) fn of(head: Head) -> Option<Self> {
+        let peer = (head.what >> 16 & 0xffff) as usize;
+        let direction = match head.what & 0xff {
+            0 => Direction::To(peer),
+            1 => Direction::From(peer),
+            2 => Direction::FromAny,
+            _ => return None,
+        };
+        let dtype = DType::from_u8((head.what >> 8) as u8)?;
+        Some(Self { direction, number: head.what >> 32, dtype, tag: head.count })
+    }
+}
+
+/// Numbers of a direction's sends or recvs.
+pub(crate) struct Numbers {
+    to: Vec<u64>,
+    from: Vec<u64>,
+    from_any: u64,
+}
+
+impl Numbers {
+    pub(crate) fn new(size: usize) -> Self {
+        Self { to: vec![0; size], from: vec![0; size], from_any: 0 }
+    }
+
+    pub(crate) fn next(&mut self, direction: Direction) -> u64 {
+        let number = match direction {
+            Direction::To(rank) => &mut self.to[rank],
+            Direction::From(rank) => &mut self.from[rank],
+            Direction::FromAny => &mut self.from_any,
+        };
+        *number += 1;
+        *number - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_recorder_keeps_is_the_same_message() {
+        let directions = [Direction::To(0), Direction::From(4095), Direction::FromAny];
+        for direction in directions {
+            for (number, tag) in [(0, 0), (7, u64::MAX), (u64::from(u32::MAX), 1)] {
+                let label = Label { direction, number, dtype: DType::BF16, tag };
+                assert_eq!(Label::of(label.head()), Some(label));
+            }
+        }
+        assert_eq!(Label::of(Head { what: 3, count: 0 }), None);
+        let label = Label { direction: Direction::To(1), number: 3, dtype: DType::F32, tag: 9 };
+        assert_eq!(label.numbered(), "send #3 to rank 1");
+        assert_eq!(label.call(20), "send(5 elements of float32 to rank 1, tag 9)");
+    }
+}

@@ -1,0 +1,213 @@
+//! Leaving a group together. Most calls that differ are found while they run; a root that reads from nobody, or a message
+//! that nobody receives, may be over before. So the last thing that the ranks of a group do is to hold against each other
+//! what they called: one small all_reduce, and where its sum is wrong, an all_gather that tells why.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use smddp_plan::{Collective, Counts};
+use smddp_transport::fork::PerProcess;
+use smddp_transport::{Group, Head, Mismatch};
+
+use super::Communicator;
+use crate::call::fingerprint::{self, mix};
+use crate::call::types::{DType, RedOp};
+use crate::call::{Blocks, Call};
+use crate::engine::Driver;
+use crate::engine::shared::Inner;
+use crate::error::{Error, Result};
+use crate::failure::call_log::REMEMBERED;
+use crate::failure::error_text;
+use crate::sync::completion::Shared;
+use crate::sync::lock;
+
+/// Groups with more ranks are told that messages are left over, not whose.
+const LISTED: usize = 1024;
+/// Leftovers that an error lists.
+const SHOWN: usize = 8;
+
+/// Words of a rank's whole story: number of calls, newest headers, messages.
+fn story(driver: &Driver, size: usize) -> Vec<u64> {
+    let record = &driver.record;
+    let mut words = vec![record.calls];
+    words.extend(record.newest.iter().flat_map(|head| [head.what, head.count]));
+    words.resize(1 + 2 * REMEMBERED, 0);
+    if size <= LISTED {
+        words.extend(
+            driver
+                .messages
+                .ledger
+                .counts
+                .iter()
+                .map(|&(sent, asked)| u64::from(sent) << 32 | u64::from(asked)),
+        );
+    }
+    words
+}
+
+/// What is wrong, from the stories of all ranks; nothing where some only asked for messages that nobody sent: such a recv
+/// ends with the group, and says so itself.
+fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Error> {
+    let each = stories.len() / size;
+    let story = |rank: usize| &stories[rank * each..(rank + 1) * each];
+    let me = group.rank();
+    let calls = story(me)[0];
+    let first = calls.saturating_sub(REMEMBERED as u64);
+    for (index, seq) in (first..calls).enumerate() {
+        let head = |rank: usize| Head { what: story(rank)[1 + 2 * index], count: story(rank)[2 + 2 * index] };
+        let mine = head(me);
+        if let Some(rank) = (0..size).find(|&rank| head(rank) != mine) {
+            let collective = fingerprint::collective(mine).unwrap_or(Collective::Barrier);
+            let found = Mismatch { rank, theirs: head(rank), bytes: None };
+            return Some(error_text::mismatch(group, name, collective, seq, mine, found));
+        }
+    }
+    let told = |rank: usize, peer: usize| story(rank).get(1 + 2 * REMEMBERED + peer).copied().unwrap_or(0);
+    let pairs = (0..size).flat_map(|from| (0..size).map(move |to| (from, to)));
+    let pairs = pairs.map(|(from, to)| (from, to, told(from, to) >> 32, told(to, from) & 0xffff_ffff));
+    let (mut left, mut unanswered) = (Vec::new(), false);
+    for pair @ (_, _, sent, asked) in pairs {
+        unanswered |= sent < asked;
+        if sent > asked {
+            left.push(pair);
+        }
+    }
+    if left.is_empty() && unanswered {
+        return None;
+    }
+    let describe = |&(from, to, sent, asked): &(usize, usize, u64, u64)| {
+        let (from, to) = (group.describe(from), group.describe(to));
+        format!("{from} sent {sent} message(s) to {to}, which asked for {asked}")
+    };
+    let mut detail = left.iter().take(SHOWN).map(describe).collect::<Vec<_>>().join("; ");
+    if left.is_empty() {
+        detail = format!(
+            "the ranks made different calls before the last {REMEMBERED}, or not all messages were received"
+        );
+    } else if left.len() > SHOWN {
+        detail += &format!("; and {} more pairs", left.len() - SHOWN);
+    }
+    let rank = left.iter().flat_map(|&(from, to, ..)| [from, to]).find(|&rank| rank != me).unwrap_or(me);
+    detail += "; every send needs its recv";
+    Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: name.to_owned(), rank, detail })
+}
+
+/// A step of leaving together: what each rank gives, and whether the ranks' words are added up or set in a row.
+struct Step {
+    work: Arc<Shared>,
+    taken: Words,
+}
+
+/// Memory that a call writes while it is under way.
+type Words = Arc<[AtomicU64]>;
+
+fn address(words: &Words) -> *mut u8 {
+    words.as_ptr().cast_mut().cast()
+}
+
+impl Step {
+    fn taken(&self) -> Vec<u64> {
+        self.taken.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+}
+
+impl Inner {
+    /// Puts a call behind all others by which this rank leaves; `None` where somebody else waits in this group for a
+    /// call that its end is to end.
+    fn leave_by(
+        self: &Arc<Self>,
+        collective: Collective,
+        give: impl Fn(&Driver) -> Vec<u64>,
+    ) -> Result<Option<Step>> {
+        let Some(mut driver) = self.drive_soon() else { return Ok(None) };
+        self.collect(&mut driver);
+        let given: Words = give(&driver).into_iter().map(AtomicU64::new).collect();
+        let count = given.len();
+        let (counts, room) = match collective {
+            Collective::AllReduce => (Counts::Whole(count), count),
+            _ => (Counts::Even(count), count * self.size),
+        };
+        let taken: Words = (0..room).map(|_| AtomicU64::new(0)).collect();
+        let call = Call {
+            collective,
+            dtype: DType::U64,
+            redop: RedOp::Sum,
+            root: 0,
+            input: Blocks::Flat { ptr: address(&given), count },
+            output: Blocks::Flat { ptr: address(&taken), count: room },
+        };
+        let mut op = self.prepare(driver.spare.take(), &call, counts, Duration::MAX, None)?;
+        let mut bound = (*op.bound).clone();
+        bound.head = fingerprint::leaving(bound.head);
+        bound.wired = bound.wired.untold();
+        op.bound = Arc::new(bound);
+        let work = Arc::new(Shared::new(Some(Box::new((given, taken.clone())))));
+        op.work = Some(work.clone());
+        driver.enqueue(op);
+        self.leave(driver);
+        Ok(Some(Step { work, taken }))
+    }
+
+    /// Holds against each other what the ranks called: `Mismatch` where they did not do the same. `wait` waits for a step,
+    /// as long as there is time; a rank that is gone, or late, cannot be held against, which is no error.
+    /// Whether all messages were sent and asked for: those under way are then sure to arrive.
+    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Shared) -> Result<()>) -> Result<bool> {
+        let own = std::cell::Cell::new(0);
+        let first = self.leave_by(Collective::AllReduce, |driver| {
+            own.set(mix(driver.record.digest ^ mix(driver.record.calls)));
+            vec![own.get(), driver.messages.ledger.balance]
+        })?;
+        let Some(step) = first else { return Ok(false) };
+        wait(&step.work)?;
+        let sums = step.taken();
+        // Sums of words that look like chance: of different ones it is this by chance only.
+        if sums == [own.get().wrapping_mul(self.size as u64), 0] {
+            return Ok(true);
+        }
+        // All ranks have come to this.
+        let Some(step) = self.leave_by(Collective::AllGather, |driver| story(driver, self.size))? else {
+            return Ok(false);
+        };
+        wait(&step.work)?;
+        let Some(mut driver) = self.drive_soon() else { return Ok(false) };
+        let Some(error) = verdict(&driver.group, &self.name, &step.taken(), self.size) else {
+            return Ok(false);
+        };
+        self.die(&mut driver, error.clone());
+        Err(error)
+    }
+
+    /// Nothing that is still under way has to be compared any more.
+    pub(crate) fn forget_leaving(&self) {
+        if let Some(mut driver) = self.drive_soon() {
+            driver.leave_alone("its time to leave was over");
+        }
+    }
+}
+
+/// Threads that close groups.
+static CLOSING: PerProcess<Mutex<Vec<JoinHandle<()>>>> = PerProcess::new();
+
+impl Communicator {
+    /// As [`Communicator::close`], for who goes on in another group at once: a dead group's reason may take a tenth of a second
+    /// to arrive between nodes, and a thread of its own waits for that. What is under way on devices is waited for here.
+    pub fn let_go(&self) {
+        if self.error().is_none() || !lock(&self.0.handles).is_empty() {
+            return self.close();
+        }
+        let dead = self.clone();
+        let begun = std::thread::Builder::new().name("smddp-leave".to_owned()).spawn(move || dead.close());
+        let Ok(thread) = begun else { return self.close() };
+        let mut closing = lock(CLOSING.get());
+        closing.retain(|thread| !thread.is_finished());
+        closing.push(thread);
+    }
+}
+
+/// Waits until those threads are done.
+pub(super) fn last_words_said() {
+    let closing = std::mem::take(&mut *lock(CLOSING.get()));
+    closing.into_iter().for_each(|thread| drop(thread.join()));
+}

@@ -1,0 +1,94 @@
+//! Pinned memory through which messages over wires pass.
+
+use std::sync::Arc;
+
+use smddp_cuda::{Device, Result};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Free,
+    /// Somebody fills it, or a message waits in it to be sent.
+    Held,
+    /// Free once the stream has passed that number.
+    Until(u64),
+}
+
+struct Slot {
+    at: *mut u8,
+    bytes: usize,
+    in_use: Use,
+}
+
+/// A site's slots, made when needed and kept.
+pub(crate) struct Bounce {
+    device: Arc<Device>,
+    slots: Vec<Slot>,
+}
+
+// SAFETY: the addresses are of memory that this value owns; one thread at a time owns it.
+unsafe impl Send for Bounce {}
+
+/// Slots of one size before a message has to wait for one. A channel that has none may always have one.
+const PLENTY: usize = 16;
+
+impl Bounce {
+    pub(crate) fn new(device: Arc<Device>) -> Self {
+        Self { device, slots: Vec::new() }
+    }
+
+    /// A slot of `bytes`; `None` where there are plenty and all are in use, unless `needed`. `passed`: whether the stream is
+    /// past a number.
+    pub(crate) fn take(
+        &mut self,
+        bytes: usize,
+        passed: impl Fn(u64) -> bool,
+        needed: bool,
+    ) -> Result<Option<usize>> {
+        for slot in &mut self.slots {
+            if let Use::Until(number) = slot.in_use
+                && passed(number)
+            {
+                slot.in_use = Use::Free;
+            }
+        }
+        let found = self.slots.iter().position(|s| s.in_use == Use::Free && s.bytes >= bytes);
+        if let Some(index) = found {
+            self.slots[index].in_use = Use::Held;
+            return Ok(Some(index));
+        }
+        let busy = self.slots.iter().filter(|s| s.bytes >= bytes).count();
+        if busy >= PLENTY && !needed {
+            return Ok(None);
+        }
+        let bytes = bytes.next_power_of_two().max(4096);
+        let at = self.device.allocate_host(bytes)?;
+        self.slots.push(Slot { at, bytes, in_use: Use::Held });
+        Ok(Some(self.slots.len() - 1))
+    }
+
+    /// Whether some slot will be free without anything that other ranks do.
+    pub(crate) fn moving(&self) -> bool {
+        self.slots.iter().any(|slot| matches!(slot.in_use, Use::Until(_)))
+    }
+
+    pub(crate) fn address(&self, slot: usize) -> *mut u8 {
+        self.slots[slot].at
+    }
+
+    pub(crate) fn free(&mut self, slot: usize) {
+        self.slots[slot].in_use = Use::Free;
+    }
+
+    pub(crate) fn free_at(&mut self, slot: usize, number: u64) {
+        self.slots[slot].in_use = Use::Until(number);
+    }
+}
+
+impl Drop for Bounce {
+    fn drop(&mut self) {
+        for slot in &self.slots {
+            // SAFETY: allocated by `take`; the site is dropped when its stream is empty.
+            unsafe { self.device.free_host(slot.at) };
+        }
+    }
+}

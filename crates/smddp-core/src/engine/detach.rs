@@ -1,0 +1,57 @@
+//! Interrupted calls: the operation goes on with private copies of its buffers, and the caller's buffers are its own again.
+
+use std::sync::Arc;
+
+use super::Driver;
+use crate::call::numbered;
+use crate::engine::operation::Operation;
+use crate::error::Error;
+use crate::exec::host;
+use crate::exec::relocation::{self, Relocation};
+use crate::sync::completion::Shared;
+
+impl Driver {
+    /// The work of collective `seq`, made where it has none; `None` where the collective is over.
+    pub(crate) fn work_of(&mut self, seq: u64) -> Option<Arc<Shared>> {
+        let op = self.queue.iter_mut().find(|op| op.seq == seq)?;
+        Some(op.work.get_or_insert_with(|| Arc::new(Shared::new(None))).clone())
+    }
+
+    /// Moves collective `seq`, if it is not over, to private memory, which its work holds until the end. Fails where that is
+    /// impossible: other ranks read the buffers themselves, a pending call still writes the input, or the copies do not fit in
+    /// memory. The error ends the group.
+    pub(crate) fn detach(&mut self, seq: u64) -> Result<(), Error> {
+        let Some(at) = self.queue.iter().position(|op| op.seq == seq) else { return Ok(()) };
+        let mut earlier = self.queue.range(..at).filter(|op| op.device.is_none());
+        let op = &self.queue[at];
+        let writes = |op: &Operation, earlier: &Operation| {
+            relocation::writes_input((&earlier.bound, &earlier.execution), (&op.bound, &op.execution))
+        };
+        let unready = earlier.any(|earlier| writes(op, earlier));
+        let op = &mut self.queue[at];
+        // Buffers of a device are used in the order of its streams.
+        if op.device.is_some() {
+            return Ok(());
+        }
+        let Operation { collective, bound, execution, begun, work, .. } = &mut **op;
+        let refused = |why: &str| Error::Closed {
+            group: self.name.clone(),
+            why: format!("{} was interrupted by a signal, and {why}", numbered(*collective, seq)),
+        };
+        if *begun && host::is_read_by_peers(bound, execution, &self.group) {
+            return Err(refused("other ranks were reading its buffers"));
+        }
+        if unready {
+            return Err(refused("a call before it, which is pending, writes its input"));
+        }
+        host::copy_input(execution);
+        let relocation = Relocation::new(bound, execution)
+            .map_err(|bytes| refused(&format!("a copy of its {bytes} bytes does not fit in memory")))?;
+        relocation.apply(execution);
+        self.group.relocate(&|address| relocation.address(address));
+        if let Some(work) = work {
+            work.detach(Box::new(relocation));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,391 @@
+//! Why what is waited for does not come: the dead, those who left, other calls, deadlines.
+
+use std::time::{Duration, Instant};
+
+use smddp_plan::Collective;
+use smddp_transport::{Fault, Head, Mismatch};
+
+use super::Driver;
+use crate::call::fingerprint;
+use crate::call::numbered;
+use crate::error::Error;
+use crate::failure::error_text;
+use crate::failure::report;
+use crate::log::{self, Level};
+use crate::observe::recorder::{Outcome, ticks};
+
+/// What became of a rank that needs this group no more.
+const LEFT: &str = "left the group (destroyed it or exited) before this operation";
+
+/// A death in the node is known everywhere there after this time at most.
+const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
+
+/// Between nodes messages have a way of their own, so one that was sent before its sender left may come after that notice. At
+/// its end the sender says so; this is for one that dies before it has.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Time within which a rank reports a message without a matching recv to the others.
+const REPORT_TIME: Duration = Duration::from_millis(250);
+
+/// A call that waits so long for a rank says so.
+const LATE: Duration = Duration::from_secs(2);
+
+impl Driver {
+    pub(super) fn examine_faults(&mut self, now: Instant) -> Result<Option<Error>, Error> {
+        let faults = self.group.faults(now);
+        Ok(self.judge(&faults, false).err())
+    }
+
+    /// Something went wrong at another rank. If it is dead, that is the reason; this process hears of it soon.
+    pub(super) fn await_faults(&mut self) -> Result<(), Error> {
+        let begun = Instant::now();
+        loop {
+            let now = Instant::now();
+            if let Some(error) = self.examine_faults(now)? {
+                return Err(error);
+            }
+            if now - begun >= DEATH_IS_TOLD {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Looks for reasons why what is waited for does not come: the dead, the gone, and passed deadlines. Called when blocked,
+    /// and now and then while something moves.
+    pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
+        self.tell_last();
+        if let Some(op) = self.queue.front().filter(|op| op.begun) {
+            let (seq, mine) = (op.seq, op.bound.head);
+            if let Some(found) = self.group.settle().err().or_else(|| self.other_call(seq, mine)) {
+                self.differ(seq, mine, found)?;
+            }
+        }
+        let faults = self.group.faults(now);
+        if !faults.is_empty() {
+            // Whoever left may have published what we wait for just before.
+            let moved = self.poll()?;
+            if !self.pending() {
+                return Ok(());
+            }
+            // Messages that go on and on are no reason for a collective to wait for the dead.
+            if !moved || !self.queue.is_empty() && !self.advanced {
+                self.judge(&faults, moved)?;
+            }
+        }
+        if let Some(op) = self.queue.front_mut() {
+            let since = *op.submitted.get_or_insert(now);
+            if now.duration_since(since) >= LATE && self.told_late != Some(op.seq) {
+                self.told_late = Some(op.seq);
+                if let Some(text) =
+                    error_text::late(&self.group, &self.name, op.pending_call(), now.duration_since(since))
+                {
+                    log::say(Level::Info, &text);
+                }
+            }
+            if now.duration_since(since) >= op.timeout {
+                self.group.survey();
+                // Another rank may have found the cause meanwhile: that took its time.
+                let faults = self.group.faults(Instant::now());
+                self.judge(&faults, false)?;
+                let Some(op) = self.queue.front() else { return Ok(()) };
+                return Err(error_text::timeout(&self.group, &self.name, op.pending_call()));
+            }
+        }
+        for enqueued in &mut self.enqueued {
+            if now.duration_since(*enqueued.submitted.get_or_insert(now)) >= enqueued.timeout {
+                return Err(error_text::stuck(&self.name, enqueued));
+            }
+        }
+        self.look_for_leavers()?;
+        let Some(late) = self.messages.late(now) else { return Ok(()) };
+        self.group.survey_of(&late);
+        // As above.
+        let faults = self.group.faults(Instant::now());
+        self.judge(&faults, false)?;
+        self.messages.expire(&self.group, &self.name, now)
+    }
+
+    /// Where calls differ, all may be writing to ranks that do not read, and hold nobody's header against their own.
+    fn other_call(&self, seq: u64, mine: Head) -> Option<Mismatch> {
+        (0..self.group.size()).filter(|&rank| rank != self.group.rank()).find_map(|rank| {
+            let theirs = self.group.head_of(rank, seq).filter(|&theirs| theirs != mine)?;
+            Some(Mismatch { rank, theirs, bytes: None })
+        })
+    }
+
+    /// A short message is out of this rank's hands before anybody asks for it. So a rank that leaves, and has to wait for that,
+    /// tells those whom it sent anything that this was all: a recv that waits for another message ends then, with an error
+    /// that this rank is still there to hear.
+    fn tell_last(&mut self) {
+        if !self.told_last && self.leaves() && self.messages.announced_all() {
+            self.told_last = true;
+            for rank in self.messages.ledger.receivers() {
+                self.group.p2p_last(rank);
+            }
+        }
+    }
+
+    /// A rank that leaves sends nothing more to the recvs that wait for it. In a node all that it sent can be seen before that it
+    /// leaves; between nodes messages have a way of their own, at whose end it says so.
+    fn look_for_leavers(&mut self) -> Result<(), Error> {
+        if !self.queue.is_empty() {
+            return Ok(());
+        }
+        if let Some(rank) = self.messages.sought().into_iter().find(|&rank| self.departs(rank, self.next)) {
+            self.messages.poll(&mut self.group, &self.name)?;
+            if self.messages.sought().contains(&rank) {
+                let what = self.messages.eldest().unwrap_or_else(|| "recv".to_owned());
+                return Err(self.left_behind(what, rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// A rank has left that something here waits for.
+    fn left_behind(&mut self, what: String, rank: usize) -> Error {
+        let unclaimed = self.messages.unclaimed(rank, &self.group, &self.name);
+        unclaimed.unwrap_or_else(|| self.gone(what, rank))
+    }
+
+    /// A rank has left before the operation `what`; it may have had a message in its place, to this rank or to another one.
+    fn gone(&mut self, what: String, rank: usize) -> Error {
+        let begun = Instant::now();
+        loop {
+            if let Some(error) = self.unreceived(&what, rank) {
+                return error;
+            }
+            if let Some((from, why)) = self.told_mismatch() {
+                return self.hear(what, from, &why);
+            }
+            let all_here = self.group.is_near(rank) || self.group.p2p_over(rank);
+            let patience = match self.group.size() {
+                2 if all_here => Duration::ZERO,
+                _ if all_here => REPORT_TIME,
+                _ => LAST_WORDS,
+            };
+            if begun.elapsed() >= patience {
+                break;
+            }
+            self.group.turn();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let how = format!("{LEFT}{}", error_text::last_error(&self.group, rank));
+        self.quoted = self.group.last_error(rank).map(|(_, text)| text);
+        error_text::lost(&self.group, &self.name, what, rank, &how)
+    }
+
+    /// Error of the call `what` for a message of departed rank `rank` that this rank did not receive.
+    fn unreceived(&mut self, what: &str, rank: usize) -> Option<Error> {
+        let words = self.messages.unasked(rank, &mut self.group)?;
+        let who = self.group.describe(rank);
+        let detail = format!("{who} {LEFT}; its last message to this rank has no matching recv: it {words}");
+        Some(Error::Mismatch { what: what.to_owned(), group: self.name.clone(), rank, detail })
+    }
+
+    /// The same where another rank reported the departure first.
+    fn unreceived_of_lost(&mut self, what: &str, report: &str) -> Option<Error> {
+        let seq = self.queue.front().map_or(self.next, |op| op.seq);
+        let rank = report::lost_rank(report)
+            .filter(|&rank| rank != self.group.rank() && rank < self.group.size())?;
+        self.departs(rank, seq).then(|| self.unreceived(what, rank)).flatten()
+    }
+
+    /// True if rank `rank` is known to send no more messages: it leaves in call `seq`.
+    fn departs(&self, rank: usize, seq: u64) -> bool {
+        self.group.is_near(rank) && self.group.head_of(rank, seq).is_some_and(fingerprint::is_leaving)
+            || self.group.p2p_over(rank)
+    }
+
+    /// True if rank `rank` reports the departure of this rank, and a receiver of this rank's messages may yet report that it
+    /// did not receive one.
+    fn awaits_receivers(&self, rank: usize, faults: &[Fault]) -> bool {
+        let me = self.group.rank();
+        let reports = |fault: &Fault| matches!(fault, Fault::Poisoned { rank: by, why } if *by == rank && report::lost_rank(why) == Some(me));
+        let seq = self.queue.front().map_or(self.next, |op| op.seq);
+        let answered =
+            |&to: &usize| self.departs(to, seq) || faults.iter().any(|fault| fault.rank() == Some(to));
+        faults.iter().any(reports) && !self.messages.ledger.receivers().iter().all(answered)
+    }
+
+    /// The rank that reports that calls differ, and what it says.
+    fn told_mismatch(&mut self) -> Option<(usize, String)> {
+        self.group.faults(Instant::now()).into_iter().find_map(|fault| match fault {
+            Fault::Poisoned { rank, why } if report::is_mismatch(&why) => Some((rank, why)),
+            _ => None,
+        })
+    }
+
+    /// Name of the pending operation that this group waits for.
+    pub(super) fn oldest(&self) -> String {
+        match (self.queue.front(), self.enqueued.front()) {
+            (Some(op), _) => numbered(op.collective, op.seq),
+            (None, Some(enqueued)) => numbered(enqueued.collective, enqueued.seq),
+            (None, None) => self.messages.eldest().unwrap_or_else(|| "send or recv".to_owned()),
+        }
+    }
+
+    /// `moving`: messages still arrive, perhaps from ranks that have left.
+    fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
+        let what = self.oldest();
+        for fault in faults {
+            if let Fault::Differs { seq, mine, found } = *fault {
+                self.differ(seq, mine, found)?;
+            }
+        }
+        if self.leaves() {
+            return self.judge_leaving(faults);
+        }
+        // Then the dead: they are the cause, what others report is the consequence.
+        let mut lost = faults.iter().filter_map(|fault| match fault {
+            Fault::Lost { rank, how } => Some((*rank, how)),
+            _ => None,
+        });
+        if let Some((rank, how)) = lost.next() {
+            let others: Vec<usize> = lost.map(|(other, _)| other).filter(|&other| other != rank).collect();
+            let how = error_text::with_others(&self.group, how, &others)
+                + &error_text::last_error(&self.group, rank);
+            self.quoted = self.group.last_error(rank).map(|(_, text)| text);
+            return Err(error_text::lost(&self.group, &self.name, what, rank, &how));
+        }
+        // What another rank reports may well be how this process's own trouble looks from there.
+        for fault in faults {
+            if let Fault::Unable { rank, why } = fault {
+                return Err(error_text::unable(&self.group, &self.name, &what, *rank, why));
+            }
+        }
+        for fault in faults {
+            match fault {
+                Fault::Poisoned { rank, .. } if self.ends_yet(*rank) => {}
+                Fault::Poisoned { rank, why } => {
+                    let cause = self.unreceived_of_lost(&what, why);
+                    return Err(cause.unwrap_or_else(|| self.hear(what, *rank, why)));
+                }
+                Fault::Left { rank } => {
+                    let needed = self.queue.front().is_some_and(|op| self.group.awaits(*rank, op.seq));
+                    if needed || self.takes_no_more(*rank) || !moving && self.messages.needs(*rank) {
+                        return Err(self.left_behind(what, *rank));
+                    }
+                }
+                Fault::Lost { .. } | Fault::Differs { .. } | Fault::Unable { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether the current operation may still complete. The rank that declared the group dead had completed it, so the
+    /// missing data may be in flight; a later call failed, which this rank has not made. Group creation ends with such a call.
+    fn ends_yet(&mut self, rank: usize) -> bool {
+        let Some(seq) = self.queue.front().map(|op| op.seq) else { return false };
+        if !self.group.failed_after(rank, seq) {
+            return false;
+        }
+        match self.behind {
+            Some((when, since)) if when == seq => since.elapsed() < REPORT_TIME,
+            _ => {
+                self.behind = Some((seq, Instant::now()));
+                true
+            }
+        }
+    }
+
+    /// Whether a rank has left without taking what this one has for it in the operation under way. The last word that it has taken
+    /// all may still be on its way.
+    fn takes_no_more(&mut self, rank: usize) -> bool {
+        let Some(seq) = self.queue.front().map(|op| op.seq).filter(|&seq| self.group.owes(rank, seq)) else {
+            return false;
+        };
+        match self.untaken {
+            Some((who, when, since)) if (who, when) == (rank, seq) => since.elapsed() >= LAST_WORDS,
+            // One of them is enough.
+            Some((_, when, _)) if when == seq => false,
+            _ => {
+                self.untaken = Some((rank, seq, Instant::now()));
+                false
+            }
+        }
+    }
+
+    /// What another rank reports, as an error here, which is passed on in that rank's words.
+    fn hear(&mut self, what: String, from: usize, report: &str) -> Error {
+        let error = report::heard(&self.group, &self.name, what, from, report);
+        self.heard = Some((error.clone(), report.to_owned()));
+        error
+    }
+
+    /// Two ranks made different calls, which is the end of the group, unless one of them left and the other hears that.
+    pub(super) fn differ(&mut self, seq: u64, mine: Head, found: Mismatch) -> Result<(), Error> {
+        let collective = fingerprint::collective(mine).unwrap_or(Collective::Barrier);
+        let (leave, left) = (fingerprint::is_leaving(mine), fingerprint::is_leaving(found.theirs));
+        if left && !leave && !collective.has_root() && self.queue.front().is_some_and(|op| op.seq == seq) {
+            let what = numbered(collective, seq);
+            return Err(self.gone(what, found.rank));
+        }
+        // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
+        if leave && !left && fingerprint::collective(found.theirs).is_some_and(|theirs| !theirs.has_root()) {
+            // If it received no message of this rank, it reports that. The caller's time limit ends the wait for the report.
+            if !self.messages.ledger.counts.iter().any(|&(sent, _)| sent > 0) {
+                self.leave_alone(&format!(
+                    "{} waits in {}",
+                    self.group.describe(found.rank),
+                    fingerprint::call(found.theirs)
+                ));
+            }
+            return Ok(());
+        }
+        Err(error_text::mismatch(&self.group, &self.name, collective, seq, mine, found))
+    }
+
+    /// Whether the call under way is the one by which this rank leaves.
+    fn leaves(&self) -> bool {
+        self.queue.front().is_some_and(|op| fingerprint::is_leaving(op.bound.head))
+    }
+
+    /// Ends the call by which this rank leaves: there is nobody to hold anything against.
+    pub(crate) fn leave_alone(&mut self, why: &str) {
+        if self.leaves()
+            && let Some(op) = self.queue.pop_front()
+        {
+            self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
+            let Some(work) = op.work else { return };
+            work.finish(Err(Error::Closed { group: self.name.clone(), why: why.to_owned() }));
+        }
+    }
+
+    /// A rank that is gone ends the leaving, and no error is left of it but that of ranks that made different calls.
+    fn judge_leaving(&mut self, faults: &[Fault]) -> Result<(), Error> {
+        let seq = self.queue.front().map_or(0, |op| op.seq);
+        for fault in faults {
+            match fault {
+                Fault::Poisoned { rank, why } if report::is_mismatch(why) => {
+                    return Err(self.hear("destroy_process_group".to_owned(), *rank, why));
+                }
+                Fault::Left { rank } if !self.group.awaits(*rank, seq) => {}
+                Fault::Poisoned { rank, .. } | Fault::Left { rank }
+                    if self.awaits_receivers(*rank, faults) => {}
+                Fault::Lost { rank, how } => {
+                    // Others may wait for this rank's part in the leaving, and not look after the one that is lost.
+                    let what = "destroy_process_group".to_owned();
+                    let error = error_text::lost(&self.group, &self.name, what, *rank, how);
+                    self.group.poison(&report::own(self.group.rank(), &error));
+                    self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
+                    break;
+                }
+                Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
+                    let report = if let Fault::Poisoned { why, .. } = fault { why } else { "" };
+                    if let Some(error) = self.unreceived_of_lost("destroy_process_group", report) {
+                        return Err(error);
+                    }
+                    self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
+                    break;
+                }
+                Fault::Unable { rank, why } => {
+                    self.leave_alone(&format!("{} is out of reach: {why}", self.group.describe(*rank)));
+                    break;
+                }
+                Fault::Differs { .. } => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! State of one group, shared by its communicator, the engine and the progress thread.
+
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use smddp_transport::bootstrap::Claim;
+use smddp_transport::{Board, Sleeper, fork};
+
+use crate::bind::{Cache, GroupFacts};
+use crate::config::Config;
+use crate::device::SiteHandle;
+use crate::engine::wait_plan::SpinPolicy;
+use crate::engine::{Driver, Item};
+use crate::error::{Error, Result};
+use crate::observe::recorder::Tally;
+
+/// Reason of calls after the group is closed.
+pub(crate) const DESTROYED: &str = "it was destroyed";
+
+pub(crate) struct Inner {
+    pub(crate) driver: Mutex<Driver>,
+    /// Operations and bytes so far, by collective and path.
+    pub(crate) tally: Arc<Tally>,
+    /// Calls that were bound, for all threads: whoever starts one while another thread drives needs it, too.
+    pub(crate) cache: Mutex<Cache>,
+    /// What the driver has not yet seen.
+    pub(crate) inbox: Mutex<Vec<Item>>,
+    /// The inbox is not empty.
+    pub(crate) filled: AtomicBool,
+    /// Collectives ever submitted.
+    pub(crate) submitted: AtomicU64,
+    pub(crate) sleeper: Sleeper,
+    pub(crate) poison: OnceLock<Error>,
+    /// A call has told the caller why the group is dead.
+    pub(crate) told: AtomicBool,
+    pub(crate) timeout: AtomicU64,
+    /// Threads that wait in this group and have released the driver for a signal check.
+    pub(crate) long_waits: AtomicUsize,
+    pub(crate) closed: AtomicBool,
+    /// Claim on this rank, until the group is closed or dead.
+    pub(crate) claim: Mutex<Option<Claim>>,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) facts: GroupFacts,
+    pub(crate) board: Option<Arc<Board>>,
+    /// Collectives, by bit, of which a copied input has been logged.
+    pub(crate) overlaps: AtomicU16,
+    /// The devices that this group has been used on.
+    pub(crate) handles: Mutex<Vec<Arc<SiteHandle>>>,
+    /// Held while all ranks prepare another device; `handles` is not.
+    pub(crate) preparing: Mutex<()>,
+    /// How other nodes are reached; empty where there are none.
+    pub(crate) way: String,
+    pub(crate) name: String,
+    pub(crate) forks: u32,
+    pub(crate) spin_policy: SpinPolicy,
+    pub(crate) config: &'static Config,
+}
+
+impl Inner {
+    pub(crate) fn usable(&self) -> Result<()> {
+        if self.forks != fork::generation() {
+            return Err(Error::Forked { group: self.name.clone() });
+        }
+        self.poison.get().map_or(Ok(()), |error| Err(self.tell(error)))
+    }
+
+    /// The caller hears why the group is dead.
+    pub(crate) fn tell(&self, error: &Error) -> Error {
+        self.told.store(true, Ordering::Relaxed);
+        error.clone()
+    }
+}

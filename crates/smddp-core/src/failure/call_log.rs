@@ -1,0 +1,100 @@
+//! What a rank did in a group, to be held against what the others did when they leave.
+
+use std::collections::VecDeque;
+
+use smddp_transport::Head;
+
+use crate::call::fingerprint::mix;
+
+/// The collectives that a rank called.
+#[derive(Default)]
+pub(crate) struct Record {
+    /// Of all of them in their order: the same on ranks that made the same calls.
+    pub(crate) digest: u64,
+    pub(crate) calls: u64,
+    /// The newest headers, to tell which call it was.
+    pub(crate) newest: VecDeque<Head>,
+}
+
+pub(crate) const REMEMBERED: usize = 64;
+
+impl Record {
+    pub(crate) fn add(&mut self, head: Head) {
+        self.digest = mix(self.digest ^ head.what).wrapping_add(mix(head.count));
+        self.calls += 1;
+        if self.newest.len() == REMEMBERED {
+            self.newest.pop_front();
+        }
+        self.newest.push_back(head);
+    }
+}
+
+/// The messages that a rank sent to each other one, and those that it asked for.
+pub(crate) struct Ledger {
+    me: usize,
+    /// 0 in the sum over all ranks, where each message has a sender and a receiver.
+    pub(crate) balance: u64,
+    /// Per rank: sent to it, asked of it.
+    pub(crate) counts: Vec<(u32, u32)>,
+}
+
+impl Ledger {
+    pub(crate) fn new(me: usize, size: usize) -> Self {
+        Self { me, balance: 0, counts: vec![(0, 0); size] }
+    }
+
+    fn name(from: usize, to: usize, tag: u64) -> u64 {
+        mix(mix((from as u64) << 32 | to as u64) ^ tag)
+    }
+
+    /// `times`: 1, or -1 for one that came to nothing.
+    pub(crate) fn sent(&mut self, to: usize, tag: u64, times: i32) {
+        self.counts[to].0 = self.counts[to].0.wrapping_add_signed(times);
+        self.balance = self.balance.wrapping_add(Self::name(self.me, to, tag).wrapping_mul(times as u64));
+    }
+
+    /// The ranks to which this one has sent anything.
+    pub(crate) fn receivers(&self) -> Vec<usize> {
+        self.counts.iter().enumerate().filter(|(_, (sent, _))| *sent > 0).map(|(rank, _)| rank).collect()
+    }
+
+    pub(crate) fn asked(&mut self, from: usize, tag: u64, times: i32) {
+        self.counts[from].1 = self.counts[from].1.wrapping_add_signed(times);
+        self.balance = self.balance.wrapping_sub(Self::name(from, self.me, tag).wrapping_mul(times as u64));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_balance_is_zero_only_if_each_message_was_sent_and_asked_for() {
+        let sum = |of: [&Ledger; 2]| of[0].balance.wrapping_add(of[1].balance);
+        let (mut a, mut b) = (Ledger::new(0, 2), Ledger::new(1, 2));
+        a.sent(1, 7, 1);
+        assert_ne!(sum([&a, &b]), 0);
+        b.asked(0, 8, 1);
+        assert_ne!(sum([&a, &b]), 0, "another tag is another message");
+        b.asked(0, 8, -1);
+        b.asked(0, 7, 1);
+        assert_eq!(sum([&a, &b]), 0);
+        b.sent(0, 7, 1);
+        b.sent(0, 7, -1);
+        assert_eq!(sum([&a, &b]), 0, "one that came to nothing does not count");
+        assert_eq!((a.counts[1], b.counts[0]), ((1, 0), (0, 1)));
+    }
+
+    #[test]
+    fn another_order_is_another_record() {
+        let heads = [Head { what: 1, count: 2 }, Head { what: 2, count: 1 }];
+        let of = |heads: &[Head]| {
+            let mut record = Record::default();
+            heads.iter().for_each(|&head| record.add(head));
+            record.digest
+        };
+        assert_ne!(of(&heads), of(&[heads[1], heads[0]]));
+        assert_ne!(of(&heads), of(&heads[..1]));
+        assert_eq!(of(&heads), of(&heads));
+    }
+}

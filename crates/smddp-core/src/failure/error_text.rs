@@ -1,0 +1,234 @@
+//! Errors in words: both calls of a mismatch, who is missing, who died.
+
+use std::time::Duration;
+
+use smddp_plan::Collective;
+use smddp_transport::process::leave_error;
+use smddp_transport::{Group, Head, Mismatch};
+
+use crate::call::fingerprint::{self, call};
+use crate::call::numbered;
+use crate::call::types::DType;
+use crate::device::Enqueued;
+use crate::error::Error;
+use crate::failure::report;
+use crate::observe::recorder;
+
+/// A collective that is not over, as error texts name it.
+#[derive(Clone, Copy)]
+pub(crate) struct PendingCall {
+    pub(crate) collective: Collective,
+    pub(crate) seq: u64,
+    pub(crate) fingerprint: Head,
+    pub(crate) timeout: Duration,
+}
+
+pub(crate) fn mismatch(
+    group: &Group,
+    name: &str,
+    collective: Collective,
+    seq: u64,
+    mine: Head,
+    found: Mismatch,
+) -> Error {
+    let who = group.describe(found.rank);
+    let me = group.rank();
+    let detail = match found.bytes {
+        Some((expected, offered)) => {
+            let element = fingerprint::dtype(mine).map_or(1, DType::size) as u64;
+            format!(
+                "rank {me} expects {} elements ({expected} bytes) from {who}, which sends {} ({offered} bytes); check the \
+                 sizes that both ranks give",
+                expected / element,
+                offered / element
+            )
+        }
+        None => format!(
+            "rank {me} calls {}, {who} calls {}; all ranks of a group must make the same calls in the same order{}",
+            call(mine),
+            call(found.theirs),
+            if call(mine) == call(found.theirs) { " with the same SMDDP_* settings" } else { "" },
+        ),
+    };
+    let what = match fingerprint::is_leaving(mine) {
+        true => call(mine),
+        false => numbered(collective, seq),
+    };
+    Error::Mismatch { what, group: name.to_owned(), rank: found.rank, detail }
+}
+
+pub(crate) fn timeout(group: &Group, name: &str, op: PendingCall) -> Error {
+    let (missing, detail) = absent(group, name, op);
+    let what = numbered(op.collective, op.seq);
+    Error::Timeout { what, group: name.to_owned(), after: op.timeout, missing, detail }
+}
+
+/// Who is known not to have come yet, nobody asked; `None` where all have come, or it is not known of anybody.
+pub(crate) fn late(group: &Group, name: &str, op: PendingCall, after: Duration) -> Option<String> {
+    let absent = |&rank: &usize| rank != group.rank() && group.arrived(rank, op.seq) == Some(false);
+    let absent: Vec<usize> = (0..group.size()).filter(absent).collect();
+    (!absent.is_empty()).then(|| {
+        let (what, who) = (numbered(op.collective, op.seq), report::list(group, &absent));
+        format!("{what} on group `{name}` has waited for {} s; not here yet: {who}", after.as_secs())
+    })
+}
+
+/// An operation that is on the device since, and does not end there.
+pub(crate) fn stuck(name: &str, enqueued: &Enqueued) -> Error {
+    Error::Timeout {
+        what: numbered(enqueued.collective, enqueued.seq),
+        group: name.to_owned(),
+        after: enqueued.timeout,
+        missing: Vec::new(),
+        detail: "all ranks have made this call and all of its work is on their devices, but this rank's device is not \
+                 through with it: a kernel before it on the caller's stream may not end, or another rank's device hangs \
+                 (nvidia-smi, py-spy dump --pid); or give the group a longer timeout"
+            .to_owned(),
+    }
+}
+
+/// Diagnosis of ranks that answer but never acknowledge data: the network drops large packets (path MTU).
+fn undelivered(group: &Group, silent: &[usize]) -> Option<String> {
+    let mut ranks = group.unacknowledged();
+    ranks.retain(|(rank, _)| !silent.contains(rank));
+    let &(first, payload) = ranks.first()?;
+    Some(format!(
+        "{} does not acknowledge data although its host answers: packets with {payload} bytes of data do not arrive there, \
+         smaller ones do; compare the MTU of the interfaces on both hosts and of tunnels between them (ip link), and try \
+         ping -M do -s {}",
+        group.describe(first),
+        // The headers of TCP with its timestamps, less that of ICMP.
+        payload + 24
+    ))
+}
+
+/// Ranks that have not arrived at operation `op`, and the text of a timeout. They include a rank that has begun the
+/// operation but no longer answers: its host may have lost power.
+fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
+    let seq = op.seq;
+    let (me, size, silent, stalled) = (group.rank(), group.size(), group.silent(), group.stalled());
+    let (mut late, mut unknown) = (Vec::new(), Vec::new());
+    for rank in (0..size).filter(|&rank| rank != me) {
+        match group.arrived(rank, seq) {
+            // It leaves in its place.
+            Some(true) if group.head_of(rank, seq).is_some_and(fingerprint::is_leaving) => late.push(rank),
+            Some(true) => {}
+            None if !silent.contains(&rank) => unknown.push(rank),
+            _ => late.push(rank),
+        }
+    }
+    let mut parts = Vec::new();
+    if !late.is_empty() || !unknown.is_empty() {
+        let here = size - late.len() - unknown.len();
+        let mut text = format!("{here} of {size} ranks arrived");
+        if !late.is_empty() {
+            text += &format!(", missing: {}", report::list(group, &late));
+        }
+        parts.push(text);
+        parts.push(format!("the call is {}", call(op.fingerprint)));
+        parts.extend(doing(group, name, &late));
+        unknown.retain(|rank| stalled.iter().all(|(stalled, _)| stalled != rank));
+        if !unknown.is_empty() {
+            parts.push(format!("not known: {}, of which no answer came", report::list(group, &unknown)));
+        }
+    } else if silent.is_empty() && !stalled.is_empty() {
+        parts.push(format!("all {size} ranks arrived; the call is {}", call(op.fingerprint)));
+    } else if silent.is_empty() {
+        let mut others = group.lacking();
+        let waits = match others.is_empty() {
+            true => String::new(),
+            false => format!(", and this rank waits for {}", report::list(group, &others)),
+        };
+        parts.push(format!(
+            "all {size} ranks arrived, but the operation did not end{waits}; a rank is stopped or starved of time; the \
+             call is {}",
+            call(op.fingerprint)
+        ));
+        // Those that it waits for first: not everybody is asked.
+        others.extend((0..size).filter(|rank| *rank != me && !others.contains(rank)).collect::<Vec<_>>());
+        parts.extend(doing(group, name, &others));
+    }
+    parts.extend(undelivered(group, &silent));
+    for (rank, words) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(ASKED) {
+        parts.push(format!("{} {words}", group.describe(*rank)));
+    }
+    if !silent.is_empty() {
+        let verb = if silent.len() == 1 { "does" } else { "do" };
+        parts.push(format!(
+            "{} {verb} not answer: the host is down or cut off, or the process is stopped",
+            report::list(group, &silent)
+        ));
+    }
+    if late.iter().any(|r| !silent.contains(r)) {
+        parts.push(
+            "look at what those are doing (py-spy dump --pid), or give the group a longer timeout".to_owned(),
+        );
+    }
+    let to_blame = |r: &usize| late.contains(r) || silent.contains(r) || stalled.iter().any(|(s, _)| s == r);
+    let missing = (0..size).filter(to_blame).collect();
+    (missing, parts.join("; "))
+}
+
+/// What the first of these ranks do, which have not arrived: they are asked.
+pub(crate) fn doing(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
+    let asked = late.iter().take(ASKED);
+    asked.filter_map(|&rank| Some(format!("rank {rank} {}", said(group, name, rank)?))).collect()
+}
+
+/// What a rank says that it does, if anything.
+pub(crate) fn said(group: &Group, name: &str, rank: usize) -> Option<String> {
+    Some(group.doing(rank, recorder::about(name, rank))).filter(|words| !words.is_empty())
+}
+
+/// So many of the ranks that are missing are asked what they do.
+pub(crate) const ASKED: usize = 3;
+
+/// How a rank was lost where others are, too: any of them may be the one that all else came of.
+pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String {
+    if others.is_empty() {
+        how.to_owned()
+    } else {
+        format!("{how}; gone, too: {}", report::list(group, others))
+    }
+}
+
+/// Whoever sees this process die is told of this error of the group.
+pub(crate) fn leave(group: &Group, name: &str, error: &Error) {
+    leave_error(&format!("{} of group `{name}`: {error}", group.describe(group.rank())));
+}
+
+/// What the process of a rank that is gone wrote down of its last error, if it had one.
+pub(crate) fn last_error(group: &Group, rank: usize) -> String {
+    group.last_error(rank).map_or_else(String::new, |(ago, text)| {
+        format!("; the last error that it knew of, {:.2} s before this one, is of {text}", ago.as_secs_f64())
+    })
+}
+
+/// Reason for the other ranks when this rank closes the group while `pending` is not over.
+pub(crate) fn departure(group: &Group, name: &str, pending: &str) -> Error {
+    let me = group.rank();
+    let how =
+        format!("left the group (destroyed it or exited) with {pending} pending{}", last_error(group, me));
+    lost(group, name, pending.to_owned(), me, &how)
+}
+
+pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &str) -> Error {
+    Error::PeerLost {
+        what,
+        group: name.to_owned(),
+        rank,
+        who: group.describe(rank),
+        how: how.to_owned(),
+        advice: "this error follows from that rank's failure: see its log for the first cause; to continue without it, destroy \
+                 the group and create a new one",
+    }
+}
+
+/// This process cannot reach a rank that may be well.
+pub(crate) fn unable(group: &Group, name: &str, what: &str, rank: usize, why: &str) -> Error {
+    let (me, other) = (group.describe(group.rank()), group.describe(rank));
+    Error::System {
+        what: format!("{what} on group `{name}` failed: {me} cannot reach {other}"),
+        why: why.to_owned(),
+    }
+}

@@ -1,0 +1,68 @@
+//! Reductions by a tree: pieces small enough to stay in the first cache, combined two by two.
+//!
+//! Every combination rounds to the element type, so a result does not depend on which of them one rank makes at once and
+//! which several make one after the other.
+
+use std::mem::MaybeUninit;
+
+use super::Kernel;
+use crate::kernels::float_mode::DefaultFloatMode;
+
+/// Bytes of a piece; whole cache lines, and elements.
+const PIECE: usize = 4 << 10;
+/// A stack of so many holds the tree over 65,536 inputs, more than a group has ranks.
+const HIGH: usize = 17;
+
+impl Kernel {
+    /// As [`Kernel::run`], but combined as `joins` says: sources are laid on a stack one by one, and after the `i`-th the two
+    /// upper values are combined `joins[i]` times, until one is left. 16-bit floats round at every combination; the divisor
+    /// of an average is applied in the last one.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`]. `joins` has a number for each source and leaves one value. `size` is an element's.
+    pub(crate) unsafe fn run_tree(
+        &self,
+        (dst, also): (*mut u8, *mut u8),
+        (srcs, joins): (&[*const u8], &[usize]),
+        (n, size): (usize, usize),
+        scale: Option<u32>,
+        stream: bool,
+    ) {
+        debug_assert_eq!(srcs.len(), joins.len());
+        let _mode = DefaultFloatMode::enter();
+        if srcs.len() <= 2 {
+            // SAFETY: the caller's contract; of two there is one combination.
+            return unsafe { self.run_in_mode(dst, also, srcs, n, scale, stream) };
+        }
+        // Memory for what is combined and not the result: a piece for each place of the stack.
+        let mut room = [const { MaybeUninit::<u8>::uninit() }; PIECE * HIGH];
+        let mut stack = [std::ptr::null::<u8>(); HIGH];
+        let each = PIECE / size;
+        for first in (0..n).step_by(each) {
+            let (count, byte) = (each.min(n - first), first * size);
+            let also = if also.is_null() { also } else { also.wrapping_add(byte) };
+            let mut high = 0;
+            for (i, (src, joins)) in srcs.iter().zip(joins).enumerate() {
+                stack[high] = src.wrapping_add(byte);
+                high += 1;
+                for _ in 0..*joins {
+                    high -= 1;
+                    let two = [stack[high - 1], stack[high]];
+                    let last = high == 1 && i + 1 == srcs.len();
+                    // SAFETY: sources and destinations hold these elements by the caller's contract, and nothing after this
+                    // combination reads this piece of a source that is the destination, too. A place of `room` holds a piece and is
+                    // written where at most the left of the two lies, exactly.
+                    unsafe {
+                        if last {
+                            self.run_in_mode(dst.wrapping_add(byte), also, &two, count, scale, stream);
+                        } else {
+                            let place = room.as_mut_ptr().add(PIECE * (high - 1)).cast::<u8>();
+                            self.run_in_mode(place, std::ptr::null_mut(), &two, count, None, false);
+                            stack[high - 1] = place;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The handle of a call under way.
+
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{OnceLock, PoisonError};
+use std::time::Duration;
+
+use super::{AtomicBool, AtomicI64, Condvar, Mutex, MutexGuard, Ordering};
+use crate::error::{Error, Result};
+
+/// What a caller wants held until its call is over.
+pub type Keep = Box<dyn Any + Send + Sync>;
+type Callback = Box<dyn FnOnce() + Send>;
+
+/// The part of a work that the driver and the waiters share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    done: AtomicBool,
+    /// All of it is on a device.
+    enqueued: AtomicBool,
+    /// It uses private copies of its buffers.
+    detached: AtomicBool,
+    error: OnceLock<Error>,
+    source: AtomicI64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    keep: Option<Keep>,
+    callbacks: Vec<Callback>,
+    /// Those that wait for no more than its being on a device.
+    early: Vec<Callback>,
+    /// Threads that sleep until something changes: with none there is nobody to call the kernel for.
+    sleepers: usize,
+}
+
+impl Shared {
+    pub(crate) fn new(keep: Option<Keep>) -> Self {
+        Self {
+            source: AtomicI64::new(-1),
+            state: Mutex::new(State { keep, ..State::default() }),
+            ..Self::default()
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_source(&self, rank: usize) {
+        self.source.store(rank as i64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn finish(&self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            let _ = self.error.set(error);
+        }
+        let mut state = self.lock();
+        // Release: whoever sees it done sees the output.
+        self.done.store(true, Ordering::Release);
+        let early = std::mem::take(&mut state.early);
+        let callbacks = std::mem::take(&mut state.callbacks);
+        // Dropped outside the lock: it may run foreign code.
+        let keep = state.keep.take();
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
+        drop(state);
+        early.into_iter().chain(callbacks).for_each(foreign);
+        foreign(|| drop(keep));
+    }
+
+    /// All of it is on a device.
+    pub(crate) fn enqueued(&self) {
+        let mut state = self.lock();
+        self.enqueued.store(true, Ordering::Release);
+        let early = std::mem::take(&mut state.early);
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
+        drop(state);
+        early.into_iter().for_each(foreign);
+    }
+
+    /// The operation uses `copies` from now on; the caller's buffers are released.
+    pub(crate) fn detach(&self, copies: Keep) {
+        let mut state = self.lock();
+        let keep = state.keep.replace(copies);
+        self.detached.store(true, Ordering::Release);
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
+        drop(state);
+        foreign(|| drop(keep));
+    }
+
+    /// True once the caller's buffers are released: the operation is over, or it uses copies of them.
+    pub(crate) fn is_released(&self) -> bool {
+        self.is_done() || self.detached.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn outcome(&self) -> Result<()> {
+        self.error.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    pub(crate) fn source(&self) -> Option<usize> {
+        usize::try_from(self.source.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Sleeps until the call is done, or on a device where that is what the caller waits for (`enqueued`), or the time is up.
+    pub(crate) fn sleep(&self, at_most: Duration, enqueued: bool) {
+        let mut state = self.lock();
+        let reached = enqueued && self.enqueued.load(Ordering::Acquire);
+        if !self.is_done() && !reached {
+            state.sleepers += 1;
+            let (mut state, _) =
+                self.changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
+            state.sleepers -= 1;
+        }
+    }
+
+    /// Calls back once when done; at once if it is done already.
+    pub(crate) fn on_done(&self, callback: Callback) {
+        let mut state = self.lock();
+        if self.is_done() {
+            drop(state);
+            callback();
+        } else {
+            state.callbacks.push(callback);
+        }
+    }
+
+    /// The same when all of it is on a device, or it is done.
+    pub(crate) fn on_enqueued(&self, callback: Callback) {
+        let mut state = self.lock();
+        if self.is_done() || self.enqueued.load(Ordering::Acquire) {
+            drop(state);
+            callback();
+        } else {
+            state.early.push(callback);
+        }
+    }
+}
+
+/// Runs what is not ours. Where it panics, its own caller is told so by the panic's message; the group is as well as before.
+fn foreign(what: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(what));
+}
+
+/// Whether a signal waits to be handled (Ctrl-C); asked by waiting threads a few times a second.
+static INTERRUPT: OnceLock<fn() -> bool> = OnceLock::new();
+
+/// Sets the check that lets waiting calls give way to a signal. The first one set stays.
+pub fn set_interrupt(check: fn() -> bool) {
+    let _ = INTERRUPT.set(check);
+}
+
+thread_local! {
+    /// Set while this thread checks for a signal, and thus in the program's handlers.
+    static CHECKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs the program's signal handlers, which may call the core. Returns true where the wait is to end, also because the check
+/// panicked: the caller's buffers may be in use.
+pub fn interrupted() -> bool {
+    let outer = CHECKING.replace(true);
+    let check = || INTERRUPT.get().is_some_and(|check| check());
+    let interrupted = catch_unwind(check).unwrap_or(true);
+    CHECKING.set(outer);
+    interrupted
+}
+
+/// Returns whether the caller is a signal handler that interrupted a call of this thread.
+pub(crate) fn in_handler() -> bool {
+    CHECKING.get()
+}

@@ -1,0 +1,15 @@
+//! Synchronization between threads. `models/` compiles [`completion`] and [`job_gate`] with loom's types in place of these.
+
+pub(crate) mod completion;
+#[cfg(test)]
+mod completion_tests;
+pub(crate) mod deadline;
+pub(crate) mod job_gate;
+
+pub(super) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering, fence};
+pub(super) use std::sync::{Condvar, Mutex, MutexGuard};
+
+/// Whoever panicked with it left what it guards as good as it was.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
