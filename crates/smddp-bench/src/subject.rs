@@ -2,7 +2,7 @@
 
 use smddp_core::preview::{Absent, Imagined};
 use smddp_core::{Collective, Config, DType};
-use smddp_plan::sim::{Cluster, Found, Job, search};
+use smddp_plan::sim::{Cluster, Job, SearchResult, search};
 use smddp_plan::{Algorithm, Memory};
 
 use crate::error::{Error, Result};
@@ -68,7 +68,7 @@ impl<'a> Subject<'a> {
     }
 
     /// What else it could do.
-    pub(crate) fn others(&self) -> Found {
+    pub(crate) fn others(&self) -> SearchResult {
         let group = self.group();
         let (shape, group, settings) = group.question(&self.call);
         search(self.cluster, &shape, self.call.root, &group, &settings)
