@@ -56,8 +56,9 @@ impl Collective {
 /// | barrier | none | none |
 ///
 /// Blocks may have any size, including zero. Except in all_to_all, block `b` has the same size in every
-/// buffer and all ranks have all sizes. In all_to_all a rank has only the sizes of its own row and column. A
-/// plan for uneven all_to_all (`uneven_pairs`) therefore sends one block per message and never forwards.
+/// buffer and all ranks have all sizes. In all_to_all a rank has only the sizes of one row and one column,
+/// its own. A plan for uneven all_to_all (`uneven_pairs`) therefore sends one block per message and never
+/// forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PlanRequest {
     pub collective: Collective,
@@ -142,9 +143,9 @@ pub enum Association {
     Tree(Vec<usize>),
 }
 
-/// One operation of a pipeline. A step processes one segment at a time: segment `s` of a span is bytes
-/// `[s*seg, (s+1)*seg)` of each of its blocks, cut to the length of the block and concatenated. A step skips
-/// a segment that none of its blocks has. A token has exactly one segment.
+/// One operation of a pipeline. A step processes one segment at a time. Segment `s` of a span is bytes
+/// `[s*seg, (s+1)*seg)` of each of its blocks, concatenated. It is shorter at the end of a block. A step
+/// skips a segment that none of its blocks has. A token has exactly one segment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Writes `source` into the next cell of `channel` and publishes it. `tee` also stores it in Out, with a

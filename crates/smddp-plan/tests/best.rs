@@ -15,15 +15,17 @@ const GOOD: f64 = 1.1;
 /// time.
 const fn others(kind: Kind) -> (f64, f64) {
     match kind {
-        // Chosen for the actual network. Of 4,000 cases (seed 2) 0.9 % are slower, by 1.39 at most:
-        // broadcasts in many small parts, and some over links as fast as the memory of a rank.
+        // Chosen for the actual network. Of 4,000 cases (seed 2) 0.9 % are slower, by a factor of 1.39 at
+        // most. These are broadcasts in many small parts, and some over links as fast as the memory of a
+        // rank.
         Kind::Moves => (3.0, 1.5),
-        // Chosen with fixed parameters close to those of the network. 5.1 % are slower, by 1.55 at most: a
-        // reduce to one rank where each rank has its own device, and calls at the border between two
-        // algorithms. Of the short test 10.5 % are slower.
+        // Chosen with fixed parameters close to those of the network. Of these, 5.1 % are slower, by a factor
+        // of 1.55 at most. The causes are a reduce to one rank where each rank has a device, and calls at the
+        // border between two algorithms. Of the short test 10.5 % are slower.
         Kind::Reduces => (12.0, 1.7),
         // Chosen with fixed parameters too, so that bits never depend on a measurement, but the network is
-        // ten times slower or faster. 15.4 % are slower, by 3.04 at most; 23.8 % of the short test.
+        // ten times slower or faster. Of these, 15.4 % are slower, by a factor of 3.04 at most; 23.8 % of the
+        // short test.
         Kind::ReducesOtherNetwork => (25.0, 3.2),
     }
 }
@@ -106,14 +108,14 @@ impl RandomCall {
     }
 }
 
-/// Returns the cases of a number of random calls, computed by two threads.
-fn some(rng: &mut Rng, calls: usize, most_ranks: usize) -> Vec<Case> {
-    let call: Vec<RandomCall> = (0..calls).map(|_| RandomCall::new(rng)).collect();
+/// Returns the cases of `count` random calls, computed by two threads.
+fn some(rng: &mut Rng, count: usize, most_ranks: usize) -> Vec<Case> {
+    let calls: Vec<RandomCall> = (0..count).map(|_| RandomCall::new(rng)).collect();
     std::thread::scope(|scope| {
         let of = move |half: &[RandomCall]| {
             half.iter().filter_map(|call| call.case(most_ranks)).collect::<Vec<_>>()
         };
-        let (first, second) = call.split_at(calls / 2);
+        let (first, second) = calls.split_at(count / 2);
         let second = scope.spawn(move || of(second));
         let mut cases = of(first);
         cases.extend(second.join().unwrap());

@@ -375,8 +375,8 @@ mod between_nodes {
         assert_eq!(over(LONG_PATH, 8 * KIB), Algorithm::HierMesh);
     }
 
-    /// `hier-log` runs its rounds in one loop. all_gather of 16 MiB, 4 nodes at 1 Gbit/s, round trip 10 ms:
-    /// 491 ms, and 105 ms by the ring.
+    /// `hier-log` runs its rounds in one loop. An all_gather of 16 MiB on 4 nodes at 1 Gbit/s with a round
+    /// trip of 10 ms takes 491 ms; by the ring 105 ms.
     #[test]
     fn large_gathers_on_long_paths_avoid_one_round_trip_per_iteration() {
         for latency_ns in [0.63e6, 2.5e6, 6.3e6, 25e6] {
@@ -393,7 +393,7 @@ mod between_nodes {
         }
     }
 
-    /// The buffers of one stream fill a path with a round trip of 10 ms, but not one with 50 ms, where each
+    /// The buffers of one stream fill a path with a round trip of 10 ms, but not one with 50 ms. There each
     /// link carries several streams.
     #[test]
     fn gather_uses_several_streams_where_one_does_not_fill_the_path() {

@@ -12,7 +12,7 @@
 //!
 //! A plan keeps the order if every step combines whole sibling subtrees. This holds if each contribution goes
 //! directly to the reducing rank. It also holds if the ranks of every node are a subtree (1, 2, 4, 8, ...
-//! consecutive ranks) and the node sum goes directly to the reducing rank.
+//! consecutive ranks). The node sum must then go directly to the reducing rank.
 
 use std::ops::Range;
 

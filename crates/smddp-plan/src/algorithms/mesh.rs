@@ -9,8 +9,8 @@
 //!
 //! Bandwidth-optimal if a message reaches all its readers at once (shared memory): each rank writes its share
 //! once and reads every other share once. This is the pairwise exchange of Thakur, Rabenseifner and Gropp,
-//! "Optimization of Collective Communication Operations in MPICH", 2005, with one write for all readers and a
-//! pipeline of segments.
+//! "Optimization of Collective Communication Operations in MPICH", 2005. In addition, one write serves all
+//! readers, and segments are pipelined.
 //!
 //! Deadlock freedom: a message written in iteration `i` of the loop is read in iteration `i + 1` by the peer.
 //! Two cells are sufficient. One is sufficient if each channel carries one message.

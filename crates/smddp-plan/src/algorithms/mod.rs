@@ -94,7 +94,7 @@ impl Algorithm {
 }
 
 /// Returns the program of `request.rank`. `None` if the algorithm does not support the collective, shape or
-/// order, or if the request is invalid (a rank outside the group, a topology of another size).
+/// order. `None` also for an invalid request: a rank outside the group, or a topology of another size.
 ///
 /// Every program, independent of the algorithm, has these properties:
 /// - The steps of a pipeline ascend by lag, so that a plan with a single segment can drop all lags.

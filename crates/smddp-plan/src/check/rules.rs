@@ -110,7 +110,7 @@ fn spans(op: &Operation<'_>, at: Position, step: &Step) -> Result<(), Error> {
                 return malformed("a reduction without a destination");
             }
             if own.is_some_and(|(position, _)| position > from.len()) {
-                return malformed("the position of its own input is out of range");
+                return malformed("the position of the local input is out of range");
             }
             let Some(blocks) = own.map(|(_, o)| o.blocks).or(from.first().map(|f| f.take.1)) else {
                 return malformed("a reduction without inputs");

@@ -21,7 +21,7 @@ pub struct Operation<'a> {
     /// One program per rank.
     pub programs: &'a [Program],
     pub sizes: &'a Sizes,
-    /// True if In and Out share memory, as far as the collective allows it (all_to_all does not).
+    /// True if In and Out share memory where the collective allows it (all_to_all does not).
     pub in_place: bool,
 }
 

@@ -11,8 +11,9 @@ const LINE: usize = 64;
 /// Largest piece in bytes. Smaller pieces expose the cost per message. With larger ones two pieces exceed the
 /// second-level cache.
 const LARGEST: usize = 128 << 10;
-/// Largest piece for two ranks with one cell each. all_gather of 4 MiB: 160 us with 128 KiB, 129 us with this
-/// size, 137 us with 512 KiB. all_reduce, which has two cells: 230 us with 128 KiB, 420 us with this size.
+/// Largest piece for two ranks with one cell each. An all_gather of 4 MiB takes 160 us with 128 KiB, 129 us
+/// with this size and 137 us with 512 KiB. An all_reduce has two cells and takes 230 us with 128 KiB, 420 us
+/// with this size.
 const LARGEST_OF_TWO: usize = 256 << 10;
 /// Smallest piece unless the staging memory is smaller: below it messages cost more than their bytes.
 const SMALLEST: usize = 4 << 10;
@@ -24,9 +25,9 @@ const MOST_DOUBLINGS: usize = 2;
 /// Cells per channel between nodes, excluding the cells for data in flight ([`ahead`]).
 const MOST_CELLS: usize = 4;
 /// Smallest piece for a slow link, and the maximum time in nanoseconds of one piece on a link. Pieces and
-/// credits of free cells queue behind each other. all_reduce of 16 MiB, 4 nodes of 2 ranks at 1 Gbit/s, with
-/// pieces of 256, 128, 64, 32 KiB: 225, 221, 216, 208 ms. If processors are busier than the link (10 Gbit/s
-/// on two cores): 60, -, 70, 76 ms.
+/// credits of free cells queue behind each other. An all_reduce of 16 MiB with pieces of 256, 128, 64, 32 KiB
+/// takes 225, 221, 216, 208 ms on 4 nodes of 2 ranks at 1 Gbit/s. If processors are busier than the link (10
+/// Gbit/s on two cores): 60, -, 70, 76 ms.
 const SLOW_LINKS: usize = 32 << 10;
 const LONGEST_NS: f64 = 220_000.0;
 /// Largest message between nodes in bytes.
@@ -34,15 +35,15 @@ const LARGEST_MESSAGE: usize = 1 << 20;
 /// Limits of the search for another piece size: smallest message, and powers of two around the default.
 const LEAST_MESSAGE: usize = 8 << 10;
 const MOST_HALVINGS: u32 = 5;
-/// Minimum of bytes in flight, also on short paths, because processes may be delayed. 64 MiB, 2 nodes at 1
-/// Gbit/s: all_gather, reduce_scatter, all_reduce take 322, 335, 569 ms with 128 KiB, and 285, 272, 543 ms
-/// with this value.
+/// Minimum of bytes in flight, also on short paths, because processes may be delayed. With 64 MiB on 2 nodes
+/// at 1 Gbit/s, all_gather, reduce_scatter and all_reduce take 322, 335, 569 ms with 128 KiB. With this value
+/// they take 285, 272, 543 ms.
 const LEAST_AHEAD: usize = 512 << 10;
 /// Smallest piece of a block that is divided in two.
 const WORTH_CUTTING: usize = 16 << 10;
 /// Bytes in cells per rank if few ranks share the cache. A writer reuses a cell only when the copies of its
-/// readers have left their caches. all_gather of 64 MiB, two ranks: 6.4 ms with 512 KiB of cells, 5.0 ms with
-/// 1 MiB.
+/// readers have left their caches. An all_gather of 64 MiB on two ranks takes 6.4 ms with 512 KiB of cells,
+/// and 5.0 ms with 1 MiB.
 const DEEP: usize = 1 << 20;
 /// Bytes in all cells of more than four ranks together; these fit the last-level cache of a socket.
 const STAGED: usize = 2 << 20;
@@ -102,7 +103,7 @@ pub(super) fn cut_between(algorithm: Algorithm, traffic: &Traffic, case: &Case<'
 }
 
 /// Returns the bytes of a block that may be in flight to another node. Each channel may have the amount that
-/// the link needs, because the channels of a ring are busy one after the other. Together they stay within
+/// the link needs, because the channels of a ring are busy one after the other. Together they use at most
 /// their share of the staging memory.
 fn ahead(traffic: &Traffic, case: &Case<'_>) -> usize {
     let share = case.staging / 2 / traffic.staged();

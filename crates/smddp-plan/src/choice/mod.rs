@@ -57,8 +57,8 @@ pub struct Network {
 
 impl Network {
     /// Sockets over a link of about 10 Gbit/s. Their streams share a link unevenly, and the last one ends
-    /// late. 4 nodes of 2 ranks at 1 Gbit/s: the mesh takes 1.1 (16 MiB) to 1.3 times (1 MiB) as long as the
-    /// ring.
+    /// late. On 4 nodes of 2 ranks at 1 Gbit/s the mesh takes 1.1 (16 MiB) to 1.3 times (1 MiB) as long as
+    /// the ring.
     pub const ASSUMED: Self =
         Self { latency_ns: 15_000.0, message_ns: 1_000.0, bytes_per_ns: 1.2, incast: 1.25 };
 
@@ -73,9 +73,11 @@ const LONG_BYTES: f64 = (2 << 20) as f64;
 
 impl Network {
     /// Returns the slowdown of several streams to one node compared with one stream. If one stream cannot
-    /// fill a long path, several streams carry more in spite of sharing. all_gather of 64 MiB, 4 nodes at 1
-    /// Gbit/s, mesh and ring: 0.42 and 0.44 s at a round trip of 1 ms, 0.46 to 0.53 and 0.42 s at 10 ms, 0.46
-    /// and 0.67 s at 50 ms; line rate 0.42 s.
+    /// fill a long path, several streams carry more in spite of sharing. Measured times of an all_gather of
+    /// 64 MiB on 4 nodes at 1 Gbit/s (line rate: 0.42 s):
+    /// - Round trip of 1 ms: 0.42 s by the mesh, 0.44 s by the ring.
+    /// - Round trip of 10 ms: 0.46 to 0.53 s by the mesh, 0.42 s by the ring.
+    /// - Round trip of 50 ms: 0.46 s by the mesh, 0.67 s by the ring.
     fn incast_slowdown(&self) -> f64 {
         let long = self.latency_ns >= LONG_NS && 2.0 * self.latency_ns * self.bytes_per_ns >= LONG_BYTES;
         if long { 1.0 } else { self.incast }
@@ -89,8 +91,9 @@ impl Network {
 
     /// Returns the bytes in flight to a node for which its link never waits for credits: four times its
     /// volume per round trip. Twice that volume queues in the network, credits queue behind traffic in the
-    /// other direction, and the measured rate may be too low. all_gather of 64 MiB, 2 nodes at 1 Gbit/s and a
-    /// round trip of 10 ms: 340 ms with a factor of 2.5, 302 ms with 6; line rate 281 ms.
+    /// other direction, and the measured rate may be too low. An all_gather of 64 MiB on 2 nodes at 1 Gbit/s
+    /// and a round trip of 10 ms takes 340 ms with a factor of 2.5, and 302 ms with 6. At line rate it would
+    /// take 281 ms.
     pub fn in_flight_bytes(&self) -> usize {
         let round_trip = 2.0 * self.latency_ns;
         (4.0 * round_trip * self.bytes_per_ns) as usize

@@ -53,7 +53,7 @@ fn divide(count: usize, size: usize, element: usize) -> Vec<usize> {
     (0..size).map(|block| count.saturating_sub(block * each).min(each)).collect()
 }
 
-/// Location of the buffers of a call, as far as the choice depends on it.
+/// Location of the buffers of a call, in the detail that the choice needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
     #[default]

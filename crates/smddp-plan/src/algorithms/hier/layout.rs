@@ -1,7 +1,8 @@
 //! Channel numbers of this rank, and of the channels that it reads.
 //!
 //! The channels of a rank are in this order: up, down (or to the root), local, give, share. The first two
-//! leave the node ([`Numbers`]). The others stay in it, and all ranks of a node number them alike.
+//! leave the node ([`Numbers`]). The others are inside it, and all ranks of the node use the same numbers for
+//! them.
 
 use super::numbers::Numbers;
 use super::routes::{PIPELINES, Routes};
@@ -93,7 +94,7 @@ impl<'r, 't> Layout<'r, 't> {
             given: HashMap::new(),
             share: Table::new(routes, if uses.down { ranks } else { 0 }),
         };
-        // Number of channels of each rank of the node so far.
+        // Number of channels that each rank of the node already has.
         let mut counts = vec![0; ranks];
         layout.between_nodes(&mut counts, draft);
         layout.local_channels(&mut counts, draft);

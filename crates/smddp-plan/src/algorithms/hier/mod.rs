@@ -11,18 +11,18 @@
 //! 1  2 3                                 -> 1
 //! ```
 //!
-//! Down the tree (all_gather): in each node one rank, the *entry*, receives the part and forwards it to its
-//! local peers and to the next nodes. Up the tree (reduce_scatter): in each node the entry takes the
+//! Down the tree (all_gather): one rank of each node, the *entry*, receives the part. It forwards the part to
+//! its local peers and to the next nodes. Up the tree (reduce_scatter): in each node the entry takes the
 //! contributions of its local peers, its own and the sums of the nodes below. It reduces them in one pass and
 //! sends one sum. A part therefore crosses the link of a node once each way, independent of the number of
 //! ranks. An all_reduce goes up and then down. Broadcast and reduce use one direction, between the root and
-//! the homes. The entry has the local index of the home (modulo the ranks of its node), so the ranks of a
-//! node share the traffic, each on its own rail.
+//! the homes. The entry has the local index of the home, modulo the ranks of its node. The ranks of a node
+//! thus share the traffic, each on one rail.
 //!
 //! A channel stays inside the node or leaves it, never both. Parts of different homes are in several
 //! pipelines, so that one may wait while another progresses.
 //!
-//! Deadlock freedom: between nodes a part has its own channels, and a message is read one iteration after it
+//! Deadlock freedom: between nodes each part has separate channels. A message is read one iteration after it
 //! is written, so two cells per channel are sufficient. A channel inside a node carries the parts of one
 //! pipeline in pipeline order. The pipeline that reads it (or writes it) uses the same order and has no other
 //! steps.

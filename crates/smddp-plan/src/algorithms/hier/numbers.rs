@@ -1,8 +1,9 @@
 //! Channel numbers of other ranks between nodes, without their programs.
 //!
-//! The first channels of a rank go to other nodes. They are, in part order, one up channel for each part of
-//! which it is the entry (except at the node of the home), then one down channel for each part that it
-//! forwards. With one part per rank these are counted node by node, from a table by local index.
+//! The first channels of a rank go to other nodes. First comes one up channel for each part of which the rank
+//! is the entry, except at the node of the home. Then comes one down channel for each part that it forwards.
+//! Both are in part order. With one part per rank these are counted node by node, from a table by local
+//! index.
 
 use super::routes::Routes;
 use super::trees::Tree;
@@ -112,7 +113,7 @@ impl<'r, 't> Numbers<'r, 't> {
     pub(super) fn reader(&mut self, part: usize, parent: usize) -> usize {
         let (routes, me) = (self.routes, self.me);
         let rail = routes.parts[part].rail;
-        // Entries of all nodes except the own one and those that already have the part.
+        // Entries of all nodes, without the own node and nodes that already have the part.
         let above = match routes.parts[part].tree {
             Tree::Star => vec![parent],
             Tree::Through { .. } if parent != routes.home_node(part) => vec![parent, routes.home_node(part)],
@@ -130,7 +131,7 @@ impl<'r, 't> Numbers<'r, 't> {
     }
 }
 
-/// Returns the prefix sums, starting with zero and ending with the total.
+/// Returns the prefix sums, from zero to the total.
 fn sums(counts: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut sum = 0;
     let mut sums = vec![0];

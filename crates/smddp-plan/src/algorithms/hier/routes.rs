@@ -24,15 +24,15 @@ pub(super) struct Part {
 pub(super) struct Routes<'a> {
     pub(super) topology: &'a Topology,
     pub(super) parts: Vec<Part>,
-    /// True if every node (or all but one) has parts for its first rank, its second, and so on, with the
-    /// local index as the rail. Otherwise there are few parts.
+    /// True if every node (or all but one) has one part for each of its first ranks. The rail is then the
+    /// local index of the rank. Otherwise there are few parts.
     pub(super) by_rank: bool,
     /// With `by_rank`: the first part of each node, and the number of parts.
     starts: Vec<usize>,
 }
 
 impl<'a> Routes<'a> {
-    /// Each rank is the home of its own block.
+    /// Each rank is the home of the block with its number.
     pub(super) fn each(topology: &'a Topology, tree: Tree) -> Self {
         let part = |node, local| {
             let home = topology.rank_at(node, local);

@@ -1,5 +1,5 @@
-//! Reduction of contributions up to the homes: in each node the entry reduces its own data and those of its
-//! local peers and the nodes below.
+//! Reduction of contributions up to the homes: the entry of each node reduces the data of its node and of the
+//! nodes below.
 
 use super::layout::Layout;
 use crate::algorithms::draft::{Draft, Role};

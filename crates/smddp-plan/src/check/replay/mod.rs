@@ -286,7 +286,7 @@ fn count_messages(op: &Operation<'_>, rank: usize, depth: usize, cells: &mut [Ce
     }
 }
 
-/// Returns whether the step has work for `segment`: a message to take, or a piece of its own span.
+/// Returns whether the step has work for `segment`: a message to take, or a piece of a local span.
 fn active(op: &Operation<'_>, rank: usize, step: &Step, segment: usize) -> bool {
     let mine = match step {
         Step::Send { source, .. } | Step::Copy { source, .. } => Some(*source),

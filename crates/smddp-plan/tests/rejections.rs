@@ -352,9 +352,9 @@ fn leaking_barrier_is_rejected() {
 
 #[test]
 fn malformed_programs_are_rejected() {
-    let assert_malformed = |what: &dyn Fn(&mut Case)| {
+    let assert_malformed = |change: &dyn Fn(&mut Case)| {
         let mut case = reduce_scatter();
-        what(&mut case);
+        change(&mut case);
         let error = case.rejection();
         assert!(matches!(error, Error::Malformed { .. }), "{error}");
     };
