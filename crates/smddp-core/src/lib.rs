@@ -55,7 +55,7 @@ pub use exact::set_exact;
 pub use recorder::{Taken, dump};
 pub use reduce::simd_level;
 pub use smddp_cuda::Stream;
-pub use smddp_plan::format::named;
+pub use smddp_plan::format::variant_name;
 pub use smddp_plan::{Algorithm, Collective, Format, Network};
 pub use smddp_transport::fork::PerProcess;
 pub use smddp_transport::host_name;

@@ -47,7 +47,7 @@ impl Format {
 pub type AlgorithmVariant = (Algorithm, Option<Format>);
 
 /// Returns the name for logs and tables: `hier`, `hier (bf16 between nodes)`.
-pub fn named((algorithm, format): AlgorithmVariant) -> String {
+pub fn variant_name((algorithm, format): AlgorithmVariant) -> String {
     match format {
         Some(format) => format!("{} ({} between nodes)", algorithm.name(), format.name()),
         None => algorithm.name().to_owned(),
@@ -88,8 +88,8 @@ impl Formats {
             match part.split_once('=') {
                 None => found.0 = [Some(format(part).ok_or_else(expected)?); 3],
                 Some((name, value)) => {
-                    let named = |(_, known): &(Collective, &str)| known.eq_ignore_ascii_case(name.trim());
-                    let row = COLLECTIVES.iter().position(named).ok_or_else(expected)?;
+                    let matches = |(_, known): &(Collective, &str)| known.eq_ignore_ascii_case(name.trim());
+                    let row = COLLECTIVES.iter().position(matches).ok_or_else(expected)?;
                     found.0[row] = Some(format(value).ok_or_else(expected)?);
                 }
             }

@@ -134,7 +134,7 @@ fn case(
 ) -> Option<Case> {
     let size = cluster.size();
     let topology = cluster.topology();
-    let group = GroupShape { topology: &topology, slot: 0, network: cluster.prices() };
+    let group = GroupShape { topology: &topology, slot: 0, network: cluster.network_model() };
     let element = if half { 2 } else { 4 };
     // Gathering collectives have one block per rank.
     let whole = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
@@ -241,7 +241,7 @@ fn all_gathers_on_1024_nodes_use_few_messages() {
             counts,
             memory,
         };
-        let group = GroupShape { topology: &topology, slot: 0, network: cluster.prices() };
+        let group = GroupShape { topology: &topology, slot: 0, network: cluster.network_model() };
         let choice = decide(&shape, &group, &Settings::default()).choice;
         assert_eq!(choice.algorithm, Algorithm::HierLog, "{bytes}");
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use smddp_plan::format::{AlgorithmVariant, named};
+use smddp_plan::format::{AlgorithmVariant, variant_name};
 use smddp_plan::{
     Association, Buffer, Choice, Collective, Decision, Format, Formats, GroupShape, Memory, Network,
     PlanRequest, Program, Reason, Settings, Step, Topology, decide, plan,
@@ -257,7 +257,7 @@ pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decisio
 /// Description of a decision for `smddp info` and tables. path: the transport.
 pub(crate) fn described(path: &str, decision: &Decision) -> String {
     let Choice { algorithm, segment, .. } = decision.choice;
-    let algorithm = named((algorithm, decision.format));
+    let algorithm = variant_name((algorithm, decision.format));
     let cells = decision.choice.window();
     let order = if decision.canonical { " in canonical order" } else { "" };
     let instead = match decision.reason {

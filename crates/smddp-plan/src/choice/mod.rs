@@ -90,10 +90,10 @@ impl Network {
     }
 
     /// Returns the bytes in flight to a node for which its link never waits for credits: four times its
-    /// volume per round trip. Twice that volume queues in the network, credits queue behind traffic in the
-    /// other direction, and the measured rate may be too low. An all_gather of 64 MiB on 2 nodes at 1 Gbit/s
-    /// and a round trip of 10 ms takes 340 ms with a factor of 2.5, and 302 ms with 6. At line rate it would
-    /// take 281 ms.
+    /// volume per round trip. Twice the volume of a round trip queues in the network itself, credits queue
+    /// behind traffic in the other direction, and the measured rate may be too low. An all_gather of 64 MiB
+    /// on 2 nodes at 1 Gbit/s and a round trip of 10 ms takes 340 ms with a factor of 2.5, and 302 ms with 6.
+    /// At line rate it would take 281 ms.
     pub fn in_flight_bytes(&self) -> usize {
         let round_trip = 2.0 * self.latency_ns;
         (4.0 * round_trip * self.bytes_per_ns) as usize
@@ -178,7 +178,7 @@ pub fn decide(shape: &Shape, group: &GroupShape<'_>, settings: &Settings<'_>) ->
     }
     let table = || settings.tune?.algorithm(shape.collective, case.bytes as u64, shape.memory.kind(), size);
     let requested = settings.algorithm.or_else(table);
-    let supported = requested.and_then(|requested| named(requested, &case));
+    let supported = requested.and_then(|requested| forced(requested, &case));
     let reason = match (requested, supported) {
         (None, _) => Reason::Cost,
         (Some(requested), None) => Reason::Unsupported(requested),
@@ -261,7 +261,7 @@ fn cheapest(case: &Case<'_>) -> Choice {
 /// order is required.
 fn cheapest_between(case: &Case<'_>) -> Option<Choice> {
     let network = if case.collective.reduces() { case.network.fixed() } else { case.network };
-    let priced = Algorithm::ALL.into_iter().filter_map(|algorithm| {
+    let candidates = Algorithm::ALL.into_iter().filter_map(|algorithm| {
         if !algorithm.is_hierarchical() || !case.allows(algorithm) {
             return None;
         }
@@ -269,10 +269,10 @@ fn cheapest_between(case: &Case<'_>) -> Option<Choice> {
         let (cost, _) = cut_between(algorithm, &traffic, &Case { network, ..*case });
         Some((cost?, algorithm, traffic))
     });
-    let priced: Vec<_> = priced.collect();
-    let least = priced.iter().map(|(cost, ..)| *cost).min_by(f64::total_cmp)?;
+    let candidates: Vec<_> = candidates.collect();
+    let least = candidates.iter().map(|(cost, ..)| *cost).min_by(f64::total_cmp)?;
     // Among equal costs the simplest algorithm wins.
-    let (_, algorithm, traffic) = priced.into_iter().find(|(cost, ..)| *cost <= EQUAL * least)?;
+    let (_, algorithm, traffic) = candidates.into_iter().find(|(cost, ..)| *cost <= EQUAL * least)?;
     Some(cut_between(algorithm, &traffic, case).1)
 }
 
@@ -299,7 +299,7 @@ fn cut_between(algorithm: Algorithm, traffic: &need::Traffic, case: &Case<'_>) -
 
 /// Returns segment and depth for a forced algorithm. `None` if it does not support the collective, rounds a
 /// 16-bit reduction more than once, or needs all ranks on one node (`publish`).
-fn named(algorithm: Algorithm, case: &Case<'_>) -> Option<Choice> {
+fn forced(algorithm: Algorithm, case: &Case<'_>) -> Option<Choice> {
     if !case.allows(algorithm) {
         return None;
     }

@@ -134,7 +134,7 @@ impl Cluster {
     }
 
     /// Returns the network parameters for the engine's cost model.
-    pub fn prices(&self) -> Network {
+    pub fn network_model(&self) -> Network {
         Network {
             latency_ns: self.network.latency_s * 1e9,
             message_ns: self.network.message_s * 1e9,
