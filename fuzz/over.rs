@@ -1,5 +1,5 @@
-//! A border without a fuzzer: the kept inputs, then random ones, some of them made from the kept. Included by the tests of
-//! each crate that has such borders.
+//! Fuzzing without a fuzzer: runs a target on the stored corpus, on random inputs, and on mutated corpus
+//! inputs. The tests of each crate with fuzz targets include this file.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-/// Random inputs of each kind, where they are quick.
+/// Number of random and of mutated inputs for fast targets.
 pub(crate) const MANY: u32 = 1500;
 
-/// `inputs` of each kind.
+/// Runs `entry` on the corpus `name`, then on `inputs` random and `inputs` mutated inputs.
 pub(crate) fn over(name: &str, entry: fn(&[u8]), inputs: u32) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(name);
     let mut files: Vec<_> = std::fs::read_dir(&folder)
@@ -21,7 +21,7 @@ pub(crate) fn over(name: &str, entry: fn(&[u8]), inputs: u32) {
     assert!(!files.is_empty(), "{} is empty", folder.display());
     let kept: Vec<Vec<u8>> = files.iter().map(|file| std::fs::read(file).unwrap()).collect();
     for (file, bytes) in files.iter().zip(&kept) {
-        // A panic's own text does not name it.
+        // Prints the file name, because the text of a panic does not contain it.
         println!("{}", file.display());
         entry(bytes);
     }

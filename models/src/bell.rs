@@ -1,4 +1,5 @@
-//! The bell: nobody sleeps through what was published. Here nobody wakes by himself, so a lost call is a deadlock.
+//! Models of the bell: no thread sleeps through a publication. There are no spurious wake-ups, so a lost
+//! wake-up is a deadlock.
 
 macro_rules! models {
     ($over:ident) => {
@@ -9,7 +10,8 @@ macro_rules! models {
             use crate::$over::order::{Bell, Count};
             use crate::$over::sync::{AtomicU32, AtomicU64, Ordering};
 
-            /// The kernel's half: threads that wait for the word to change, and a descriptor that is written to.
+            /// Model of the kernel: threads that wait for the futex word to change, and a descriptor that a
+            /// notification writes.
             struct Process {
                 words: [AtomicU32; 3],
                 futex: (Mutex<()>, Condvar),
@@ -47,8 +49,8 @@ macro_rules! models {
                     *called = false;
                 }
 
-                fn publish(&self, what: usize) {
-                    Count(&self.published[what]).tell(1);
+                fn publish(&self, index: usize) {
+                    Count(&self.published[index]).tell(1);
                     Bell::published();
                     if self.bell().wanted() {
                         let wake = |_: &AtomicU32| {
@@ -62,12 +64,12 @@ macro_rules! models {
                     }
                 }
 
-                /// Sleeps until `what` is published.
-                fn until(&self, what: usize, polls: bool) {
+                /// Sleeps until the counter `index` is published.
+                fn until(&self, index: usize, polls: bool) {
                     loop {
                         let bell = self.bell();
                         let ticket = bell.drowse();
-                        let there = Count(&self.published[what]).told() == 1;
+                        let there = Count(&self.published[index]).told() == 1;
                         if !there {
                             match polls {
                                 true => bell.poll(ticket, || self.poll()),
@@ -82,7 +84,7 @@ macro_rules! models {
                 }
             }
 
-            /// What must not be done: looks before it says that it is about to sleep.
+            /// Incorrect order: polls before it announces the sleep.
             pub(super) fn looks_first() {
                 crate::model(|| {
                     let process = Process::new();
@@ -107,13 +109,13 @@ macro_rules! models {
                 });
             }
 
-            /// Two ranks publish, and this one needs both.
+            /// Two ranks publish, and one thread waits for both.
             pub(super) fn two() {
                 crate::model(|| {
                     let process = Process::new();
-                    let ringers = [0, 1].map(|what| {
+                    let ringers = [0, 1].map(|index| {
                         let ringer = process.clone();
-                        thread::spawn(move || ringer.publish(what))
+                        thread::spawn(move || ringer.publish(index))
                     });
                     process.until(0, false);
                     process.until(1, false);
@@ -121,7 +123,7 @@ macro_rules! models {
                 });
             }
 
-            /// Two threads of a process sleep, each in its own way.
+            /// Two threads of a process sleep, one on the futex and one on the descriptor.
             pub(super) fn sleepers() {
                 crate::model(|| {
                     let process = Process::new();
@@ -142,7 +144,7 @@ models!(right);
 models!(unfenced);
 
 #[test]
-fn nobody_sleeps_through_what_was_published() {
+fn waiting_threads_observe_every_publication() {
     crate::fails("unfenced::one", || unfenced::one(false));
     crate::fails("right::looks_first", right::looks_first);
     right::one(false);
@@ -150,7 +152,7 @@ fn nobody_sleeps_through_what_was_published() {
 }
 
 #[test]
-fn nobody_who_polls_sleeps_through_it_either() {
+fn polling_threads_observe_every_publication() {
     crate::fails("unfenced::one", || unfenced::one(true));
     right::one(true);
     right::sleepers();

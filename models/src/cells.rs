@@ -1,4 +1,4 @@
-//! Cells: filled, published, read, released and filled again; and the memory of an operation that is over.
+//! Models of cells (written, published, read, released and reused) and of the memory of a finished operation.
 
 macro_rules! models {
     ($over:ident) => {
@@ -16,7 +16,7 @@ macro_rules! models {
                 cells: Vec<UnsafeCell<u64>>,
             }
 
-            /// `messages` through `depth` cells.
+            /// Sends `messages` through `depth` cells.
             pub(super) fn channel(depth: u64, messages: u64) {
                 crate::model(move || {
                     let channel = Arc::new(Channel {
@@ -30,7 +30,7 @@ macro_rules! models {
                             while Count(&reader.published).told() <= taken {
                                 thread::yield_now();
                             }
-                            // SAFETY: published, and not yet released.
+                            // SAFETY: the cell is published and not yet released.
                             let found = reader.cells[(taken % depth) as usize].with(|cell| unsafe { *cell });
                             assert_eq!(found, taken + 1);
                             Count(&reader.read).tell(taken + 1);
@@ -40,7 +40,7 @@ macro_rules! models {
                         while sent - Count(&channel.read).told() >= depth {
                             thread::yield_now();
                         }
-                        // SAFETY: free: its last message is read.
+                        // SAFETY: the cell is free, because its last message was read.
                         channel.cells[(sent % depth) as usize].with_mut(|cell| unsafe { *cell = sent + 1 });
                         Count(&channel.published).tell(sent + 1);
                     }
@@ -48,21 +48,21 @@ macro_rules! models {
                 });
             }
 
-            pub(super) fn given_back() {
+            pub(super) fn memory_reuse() {
                 crate::model(|| {
                     let memory = Arc::new((UnsafeCell::new(1), [AtomicU64::new(0), AtomicU64::new(0)]));
                     let readers: Vec<_> = (0..2)
                         .map(|reader| {
                             let memory = memory.clone();
                             thread::spawn(move || {
-                                // SAFETY: the operation is not over for this reader.
+                                // SAFETY: the operation is not finished for this reader.
                                 assert_eq!(memory.0.with(|region| unsafe { *region }), 1);
                                 Count(&memory.1[reader]).tell(1);
                             })
                         })
                         .collect();
                     if memory.1.iter().all(|done| Count(done).told() >= 1) {
-                        // SAFETY: all others have finished the operation.
+                        // SAFETY: all other ranks have finished the operation.
                         memory.0.with_mut(|region| unsafe { *region = 2 });
                     }
                     readers.into_iter().for_each(|reader| reader.join().unwrap());
@@ -77,7 +77,7 @@ models!(stores_relaxed);
 models!(loads_relaxed);
 
 #[test]
-fn a_cell_is_read_whole_and_not_filled_before_it_is_released() {
+fn cell_is_read_whole_and_reused_only_after_its_release() {
     crate::fails("stores_relaxed::channel", || stores_relaxed::channel(1, 2));
     crate::fails("loads_relaxed::channel", || loads_relaxed::channel(1, 2));
     right::channel(1, 3);
@@ -85,8 +85,8 @@ fn a_cell_is_read_whole_and_not_filled_before_it_is_released() {
 }
 
 #[test]
-fn the_memory_of_an_operation_is_given_out_again_when_all_have_finished_it() {
-    crate::fails("stores_relaxed::given_back", stores_relaxed::given_back);
-    crate::fails("loads_relaxed::given_back", loads_relaxed::given_back);
-    right::given_back();
+fn memory_of_an_operation_is_reused_only_after_all_ranks_finished() {
+    crate::fails("stores_relaxed::memory_reuse", stores_relaxed::memory_reuse);
+    crate::fails("loads_relaxed::memory_reuse", loads_relaxed::memory_reuse);
+    right::memory_reuse();
 }

@@ -1,4 +1,5 @@
-//! End of a call: a thread that observes it also observes the output, every waiter wakes, and each callback runs once.
+//! Models of the end of a call: a thread that observes it also observes the output, every waiter wakes, and
+//! each callback runs once.
 
 macro_rules! models {
     ($over:ident) => {
@@ -23,28 +24,28 @@ macro_rules! models {
                 }
 
                 fn finish(&self) {
-                    // SAFETY: the call is not over, so the output is the driver's.
+                    // SAFETY: the call is not finished, so the driver owns the output.
                     self.output.with_mut(|output| unsafe { *output = 5 });
                     self.shared.finish(Ok(()));
                 }
             }
 
-            pub(super) fn waited_for() {
+            pub(super) fn wait_for_completion() {
                 crate::model(|| {
                     let call = Call::new();
                     let driver = call.clone();
                     let driving = thread::spawn(move || driver.finish());
                     while !call.shared.is_done() {
-                        // No deadline: only a notification ends the wait.
+                        // Without a deadline, only a notification ends the wait.
                         call.shared.sleep(Duration::MAX, false);
                     }
-                    // SAFETY: the call is over, so the output is its caller's.
+                    // SAFETY: the call is finished, so the caller owns the output.
                     assert_eq!(call.output.with(|output| unsafe { *output }), 5);
                     driving.join().unwrap();
                 });
             }
 
-            pub(super) fn waited_for_on_a_device() {
+            pub(super) fn wait_for_enqueue() {
                 crate::model(|| {
                     let call = Call::new();
                     let driver = call.clone();
@@ -55,7 +56,7 @@ macro_rules! models {
                 });
             }
 
-            pub(super) fn called_back() {
+            pub(super) fn callbacks() {
                 crate::model(|| {
                     let call = Call::new();
                     let calls = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
@@ -64,18 +65,18 @@ macro_rules! models {
                         driver.shared.enqueued();
                         driver.finish();
                     });
-                    for which in 0..2 {
+                    for index in 0..2 {
                         let calls = calls.clone();
                         let callback = Box::new(move || {
-                            calls[which].fetch_add(1, Ordering::Relaxed);
+                            calls[index].fetch_add(1, Ordering::Relaxed);
                         });
-                        match which {
+                        match index {
                             0 => call.shared.on_done(callback),
                             _ => call.shared.on_enqueued(callback),
                         }
                     }
                     driving.join().unwrap();
-                    let found = [0, 1].map(|which| calls[which].load(Ordering::Relaxed));
+                    let found = [0, 1].map(|index| calls[index].load(Ordering::Relaxed));
                     assert_eq!(found, [1, 1]);
                 });
             }
@@ -87,17 +88,17 @@ models!(right);
 models!(stores_relaxed);
 
 #[test]
-fn a_waiter_of_a_call_wakes_and_sees_its_output() {
-    crate::fails("stores_relaxed::waited_for", stores_relaxed::waited_for);
-    right::waited_for();
+fn waiter_wakes_and_observes_the_output() {
+    crate::fails("stores_relaxed::wait_for_completion", stores_relaxed::wait_for_completion);
+    right::wait_for_completion();
 }
 
 #[test]
-fn a_waiter_for_a_call_on_a_device_wakes_when_it_is_enqueued() {
-    right::waited_for_on_a_device();
+fn waiter_of_a_device_call_wakes_when_it_is_enqueued() {
+    right::wait_for_enqueue();
 }
 
 #[test]
-fn a_callback_comes_once_however_late_it_is_asked_for() {
-    right::called_back();
+fn callback_runs_once_even_if_registered_late() {
+    right::callbacks();
 }

@@ -1,12 +1,13 @@
-//! The files of the crates that order memory, over words that loom watches.
+//! Models of the source files that order memory, over loom's atomic types.
 //!
-//! A model is a few threads. loom runs it once for each way in which they, and the memory between them, may take turns. Each
-//! model is also run over words that are weaker than those that the code asks for: then it must fail, or it would prove nothing.
+//! A model has a few threads. loom runs it for every interleaving of the threads and every allowed memory
+//! order. Each model also runs with weaker orders than the code requests. It must fail there, otherwise it
+//! would prove nothing.
 
 #![cfg(test)]
 #![allow(dead_code, unused_imports, reason = "no model needs all of a file")]
 
-/// `layout.rs` counts with it; nothing here does.
+/// Constant that `layout.rs` needs for sizes; the models do not use it.
 const LONGEST_WHY: usize = 1000;
 #[path = "../../crates/smddp-transport/src/process/layout.rs"]
 mod layout;
@@ -14,7 +15,7 @@ mod weak;
 
 pub(crate) use weak::error;
 
-// The same files over each kind of words.
+// The same source files over each kind of atomic types.
 mod loads_relaxed;
 mod right;
 mod stores_relaxed;
@@ -29,7 +30,7 @@ mod turns;
 
 use std::process::{Command, Stdio};
 
-/// Switches of threads that nothing forces; enough for all that two or three threads can do to each other here.
+/// Maximum preemptions per execution; sufficient for all interactions of two or three threads here.
 const SWITCHES: usize = 3;
 
 fn model(body: impl Fn() + Send + Sync + 'static) {
@@ -38,10 +39,11 @@ fn model(body: impl Fn() + Send + Sync + 'static) {
     builder.check(body);
 }
 
-/// The model finds out that something is broken. In a process of its own, because loom may not survive what it finds.
+/// Checks that a model detects an error. It runs in a separate process, because loom may not survive the
+/// error.
 fn fails(name: &str, model: fn()) {
-    const WHICH: &str = "MODEL_THAT_FAILS";
-    match std::env::var(WHICH) {
+    const SELECTED: &str = "MODEL_THAT_FAILS";
+    match std::env::var(SELECTED) {
         Ok(wanted) if wanted == name => {
             model();
             std::process::exit(0);
@@ -50,8 +52,8 @@ fn fails(name: &str, model: fn()) {
         Err(_) => {
             let test = std::thread::current().name().unwrap().to_owned();
             let mut again = Command::new(std::env::current_exe().unwrap());
-            again.args([&test, "--exact"]).env(WHICH, name).stdout(Stdio::null()).stderr(Stdio::null());
-            assert!(!again.status().unwrap().success(), "{name}: a broken order goes unnoticed");
+            again.args([&test, "--exact"]).env(SELECTED, name).stdout(Stdio::null()).stderr(Stdio::null());
+            assert!(!again.status().unwrap().success(), "{name}: the model does not detect a broken order");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Nothing is acquired.
+//! Atomic types whose loads never acquire.
 
 crate::weak::words!(store: |order| order, load: |_| Ordering::Relaxed, fence: Some);
 

@@ -1,4 +1,4 @@
-//! The orders that the code asks for.
+//! Atomic types with the orders that the code requests.
 
 crate::weak::words!(store: |order| order, load: |order| order, fence: Some);
 

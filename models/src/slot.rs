@@ -1,4 +1,4 @@
-//! A header and what lies beside it: told, read, taken over.
+//! Models of a slot header and the payload next to it: publication, reading and reuse.
 
 macro_rules! models {
     ($over:ident) => {
@@ -28,28 +28,28 @@ macro_rules! models {
                 }
             }
 
-            pub(super) fn told() {
+            pub(super) fn publication() {
                 crate::model(|| {
                     let memory = Memory::new([0; 4], 0);
                     let writer = memory.clone();
                     let writing = thread::spawn(move || {
                         writer.slot().write((7, 8, 9));
-                        // SAFETY: nobody reads it before it is told.
+                        // SAFETY: no thread reads the payload before the header is published.
                         writer.payload.with_mut(|payload| unsafe { *payload = 10 });
                         writer.slot().tell(0);
                     });
                     if let Some(header) = memory.slot().read(0) {
                         assert_eq!(header, (7, 8, 9));
-                        // SAFETY: nobody writes it after it was told.
+                        // SAFETY: no thread writes the payload after the header is published.
                         assert_eq!(memory.payload.with(|payload| unsafe { *payload }), 10);
                     }
                     writing.join().unwrap();
                 });
             }
 
-            pub(super) fn taken_over() {
+            pub(super) fn reuse() {
                 crate::model(|| {
-                    // Operation 0 is told; its writer goes on to the one that takes the slot over.
+                    // Operation 0 is published; its writer continues with the operation that reuses the slot.
                     let memory = Memory::new([1, 7, 7, 7], SLOTS - 1);
                     let writer = memory.clone();
                     let writing = thread::spawn(move || {
@@ -58,7 +58,7 @@ macro_rules! models {
                         writer.slot().tell(SLOTS);
                     });
                     if let (_, Some(header)) = memory.slot().kept(0, Count(&memory.done)) {
-                        assert_eq!(header, (7, 7), "of operation 0, and of no other");
+                        assert_eq!(header, (7, 7), "a header of another operation");
                     }
                     writing.join().unwrap();
                 });
@@ -73,15 +73,15 @@ models!(loads_relaxed);
 models!(unfenced);
 
 #[test]
-fn whoever_sees_a_header_sees_all_of_it_and_the_payload() {
-    crate::fails("stores_relaxed::told", stores_relaxed::told);
-    crate::fails("loads_relaxed::told", loads_relaxed::told);
-    right::told();
+fn published_header_and_payload_are_observed_whole() {
+    crate::fails("stores_relaxed::publication", stores_relaxed::publication);
+    crate::fails("loads_relaxed::publication", loads_relaxed::publication);
+    right::publication();
 }
 
 #[test]
-fn a_slot_that_is_taken_over_is_not_taken_for_what_it_was() {
-    crate::fails("unfenced::taken_over", unfenced::taken_over);
-    crate::fails("loads_relaxed::taken_over", loads_relaxed::taken_over);
-    right::taken_over();
+fn reused_slot_is_not_read_as_its_former_operation() {
+    crate::fails("unfenced::reuse", unfenced::reuse);
+    crate::fails("loads_relaxed::reuse", loads_relaxed::reuse);
+    right::reuse();
 }

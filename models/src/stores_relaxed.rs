@@ -1,4 +1,4 @@
-//! Nothing is released.
+//! Atomic types whose stores never release.
 
 crate::weak::words!(store: |_| Ordering::Relaxed, load: |order| order, fence: Some);
 

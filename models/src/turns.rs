@@ -1,4 +1,5 @@
-//! A team's job: nobody looks at it before it is written or after its leader goes on, and what was done for it is seen.
+//! Models of a helper pool's job: helpers access it only between its publication and its end, and the leader
+//! observes their results.
 
 macro_rules! models {
     ($over:ident) => {
@@ -9,42 +10,42 @@ macro_rules! models {
 
             use crate::$over::job_gate::Turns;
 
-            struct Team {
+            struct Pool {
                 turns: Turns,
                 job: UnsafeCell<u64>,
                 done: UnsafeCell<u64>,
             }
 
-            pub(super) fn led() {
+            pub(super) fn job() {
                 crate::model(|| {
                     let cell = || UnsafeCell::new(0);
-                    let team = Arc::new(Team { turns: Turns::default(), job: cell(), done: cell() });
-                    let helper = team.clone();
+                    let pool = Arc::new(Pool { turns: Turns::default(), job: cell(), done: cell() });
+                    let helper = pool.clone();
                     let helping = thread::spawn(move || {
                         let mut last = 0;
                         for _ in 0..2 {
-                            let Some(turn) = helper.turns.news(last) else { continue };
-                            last = turn;
-                            if helper.turns.enter(turn) {
-                                // SAFETY: the job stands.
+                            let Some(generation) = helper.turns.news(last) else { continue };
+                            last = generation;
+                            if helper.turns.enter(generation) {
+                                // SAFETY: the job is open.
                                 let job = helper.job.with(|job| unsafe { *job });
-                                assert_eq!(job, u64::from(turn));
-                                // SAFETY: the helper's own until it leaves.
+                                assert_eq!(job, u64::from(generation));
+                                // SAFETY: the helper owns this until it leaves.
                                 helper.done.with_mut(|done| unsafe { *done = job });
                                 helper.turns.leave();
                             }
                         }
                     });
-                    for turn in [1, 3] {
-                        // SAFETY: no job stands, and nobody is inside.
-                        team.job.with_mut(|job| unsafe { *job = turn });
-                        team.turns.open();
-                        team.turns.close();
-                        while !team.turns.empty() {
+                    for generation in [1, 3] {
+                        // SAFETY: no job is open, and no helper is inside.
+                        pool.job.with_mut(|job| unsafe { *job = generation });
+                        pool.turns.open();
+                        pool.turns.close();
+                        while !pool.turns.empty() {
                             thread::yield_now();
                         }
-                        // SAFETY: as above.
-                        assert!(team.done.with(|done| unsafe { *done }) <= turn);
+                        // SAFETY: no job is open, and no helper is inside.
+                        assert!(pool.done.with(|done| unsafe { *done }) <= generation);
                     }
                     helping.join().unwrap();
                 });
@@ -59,9 +60,9 @@ models!(loads_relaxed);
 models!(unfenced);
 
 #[test]
-fn a_job_is_looked_at_while_it_stands_and_what_was_done_for_it_is_seen() {
-    crate::fails("turns stores_relaxed::led", stores_relaxed::led);
-    crate::fails("turns loads_relaxed::led", loads_relaxed::led);
-    crate::fails("turns unfenced::led", unfenced::led);
-    right::led();
+fn jobs_are_accessed_only_while_open_and_results_are_observed() {
+    crate::fails("turns stores_relaxed::job", stores_relaxed::job);
+    crate::fails("turns loads_relaxed::job", loads_relaxed::job);
+    crate::fails("turns unfenced::job", unfenced::job);
+    right::job();
 }

@@ -1,4 +1,4 @@
-//! No fences.
+//! Atomic types without fences.
 
 crate::weak::words!(store: |order| order, load: |order| order, fence: |_| None);
 

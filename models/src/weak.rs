@@ -1,6 +1,6 @@
-//! loom's words: as the code asks for them, and weaker.
+//! loom's atomic types, with the requested memory orders or weaker ones.
 
-/// What the files of the crates take for `sync`: these orders in place of those that they ask for.
+/// Defines the module `sync` for the included source files, with these orders in place of the requested ones.
 macro_rules! words {
     (store: $store:expr, load: $load:expr, fence: $fence:expr) => {
         pub(crate) mod sync {

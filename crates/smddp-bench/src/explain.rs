@@ -66,7 +66,7 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     let job = free.algorithm(cli.algorithm)?.job();
     let Choice { algorithm, segment, .. } = job.decision.choice;
     let depth = job.decision.choice.window();
-    let failed = |e: smddp_plan::sim::Unplanned| Error::Usage(e.to_string());
+    let failed = |e: smddp_plan::sim::UnsupportedPlan| Error::Usage(e.to_string());
     let chosen = job.run(cluster, drawing::rows(cluster)).map_err(failed)?;
 
     println!(
@@ -176,10 +176,10 @@ fn meaning(algorithm: Algorithm) -> &'static str {
     }
 }
 
-/// `3 lanes, 12 steps (4 send, 8 receive), 5 channels`.
+/// `3 pipelines, 12 steps (4 send, 8 receive), 5 channels`.
 fn summary(program: &Program) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
-    for timed in program.lanes.iter().flatten() {
+    for timed in program.pipelines.iter().flatten() {
         let kind = match timed.step {
             Step::Send { .. } => "send",
             Step::Receive { forward: None, .. } => "receive",
@@ -194,7 +194,7 @@ fn summary(program: &Program) -> String {
     let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     format!(
         "{}, {} ({}), {}",
-        plural(program.lanes.len(), "lane"),
+        plural(program.pipelines.len(), "pipeline"),
         plural(steps, "step"),
         kinds.join(", "),
         plural(program.channels.len(), "channel")

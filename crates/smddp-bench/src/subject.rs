@@ -2,7 +2,7 @@
 
 use smddp_core::preview::{Absent, Imagined};
 use smddp_core::{Collective, Config, DType};
-use smddp_plan::sim::{Cluster, Found, Job, search};
+use smddp_plan::sim::{Cluster, Job, SearchResult, search};
 use smddp_plan::{Algorithm, Memory};
 
 use crate::error::{Error, Result};
@@ -58,7 +58,7 @@ impl<'a> Subject<'a> {
     }
 
     fn group(&self) -> Absent<'_> {
-        Absent::new(self.cluster.topology(), self.cluster.prices(), &self.config)
+        Absent::new(self.cluster.topology(), self.cluster.network_model(), &self.config)
     }
 
     /// What the engine would do.
@@ -68,7 +68,7 @@ impl<'a> Subject<'a> {
     }
 
     /// What else it could do.
-    pub(crate) fn others(&self) -> Found {
+    pub(crate) fn others(&self) -> SearchResult {
         let group = self.group();
         let (shape, group, settings) = group.question(&self.call);
         search(self.cluster, &shape, self.call.root, &group, &settings)
@@ -78,7 +78,7 @@ impl<'a> Subject<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smddp_core::named;
+    use smddp_core::variant_name;
     use smddp_plan::tune::Table;
     use smddp_plan::{Choice, Format, Formats, Reason};
 
@@ -146,7 +146,7 @@ mod tests {
         let Choice { algorithm, segment, .. } = job.decision.choice;
         let depth = job.decision.choice.window();
         let described = subject.group().path("shm", &subject.call);
-        let name = named((algorithm, job.decision.format));
+        let name = variant_name((algorithm, job.decision.format));
         let says = match job.decision.inline {
             true => "shm publish, one message".to_owned(),
             false => {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use clap::{ArgAction, Parser};
 use serde::Deserialize;
-use smddp_plan::tune::{Entry, Place, Table};
+use smddp_plan::tune::{Entry, MemoryKind, Table};
 use smddp_plan::{Algorithm, Collective};
 
 use crate::error::{Error, Result};
@@ -275,8 +275,8 @@ fn entries(collective: Collective, ranks: usize, samples: &[Sample]) -> Vec<Entr
             Some(last) => last.to = from,
             None => {}
         }
-        let (to, place, ranks) = (u64::MAX, Some(Place::Host), ranks..=ranks);
-        entries.push(Entry { collective, from, to, place, ranks, algorithm });
+        let (to, memory, ranks) = (u64::MAX, Some(MemoryKind::Host), ranks..=ranks);
+        entries.push(Entry { collective, from, to, memory, ranks, algorithm });
     }
     entries
 }

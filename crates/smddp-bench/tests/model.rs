@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use smddp_plan::tune::Place;
+use smddp_plan::tune::MemoryKind;
 
 fn bench(args: &str) -> Output {
     bench_with(args, &[])
@@ -153,10 +153,10 @@ fn tune_writes_a_table_that_can_be_loaded() {
     let table = smddp_plan::tune::Table::parse(&file.text()).unwrap();
     for collective in [smddp_plan::Collective::AllGather, smddp_plan::Collective::Broadcast] {
         for bytes in [0, 64 << 10, 1 << 40] {
-            let of = |place, ranks| table.algorithm(collective, bytes, place, ranks);
-            assert!(of(Place::Host, 2).is_some(), "{}", file.text());
+            let of = |memory, ranks| table.algorithm(collective, bytes, memory, ranks);
+            assert!(of(MemoryKind::Host, 2).is_some(), "{}", file.text());
             // What was not measured is not said.
-            assert_eq!((of(Place::Host, 3), of(Place::Cuda, 2)), (None, None));
+            assert_eq!((of(MemoryKind::Host, 3), of(MemoryKind::Cuda, 2)), (None, None));
         }
     }
     assert!(!file.text().contains("bits"), "{}", file.text());

@@ -35,7 +35,7 @@ pub use error::{Error, Result};
 pub use kernels::simd_level;
 pub use observe::recorder::{Taken, dump};
 pub use smddp_cuda::Stream;
-pub use smddp_plan::format::named;
+pub use smddp_plan::format::variant_name;
 pub use smddp_plan::{Algorithm, Collective, Format, Network};
 pub use smddp_transport::fork::PerProcess;
 pub use smddp_transport::host_name;

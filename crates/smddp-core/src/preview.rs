@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use smddp_plan::{Collective, Counts, Decision, Group, Memory, Network, Settings, Shape, Topology};
+use smddp_plan::{Collective, Counts, Decision, GroupShape, Memory, Network, Settings, Shape, Topology};
 use smddp_transport::shm::SLOT_BYTES;
 use smddp_transport::{Outlet, Reach};
 
@@ -76,7 +76,7 @@ impl<'a> Absent<'a> {
     }
 
     /// What the planner is asked about the call, for whoever wants to know what else it could have said.
-    pub fn question(&self, call: &Imagined) -> (Shape, Group<'_>, Settings<'_>) {
+    pub fn question(&self, call: &Imagined) -> (Shape, GroupShape<'_>, Settings<'_>) {
         (call.key().shape(), self.facts.group(), self.config.plans())
     }
 

@@ -1,8 +1,8 @@
-//! How 32-bit floats travel between nodes, where the user wants fewer bytes: rounded to 16 bits, or to 8 with a scale for each
-//! group of elements.
+//! Compression of 32-bit floats between nodes: rounding to 16 bits, or to 8 bits with one scale per group of
+//! elements.
 //!
-//! All formats give the same elements when they are applied to what they gave (`round(round(x)) == round(x)`), so that a
-//! value can be rounded where it is made and is the same on every rank, however many links it passes.
+//! All formats are idempotent (`round(round(x)) == round(x)`). The producer can therefore round a value, and
+//! every rank receives the same bits, independent of the number of links.
 
 use std::fmt;
 
@@ -11,21 +11,21 @@ use crate::ir::Collective;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// The upper half of an f32, rounded.
+    /// The upper 16 bits of an f32, rounded.
     Bf16,
-    /// IEEE 754 binary16: what is larger than 65,504 becomes infinite.
+    /// IEEE 754 binary16; magnitudes above 65,504 become infinite.
     F16,
-    /// Whole numbers from -127 to 127 times a scale of 32 bits for each [`GROUP`] of elements.
+    /// Integers from -127 to 127, multiplied by one 32-bit scale per [`GROUP`] elements.
     Int8,
 }
 
-/// Elements that have a scale in common.
+/// Elements per scale.
 pub const GROUP: usize = 256;
 
 impl Format {
     pub const ALL: [Self; 3] = [Self::Bf16, Self::F16, Self::Int8];
 
-    /// As settings and logs write it.
+    /// Returns the name used in settings and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Bf16 => "bf16",
@@ -34,7 +34,7 @@ impl Format {
         }
     }
 
-    /// Bytes of so many elements that lie in a row.
+    /// Returns the encoded size in bytes of `elements` consecutive elements.
     pub const fn bytes(self, elements: usize) -> usize {
         match self {
             Self::Bf16 | Self::F16 => 2 * elements,
@@ -43,18 +43,18 @@ impl Format {
     }
 }
 
-/// By which algorithm, and in which format elements travel between nodes, if not as they are.
-pub type Way = (Algorithm, Option<Format>);
+/// Algorithm, and the format of elements between nodes; `None` sends them unchanged.
+pub type AlgorithmVariant = (Algorithm, Option<Format>);
 
-/// As logs and tables have it: `hier`, `hier (bf16 between nodes)`.
-pub fn named((algorithm, format): Way) -> String {
+/// Returns the name for logs and tables: `hier`, `hier (bf16 between nodes)`.
+pub fn variant_name((algorithm, format): AlgorithmVariant) -> String {
     match format {
         Some(format) => format!("{} ({} between nodes)", algorithm.name(), format.name()),
         None => algorithm.name().to_owned(),
     }
 }
 
-/// Formats by collective; those that are not here send what they are given.
+/// Formats by collective; other collectives send elements unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Formats([Option<Format>; 3]);
 
@@ -70,27 +70,27 @@ impl Formats {
         self.0[row]
     }
 
-    /// `bf16` for all three, or `all_gather=bf16,reduce_scatter=int8` for those.
+    /// Parses `bf16` (all three collectives) or `all_gather=bf16,reduce_scatter=int8`.
     ///
     /// # Errors
-    /// What is wanted instead.
+    /// Returns a description of the expected syntax.
     pub fn parse(text: &str) -> Result<Self, String> {
         let format = |name: &str| {
             let name = name.trim();
             Format::ALL.into_iter().find(|format| format.name().eq_ignore_ascii_case(name))
         };
-        let wanted = || {
-            "bf16, f16 or int8, or such formats by collective: all_gather=bf16,reduce_scatter=int8,all_reduce=bf16"
+        let expected = || {
+            "bf16, f16 or int8, or one of them per collective: all_gather=bf16,reduce_scatter=int8,all_reduce=bf16"
                 .to_owned()
         };
         let mut found = Self::default();
         for part in text.split(',').filter(|part| !part.trim().is_empty()) {
             match part.split_once('=') {
-                None => found.0 = [Some(format(part).ok_or_else(wanted)?); 3],
+                None => found.0 = [Some(format(part).ok_or_else(expected)?); 3],
                 Some((name, value)) => {
-                    let named = |(_, known): &(Collective, &str)| known.eq_ignore_ascii_case(name.trim());
-                    let row = COLLECTIVES.iter().position(named).ok_or_else(wanted)?;
-                    found.0[row] = Some(format(value).ok_or_else(wanted)?);
+                    let matches = |(_, known): &(Collective, &str)| known.eq_ignore_ascii_case(name.trim());
+                    let row = COLLECTIVES.iter().position(matches).ok_or_else(expected)?;
+                    found.0[row] = Some(format(value).ok_or_else(expected)?);
                 }
             }
         }
@@ -99,7 +99,7 @@ impl Formats {
 }
 
 impl fmt::Display for Formats {
-    /// What means the same is written alike.
+    /// Equivalent settings have the same text.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rows = COLLECTIVES.iter().zip(self.0);
         let rows: Vec<String> =
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn formats_are_read_as_they_are_written() {
+    fn parsed_formats_round_trip() {
         for (text, written) in [
             ("", ""),
             ("BF16", "all_gather=bf16,reduce_scatter=bf16,all_reduce=bf16"),
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scale_for_each_group() {
+    fn encoded_size_includes_one_scale_per_group() {
         let bytes = |elements| Format::ALL.map(|format| format.bytes(elements));
         assert_eq!(bytes(0), [0, 0, 0]);
         assert_eq!(bytes(1), [2, 2, 5]);

@@ -1,21 +1,22 @@
-//! Texts that people write, made of arbitrary bytes. See `fuzz/`.
+//! Fuzz entry points for text input. See `fuzz/`.
 
 use crate::ir::Collective;
-use crate::tune::{Place, Table};
+use crate::tune::{MemoryKind, Table};
 
-/// A tuning table.
+/// Parses and prints a tuning table.
 pub fn tune(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match Table::parse(text) {
         Ok(table) => {
-            assert_eq!(Table::parse(&table.to_string()).as_ref(), Ok(&table), "what is written can be read");
+            assert_eq!(Table::parse(&table.to_string()).as_ref(), Ok(&table), "printed tables can be parsed");
             for entry in &table.entries {
                 let ranks = *entry.ranks.start();
-                let found =
-                    Place::ALL.map(|place| table.algorithm(entry.collective, entry.from, place, ranks));
+                let found = MemoryKind::ALL
+                    .map(|memory| table.algorithm(entry.collective, entry.from, memory, ranks));
                 assert!(found.iter().any(Option::is_some));
             }
-            let _ = Collective::ALL.map(|collective| table.algorithm(collective, u64::MAX, Place::Host, 8));
+            let _ =
+                Collective::ALL.map(|collective| table.algorithm(collective, u64::MAX, MemoryKind::Host, 8));
         }
         Err(error) => {
             let line = text.lines().nth(error.line - 1).unwrap_or_default();
@@ -29,6 +30,6 @@ pub fn tune(bytes: &[u8]) {
 mod over;
 
 #[test]
-fn a_tuning_table_of_any_bytes_is_read_or_refused() {
+fn tuning_table_of_arbitrary_bytes_is_parsed_or_rejected() {
     over::over("tune", tune, over::MANY);
 }

@@ -1,6 +1,6 @@
-//! The plan's words: collective, span, channel, step, lane, program.
+//! Intermediate representation of plans: collective, span, channel, step, pipeline, program.
 
-/// What torch and the bench can ask for. `Barrier` moves tokens only.
+/// Collective operations. `Barrier` transfers tokens only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Collective {
@@ -28,46 +28,47 @@ impl Collective {
         Self::Barrier,
     ];
 
-    /// Whether it combines the contributions of several ranks.
+    /// Returns whether the collective combines the contributions of several ranks.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::AllReduce | Self::Reduce)
     }
 
-    /// Whether one rank plays a part of its own.
+    /// Returns whether the collective has a root rank.
     pub const fn has_root(self) -> bool {
         matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 }
 
-/// The question a planner answers, for one rank.
+/// Parameters of a plan for one rank.
 ///
-/// Blocks, by collective (`N` ranks, `me` this rank); each buffer is indexed by *its own* block numbers:
+/// Blocks by collective (`N` ranks, `me` is this rank). Each buffer is indexed by its own block numbers:
 ///
 /// | collective | In | Out |
 /// |---|---|---|
 /// | all_gather | `me` only | `0..N`, block = contributing rank |
 /// | reduce_scatter | `0..N`, block = receiving rank | `me` only |
-/// | all_reduce | `0..N`, the buffer cut in N | `0..N` |
-/// | broadcast | at the root `0..N`, the buffer cut in N | `0..N` (the root's own too) |
+/// | all_reduce | `0..N`, the buffer divided into N | `0..N` |
+/// | broadcast | at the root `0..N`, the buffer divided into N | `0..N` (also at the root) |
 /// | reduce | `0..N` | at the root `0..N` |
 /// | gather | `me` only | at the root `0..N` |
 /// | scatter | at the root `0..N` | `me` only |
-/// | all_to_all | block `d` goes to rank `d` | block `s` came from rank `s` |
+/// | all_to_all | block `d` goes to rank `d` | block `s` comes from rank `s` |
 /// | barrier | none | none |
 ///
-/// Blocks may have any sizes, zero included. In every collective but all_to_all, block `b` has the same
-/// size wherever it appears and every rank knows all sizes; in all_to_all a rank knows only its own row and
-/// column, so a plan for uneven all_to_all (`uneven_pairs`) sends one block a message and never forwards.
+/// Blocks may have any size, including zero. Except in all_to_all, block `b` has the same size in every
+/// buffer and all ranks have all sizes. In all_to_all a rank has only the sizes of one row and one column,
+/// its own. A plan for uneven all_to_all (`uneven_pairs`) therefore sends one block per message and never
+/// forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Ask {
+pub struct PlanRequest {
     pub collective: Collective,
     pub rank: usize,
     pub size: usize,
     /// Root of broadcast, reduce, gather, scatter; 0 otherwise.
     pub root: usize,
-    /// all_to_all whose pairs differ in size.
+    /// True for an all_to_all whose pairs differ in size.
     pub uneven_pairs: bool,
-    /// Reductions keep one order for every layout, see `algorithms/canonical.rs`.
+    /// Requires one reduction order for every layout; see `algorithms/canonical.rs`.
     pub canonical: bool,
 }
 
@@ -75,12 +76,12 @@ pub struct Ask {
 pub enum Buffer {
     In,
     Out,
-    /// Memory of the operation's own, as many blocks as [`Program::scratch_blocks`]; block `b` of Scratch has
-    /// the size of block `b % N` of the collective (in all_to_all all blocks are equal when Scratch is used).
+    /// Temporary memory of the operation with [`Program::scratch_blocks`] blocks. Block `b` of Scratch has
+    /// the size of block `b % N` of the collective. In all_to_all all blocks are equal when Scratch is used.
     Scratch,
 }
 
-/// Consecutive blocks of one buffer. `blocks == 0` is a token: one message without bytes.
+/// Consecutive blocks of one buffer. `blocks == 0` is a token: one message without payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     pub buffer: Buffer,
@@ -101,60 +102,62 @@ impl Span {
     pub const fn scratch(block: usize) -> Self {
         Self::new(Buffer::Scratch, block, 1)
     }
-    /// A message without bytes.
+    /// A message without payload.
     pub const TOKEN: Self = Self::new(Buffer::In, 0, 0);
 }
 
-/// Which message a step reads: the next one of `rank`'s channel `channel`, of which I want some blocks.
+/// Message that a step reads: the next message on `channel` of `rank`, and the blocks to take from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
     pub rank: usize,
-    /// Index among the *writer's* channels.
+    /// Index among the channels of the writer.
     pub channel: usize,
-    /// My index in that channel's list of readers.
+    /// Index of this rank in the reader list of the channel.
     pub reader: usize,
-    /// The writer's span, as the writer names it (its buffer, its block numbers): fixes the message's layout.
+    /// Span of the message with the buffer and block numbers of the writer. It defines the message layout.
     pub message: Span,
-    /// Which of the message's blocks I take: the first, counted inside the message, and how many.
+    /// Blocks to take: the first block within the message, and the number of blocks.
     pub take: (usize, usize),
 }
 
 impl Source {
-    /// All of a message.
+    /// Takes all blocks of a message.
     pub const fn whole(rank: usize, channel: usize, reader: usize, message: Span) -> Self {
         Self { rank, channel, reader, message, take: (0, message.blocks) }
     }
 
-    /// The blocks that I take, as the writer names them.
+    /// Returns the blocks to take with the block numbers of the writer.
     pub const fn taken(&self) -> Span {
         Span::new(self.message.buffer, self.message.block + self.take.0, self.take.1)
     }
 }
 
-/// How the inputs of a reduction are combined.
+/// Combination order of the inputs of a reduction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Association {
-    /// One after the other: `((0 1) 2) 3`.
+    /// Left to right: `((0 1) 2) 3`.
     #[default]
     InOrder,
-    /// Input by input is laid on a stack, and after the `i`-th the two upper ones are combined `[i]` times, until one is left.
+    /// Stack order: pushes each input and, after the `i`-th, combines the two topmost entries `[i]` times.
+    /// One entry remains at the end.
     Tree(Vec<usize>),
 }
 
-/// One verb. Every step works on one segment at a time: segment `s` of a span is, for each of its blocks,
-/// bytes `[s*seg, (s+1)*seg)` cut to the block's length, packed one behind the other. A step skips a segment
-/// that none of its span's blocks has; a token has exactly one.
+/// One operation of a pipeline. A step processes one segment at a time. Segment `s` of a span is bytes
+/// `[s*seg, (s+1)*seg)` of each of its blocks, concatenated. It is shorter at the end of a block. A step
+/// skips a segment that none of its blocks has. A token has exactly one segment.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Write `source` into my next cell of `channel` and publish it; `tee` keeps it in Out too, in one read.
+    /// Writes `source` into the next cell of `channel` and publishes it. `tee` also stores it in Out, with a
+    /// single read of the source.
     Send { channel: usize, source: Span, tee: Option<Span> },
-    /// Take blocks of a message into `to`; `forward` also writes what was taken into my next cell of that
-    /// channel, in one read.
+    /// Copies blocks of a message to `to`. `forward` also writes these blocks into the next cell of that
+    /// channel, with a single read of the message.
     Receive { from: Source, to: Span, forward: Option<usize> },
-    /// Reduce what `from` brings and, at position `own.0` of that order, my own span `own.1`, in one pass.
-    /// The result goes to `to` and/or into my next cell of `send`. The order of the inputs is rank order
-    /// wherever the algorithm has a choice. `finish`: the result has every rank's contribution (this is
-    /// where avg divides).
+    /// Reduces the messages `from` and, at position `own.0` of the inputs, the local span `own.1` in one
+    /// pass. The result goes to `to`, into the next cell of `send`, or to both. Inputs are in rank order
+    /// unless the algorithm requires another order. `finish` marks a result with the contributions of all
+    /// ranks; avg divides at this step.
     Reduce {
         from: Vec<Source>,
         own: Option<(usize, Span)>,
@@ -163,15 +166,15 @@ pub enum Step {
         finish: bool,
         association: Association,
     },
-    /// Copy between my own buffers. Skipped at run time where both are the same memory. `finish` as in Reduce
-    /// (a group of one divides by one here).
+    /// Copies between local buffers. The executor skips it if both spans are the same memory. `finish` is as
+    /// in `Reduce`: a group of one rank divides by one here.
     Copy { source: Span, to: Span, finish: bool },
 }
 
 impl Step {
-    /// The message that this step publishes: my channel, and the span that its readers must name in
-    /// [`Source::message`]. A fused step's message is named after where its result is kept (`to`), and where it
-    /// is not kept after its own input, or else after the blocks taken from the first source.
+    /// Returns the channel and the span of the message that this step publishes. Readers must use the same
+    /// span in [`Source::message`]. The span of a fused step is its destination `to`. Without `to` it is the
+    /// own input, or the blocks taken from the first source.
     pub fn published(&self) -> Option<(usize, Span)> {
         match *self {
             Step::Send { channel, source, .. } => Some((channel, source)),
@@ -185,7 +188,7 @@ impl Step {
         }
     }
 
-    /// The messages that this step reads.
+    /// Returns the messages that this step reads.
     pub fn sources(&self) -> &[Source] {
         match self {
             Step::Receive { from, .. } => std::slice::from_ref(from),
@@ -195,43 +198,45 @@ impl Step {
     }
 }
 
-/// A step and how many segments behind the lane's loop it runs.
+/// A step, and its delay behind the loop of the pipeline in segments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Timed {
     pub lag: usize,
     pub step: Step,
 }
 
-/// A loop `for it in 0..segments + max_lag`, each step doing segment `it - lag`.
-pub type Lane = Vec<Timed>;
+/// A software pipeline: the loop `for it in 0..segments + max_lag`. Iteration `it` of a step processes
+/// segment `it - lag`.
+pub type Pipeline = Vec<Timed>;
 
-/// One writer's ordered flow to fixed readers: first in, first out; the k-th message written is the k-th
-/// read. Never mix flows of different lag on one channel.
+/// Ordered message stream from one writer to fixed readers: first in, first out. The k-th message written is
+/// the k-th message read. All messages of a channel have the same lag.
 ///
-/// Hierarchical plans have all readers of a channel in the writer's node, whom one write reaches, or none, whom a link
-/// serves one by one; it should begin behind the writer's own rank and wrap, so that writers do not all begin with rank 0.
+/// In hierarchical plans all readers of a channel are on the writer's node, where one write reaches them, or
+/// none is. Readers on other nodes are served one by one. Serving starts behind the rank of the writer and
+/// wraps around, so that not all writers begin with rank 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Channel {
     /// Ascending, without the writer.
     pub readers: Vec<usize>,
 }
 
-/// One rank's part of a plan.
+/// Plan of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Program {
-    /// Channels that I write.
+    /// Channels that this rank writes.
     pub channels: Vec<Channel>,
-    pub lanes: Vec<Lane>,
+    pub pipelines: Vec<Pipeline>,
     pub scratch_blocks: usize,
 }
 
 impl Program {
-    pub fn lane(channels: Vec<Channel>, lane: Lane) -> Self {
-        Self { channels, lanes: vec![lane], scratch_blocks: 0 }
+    pub fn single_pipeline(channels: Vec<Channel>, pipeline: Pipeline) -> Self {
+        Self { channels, pipelines: vec![pipeline], scratch_blocks: 0 }
     }
 }
 
-/// My index among the readers of a channel that goes from `writer` to everybody else.
+/// Returns the index of `me` among the readers of a channel from `writer` to all other ranks.
 pub const fn reader_of_all(writer: usize, me: usize) -> usize {
     if me < writer { me } else { me - 1 }
 }

@@ -1,8 +1,8 @@
-//! What moves, as data: one rank's part of a collective, proven before a byte moves.
+//! Collective plans as data: the program of each rank, checked before any byte moves.
 //!
-//! A planner is a pure function from a question ([`Ask`]) to one rank's [`Program`]. It knows neither
-//! memory nor wires nor sizes in bytes; those come when the program is bound. [`check`] builds the programs
-//! of all ranks and replays them symbolically.
+//! A planner is a pure function from a [`PlanRequest`] to the [`Program`] of one rank. It depends on neither
+//! memory addresses, transports nor sizes in bytes; binding supplies those. [`check`] builds the programs of
+//! all ranks and executes them symbolically.
 #![forbid(unsafe_code)]
 
 pub mod algorithms;
@@ -18,7 +18,9 @@ pub mod topology;
 pub mod tune;
 
 pub use algorithms::{Algorithm, plan};
-pub use choice::{Choice, Counts, Decision, Group, Memory, Network, Reason, Settings, Shape, decide};
+pub use choice::{Choice, Counts, Decision, GroupShape, Memory, Network, Reason, Settings, Shape, decide};
 pub use format::{Format, Formats};
-pub use ir::{Ask, Association, Buffer, Channel, Collective, Lane, Program, Source, Span, Step, Timed};
+pub use ir::{
+    Association, Buffer, Channel, Collective, Pipeline, PlanRequest, Program, Source, Span, Step, Timed,
+};
 pub use topology::Topology;

@@ -10,12 +10,12 @@ pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, known)| known)
 }
 
-/// "; did you mean NAME?", or an empty text without a similar name.
+/// Returns "; did you mean NAME?", or an empty string without a similar name.
 pub fn did_you_mean<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     nearest(name, names).map_or_else(String::new, |similar| format!("; did you mean {similar}?"))
 }
 
-/// Levenshtein distance of two names, without regard to case.
+/// Returns the Levenshtein distance of two names, ignoring case.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {

@@ -1,10 +1,10 @@
-//! Which ranks share a node.
+//! Assignment of ranks to nodes.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Nodes of a group, found by probing, numbered by first appearance. Any rank order (block, cyclic, random) and
-/// any number of ranks per node; every question is answered from a table.
+/// Nodes of a group, numbered by first appearance. Supports any rank order (block, cyclic, random) and any
+/// number of ranks per node. Lookups use precomputed tables.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
     /// Node of each rank.
@@ -16,17 +16,17 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// All ranks on one node.
+    /// Returns a topology with all ranks on one node.
     pub fn single(size: usize) -> Self {
         Self::from_labels(&vec![(); size])
     }
 
-    /// `nodes` nodes of `each` ranks, numbered node by node.
+    /// Returns `nodes` nodes of `each` ranks, numbered node by node.
     pub fn blocks(nodes: usize, each: usize) -> Self {
         Self::from_labels(&(0..nodes * each).map(|r| r / each).collect::<Vec<_>>())
     }
 
-    /// From any labels: equal label, same node.
+    /// Builds a topology from one label per rank; ranks with equal labels share a node.
     pub fn from_labels<T: Eq + Hash>(labels: &[T]) -> Self {
         let mut numbers = HashMap::new();
         let (mut node, mut local, mut ranks) = (Vec::new(), Vec::new(), Vec::<Vec<usize>>::new());
@@ -55,17 +55,17 @@ impl Topology {
         self.node[rank]
     }
 
-    /// Index of `rank` among the ranks of its node.
+    /// Returns the index of `rank` among the ranks of its node.
     pub fn local(&self, rank: usize) -> usize {
         self.local[rank]
     }
 
-    /// Ranks of a node, ascending; the first is its leader.
+    /// Returns the ranks of a node in ascending order; the first is the leader.
     pub fn ranks_of(&self, node: usize) -> &[usize] {
         &self.ranks[node]
     }
 
-    /// The rank with local index `local` of a node; indices beyond its last rank start again at its first.
+    /// Returns the rank with local index `local` of a node. Larger indices wrap around.
     pub fn rank_at(&self, node: usize, local: usize) -> usize {
         let ranks = &self.ranks[node];
         ranks[local % ranks.len()]
@@ -75,7 +75,7 @@ impl Topology {
         self.node[a] == self.node[b]
     }
 
-    /// Fewest and most ranks of a node; zeros for a group without ranks.
+    /// Returns the smallest and largest number of ranks per node; zeros for an empty group.
     pub fn node_sizes(&self) -> (usize, usize) {
         let sizes = || self.ranks.iter().map(Vec::len);
         (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0))
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_on_one_node_and_an_empty_one() {
+    fn single_node_and_empty_groups() {
         assert_eq!((Topology::single(4).nodes(), Topology::single(4).size()), (1, 4));
         assert_eq!((Topology::single(0).nodes(), Topology::single(0).node_sizes()), (0, (0, 0)));
         assert_eq!(Topology::blocks(3, 2), Topology::from_labels(&[0, 0, 1, 1, 2, 2]));

@@ -1,14 +1,17 @@
-//! Tuning tables: which algorithm a collective takes at which size, as `SMDDP_TUNE` and `smddp-bench tune` write it.
+//! Tuning tables: algorithms by collective and size, in the syntax of `SMDDP_TUNE` and `smddp-bench tune`.
 //!
 //! ```text
 //! all_gather:64k-4m:@hier#all_gather:4m-inf:@hier-log#all_reduce:0-32k:host:[8]:@tree
 //! ```
 //!
-//! An entry is `COLLECTIVE:WHEN:@ALGORITHM`, and `WHEN` none or some of these, with `:` between: `FROM-TO`, from `FROM`
-//! bytes of the whole buffer on, below `TO`, where `inf` has no end; `host` or `cuda`, the memory of the call's
-//! buffers; `[8]` or `[2-16]`, the ranks of the group, where `inf` has no end, too. What is not said holds for all, as in
-//! `all_gather:@ring`. Entries are separated by `#` or by a new line; a line that begins with `# ` is a comment. Where
-//! entries overlap, the later one holds. (UCC's tables are written alike.)
+//! An entry is `COLLECTIVE:WHEN:@ALGORITHM`. `WHEN` has any of these conditions, separated by `:`
+//! - `FROM-TO`: sizes of the whole buffer from `FROM` bytes to below `TO`; `inf` is unbounded.
+//! - `host` or `cuda`: memory of the buffers.
+//! - `[8]` or `[2-16]`: ranks of the group; `inf` is unbounded.
+//!
+//! A missing condition matches everything, as in `all_gather:@ring`. Entries are separated by `#` or a
+//! newline. A line that starts with `# ` is a comment. If entries overlap, the last one applies. (The syntax
+//! follows UCC's tables.)
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -22,23 +25,23 @@ use crate::names::nearest;
 pub struct Entry {
     pub collective: Collective,
     pub from: u64,
-    /// `u64::MAX`: without end.
+    /// `u64::MAX` is unbounded.
     pub to: u64,
-    /// `None`: any.
-    pub place: Option<Place>,
-    /// Of the group; to `usize::MAX`: without end.
+    /// `None` matches any memory.
+    pub memory: Option<MemoryKind>,
+    /// Ranks of the group; `usize::MAX` is unbounded.
     pub ranks: RangeInclusive<usize>,
     pub algorithm: Algorithm,
 }
 
-/// Where a call's buffers are, as tables tell it.
+/// Memory of the buffers of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum MemoryKind {
     Host,
     Cuda,
 }
 
-impl Place {
+impl MemoryKind {
     pub const ALL: [Self; 2] = [Self::Host, Self::Cuda];
 
     pub const fn name(self) -> &'static str {
@@ -49,7 +52,7 @@ impl Place {
     }
 }
 
-/// Groups of any size.
+/// Ranks that match groups of any size.
 pub const ANY_RANKS: RangeInclusive<usize> = 1..=usize::MAX;
 
 /// A tuning table.
@@ -58,7 +61,7 @@ pub struct Table {
     pub entries: Vec<Entry>,
 }
 
-/// What is wrong with a table, and where: line and column count from 1, the column in characters.
+/// Error in a table. Line and column count from 1, the column in characters.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {reason}")]
 pub struct Error {
@@ -68,26 +71,26 @@ pub struct Error {
 }
 
 impl Table {
-    /// Reads a table.
+    /// Parses a table.
     ///
     /// # Errors
-    /// The first thing that is wrong, its place, and for an unknown name the nearest that exists.
+    /// Returns the first error with its position. For an unknown name it suggests the most similar one.
     pub fn parse(text: &str) -> Result<Self, Error> {
         let mut entries = Vec::new();
         for (line, content) in text.lines().enumerate() {
-            let begun = content.trim_start();
-            if begun == "#" || begun.starts_with("# ") {
+            let trimmed = content.trim_start();
+            if trimmed == "#" || trimmed.starts_with("# ") {
                 continue;
             }
             let mut column = 0;
             for piece in content.split('#') {
                 if !piece.trim().is_empty() {
                     let blanks = piece.chars().take_while(|c| c.is_whitespace()).count();
-                    let wrong = |(at, reason): (usize, String)| {
+                    let error = |(at, reason): (usize, String)| {
                         let column = 1 + column + blanks + piece.trim().chars().count().min(at);
                         Error { line: line + 1, column, reason }
                     };
-                    entries.push(entry(piece.trim()).map_err(wrong)?);
+                    entries.push(entry(piece.trim()).map_err(error)?);
                 }
                 column += piece.chars().count() + 1;
             }
@@ -95,20 +98,20 @@ impl Table {
         Ok(Self { entries })
     }
 
-    /// What the table says of a collective of `bytes` (the whole buffer) there, by a group of so many ranks; `None` where
-    /// it says nothing.
+    /// Returns the algorithm for a collective of `bytes` (the whole buffer) in this memory and for this
+    /// number of ranks. `None` if no entry matches.
     pub fn algorithm(
         &self,
         collective: Collective,
         bytes: u64,
-        place: Place,
+        memory: MemoryKind,
         ranks: usize,
     ) -> Option<Algorithm> {
         let holds = |e: &&Entry| {
             e.collective == collective
                 && e.from <= bytes
                 && (bytes < e.to || e.to == u64::MAX)
-                && e.place.is_none_or(|wanted| wanted == place)
+                && e.memory.is_none_or(|requested| requested == memory)
                 && e.ranks.contains(&ranks)
         };
         self.entries.iter().rev().find(holds).map(|entry| entry.algorithm)
@@ -116,7 +119,7 @@ impl Table {
 }
 
 impl fmt::Display for Table {
-    /// On one line, as `SMDDP_TUNE` takes it.
+    /// Prints one line, as `SMDDP_TUNE` accepts it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, entry) in self.entries.iter().enumerate() {
             if i > 0 {
@@ -130,10 +133,10 @@ impl fmt::Display for Table {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { collective, from, to, place, ref ranks, algorithm } = *self;
+        let Self { collective, from, to, memory, ref ranks, algorithm } = *self;
         write!(f, "{}:{}-{}", collective_name(collective), size(from), size(to))?;
-        if let Some(place) = place {
-            write!(f, ":{}", place.name())?;
+        if let Some(memory) = memory {
+            write!(f, ":{}", memory.name())?;
         }
         match (*ranks.start(), *ranks.end()) {
             (1, usize::MAX) => {}
@@ -145,7 +148,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// A collective as tables and logs write it.
+/// Returns the name of a collective in tables and logs.
 pub const fn collective_name(collective: Collective) -> &'static str {
     match collective {
         Collective::AllGather => "all_gather",
@@ -160,43 +163,43 @@ pub const fn collective_name(collective: Collective) -> &'static str {
     }
 }
 
-/// One entry; an error has its place in `text`, counted from 0.
+/// Parses one entry. The position of an error in `text` counts from 0.
 fn entry(text: &str) -> Result<Entry, (usize, String)> {
     let parts: Vec<&str> = text.split(':').collect();
     let [name, ref when @ .., algorithm] = parts[..] else {
-        return Err((0, format!("'{text}' is not COLLECTIVE:WHEN:@ALGORITHM")));
+        return Err((0, format!("invalid entry '{text}': expected COLLECTIVE:WHEN:@ALGORITHM")));
     };
     let collective = Collective::ALL
         .into_iter()
         .find(|&c| collective_name(c) == name)
         .ok_or_else(|| (0, unknown("collective", name, Collective::ALL.map(collective_name).into_iter())))?;
     let mut at = name.chars().count() + 1;
-    let (mut sizes, mut place, mut ranks) = (None, None, None);
+    let (mut sizes, mut memory, mut ranks) = (None, None, None);
     for part in when {
-        let twice = if let Some(inside) = part.strip_prefix('[') {
-            ranks.replace(group(part, inside).map_err(|reason| (at, reason))?).is_some()
-        } else if let Some(known) = Place::ALL.into_iter().find(|place| place.name() == *part) {
-            place.replace(known).is_some()
+        let repeated = if let Some(inside) = part.strip_prefix('[') {
+            ranks.replace(rank_range(part, inside).map_err(|reason| (at, reason))?).is_some()
+        } else if let Some(known) = MemoryKind::ALL.into_iter().find(|memory| memory.name() == *part) {
+            memory.replace(known).is_some()
         } else {
             sizes.replace(bounds(part).map_err(|reason| (at, reason))?).is_some()
         };
-        if twice {
-            return Err((at, format!("'{part}' is the second of its kind in this entry")));
+        if repeated {
+            return Err((at, format!("'{part}' repeats a condition of this entry")));
         }
         at += part.chars().count() + 1;
     }
-    let Some(wanted) = algorithm.strip_prefix('@') else {
-        return Err((at, format!("'{algorithm}' should be @ and the name of an algorithm")));
+    let Some(requested) = algorithm.strip_prefix('@') else {
+        return Err((at, format!("invalid algorithm '{algorithm}': expected @ and a name, such as @ring")));
     };
-    let algorithm = Algorithm::from_name(wanted).ok_or_else(|| {
-        (at + 1, unknown("algorithm", wanted, Algorithm::ALL.into_iter().flat_map(Algorithm::spellings)))
+    let algorithm = Algorithm::from_name(requested).ok_or_else(|| {
+        (at + 1, unknown("algorithm", requested, Algorithm::ALL.into_iter().flat_map(Algorithm::spellings)))
     })?;
     let (from, to) = sizes.unwrap_or((0, u64::MAX));
-    Ok(Entry { collective, from, to, place, ranks: ranks.unwrap_or(ANY_RANKS), algorithm })
+    Ok(Entry { collective, from, to, memory, ranks: ranks.unwrap_or(ANY_RANKS), algorithm })
 }
 
-/// `[8]`, `[2-16]`, `[9-inf]`.
-fn group(text: &str, inside: &str) -> Result<RangeInclusive<usize>, String> {
+/// Parses `[8]`, `[2-16]`, `[9-inf]`.
+fn rank_range(text: &str, inside: &str) -> Result<RangeInclusive<usize>, String> {
     let number = |text: &str| match text.trim() {
         "inf" => Some(usize::MAX),
         number => number.parse::<usize>().ok().filter(|&ranks| ranks > 0),
@@ -204,17 +207,17 @@ fn group(text: &str, inside: &str) -> Result<RangeInclusive<usize>, String> {
     let ends = inside.strip_suffix(']').map(|inside| inside.split_once('-').unwrap_or((inside, inside)));
     let ranks = ends.and_then(|(least, most)| Some(number(least)?..=number(most)?));
     match ranks {
-        Some(ranks) if ranks.is_empty() => Err(format!("there are no ranks in '{text}'")),
+        Some(ranks) if ranks.is_empty() => Err(format!("the range of ranks '{text}' is empty")),
         Some(ranks) if *ranks.start() < usize::MAX => Ok(ranks),
-        _ => Err(format!("'{text}' is not a number of ranks such as [8], [2-16] or [9-inf]")),
+        _ => {
+            Err(format!("invalid ranks '{text}': expected a number or range such as [8], [2-16] or [9-inf]"))
+        }
     }
 }
 
 fn bounds(range: &str) -> Result<(u64, u64), String> {
     let (from, to) = range.split_once('-').ok_or_else(|| {
-        format!(
-            "'{range}' is not a range of sizes such as 64k-4m or 4m-inf, host or cuda, or ranks as in [8]"
-        )
+        format!("invalid condition '{range}': expected sizes such as 64k-4m or 4m-inf, host, cuda, or ranks such as [8]")
     })?;
     let (from, to) = (bytes(from)?, bytes(to)?);
     if from >= to {
@@ -223,7 +226,7 @@ fn bounds(range: &str) -> Result<(u64, u64), String> {
     Ok((from, to))
 }
 
-/// `64`, `8k`, `4M`, `2g`, `inf`; powers of 1024.
+/// Parses `64`, `8k`, `4M`, `2g`, `inf`; units are powers of 1024.
 fn bytes(text: &str) -> Result<u64, String> {
     let lower = text.trim().to_ascii_lowercase();
     if lower == "inf" {
@@ -235,10 +238,10 @@ fn bytes(text: &str) -> Result<u64, String> {
         .find_map(|&(unit, shift)| Some((lower.strip_suffix(unit)?, shift)))
         .unwrap_or((&lower, 0));
     let value = digits.parse::<u64>().ok().and_then(|value| value.checked_mul(1 << shift));
-    value.ok_or_else(|| format!("'{text}' is not a size such as 0, 64k, 4m or inf"))
+    value.ok_or_else(|| format!("invalid size '{text}': expected a size such as 0, 64k, 4m or inf"))
 }
 
-/// The shortest spelling of a size.
+/// Returns the shortest notation of a size.
 fn size(bytes: u64) -> String {
     if bytes == u64::MAX {
         return "inf".into();
@@ -250,11 +253,11 @@ fn size(bytes: u64) -> String {
     }
 }
 
-fn unknown(what: &str, name: &str, names: impl Iterator<Item = &'static str>) -> String {
+fn unknown(kind: &str, name: &str, names: impl Iterator<Item = &'static str>) -> String {
     let names: Vec<&str> = names.collect();
     match nearest(name, names.iter().copied()) {
-        Some(similar) => format!("there is no {what} '{name}'; did you mean {similar}?"),
-        None => format!("there is no {what} '{name}': expected one of {}", names.join(", ")),
+        Some(similar) => format!("unknown {kind} '{name}'; did you mean {similar}?"),
+        None => format!("unknown {kind} '{name}': expected one of {}", names.join(", ")),
     }
 }
 
@@ -263,9 +266,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_says_which_algorithm_a_size_takes() {
+    fn table_selects_the_algorithm_by_size() {
         let table = Table::parse("all_gather:64k-4m:@ring#all_reduce:0-32k:@tree").unwrap();
-        let of = |collective, bytes| table.algorithm(collective, bytes, Place::Host, 8);
+        let of = |collective, bytes| table.algorithm(collective, bytes, MemoryKind::Host, 8);
         assert_eq!(of(Collective::AllGather, (64 << 10) - 1), None);
         assert_eq!(of(Collective::AllGather, 64 << 10), Some(Algorithm::HierRing));
         assert_eq!(of(Collective::AllGather, (4 << 20) - 1), Some(Algorithm::HierRing));
@@ -275,35 +278,38 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn printed_table_parses_to_the_same_table() {
         let text = "all_gather:64k-4m:@mesh#all_reduce:0-1000:@hier-log#barrier:0-inf:@hier-log";
         let table = Table::parse(text).unwrap();
         assert_eq!(table.to_string(), text);
         assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
-        assert_eq!(table.algorithm(Collective::Barrier, u64::MAX, Place::Host, 2), Some(Algorithm::HierLog));
+        assert_eq!(
+            table.algorithm(Collective::Barrier, u64::MAX, MemoryKind::Host, 2),
+            Some(Algorithm::HierLog)
+        );
     }
 
     #[test]
-    fn an_entry_may_be_for_some_memory_and_some_groups_alone() {
+    fn entry_may_match_one_memory_and_some_group_sizes() {
         let text = "all_gather:0-inf:@mesh#all_gather:0-1m:cuda:@hier-ring#all_gather:1k-inf:host:[8]:@hier-log\
                     #reduce:0-inf:[2-3]:@hier-tree#reduce:0-inf:[9-inf]:@mesh";
         let table = Table::parse(text).unwrap();
         assert_eq!(table.to_string(), text);
-        let gather = |place, ranks| table.algorithm(Collective::AllGather, 1 << 10, place, ranks);
-        assert_eq!(gather(Place::Host, 8), Some(Algorithm::HierLog));
-        assert_eq!(gather(Place::Host, 7), Some(Algorithm::Mesh));
-        assert_eq!(gather(Place::Cuda, 8), Some(Algorithm::HierRing));
-        let reduce = |ranks| table.algorithm(Collective::Reduce, 0, Place::Host, ranks);
+        let gather = |memory, ranks| table.algorithm(Collective::AllGather, 1 << 10, memory, ranks);
+        assert_eq!(gather(MemoryKind::Host, 8), Some(Algorithm::HierLog));
+        assert_eq!(gather(MemoryKind::Host, 7), Some(Algorithm::Mesh));
+        assert_eq!(gather(MemoryKind::Cuda, 8), Some(Algorithm::HierRing));
+        let reduce = |ranks| table.algorithm(Collective::Reduce, 0, MemoryKind::Host, ranks);
         let found = [1, 2, 3, 4, 8, 9, 4096].map(reduce);
         let (tree, mesh) = (Some(Algorithm::HierTree), Some(Algorithm::Mesh));
         assert_eq!(found, [None, tree, tree, None, None, mesh, mesh]);
-        // In any order.
+        // Conditions in any order.
         let other = Table::parse("all_gather:[2-2]:host:0-8k:@ring").unwrap();
         assert_eq!(other.to_string(), "all_gather:0-8k:host:[2]:@hier-ring");
     }
 
     #[test]
-    fn lines_comments_blanks_and_missing_ranges_are_read() {
+    fn lines_comments_blanks_and_missing_ranges_are_accepted() {
         let table = Table::parse(
             "# measured\n\n all_gather:@ring # all_gather:0-8K:@publish\nreduce:1g-1T:@tree\n#\n",
         );
@@ -312,34 +318,34 @@ mod tests {
             table.to_string(),
             "all_gather:0-inf:@hier-ring#all_gather:0-8k:@publish#reduce:1g-1024g:@hier-tree"
         );
-        // The later entry holds.
-        let of = |bytes| table.algorithm(Collective::AllGather, bytes, Place::Host, 2);
+        // The last entry applies.
+        let of = |bytes| table.algorithm(Collective::AllGather, bytes, MemoryKind::Host, 2);
         assert_eq!(of(8), Some(Algorithm::Publish));
         assert_eq!(of(8192), Some(Algorithm::HierRing));
         assert_eq!(Table::parse(" \n").unwrap(), Table::default());
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
-        for (text, line, column, says) in [
+    fn errors_have_a_position() {
+        for (text, line, column, expected) in [
             ("all_gater:0-1k:@ring", 1, 1, "did you mean all_gather?"),
             ("all_gather:0-1k:@ring#all_gather:0-1k:@rign", 1, 40, "did you mean ring?"),
-            ("all_gather:0-1k:@ring\n  reduce:1k:@ring", 2, 10, "'1k' is not a range"),
-            ("reduce:1k-1x:@ring", 1, 8, "'1x' is not a size"),
+            ("all_gather:0-1k:@ring\n  reduce:1k:@ring", 2, 10, "invalid condition '1k'"),
+            ("reduce:1k-1x:@ring", 1, 8, "invalid size '1x'"),
             ("reduce:4k-4k:@ring", 1, 8, "empty"),
-            ("reduce:0-4k:ring", 1, 13, "should be @"),
+            ("reduce:0-4k:ring", 1, 13, "expected @"),
             ("reduce", 1, 1, "COLLECTIVE:WHEN:@ALGORITHM"),
-            ("reduce:0-4k:hots:@ring", 1, 13, "host or cuda"),
-            ("reduce:host:[0]:@ring", 1, 13, "not a number of ranks"),
-            ("reduce:[8-2]:@ring", 1, 8, "there are no ranks"),
-            ("reduce:[inf]:@ring", 1, 8, "not a number of ranks"),
-            ("reduce:[2:@ring", 1, 8, "not a number of ranks"),
-            ("reduce:[2]:0-1k:[4]:@ring", 1, 17, "second of its kind"),
-            ("reduce:99999999999999g-inf:@ring", 1, 8, "not a size"),
+            ("reduce:0-4k:hots:@ring", 1, 13, "host, cuda"),
+            ("reduce:host:[0]:@ring", 1, 13, "invalid ranks"),
+            ("reduce:[8-2]:@ring", 1, 8, "the range of ranks"),
+            ("reduce:[inf]:@ring", 1, 8, "invalid ranks"),
+            ("reduce:[2:@ring", 1, 8, "invalid ranks"),
+            ("reduce:[2]:0-1k:[4]:@ring", 1, 17, "repeats a condition"),
+            ("reduce:99999999999999g-inf:@ring", 1, 8, "invalid size"),
         ] {
             let error = Table::parse(text).unwrap_err();
             assert_eq!((error.line, error.column), (line, column), "{text}: {error}");
-            assert!(error.to_string().contains(says), "{text}: {error}");
+            assert!(error.to_string().contains(expected), "{text}: {error}");
         }
     }
 }

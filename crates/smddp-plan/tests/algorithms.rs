@@ -1,9 +1,10 @@
-//! Every algorithm, every collective, 1 to 16 ranks, several shapes, depths, in place and not.
+//! Checks every algorithm and collective for 1 to 16 ranks, several shapes, several depths, in place and out
+//! of place.
 
 use smddp_plan::check::{Operation, Sizes, check, programs};
 use smddp_plan::{Algorithm, Collective, Topology};
 
-/// Segment counts: one each, several each, uneven with gaps, all zero but one.
+/// Segments per block: one each, several each, uneven with gaps, one non-empty block, all zero.
 fn shapes(size: usize) -> Vec<Vec<usize>> {
     vec![
         vec![1; size],
@@ -63,37 +64,37 @@ fn sweep(algorithm: Algorithm) -> usize {
 }
 
 #[test]
-fn publish_is_right() {
+fn publish_is_correct() {
     assert!(sweep(Algorithm::Publish) > 0);
 }
 
 #[test]
-fn mesh_is_right() {
+fn mesh_is_correct() {
     assert!(sweep(Algorithm::Mesh) > 0);
 }
 
 #[test]
-fn ring_is_right() {
+fn ring_is_correct() {
     assert!(sweep(Algorithm::HierRing) > 0);
 }
 
 #[test]
-fn tree_is_right() {
+fn tree_is_correct() {
     assert!(sweep(Algorithm::HierTree) > 0);
 }
 
 #[test]
-fn recursive_is_right() {
+fn recursive_is_correct() {
     assert!(sweep(Algorithm::HierRecursive) > 0);
 }
 
 #[test]
-fn log_is_right() {
+fn log_is_correct() {
     assert!(sweep(Algorithm::HierLog) > 0);
 }
 
 #[test]
-fn each_algorithm_does_what_the_table_says() {
+fn algorithms_support_the_documented_collectives() {
     use Collective::*;
     let does = |algorithm, uneven| -> Vec<Collective> {
         let all = Collective::ALL.into_iter();

@@ -1,16 +1,17 @@
-//! Reductions in one order, whatever the layout.
+//! Reductions in canonical order, independent of the layout.
 
 mod support;
 
 use smddp_plan::check::{Operation, Sizes, check, programs_for};
 use smddp_plan::{
-    Algorithm, Ask, Collective, Counts, Group, Memory, Network, Settings, Shape, Topology, decide,
+    Algorithm, Collective, Counts, GroupShape, Memory, Network, PlanRequest, Settings, Shape, Topology,
+    decide,
 };
-use support::{Dice, in_blocks, in_turns, partitions};
+use support::{Rng, in_blocks, partitions, round_robin};
 
 const REDUCING: [Collective; 3] = [Collective::ReduceScatter, Collective::AllReduce, Collective::Reduce];
 
-/// Whether the ranks of every node are one of the tree's subtrees.
+/// Returns whether the ranks of every node are a subtree of the tree.
 fn aligned(topology: &Topology) -> bool {
     let size = topology.size();
     (0..topology.nodes()).all(|node| {
@@ -23,25 +24,27 @@ fn aligned(topology: &Topology) -> bool {
     })
 }
 
-/// The checker holds every element's order against the tree, over every split of up to 12 ranks.
+/// Compares the order of every element with the tree, for every split of up to 12 ranks.
 #[test]
-fn what_is_planned_for_it_keeps_it_and_only_that_is_planned() {
-    let mut dice = Dice(3);
-    let (mut proven, mut by_nodes) = (0, 0);
+fn canonical_plans_exist_where_possible_and_keep_the_order() {
+    let mut rng = Rng(3);
+    let (mut checked, mut by_nodes) = (0, 0);
     for size in 1..=12 {
         for split in partitions(size) {
             let mut backwards = split.clone();
             backwards.reverse();
             for topology in
-                [in_blocks(&split), in_blocks(&backwards), in_turns(&split), dice.shuffled(&split)]
+                [in_blocks(&split), in_blocks(&backwards), round_robin(&split), rng.shuffled(&split)]
             {
                 for (algorithm, collective) in
                     Algorithm::ALL.into_iter().flat_map(|a| REDUCING.map(|collective| (a, collective)))
                 {
-                    let root = if collective.has_root() { dice.below(size) } else { 0 };
-                    let ask = Ask { collective, rank: 0, size, root, uneven_pairs: false, canonical: true };
-                    let default = programs_for(algorithm, &Ask { canonical: false, ..ask }, &topology);
-                    let programs = programs_for(algorithm, &ask, &topology);
+                    let root = if collective.has_root() { rng.below(size) } else { 0 };
+                    let request =
+                        PlanRequest { collective, rank: 0, size, root, uneven_pairs: false, canonical: true };
+                    let default =
+                        programs_for(algorithm, &PlanRequest { canonical: false, ..request }, &topology);
+                    let programs = programs_for(algorithm, &request, &topology);
                     let keeps = size == 1
                         || match algorithm {
                             Algorithm::Mesh | Algorithm::Publish => true,
@@ -50,31 +53,32 @@ fn what_is_planned_for_it_keeps_it_and_only_that_is_planned() {
                         };
                     assert_eq!(programs.is_some(), keeps && default.is_some(), "{algorithm:?} {topology:?}");
                     let Some(programs) = programs else { continue };
-                    let blocks = (0..size).map(|_| dice.below(4)).collect();
-                    let (sizes, in_place) = (Sizes::Blocks(blocks), dice.below(2) == 0);
+                    let blocks = (0..size).map(|_| rng.below(4)).collect();
+                    let (sizes, in_place) = (Sizes::Blocks(blocks), rng.below(2) == 0);
                     let op = Operation { collective, root, programs: &programs, sizes: &sizes, in_place };
                     if let Err(error) = check(&op, 2) {
                         panic!("{algorithm:?} {collective:?} {topology:?} root={root} {sizes:?}: {error}");
                     }
-                    proven += 1;
+                    checked += 1;
                     by_nodes += usize::from(algorithm.is_hierarchical() && size > 1);
                 }
             }
         }
     }
-    assert!(proven > 6_000 && by_nodes > 300, "{proven} {by_nodes}");
+    assert!(checked > 6_000 && by_nodes > 300, "{checked} {by_nodes}");
 }
 
-/// Sums of nodes travel wherever they may, contributions one by one elsewhere; what is forced gives way to the order.
+/// Node sums travel if the layout allows it, single contributions otherwise. The order overrides a forced
+/// algorithm.
 #[test]
-fn the_choice_keeps_it_for_every_size() {
+fn choice_keeps_the_order_for_every_size() {
     let cases = [
         (Topology::blocks(4, 2), true),
         (Topology::blocks(5, 4), true),
         (Topology::blocks(16, 8), true),
         (in_blocks(&[4, 4, 3]), true),
         (Topology::blocks(2, 3), false),
-        (in_turns(&[2, 2]), false),
+        (round_robin(&[2, 2]), false),
     ];
     for (topology, sums_travel) in cases {
         for collective in REDUCING {
@@ -91,16 +95,19 @@ fn the_choice_keeps_it_for_every_size() {
                         counts,
                         memory: Memory::Host,
                     };
-                    let group = Group { topology: &topology, slot: 0, network: Network::ASSUMED };
+                    let group = GroupShape { topology: &topology, slot: 0, network: Network::ASSUMED };
                     let settings = Settings { canonical: true, algorithm, ..Settings::default() };
                     let decision = decide(&shape, &group, &settings);
                     let chosen = decision.choice.algorithm;
-                    let wanted = if algorithm == Some(Algorithm::Mesh) || !sums_travel {
+                    let expected = if algorithm == Some(Algorithm::Mesh) || !sums_travel {
                         chosen == Algorithm::Mesh
                     } else {
                         matches!(chosen, Algorithm::HierMesh | Algorithm::HierPublish)
                     };
-                    assert!(decision.canonical && wanted, "{collective:?} {topology:?} {bytes}: {chosen:?}");
+                    assert!(
+                        decision.canonical && expected,
+                        "{collective:?} {topology:?} {bytes}: {chosen:?}"
+                    );
                 }
             }
         }

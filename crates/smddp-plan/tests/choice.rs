@@ -1,16 +1,16 @@
-//! What is chosen, for shapes that were measured and for shapes at the edges.
+//! Choices for measured shapes and for extreme shapes.
 
-#![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
+#![allow(clippy::unwrap_used)] // Test helpers may panic.
 
 use smddp_plan::{
-    Algorithm, Choice, Collective, Counts, Decision, Group, Memory, Network, Reason, Settings, Topology,
+    Algorithm, Choice, Collective, Counts, Decision, GroupShape, Memory, Network, Reason, Settings, Topology,
     decide,
 };
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
-/// A call on bytes, as nccl-tests counts, in a group of `size`.
+/// A call of `bytes` as nccl-tests counts them, in a group of `size` ranks.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     collective: Collective,
@@ -38,7 +38,7 @@ impl Shape {
             smddp_plan::Shape { collective, element: 1, half, single: false, counts, memory: Memory::Host };
         let slot = if topology.nodes() > 1 { 0 } else { 8 * KIB };
         let settings = Settings { algorithm, staging, ..Settings::default() };
-        decide(&shape, &Group { topology, slot, network }, &settings)
+        decide(&shape, &GroupShape { topology, slot, network }, &settings)
     }
 }
 
@@ -46,7 +46,8 @@ fn choose_in(shape: &Shape, topology: &Topology) -> Choice {
     shape.decide(topology, None).choice
 }
 
-/// `None`: the algorithm does not support the call, so the decision is by cost and reports that.
+/// Returns the choice with a forced algorithm. `None` if the decision reports that it does not support the
+/// call.
 fn named_in(algorithm: Algorithm, shape: &Shape, topology: &Topology) -> Option<Choice> {
     let decision = shape.decide(topology, Some(algorithm));
     let supported = decision.reason == Reason::Setting;
@@ -69,8 +70,8 @@ fn shape(collective: Collective, size: usize, bytes: usize) -> Shape {
 }
 
 #[test]
-fn publish_while_the_message_fits_a_slot() {
-    // Every all_to_all may be one of uneven pairs.
+fn publish_is_chosen_while_the_message_fits_a_slot() {
+    // Every all_to_all may have uneven pairs.
     for collective in Collective::ALL.into_iter().filter(|&c| c != Collective::AllToAll) {
         for size in 2..=64 {
             for bytes in [0, 64, KIB, 8 * KIB] {
@@ -87,7 +88,7 @@ fn publish_while_the_message_fits_a_slot() {
 }
 
 #[test]
-fn uneven_pairs_go_by_mesh() {
+fn uneven_pairs_use_mesh() {
     let shape = Shape { pairs: true, ..shape(Collective::AllToAll, 4, 64) };
     assert_eq!(choose(&shape).algorithm, Algorithm::Mesh);
     assert_eq!(choose_named(Algorithm::Publish, &shape), None);
@@ -95,7 +96,7 @@ fn uneven_pairs_go_by_mesh() {
 }
 
 #[test]
-fn pieces_are_those_that_measured_best() {
+fn piece_sizes_are_the_fastest_measured() {
     let large = |size, bytes| {
         let Choice { segment, depth, .. } = choose(&shape(Collective::AllGather, size, bytes));
         (segment, depth)
@@ -108,7 +109,7 @@ fn pieces_are_those_that_measured_best() {
 }
 
 #[test]
-fn cells_of_many_ranks_stay_in_cache_together() {
+fn cells_of_many_ranks_fit_the_cache_together() {
     for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
         for size in 5..=16 {
             let channels = match collective {
@@ -125,7 +126,7 @@ fn cells_of_many_ranks_stay_in_cache_together() {
 }
 
 #[test]
-fn cells_take_no_more_than_a_quarter_of_the_staging() {
+fn cells_use_at_most_a_quarter_of_the_staging() {
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             for size in [2, 3, 4, 7, 16, 100] {
@@ -152,7 +153,7 @@ fn cells_take_no_more_than_a_quarter_of_the_staging() {
 }
 
 #[test]
-fn short_staging_gives_up_cells_before_bytes() {
+fn short_staging_reduces_cells_before_bytes() {
     let two = |staging| {
         let choice = choose(&Shape { staging, ..shape(Collective::AllGather, 2, 64 * MIB) });
         (choice.segment, choice.depth)
@@ -179,7 +180,7 @@ fn half_precision_rounds_once() {
 }
 
 #[test]
-fn a_forced_algorithm_has_the_depth_that_it_needs() {
+fn forced_algorithm_has_the_required_depth() {
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             for size in [2, 3, 8] {
@@ -197,17 +198,17 @@ fn a_forced_algorithm_has_the_depth_that_it_needs() {
 }
 
 #[test]
-fn names_are_read_back() {
+fn algorithm_names_round_trip() {
     for algorithm in Algorithm::ALL {
         assert_eq!(Algorithm::from_name(algorithm.name()), Some(algorithm));
     }
     assert_eq!(Algorithm::from_name("Ring"), None);
-    // As NCCL has it.
+    // Name used by NCCL.
     assert_eq!(Algorithm::from_name("ring"), Some(Algorithm::HierRing));
     assert_eq!(Algorithm::from_name("publish"), Some(Algorithm::Publish));
 }
 
-/// What is chosen between nodes.
+/// Choices between nodes.
 mod between_nodes {
     use super::*;
 
@@ -216,7 +217,7 @@ mod between_nodes {
     }
 
     #[test]
-    fn large_ones_go_by_the_mesh_where_senders_are_paced() {
+    fn large_calls_use_the_mesh_with_paced_senders() {
         use Collective::*;
         for (nodes, each) in [(2, 1), (2, 8), (4, 2), (8, 8), (32, 8)] {
             let topology = Topology::blocks(nodes, each);
@@ -230,7 +231,7 @@ mod between_nodes {
     }
 
     #[test]
-    fn large_ones_go_round_where_senders_would_stand_in_line() {
+    fn large_calls_use_the_ring_where_senders_would_queue() {
         use Collective::*;
         for (collective, bytes) in [
             (AllGather, MIB),
@@ -247,7 +248,7 @@ mod between_nodes {
     }
 
     #[test]
-    fn a_slow_link_gets_smaller_pieces() {
+    fn slow_links_get_smaller_pieces() {
         let segment = |bytes_per_ns| {
             let network = Network { bytes_per_ns, ..Network::ASSUMED };
             let shape = Shape { network, ..shape(Collective::AllReduce, 8, 16 * MIB) };
@@ -257,7 +258,7 @@ mod between_nodes {
     }
 
     #[test]
-    fn small_ones_take_few_hops() {
+    fn small_calls_use_few_hops() {
         let topology = Topology::blocks(4, 2);
         for bytes in [8, KIB] {
             assert_eq!(chosen(Collective::AllReduce, &topology, bytes).algorithm, Algorithm::HierPublish);
@@ -283,7 +284,7 @@ mod between_nodes {
                         let choice = choose_in(&shape, &topology);
                         assert!(choice.algorithm.is_hierarchical(), "{shape:?}");
                         assert!(!(half && collective.reduces() && choice.algorithm.rounds_per_hop()));
-                        // One that is named need not take all_to_all for uneven.
+                        // A forced algorithm need not treat all_to_all as uneven.
                         if collective != Collective::AllToAll {
                             assert_eq!(
                                 named_in(choice.algorithm, &shape, &topology),
@@ -297,9 +298,9 @@ mod between_nodes {
         }
     }
 
-    /// By the mesh the largest node would send more than any node has to receive.
+    /// In the mesh the largest node would send more than any node has to receive.
     #[test]
-    fn large_gathers_of_uneven_nodes_go_round() {
+    fn large_gathers_of_uneven_nodes_use_the_ring() {
         let topology = Topology::from_labels(&[0, 1, 1, 2, 2, 2]);
         assert_eq!(chosen(Collective::AllGather, &topology, 16 * MIB).algorithm, Algorithm::HierRing);
         assert_eq!(chosen(Collective::ReduceScatter, &topology, 16 * MIB).algorithm, Algorithm::HierRing);
@@ -308,7 +309,7 @@ mod between_nodes {
     }
 
     #[test]
-    fn uneven_pairs_meet_directly() {
+    fn uneven_pairs_exchange_directly() {
         let shape = Shape { pairs: true, ..shape(Collective::AllToAll, 6, 6 * MIB) };
         let topology = Topology::blocks(3, 2);
         assert_eq!(choose_in(&shape, &topology).algorithm, Algorithm::HierMesh);
@@ -316,10 +317,10 @@ mod between_nodes {
     }
 
     #[test]
-    fn what_is_measured_never_decides_how_a_reduction_goes() {
+    fn measurements_never_select_the_algorithm_of_a_reduction() {
         let topology = Topology::blocks(6, 3);
-        // One makes hops dear, the other messages.
-        let far = Network { latency_ns: 1e6, message_ns: 0.0, bytes_per_ns: 100.0, ..Network::ASSUMED };
+        // One network has expensive hops, the other expensive messages.
+        let long_path = Network { latency_ns: 1e6, message_ns: 0.0, bytes_per_ns: 100.0, ..Network::ASSUMED };
         let busy = Network { latency_ns: 0.0, message_ns: 1e5, bytes_per_ns: 100.0, ..Network::ASSUMED };
         for topology in
             [Topology::blocks(2, 1), Topology::blocks(5, 2), Topology::from_labels(&[0, 1, 1, 2, 2, 2])]
@@ -330,7 +331,7 @@ mod between_nodes {
                         let shape = Shape { network, ..shape(collective, topology.size(), bytes) };
                         choose_in(&shape, &topology).algorithm
                     };
-                    for network in [far, busy, SLOW, FAST, FAR] {
+                    for network in [long_path, busy, SLOW, FAST, LONG_PATH] {
                         assert_eq!(
                             over(network),
                             over(Network::ASSUMED),
@@ -343,7 +344,7 @@ mod between_nodes {
         for collective in Collective::ALL {
             let mut differs = false;
             for bytes in [64, 64 * KIB, 64 * MIB] {
-                let [a, b] = [far, busy].map(|network| {
+                let [a, b] = [long_path, busy].map(|network| {
                     let shape = Shape { network, ..shape(collective, topology.size(), bytes) };
                     choose_in(&shape, &topology).algorithm
                 });
@@ -358,26 +359,26 @@ mod between_nodes {
         Network { latency_ns: 16_000.0, message_ns: 1_600.0, bytes_per_ns: 0.125, ..Network::ASSUMED };
     const FAST: Network =
         Network { latency_ns: 16_000.0, message_ns: 1_600.0, bytes_per_ns: 40.0, ..Network::ASSUMED };
-    const FAR: Network =
+    const LONG_PATH: Network =
         Network { latency_ns: 2.5e6, message_ns: 1_600.0, bytes_per_ns: 1.2, ..Network::ASSUMED };
 
     #[test]
-    fn a_gather_goes_another_way_over_another_network() {
+    fn algorithm_of_a_gather_depends_on_the_network() {
         let topology = Topology::blocks(8, 1);
         let over = |network: Network, bytes: usize| {
             let shape = Shape { network, ..shape(Collective::AllGather, 8, bytes) };
             choose_in(&shape, &topology).algorithm
         };
-        // Few messages where each is dear, one hop where the way is long.
-        let dear = Network { message_ns: 40_000.0, ..Network::ASSUMED };
-        assert_eq!(over(dear, 8 * KIB), Algorithm::HierLog);
-        assert_eq!(over(FAR, 8 * KIB), Algorithm::HierMesh);
+        // Few messages if each is expensive, one hop on a long path.
+        let expensive = Network { message_ns: 40_000.0, ..Network::ASSUMED };
+        assert_eq!(over(expensive, 8 * KIB), Algorithm::HierLog);
+        assert_eq!(over(LONG_PATH, 8 * KIB), Algorithm::HierMesh);
     }
 
-    /// Whose rounds are one loop (all_gather of 16 MiB by `hier-log`, 4 nodes at 1 Gbit/s and 10 ms there and back:
-    /// 491 ms, and 105 round a ring).
+    /// `hier-log` runs its rounds in one loop. An all_gather of 16 MiB on 4 nodes at 1 Gbit/s with a round
+    /// trip of 10 ms takes 491 ms; by the ring 105 ms.
     #[test]
-    fn large_gathers_do_not_wait_for_a_long_way_in_each_turn() {
+    fn large_gathers_on_long_paths_avoid_one_round_trip_per_iteration() {
         for latency_ns in [0.63e6, 2.5e6, 6.3e6, 25e6] {
             let network = Network { latency_ns, bytes_per_ns: 0.125, ..Network::ASSUMED };
             for (nodes, bytes) in [(4, 16 * MIB), (4, 64 * MIB), (8, 64 * MIB)] {
@@ -392,16 +393,17 @@ mod between_nodes {
         }
     }
 
-    /// One stream's buffers fill a way of 10 ms there and back, and not one of 50: there each link carries several.
+    /// The buffers of one stream fill a path with a round trip of 10 ms, but not one with 50 ms. There each
+    /// link carries several streams.
     #[test]
-    fn a_gather_over_a_way_that_one_stream_does_not_fill_goes_by_several() {
+    fn gather_uses_several_streams_where_one_does_not_fill_the_path() {
         let over = |latency_ns, bytes_per_ns, bytes| {
             let network = Network { latency_ns, bytes_per_ns, ..Network::ASSUMED };
             let shape = Shape { network, ..shape(Collective::AllGather, 4, bytes) };
             choose_in(&shape, &Topology::blocks(4, 1)).algorithm
         };
         for bytes in [16 * MIB, 64 * MIB] {
-            // Of a way so long the probe finds what one stream carries.
+            // On such a long path the probe measures the rate of one stream.
             for bytes_per_ns in [0.05, 0.079, 0.125] {
                 assert_eq!(over(25e6, bytes_per_ns, bytes), Algorithm::HierMesh, "{bytes_per_ns}");
             }
@@ -411,7 +413,7 @@ mod between_nodes {
     }
 
     #[test]
-    fn segments_fit_the_network_whatever_the_collective() {
+    fn segments_fit_the_network_for_any_collective() {
         for collective in [Collective::AllGather, Collective::AllReduce, Collective::ReduceScatter] {
             let topology = Topology::blocks(4, 2);
             let segment = |network: Network, bytes: usize| {
@@ -421,20 +423,20 @@ mod between_nodes {
             for bytes in [512 * KIB, 64 * MIB] {
                 let usual = segment(Network::ASSUMED, bytes);
                 assert!(segment(SLOW, bytes) < usual, "{collective:?} {bytes}");
-                // What is measured of such a network is never quite the same.
+                // Measurements of the same network vary.
                 for (message_ns, bytes_per_ns) in [(630.0, 1.0), (1_600.0, 1.0), (2_500.0, 0.63)] {
                     let network = Network { message_ns, bytes_per_ns, ..Network::ASSUMED };
                     assert_eq!(segment(network, bytes), usual);
                 }
             }
             assert!(segment(FAST, 64 * MIB) > segment(Network::ASSUMED, 64 * MIB));
-            // However long the way is.
-            assert_eq!(segment(FAR, 64 * MIB), segment(Network::ASSUMED, 64 * MIB));
+            // The segment size does not depend on the path length.
+            assert_eq!(segment(LONG_PATH, 64 * MIB), segment(Network::ASSUMED, 64 * MIB));
         }
     }
 
     #[test]
-    fn what_is_under_way_covers_the_rate_times_the_round_trip() {
+    fn window_covers_the_bandwidth_delay_product() {
         for collective in [Collective::AllGather, Collective::AllReduce, Collective::ReduceScatter] {
             for (round_trip_ms, gbit) in [(0.1, 1.0), (1.0, 1.0), (10.0, 1.0), (50.0, 1.0), (5.0, 9.6)] {
                 let network = Network {
@@ -444,15 +446,15 @@ mod between_nodes {
                 };
                 let shape = Shape { network, ..shape(collective, 2, 64 * MIB) };
                 let choice = choose_in(&shape, &Topology::blocks(2, 1));
-                let under_way = choice.window() * choice.segment;
-                let wanted = round_trip_ms * 1e6 * gbit / 8.0;
-                assert!(under_way as f64 >= 2.5 * wanted, "{collective:?} {round_trip_ms} ms: {choice:?}");
+                let in_flight = choice.window() * choice.segment;
+                let expected = round_trip_ms * 1e6 * gbit / 8.0;
+                assert!(in_flight as f64 >= 2.5 * expected, "{collective:?} {round_trip_ms} ms: {choice:?}");
             }
         }
     }
 
     #[test]
-    fn what_is_under_way_keeps_to_its_share_of_the_staging() {
+    fn window_stays_within_its_share_of_the_staging() {
         let network = Network { latency_ns: 1e8, bytes_per_ns: 12.5, ..Network::ASSUMED };
         for (nodes, each) in [(2, 1), (4, 2), (64, 1), (256, 8)] {
             let topology = Topology::blocks(nodes, each);
@@ -465,7 +467,7 @@ mod between_nodes {
                 for algorithm in [Algorithm::HierMesh, Algorithm::HierRing] {
                     let choice = named_in(algorithm, &shape, &topology).unwrap();
                     let received = (nodes - 1) * choice.segment * choice.window();
-                    // The last cell of each may be begun.
+                    // The last cell of each channel may exceed the share.
                     assert!(received <= staging / 2 + (nodes - 1) * choice.segment, "{choice:?}");
                 }
             }
@@ -473,9 +475,9 @@ mod between_nodes {
     }
 
     #[test]
-    fn a_short_way_has_no_more_cells_than_a_node() {
-        let quick = Network { bytes_per_ns: 3.1, ..Network::ASSUMED };
-        for network in [Network::ASSUMED, quick] {
+    fn short_path_needs_no_more_cells_than_a_node() {
+        let fast = Network { bytes_per_ns: 3.1, ..Network::ASSUMED };
+        for network in [Network::ASSUMED, fast] {
             let shape = Shape { network, ..shape(Collective::AllReduce, 8, 64 * MIB) };
             let choice = choose_in(&shape, &Topology::blocks(4, 2));
             assert_eq!(choice.window(), choice.depth, "{choice:?}");
@@ -483,7 +485,7 @@ mod between_nodes {
     }
 
     #[test]
-    fn named_ones_are_offered_where_they_are_possible() {
+    fn forced_algorithms_are_accepted_where_possible() {
         let (one, two) = (Topology::single(4), Topology::blocks(2, 2));
         let shape = shape(Collective::AllReduce, 4, MIB);
         for algorithm in Algorithm::ALL {
@@ -499,9 +501,9 @@ mod between_nodes {
         );
     }
 
-    /// The mesh of 256 nodes keeps room for 255 others.
+    /// The mesh of 256 nodes reserves cells for 255 senders.
     #[test]
-    fn what_others_send_fits_a_quarter_of_the_staging() {
+    fn receive_cells_use_at_most_a_quarter_of_the_staging() {
         for (nodes, each) in [(64, 1), (64, 8), (256, 1), (256, 8)] {
             let topology = Topology::blocks(nodes, each);
             for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {

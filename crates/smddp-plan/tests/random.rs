@@ -1,10 +1,10 @@
-//! Groups of up to 40 ranks, random nodes and sizes.
+//! Random groups of up to 40 ranks, with random nodes and sizes.
 
 use proptest::prelude::*;
 use smddp_plan::check::{Operation, Sizes, check, programs};
 use smddp_plan::{Algorithm, Collective, Topology};
 
-/// Node of each rank, root, segments of each block, depth beyond the least, in place.
+/// Node of each rank, root, segments of each block, depth above the minimum, in place.
 fn cases() -> impl Strategy<Value = (Vec<usize>, usize, Vec<usize>, usize, bool)> {
     (1..=40usize).prop_flat_map(|size| {
         let block = prop_oneof![Just(0), 0..=6usize];
@@ -17,7 +17,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_group_and_any_sizes(
+    fn random_groups_and_sizes_are_correct(
         algorithm in prop::sample::select(Algorithm::ALL.to_vec()),
         collective in prop::sample::select(Collective::ALL.to_vec()),
         (nodes, root, mut blocks, more, in_place) in cases(),
@@ -38,7 +38,7 @@ proptest! {
     }
 
     #[test]
-    fn all_to_all_of_any_pairs(
+    fn all_to_all_of_random_pairs_is_correct(
         pairs in (1..=20usize).prop_flat_map(|n| prop::collection::vec(prop::collection::vec(0..=5usize, n), n)),
         nodes in prop::collection::vec(0..6usize, 20),
         depth in 2..=4usize,

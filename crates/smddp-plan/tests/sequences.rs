@@ -1,14 +1,14 @@
-//! Operations one after the other in the same cells, and two groups at once.
+//! Consecutive operations in the same cells, and concurrent groups.
 
 use smddp_plan::check::{Operation, Sizes, check, check_concurrent, check_sequence, programs};
 use smddp_plan::{Algorithm, Collective, Program, Topology};
 
-/// Every algorithm and collective of a group on one node; root 1 where there is one.
+/// Returns every algorithm and collective of a group on one node; the root is 1 if there is one.
 fn all(size: usize) -> Vec<(Algorithm, Collective, usize, Vec<Program>)> {
     all_on(&Topology::single(size))
 }
 
-/// The same on several nodes, where the hierarchical ones are possible too.
+/// Returns the same for several nodes, including the hierarchical algorithms.
 fn all_on(topology: &Topology) -> Vec<(Algorithm, Collective, usize, Vec<Program>)> {
     let (size, mut all) = (topology.size(), Vec::new());
     for algorithm in Algorithm::ALL {
@@ -57,7 +57,7 @@ fn any_operation_may_follow_any_other_in_the_same_cells() {
 }
 
 #[test]
-fn a_long_sequence_of_single_messages_needs_one_cell() {
+fn sequence_of_single_messages_needs_one_cell() {
     for size in 2..=6 {
         let plans: Vec<_> = all(size).into_iter().filter(|(a, ..)| a.least_depth(1) == 1).collect();
         let sizes = Sizes::Blocks(vec![1; size]);
@@ -66,7 +66,7 @@ fn a_long_sequence_of_single_messages_needs_one_cell() {
 }
 
 #[test]
-fn two_operations_at_once_need_no_more_than_their_reserve() {
+fn two_concurrent_operations_need_only_their_own_cells() {
     let alone = [2, 3, 4, 6].map(Topology::single);
     for topology in alone.into_iter().chain([Topology::blocks(2, 2), Topology::blocks(3, 2)]) {
         let plans = all_on(&topology);
@@ -81,14 +81,14 @@ fn two_operations_at_once_need_no_more_than_their_reserve() {
 }
 
 #[test]
-fn groups_of_different_size_run_at_once() {
+fn groups_of_different_sizes_run_concurrently() {
     let (three, five) = (all(3), all(5));
     let sizes = [Sizes::Blocks(vec![3; 3]), Sizes::Blocks(vec![2; 5])];
     check_concurrent(&[&operations(&three, &sizes[0], false), &operations(&five, &sizes[1], false)], 2)
         .unwrap();
 }
 
-/// Groups of 1 to 16 ranks on one node, and some on several.
+/// Returns groups of 1 to 16 ranks on one node, and some on several nodes.
 fn groups() -> Vec<Topology> {
     let split = [
         Topology::blocks(2, 1),
@@ -102,13 +102,13 @@ fn groups() -> Vec<Topology> {
     (1..=16).map(Topology::single).chain(split).collect()
 }
 
-/// With one segment `bind` drops all lags; steps then run in the order in which they stand.
+/// With one segment binding drops all lags; steps then run in program order.
 #[test]
-fn a_single_segment_needs_no_lags() {
+fn single_segment_needs_no_lags() {
     for topology in groups() {
         let size = topology.size();
         for (algorithm, collective, root, mut programs) in all_on(&topology) {
-            for timed in programs.iter_mut().flat_map(|p| &mut p.lanes).flatten() {
+            for timed in programs.iter_mut().flat_map(|p| &mut p.pipelines).flatten() {
                 timed.lag = 0;
             }
             let gaps = (0..size).map(|b| b % 3 % 2).collect();
@@ -133,22 +133,22 @@ fn a_single_segment_needs_no_lags() {
 fn steps_ascend_by_lag() {
     for topology in groups() {
         for (algorithm, collective, _, programs) in all_on(&topology) {
-            for lane in programs.iter().flat_map(|p| &p.lanes) {
-                assert!(lane.is_sorted_by_key(|t| t.lag), "{algorithm:?} {collective:?} {topology:?}");
+            for pipeline in programs.iter().flat_map(|p| &p.pipelines) {
+                assert!(pipeline.is_sorted_by_key(|t| t.lag), "{algorithm:?} {collective:?} {topology:?}");
             }
         }
     }
 }
 
 #[test]
-fn programs_grow_with_the_group_and_no_faster() {
+fn program_size_is_linear_in_the_group() {
     let alone = [2, 64, 1000].map(Topology::single);
     let split = [Topology::blocks(2, 1), Topology::blocks(16, 4), Topology::blocks(1000, 1)];
     for topology in alone.into_iter().chain(split).chain([Topology::blocks(125, 8)]) {
         let size = topology.size();
         for algorithm in Algorithm::ALL {
             for collective in Collective::ALL {
-                let ask = smddp_plan::Ask {
+                let request = smddp_plan::PlanRequest {
                     collective,
                     rank: size / 2,
                     size,
@@ -156,10 +156,10 @@ fn programs_grow_with_the_group_and_no_faster() {
                     uneven_pairs: false,
                     canonical: false,
                 };
-                let Some(program) = smddp_plan::plan(algorithm, &ask, &topology) else {
+                let Some(program) = smddp_plan::plan(algorithm, &request, &topology) else {
                     continue;
                 };
-                let steps: usize = program.lanes.iter().map(Vec::len).sum();
+                let steps: usize = program.pipelines.iter().map(Vec::len).sum();
                 assert!(steps <= 4 * size + 4, "{algorithm:?} {collective:?} N={size}: {steps}");
                 assert!(program.channels.len() <= 2 * size, "{algorithm:?} {collective:?} N={size}");
             }
@@ -168,11 +168,11 @@ fn programs_grow_with_the_group_and_no_faster() {
 }
 
 #[test]
-fn a_group_of_one_copies() {
+fn group_of_one_copies() {
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             let programs = programs(algorithm, collective, &Topology::single(1), 0, true).unwrap();
-            let steps: usize = programs[0].lanes.iter().map(Vec::len).sum();
+            let steps: usize = programs[0].pipelines.iter().map(Vec::len).sum();
             assert_eq!(steps, usize::from(collective != Collective::Barrier));
         }
     }

@@ -1,10 +1,10 @@
-//! Each byte crosses a node's link once: what the plans send between nodes, held against the formula.
+//! Traffic of the plans between nodes: each byte crosses a node link once, as in the formula.
 
 mod support;
 
 use smddp_plan::check::{Link, Operation, Sizes, programs, traffic};
 use smddp_plan::{Algorithm, Collective, Topology};
-use support::{Dice, in_blocks, in_turns, partitions};
+use support::{Rng, in_blocks, partitions, round_robin};
 
 fn links(
     algorithm: Algorithm,
@@ -20,13 +20,13 @@ fn links(
 }
 
 fn topologies() -> Vec<Topology> {
-    let mut dice = Dice(2);
+    let mut rng = Rng(2);
     let splits: Vec<Vec<usize>> = (2..=12).flat_map(partitions).filter(|split| split.len() > 1).collect();
-    splits.iter().flat_map(|split| [in_blocks(split), in_turns(split), dice.shuffled(split)]).collect()
+    splits.iter().flat_map(|split| [in_blocks(split), round_robin(split), rng.shuffled(split)]).collect()
 }
 
-/// Algorithms that move no byte twice.
-fn frugal(collective: Collective) -> Vec<Algorithm> {
+/// Algorithms that send no byte twice.
+fn minimal_traffic(collective: Collective) -> Vec<Algorithm> {
     use Algorithm::*;
     match collective {
         Collective::AllGather => vec![HierMesh, HierRing, HierRecursive, HierLog],
@@ -35,13 +35,13 @@ fn frugal(collective: Collective) -> Vec<Algorithm> {
     }
 }
 
-/// Bytes of the blocks of a node's ranks.
+/// Returns the bytes of the blocks of a node's ranks.
 fn owned(topology: &Topology, node: usize, blocks: &[usize]) -> u64 {
     topology.ranks_of(node).iter().map(|&rank| blocks[rank] as u64).sum()
 }
 
 #[test]
-fn equal_nodes_meet_the_formula() {
+fn traffic_of_equal_nodes_matches_the_formula() {
     const BLOCK: usize = 960;
     for (nodes, each) in [(2, 1), (2, 4), (3, 2), (4, 2), (5, 3), (8, 8), (13, 1), (32, 8)] {
         let topology = Topology::blocks(nodes, each);
@@ -54,7 +54,9 @@ fn equal_nodes_meet_the_formula() {
             (Collective::AllReduce, 2 * share),
             (Collective::AllToAll, share * each as u64),
         ] {
-            for algorithm in frugal(collective).into_iter().filter(|_| collective != Collective::AllToAll) {
+            for algorithm in
+                minimal_traffic(collective).into_iter().filter(|_| collective != Collective::AllToAll)
+            {
                 for link in links(algorithm, collective, &topology, 0, &blocks).unwrap() {
                     let moved = (link.bytes_in, link.bytes_out);
                     assert_eq!(moved, (bytes, bytes), "{algorithm:?} {collective:?} {nodes} x {each}");
@@ -69,41 +71,41 @@ fn equal_nodes_meet_the_formula() {
     }
 }
 
-/// What a node has not, it gets once; in sum, no more is sent.
+/// Each node receives each missing byte once, and the total sent volume is the same.
 #[test]
-fn uneven_nodes_and_blocks_get_each_byte_once() {
-    let mut dice = Dice(3);
+fn uneven_nodes_receive_each_byte_once() {
+    let mut rng = Rng(3);
     for topology in topologies() {
-        let blocks: Vec<usize> = (0..topology.size()).map(|_| dice.below(5) * 64).collect();
+        let blocks: Vec<usize> = (0..topology.size()).map(|_| rng.below(5) * 64).collect();
         let whole: u64 = blocks.iter().map(|&b| b as u64).sum();
         let nodes = 0..topology.nodes();
-        let foreign: Vec<u64> = nodes.clone().map(|n| whole - owned(&topology, n, &blocks)).collect();
-        let all: u64 = foreign.iter().sum();
-        for algorithm in frugal(Collective::AllGather) {
+        let missing: Vec<u64> = nodes.clone().map(|n| whole - owned(&topology, n, &blocks)).collect();
+        let all: u64 = missing.iter().sum();
+        for algorithm in minimal_traffic(Collective::AllGather) {
             let links = links(algorithm, Collective::AllGather, &topology, 0, &blocks).unwrap();
             let entered: Vec<u64> = links.iter().map(|l| l.bytes_in).collect();
-            assert_eq!(entered, foreign, "{algorithm:?} {topology:?} {blocks:?}");
+            assert_eq!(entered, missing, "{algorithm:?} {topology:?} {blocks:?}");
             assert_eq!(links.iter().map(|l| l.bytes_out).sum::<u64>(), all);
         }
-        for algorithm in frugal(Collective::ReduceScatter) {
-            // The mirror: one sum leaves the node for each block that is another's.
+        for algorithm in minimal_traffic(Collective::ReduceScatter) {
+            // The reverse: one sum leaves the node for each block of another node.
             let links_of = |collective| links(algorithm, collective, &topology, 0, &blocks).unwrap();
             let scatter = links_of(Collective::ReduceScatter);
             let left: Vec<u64> = scatter.iter().map(|l| l.bytes_out).collect();
-            assert_eq!(left, foreign, "{algorithm:?} {topology:?} {blocks:?}");
+            assert_eq!(left, missing, "{algorithm:?} {topology:?} {blocks:?}");
             assert_eq!(scatter.iter().map(|l| l.bytes_in).sum::<u64>(), all);
         }
     }
 }
 
-/// However many ranks a node has: an all_reduce is cut by nodes.
+/// An all_reduce is divided by nodes, independent of the ranks per node.
 #[test]
-fn an_all_reduce_loads_uneven_nodes_alike() {
+fn all_reduce_loads_uneven_nodes_equally() {
     for topology in topologies() {
         let (nodes, size) = (topology.nodes() as u64, topology.size() as u64);
         let blocks = vec![64; topology.size()];
         let all = 2 * (nodes - 1) * size * 64;
-        for algorithm in frugal(Collective::AllReduce) {
+        for algorithm in minimal_traffic(Collective::AllReduce) {
             let links = links(algorithm, Collective::AllReduce, &topology, 0, &blocks).unwrap();
             assert_eq!(links.iter().map(|l| l.bytes_in).sum::<u64>(), all, "{algorithm:?} {topology:?}");
             assert_eq!(links.iter().map(|l| l.bytes_out).sum::<u64>(), all, "{algorithm:?} {topology:?}");
@@ -116,9 +118,9 @@ fn an_all_reduce_loads_uneven_nodes_alike() {
     }
 }
 
-/// By the mesh a node also sends no more than its own blocks to each other node, and takes no more.
+/// In the mesh a node sends exactly its own blocks to each other node.
 #[test]
-fn the_mesh_spreads_what_is_sent_as_it_is_owned() {
+fn mesh_nodes_send_only_their_own_blocks() {
     for topology in topologies() {
         let blocks: Vec<usize> = (0..topology.size()).map(|b| b + 1).collect();
         let links = links(Algorithm::HierMesh, Collective::AllGather, &topology, 0, &blocks).unwrap();
@@ -130,7 +132,7 @@ fn the_mesh_spreads_what_is_sent_as_it_is_owned() {
 }
 
 #[test]
-fn a_broadcast_enters_each_node_once_and_leaves_the_root_once() {
+fn broadcast_enters_each_node_once_and_leaves_the_root_once() {
     use Algorithm::*;
     for topology in topologies() {
         let blocks = vec![64; topology.size()];
@@ -152,7 +154,7 @@ fn a_broadcast_enters_each_node_once_and_leaves_the_root_once() {
 }
 
 #[test]
-fn a_reduce_leaves_each_node_once_and_enters_the_root_once() {
+fn reduce_leaves_each_node_once_and_enters_the_root_once() {
     use Algorithm::*;
     for topology in topologies() {
         let blocks = vec![64; topology.size()];
@@ -172,9 +174,9 @@ fn a_reduce_leaves_each_node_once_and_enters_the_root_once() {
     }
 }
 
-/// Few messages is what `log` is for.
+/// `hier-log` exists for its low number of messages.
 #[test]
-fn the_messages_of_a_node_are_few_where_that_is_promised() {
+fn hier_log_sends_few_messages_per_node() {
     let topology = Topology::blocks(64, 4);
     let blocks = vec![64; 256];
     let messages = |algorithm| {
@@ -182,6 +184,6 @@ fn the_messages_of_a_node_are_few_where_that_is_promised() {
         links.iter().map(|l| l.messages_out.max(l.messages_in)).max().unwrap()
     };
     assert_eq!(messages(Algorithm::HierMesh), 63 * 4);
-    // Six rounds, a message for each rail, one more where the blocks wrap.
+    // Six rounds, one message per rail, and one more if the blocks wrap around.
     assert!(messages(Algorithm::HierLog) <= 6 * 5, "{}", messages(Algorithm::HierLog));
 }

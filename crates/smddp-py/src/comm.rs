@@ -280,7 +280,7 @@ impl Comm {
             .map(|t| {
                 (
                     smddp_core::name_of(t.collective),
-                    smddp_core::named(t.way),
+                    smddp_core::variant_name(t.way),
                     t.operations,
                     t.bytes,
                     t.crossed,

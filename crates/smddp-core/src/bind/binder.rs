@@ -34,7 +34,7 @@ pub(super) fn bound(key: &Key, facts: &GroupFacts, decision: &Decision, program:
         if alone { vec![0; lengths.len()] } else { running(lengths.iter().copied()) }
     };
     // Messages have the names of their writers' spans, and a peer may have more Scratch than this rank.
-    let sources = program.lanes.iter().flatten().flat_map(|timed| timed.step.sources());
+    let sources = program.pipelines.iter().flatten().flat_map(|timed| timed.step.sources());
     let named = sources.filter(|source| source.message.buffer == Buffer::Scratch);
     let named = named.map(|source| source.message.block + source.message.blocks).max().unwrap_or(0);
     let scratch: Vec<usize> = (0..program.scratch_blocks.max(named)).map(|b| input[b % n]).collect();
@@ -63,7 +63,7 @@ pub(super) fn bound(key: &Key, facts: &GroupFacts, decision: &Decision, program:
             bytes: decision.bytes(),
         },
     };
-    for lane in &program.lanes {
+    for lane in &program.pipelines {
         binder.lane(lane.iter().map(|timed| (timed.lag, &timed.step)));
     }
     let Binder { mut bound, outlets, inlets, far, .. } = binder;

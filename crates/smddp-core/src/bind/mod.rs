@@ -9,10 +9,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use smddp_plan::format::{Way, named};
+use smddp_plan::format::{AlgorithmVariant, variant_name};
 use smddp_plan::{
-    Ask, Association, Buffer, Choice, Collective, Decision, Format, Formats, Group, Memory, Network, Program,
-    Reason, Settings, Step, Topology, decide, plan,
+    Association, Buffer, Choice, Collective, Decision, Format, Formats, GroupShape, Memory, Network,
+    PlanRequest, Program, Reason, Settings, Step, Topology, decide, plan,
 };
 use smddp_transport::{Head, Reach, SingleCopy, Wired, Wiring};
 
@@ -145,7 +145,7 @@ impl Coding {
 
 impl Bound {
     /// Its algorithm, and how elements travel between nodes.
-    pub(crate) fn way(&self) -> Way {
+    pub(crate) fn way(&self) -> AlgorithmVariant {
         (self.choice.algorithm, self.coding.as_ref().map(|coding| coding.format))
     }
 
@@ -237,8 +237,8 @@ impl GroupFacts {
         self.canonical.get().is_some_and(|&canonical| canonical)
     }
 
-    pub(crate) fn group(&self) -> Group<'_> {
-        Group { topology: &self.topology, slot: self.slot, network: self.network() }
+    pub(crate) fn group(&self) -> GroupShape<'_> {
+        GroupShape { topology: &self.topology, slot: self.slot, network: self.network() }
     }
 }
 
@@ -257,7 +257,7 @@ pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decisio
 /// Description of a decision for `smddp info` and tables. path: the transport.
 pub(crate) fn described(path: &str, decision: &Decision) -> String {
     let Choice { algorithm, segment, .. } = decision.choice;
-    let algorithm = named((algorithm, decision.format));
+    let algorithm = variant_name((algorithm, decision.format));
     let cells = decision.choice.window();
     let order = if decision.canonical { " in canonical order" } else { "" };
     let instead = match decision.reason {
@@ -293,7 +293,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
     let kernel = kernel(key)?;
     let decision = decided(key, facts, config);
     let choice = decision.choice;
-    let ask = Ask {
+    let request = PlanRequest {
         collective: key.collective,
         rank,
         size: n,
@@ -301,7 +301,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
         uneven_pairs: decision.uneven_pairs(),
         canonical: decision.canonical,
     };
-    let program = plan(choice.algorithm, &ask, &facts.topology).ok_or_else(|| {
+    let program = plan(choice.algorithm, &request, &facts.topology).ok_or_else(|| {
         Error::Invalid(format!(
             "{}: algorithm {} does not support this collective on {n} ranks; check SMDDP_ALGO",
             name_of(key.collective),
@@ -387,7 +387,7 @@ pub(crate) const DESCRIPTOR: usize = 64;
 /// readers, and what came early into it be overwritten.
 fn rewrites(program: &Program) -> bool {
     let mut written = Vec::new();
-    for timed in program.lanes.iter().flatten() {
+    for timed in program.pipelines.iter().flatten() {
         let to = match &timed.step {
             Step::Send { tee, .. } => *tee,
             Step::Receive { to, .. } | Step::Copy { to, .. } => Some(*to),

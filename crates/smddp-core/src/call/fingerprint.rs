@@ -121,7 +121,7 @@ pub(crate) const fn mix(word: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smddp_plan::{Algorithm, Group, Memory, Network, Settings, Topology, decide};
+    use smddp_plan::{Algorithm, GroupShape, Memory, Network, Settings, Topology, decide};
 
     fn key(collective: Collective, counts: Counts, factor: f64) -> Key {
         let redop = if factor == 0.0 { RedOp::Sum } else { RedOp::PremulSum(factor) };
@@ -141,7 +141,7 @@ mod tests {
 
     fn head(key: &Key) -> Head {
         let topology = Topology::single(3);
-        let group = Group { topology: &topology, slot: 0, network: Network::ASSUMED };
+        let group = GroupShape { topology: &topology, slot: 0, network: Network::ASSUMED };
         // However it is cut.
         let plain = Settings { algorithm: Some(Algorithm::Mesh), segment: Some(4096), ..Settings::default() };
         of(key, &decide(&key.shape(), &group, &plain))

@@ -193,7 +193,7 @@ impl Communicator {
     pub fn set_network(&self, known: Known) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
-            lock(&self.0.driver).group.expect(known.network.under_way());
+            lock(&self.0.driver).group.expect(known.network.in_flight_bytes());
         }
         first
     }

@@ -14,7 +14,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smddp_plan::format::named;
+use smddp_plan::format::variant_name;
 use smddp_transport::Group;
 use smddp_transport::process::leave_error;
 
@@ -181,7 +181,7 @@ impl Driver {
         self.note(&op, ticks());
         if self.traced {
             let (what, bytes) = (numbered(op.collective, op.seq), op.bound.bytes);
-            let way = named(op.bound.way());
+            let way = variant_name(op.bound.way());
             log::say(
                 Level::Trace,
                 &format!("{what} on group `{}` begins: {bytes} bytes by {way}", self.name),

@@ -2,14 +2,14 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use smddp_plan::format::Way;
+use smddp_plan::format::AlgorithmVariant;
 use smddp_plan::{Algorithm, Collective, Format};
 
 /// What went one way, of one collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
     pub collective: Collective,
-    pub way: Way,
+    pub way: AlgorithmVariant,
     pub operations: u64,
     /// Of their whole buffers.
     pub bytes: u64,
@@ -26,7 +26,13 @@ pub(crate) struct Tally([[Counts; Algorithm::ALL.len()]; Collective::ALL.len()])
 
 impl Tally {
     /// Only the driver calls this, so a load and a store do.
-    pub(crate) fn add(&self, collective: Collective, (algorithm, format): Way, bytes: u64, crossed: u64) {
+    pub(crate) fn add(
+        &self,
+        collective: Collective,
+        (algorithm, format): AlgorithmVariant,
+        bytes: u64,
+        crossed: u64,
+    ) {
         let row = format.map_or(0, |format| format as usize + 1);
         let counts = &self.0[collective as usize][algorithm as usize][row];
         for (count, more) in counts.iter().zip([1, bytes, crossed]) {

@@ -1,40 +1,41 @@
-//! A program while it is written.
+//! Builder for programs.
 
-use crate::ir::{Channel, Lane, Program, Source, Span, Step, Timed};
+use crate::ir::{Channel, Pipeline, Program, Source, Span, Step, Timed};
 use std::collections::BTreeMap;
 
-/// What a lane does. The executor asks the lanes in this order: what starts flows first.
+/// Role of a pipeline. The executor polls pipelines in this order, so that data that starts a flow has
+/// priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Role {
-    /// My own parts, to other nodes.
+    /// Sends own parts to other nodes.
     Leave,
-    /// My contributions, to the entries of my node.
+    /// Sends own contributions to the entries of the node.
     Give,
     /// Reduces, and sends sums up.
     Up,
-    /// Takes what comes down from other nodes, and hands it on.
+    /// Receives parts from other nodes and forwards them.
     Enter,
-    /// Parts of my own node's homes.
-    Near,
-    /// Takes what entries of my node hand on.
+    /// Handles parts whose homes are on the own node.
+    Local,
+    /// Receives parts from the entries of the node.
     Share,
 }
 
-/// A lane: its role, and a number where a role has several.
+/// Key of a pipeline: its role, and an index among the pipelines of that role.
 pub(super) type At = (Role, usize);
 
-/// The lane of a program that has one.
-pub(super) const ONE: At = (Role::Near, 0);
+/// Key of the pipeline in a program that has one.
+pub(super) const ONE: At = (Role::Local, 0);
 
 #[derive(Default)]
 pub(super) struct Draft {
     channels: Vec<Channel>,
-    lanes: BTreeMap<At, Lane>,
+    pipelines: BTreeMap<At, Pipeline>,
     pub(super) scratch_blocks: usize,
 }
 
 impl Draft {
-    /// A new channel of mine; returns its number.
+    /// Adds a channel of this rank; returns its number.
     pub(super) fn channel(&mut self, mut readers: Vec<usize>) -> usize {
         readers.sort_unstable();
         self.channels.push(Channel { readers });
@@ -42,7 +43,7 @@ impl Draft {
     }
 
     pub(super) fn step(&mut self, at: At, lag: usize, step: Step) {
-        self.lanes.entry(at).or_default().push(Timed { lag, step });
+        self.pipelines.entry(at).or_default().push(Timed { lag, step });
     }
 
     pub(super) fn send(&mut self, at: At, lag: usize, channel: usize, source: Span, tee: Option<Span>) {
@@ -53,15 +54,16 @@ impl Draft {
         self.step(at, lag, Step::Receive { from, to, forward: None });
     }
 
-    /// What comes in goes out as it is.
+    /// Copies an input span to an output span.
     pub(super) fn copy(&mut self, at: At, source: Span, to: Span) {
         self.step(at, 0, Step::Copy { source, to, finish: false });
     }
 
-    /// Steps of a lane ascend by lag; those of one lag stay in the order in which they came.
+    /// Builds the program. Steps of a pipeline are sorted by lag; steps with equal lag keep their insertion
+    /// order.
     pub(super) fn done(self) -> Program {
-        let mut lanes: Vec<Lane> = self.lanes.into_values().collect();
-        lanes.iter_mut().for_each(|lane| lane.sort_by_key(|timed| timed.lag));
-        Program { channels: self.channels, lanes, scratch_blocks: self.scratch_blocks }
+        let mut pipelines: Vec<Pipeline> = self.pipelines.into_values().collect();
+        pipelines.iter_mut().for_each(|pipeline| pipeline.sort_by_key(|timed| timed.lag));
+        Program { channels: self.channels, pipelines, scratch_blocks: self.scratch_blocks }
     }
 }

@@ -1,4 +1,4 @@
-//! Every pair of ranks exchanges directly, one hop, in rotated order.
+//! Direct exchange between all pairs of ranks, one hop, in rotated order.
 //!
 //! ```text
 //! all_gather                reduce_scatter            all_reduce
@@ -7,47 +7,48 @@
 //!                                                     Out p <- p          (lag 2)
 //! ```
 //!
-//! Bandwidth-optimal where a message reaches all its readers at once (shared memory): each rank writes its
-//! share once and reads each other's share once. Direct exchange of all pairs, as in Thakur, Rabenseifner and
-//! Gropp, "Optimization of Collective Communication Operations in MPICH", 2005 ("pairwise exchange"), with one
-//! write for all readers, and segments as the pipeline.
+//! Bandwidth-optimal if a message reaches all its readers at once (shared memory): each rank writes its share
+//! once and reads every other share once. This is the pairwise exchange of Thakur, Rabenseifner and Gropp,
+//! "Optimization of Collective Communication Operations in MPICH", 2005. In addition, one write serves all
+//! readers, and segments are pipelined.
 //!
-//! Deadlock: a message written in iteration `i` of the loop is read in iteration `i + 1` at the other end. Two
-//! cells are enough for that; one is, where each channel carries one message.
+//! Deadlock freedom: a message written in iteration `i` of the loop is read in iteration `i + 1` by the peer.
+//! Two cells are sufficient. One is sufficient if each channel carries one message.
 //!
-//! In place (In and Out block `b` are the same memory): segment `s` of In `p` is sent with lag 0, and Out `p` is
-//! written with lag 1 (all_gather: only blocks that were never mine) or lag 2 (all_reduce, reduce), so after
-//! it was sent. Block `me` is never sent as input; the `Reduce` that reads it is the one that overwrites it.
+//! In place (block `b` of In and Out is the same memory): segment `s` of In `p` is sent with lag 0. Out `p`
+//! is written later, with lag 1 (all_gather: only blocks of other ranks) or lag 2 (all_reduce, reduce). Block
+//! `me` is never sent as input; the `Reduce` that reads it also overwrites it.
 
 use super::draft::{Draft, ONE};
 use super::{others, rotated};
-use crate::ir::{Ask, Association, Collective, Program, Source, Span, Step, reader_of_all};
+use crate::ir::{Association, Collective, PlanRequest, Program, Source, Span, Step, reader_of_all};
 
-pub(super) fn plan(ask: &Ask) -> Program {
-    match ask.collective {
-        Collective::AllGather => all_gather(ask),
-        Collective::ReduceScatter => reduce(ask, Then::Keep),
-        Collective::AllReduce => reduce(ask, Then::All),
-        Collective::Reduce => reduce(ask, Then::Root),
-        Collective::Broadcast => broadcast(ask),
-        Collective::Gather => gather(ask),
-        Collective::Scatter => scatter(ask),
-        Collective::AllToAll => all_to_all(ask),
-        Collective::Barrier => barrier(ask),
+pub(super) fn plan(request: &PlanRequest) -> Program {
+    match request.collective {
+        Collective::AllGather => all_gather(request),
+        Collective::ReduceScatter => reduce(request, Then::Keep),
+        Collective::AllReduce => reduce(request, Then::All),
+        Collective::Reduce => reduce(request, Then::Root),
+        Collective::Broadcast => broadcast(request),
+        Collective::Gather => gather(request),
+        Collective::Scatter => scatter(request),
+        Collective::AllToAll => all_to_all(request),
+        Collective::Barrier => barrier(request),
     }
 }
 
-/// `writer`'s only channel, which goes to all.
+/// Message on the only channel of `writer`, which all ranks read.
 fn from_all(writer: usize, me: usize, message: Span) -> Source {
     Source::whole(writer, 0, reader_of_all(writer, me), message)
 }
 
-/// `writer`'s channel to me, where it has one for each peer, ascending.
+/// Message on the channel from `writer` to `me`, where `writer` has one channel per peer in ascending order.
 fn from_pair(writer: usize, me: usize, message: Span) -> Source {
     Source::whole(writer, reader_of_all(writer, me), 0, message)
 }
 
-/// A channel for each peer, ascending (so `reader_of_all` is its number), and In `p` to each `p`.
+/// Adds a channel for each peer in ascending order (`reader_of_all` is its number), and sends In `p` to each
+/// `p`.
 fn pairs(draft: &mut Draft, me: usize, size: usize) {
     for peer in others(me, size) {
         draft.channel(vec![peer]);
@@ -57,17 +58,17 @@ fn pairs(draft: &mut Draft, me: usize, size: usize) {
     }
 }
 
-fn all_gather(ask: &Ask) -> Program {
-    let (me, mut draft) = (ask.rank, Draft::default());
-    let channel = draft.channel(others(me, ask.size).collect());
+fn all_gather(request: &PlanRequest) -> Program {
+    let (me, mut draft) = (request.rank, Draft::default());
+    let channel = draft.channel(others(me, request.size).collect());
     draft.send(ONE, 0, channel, Span::input(me), Some(Span::output(me)));
-    for peer in rotated(me, ask.size) {
+    for peer in rotated(me, request.size) {
         draft.receive(ONE, 1, from_all(peer, me, Span::input(peer)), Span::output(peer));
     }
     draft.done()
 }
 
-/// Where the reduced block goes.
+/// Destination of the reduced block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
     Keep,
@@ -75,9 +76,9 @@ enum Then {
     Root,
 }
 
-/// Rank `r` reduces block `r`; then it stays, goes to all, or goes to the root.
-fn reduce(ask: &Ask, then: Then) -> Program {
-    let Ask { rank: me, size, root, .. } = *ask;
+/// Rank `r` reduces block `r`. The result stays there, goes to all ranks, or goes to the root.
+fn reduce(request: &PlanRequest, then: Then) -> Program {
+    let PlanRequest { rank: me, size, root, .. } = *request;
     let mut draft = Draft::default();
     pairs(&mut draft, me, size);
     let keeps = then != Then::Root || me == root;
@@ -110,9 +111,9 @@ fn reduce(ask: &Ask, then: Then) -> Program {
     draft.done()
 }
 
-/// One writer, all readers; a message carries one block, so that cells stay small and fill early.
-fn broadcast(ask: &Ask) -> Program {
-    let Ask { rank: me, size, root, .. } = *ask;
+/// One writer, all readers. A message carries one block, so that cells are small and fill early.
+fn broadcast(request: &PlanRequest) -> Program {
+    let PlanRequest { rank: me, size, root, .. } = *request;
     let mut draft = Draft::default();
     if me == root {
         let channel = draft.channel(others(me, size).collect());
@@ -127,8 +128,8 @@ fn broadcast(ask: &Ask) -> Program {
     draft.done()
 }
 
-fn gather(ask: &Ask) -> Program {
-    let Ask { rank: me, size, root, .. } = *ask;
+fn gather(request: &PlanRequest) -> Program {
+    let PlanRequest { rank: me, size, root, .. } = *request;
     let mut draft = Draft::default();
     if me != root {
         let channel = draft.channel(vec![root]);
@@ -142,8 +143,8 @@ fn gather(ask: &Ask) -> Program {
     draft.done()
 }
 
-fn scatter(ask: &Ask) -> Program {
-    let Ask { rank: me, size, root, .. } = *ask;
+fn scatter(request: &PlanRequest) -> Program {
+    let PlanRequest { rank: me, size, root, .. } = *request;
     let mut draft = Draft::default();
     if me == root {
         pairs(&mut draft, me, size);
@@ -154,22 +155,22 @@ fn scatter(ask: &Ask) -> Program {
     draft.done()
 }
 
-/// One block a message, so pairs may differ in size.
-fn all_to_all(ask: &Ask) -> Program {
-    let (me, mut draft) = (ask.rank, Draft::default());
-    pairs(&mut draft, me, ask.size);
+/// One block per message, so pairs may differ in size.
+fn all_to_all(request: &PlanRequest) -> Program {
+    let (me, mut draft) = (request.rank, Draft::default());
+    pairs(&mut draft, me, request.size);
     draft.copy(ONE, Span::input(me), Span::output(me));
-    for peer in rotated(me, ask.size) {
+    for peer in rotated(me, request.size) {
         draft.receive(ONE, 1, from_pair(peer, me, Span::input(me)), Span::output(peer));
     }
     draft.done()
 }
 
-fn barrier(ask: &Ask) -> Program {
-    let (me, mut draft) = (ask.rank, Draft::default());
-    let channel = draft.channel(others(me, ask.size).collect());
+fn barrier(request: &PlanRequest) -> Program {
+    let (me, mut draft) = (request.rank, Draft::default());
+    let channel = draft.channel(others(me, request.size).collect());
     draft.send(ONE, 0, channel, Span::TOKEN, None);
-    for peer in rotated(me, ask.size) {
+    for peer in rotated(me, request.size) {
         draft.receive(ONE, 1, from_all(peer, me, Span::TOKEN), Span::TOKEN);
     }
     draft.done()

@@ -1,4 +1,5 @@
-//! The algorithms. A new one is a file here, its variant in [`Algorithm`] and a line in [`plan`]; CONTRIBUTING.md has the list.
+//! Algorithms. A new one needs a file here, its variant in [`Algorithm`] and a line in [`plan`];
+//! CONTRIBUTING.md has the list.
 
 mod canonical;
 mod draft;
@@ -6,17 +7,20 @@ mod hier;
 mod mesh;
 mod publish;
 
-use crate::ir::{Ask, Collective, Program, Span, Step, Timed};
+use crate::ir::{Collective, PlanRequest, Program, Span, Step, Timed};
 use crate::topology::Topology;
 pub(crate) use canonical::halves;
 pub(crate) use hier::LOG_IN_PARTS;
 
-/// `publish`: everybody writes all it has once, each reader takes what it needs (small messages).
-/// `mesh`: every pair exchanges directly, one hop, in rotated order.
+/// Algorithms of plans.
 ///
-/// These two take all ranks for alike. The others compose the mesh inside each node with the algorithm that they are
-/// named after between nodes (`hier` alone: mesh). On one node each rank is taken for a node of its own, where that is not
-/// one of the first two again.
+/// - `publish`: every rank writes its whole input once, and each reader takes the blocks it needs (small
+///   messages).
+/// - `mesh`: every pair exchanges directly, one hop, in rotated order.
+///
+/// These two ignore nodes. The others combine the mesh inside each node with the algorithm in their name
+/// between nodes (`hier` alone: mesh). On one node they treat each rank as a node, unless the result equals
+/// one of the first two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Algorithm {
@@ -42,7 +46,7 @@ impl Algorithm {
         Self::HierPublish,
     ];
 
-    /// As settings and logs write it.
+    /// Returns the name used in settings and logs.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Publish => "publish",
@@ -56,81 +60,82 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm of that name, letter by letter; `hier-` may be left out.
+    /// Returns the algorithm with this exact name; the prefix `hier-` is optional.
     pub fn from_name(name: &str) -> Option<Self> {
-        // `publish` comes before `hier-publish`.
+        // `publish` precedes `hier-publish`, so the short name selects it.
         Self::ALL.into_iter().find(|a| a.spellings().any(|spelling| spelling == name))
     }
 
-    /// As it may be written.
+    /// Returns the accepted names.
     pub fn spellings(self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.name()).chain(self.name().strip_prefix("hier-"))
     }
 
-    /// Fewest cells a channel needs for the plan not to deadlock, when the largest block has `segments`
-    /// segments. One is enough only where a rank need not write a second segment before it reads the first.
+    /// Returns the minimum number of cells per channel for which the plan cannot deadlock, if the largest
+    /// block has `segments` segments. One cell is sufficient only if no rank writes a second segment before
+    /// it reads the first.
     pub const fn least_depth(self, segments: usize) -> usize {
         if segments <= 1 && matches!(self, Self::Publish | Self::Mesh) { 1 } else { 2 }
     }
 
-    /// Whether a partial result travels in the element type, so that 16-bit floats round at every hop.
+    /// Returns whether a partial result has the element type, so that 16-bit floats round at every hop.
     pub const fn rounds_per_hop(self) -> bool {
         match self {
             Self::HierRing | Self::HierTree | Self::HierRecursive | Self::HierLog => true,
-            // Once inside each node and once between them.
+            // Rounds once inside each node and once between nodes.
             Self::Publish | Self::Mesh | Self::HierMesh | Self::HierPublish => false,
         }
     }
 
-    /// Whether it composes what moves inside nodes with what moves between them.
+    /// Returns whether the algorithm combines transfers inside nodes with transfers between nodes.
     pub const fn is_hierarchical(self) -> bool {
         !matches!(self, Self::Publish | Self::Mesh)
     }
 }
 
-/// The program of `ask.rank`, or `None` where the algorithm does not do this collective (or this shape, or order), or
-/// the question makes no sense (a rank outside the group, a topology of another size).
+/// Returns the program of `request.rank`. `None` if the algorithm does not support the collective, shape or
+/// order. `None` also for an invalid request: a rank outside the group, or a topology of another size.
 ///
-/// Of every program, whatever the algorithm:
-/// - the steps of a lane ascend by lag, so that with a single segment all lags can be dropped;
-/// - it cannot deadlock with [`Algorithm::least_depth`] cells a channel;
-/// - it is right when In and Out are the same memory, block by block.
-pub fn plan(algorithm: Algorithm, ask: &Ask, topology: &Topology) -> Option<Program> {
-    if ask.rank >= ask.size || ask.root >= ask.size || topology.size() != ask.size {
+/// Every program, independent of the algorithm, has these properties:
+/// - The steps of a pipeline ascend by lag, so that a plan with a single segment can drop all lags.
+/// - It cannot deadlock with [`Algorithm::least_depth`] cells per channel.
+/// - It is correct if In and Out are the same memory, block by block.
+pub fn plan(algorithm: Algorithm, request: &PlanRequest, topology: &Topology) -> Option<Program> {
+    if request.rank >= request.size || request.root >= request.size || topology.size() != request.size {
         return None;
     }
-    if ask.size == 1 {
-        return Some(alone(ask.collective));
+    if request.size == 1 {
+        return Some(alone(request.collective));
     }
     let program = match algorithm {
-        Algorithm::Publish => publish::plan(ask),
-        Algorithm::Mesh => Some(mesh::plan(ask)),
-        // The same as the mesh, and as `publish`.
+        Algorithm::Publish => publish::plan(request),
+        Algorithm::Mesh => Some(mesh::plan(request)),
+        // These equal `mesh` and `publish` on one node.
         Algorithm::HierMesh | Algorithm::HierPublish if topology.nodes() == 1 => None,
-        _ if topology.nodes() == 1 => hier::plan(algorithm, ask, &Topology::blocks(ask.size, 1)),
-        _ => hier::plan(algorithm, ask, topology),
+        _ if topology.nodes() == 1 => hier::plan(algorithm, request, &Topology::blocks(request.size, 1)),
+        _ => hier::plan(algorithm, request, topology),
     }?;
-    if ask.canonical && ask.collective.reduces() {
-        return canonical::arrange(program, algorithm, ask, topology);
+    if request.canonical && request.collective.reduces() {
+        return canonical::arrange(program, algorithm, request, topology);
     }
     Some(program)
 }
 
-/// A group of one: what comes in goes out.
+/// Program of a group of one rank: copies the input to the output.
 fn alone(collective: Collective) -> Program {
     let copy = Step::Copy { source: Span::input(0), to: Span::output(0), finish: collective.reduces() };
     match collective {
         Collective::Barrier => Program::default(),
-        _ => Program::lane(Vec::new(), vec![Timed { lag: 0, step: copy }]),
+        _ => Program::single_pipeline(Vec::new(), vec![Timed { lag: 0, step: copy }]),
     }
 }
 
-/// Everybody but `me`, ascending.
+/// Returns all ranks except `me` in ascending order.
 fn others(me: usize, size: usize) -> impl Iterator<Item = usize> {
     (0..size).filter(move |&r| r != me)
 }
 
-/// Everybody but `me`, from my right neighbour on, so that no two ranks look at the same peer at once.
+/// Returns all ranks except `me`, starting after `me`, so that no two ranks poll the same peer at once.
 fn rotated(me: usize, size: usize) -> impl Iterator<Item = usize> {
     (1..size).map(move |k| (me + k) % size)
 }

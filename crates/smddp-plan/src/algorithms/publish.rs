@@ -1,40 +1,40 @@
-//! Everybody who has something writes it once, as one message to all; each reader takes the blocks it needs.
+//! Every writer publishes its data once, as one message to all ranks; each reader takes the blocks it needs.
 //!
 //! ```text
 //!          rank 0        rank 1        rank 2
 //! write    [ In 0 ]      [ In 1 ]      [ In 2 ]      one cell each, one message
 //!              \  \_______/  |  \_______/  /
-//! read      1, 2          2, 0          0, 1         straight from the writers' cells
+//! read      1, 2          2, 0          0, 1         directly from the cells of the writers
 //! ```
 //!
-//! One hop and one message a rank: the least latency there is in shared memory, at the price that each reader
-//! of an all_reduce reads everything. The form is MPI's "double-buffered slot" small-message collective (for
-//! example Graham and Shipman, "MPI Support for Multi-core Architectures: Optimized Shared Memory Collectives",
-//! 2008).
+//! One hop and one message per rank: the lowest latency in shared memory. In exchange each reader of an
+//! all_reduce reads the data of all ranks. This is the "double-buffered slot" collective for small messages
+//! in MPI, for example Graham and Shipman, "MPI Support for Multi-core Architectures: Optimized Shared Memory
+//! Collectives", 2008.
 //!
-//! Reductions happen at each reader, over all contributions in rank order, so all ranks get the same bits.
-//! In place: the whole In is in the cell (`Send`) before the `Reduce` of that segment writes Out.
+//! Every reader reduces all contributions in rank order, so all ranks get the same bits. In place: the whole
+//! In is in the cell (`Send`) before the `Reduce` of that segment writes Out.
 
 use super::draft::{Draft, ONE};
 use super::{others, rotated};
-use crate::ir::{Ask, Association, Buffer, Collective, Program, Source, Span, Step, reader_of_all};
+use crate::ir::{Association, Buffer, Collective, PlanRequest, Program, Source, Span, Step, reader_of_all};
 
-/// What `writer` publishes; `None` where it only reads.
-fn message(ask: &Ask, writer: usize) -> Option<Span> {
-    let whole = Span::new(Buffer::In, 0, ask.size);
-    match ask.collective {
+/// Returns the message of `writer`, or `None` if it only reads.
+fn message(request: &PlanRequest, writer: usize) -> Option<Span> {
+    let whole = Span::new(Buffer::In, 0, request.size);
+    match request.collective {
         Collective::AllGather => Some(Span::input(writer)),
         Collective::ReduceScatter | Collective::AllReduce | Collective::AllToAll => Some(whole),
-        Collective::Broadcast | Collective::Scatter => (writer == ask.root).then_some(whole),
-        Collective::Reduce => (writer != ask.root).then_some(whole),
-        Collective::Gather => (writer != ask.root).then_some(Span::input(writer)),
+        Collective::Broadcast | Collective::Scatter => (writer == request.root).then_some(whole),
+        Collective::Reduce => (writer != request.root).then_some(whole),
+        Collective::Gather => (writer != request.root).then_some(Span::input(writer)),
         Collective::Barrier => Some(Span::TOKEN),
     }
 }
 
-pub(super) fn plan(ask: &Ask) -> Option<Program> {
+pub(super) fn plan(request: &PlanRequest) -> Option<Program> {
     use Collective::*;
-    let Ask { collective, rank: me, size, root, uneven_pairs, .. } = *ask;
+    let PlanRequest { collective, rank: me, size, root, uneven_pairs, .. } = *request;
     if uneven_pairs {
         return None;
     }
@@ -42,7 +42,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
     let all_out = Span::new(Buffer::Out, 0, size);
 
     let mut draft = Draft::default();
-    if let Some(source) = message(ask, me) {
+    if let Some(source) = message(request, me) {
         let channel = draft.channel(if to_root { vec![root] } else { others(me, size).collect() });
         let tee = match collective {
             AllGather => Some(Span::output(me)),
@@ -51,12 +51,12 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
         };
         draft.send(ONE, 0, channel, source, tee);
     }
-    let own_block_stays = match collective {
+    let keeps_own_block = match collective {
         AllToAll => true,
         Gather | Scatter => me == root,
         _ => false,
     };
-    if own_block_stays {
+    if keeps_own_block {
         draft.copy(ONE, Span::input(me), Span::output(me));
     }
     if to_root && me != root {
@@ -65,7 +65,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
 
     let source = |from: usize, take: (usize, usize)| {
         let reader = if to_root { 0 } else { reader_of_all(from, me) };
-        message(ask, from).map(|message| Source { rank: from, channel: 0, reader, message, take })
+        message(request, from).map(|message| Source { rank: from, channel: 0, reader, message, take })
     };
     if collective.reduces() {
         let (take, to) =

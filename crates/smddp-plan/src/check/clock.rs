@@ -1,37 +1,37 @@
-//! Vector clocks: what a lane knows to have happened, at itself and at all others.
+//! Vector clocks: the steps of all pipelines that happened before a step.
 
-/// A lane's step, counted at that lane.
+/// A step of a pipeline, counted in that pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Moment {
-    pub(super) lane: usize,
+pub(super) struct VectorTime {
+    pub(super) pipeline: usize,
     pub(super) tick: u32,
 }
 
-impl Moment {
-    /// Before everything.
-    pub(super) const NEVER: Self = Self { lane: 0, tick: 0 };
+impl VectorTime {
+    /// Before all steps.
+    pub(super) const NEVER: Self = Self { pipeline: 0, tick: 0 };
 }
 
-/// The last step of each lane that happened before now. An empty one knows nothing.
+/// The last step of each pipeline that happened before now. An empty clock orders nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Clock(Vec<u32>);
 
 impl Clock {
-    pub(super) fn new(lanes: usize) -> Self {
-        Self(vec![0; lanes])
+    pub(super) fn new(pipelines: usize) -> Self {
+        Self(vec![0; pipelines])
     }
 
-    /// `lane` (whose clock this is) takes a step.
-    pub(super) fn tick(&mut self, lane: usize) -> Moment {
-        self.0[lane] += 1;
-        Moment { lane, tick: self.0[lane] }
+    /// Advances the clock by a step of `pipeline`, its owner.
+    pub(super) fn tick(&mut self, pipeline: usize) -> VectorTime {
+        self.0[pipeline] += 1;
+        VectorTime { pipeline, tick: self.0[pipeline] }
     }
 
-    pub(super) fn knows(&self, moment: Moment) -> bool {
-        self.0[moment.lane] >= moment.tick
+    pub(super) fn includes(&self, time: VectorTime) -> bool {
+        self.0[time.pipeline] >= time.tick
     }
 
-    /// Learns all that `other` knows.
+    /// Merges `other` into this clock.
     pub(super) fn join(&mut self, other: &Self) {
         for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
             *mine = (*mine).max(*theirs);
@@ -39,13 +39,13 @@ impl Clock {
     }
 }
 
-/// Clocks to be used again: each message under way has some, and they are large.
+/// Pool of clocks for reuse: each message in flight has some, and they are large.
 #[derive(Debug, Default)]
-pub(super) struct Spare(Vec<Clock>);
+pub(super) struct ClockPool(Vec<Clock>);
 
-impl Spare {
-    /// `kept` learns all that `clock` knows.
-    pub(super) fn keep(&mut self, kept: &mut Clock, clock: &Clock) {
+impl ClockPool {
+    /// Merges `clock` into `kept`.
+    pub(super) fn merge(&mut self, kept: &mut Clock, clock: &Clock) {
         if kept.0.is_empty() {
             *kept = self.0.pop().unwrap_or_default();
             kept.0.clone_from(&clock.0);
@@ -54,8 +54,8 @@ impl Spare {
         }
     }
 
-    /// `kept` knows nothing any more.
-    pub(super) fn forget(&mut self, kept: &mut Clock) {
+    /// Clears `kept` and returns its memory to the pool.
+    pub(super) fn clear(&mut self, kept: &mut Clock) {
         if !kept.0.is_empty() {
             self.0.push(std::mem::take(kept));
         }

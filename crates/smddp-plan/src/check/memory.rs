@@ -1,8 +1,8 @@
-//! One rank's memory in one operation, and who touched it last.
+//! Memory of one rank in one operation, and the last accesses to it.
 
 use std::collections::HashMap;
 
-use super::clock::{Clock, Moment};
+use super::clock::{Clock, VectorTime};
 use super::shape::Operation;
 use super::value::{NOTHING, Value, Values};
 use crate::ir::Buffer;
@@ -11,33 +11,33 @@ use crate::ir::Buffer;
 #[derive(Clone, Debug)]
 struct Piece {
     value: Value,
-    /// Still what the caller gave us.
+    /// True while it has the input of the caller.
     input: bool,
-    written: Moment,
-    /// Readers of messages that are this piece itself, and who have yet to read.
-    lent: usize,
+    written: VectorTime,
+    /// Number of readers that have not yet read a message by reference to this piece.
+    pending_readers: usize,
 }
 
-/// Why memory may not be used like that.
-pub(super) enum Misuse {
+/// Violation of a memory rule.
+pub(super) enum MemoryViolation {
     Unwritten,
     Clobbered,
-    /// Others have yet to read it.
-    Lent,
-    /// By the lane with this number in the clock.
+    /// Other ranks have not read it yet.
+    StillReferenced,
+    /// By the pipeline with this number in the clock.
     Unordered(usize),
 }
 
 #[derive(Debug)]
 pub(super) struct Memory {
-    /// First piece of block `b`, by buffer; `usize::MAX` where it does not exist.
+    /// First piece of block `b`, by buffer; `usize::MAX` if it does not exist.
     first: [Vec<usize>; 3],
     pieces: Vec<Piece>,
-    /// Last read of piece `p` by the rank's lane `l`, at `p * lanes + l`.
-    reads: Vec<Moment>,
-    lanes: usize,
-    /// When other ranks have read a piece where it lies.
-    borrowed: HashMap<usize, Vec<Moment>>,
+    /// Last read of piece `p` by pipeline `l` of the rank, at `p * pipelines + l`.
+    reads: Vec<VectorTime>,
+    pipelines: usize,
+    /// Reads of a piece by other ranks, by reference.
+    remote_reads: HashMap<usize, Vec<VectorTime>>,
 }
 
 impl Memory {
@@ -46,8 +46,8 @@ impl Memory {
             first: Default::default(),
             pieces: Vec::new(),
             reads: Vec::new(),
-            lanes: op.programs[rank].lanes.len(),
-            borrowed: HashMap::new(),
+            pipelines: op.programs[rank].pipelines.len(),
+            remote_reads: HashMap::new(),
         };
         for buffer in [Buffer::In, Buffer::Out, Buffer::Scratch] {
             let blocks = match buffer {
@@ -64,14 +64,14 @@ impl Memory {
                     let value =
                         if input { values.input(rank, op.block_id(rank, block), op.size()) } else { NOTHING };
                     let first = memory.pieces.len();
-                    let piece = Piece { value, input, written: Moment::NEVER, lent: 0 };
+                    let piece = Piece { value, input, written: VectorTime::NEVER, pending_readers: 0 };
                     memory.pieces.resize(first + op.segments(rank, buffer, block), piece);
                     first
                 };
                 memory.first[buffer as usize].push(first);
             }
         }
-        memory.reads = vec![Moment::NEVER; memory.pieces.len() * memory.lanes];
+        memory.reads = vec![VectorTime::NEVER; memory.pieces.len() * memory.pipelines];
         memory
     }
 
@@ -79,82 +79,83 @@ impl Memory {
         self.first[buffer as usize][block] + segment
     }
 
-    /// Whether the two blocks are the same memory.
+    /// Returns whether the two blocks are the same memory.
     pub(super) fn same(&self, a: (Buffer, usize), b: (Buffer, usize)) -> bool {
         self.first[a.0 as usize][a.1] == self.first[b.0 as usize][b.1]
     }
 
-    /// Reads as lane `lane`, at `now`.
+    /// Reads as pipeline `pipeline`, at `now`.
     pub(super) fn read(
         &mut self,
         (buffer, block, segment): (Buffer, usize, usize),
-        lane: usize,
-        now: Moment,
+        pipeline: usize,
+        now: VectorTime,
         clock: &Clock,
-    ) -> Result<Value, Misuse> {
+    ) -> Result<Value, MemoryViolation> {
         let at = self.at(buffer, block, segment);
         let piece = &self.pieces[at];
-        if !clock.knows(piece.written) {
-            return Err(Misuse::Unordered(piece.written.lane));
+        if !clock.includes(piece.written) {
+            return Err(MemoryViolation::Unordered(piece.written.pipeline));
         }
         if piece.value == NOTHING {
-            return Err(Misuse::Unwritten);
+            return Err(MemoryViolation::Unwritten);
         }
         if buffer == Buffer::In && !piece.input {
-            return Err(Misuse::Clobbered);
+            return Err(MemoryViolation::Clobbered);
         }
-        self.reads[at * self.lanes + lane] = now;
+        self.reads[at * self.pipelines + pipeline] = now;
         Ok(piece.value)
     }
 
-    /// Writes as the lane of `now`.
+    /// Writes as the pipeline of `now`.
     pub(super) fn write(
         &mut self,
         (buffer, block, segment): (Buffer, usize, usize),
         value: Value,
-        now: Moment,
+        now: VectorTime,
         clock: &Clock,
-    ) -> Result<(), Misuse> {
+    ) -> Result<(), MemoryViolation> {
         let at = self.at(buffer, block, segment);
-        let mut borrowed = self.borrowed.get(&at).into_iter().flatten();
-        if self.pieces[at].lent > 0 || borrowed.any(|&used| !clock.knows(used)) {
-            return Err(Misuse::Lent);
+        let mut remote_reads = self.remote_reads.get(&at).into_iter().flatten();
+        if self.pieces[at].pending_readers > 0 || remote_reads.any(|&used| !clock.includes(used)) {
+            return Err(MemoryViolation::StillReferenced);
         }
-        let reads = &self.reads[at * self.lanes..(at + 1) * self.lanes];
+        let reads = &self.reads[at * self.pipelines..(at + 1) * self.pipelines];
         let uses = reads.iter().chain(std::iter::once(&self.pieces[at].written));
-        if let Some(other) = uses.into_iter().find(|&&used| !clock.knows(used)) {
-            return Err(Misuse::Unordered(other.lane));
+        if let Some(other) = uses.into_iter().find(|&&used| !clock.includes(used)) {
+            return Err(MemoryViolation::Unordered(other.pipeline));
         }
-        self.pieces[at] = Piece { value, input: false, written: now, lent: 0 };
+        self.pieces[at] = Piece { value, input: false, written: now, pending_readers: 0 };
         Ok(())
     }
 
-    /// A message of so many readers is this piece itself, if that is what it holds.
-    pub(super) fn lend(
+    /// Registers a message by reference with this number of readers. Returns whether the piece holds its
+    /// value.
+    pub(super) fn send_by_reference(
         &mut self,
         (buffer, block, segment): (Buffer, usize, usize),
         value: Value,
         readers: usize,
     ) -> bool {
         let at = self.at(buffer, block, segment);
-        self.pieces[at].lent += readers;
+        self.pieces[at].pending_readers += readers;
         self.pieces[at].value == value
     }
 
-    /// One of them has it behind it; `read`: it took this piece.
-    pub(super) fn returned(
+    /// Ends a message by reference for one reader. `read` is set if the reader took this piece.
+    pub(super) fn end_reference(
         &mut self,
         (buffer, block, segment): (Buffer, usize, usize),
-        read: Option<Moment>,
+        read: Option<VectorTime>,
     ) {
         let at = self.at(buffer, block, segment);
-        self.pieces[at].lent -= 1;
+        self.pieces[at].pending_readers -= 1;
         if let Some(read) = read {
-            self.borrowed.entry(at).or_default().push(read);
+            self.remote_reads.entry(at).or_default().push(read);
         }
     }
 
-    /// What is there in the end.
+    /// Returns the final value of an output segment.
     pub(super) fn result(&self, block: usize, segment: usize) -> Value {
         let piece = &self.pieces[self.at(Buffer::Out, block, segment)];
         piece.value

@@ -1,15 +1,17 @@
-//! The proof: replays the programs of all ranks symbolically and refuses what is wrong.
+//! Plan checker: executes the programs of all ranks symbolically and rejects incorrect plans.
 //!
-//! Of every operation it proves, for the sizes, depth and aliasing given, that
-//! - each segment of each output block has exactly the right contributors, each once, and a reduction went
-//!   through exactly one `finish`; that all ranks of an all_reduce combine in the same order (so have the same
-//!   bits), and where the plan says so in the order of the canonical tree; that all ranks of an all_gather and an all_reduce
-//!   have the same of what a link rounds; that nobody leaves a barrier before all have come;
-//! - nothing is read before it is written, nor overwritten while another lane may still use it, nor, in place,
-//!   while its input is still needed;
-//! - what a reader expects of a message is what the writer sent, and every message is read;
-//! - `depth` cells a channel cannot deadlock, in a sequence of operations that share their cells, nor with
-//!   another sequence running at the same time.
+//! For the given sizes, depth and aliasing it proves for every operation:
+//! - Each segment of each output block has exactly the required contributors, each once, and a reduction
+//!   passed exactly one `finish`.
+//! - All ranks of an all_reduce combine in the same order and get the same bits. If the plan declares it, the
+//!   order is that of the canonical tree.
+//! - All ranks of an all_gather and an all_reduce have the same value of data that a link rounds.
+//! - No rank leaves a barrier before all ranks entered it.
+//! - No memory is read before it is written, nor overwritten while another pipeline may still use it. In
+//!   place, no input is overwritten while it is still needed.
+//! - Every message matches the expectation of its reader, and every message is read.
+//! - `depth` cells per channel cannot deadlock. This includes sequences of operations that share their cells,
+//!   and another sequence that runs at the same time.
 
 mod clock;
 mod error;
@@ -26,11 +28,11 @@ pub use shape::{Operation, Sizes};
 pub use traffic::{Link, traffic};
 
 use crate::algorithms::{Algorithm, plan};
-use crate::ir::{Ask, Collective, Program};
+use crate::ir::{Collective, PlanRequest, Program};
 use crate::topology::Topology;
 use replay::Replay;
 
-/// The programs of all ranks, or `None` where the algorithm does not do it.
+/// Returns the programs of all ranks, or `None` if the algorithm does not support the request.
 pub fn programs(
     algorithm: Algorithm,
     collective: Collective,
@@ -38,57 +40,70 @@ pub fn programs(
     root: usize,
     uneven_pairs: bool,
 ) -> Option<Vec<Program>> {
-    let ask = Ask { collective, rank: 0, size: topology.size(), root, uneven_pairs, canonical: false };
-    programs_for(algorithm, &ask, topology)
+    let request =
+        PlanRequest { collective, rank: 0, size: topology.size(), root, uneven_pairs, canonical: false };
+    programs_for(algorithm, &request, topology)
 }
 
-/// The same, as any of the ranks asks.
-pub fn programs_for(algorithm: Algorithm, ask: &Ask, topology: &Topology) -> Option<Vec<Program>> {
-    (0..ask.size).map(|rank| plan(algorithm, &Ask { rank, ..*ask }, topology)).collect()
+/// Returns the programs of all ranks for the request of any rank.
+pub fn programs_for(
+    algorithm: Algorithm,
+    request: &PlanRequest,
+    topology: &Topology,
+) -> Option<Vec<Program>> {
+    (0..request.size).map(|rank| plan(algorithm, &PlanRequest { rank, ..*request }, topology)).collect()
 }
 
-/// Checks one operation with `depth` cells a channel.
+/// Checks one operation with `depth` cells per channel.
 pub fn check(operation: &Operation<'_>, depth: usize) -> Result<(), Error> {
     check_sequence(std::slice::from_ref(operation), depth)
 }
 
-/// The same where elements travel between nodes in a [`Format`](crate::Format): what crosses is rounded, and so is what all
-/// ranks are to have alike, where it is made.
+/// Checks an operation whose elements have a [`Format`](crate::Format) between nodes. Messages between nodes
+/// are rounded. A result that all ranks share is rounded by its producer.
 pub fn check_rounded(operation: &Operation<'_>, depth: usize, nodes: &Topology) -> Result<(), Error> {
-    check_all(&[std::slice::from_ref(operation)], depth, Ways { rounded: Some(nodes), ..Ways::default() })
+    check_all(
+        &[std::slice::from_ref(operation)],
+        depth,
+        MessageModes { rounded: Some(nodes), ..MessageModes::default() },
+    )
 }
 
-/// The same where messages of some channels (writer, its channel) are the memory that they are sent from, and readers take them
-/// there: nobody writes what others may still read.
+/// Checks an operation in which some channels (writer, channel number) send messages by reference: readers
+/// read the memory of the writer. No rank may write memory that others may still read.
 pub fn check_by_reference(
     operation: &Operation<'_>,
     depth: usize,
-    stays: &dyn Fn(usize, usize) -> bool,
+    by_reference: &dyn Fn(usize, usize) -> bool,
 ) -> Result<(), Error> {
-    check_all(&[std::slice::from_ref(operation)], depth, Ways { stays: Some(stays), ..Ways::default() })
+    check_all(
+        &[std::slice::from_ref(operation)],
+        depth,
+        MessageModes { by_reference: Some(by_reference), ..MessageModes::default() },
+    )
 }
 
-/// What messages are, where they are not copies.
+/// Transformations of messages, which are plain copies by default.
 #[derive(Clone, Copy, Default)]
-struct Ways<'a> {
-    /// Where what goes from node to node is rounded.
+struct MessageModes<'a> {
+    /// Nodes between which messages are rounded.
     rounded: Option<&'a Topology>,
-    /// Which channels' messages are the memory that they are sent from.
-    stays: Option<&'a dyn Fn(usize, usize) -> bool>,
+    /// Channels whose messages are references to the memory of the writer.
+    by_reference: Option<&'a dyn Fn(usize, usize) -> bool>,
 }
 
-/// Checks operations of one group, one after the other, in the same cells.
+/// Checks consecutive operations of one group, in the same cells.
 pub fn check_sequence(operations: &[Operation<'_>], depth: usize) -> Result<(), Error> {
     check_concurrent(&[operations], depth)
 }
 
-/// Checks sequences that run at the same time, each in cells of its own: the reserve that every started
-/// operation holds.
+/// Checks sequences that run at the same time, each in its own cells, as every started operation reserves
+/// them.
 pub fn check_concurrent(sequences: &[&[Operation<'_>]], depth: usize) -> Result<(), Error> {
-    check_all(sequences, depth, Ways::default())
+    check_all(sequences, depth, MessageModes::default())
 }
 
-fn check_all(sequences: &[&[Operation<'_>]], depth: usize, ways: Ways<'_>) -> Result<(), Error> {
+fn check_all(sequences: &[&[Operation<'_>]], depth: usize, modes: MessageModes<'_>) -> Result<(), Error> {
     let mut operation = 0;
     for sequence in sequences {
         for op in *sequence {
@@ -96,17 +111,17 @@ fn check_all(sequences: &[&[Operation<'_>]], depth: usize, ways: Ways<'_>) -> Re
                 let at = Position { operation, ..Position::default() };
                 return Err(Error::Malformed {
                     at,
-                    what: "no cells, or groups of different size in a sequence",
+                    reason: "no cells, or groups of different sizes in a sequence",
                 });
             }
             rules::check(op, operation)?;
             operation += 1;
         }
     }
-    let mut replay = Replay::new(sequences, depth, ways);
+    let mut replay = Replay::new(sequences, depth, modes);
     replay.run()?;
     for (operation, op, memory, began, ended) in replay.results() {
-        results::check(op, operation, memory, &replay.values, ways.rounded.is_some())?;
+        results::check(op, operation, memory, &replay.values, modes.rounded.is_some())?;
         if op.collective == Collective::Barrier {
             results::barrier(operation, began, ended)?;
         }

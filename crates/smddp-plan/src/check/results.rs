@@ -1,13 +1,13 @@
-//! What an operation must have achieved in the end.
+//! Verification of the final state of an operation.
 
-use super::clock::{Clock, Moment};
+use super::clock::{Clock, VectorTime};
 use super::error::{Element, Error};
 use super::memory::Memory;
 use super::shape::Operation;
 use super::value::{NOTHING, Values};
 use crate::ir::{Buffer, Collective};
 
-/// Every segment of every output block holds what it should.
+/// Checks every segment of every output block.
 pub(super) fn check(
     op: &Operation<'_>,
     operation: usize,
@@ -15,8 +15,8 @@ pub(super) fn check(
     values: &Values,
     rounded: bool,
 ) -> Result<(), Error> {
-    let canonical = op.says_canonical();
-    let alike = rounded && matches!(op.collective, Collective::AllGather | Collective::AllReduce);
+    let canonical = op.declares_canonical();
+    let same_bits = rounded && matches!(op.collective, Collective::AllGather | Collective::AllReduce);
     for rank in 0..op.size() {
         for block in (0..op.size()).filter(|&b| op.exists(rank, Buffer::Out, b)) {
             for segment in 0..op.segments(rank, Buffer::Out, block) {
@@ -25,28 +25,28 @@ pub(super) fn check(
                 if value == NOTHING {
                     return Err(Error::NotWritten { element });
                 }
-                let known = values.get(value);
+                let info = values.get(value);
                 let expected = match op.collective {
                     Collective::AllToAll => op.block_id(block, rank),
                     _ => block,
                 };
-                if known.block != expected {
-                    return Err(Error::WrongBlock { element, expected, found: known.block });
+                if info.block != expected {
+                    return Err(Error::WrongBlock { element, expected, found: info.block });
                 }
-                // Where nothing is reduced a block has one contributor, who alone has it as input.
+                // Without a reduction a block has one contributor, the only rank with that input.
                 let reduces = op.collective.reduces();
                 if reduces && let Some(contributor) = values.missing(value, op.size()) {
                     return Err(Error::MissingContributor { element, contributor });
                 }
-                if known.finished != reduces {
+                if info.finished != reduces {
                     return Err(Error::NotFinished { element });
                 }
-                if canonical && known.subtree != Some((0, op.size())) {
+                if canonical && info.subtree != Some((0, op.size())) {
                     return Err(Error::NotCanonical { element });
                 }
-                // In place a rank's own block of an all_gather is rounded where it lies.
-                let stays = !reduces && op.shared(rank, block);
-                if alike && !known.rounded && !stays {
+                // In place a rank rounds its own block of an all_gather where it is.
+                let by_reference = !reduces && op.shared(rank, block);
+                if same_bits && !info.rounded && !by_reference {
                     return Err(Error::NotRounded { element });
                 }
                 if op.collective == Collective::AllReduce && value != memory[0].result(block, segment) {
@@ -58,10 +58,10 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Whoever has left knows that all had come.
-pub(super) fn barrier(operation: usize, began: &[Moment], ended: &[Clock]) -> Result<(), Error> {
+/// Checks that each rank left the barrier after all ranks entered it.
+pub(super) fn barrier(operation: usize, began: &[VectorTime], ended: &[Clock]) -> Result<(), Error> {
     for (rank, clock) in ended.iter().enumerate() {
-        if let Some(before) = began.iter().position(|&moment| !clock.knows(moment)) {
+        if let Some(before) = began.iter().position(|&time| !clock.includes(time)) {
             return Err(Error::BarrierLeaks { operation, rank, before });
         }
     }

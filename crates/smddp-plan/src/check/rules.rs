@@ -1,4 +1,4 @@
-//! What can be seen without running a program.
+//! Static checks of programs.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::error::{Error, Position};
 use super::shape::{Operation, Sizes};
 use crate::ir::{Buffer, Collective, Program, Source, Span, Step};
 
-/// Holds all programs of an operation against the rules of the IR.
+/// Checks all programs of an operation against the rules of the IR.
 pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
     let size = op.size();
     let sizes_fit = match op.sizes {
@@ -23,7 +23,7 @@ pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
     if !sizes_fit || op.root >= size.max(1) {
         return Err(Error::Malformed {
             at: Position { operation, ..Position::default() },
-            what: "sizes or root do not fit the group",
+            reason: "sizes or root do not fit the group",
         });
     }
     for (rank, program) in op.programs.iter().enumerate() {
@@ -31,19 +31,19 @@ pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
         channels(op, program, at)?;
         let mut writers: Vec<Option<(usize, usize)>> = vec![None; program.channels.len()];
         let mut readers = BTreeMap::new();
-        for (lane, steps) in program.lanes.iter().enumerate() {
+        for (pipeline, steps) in program.pipelines.iter().enumerate() {
             for (step, timed) in steps.iter().enumerate() {
-                let at = Position { lane, step, ..at };
-                let refuse = |what| Err(Error::Malformed { at, what });
+                let at = Position { pipeline, step, ..at };
+                let malformed = |reason| Err(Error::Malformed { at, reason });
                 spans(op, at, &timed.step)?;
                 if let Some((channel, _)) = timed.step.published() {
                     let Some(writer) = writers.get_mut(channel) else {
-                        return refuse("writes a channel that it does not have");
+                        return malformed("writes a channel that does not exist");
                     };
-                    match *writer.get_or_insert((lane, timed.lag)) {
-                        (l, _) if l != lane => return refuse("two lanes write one channel"),
+                    match *writer.get_or_insert((pipeline, timed.lag)) {
+                        (l, _) if l != pipeline => return malformed("two pipelines write one channel"),
                         (_, lag) if lag != timed.lag => {
-                            return refuse("flows of different lag on one channel");
+                            return malformed("messages of different lags on one channel");
                         }
                         _ => {}
                     }
@@ -52,10 +52,10 @@ pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
                     source(op, at, from)?;
                     let flow = (from.rank, from.channel);
                     if timed.step.sources()[..i].iter().any(|f| (f.rank, f.channel) == flow) {
-                        return refuse("reads one channel twice in a step");
+                        return malformed("reads one channel twice in a step");
                     }
-                    if *readers.entry(flow).or_insert(lane) != lane {
-                        return refuse("two lanes read one channel");
+                    if *readers.entry(flow).or_insert(pipeline) != pipeline {
+                        return malformed("two pipelines read one channel");
                     }
                 }
             }
@@ -71,52 +71,52 @@ fn channels(op: &Operation<'_>, program: &Program, at: Position) -> Result<(), E
             || readers.iter().any(|&r| r >= op.size() || r == at.rank)
             || readers.is_empty()
         {
-            return Err(Error::Malformed { at, what: "readers are not other ranks, ascending" });
+            return Err(Error::Malformed { at, reason: "readers must be other ranks in ascending order" });
         }
     }
     Ok(())
 }
 
 fn source(op: &Operation<'_>, at: Position, from: &Source) -> Result<(), Error> {
-    let refuse = |what| Err(Error::Malformed { at, what });
+    let malformed = |reason| Err(Error::Malformed { at, reason });
     let Some(channel) = op.programs.get(from.rank).and_then(|p| p.channels.get(from.channel)) else {
-        return refuse("reads a channel that does not exist");
+        return malformed("reads a channel that does not exist");
     };
     if channel.readers.get(from.reader) != Some(&at.rank) {
-        return refuse("is not that reader of the channel");
+        return malformed("has the wrong reader index for the channel");
     }
     if from.take.0 + from.take.1 > from.message.blocks {
-        return refuse("takes blocks that the message does not have");
+        return malformed("takes blocks that are not in the message");
     }
     exists(op, Position { rank: from.rank, ..at }, from.message)
-        .or_else(|_| refuse("names a message of blocks that its writer does not have"))
+        .or_else(|_| malformed("expects a message of blocks that its writer does not have"))
 }
 
 fn exists(op: &Operation<'_>, at: Position, span: Span) -> Result<(), Error> {
     match (span.block..span.block + span.blocks).all(|b| op.exists(at.rank, span.buffer, b)) {
         true => Ok(()),
-        false => Err(Error::Malformed { at, what: "names blocks that the rank does not have" }),
+        false => Err(Error::Malformed { at, reason: "uses blocks that the rank does not have" }),
     }
 }
 
-/// Spans exist, are as long as each other, and nobody writes In.
+/// Checks that spans exist, that their lengths match, and that no step writes In.
 fn spans(op: &Operation<'_>, at: Position, step: &Step) -> Result<(), Error> {
-    let refuse = |what| Err(Error::Malformed { at, what });
+    let malformed = |reason| Err(Error::Malformed { at, reason });
     let (reads, writes) = match step {
         Step::Send { source, tee, .. } => (vec![*source], *tee),
         Step::Receive { from, to, .. } => (vec![Span { blocks: from.take.1, ..*to }], Some(*to)),
         Step::Reduce { from, own, to, send, .. } => {
             if to.is_none() && send.is_none() {
-                return refuse("reduces to nowhere");
+                return malformed("a reduction without a destination");
             }
             if own.is_some_and(|(position, _)| position > from.len()) {
-                return refuse("its own position is behind the last input");
+                return malformed("the position of the local input is out of range");
             }
             let Some(blocks) = own.map(|(_, o)| o.blocks).or(from.first().map(|f| f.take.1)) else {
-                return refuse("reduces nothing");
+                return malformed("a reduction without inputs");
             };
             if from.iter().any(|f| f.take.1 != blocks) || to.is_some_and(|t| t.blocks != blocks) {
-                return refuse("spans of different lengths");
+                return malformed("spans of different lengths");
             }
             (own.iter().map(|o| o.1).collect(), *to)
         }
@@ -128,7 +128,7 @@ fn spans(op: &Operation<'_>, at: Position, step: &Step) -> Result<(), Error> {
     if let (Some(read), Some(write)) = (reads.first(), writes)
         && read.blocks != write.blocks
     {
-        return refuse("spans of different lengths");
+        return malformed("spans of different lengths");
     }
     let overlap = |r: &Span, w: Span| {
         r.buffer == w.buffer && *r != w && r.block < w.block + w.blocks && w.block < r.block + r.blocks
@@ -136,10 +136,10 @@ fn spans(op: &Operation<'_>, at: Position, step: &Step) -> Result<(), Error> {
     if let (Some(read), Some(write), false) = (reads.first(), writes, matches!(step, Step::Receive { .. }))
         && overlap(read, write)
     {
-        return refuse("reads and writes spans that overlap and are not the same");
+        return malformed("reads and writes overlapping spans that are not equal");
     }
     if writes.is_some_and(|w| w.buffer == Buffer::In && w.blocks > 0) {
-        return refuse("writes the input");
+        return malformed("writes the input");
     }
     Ok(())
 }

@@ -1,27 +1,27 @@
-//! The shape of one operation: which blocks exist where, how many segments they have, what shares memory.
+//! Shape of one operation: existing blocks, their segments, and shared memory.
 
 use crate::ir::{Association, Buffer, Collective, Program, Span, Step};
 
 /// Segments of each block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sizes {
-    /// Block `b` has the same size wherever it appears. In all_to_all: of what any rank sends to rank `b`, so
-    /// all are equal.
+    /// Block `b` has the same size in every buffer. In all_to_all it is the size of each block that rank `b`
+    /// receives, so all are equal.
     Blocks(Vec<usize>),
-    /// all_to_all: what rank `s` sends to rank `d` is `[s][d]`.
+    /// all_to_all: rank `s` sends `[s][d]` segments to rank `d`.
     Pairs(Vec<Vec<usize>>),
 }
 
-/// One operation: the programs of all ranks, and what they are to achieve.
+/// One operation: the programs of all ranks, and the collective that they implement.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation<'a> {
     pub collective: Collective,
-    /// 0 where the collective has none.
+    /// 0 for collectives without a root.
     pub root: usize,
-    /// One for each rank.
+    /// One program per rank.
     pub programs: &'a [Program],
     pub sizes: &'a Sizes,
-    /// In and Out share memory, as far as the collective allows it (all_to_all does not).
+    /// True if In and Out share memory where the collective allows it (all_to_all does not).
     pub in_place: bool,
 }
 
@@ -30,13 +30,13 @@ impl Operation<'_> {
         self.programs.len()
     }
 
-    /// Whether it promises the order of the canonical tree.
-    pub(super) fn says_canonical(&self) -> bool {
+    /// Returns whether the plan declares the order of the canonical tree.
+    pub(super) fn declares_canonical(&self) -> bool {
         let tree = |step: &Step| matches!(step, Step::Reduce { association: Association::Tree(_), .. });
-        self.programs.iter().flat_map(|program| &program.lanes).flatten().any(|timed| tree(&timed.step))
+        self.programs.iter().flat_map(|program| &program.pipelines).flatten().any(|timed| tree(&timed.step))
     }
 
-    /// Whether `rank` has that block at all.
+    /// Returns whether `rank` has that block.
     pub(super) fn exists(&self, rank: usize, buffer: Buffer, block: usize) -> bool {
         use Collective::*;
         let root = rank == self.root;
@@ -53,10 +53,11 @@ impl Operation<'_> {
         there && block < self.size()
     }
 
-    /// Segments of a block that exists (of `rank`'s, as `rank` names it).
+    /// Returns the segments of an existing block, with the block numbers of `rank`.
     pub(super) fn segments(&self, rank: usize, buffer: Buffer, block: usize) -> usize {
         match (self.sizes, buffer) {
-            // Scratch begins again after the last block; a division each time is dear.
+            // Block numbers of Scratch wrap around after the last block. The branch avoids a division in the
+            // common case.
             (Sizes::Blocks(blocks), _) => {
                 blocks[if block < blocks.len() { block } else { block % blocks.len() }]
             }
@@ -65,7 +66,7 @@ impl Operation<'_> {
         }
     }
 
-    /// Whether a step on that span of `rank`'s has something to do for `segment`.
+    /// Returns whether a step on that span of `rank` has work for `segment`.
     pub(super) fn has(&self, rank: usize, span: Span, segment: usize) -> bool {
         if span.blocks == 0 {
             return segment == 0;
@@ -73,13 +74,13 @@ impl Operation<'_> {
         (span.block..span.block + span.blocks).any(|b| self.segments(rank, span.buffer, b) > segment)
     }
 
-    /// What the contribution in In block `block` of `rank` is a part of: a number for the block, the same at all
-    /// ranks.
+    /// Returns the identity of the contribution in In block `block` of `rank`: a block number that is the
+    /// same at all ranks.
     pub(super) fn block_id(&self, rank: usize, block: usize) -> usize {
         if self.collective == Collective::AllToAll { rank * self.size() + block } else { block }
     }
 
-    /// Whether block `block` of In and of Out are the same memory at `rank`.
+    /// Returns whether block `block` of In and of Out are the same memory at `rank`.
     pub(super) fn shared(&self, rank: usize, block: usize) -> bool {
         self.in_place
             && self.collective != Collective::AllToAll
@@ -87,7 +88,7 @@ impl Operation<'_> {
             && self.exists(rank, Buffer::Out, block)
     }
 
-    /// Most segments of any block, at least one (a token has one).
+    /// Returns the largest number of segments of any block, at least one (a token has one).
     pub(super) fn most_segments(&self) -> usize {
         let most = match self.sizes {
             Sizes::Blocks(blocks) => blocks.iter().max().copied(),

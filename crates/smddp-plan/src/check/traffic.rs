@@ -1,34 +1,34 @@
-//! What a plan sends between nodes.
+//! Inter-node traffic of a plan.
 
 use super::shape::Operation;
 use crate::topology::Topology;
 
-/// Of one node's link.
+/// Traffic of the link of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Link {
     /// Bytes that leave the node, and that enter it.
     pub bytes_out: u64,
     pub bytes_in: u64,
-    /// Messages, were every block one segment; one for each reader in another node.
+    /// Messages if every block is one segment, one for each remote reader.
     pub messages_out: u64,
     pub messages_in: u64,
 }
 
-/// Counts for each node's link what the programs send to readers in other nodes.
+/// Counts the traffic of each node link to readers in other nodes.
 ///
-/// [`Operation::sizes`] are bytes here, not segments. `None` where a plan mixes readers in the writer's node with
-/// others on one channel, so that it cannot be said what a message costs; hierarchical plans never do.
+/// [`Operation::sizes`] are bytes here, not segments. `None` if a plan mixes local and remote readers on one
+/// channel, because the cost of a message is then undefined. Hierarchical plans never mix them.
 pub fn traffic(operation: &Operation<'_>, topology: &Topology) -> Option<Vec<Link>> {
     let mut links = vec![Link::default(); topology.nodes()];
     for (writer, program) in operation.programs.iter().enumerate() {
-        for timed in program.lanes.iter().flatten() {
+        for timed in program.pipelines.iter().flatten() {
             let Some((channel, span)) = timed.step.published() else { continue };
             let readers = &program.channels[channel].readers;
-            let away = readers.iter().filter(|&&reader| !topology.share_node(writer, reader)).count();
-            if away == 0 {
+            let remote = readers.iter().filter(|&&reader| !topology.share_node(writer, reader)).count();
+            if remote == 0 {
                 continue;
             }
-            if away < readers.len() {
+            if remote < readers.len() {
                 return None;
             }
             let blocks = span.block..span.block + span.blocks;

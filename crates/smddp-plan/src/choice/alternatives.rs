@@ -1,18 +1,18 @@
-//! What else could be decided: what a simulation holds a decision against.
+//! Alternative decisions, for comparison with the chosen one by simulation.
 
 use super::shape::Case;
-use super::{Choice, Decision, Group, Settings, Shape, cut, decide, starts};
+use super::{Choice, Decision, GroupShape, Settings, Shape, cut, decide, starts};
 use crate::algorithms::Algorithm;
 
-/// A block is cut in this many pieces, or as its own cut has it.
+/// Numbers of pieces per block to try, in addition to the default.
 const PARTS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
-/// Smallest and largest piece.
+/// Smallest and largest piece in bytes.
 const SMALLEST: usize = 4 << 10;
 const LARGEST: usize = 4 << 20;
 
-/// Every algorithm that does it, in the pieces that it would have here, which come first, and in others, with no more
-/// cells than the staging has room for.
-pub fn alternatives(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -> Vec<Decision> {
+/// Returns a decision for every algorithm that supports the call. For each algorithm the default piece size
+/// comes first, then other sizes whose cells fit the staging memory.
+pub fn alternatives(shape: &Shape, group: &GroupShape<'_>, settings: &Settings<'_>) -> Vec<Decision> {
     let mut found = Vec::new();
     for algorithm in Algorithm::ALL {
         let first = decide(shape, group, &Settings { algorithm: Some(algorithm), ..*settings });

@@ -1,32 +1,33 @@
-//! Time of an algorithm where there are several nodes.
+//! Cost model of algorithms for several nodes.
 
-use super::need::{Moved, Need};
+use super::need::{Traffic, TrafficTotal};
 use super::shape::Case;
 use super::{Choice, Memory, Network};
 use crate::algorithms::{Algorithm, LOG_IN_PARTS};
 use crate::ir::Collective;
 use crate::topology::Topology;
 
-/// For each step of a rank's program, also one that moves nothing: it was planned and bound, and its peer's header is looked for.
+/// Cost of one step of a program, also of a step without payload: planning, binding and polling the header of
+/// the peer.
 const STEP_NS: f64 = 10.0;
 
-/// What a rank reads, writes and adds up inside its node.
-struct Inside {
-    /// Bytes per nanosecond, in and out.
+/// Costs inside a node.
+struct LocalCosts {
+    /// Bytes per nanosecond, each way.
     rate: f64,
-    /// Bytes per nanosecond that are added up.
-    adding: f64,
-    /// For a message that is written, and for one that is read.
-    writing_ns: f64,
-    reading_ns: f64,
+    /// Reduction rate in bytes per nanosecond.
+    reduce_rate: f64,
+    /// Cost per message written and per message read.
+    write_ns: f64,
+    read_ns: f64,
     hop_ns: f64,
 }
 
-impl Inside {
-    const HOST: Self = Self { rate: 10.0, adding: 10.0, writing_ns: 250.0, reading_ns: 250.0, hop_ns: 150.0 };
-    /// Over NVLink: what is written to a rank costs it nothing.
+impl LocalCosts {
+    const HOST: Self = Self { rate: 10.0, reduce_rate: 10.0, write_ns: 250.0, read_ns: 250.0, hop_ns: 150.0 };
+    /// Over NVLink a write costs the receiving rank nothing.
     const DEVICE: Self =
-        Self { rate: 300.0, adding: 1_000.0, writing_ns: 300.0, reading_ns: 0.0, hop_ns: 2_000.0 };
+        Self { rate: 300.0, reduce_rate: 1_000.0, write_ns: 300.0, read_ns: 0.0, hop_ns: 2_000.0 };
 
     const fn of(memory: Memory) -> Self {
         match memory {
@@ -36,108 +37,115 @@ impl Inside {
     }
 }
 
-/// How a plan goes between nodes; blocks are taken to be alike.
+/// Inter-node properties of a plan; assumes blocks of equal size.
 struct Path {
-    /// Between nodes, one after the other.
+    /// Sequential hops between nodes.
     hops: f64,
-    /// How often the busiest node's link carries the whole buffer one way.
+    /// Volume that the busiest node link carries one way, as a multiple of the whole buffer.
     crossings: f64,
-    /// Several nodes write to one at the same time.
-    crowded: bool,
-    /// One rank of each node does it all.
+    /// True if several nodes write to one node at the same time.
+    incast: bool,
+    /// True if one rank of each node does all the work.
     by_leaders: bool,
 }
 
-/// Modelled nanoseconds: hops, and whatever takes longest of the busiest node's link, the busiest rank's part of it, and
-/// what a rank does inside its node. `None` where the algorithm does not do the collective.
-pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Network) -> Option<f64> {
+/// Returns modelled nanoseconds: the hops, plus the slowest of the busiest node link, its busiest rank, and
+/// the work of a rank inside the node. `None` if the algorithm does not support the collective.
+pub(super) fn cost(choice: &Choice, traffic: &Traffic, case: &Case<'_>, network: &Network) -> Option<f64> {
     use Collective::*;
     let topology = case.topology;
     let (each, nodes, all) = (topology.node_sizes().1 as f64, topology.nodes() as f64, case.size as f64);
-    let Path { hops, crossings, crowded, by_leaders } = path(choice.algorithm, case.collective, topology)?;
-    let (bytes, inside) = (case.bytes as f64, Inside::of(case.memory));
+    let Path { hops, crossings, incast, by_leaders } = path(choice.algorithm, case.collective, topology)?;
+    let (bytes, local) = (case.bytes as f64, LocalCosts::of(case.memory));
     let segments = case.block.div_ceil(choice.segment).max(1) as f64;
-    // Ranks of a node that send at the same time, and how many share a device: where senders are paced devices are
-    // dealt to the ranks.
+    // Ranks of a node that send at the same time, and ranks that share a device. With paced senders each rank
+    // has its own share of the devices.
     let active = if by_leaders { 1.0 } else { each.min(case.filled.max(1) as f64) };
     let devices = if network.incast > 1.0 { 1.0 } else { each };
     let rate = network.bytes_per_ns / devices;
     let sharing = (active / devices).max(1.0);
 
-    // The busiest device.
-    let messages = need.out.messages.max(need.inward.messages) as f64 * sharing;
-    let crowd = match (choice.algorithm, case.collective) {
-        // The one that has most to tell is not the one that hears most.
-        (Algorithm::HierMesh, Broadcast | Reduce) if crowded => (network.crowd() / crossings).max(1.0),
-        _ if crowded => network.crowd(),
+    // Time of the busiest device.
+    let messages = traffic.remote_out.messages.max(traffic.remote_in.messages) as f64 * sharing;
+    let slowdown = match (choice.algorithm, case.collective) {
+        // In these collectives the node that sends most is not the node that receives most.
+        (Algorithm::HierMesh, Broadcast | Reduce) if incast => {
+            (network.incast_slowdown() / crossings).max(1.0)
+        }
+        _ if incast => network.incast_slowdown(),
         _ => 1.0,
     };
-    let link =
-        (bytes * crossings / network.bytes_per_ns).max(need.out.bytes.max(need.inward.bytes) as f64 / rate);
-    let link = link * crowd + segments * messages * network.message_ns;
+    let link = (bytes * crossings / network.bytes_per_ns)
+        .max(traffic.remote_out.bytes.max(traffic.remote_in.bytes) as f64 / rate);
+    let link = link * slowdown + segments * messages * network.message_ns;
 
-    // The busiest rank, inside its node.
+    // Time of the busiest rank inside its node.
     let adds = match case.collective {
         AllReduce | Reduce if by_leaders => (if each > 1.0 { each } else { 0.0 }) + crossings + 1.0,
-        // Where ranks have mates, every one adds those up for its share of the blocks, and what comes from other nodes.
+        // With local peers, a rank reduces their contributions for its share of the blocks, and the data from
+        // other nodes.
         AllReduce | Reduce | ReduceScatter if each > 1.0 => (each * nodes + nodes - 1.0) / all,
         AllReduce | Reduce | ReduceScatter if choice.algorithm == Algorithm::HierMesh => 1.0,
         AllReduce | Reduce | ReduceScatter => 2.0 * (nodes - 1.0) / nodes,
         _ => 0.0,
     };
-    let near = |moved: Moved, message_ns: f64| {
-        moved.bytes as f64 / inside.rate + segments * moved.messages as f64 * message_ns
+    let local_time = |total: TrafficTotal, message_ns: f64| {
+        total.bytes as f64 / local.rate + segments * total.messages as f64 * message_ns
     };
-    let adding = adds * bytes / inside.adding;
-    let within =
-        near(need.near_in, inside.reading_ns).max(near(need.near_out, inside.writing_ns)).max(adding);
+    let reduction_ns = adds * bytes / local.reduce_rate;
+    let local_ns = local_time(traffic.local_in, local.read_ns)
+        .max(local_time(traffic.local_out, local.write_ns))
+        .max(reduction_ns);
 
-    // A piece on its way: over the links one after the other, and added to what it meets.
-    let piece = (choice.segment.min(case.block) * need.message).min(case.bytes) as f64;
-    let passing = piece / rate + network.message_ns;
-    let meeting = match case.collective {
-        AllReduce | Reduce | ReduceScatter => (each + 1.0) * piece / inside.adding,
+    // Latency of one piece: its transfers over successive links and its reductions.
+    let piece = (choice.segment.min(case.block) * traffic.message).min(case.bytes) as f64;
+    let transfer_ns = piece / rate + network.message_ns;
+    let reduce_ns = match case.collective {
+        AllReduce | Reduce | ReduceScatter => (each + 1.0) * piece / local.reduce_rate,
         _ => 0.0,
     };
-    let near_hops = match case.collective {
+    let local_hops = match case.collective {
         AllReduce => 2.0,
         Broadcast | Reduce if !by_leaders && each > 1.0 => 2.0,
         _ => 1.0,
     };
-    // What begins at one rank is told to its mates first, part by part.
-    let told =
-        if case.collective == Broadcast { need.near_out.messages as f64 * inside.writing_ns } else { 0.0 };
-    // All rounds of this one are one loop, whose every turn waits for what was sent in the turn before.
-    let turns = match (choice.algorithm, case.collective) {
+    // The root first announces its parts to its local peers, one message per part.
+    let announce_ns =
+        if case.collective == Broadcast { traffic.local_out.messages as f64 * local.write_ns } else { 0.0 };
+    // This algorithm runs all rounds in one loop, and each iteration waits for data sent in the previous one.
+    let round_trips_ns = match (choice.algorithm, case.collective) {
         (Algorithm::HierLog, AllGather) => (segments - 1.0) * network.latency_ns,
         _ => 0.0,
     };
-    let near_ns = near_hops * inside.hop_ns + told + turns + need.steps as f64 * STEP_NS;
-    let (latency, hop) = (network.latency_ns, network.latency_ns + passing + meeting);
-    // Overlap is imperfect: 10 % of the shorter time is added.
-    let busy = link.max(within) + 0.1 * link.min(within);
-    let goes_on = match choice.algorithm {
+    let overhead_ns =
+        local_hops * local.hop_ns + announce_ns + round_trips_ns + traffic.steps as f64 * STEP_NS;
+    let (latency, hop) = (network.latency_ns, network.latency_ns + transfer_ns + reduce_ns);
+    // Imperfect overlap adds 10 % of the shorter time.
+    let busy = link.max(local_ns) + 0.1 * link.min(local_ns);
+    let is_pipelined = match choice.algorithm {
         Algorithm::HierRing => nodes > 2.0 && !case.collective.has_root(),
-        // Its rounds go in parts there, so that a link need not wait for the round before.
+        // With many nodes its rounds are divided into parts, so that a link does not wait for the previous
+        // round.
         Algorithm::HierLog => case.collective == AllGather && topology.nodes() >= LOG_IN_PARTS,
         _ => false,
     };
     Some(
-        near_ns
-            + if goes_on {
-                // Every node has blocks of its own to send before the first one reaches it. What goes on by another rank
-                // of the node goes through its memory.
+        overhead_ns
+            + if is_pipelined {
+                // Every node sends its own blocks before the first remote block arrives. A block that another
+                // rank of the node forwards passes through the node's memory.
                 let chain = match choice.algorithm {
-                    Algorithm::HierLog => hops * (hop + inside.hop_ns),
+                    Algorithm::HierLog => hops * (hop + local.hop_ns),
                     _ => (hops - 1.0) * hop,
                 };
-                busy.max(chain) + latency + passing
+                busy.max(chain) + latency + transfer_ns
             } else if by_leaders {
-                // In one lane.
-                hops * latency + (hops - 1.0) * passing + link + within
+                // All steps are in one pipeline.
+                hops * latency + (hops - 1.0) * transfer_ns + link + local_ns
             } else {
-                // What a piece waits for on the links before the last one. Where every hop has bytes of its own to carry, those
-                // are in the link's share; through one node to all others, its link carries a piece for each of them.
+                // Time that a piece waits for on the links before the last one. If every hop carries its own
+                // bytes, the link time includes them. If one node relays to all others, its link carries a
+                // piece for each of them.
                 let before = match (choice.algorithm, case.collective) {
                     (Algorithm::HierMesh, Broadcast | Reduce) => (nodes - 2.0).max(1.0),
                     (Algorithm::HierLog, AllGather) if segments > 1.0 => hops - 1.0,
@@ -147,7 +155,7 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
                     ) => 0.0,
                     _ => hops - 1.0,
                 };
-                hops * (latency + meeting) + before * passing + busy
+                hops * (latency + reduce_ns) + before * transfer_ns + busy
             },
     )
 }
@@ -160,12 +168,12 @@ fn path(algorithm: Algorithm, collective: Collective, topology: &Topology) -> Op
     let (fewest, most) = (fewest as f64, most as f64);
     let (others, rounds) = (h - 1.0, h.log2().ceil());
     let share = others / h;
-    // Each rank its own block: the smallest node lacks most, and the largest has most to tell the others.
-    let lacks = (n - fewest) / n;
-    let tells = |copies: f64| lacks.max((most * copies + (n - most) * (others - copies) / others) / n);
+    // Each rank contributes its own block: the smallest node misses most, and the largest node sends most.
+    let missing = (n - fewest) / n;
+    let sent = |copies: f64| missing.max((most * copies + (n - most) * (others - copies) / others) / n);
     let (hops, crossings) = match (algorithm, collective) {
-        (HierMesh, AllGather | ReduceScatter) => (1.0, tells(others)),
-        (HierMesh, Barrier | Gather | Scatter) => (1.0, lacks),
+        (HierMesh, AllGather | ReduceScatter) => (1.0, sent(others)),
+        (HierMesh, Barrier | Gather | Scatter) => (1.0, missing),
         (HierMesh, AllToAll) => {
             let pairs = (0..topology.nodes()).map(|node| {
                 let ranks = topology.ranks_of(node).len();
@@ -175,20 +183,20 @@ fn path(algorithm: Algorithm, collective: Collective, topology: &Topology) -> Op
         }
         (HierMesh, AllReduce) => (2.0, 2.0 * share),
         (HierMesh, Broadcast | Reduce) if others < 2.0 => (1.0, 1.0),
-        // Blocks are dealt to all nodes but the root's; one has the most.
+        // All nodes except the root's get blocks; one of them has the most.
         (HierMesh, Broadcast | Reduce) => (2.0, ((n / others).ceil() * (others - 1.0) / n).max(1.0)),
 
-        (HierRing, AllGather | ReduceScatter) => (others, lacks),
+        (HierRing, AllGather | ReduceScatter) => (others, missing),
         (HierRing, AllReduce) => (2.0 * others, 2.0 * share),
         (HierRing, Broadcast | Reduce) => (others, 1.0),
 
-        (HierRecursive, AllGather | ReduceScatter) => (rounds, tells(rounds)),
+        (HierRecursive, AllGather | ReduceScatter) => (rounds, sent(rounds)),
         (HierRecursive, AllReduce) => (2.0 * rounds, 2.0 * share),
 
         (HierTree, Broadcast | Reduce) => (rounds + 1.0, 1.0),
         (HierTree, AllReduce) => (2.0 * rounds + 2.0, 2.0 * share),
 
-        (HierLog, AllGather | Barrier) => (rounds, lacks),
+        (HierLog, AllGather | Barrier) => (rounds, missing),
         (HierLog, Broadcast | Reduce) => (rounds, rounds),
         (HierLog, AllReduce) => (2.0 * rounds, rounds),
 
@@ -201,7 +209,7 @@ fn path(algorithm: Algorithm, collective: Collective, topology: &Topology) -> Op
         HierMesh => collective == Barrier,
         _ => false,
     };
-    let crowded = others > 1.0
+    let incast = others > 1.0
         && match algorithm {
             HierMesh => true,
             HierRecursive => true,
@@ -210,7 +218,7 @@ fn path(algorithm: Algorithm, collective: Collective, topology: &Topology) -> Op
             HierPublish => collective != Broadcast,
             _ => false,
         };
-    Some(Path { hops, crossings, crowded, by_leaders })
+    Some(Path { hops, crossings, incast, by_leaders })
 }
 
 #[cfg(test)]
@@ -218,10 +226,10 @@ mod tests {
     use super::*;
     use crate::check::{Operation, Sizes, programs, traffic};
 
-    /// What the table says of the busiest link is what the plans do to it, exactly or (uneven nodes,
-    /// trees, shares of whole blocks) about.
+    /// Compares the modelled load of the busiest link with the plans: exactly, or roughly for uneven nodes,
+    /// trees and shares of whole blocks.
     #[test]
-    fn crossings_are_those_of_the_plans() {
+    fn modelled_link_load_matches_the_plans() {
         let splits: [&[usize]; 8] =
             [&[2, 2], &[1, 1, 1], &[2, 2, 2, 2], &[4; 8], &[1; 16], &[1, 2, 3], &[1, 1, 4], &[3, 5, 2, 6]];
         for split in splits {

@@ -1,33 +1,34 @@
-//! Time of the two algorithms that are chosen on one node: hops, messages and bytes of the busiest rank, each at a fixed price.
+//! Cost model of the two algorithms for one node: hops, messages and bytes of the busiest rank at fixed
+//! rates.
 //!
-//! The prices are those of shared memory on one socket, rounded from measurements of a two-rank exchange:
-//! a flag reaches another core in about 0.15 us; a message in a slot costs its reader or writer about 0.05 us
-//! beyond its bytes, one in a ring of cells (room, flag, release) about 0.25 us; bytes move at about 10 GB/s in
-//! and out of cells, at twice that while they are few and stay in a core's own cache. Only their proportions
+//! The rates are for shared memory on one socket, rounded from measurements of a two-rank exchange. A flag
+//! reaches another core in about 0.15 us. A message in a slot costs its reader or writer about 0.05 us beyond
+//! its bytes. A message in a ring of cells (space check, flag, release) costs about 0.25 us. Bytes move at
+//! about 10 GB/s through cells, and at twice that rate while they fit the cache of one core. Only the ratios
 //! matter.
 
 use super::shape::Case;
 use crate::ir::Collective;
 
-/// Nanoseconds from a rank's write to another's read.
+/// Nanoseconds from a write of one rank to the read of another.
 const HOP: f64 = 150.0;
-/// Nanoseconds for a message in a slot.
+/// Nanoseconds per message in a slot.
 const SLOT_MESSAGE: f64 = 50.0;
-/// Nanoseconds for a message in a ring of cells.
+/// Nanoseconds per message in a ring of cells.
 const CELL_MESSAGE: f64 = 250.0;
-/// Bytes per nanosecond, from and to slots.
+/// Bytes per nanosecond through slots.
 const SLOT_RATE: f64 = 20.0;
-/// Bytes per nanosecond, from and to cells.
+/// Bytes per nanosecond through cells.
 const CELL_RATE: f64 = 10.0;
 
-/// Whether `publish` with its message in a slot is no slower than `mesh`.
+/// Returns whether `publish` with its message in a slot is at least as fast as `mesh`.
 pub(super) fn publish_wins(case: &Case<'_>) -> bool {
     use Collective::*;
     let n = case.size as f64;
     let peers = n - 1.0;
     let share = peers / n;
-    // What the busiest rank does: hops one after the other, messages written and read, and how often the whole buffer
-    // passes through its hands. Segments are left out: they cost both alike.
+    // Work of the busiest rank: sequential hops, messages written and read, and passes over the whole buffer.
+    // Segments are omitted because they cost both algorithms the same.
     let time = |(hops, messages, passes): (f64, f64, f64), message: f64, rate: f64| {
         hops * HOP + messages * message + passes * case.bytes as f64 / rate
     };

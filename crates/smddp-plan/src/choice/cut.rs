@@ -1,63 +1,67 @@
 //! Segment size and number of cells.
 
-use super::need::{Need, need};
+use super::need::{Traffic, traffic};
 use super::shape::Case;
 use super::{Choice, Network};
 use crate::algorithms::Algorithm;
 use crate::ir::Collective;
 
-/// Segments are whole cache lines.
+/// Cache line size; segments are whole cache lines.
 const LINE: usize = 64;
-/// Largest piece: below it the cost per message shows, above it two pieces leave the second-level cache.
+/// Largest piece in bytes. Smaller pieces expose the cost per message. With larger ones two pieces exceed the
+/// second-level cache.
 const LARGEST: usize = 128 << 10;
-/// Largest piece of two ranks that have one cell of it each (all_gather of 4 MiB: 160 us with 128 KiB, 129 with
-/// this, 137 with 512 KiB; all_reduce, which has two, 230 with 128 KiB and 420 with this).
+/// Largest piece for two ranks with one cell each. An all_gather of 4 MiB takes 160 us with 128 KiB, 129 us
+/// with this size and 137 us with 512 KiB. An all_reduce has two cells and takes 230 us with 128 KiB, 420 us
+/// with this size.
 const LARGEST_OF_TWO: usize = 256 << 10;
-/// Smallest piece, unless staging is shorter than that: below it messages cost more than their bytes.
+/// Smallest piece unless the staging memory is smaller: below it messages cost more than their bytes.
 const SMALLEST: usize = 4 << 10;
-/// The same between nodes, for [`Network::ASSUMED`]: there messages and their cells cost more.
+/// The same between nodes for [`Network::ASSUMED`]: messages and their cells cost more there.
 const SMALLEST_BETWEEN: usize = 64 << 10;
 const LARGEST_BETWEEN: usize = 256 << 10;
-/// A network makes these two at most four times as large or small.
+/// Powers of two by which a network may change these two limits.
 const MOST_DOUBLINGS: usize = 2;
-/// Cells of a channel where there are several nodes, but for what is on its way ([`ahead`]).
+/// Cells per channel between nodes, excluding the cells for data in flight ([`ahead`]).
 const MOST_CELLS: usize = 4;
-/// Smallest piece that a slow link makes of it, and nanoseconds that a link may take for a piece: pieces wait in line
-/// behind each other, and for word of free cells that stands in the same lines. all_reduce of 16 MiB, 4 nodes of 2
-/// ranks at 1 Gbit/s, by pieces of 256, 128, 64, 32 KiB: 225, 221, 216, 208 ms; where the processors are busier than
-/// the link (10 Gbit/s on two cores) 60, -, 70, 76.
+/// Smallest piece for a slow link, and the maximum time in nanoseconds of one piece on a link. Pieces and
+/// credits of free cells queue behind each other. An all_reduce of 16 MiB with pieces of 256, 128, 64, 32 KiB
+/// takes 225, 221, 216, 208 ms on 4 nodes of 2 ranks at 1 Gbit/s. If processors are busier than the link (10
+/// Gbit/s on two cores): 60, -, 70, 76 ms.
 const SLOW_LINKS: usize = 32 << 10;
 const LONGEST_NS: f64 = 220_000.0;
-/// Largest message between nodes.
+/// Largest message between nodes in bytes.
 const LARGEST_MESSAGE: usize = 1 << 20;
-/// Where another cut is looked for: smallest message, and how far from the own cut.
+/// Limits of the search for another piece size: smallest message, and powers of two around the default.
 const LEAST_MESSAGE: usize = 8 << 10;
 const MOST_HALVINGS: u32 = 5;
-/// Bytes that may be on their way however short it is: processes are held up, too. (64 MiB, 2 nodes at 1 Gbit/s: with
-/// 128 KiB all_gather 322 ms, reduce_scatter 335, all_reduce 569; with this 285, 272, 543.)
+/// Minimum of bytes in flight, also on short paths, because processes may be delayed. With 64 MiB on 2 nodes
+/// at 1 Gbit/s, all_gather, reduce_scatter and all_reduce take 322, 335, 569 ms with 128 KiB. With this value
+/// they take 285, 272, 543 ms.
 const LEAST_AHEAD: usize = 512 << 10;
-/// A block is not cut in two pieces smaller than this.
+/// Smallest piece of a block that is divided in two.
 const WORTH_CUTTING: usize = 16 << 10;
-/// Cells of one rank where few share the cache: a cell is written again only when its readers' copies have left
-/// their own caches (AG 64 MiB, two ranks: 6.4 ms with 512 KiB of cells, 5.0 ms with 1 MiB).
+/// Bytes in cells per rank if few ranks share the cache. A writer reuses a cell only when the copies of its
+/// readers have left their caches. An all_gather of 64 MiB on two ranks takes 6.4 ms with 512 KiB of cells,
+/// and 5.0 ms with 1 MiB.
 const DEEP: usize = 1 << 20;
-/// What more than four ranks together should have in cells, so that it stays in a socket's last-level cache.
+/// Bytes in all cells of more than four ranks together; these fit the last-level cache of a socket.
 const STAGED: usize = 2 << 20;
 
-/// Pieces and cells for an algorithm that does the collective.
+/// Returns piece size and cells for an algorithm on one node.
 ///
-/// Half a block, so that two pieces overlap, up to 128 KiB (two ranks: 256 KiB); up to four ranks have about a megabyte of cells, more have two a
-/// channel;
-/// from five ranks on pieces shrink so that all cells together stay in cache; and cells take no more than a
-/// quarter of the staging, for which first cells and then bytes are given up.
-pub(super) fn cut(algorithm: Algorithm, need: &Need, case: &Case<'_>) -> Choice {
+/// A piece is half a block, so that two pieces overlap, up to 128 KiB (two ranks: 256 KiB). Up to four ranks
+/// have about 1 MiB of cells each; more ranks have two cells per channel. From five ranks on pieces shrink,
+/// so that all cells together fit the cache. Cells use at most a quarter of the staging memory; the number of
+/// cells is reduced first, then their size.
+pub(super) fn cut(algorithm: Algorithm, traffic: &Traffic, case: &Case<'_>) -> Choice {
     let Case { collective, size, block, .. } = *case;
     let whole = block.max(1).next_multiple_of(LINE);
     if size == 1 || (algorithm == Algorithm::Publish && case.fits_slot()) {
         return Choice { algorithm, segment: whole, depth: 1, ahead: 0 };
     }
-    let (message, staged) = (need.message.max(1), need.staged());
-    // Up to four ranks: about DEEP bytes of cells a rank.
+    let (message, staged) = (traffic.message.max(1), traffic.staged());
+    // Up to four ranks: about `DEEP` bytes of cells per rank.
     let largest = if size == 2 && staged == 1 { LARGEST_OF_TWO } else { LARGEST };
     let mut depth = if size <= 4 { (DEEP / (staged * largest)).clamp(2, 8) } else { 2 };
 
@@ -79,54 +83,56 @@ pub(super) fn cut(algorithm: Algorithm, need: &Need, case: &Case<'_>) -> Choice 
     Choice { algorithm, segment, depth, ahead: 0 }
 }
 
-/// Pieces and cells where a plan goes between nodes.
+/// Returns piece size and cells for a plan between nodes.
 ///
-/// A quarter of a block, so that what arrives moves on inside the node while the rest is on the wire, but no less
-/// than 64 KiB if there is as much (a message costs as much as some ten thousand bytes) and no more than 256 KiB, or
-/// what the network asks for instead ([`bounds`]). A rank's cells, and those that it keeps for what others send it, take
-/// no more than a quarter of the staging each; for that first cells and then bytes are given up.
-pub(super) fn cut_between(algorithm: Algorithm, need: &Need, case: &Case<'_>) -> Choice {
+/// A piece is a quarter of a block, so that received data moves inside the node while the rest is on the
+/// wire. It has between 64 KiB and 256 KiB, or the limits for the network ([`bounds`]); a message costs as
+/// much as about ten thousand bytes. The send cells and the receive cells of a rank use at most a quarter of
+/// the staging memory each. The number of cells is reduced first, then their size.
+pub(super) fn cut_between(algorithm: Algorithm, traffic: &Traffic, case: &Case<'_>) -> Choice {
     let whole = case.block.max(1).next_multiple_of(LINE);
     let (smallest, largest) = bounds(&case.network);
     let quarter = case.block.div_ceil(4).clamp(smallest, largest);
-    // A message is no larger than that either, however many blocks it has.
-    let most = (LARGEST_MESSAGE / need.message).max(SMALLEST);
+    // A message respects this limit independent of its number of blocks.
+    let most = (LARGEST_MESSAGE / traffic.message).max(SMALLEST);
     let mut segment = quarter.min(most).min(whole).next_multiple_of(LINE);
-    let budget = case.staging / 4 / need.staged();
+    let budget = case.staging / 4 / traffic.staged();
     let depth = if MOST_CELLS * segment <= budget { MOST_CELLS } else { 2 };
     segment = segment.min(down(budget / depth));
-    Choice { algorithm, segment, depth, ahead: ahead(need, case) }
+    Choice { algorithm, segment, depth, ahead: ahead(traffic, case) }
 }
 
-/// Bytes of a block that may be on their way to another node: each channel may have all that the link needs, since those
-/// of a ring are busy one after the other; together they keep to a share of the staging that is theirs.
-fn ahead(need: &Need, case: &Case<'_>) -> usize {
-    let share = case.staging / 2 / need.staged();
-    case.network.under_way().max(LEAST_AHEAD).min(share)
+/// Returns the bytes of a block that may be in flight to another node. Each channel may have the amount that
+/// the link needs, because the channels of a ring are busy one after the other. Together they use at most
+/// their share of the staging memory.
+fn ahead(traffic: &Traffic, case: &Case<'_>) -> usize {
+    let share = case.staging / 2 / traffic.staged();
+    case.network.in_flight_bytes().max(LEAST_AHEAD).min(share)
 }
 
-/// Other pieces for the same plan, with as many cells as the staging has room for.
-pub(super) fn others(own: Choice, need: &Need, case: &Case<'_>) -> impl Iterator<Item = Choice> {
-    let room = case.staging / 4 / need.staged();
+/// Returns other piece sizes for the same plan, with as many cells as fit the staging memory.
+pub(super) fn others(own: Choice, traffic: &Traffic, case: &Case<'_>) -> impl Iterator<Item = Choice> {
+    let room = case.staging / 4 / traffic.staged();
     let whole = case.block.max(1).next_multiple_of(LINE);
     let pieces = (1..=MOST_HALVINGS).flat_map(move |k| [own.segment >> k, own.segment << k]);
     pieces.filter_map(move |piece| {
         let segment = piece.next_multiple_of(LINE);
         let depth = if MOST_CELLS * segment <= room { MOST_CELLS } else { 2 };
-        let fits = segment * need.message >= LEAST_MESSAGE && segment <= whole && depth * segment <= room;
+        let fits = segment * traffic.message >= LEAST_MESSAGE && segment <= whole && depth * segment <= room;
         fits.then_some(Choice { segment, depth, ..own })
     })
 }
 
-/// The smallest and the largest piece between nodes.
+/// Returns the smallest and the largest piece between nodes.
 ///
-/// Of a block cut in pieces of s bytes each piece costs its messages m, and every hop but one the time of a piece on the
-/// link, s / b: the sum is least for an s that grows with the square root of m b. So the bounds double where m b is four
-/// times that of [`Network::ASSUMED`], and halve where it is a quarter; whatever is between leaves them alone. How long
-/// the way is does not matter: as many of them are under way as fill it ([`ahead`]).
+/// Consider a block in pieces of s bytes. Each piece costs its messages m, and each hop but one costs the
+/// link time s / b of a piece. The sum is least for an s proportional to the square root of m b. Therefore
+/// the limits double if m b is four times that of [`Network::ASSUMED`] and halve if it is a quarter; values
+/// between keep them. The path length does not matter: enough pieces are in flight to fill it ([`ahead`]).
 fn bounds(network: &Network) -> (usize, usize) {
     let product = |n: &Network| n.message_ns * n.bytes_per_ns;
-    // Multiplied and compared only: every rank gets the same, whatever its mathematical library.
+    // Multiplications and comparisons only: the result is the same on every rank, independent of its math
+    // library.
     let (mut ratio, mut smallest, mut largest) =
         (product(network) / product(&Network::ASSUMED), SMALLEST_BETWEEN, LARGEST_BETWEEN);
     for _ in 0..MOST_DOUBLINGS {
@@ -136,22 +142,23 @@ fn bounds(network: &Network) -> (usize, usize) {
             (ratio, smallest, largest) = (ratio * 4.0, smallest / 2, largest / 2);
         }
     }
-    // And no piece keeps the others waiting for long.
+    // A piece also occupies the link only for a limited time.
     let timely = ((network.bytes_per_ns * LONGEST_NS) as usize).next_power_of_two().max(SLOW_LINKS);
     (smallest.min(timely), largest.min(timely))
 }
 
-/// Bytes that the cells of one channel may take together, so that all of a rank take a quarter of the staging.
+/// Returns the bytes that all cells of one channel may use; all channels of a rank use a quarter of the
+/// staging memory.
 pub(super) fn room(algorithm: Algorithm, case: &Case<'_>) -> Option<usize> {
-    Some(case.staging / 4 / need(algorithm, case)?.staged())
+    Some(case.staging / 4 / traffic(algorithm, case)?.staged())
 }
 
-/// Down to whole lines, at least one.
+/// Rounds down to whole cache lines, at least one.
 fn down(bytes: usize) -> usize {
     (bytes / LINE * LINE).max(LINE)
 }
 
-/// Whether a channel carries no more than one message of each segment.
+/// Returns whether a channel carries at most one message per segment.
 fn one_message_a_segment(algorithm: Algorithm, collective: Collective) -> bool {
     match algorithm {
         Algorithm::Publish => true,

@@ -1,28 +1,29 @@
-//! What a choice is made for: a call, the group it is made in, and the settings in force.
+//! Input of a choice: a call, its group, and the settings in force.
 
 use crate::algorithms::Algorithm;
 use crate::format::{Format, Formats};
-use crate::ir::{Ask, Collective, Span};
+use crate::ir::{Collective, PlanRequest, Span};
 use crate::topology::Topology;
-use crate::tune::{Place, Table};
+use crate::tune::{MemoryKind, Table};
 
 use super::Network;
 
-/// Elements of each block; what the plan is bound to.
+/// Elements of each block, as the plan is bound to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Counts {
     /// N blocks of this many elements each.
     Even(usize),
-    /// One buffer of so many elements, cut in N as evenly as alignment allows.
+    /// One buffer of this many elements, divided into N blocks as evenly as alignment allows.
     Whole(usize),
-    /// Known to all ranks.
+    /// Elements of each block, the same on all ranks.
     Uneven(Vec<usize>),
-    /// all_to_all: what I send to each, what I get from each.
+    /// all_to_all: elements sent to each rank, elements received from each rank.
     Pairs(Vec<usize>, Vec<usize>),
 }
 
 impl Counts {
-    /// Of a buffer of `elements` that nccl-tests would call so large: what the blocks cannot share evenly is left out.
+    /// Returns the counts of a buffer of `elements` as nccl-tests sizes it; a remainder of the division into
+    /// blocks is omitted.
     pub fn of_buffer(collective: Collective, elements: usize, size: usize) -> Self {
         match collective {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Self::Whole(elements),
@@ -31,11 +32,11 @@ impl Counts {
         }
     }
 
-    /// Elements of each of the N blocks that come in.
+    /// Returns the elements of each of the N input blocks.
     pub fn blocks(&self, size: usize, element: usize) -> Vec<usize> {
         match self {
             Self::Even(count) => vec![*count; size],
-            Self::Whole(count) => cut(*count, size, element),
+            Self::Whole(count) => divide(*count, size, element),
             Self::Uneven(list) | Self::Pairs(list, _) => list.clone(),
         }
     }
@@ -45,72 +46,73 @@ impl Counts {
     }
 }
 
-/// Elements of each of the N blocks of a buffer of `count`: cut on cache lines, so the last ones may be empty.
-fn cut(count: usize, size: usize, element: usize) -> Vec<usize> {
+/// Divides a buffer of `count` elements into N blocks on cache lines; the last blocks may be empty.
+fn divide(count: usize, size: usize, element: usize) -> Vec<usize> {
     let grain = (64 / element).max(1);
     let each = count.div_ceil(size).next_multiple_of(grain);
     (0..size).map(|block| count.saturating_sub(block * each).min(each)).collect()
 }
 
-/// Where a call's buffers are, as far as the choice depends on it.
+/// Location of the buffers of a call, in the detail that the choice needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Memory {
     #[default]
     Host,
-    /// On a device; all messages go through pinned memory of the host.
+    /// On a device; all messages pass through pinned host memory.
     Bounced,
     /// On a device; ranks of a node read each other's memory.
     Reference,
 }
 
 impl Memory {
-    /// As tables tell it.
-    pub(super) const fn place(self) -> Place {
+    /// Returns the memory kind used in tuning tables.
+    pub(super) const fn kind(self) -> MemoryKind {
         match self {
-            Self::Host => Place::Host,
-            Self::Bounced | Self::Reference => Place::Cuda,
+            Self::Host => MemoryKind::Host,
+            Self::Bounced | Self::Reference => MemoryKind::Cuda,
         }
     }
 }
 
-/// The shape of a call, as far as the choice may depend on it (never on the call's own timing).
+/// Shape of a call: all of its properties that the choice may depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     pub collective: Collective,
     /// Bytes of an element.
     pub element: usize,
-    /// 16-bit floats. Their reductions round once only: by no algorithm that rounds at every hop.
+    /// True for 16-bit floats. Their reductions must round once, which excludes algorithms that round at
+    /// every hop.
     pub half: bool,
-    /// 32-bit floats, which may travel in fewer bits between nodes.
+    /// True for 32-bit floats, which may be compressed between nodes.
     pub single: bool,
     pub counts: Counts,
     pub memory: Memory,
 }
 
-/// The group, as far as the choice may depend on it. Ranks of a group must agree on it.
+/// Properties of a group that the choice may depend on. Ranks of a group must agree on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Group<'a> {
+pub struct GroupShape<'a> {
     pub topology: &'a Topology,
-    /// Greatest payload of a slot (publish needs the whole message to fit); 0 where there are none.
+    /// Maximum payload of a slot in bytes (publish needs the whole message to fit); 0 without slots.
     pub slot: usize,
-    /// May be measured, as long as all ranks have the same: the algorithm of a reducing collective does not
-    /// depend on it, its segment does.
+    /// May be measured if all ranks have the same values. The algorithm of a reducing collective does not
+    /// depend on it; its segment size does.
     pub network: Network,
 }
 
-/// What the user says about plans. Ranks of a group must agree on it.
+/// User settings for plans. Ranks of a group must agree on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings<'a> {
-    /// Wherever it does the collective.
+    /// Algorithm for every collective that it supports.
     pub algorithm: Option<Algorithm>,
-    /// By collective and size.
+    /// Algorithms by collective and size.
     pub tune: Option<&'a Table>,
     pub segment: Option<usize>,
-    /// Staging that the process may use for one operation.
+    /// Staging bytes that the process may use for one operation.
     pub staging: usize,
-    /// Reductions combine in one order, whatever else is chosen.
+    /// Requires one combination order for reductions, independent of other choices.
     pub canonical: bool,
-    /// How 32-bit floats travel between nodes.
+    /// Formats of 32-bit floats between nodes.
     pub formats: Formats,
 }
 
@@ -127,24 +129,24 @@ impl Default for Settings<'_> {
     }
 }
 
-/// Shape, group and settings as the models take them: in bytes.
+/// Shape, group and settings in bytes, for the cost models.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case<'a> {
     pub(super) collective: Collective,
     pub(super) size: usize,
-    /// Bytes of the whole buffer, as nccl-tests counts (for all_gather the gathered output, ...).
+    /// Bytes of the whole buffer as nccl-tests counts them (the gathered output for all_gather).
     pub(super) bytes: usize,
     /// Bytes of the largest block.
     pub(super) block: usize,
-    /// Blocks that have bytes at all.
+    /// Number of blocks that are not empty.
     pub(super) filled: usize,
-    /// Where each block begins, and the last one ends.
+    /// Start of each block, and the end of the last.
     pub(super) starts: &'a [usize],
-    /// Blocks differ in size between pairs (all_to_all).
+    /// True if blocks differ in size between pairs (all_to_all).
     pub(super) uneven_pairs: bool,
-    pub(super) rounds_per_hop_forbidden: bool,
+    pub(super) single_rounding: bool,
     pub(super) canonical: bool,
-    /// What goes between nodes has a format.
+    /// Format of elements between nodes.
     pub(super) format: Option<Format>,
     pub(super) memory: Memory,
     pub(super) slot: usize,
@@ -153,18 +155,18 @@ pub(super) struct Case<'a> {
     pub(super) topology: &'a Topology,
 }
 
-/// Buffers from which fewer bytes on a link are worth what it costs to make them of more.
+/// Minimum buffer size in bytes for compression; below it the conversion costs more than it saves.
 const WORTH_CODING: usize = 64 << 10;
 
-/// What pairs are taken for: they are known to two ranks only, so the choice must not depend on them.
+/// Assumed bytes of a pair. Only two ranks have the size of a pair, so the choice must not depend on it.
 const PAIR: usize = 1 << 20;
 
 impl<'a> Case<'a> {
-    /// `starts`: where each block begins, and the last one ends.
+    /// Creates a case. `starts` has the start of each block, and the end of the last.
     pub(super) fn new(
         shape: &Shape,
         starts: &'a [usize],
-        group: &Group<'a>,
+        group: &GroupShape<'a>,
         settings: &Settings<'_>,
     ) -> Self {
         let size = group.topology.size();
@@ -183,7 +185,7 @@ impl<'a> Case<'a> {
             filled: if pairs { size } else { lengths().filter(|&bytes| bytes > 0).count() },
             starts,
             uneven_pairs: pairs,
-            rounds_per_hop_forbidden: shape.half && shape.collective.reduces(),
+            single_rounding: shape.half && shape.collective.reduces(),
             canonical: settings.canonical,
             format,
             memory: shape.memory,
@@ -194,7 +196,7 @@ impl<'a> Case<'a> {
         }
     }
 
-    /// Bytes of a message of these blocks; `None` where there is none for want of bytes.
+    /// Returns the bytes of a message of these blocks; `None` if the message is empty and not sent.
     pub(super) fn moves(&self, span: Span) -> Option<usize> {
         if span.blocks == 0 {
             return Some(0);
@@ -202,13 +204,13 @@ impl<'a> Case<'a> {
         if self.uneven_pairs {
             return Some(span.blocks * PAIR);
         }
-        // Scratch begins again after the last block.
+        // Block numbers of Scratch wrap around after the last block.
         let before = |block: usize| block / self.size * self.bytes + self.starts[block % self.size];
         let bytes = before(span.block + span.blocks) - before(span.block);
         (bytes > 0).then_some(bytes)
     }
 
-    /// Bytes of the one message of `publish`, at the rank that has most.
+    /// Returns the bytes of the single message of `publish`, at the rank with the largest one.
     pub(super) fn whole_message(&self) -> usize {
         match self.collective {
             Collective::AllGather | Collective::Gather => self.block,
@@ -225,17 +227,17 @@ impl<'a> Case<'a> {
         self.fits(self.slot)
     }
 
-    /// Returns whether `algorithm` meets the rounding rules: no repeated rounding of 16-bit reductions, and with compression a
-    /// single rank reduces each element. Several ranks would each keep their own contribution unrounded and get different bits.
+    /// Returns whether `algorithm` meets the rounding rules. 16-bit reductions must not round repeatedly.
+    /// With compression a single rank must reduce each element: several ranks would each keep their own
+    /// contribution unrounded and get different bits.
     pub(super) fn allows(&self, algorithm: Algorithm) -> bool {
         let one_reduces = algorithm.is_hierarchical() && algorithm != Algorithm::HierPublish;
-        !(self.rounds_per_hop_forbidden && algorithm.rounds_per_hop())
-            && (one_reduces || self.format.is_none())
+        !(self.single_rounding && algorithm.rounds_per_hop()) && (one_reduces || self.format.is_none())
     }
 
-    /// The question to any planner, for rank 0 and root 0.
-    pub(super) fn ask(&self) -> Ask {
+    /// Returns the request to any planner, for rank 0 and root 0.
+    pub(super) fn request(&self) -> PlanRequest {
         let Self { collective, size, uneven_pairs, canonical, .. } = *self;
-        Ask { collective, rank: 0, size, root: 0, uneven_pairs, canonical }
+        PlanRequest { collective, rank: 0, size, root: 0, uneven_pairs, canonical }
     }
 }

@@ -1,9 +1,10 @@
 //! Bytes of spans, segment by segment.
 
-/// How many bytes each block of a collective has.
+/// Bytes of each block of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Blocks {
-    /// `count` blocks: `bytes` of them in a row, `each` to a block, so that the last ones may be shorter or empty.
+    /// `count` blocks of `each` bytes over a buffer of `bytes`, so that the last blocks may be shorter or
+    /// empty.
     Row {
         bytes: u64,
         each: u64,
@@ -24,7 +25,7 @@ impl Blocks {
         }
     }
 
-    /// Bytes of the largest block.
+    /// Returns the bytes of the largest block.
     pub fn largest(&self) -> u64 {
         match self {
             Self::Row { bytes, each, .. } => *each.min(bytes),
@@ -32,7 +33,7 @@ impl Blocks {
         }
     }
 
-    /// Bytes of one block; numbers beyond the last start again (Scratch).
+    /// Returns the bytes of one block. Larger block numbers wrap around (Scratch).
     pub fn size(&self, block: u64) -> u64 {
         match self {
             Self::Row { bytes, each, count } => {
@@ -42,8 +43,9 @@ impl Blocks {
         }
     }
 
-    /// Bytes of segment `segment` of the blocks `first..first + blocks`, where segments have `cut` bytes a block;
-    /// `None` where no block has such a segment. No blocks are a token: one message of no bytes.
+    /// Returns the bytes of segment `segment` of the blocks `first..first + blocks`, with `cut` bytes of each
+    /// block per segment. `None` if no block has the segment. Zero blocks are a token: one message without
+    /// payload.
     pub fn bytes(&self, first: u64, blocks: u64, cut: u64, segment: u64) -> Option<u64> {
         if blocks == 0 {
             return (segment == 0).then_some(0);
@@ -54,7 +56,7 @@ impl Blocks {
             Self::Row { bytes, each, count } => {
                 let (count, each) = ((*count).max(1), (*each).max(1));
                 let (whole, rest) = (bytes / each, bytes % each);
-                // Blocks below `x` that are whole, and those that have the rest.
+                // Numbers of full blocks below `x`, and of blocks with the remainder.
                 let wholes = |x: u64| x / count * whole + (x % count).min(whole);
                 let rests = |x: u64| x / count + u64::from(x % count > whole);
                 let among = |below: &dyn Fn(u64) -> u64| below(first + blocks) - below(first);
@@ -71,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_in_a_row_are_counted_as_if_listed() {
+    fn row_matches_the_list_of_its_blocks() {
         for (bytes, each, count) in
             [(0, 0, 3), (1, 64, 3), (10, 4, 3), (64, 8, 8), (1001, 192, 7), (640, 128, 9)]
         {
@@ -94,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_one_message_and_an_empty_block_none() {
+    fn token_is_one_message_and_empty_block_is_none() {
         let blocks = Blocks::Sizes(vec![0, 8]);
         assert_eq!((blocks.bytes(0, 0, 4, 0), blocks.bytes(0, 0, 4, 1)), (Some(0), None));
         assert_eq!((blocks.bytes(0, 1, 4, 0), blocks.bytes(0, 2, 4, 1)), (None, Some(4)));

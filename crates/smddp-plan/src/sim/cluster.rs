@@ -1,36 +1,36 @@
-//! The machine that a schedule is replayed on.
+//! Description of the simulated machine.
 
 use std::collections::BTreeMap;
 
 use crate::choice::Network;
 use crate::topology::Topology;
 
-/// One direction of a port; both directions are alike.
+/// One direction of a port; both directions have the same properties.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Port {
     pub bytes_per_s: f64,
-    /// From the first byte sent to the first byte received.
+    /// Seconds from the first byte sent to the first byte received.
     pub latency_s: f64,
-    /// What a message occupies the port for, beyond its bytes.
+    /// Seconds that a message occupies the port in addition to its bytes.
     pub message_s: f64,
 }
 
 impl Port {
-    /// As a measurement, or what is assumed without one, has it.
+    /// Returns the port with measured or assumed network parameters.
     pub fn of(network: Network) -> Self {
         let Network { latency_ns, message_ns, bytes_per_ns, .. } = network;
         Self { bytes_per_s: bytes_per_ns * 1e9, latency_s: latency_ns * 1e-9, message_s: message_ns * 1e-9 }
     }
 }
 
-/// How one node differs from the others.
+/// Properties of one node that differ from the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Override {
-    /// Rails that are left.
+    /// Number of working rails.
     pub rails: Option<usize>,
-    /// Of each rail.
+    /// Rate of each rail.
     pub rail_bytes_per_s: Option<f64>,
-    /// Of the node's uplink.
+    /// Rate of the node's uplink.
     pub uplink_bytes_per_s: Option<f64>,
 }
 
@@ -38,45 +38,47 @@ pub struct Override {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cluster {
     pub name: String,
-    /// Ranks of each node.
+    /// Number of ranks of each node.
     pub ranks: Vec<usize>,
-    /// Each rank's port inside its node.
+    /// Port of each rank inside its node.
     pub local: Port,
-    /// One write inside the node reaches all its readers (cells in shared memory); otherwise the writer's port
-    /// carries a copy for each reader (NVLink).
+    /// True if one write inside the node reaches all its readers (cells in shared memory). Otherwise the port
+    /// of the writer carries one copy per reader (NVLink).
     pub local_multicast: bool,
     /// One rail (network device).
     pub network: Port,
-    /// Rails of a node. Fewer rails than ranks are shared by neighbours, more are bundled.
+    /// Rails of a node. Neighbouring ranks share rails if there are fewer rails than ranks; otherwise a rank
+    /// uses several.
     pub rails: usize,
-    /// Bytes that a rank may have under way in the network before it waits. Keep it at three
-    /// bandwidth-delay products of a rank's rails or more.
+    /// Bytes that a rank may have in flight in the network before it waits. Use at least three
+    /// bandwidth-delay products of a rank's rails.
     pub window: u64,
-    /// How much longer a node takes for the bytes of a message that stands in line behind another node's
-    /// ([`Network::incast`]); 1 where senders are paced.
+    /// Slowdown of the bytes of a message that queues behind a message of another node ([`Network::incast`]).
+    /// 1 if senders are paced.
     pub incast: f64,
-    /// At which a rank copies and reduces; `None`: at no cost.
+    /// Rate at which a rank copies and reduces; `None` if free.
     pub memory_bytes_per_s: Option<f64>,
-    /// Of a node into the network and out of it, where that is narrower than its rails (oversubscribed spine).
+    /// Rate of a node into the network and out of it, if it is below that of its rails (oversubscribed
+    /// spine).
     pub uplink_bytes_per_s: Option<f64>,
     /// By node number.
     pub overrides: BTreeMap<usize, Override>,
 }
 
 impl Cluster {
-    /// p4d.24xlarge as its data sheet has it: 8 GPUs, 4 rails of 100 Gbit/s, NVSwitch with 300 GB/s a direction.
-    /// Latency and message cost are assumptions.
+    /// Returns p4d.24xlarge according to its data sheet: 8 GPUs, 4 rails of 100 Gbit/s, NVSwitch with 300
+    /// GB/s per direction. Latency and message cost are assumptions.
     pub fn p4d(nodes: usize) -> Self {
         Self::gpus("p4d", nodes, 4, 15e-6, 300e9)
     }
 
-    /// p5.48xlarge as its data sheet has it: 8 GPUs, 32 rails of 100 Gbit/s, NVSwitch with 450 GB/s a direction.
-    /// Latency and message cost are assumptions.
+    /// Returns p5.48xlarge according to its data sheet: 8 GPUs, 32 rails of 100 Gbit/s, NVSwitch with 450
+    /// GB/s per direction. Latency and message cost are assumptions.
     pub fn p5(nodes: usize) -> Self {
         Self::gpus("p5", nodes, 32, 12e-6, 450e9)
     }
 
-    /// What the engine assumes where nothing was measured: shared memory, and sockets over 10 Gbit/s.
+    /// Returns the assumptions of the engine without measurements: shared memory, and sockets over 10 Gbit/s.
     pub fn sockets(nodes: usize, ranks: usize) -> Self {
         Self {
             name: "sockets".into(),
@@ -109,7 +111,7 @@ impl Cluster {
         }
     }
 
-    /// The same machine with `nodes` nodes of `ranks` ranks.
+    /// Returns the same machine with `nodes` nodes of `ranks` ranks.
     pub fn with_nodes(&self, nodes: usize, ranks: usize) -> Self {
         Self { ranks: vec![ranks; nodes], ..self.clone() }
     }
@@ -122,7 +124,7 @@ impl Cluster {
         self.ranks.iter().sum()
     }
 
-    /// Node of each rank.
+    /// Returns the node of each rank.
     pub fn node_of(&self) -> Vec<usize> {
         self.ranks.iter().enumerate().flat_map(|(node, &ranks)| vec![node; ranks]).collect()
     }
@@ -131,8 +133,8 @@ impl Cluster {
         Topology::from_labels(&self.node_of())
     }
 
-    /// What the engine would be told of it.
-    pub fn prices(&self) -> Network {
+    /// Returns the network parameters for the engine's cost model.
+    pub fn network_model(&self) -> Network {
         Network {
             latency_ns: self.network.latency_s * 1e9,
             message_ns: self.network.message_s * 1e9,
@@ -153,7 +155,7 @@ impl Cluster {
         self.of(node).uplink_bytes_per_s.or(self.uplink_bytes_per_s)
     }
 
-    /// Bytes a second between the node and the network: its rails together, or its uplink.
+    /// Returns the bytes per second between the node and the network: its rails together, or its uplink.
     pub fn line_rate(&self, node: usize) -> f64 {
         let rails = self.rails_of(node) as f64 * self.rail_bytes_per_s(node);
         self.uplink(node).map_or(rails, |uplink| uplink.min(rails))
@@ -163,7 +165,7 @@ impl Cluster {
         self.overrides.get(&node).copied().unwrap_or_default()
     }
 
-    /// What makes no sense, naming the value, in the words of a cluster file.
+    /// Validates the description. An error has the value and its name in a cluster file.
     pub fn check(&self) -> Result<(), String> {
         let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
             true => Ok(()),
@@ -179,10 +181,10 @@ impl Cluster {
         if let Some(node) = self.ranks.iter().position(|&ranks| ranks == 0) {
             return Err(format!("ranks: node {node} has none"));
         }
-        for (what, port) in [("local", &self.local), ("network", &self.network)] {
-            positive(&format!("{what}.bytes_per_s"), port.bytes_per_s)?;
-            not_negative(&format!("{what}.latency_us"), port.latency_s)?;
-            not_negative(&format!("{what}.message_us"), port.message_s)?;
+        for (name, port) in [("local", &self.local), ("network", &self.network)] {
+            positive(&format!("{name}.bytes_per_s"), port.bytes_per_s)?;
+            not_negative(&format!("{name}.latency_us"), port.latency_s)?;
+            not_negative(&format!("{name}.message_us"), port.message_s)?;
         }
         if !(self.incast.is_finite() && self.incast >= 1.0) {
             return Err(format!("network.incast = {}: it must be 1 or more", self.incast));

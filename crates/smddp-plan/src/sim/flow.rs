@@ -1,19 +1,19 @@
-//! Channels while they flow: who sent, who read, which cells are free.
+//! State of the channels: messages sent and read, and free cells.
 
 use super::ports::Time;
 use crate::ir::Program;
 
-pub(super) const NOBODY: u32 = u32::MAX;
+pub(super) const NONE: u32 = u32::MAX;
 
-/// A channel: how far its writer is.
+/// A channel, and the progress of its writer.
 #[derive(Clone, Copy, Debug)]
 struct Channel {
     rank: u32,
-    /// Its readers in `Flows::readers`.
+    /// First index of its readers in `Flows::readers`.
     first: u32,
     count: u32,
     sent: u32,
-    /// Lane that waits for a free cell.
+    /// Pipeline that waits for a free cell.
     waiting: u32,
 }
 
@@ -23,23 +23,23 @@ pub(super) struct Reader {
     pub(super) rank: u32,
     taken: u32,
     arrived: u32,
-    /// Lane that waits for the next message.
+    /// Pipeline that waits for the next message.
     waiting: u32,
 }
 
-/// A message that is there, or known to be there at `finish`.
+/// A message that has arrived, or will have arrived at `finish`.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Message {
     pub(super) finish: Time,
     pub(super) posted: Time,
-    /// The writer's last record when it sent.
+    /// Last record of the writer when it sent the message.
     pub(super) record: u32,
-    /// How long it waited for the out-port and for the in-port, in nanoseconds.
+    /// Nanoseconds that it waited for the out-port and for the in-port.
     pub(super) out_wait: u32,
     pub(super) in_wait: u32,
 }
 
-/// A cell: readers that still have to read it; then when the writer knows that it is free.
+/// A cell: the number of outstanding readers, then the time at which the writer has its credit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     left: u32,
@@ -47,19 +47,19 @@ struct Cell {
     record: u32,
 }
 
-/// Every channel of every rank.
+/// All channels of all ranks.
 pub(super) struct Flows {
-    /// Cells of a channel that are told apart: no more than it has messages.
+    /// Simulated cells per channel, at most its number of messages.
     depth: usize,
-    /// Messages of one segment on the busiest channel.
+    /// Messages per segment on the busiest channel.
     most: usize,
     /// Number of the first channel of each rank.
     base: Vec<u32>,
     channels: Vec<Channel>,
     readers: Vec<Reader>,
-    /// `depth` for each reader.
+    /// `depth` entries per reader.
     messages: Vec<Message>,
-    /// `depth` for each channel.
+    /// `depth` entries per channel.
     cells: Vec<Cell>,
 }
 
@@ -76,7 +76,7 @@ impl Flows {
         }
     }
 
-    /// The channels of the next rank.
+    /// Adds the channels of the next rank.
     pub(super) fn push(&mut self, rank: usize, program: &Program) {
         self.base.push(self.channels.len() as u32);
         for channel in &program.channels {
@@ -85,18 +85,18 @@ impl Flows {
                 rank: rank as u32,
                 taken: 0,
                 arrived: 0,
-                waiting: NOBODY,
+                waiting: NONE,
             }));
-            self.channels.push(Channel { rank: rank as u32, first, count, sent: 0, waiting: NOBODY });
+            self.channels.push(Channel { rank: rank as u32, first, count, sent: 0, waiting: NONE });
         }
         let mut messages = vec![0; program.channels.len()];
-        for (channel, _) in program.lanes.iter().flatten().filter_map(|timed| timed.step.published()) {
+        for (channel, _) in program.pipelines.iter().flatten().filter_map(|timed| timed.step.published()) {
             messages[channel] += 1;
         }
         self.most = messages.into_iter().fold(self.most, usize::max);
     }
 
-    /// All programs are in, of blocks of so many segments.
+    /// Allocates messages and cells after all programs were added, for blocks with this number of segments.
     pub(super) fn complete(&mut self, segments: u64) {
         self.depth = (self.most.max(1) as u64).saturating_mul(segments).min(self.depth as u64) as usize;
         self.messages = vec![Message::default(); self.readers.len() * self.depth];
@@ -120,46 +120,47 @@ impl Flows {
         self.readers[reader]
     }
 
-    /// When the cell for the next message is free and who freed it; `Err` registers `lane` as waiting for it.
-    pub(super) fn room(&mut self, channel: u32, lane: u32) -> Result<(Time, u32), ()> {
+    /// Returns the time at which the next cell is free, and the record that freed it. `Err` registers
+    /// `pipeline` as waiting for it.
+    pub(super) fn room(&mut self, channel: u32, pipeline: u32) -> Result<(Time, u32), ()> {
         let flow = &mut self.channels[channel as usize];
         let cell = self.cells[channel as usize * self.depth + flow.sent as usize % self.depth];
         if cell.left > 0 {
-            flow.waiting = lane;
+            flow.waiting = pipeline;
             return Err(());
         }
         Ok((cell.free, cell.record))
     }
 
-    /// The next message is sent.
+    /// Marks the next message as sent.
     pub(super) fn post(&mut self, channel: u32) {
         let flow = &mut self.channels[channel as usize];
         let cell = &mut self.cells[channel as usize * self.depth + flow.sent as usize % self.depth];
-        *cell = Cell { left: flow.count, free: 0, record: NOBODY };
+        *cell = Cell { left: flow.count, free: 0, record: NONE };
         flow.sent += 1;
     }
 
-    /// The next message reached a reader; the lane that waits for it, if one does.
+    /// Delivers the next message to a reader. Returns the pipeline that waits for it, if any.
     pub(super) fn arrive(&mut self, reader: usize, message: Message) -> Option<u32> {
         let state = &mut self.readers[reader];
         self.messages[reader * self.depth + state.arrived as usize % self.depth] = message;
         state.arrived += 1;
-        let waiting = std::mem::replace(&mut state.waiting, NOBODY);
-        (waiting != NOBODY).then_some(waiting)
+        let waiting = std::mem::replace(&mut state.waiting, NONE);
+        (waiting != NONE).then_some(waiting)
     }
 
-    /// The next message for a reader, which has not read it; `None` registers `lane` as waiting for it.
-    pub(super) fn next(&mut self, reader: usize, lane: u32) -> Option<Message> {
+    /// Returns the next unread message of a reader. `None` registers `pipeline` as waiting for it.
+    pub(super) fn next(&mut self, reader: usize, pipeline: u32) -> Option<Message> {
         let state = &mut self.readers[reader];
         if state.taken == state.arrived {
-            state.waiting = lane;
+            state.waiting = pipeline;
             return None;
         }
         Some(self.messages[reader * self.depth + state.taken as usize % self.depth])
     }
 
-    /// A reader is through with its next message, which the writer knows at `free`. Returns the writer's lane,
-    /// where that waits for this very cell, and when it may go on.
+    /// Releases the next message of a reader; the writer has the credit at `free`. Returns the writer's
+    /// pipeline and its start time if it waits for this cell.
     pub(super) fn release(
         &mut self,
         channel: u32,
@@ -178,9 +179,9 @@ impl Flows {
         let freed = cell.left == 0;
         let free = cell.free;
         let flow = &mut self.channels[channel as usize];
-        if !freed || flow.waiting == NOBODY || flow.sent as usize % self.depth != at {
+        if !freed || flow.waiting == NONE || flow.sent as usize % self.depth != at {
             return None;
         }
-        Some((std::mem::replace(&mut flow.waiting, NOBODY), free))
+        Some((std::mem::replace(&mut flow.waiting, NONE), free))
     }
 }

@@ -1,16 +1,16 @@
-//! A collective on a cluster: the plan's own programs, bound to sizes and replayed.
+//! A collective on a cluster: the programs of the plan, bound to sizes and simulated.
 
 use super::blocks::Blocks;
 use super::cluster::Cluster;
-use super::engine::{FLOAT, Load, Outcome, Stuck, replay};
+use super::engine::{Deadlock, FLOAT, Load, Outcome, replay};
 use super::line::line_seconds;
 use super::path::PathSummary;
 use crate::algorithms::plan;
 use crate::choice::{Choice, Decision};
-use crate::ir::{Ask, Collective, Program};
+use crate::ir::{Collective, PlanRequest, Program};
 use crate::topology::Topology;
 
-/// What is to be replayed: what was decided about a call.
+/// Input of a simulation: the decision for a call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     pub collective: Collective,
@@ -18,37 +18,38 @@ pub struct Job {
     pub decision: Decision,
 }
 
-/// A replayed job.
+/// A simulated job.
 #[derive(Clone, Debug)]
 pub struct Run {
     pub job: Job,
     pub outcome: Outcome,
-    /// Share of the line rate that the busiest link reached; `None` on one node.
+    /// Ratio of the line-rate time to the simulated time; `None` on one node.
     pub line_share: Option<f64>,
 }
 
-/// Why there is no result.
+/// Reason why a simulation has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unplanned {
-    #[error("{0} does not do {1:?} here")]
+pub enum UnsupportedPlan {
+    #[error("{0} does not support {1:?} here")]
     Algorithm(&'static str, Collective),
     #[error(transparent)]
-    Stuck(#[from] Stuck),
+    Deadlock(#[from] Deadlock),
 }
 
 impl Job {
-    /// Replays the job; the ports of the ranks in `watch` are recorded for drawing.
+    /// Simulates the job; records the ports of the ranks in `watch` for drawing.
     ///
     /// # Errors
-    /// [`Unplanned`] where the algorithm does not do it, or deadlocks with so few cells.
-    pub fn run(&self, cluster: &Cluster, watch: Vec<usize>) -> Result<Run, Unplanned> {
+    /// Returns [`UnsupportedPlan`] if the algorithm does not support the call, or deadlocks with this number
+    /// of cells.
+    pub fn run(&self, cluster: &Cluster, watch: Vec<usize>) -> Result<Run, UnsupportedPlan> {
         let Self { collective, root, .. } = *self;
         let Choice { algorithm, segment, .. } = self.decision.choice;
         let depth = self.decision.choice.window();
         let topology = cluster.topology();
         let program = |rank| self.program(cluster, &topology, rank);
-        let refused = || Unplanned::Algorithm(algorithm.name(), collective);
-        program(0).ok_or_else(refused)?;
+        let unsupported = || UnsupportedPlan::Algorithm(algorithm.name(), collective);
+        program(0).ok_or_else(unsupported)?;
         let blocks = Blocks::new(&self.decision.blocks[0]);
         let load = Load { blocks, segment: segment as u64, depth, format: self.decision.format, watch };
         let mut complete = true;
@@ -59,7 +60,7 @@ impl Job {
             })
         });
         if !complete {
-            return Err(refused());
+            return Err(unsupported());
         }
         let outcome = outcome?;
         let bytes = self.decision.bytes();
@@ -69,28 +70,29 @@ impl Job {
         Ok(Run { job: self.clone(), outcome, line_share })
     }
 
-    /// Messages of the whole job, roughly (what rank 0 sends, times the ranks): what a replay costs.
+    /// Estimates the messages of the whole job as the sends of rank 0 times the ranks. They determine the
+    /// simulation time.
     pub fn messages(&self, cluster: &Cluster) -> u64 {
         let program = self.program(cluster, &cluster.topology(), 0);
         let segments = self.decision.longest().div_ceil(self.decision.choice.segment).max(1) as u64;
         let one = program.map_or(0, |program| {
-            let sent = program.lanes.iter().flatten().filter_map(|timed| timed.step.published());
+            let sent = program.pipelines.iter().flatten().filter_map(|timed| timed.step.published());
             sent.map(|(channel, _)| program.channels[channel].readers.len() as u64).sum()
         });
         one * segments * cluster.size() as u64
     }
 
-    /// The program of a rank; `None` where the algorithm does not do the collective.
+    /// Returns the program of a rank; `None` if the algorithm does not support the collective.
     pub fn program(&self, cluster: &Cluster, topology: &Topology, rank: usize) -> Option<Program> {
         let (collective, root, uneven_pairs) = (self.collective, self.root, self.decision.uneven_pairs());
         let canonical = self.decision.canonical;
-        let ask = Ask { collective, rank, size: cluster.size(), root, uneven_pairs, canonical };
-        plan(self.decision.choice.algorithm, &ask, topology)
+        let request = PlanRequest { collective, rank, size: cluster.size(), root, uneven_pairs, canonical };
+        plan(self.decision.choice.algorithm, &request, topology)
     }
 }
 
 impl Run {
-    /// Most bytes that any node's link carried in one direction.
+    /// Returns the largest number of bytes that any node link carried in one direction.
     pub fn link_bytes(&self) -> u64 {
         self.outcome.out_bytes.iter().chain(&self.outcome.in_bytes).copied().max().unwrap_or(0)
     }

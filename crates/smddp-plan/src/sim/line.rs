@@ -1,10 +1,10 @@
-//! What no schedule can beat: the bytes that must cross each node's link, over the link's rate.
+//! Lower bound of any plan: the bytes that must cross each node link, divided by its rate.
 
 use super::cluster::Cluster;
 use crate::ir::Collective;
 
-/// Bytes that must leave and reach each node in a collective of `bytes` (the whole buffer, as nccl-tests counts).
-/// all_reduce: `2 (N-1)/N` of the buffer, which a balanced schedule reaches.
+/// Returns the bytes that must leave and reach each node in a collective of `bytes` (the whole buffer, as
+/// nccl-tests counts). For all_reduce: `2 (N-1)/N` of the buffer, which a balanced plan achieves.
 pub fn link_bytes_least(
     cluster: &Cluster,
     collective: Collective,
@@ -21,7 +21,7 @@ pub fn link_bytes_least(
         let others = all - own;
         let root = node == home;
         let (out, inward) = match collective {
-            // What a node of few ranks must get is more than what it must send once, and its own is wanted by all.
+            // Each node must send its own blocks once and receive all others.
             AllGather | ReduceScatter => (own, others),
             AllReduce => (2.0 * all * (nodes - 1.0) / nodes, 2.0 * all * (nodes - 1.0) / nodes),
             Broadcast | Reduce if root => (all, 0.0),
@@ -31,7 +31,7 @@ pub fn link_bytes_least(
             AllToAll => (ranks * others, ranks * others),
             Barrier => (0.0, 0.0),
         };
-        // These go the other way.
+        // Contributions to these move in the opposite direction.
         let back = matches!(collective, ReduceScatter | Reduce | Gather);
         if back { (inward, out) } else { (out, inward) }
     };
@@ -41,7 +41,7 @@ pub fn link_bytes_least(
     (0..cluster.nodes()).map(of).map(|(out, inward)| (out.round() as u64, inward.round() as u64)).collect()
 }
 
-/// Seconds of the busiest link when nothing else costs time; 0 on one node.
+/// Returns the seconds of the busiest link if all other costs are zero; 0 on one node.
 pub fn line_seconds(cluster: &Cluster, collective: Collective, bytes: u64, root: usize) -> f64 {
     let least = link_bytes_least(cluster, collective, bytes, root);
     let time =

@@ -1,10 +1,10 @@
-//! The cost model: replays the real programs of all ranks on a described cluster, without a clock.
+//! Simulator: executes the programs of all ranks on a described cluster in virtual time.
 //!
-//! Every direction of every port (a rank's rail to the network, its port inside the node, a node's uplink where
-//! that is the narrower one) is a first-in-first-out resource with a rate and a cost per message. A message has
-//! two events: when it is sent it takes the out-port, and when its first byte arrives it takes the in-port, in
-//! the order of arrival. (Taking both at once would leave gaps in ports that are loaded evenly: up to a third
-//! too slow.) In between lies the latency. A rank has at most a window of bytes under way in the network.
+//! Every direction of every port is a first-in-first-out resource with a rate and a cost per message. Ports
+//! are the rail of a rank, its port inside the node, and the uplink of a node if that is narrower. A message
+//! has two events: it takes the out-port when it is sent, and the in-port when its first byte arrives, in
+//! order of arrival. (Taking both at once would leave gaps in evenly loaded ports, up to a third too slow.)
+//! The latency is between the two events. A rank has at most a window of bytes in flight in the network.
 //!
 //! ```text
 //! out-port   |--- A ---|--- B ---|
@@ -12,12 +12,13 @@
 //! in-port              |--- C ---|--- A ---|          A waits for C, which arrived first
 //! ```
 //!
-//! Ranks run their lanes as the executor does: step by step, segment by segment, and a send needs a free cell of
-//! its channel. So a schedule that waits in the wrong place is slow here, too; one that deadlocks is an error.
-//! What is left out: congestion inside the network, contention for memory and PCIe, jitter, and the processor's
-//! part in moving data. The result is a bound, good for comparing schedules.
+//! Ranks run their pipelines as the executor does: step by step, segment by segment, and a send needs a free
+//! cell of its channel. A plan with unnecessary waits is therefore slow here too, and a deadlock is an error.
+//! Not modelled: congestion inside the network, contention for memory and PCIe, jitter, and the CPU work of
+//! moving data. The result is a lower bound of the time, suitable for comparing plans.
 //!
-//! Times are whole picoseconds inside, so that a replay is the same everywhere; seconds outside.
+//! Times are integer picoseconds internally, so that a simulation gives the same result everywhere; seconds
+//! in the API.
 
 mod blocks;
 mod cluster;
@@ -34,8 +35,8 @@ mod tests;
 
 pub use blocks::Blocks;
 pub use cluster::{Cluster, Override, Port};
-pub use engine::{Bar, Load, Outcome, Side, Stuck, replay};
-pub use job::{Job, Run, Unplanned};
+pub use engine::{Bar, Deadlock, Load, Outcome, Side, replay};
+pub use job::{Job, Run, UnsupportedPlan};
 pub use line::{line_seconds, link_bytes_least};
 pub use path::{PathStep, PathSummary, Wait};
-pub use search::{Found, search};
+pub use search::{SearchResult, search};

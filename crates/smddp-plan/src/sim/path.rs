@@ -1,26 +1,26 @@
-//! The critical path: what the last rank waited for, what that waited for, and so on.
+//! Critical path: the waits of the last rank, the waits of the ranks it waited for, and so on.
 
-use super::flow::NOBODY;
+use super::flow::NONE;
 use super::ports::{Time, seconds};
 
-/// A lane waited.
+/// One wait of a pipeline.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
-    pub(super) lane: u32,
+    pub(super) pipeline: u32,
     pub(super) action: u32,
     pub(super) wait: Wait,
-    /// Whom it waited for, where that is a writer.
+    /// Rank that it waited for, if that is a writer.
     pub(super) peer: u32,
-    /// The last wait of the lane that this one waited for, when it did what was waited for.
+    /// Last wait of the other pipeline before the event that ended this wait.
     pub(super) from: u32,
     pub(super) until: Time,
-    /// Of a message: when it was sent.
+    /// Send time of the message, if it waited for one.
     pub(super) posted: Time,
     pub(super) out_wait: u32,
     pub(super) in_wait: u32,
 }
 
-/// What a step of the path waited for.
+/// Event that a step of the path waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Wait {
     /// A message from another node.
@@ -41,40 +41,40 @@ impl Wait {
     }
 }
 
-/// One wait on the critical path; the next begins where this one ended, or later by the rank's own work.
+/// One wait on the critical path. The next wait starts at its end, or later after work of the rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PathStep {
     pub rank: usize,
-    /// Counted in what the replay makes of the lane's steps.
+    /// Index in the trace of the pipeline.
     pub step: usize,
     pub wait: Wait,
-    /// Whom it waited for; `None` at the beginning of everything.
+    /// Rank that it waited for; `None` at the start of the path.
     pub on: Option<usize>,
-    /// Seconds since the beginning: since when that was under way, and until when.
+    /// Seconds since the start: when the awaited event began, and when the wait ended.
     pub begin: f64,
     pub end: f64,
-    /// Of that, seconds in line for the sender's port and for the receiver's.
+    /// Seconds of that in the queue of the sender's port and of the receiver's port.
     pub out_queue: f64,
     pub in_queue: f64,
 }
 
-/// Follows the records back from `last`; the path in the order of time.
+/// Follows the records back from `last`. Returns the path in the order of time.
 pub(super) fn trace(records: &[Record], last: u32, rank_of: &dyn Fn(u32) -> usize) -> Vec<PathStep> {
     let mut path = Vec::new();
     let mut at = last;
-    while at != NOBODY {
+    while at != NONE {
         let record = &records[at as usize];
-        let before = (record.from != NOBODY).then(|| &records[record.from as usize]);
+        let before = (record.from != NONE).then(|| &records[record.from as usize]);
         let begin = match record.wait {
             Wait::Network | Wait::Local => record.posted,
             Wait::Credit => before.map_or(0, |before| before.until),
         };
         path.push(PathStep {
-            rank: rank_of(record.lane),
+            rank: rank_of(record.pipeline),
             step: record.action as usize,
             wait: record.wait,
             on: match record.peer {
-                NOBODY => before.map(|before| rank_of(before.lane)),
+                NONE => before.map(|before| rank_of(before.pipeline)),
                 peer => Some(peer as usize),
             },
             begin: seconds(begin),
@@ -88,21 +88,20 @@ pub(super) fn trace(records: &[Record], last: u32, rank_of: &dyn Fn(u32) -> usiz
     path
 }
 
-/// Where the time of a path went, in seconds.
+/// Time of a path by cause, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PathSummary {
-    /// Messages between nodes, under way; how many.
+    /// Messages in flight between nodes, and their number.
     pub network: f64,
     pub network_hops: usize,
-    /// In line for a port, into the network or out of it or inside the node: the port was busy with other
-    /// messages.
+    /// Waiting for busy ports, to and from the network or inside the node.
     pub queue: f64,
-    /// Messages inside nodes, under way; how many.
+    /// Messages in flight inside nodes, and their number.
     pub local: f64,
     pub local_hops: usize,
     /// Waiting for free cells.
     pub credit: f64,
-    /// The rest: the ranks' own work.
+    /// The rest: work of the ranks.
     pub work: f64,
 }
 

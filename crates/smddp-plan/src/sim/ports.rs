@@ -1,4 +1,4 @@
-//! Ports: when each is free again.
+//! Ports, and the times at which they are free.
 
 use super::cluster::Cluster;
 
@@ -31,32 +31,32 @@ impl Direction {
     }
 }
 
-/// A message on its way: it took the out-port.
+/// A message in flight: it has taken its out-port.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Leaving {
-    /// When it got the port.
+pub(super) struct Departure {
+    /// Time at which it got the port.
     pub(super) start: Time,
-    /// When its first byte is at the other end.
+    /// Arrival time of its first byte.
     pub(super) arrives: Time,
-    /// When its last byte can be there at the earliest.
+    /// Earliest arrival time of its last byte.
     pub(super) last: Time,
 }
 
-/// It took the in-port.
+/// A message that has taken its in-port.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Landed {
+pub(super) struct Arrival {
     pub(super) start: Time,
     pub(super) finish: Time,
 }
 
-/// All ports of a cluster. The out-direction must be taken in the order of time, and so must the in-direction.
+/// All ports of a cluster. Each direction must be taken in the order of time.
 pub(super) struct Ports {
     node: Vec<u32>,
     /// Index of each rank's rail (or bundle of rails).
     rail: Vec<u32>,
     rail_out: Vec<Direction>,
     rail_in: Vec<Direction>,
-    /// Node whose message took each rail last.
+    /// Node of the last message on each rail.
     rail_from: Vec<u32>,
     incast: f64,
     local_out: Vec<Direction>,
@@ -73,7 +73,7 @@ impl Ports {
         let mut rails = Vec::new();
         for (node, &ranks) in cluster.ranks.iter().enumerate() {
             let (count, rate) = (cluster.rails_of(node), cluster.rail_bytes_per_s(node));
-            // Rails are dealt out in order: shared by neighbouring ranks, or bundled for one.
+            // Rails are assigned in order: neighbouring ranks share one, or one rank bundles several.
             let groups = count.min(ranks);
             rail.extend((0..ranks).map(|rank| (rails.len() + rank * groups / ranks) as u32));
             rails.extend((0..groups).map(|group| {
@@ -108,34 +108,40 @@ impl Ports {
         self.node[rank] as usize
     }
 
-    /// `rank` sends into the network: takes its rail.
-    pub(super) fn send(&mut self, rank: usize, bytes: u64, now: Time) -> Leaving {
+    /// Takes the rail of `rank` for a message into the network.
+    pub(super) fn send(&mut self, rank: usize, bytes: u64, now: Time) -> Departure {
         let port = &mut self.rail_out[self.rail[rank] as usize];
         let start = now.max(port.free);
         let first = start + port.message;
         port.free = first + port.span(bytes);
         let latency = self.network_latency;
-        Leaving { start, arrives: first + latency, last: port.free + latency }
+        Departure { start, arrives: first + latency, last: port.free + latency }
     }
 
-    /// Whether what `rank` sends passes a narrower uplink after its rail.
+    /// Returns whether messages of `rank` pass a narrower uplink after its rail.
     pub(super) fn has_uplink(&self, rank: usize) -> bool {
         self.uplink[self.node[rank] as usize].is_some()
     }
 
-    /// The first byte of what `rank` sends is through its rail now. (The uplink cannot be taken together with the
-    /// rail: messages that still wait for their rails would keep it from those that do not.)
-    pub(super) fn pass_uplink(&mut self, rank: usize, bytes: u64, leaving: Leaving, now: Time) -> Leaving {
+    /// Takes the uplink when the first byte of a message has passed the rail. (Taking it together with the
+    /// rail would let messages that wait for their rails block others.)
+    pub(super) fn pass_uplink(
+        &mut self,
+        rank: usize,
+        bytes: u64,
+        departure: Departure,
+        now: Time,
+    ) -> Departure {
         let Some((out, _)) = &mut self.uplink[self.node[rank] as usize] else {
-            return leaving;
+            return departure;
         };
         let first = now.max(out.free);
         out.free = first + out.span(bytes);
         let latency = self.network_latency;
-        Leaving { arrives: first + latency, last: leaving.last.max(out.free + latency), ..leaving }
+        Departure { arrives: first + latency, last: departure.last.max(out.free + latency), ..departure }
     }
 
-    /// The first byte of a message of `writer` reaches `rank`'s node from the network now.
+    /// Takes the in-ports when the first byte of a message of `writer` reaches the node of `rank`.
     pub(super) fn receive(
         &mut self,
         rank: usize,
@@ -143,7 +149,7 @@ impl Ports {
         bytes: u64,
         last: Time,
         now: Time,
-    ) -> Landed {
+    ) -> Arrival {
         let (mut first, mut last) = (now, last);
         if let Some((_, inward)) = &mut self.uplink[self.node[rank] as usize] {
             first = now.max(inward.free);
@@ -153,35 +159,36 @@ impl Ports {
         let (rail, from) = (self.rail[rank] as usize, self.node[writer]);
         let port = &mut self.rail_in[rail];
         let start = first.max(port.free);
-        // Streams that share a port by chance lose part of it, unless one is long over when the other comes.
+        // Streams of several nodes on one port lose part of its rate, unless one ended long before the other
+        // arrives.
         let over = port.free + self.network_latency / 2;
-        let crowded = port.free > 0 && first < over && self.rail_from[rail] != from;
-        let span = match crowded {
+        let congested = port.free > 0 && first < over && self.rail_from[rail] != from;
+        let span = match congested {
             true => (port.span(bytes) as f64 * self.incast).round() as Time,
             false => port.span(bytes),
         };
         self.rail_from[rail] = from;
         port.free = start + port.message + span;
-        Landed { start, finish: last.max(start + span) }
+        Arrival { start, finish: last.max(start + span) }
     }
 
-    /// `rank` writes for `readers` ranks of its node.
-    pub(super) fn write(&mut self, rank: usize, bytes: u64, readers: usize, now: Time) -> Leaving {
+    /// Takes the local port of `rank` for a write to `readers` ranks of its node.
+    pub(super) fn write(&mut self, rank: usize, bytes: u64, readers: usize, now: Time) -> Departure {
         let port = &mut self.local_out[rank];
         let copies = if self.multicast { 1 } else { readers as u64 };
         let start = now.max(port.free);
         port.free = start + port.message + port.span(bytes * copies);
         let latency = self.local_latency;
-        Leaving { start, arrives: start + port.message + latency, last: port.free + latency }
+        Departure { start, arrives: start + port.message + latency, last: port.free + latency }
     }
 
-    /// What a rank of the node wrote reaches `rank` now.
-    pub(super) fn read(&mut self, rank: usize, bytes: u64, last: Time, now: Time) -> Landed {
+    /// Takes the local port of `rank` when a write of a rank of its node arrives.
+    pub(super) fn read(&mut self, rank: usize, bytes: u64, last: Time, now: Time) -> Arrival {
         let port = &mut self.local_in[rank];
         let start = now.max(port.free);
-        // What is read out of cells costs its reader; what is written to it over NVLink does not.
+        // Reading from cells costs the reader; a write over NVLink does not.
         let message = if self.multicast { port.message } else { 0 };
         port.free = start + message + port.span(bytes);
-        Landed { start, finish: last.max(start + port.span(bytes)) }
+        Arrival { start, finish: last.max(start + port.span(bytes)) }
     }
 }

@@ -1,43 +1,44 @@
-//! The quickest plan that a replay finds, whatever the choice by cost says.
+//! Search for the fastest plan by simulation, independent of the cost model.
 
 use super::cluster::Cluster;
 use super::job::{Job, Run};
-use crate::choice::{Group, Settings, Shape, alternatives};
+use crate::choice::{GroupShape, Settings, Shape, alternatives};
 
-/// Messages (estimated, one for each reader) of all cuts of one algorithm that are replayed: some ten seconds.
+/// Maximum estimated messages (one per reader) over all simulated segment sizes of one algorithm: about ten
+/// seconds.
 const BUDGET: u64 = 6_000_000;
-/// An algorithm whose coarsest cut has more than this is left out.
+/// Maximum messages of the coarsest segmentation of an algorithm; above it the algorithm is skipped.
 const MOST_MESSAGES: u64 = 10_000_000;
 
-/// With more ranks than this on several nodes, algorithms that take all ranks for alike are left out: what they send
-/// over a node's link grows with its ranks.
+/// Maximum ranks on several nodes for algorithms that ignore nodes. Their traffic over a node link grows with
+/// the ranks of the node.
 const FLAT_RANKS: usize = 256;
 
-/// What was replayed, quickest first, and what was left out.
+/// Simulated plans, fastest first, and skipped plans.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct SearchResult {
     pub runs: Vec<Run>,
-    /// With how many messages each.
+    /// Skipped jobs with their estimated messages.
     pub left_out: Vec<(u64, Job)>,
-    /// Those that do not run on this cluster, with the reason.
+    /// Plans that do not run on this cluster, with the reason.
     pub failed: Vec<String>,
 }
 
-/// Replays the call with every algorithm that may do it, in several cuts each.
+/// Simulates the call with every algorithm that supports it, in several segment sizes each.
 pub fn search(
     cluster: &Cluster,
     shape: &Shape,
     root: usize,
-    group: &Group<'_>,
+    group: &GroupShape<'_>,
     settings: &Settings<'_>,
-) -> Found {
-    let mut found = Found::default();
+) -> SearchResult {
+    let mut found = SearchResult::default();
     let large = cluster.nodes() > 1 && cluster.size() > FLAT_RANKS;
     let job = |decision| Job { collective: shape.collective, root, decision };
     let all = alternatives(shape, group, settings).into_iter().map(job);
     let all: Vec<Job> = all.filter(|job| !large || job.decision.choice.algorithm.is_hierarchical()).collect();
     for jobs in all.chunk_by(|a, b| a.decision.choice.algorithm == b.decision.choice.algorithm) {
-        // The coarsest cut has the fewest messages, and is tried in any case.
+        // The coarsest segmentation has the fewest messages and is always simulated.
         let mut counted: Vec<(u64, &Job)> = jobs.iter().map(|job| (job.messages(cluster), job)).collect();
         counted.sort_by_key(|(messages, _)| *messages);
         let mut total = 0;

@@ -1,15 +1,15 @@
-//! Programs in few bytes a step: at 8,192 ranks there are millions.
+//! Compact encoding of programs: 8,192 ranks have millions of steps.
 
 use crate::ir::{Program, Span, Step};
 
-/// What a lane does, cut to what takes time. A step that takes several messages and sends one is several of these.
+/// Timed action of a pipeline. A step that takes several messages and sends one becomes several actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
-    /// Into my channel `a`.
+    /// Send on own channel `a`.
     Send,
-    /// The next message of channel `b` of rank `a`, as its reader `reader`.
+    /// Take the next message of channel `b` of rank `a`, as reader number `reader`.
     Take,
-    /// Move `a` times the span through memory.
+    /// Move `a` times the bytes of the span through memory.
     Work,
 }
 
@@ -20,41 +20,41 @@ pub(super) struct Action {
     pub(super) lag: u32,
     pub(super) a: u32,
     pub(super) b: u32,
-    /// The blocks whose segments it works on.
+    /// Blocks whose segments the action processes.
     pub(super) first: u32,
     pub(super) blocks: u32,
 }
 
-/// The lanes of all ranks, one behind the other.
+/// Pipelines of all ranks, concatenated.
 #[derive(Default)]
-pub(super) struct Tapes {
+pub(super) struct Traces {
     pub(super) actions: Vec<Action>,
-    pub(super) lanes: Vec<LaneTape>,
+    pub(super) pipelines: Vec<PipelineTrace>,
 }
 
-/// One lane: its rank, its actions, and the lag of its last step.
+/// One pipeline: its rank, its actions, and the lag of its last step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LaneTape {
+pub(super) struct PipelineTrace {
     pub(super) rank: u32,
     pub(super) begin: u32,
     pub(super) end: u32,
     pub(super) max_lag: u32,
-    /// Steps ascend by lag.
+    /// True if steps ascend by lag.
     pub(super) sorted: bool,
 }
 
-impl Tapes {
-    /// Adds the lanes of `rank`. `memory`: copying and reducing cost time. `flat`: a single segment, so lags are
-    /// dropped.
+impl Traces {
+    /// Adds the pipelines of `rank`. With `memory`, copies and reductions cost time. With `flat`, there is a
+    /// single segment and lags are dropped.
     pub(super) fn push(&mut self, rank: usize, program: &Program, memory: bool, flat: bool) {
-        for lane in &program.lanes {
+        for pipeline in &program.pipelines {
             let begin = self.actions.len() as u32;
-            for timed in lane {
+            for timed in pipeline {
                 let lag = if flat { 0 } else { timed.lag as u32 };
                 self.step(lag, &timed.step, memory);
             }
             let actions = &self.actions[begin as usize..];
-            self.lanes.push(LaneTape {
+            self.pipelines.push(PipelineTrace {
                 rank: rank as u32,
                 begin,
                 end: self.actions.len() as u32,

@@ -3,7 +3,7 @@
 
 use smddp_plan::Topology;
 
-/// All ways to write `n` as a sum, greatest first.
+/// Returns all partitions of `n`, the largest first.
 pub(crate) fn partitions(n: usize) -> Vec<Vec<usize>> {
     fn below(n: usize, most: usize) -> Vec<Vec<usize>> {
         if n == 0 {
@@ -22,25 +22,25 @@ pub(crate) fn partitions(n: usize) -> Vec<Vec<usize>> {
     below(n, n)
 }
 
-/// Ranks numbered node by node.
+/// Returns nodes of these sizes with ranks numbered node by node.
 pub(crate) fn in_blocks(sizes: &[usize]) -> Topology {
     let labels = sizes.iter().enumerate().flat_map(|(node, &size)| std::iter::repeat_n(node, size));
     Topology::from_labels(&labels.collect::<Vec<_>>())
 }
 
-/// Ranks dealt to the nodes in turns, until each is full.
-pub(crate) fn in_turns(sizes: &[usize]) -> Topology {
+/// Returns nodes of these sizes with ranks assigned round-robin until each node is full.
+pub(crate) fn round_robin(sizes: &[usize]) -> Topology {
     let most = sizes.iter().max().copied().unwrap_or(0);
-    let turns = (0..most).flat_map(|turn| (0..sizes.len()).filter(move |&node| sizes[node] > turn));
-    Topology::from_labels(&turns.collect::<Vec<_>>())
+    let ranks = (0..most).flat_map(|round| (0..sizes.len()).filter(move |&node| sizes[node] > round));
+    Topology::from_labels(&ranks.collect::<Vec<_>>())
 }
 
-/// Numbers that look random, the same each time.
-pub(crate) struct Dice(pub(crate) u64);
+/// Deterministic pseudo-random numbers.
+pub(crate) struct Rng(pub(crate) u64);
 
-impl Dice {
+impl Rng {
     pub(crate) fn below(&mut self, n: usize) -> usize {
-        // Steele and Vigna's splitmix64.
+        // The generator is splitmix64 (Steele, Lea and Flood; Vigna).
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -48,7 +48,7 @@ impl Dice {
         ((z ^ (z >> 31)) % n.max(1) as u64) as usize
     }
 
-    /// Ranks dealt to the nodes at random.
+    /// Returns nodes of these sizes with ranks assigned at random.
     pub(crate) fn shuffled(&mut self, sizes: &[usize]) -> Topology {
         let labels = sizes.iter().enumerate().flat_map(|(node, &size)| std::iter::repeat_n(node, size));
         let mut labels: Vec<usize> = labels.collect();

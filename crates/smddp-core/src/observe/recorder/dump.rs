@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use smddp_plan::Algorithm;
-use smddp_plan::format::named;
+use smddp_plan::format::variant_name;
 use smddp_transport::fork::PerProcess;
 
 use super::clock::Clock;
@@ -66,7 +66,7 @@ fn taken(recorder: &Recorder) -> Vec<Value> {
     let taken = recorder.tally.taken().map(|taken| {
         json!({
             "collective": name_of(taken.collective),
-            "algorithm": named(taken.way),
+            "algorithm": variant_name(taken.way),
             "operations": taken.operations,
             "bytes": taken.bytes,
             "crossed": taken.crossed,

@@ -1,8 +1,9 @@
-//! Between nodes: two binary trees, each with half of the parts; a node that has children in one is a leaf of the other.
+//! Inter-node algorithm with two binary trees, each for half of the parts. An inner node of one tree is a
+//! leaf of the other.
 //!
 //! ```text
 //! 7 nodes:  first half             second half
-//!               0                    0           the top; below it an in-order tree over 1..7,
+//!               0                    0           the root; below it an in-order tree over 1..7,
 //!               |                    |           and the same tree mirrored (odd numbers) or shifted by one:
 //!               4                    3           the leaves of one are the inner nodes of the other
 //!             /   \                /   \
@@ -11,8 +12,9 @@
 //!          1   3 5                  2 4   6
 //! ```
 //!
-//! Logarithmic latency, and every node's link is used both ways: Sanders, Speck and Traeff, "Two-tree Algorithms for
-//! Full Bandwidth Broadcast, Reduction and Scan", 2009. Nodes are counted from the top one (`node - top mod nodes`).
+//! Logarithmic latency, and every node link is used both ways: Sanders, Speck and Traeff, "Two-tree
+//! Algorithms for Full Bandwidth Broadcast, Reduction and Scan", 2009. Nodes are counted from the root (`node
+//! - root mod nodes`).
 
 /// One of the two trees.
 pub(super) struct DoubleTree {
@@ -22,7 +24,7 @@ pub(super) struct DoubleTree {
 }
 
 impl DoubleTree {
-    /// The parent of `node`, or `None` at the root.
+    /// Returns the parent of `node`, or `None` at the root.
     pub(super) fn parent(&self, node: usize) -> Option<usize> {
         let n = self.size;
         let place = self.relabel((node + n - self.root) % n, true);
@@ -35,8 +37,8 @@ impl DoubleTree {
         Some((self.relabel(above, false) + self.root) % n)
     }
 
-    /// Place counted from the root, to or from the place in the first tree that plays the same part. Parity
-    /// changes, so leaves (odd) become inner (even), with one exception if N is even, which is a leaf twice.
+    /// Maps a position counted from the root to the equivalent position in the first tree, or back. Parity
+    /// changes, so leaves (odd) become inner nodes (even). If N is even, one node is a leaf in both trees.
     fn relabel(&self, place: usize, to_first: bool) -> usize {
         let last = self.size - 1;
         match place {
@@ -48,11 +50,11 @@ impl DoubleTree {
         }
     }
 
-    /// Ascending.
+    /// Returns the children in ascending order.
     pub(super) fn children(&self, node: usize) -> Vec<usize> {
         let n = self.size;
         let place = self.relabel((node + n - self.root) % n, true);
-        // A child's lowest bit is lower, and it differs from its parent by that bit.
+        // A child has a lower lowest bit, and differs from its parent by that bit.
         let lowest = if place == 0 { n.next_power_of_two() } else { place & place.wrapping_neg() };
         let bits = std::iter::successors(Some(1), |bit| Some(2 * bit)).take_while(|&bit| bit < lowest);
         let mut children: Vec<usize> = bits
@@ -75,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_node_hangs_on_the_root_and_is_inner_at_most_once() {
+    fn every_node_reaches_the_root_and_is_inner_at_most_once() {
         for size in 2..70 {
             for root in [0, size / 2, size - 1] {
                 let trees = [false, true].map(|second| DoubleTree { size, root, second });

@@ -1,16 +1,17 @@
-//! Parts down from their homes: in each node the entry takes them and hands them on, to nodes and to mates.
+//! Distribution of parts from their homes: in each node the entry receives a part and forwards it to nodes
+//! and local peers.
 
 use super::layout::Layout;
 use crate::algorithms::draft::{Draft, Role};
 use crate::ir::{Buffer, Source, Span, Step, reader_of_all};
 
-/// Takes all parts but those of which I am the home; `first` is the buffer out of which homes send.
+/// Receives all parts of other homes; `first` returns the buffer from which a home sends.
 pub(super) fn fan_out(layout: &Layout<'_, '_>, draft: &mut Draft, first: impl Fn(usize) -> Buffer) {
     let Layout { routes, me, node, .. } = *layout;
-    // My number among the readers of a mate's channel to its mates.
-    let reader = |mate| {
+    // Index of this rank among the readers of a channel from a local peer to its peers.
+    let reader = |peer| {
         let local = |rank| routes.topology.local(rank);
-        reader_of_all(local(mate), local(me))
+        reader_of_all(local(peer), local(me))
     };
     for part in routes.rotated(node, true) {
         let (home, entry) = (routes.parts[part].home, routes.entry(part, node));
@@ -18,17 +19,17 @@ pub(super) fn fan_out(layout: &Layout<'_, '_>, draft: &mut Draft, first: impl Fn
         let to = Span { buffer: Buffer::Out, ..sent };
         if routes.home_node(part) == node {
             if home != me {
-                let from = Source::whole(home, layout.near_of(part), reader(home), sent);
-                draft.receive((Role::Near, 1), 0, from, to);
+                let from = Source::whole(home, layout.to_peers_of(part), reader(home), sent);
+                draft.receive((Role::Local, 1), 0, from, to);
             }
             continue;
         }
         let slot = layout.down_slot(part);
-        let (lane, lag) = slot;
+        let (pipeline, lag) = slot;
         let share = layout.share(slot, entry);
         if entry != me {
             let from = Source::whole(entry, share.unwrap_or(0), reader(entry), to);
-            draft.receive((Role::Share, lane), lag, from, to);
+            draft.receive((Role::Share, pipeline), lag, from, to);
             continue;
         }
         let Some(parent) = routes.node(part, node).parent else { continue };
@@ -36,10 +37,10 @@ pub(super) fn fan_out(layout: &Layout<'_, '_>, draft: &mut Draft, first: impl Fn
         let above = routes.entry(part, parent);
         let (channel, number) = layout.down_of(above, part);
         let from = Source::whole(above, channel, number, message);
-        let leaving = layout.leaving(part);
-        let at = (Role::Enter, lane);
-        draft.step(at, lag, Step::Receive { from, to, forward: leaving.or(share) });
-        if let (Some(_), Some(share)) = (leaving, share) {
+        let outgoing = layout.outgoing(part);
+        let at = (Role::Enter, pipeline);
+        draft.step(at, lag, Step::Receive { from, to, forward: outgoing.or(share) });
+        if let (Some(_), Some(share)) = (outgoing, share) {
             draft.send(at, lag, share, to, None);
         }
     }

@@ -1,30 +1,31 @@
-//! My channels, and those that I read.
+//! Channel numbers of this rank, and of the channels that it reads.
 //!
-//! The order of a rank's channels: up, down (or to the root), near, give, share. The first two leave the node
-//! ([`Numbers`]); the others stay in it, and all ranks of a node count each other's alike.
+//! The channels of a rank are in this order: up, down (or to the root), local, give, share. The first two
+//! leave the node ([`Numbers`]). The others are inside it, and all ranks of the node use the same numbers for
+//! them.
 
 use super::numbers::Numbers;
-use super::routes::{LANES, Routes};
+use super::routes::{PIPELINES, Routes};
 use crate::algorithms::draft::Draft;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// Which channels a collective has.
+/// Channels of a collective.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Uses {
-    /// To the parents of parts, and from mates to entries.
+    /// To the parents of parts, and from ranks to the entries of their node.
     pub(super) up: bool,
-    /// To the children of parts, and from entries to mates.
+    /// To the children of parts, and from entries to their local peers.
     pub(super) down: bool,
-    /// From homes to their mates.
-    pub(super) near: bool,
-    /// From this rank to its mates, instead.
-    pub(super) near_root: Option<usize>,
+    /// From homes to their local peers.
+    pub(super) local: bool,
+    /// From this rank to its local peers, in place of the homes.
+    pub(super) root_to_peers: Option<usize>,
     /// From homes to this rank.
     pub(super) to_root: Option<usize>,
 }
 
-/// Lane and lag.
+/// Pipeline and lag.
 type Slot = (usize, usize);
 
 /// Channel numbers by slot and local index of the entry.
@@ -37,15 +38,15 @@ struct Table {
 impl Table {
     fn new(routes: &Routes<'_>, ranks: usize) -> Self {
         let lags = routes.height() + 1;
-        Self { lags, ranks, numbers: vec![None; LANES * lags * ranks] }
+        Self { lags, ranks, numbers: vec![None; PIPELINES * lags * ranks] }
     }
 
-    fn at(&mut self, (lane, lag): Slot, entry: usize) -> &mut Option<usize> {
-        &mut self.numbers[(lane * self.lags + lag) * self.ranks + entry]
+    fn at(&mut self, (pipeline, lag): Slot, entry: usize) -> &mut Option<usize> {
+        &mut self.numbers[(pipeline * self.lags + lag) * self.ranks + entry]
     }
 
-    fn get(&self, (lane, lag): Slot, entry: usize) -> Option<usize> {
-        self.numbers.get((lane * self.lags + lag) * self.ranks + entry).copied().flatten()
+    fn get(&self, (pipeline, lag): Slot, entry: usize) -> Option<usize> {
+        self.numbers.get((pipeline * self.lags + lag) * self.ranks + entry).copied().flatten()
     }
 }
 
@@ -53,26 +54,26 @@ pub(super) struct Layout<'r, 't> {
     pub(super) routes: &'r Routes<'t>,
     pub(super) me: usize,
     pub(super) node: usize,
-    /// My node's other ranks, ascending.
-    pub(super) mates: Vec<usize>,
+    /// Other ranks of the node, ascending.
+    pub(super) peers: Vec<usize>,
     uses: Uses,
     numbers: RefCell<Numbers<'r, 't>>,
-    /// By part: my channels.
+    /// Channels of this rank by part.
     up: HashMap<usize, usize>,
-    leaving: HashMap<usize, usize>,
-    near: HashMap<usize, usize>,
-    /// By part: the channel of its home.
-    near_of: HashMap<usize, usize>,
-    near_root: usize,
-    /// My channels to entries, and those of my mates to me, in their order.
+    outgoing: HashMap<usize, usize>,
+    to_peers: HashMap<usize, usize>,
+    /// By part: the channel of its home to the peers of that home.
+    to_peers_of: HashMap<usize, usize>,
+    root_to_peers: usize,
+    /// Channels of this rank to entries, and channels of the local peers to this rank, in peer order.
     give: Table,
     given: HashMap<Slot, Vec<usize>>,
-    /// Of each entry, to its mates.
+    /// Channels of each entry to its local peers.
     share: Table,
 }
 
 impl<'r, 't> Layout<'r, 't> {
-    /// Makes all my channels.
+    /// Adds all channels of this rank.
     pub(super) fn new(routes: &'r Routes<'t>, me: usize, uses: Uses, draft: &mut Draft) -> Self {
         let topology = routes.topology;
         let node = topology.node_of(me);
@@ -81,22 +82,22 @@ impl<'r, 't> Layout<'r, 't> {
             routes,
             me,
             node,
-            mates: topology.ranks_of(node).iter().copied().filter(|&rank| rank != me).collect(),
+            peers: topology.ranks_of(node).iter().copied().filter(|&rank| rank != me).collect(),
             uses,
             numbers: RefCell::new(Numbers::new(routes, me)),
             up: HashMap::new(),
-            leaving: HashMap::new(),
-            near: HashMap::new(),
-            near_of: HashMap::new(),
-            near_root: 0,
+            outgoing: HashMap::new(),
+            to_peers: HashMap::new(),
+            to_peers_of: HashMap::new(),
+            root_to_peers: 0,
             give: Table::new(routes, if uses.up { ranks } else { 0 }),
             given: HashMap::new(),
             share: Table::new(routes, if uses.down { ranks } else { 0 }),
         };
-        // Channels that each rank of my node has so far.
+        // Number of channels that each rank of the node already has.
         let mut counts = vec![0; ranks];
         layout.between_nodes(&mut counts, draft);
-        layout.near_channels(&mut counts, draft);
+        layout.local_channels(&mut counts, draft);
         if uses.up && ranks > 1 {
             layout.give_channels(&mut counts, draft);
         }
@@ -122,7 +123,7 @@ impl<'r, 't> Layout<'r, 't> {
             let readers = if let Some(root) = uses.to_root {
                 let sends = routes.parts[part].home == entry && entry != root;
                 sends.then(|| vec![root])
-            } else if uses.down && routes.hands_on(part, node) {
+            } else if uses.down && routes.forwards(part, node) {
                 Some(if entry == me { routes.readers(part, node) } else { Vec::new() })
             } else {
                 None
@@ -130,37 +131,37 @@ impl<'r, 't> Layout<'r, 't> {
             if let Some(readers) = readers {
                 counts[routes.topology.local(entry)] += 1;
                 if entry == me {
-                    self.leaving.insert(part, draft.channel(readers));
+                    self.outgoing.insert(part, draft.channel(readers));
                 }
             }
         }
     }
 
-    fn near_channels(&mut self, counts: &mut [usize], draft: &mut Draft) {
+    fn local_channels(&mut self, counts: &mut [usize], draft: &mut Draft) {
         let Self { routes, me, node, uses, .. } = *self;
-        if self.mates.is_empty() {
+        if self.peers.is_empty() {
             return;
         }
-        for part in (0..routes.parts.len()).filter(|&part| uses.near && routes.home_node(part) == node) {
+        for part in (0..routes.parts.len()).filter(|&part| uses.local && routes.home_node(part) == node) {
             let home = routes.parts[part].home;
             let count = &mut counts[routes.topology.local(home)];
-            self.near_of.insert(part, *count);
+            self.to_peers_of.insert(part, *count);
             *count += 1;
             if home == me {
-                self.near.insert(part, draft.channel(self.mates.clone()));
+                self.to_peers.insert(part, draft.channel(self.peers.clone()));
             }
         }
-        if let Some(root) = uses.near_root.filter(|&root| routes.topology.node_of(root) == node) {
+        if let Some(root) = uses.root_to_peers.filter(|&root| routes.topology.node_of(root) == node) {
             let count = &mut counts[routes.topology.local(root)];
-            self.near_root = *count;
+            self.root_to_peers = *count;
             *count += 1;
             if root == me {
-                draft.channel(self.mates.clone());
+                draft.channel(self.peers.clone());
             }
         }
     }
 
-    /// One for each lane, lag and entry that I give to.
+    /// Adds one channel for each pipeline, lag and entry that this rank contributes to.
     fn give_channels(&mut self, counts: &mut [usize], draft: &mut Draft) {
         let Self { routes, me, node, .. } = *self;
         for part in routes.rotated(node, false) {
@@ -170,10 +171,10 @@ impl<'r, 't> Layout<'r, 't> {
                 continue;
             }
             if entry == me {
-                let mates = self.mates.iter().map(|&mate| counts[routes.topology.local(mate)]);
-                self.given.insert(slot, mates.collect());
+                let peers = self.peers.iter().map(|&peer| counts[routes.topology.local(peer)]);
+                self.given.insert(slot, peers.collect());
             }
-            // Mine to myself is none, but known.
+            // This rank has no channel to itself, but the slot counts as assigned.
             let mine = if entry == me { usize::MAX } else { draft.channel(vec![entry]) };
             *self.give.at(slot, at) = Some(mine);
             for (local, count) in counts.iter_mut().enumerate() {
@@ -182,7 +183,7 @@ impl<'r, 't> Layout<'r, 't> {
         }
     }
 
-    /// One for each lane and lag of mine.
+    /// Adds one channel for each pipeline and lag of which this rank is the entry.
     fn share_channels(&mut self, counts: &mut [usize], draft: &mut Draft) {
         let Self { routes, me, node, .. } = *self;
         for part in routes.rotated(node, true) {
@@ -196,70 +197,70 @@ impl<'r, 't> Layout<'r, 't> {
                 *number = Some(counts[at]);
                 counts[at] += 1;
                 if entry == me {
-                    draft.channel(self.mates.clone());
+                    draft.channel(self.peers.clone());
                 }
             }
         }
     }
 
-    /// Lane and lag in which my node's contributions to a part come together: one behind the deepest below it.
+    /// Returns pipeline and lag of the node's reduction of a part: one behind the deepest node below.
     pub(super) fn up_slot(&self, part: usize) -> Slot {
         let (routes, node) = (self.routes, self.node);
-        (routes.lane(part, node, false), routes.height() - routes.depth(part, node))
+        (routes.pipeline(part, node, false), routes.height() - routes.depth(part, node))
     }
 
-    /// Lane and lag in which a part enters my node, which is not its home's.
+    /// Returns pipeline and lag in which a part enters the node, which is not the node of its home.
     pub(super) fn down_slot(&self, part: usize) -> Slot {
         let (routes, node) = (self.routes, self.node);
-        (routes.lane(part, node, true), routes.depth(part, node) - 1)
+        (routes.pipeline(part, node, true), routes.depth(part, node) - 1)
     }
 
-    /// My channel to the parent of `part`.
+    /// Returns this rank's channel to the parent of `part`.
     pub(super) fn up(&self, part: usize) -> Option<usize> {
         self.up.get(&part).copied()
     }
 
-    /// My channel to its children, or of a home to the root.
-    pub(super) fn leaving(&self, part: usize) -> Option<usize> {
-        self.leaving.get(&part).copied()
+    /// Returns this rank's channel to the children of `part`, or from its home to the root.
+    pub(super) fn outgoing(&self, part: usize) -> Option<usize> {
+        self.outgoing.get(&part).copied()
     }
 
-    /// My channel to my mates for a part of which I am the home.
-    pub(super) fn near(&self, part: usize) -> Option<usize> {
-        self.near.get(&part).copied()
+    /// Returns this rank's channel to its local peers for a part of which it is the home.
+    pub(super) fn to_peers(&self, part: usize) -> Option<usize> {
+        self.to_peers.get(&part).copied()
     }
 
-    /// The channel to the mates of a part's home, in my node.
-    pub(super) fn near_of(&self, part: usize) -> usize {
-        self.near_of[&part]
+    /// Returns the channel from the home of a part to the local peers.
+    pub(super) fn to_peers_of(&self, part: usize) -> usize {
+        self.to_peers_of[&part]
     }
 
-    /// The root's channel to its mates.
-    pub(super) fn near_root(&self) -> usize {
-        self.near_root
+    /// Returns the channel from the root to its local peers.
+    pub(super) fn root_to_peers(&self) -> usize {
+        self.root_to_peers
     }
 
-    /// My channel to an entry, another rank.
+    /// Returns this rank's channel to an entry, which is another rank.
     pub(super) fn give(&self, slot: Slot, entry: usize) -> usize {
         self.give.get(slot, self.routes.topology.local(entry)).unwrap_or(usize::MAX)
     }
 
-    /// My mates' channels to me, where I am the entry.
+    /// Returns the channels of the local peers to this rank as the entry.
     pub(super) fn given(&self, slot: Slot) -> &[usize] {
         self.given.get(&slot).map_or(&[], Vec::as_slice)
     }
 
-    /// The entry's channel to its mates, for a part that entered my node.
+    /// Returns the channel of the entry to its local peers, for a part that enters the node.
     pub(super) fn share(&self, slot: Slot, entry: usize) -> Option<usize> {
         self.share.get(slot, self.routes.topology.local(entry))
     }
 
-    /// A child's channel up.
+    /// Returns the channel of a child to its parent.
     pub(super) fn up_of(&self, child: usize, part: usize) -> usize {
         self.numbers.borrow_mut().up(child, part)
     }
 
-    /// A parent's channel down, and my number among its readers.
+    /// Returns the channel of a parent to its children, and this rank's reader index.
     pub(super) fn down_of(&self, parent: usize, part: usize) -> (usize, usize) {
         let mut numbers = self.numbers.borrow_mut();
         let ups = if self.uses.up { numbers.ups(parent) } else { 0 };
@@ -267,7 +268,7 @@ impl<'r, 't> Layout<'r, 't> {
         (ups + numbers.down(parent, part), reader)
     }
 
-    /// The channel to the root of a part's home.
+    /// Returns the channel from the home of a part to the root.
     pub(super) fn to_root_of(&self, part: usize) -> usize {
         let home = self.routes.parts[part].home;
         let earlier = if self.routes.by_rank {

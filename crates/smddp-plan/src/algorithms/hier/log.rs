@@ -1,4 +1,4 @@
-//! Between nodes: the fewest messages, log2 of the nodes rounded up: all_gather.
+//! Inter-node all_gather with the fewest messages: log2 of the nodes, rounded up.
 //!
 //! ```text
 //! all_gather, 6 nodes (counted from the node itself)
@@ -7,50 +7,53 @@
 //!   has 0 1 2 3    <- 0 1    of the node 4 to the right: all six
 //! ```
 //!
-//! Bruck's steps, over nodes. What a node has to send in a round is dealt to its rails in equal
-//! shares, each in runs of blocks that lie in a row; a run is a message, from one rank to one rank, which hands it
-//! to its mates. After each round every rank of a node has all, so any of them can send any run.
+//! These are the steps of Bruck's algorithm, over nodes. The blocks that a node sends in a round are divided
+//! evenly among its rails, each share in runs of consecutive blocks. A run is one message, from one rank to
+//! one rank, which forwards it to its local peers. After each round every rank of a node has all blocks, so
+//! any rank can send any run.
 //!
-//! With few nodes each round is one part, so that messages are fewest. With many, where this is also the way of the
-//! large calls, a round sends in two parts: what the node had a round ago need not wait for the round before. So the
-//! link has something to carry while the newest blocks are on their way; otherwise each round would add a latency in
-//! which it is idle. Long runs are cut there, so that mates get the beginning of the last round before its end.
-//! (Simulated, 256 MiB on 1,024 nodes of 8 ranks, 4 rails of 12.5 GB/s and 15 us: 95.0 % of line rate whole, 98.2 %
-//! in parts.)
+//! With few nodes each round is one part, so that messages are fewest. With many nodes, where large calls use
+//! this algorithm too, a round sends two parts. Blocks that the node had before the previous round need not
+//! wait for it. The link thus has work while the newest blocks are in flight; otherwise each round would add
+//! an idle latency. Long runs are divided there, so that local peers receive the start of the last round
+//! before its end. In a simulation of 256 MiB on 1,024 nodes of 8 ranks, whole rounds reach 95.0 % of line
+//! rate, and divided rounds 98.2 %. (A node has 4 rails of 12.5 GB/s and 15 us.)
 //!
-//! Rounds grow and their blocks lie in a row because the nearest node comes first. (With the farthest first, as in
-//! PAT, the largest round would go to the nearest node, but would be many messages.)
+//! Rounds grow, and their blocks are consecutive, because the nearest node comes first. (With the farthest
+//! node first, as in PAT, the largest round would go to the nearest node but need many messages.)
 //!
-//! Deadlock: what is written with one lag is read with the next, each run on its own channels: two cells do. Round `k`
-//! sends its old part with lag `2k` and its new one with `2k + 1`; each is received and handed on with the lag after
-//! that, and mates take it with the one after that. In place: only Out is sent, after In is in it.
+//! Deadlock freedom: data written with one lag is read with the next, and each run has its own channels, so
+//! two cells are sufficient. Round `k` sends its old part with lag `2k` and its new part with lag `2k + 1`.
+//! Each part is received and forwarded with the next lag, and local peers take it with the lag after that. In
+//! place: only Out is sent, after In has been copied to it.
 
 use crate::algorithms::draft::{Draft, ONE};
 use crate::ir::{Program, Source, Span, Step, reader_of_all};
 use crate::topology::Topology;
 use std::ops::Range;
 
-/// From so many nodes on rounds go in parts.
+/// Number of nodes from which rounds are divided into parts.
 pub(crate) const MANY: usize = 128;
-/// There a run is at most the blocks that a rail gets in all over this.
+/// With parts, the maximum length of a run is the blocks per rail divided by this number.
 const PIECES: usize = 16;
 
 pub(super) fn distances(nodes: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), |d| Some(2 * d)).take_while(move |&d| d < nodes)
 }
 
-/// A run of blocks that lie in a row, and the rail on which it travels.
+/// A run of consecutive blocks, and its rail.
 type Run = (usize, Span);
 
-/// One part of a round: of the nodes from the sender on, these go to the one `distance` to its left.
+/// One part of a round: the blocks of these nodes, counted from the sender, go to the node `distance` to its
+/// left.
 struct Part {
     distance: usize,
     nodes: Range<usize>,
-    /// At which it is sent.
+    /// Lag of the send steps.
     lag: usize,
 }
 
-/// The parts of all rounds; a round's old part is before its new one.
+/// Returns the parts of all rounds; the old part of a round precedes its new part.
 fn parts(nodes: usize) -> Vec<Part> {
     let mut parts = Vec::new();
     for (round, distance) in distances(nodes).enumerate() {
@@ -65,13 +68,13 @@ fn parts(nodes: usize) -> Vec<Part> {
     parts
 }
 
-/// What `node` sends of a part: its blocks in equal shares for the rails. A share is one run, or a few where its
-/// blocks do not lie in a row, or are many.
+/// Returns the runs that `node` sends in a part: its blocks in equal shares for the rails. A share has one
+/// run, or several if its blocks are not consecutive or too many.
 fn runs(topology: &Topology, node: usize, part: &Part) -> Vec<Run> {
     let nodes = topology.nodes();
     let of = |n: usize| topology.ranks_of((node + n) % nodes).iter().copied();
     let mut blocks: Vec<usize> = part.nodes.clone().flat_map(of).collect();
-    // A few ascending runs, which this sort finds.
+    // The blocks are a few ascending runs, which this sort detects.
     blocks.sort();
     let rails = topology.node_sizes().0;
     let share = blocks.len().div_ceil(rails);
@@ -90,18 +93,18 @@ fn runs(topology: &Topology, node: usize, part: &Part) -> Vec<Run> {
     runs
 }
 
-/// How many of the runs travel on a rail.
+/// Returns the number of runs on a rail.
 fn on(rail: usize, runs: &[Run]) -> usize {
     runs.iter().filter(|(r, _)| *r == rail).count()
 }
 
-/// A rank's channels: what it sends to other nodes, part by part; its own block for its mates; what it hands to its
-/// mates, part by part.
+/// Returns the program of a rank. Its first channels go to other nodes, by part. Then one channel sends the
+/// own block to the local peers. The last ones forward received runs to the local peers, by part.
 pub(super) fn all_gather(me: usize, topology: &Topology) -> Program {
     let mut draft = Draft::default();
     let (node, nodes, local) = (topology.node_of(me), topology.nodes(), topology.local(me));
     let ranks = topology.ranks_of(node);
-    let mates: Vec<usize> = ranks.iter().copied().filter(|&rank| rank != me).collect();
+    let peers: Vec<usize> = ranks.iter().copied().filter(|&rank| rank != me).collect();
     let parts = parts(nodes);
     let sent: Vec<Vec<Run>> = parts.iter().map(|part| runs(topology, node, part)).collect();
 
@@ -110,24 +113,24 @@ pub(super) fn all_gather(me: usize, topology: &Topology) -> Program {
         let left = topology.rank_at((node + nodes - part.distance) % nodes, local);
         outgoing.push((0..on(local, runs)).map(|_| draft.channel(vec![left])).collect::<Vec<_>>());
     }
-    // What each of my node has sent to others: the number of its channel to its mates.
-    let mut near: Vec<usize> =
+    // Runs that each rank of the node sends to other nodes: the number of its first channel to its peers.
+    let mut peer_channels: Vec<usize> =
         (0..ranks.len()).map(|rail| sent.iter().map(|runs| on(rail, runs)).sum()).collect();
     let (input, output) = (Span::input(me), Span::output(me));
-    if mates.is_empty() {
+    if peers.is_empty() {
         draft.copy(ONE, input, output);
     } else {
-        let channel = draft.channel(mates.clone());
+        let channel = draft.channel(peers.clone());
         draft.send(ONE, 0, channel, input, Some(output));
     }
-    let from_mate = |local_of: usize, channel, message| {
+    let from_peer = |local_of: usize, channel, message| {
         Source::whole(ranks[local_of], channel, reader_of_all(local_of, local), message)
     };
     for k in (1..ranks.len()).map(|k| (local + k) % ranks.len()) {
-        let from = from_mate(k, near[k], Span::input(ranks[k]));
+        let from = from_peer(k, peer_channels[k], Span::input(ranks[k]));
         draft.receive(ONE, 1, from, Span::output(ranks[k]));
     }
-    near.iter_mut().for_each(|channels| *channels += 1);
+    peer_channels.iter_mut().for_each(|channels| *channels += 1);
 
     let send = |draft: &mut Draft, number: usize| {
         let mine = sent[number].iter().filter(|(rail, _)| *rail == local);
@@ -135,8 +138,8 @@ pub(super) fn all_gather(me: usize, topology: &Topology) -> Program {
             draft.send(ONE, parts[number].lag, channel, run, None);
         }
     };
-    // Of one lag, what is sent comes before what is received, which may have to be waited for; unless it is what a
-    // mate has received.
+    // With equal lags, sends precede receives, which may have to wait. A send of data that a local peer
+    // receives follows instead.
     let early = |number: usize| parts[number].lag == parts[number - 1].lag + 1;
     if !parts.is_empty() {
         send(&mut draft, 0);
@@ -153,13 +156,13 @@ pub(super) fn all_gather(me: usize, topology: &Topology) -> Program {
                 let rank = topology.rank_at(right, rail);
                 let from = Source::whole(rank, channel, 0, run);
                 channel += 1;
-                let forward = (!mates.is_empty()).then(|| draft.channel(mates.clone()));
+                let forward = (!peers.is_empty()).then(|| draft.channel(peers.clone()));
                 draft.step(ONE, part.lag + 1, Step::Receive { from, to: run, forward });
             } else {
-                let from = from_mate(rail, near[rail], run);
+                let from = from_peer(rail, peer_channels[rail], run);
                 draft.receive(ONE, part.lag + 2, from, run);
             }
-            near[rail] += 1;
+            peer_channels[rail] += 1;
         }
         if number + 1 < parts.len() && !early(number + 1) {
             send(&mut draft, number + 1);
@@ -176,8 +179,9 @@ mod tests {
     use crate::ir::Collective;
 
     #[test]
-    fn rounds_in_parts_gather_everything_once_with_two_cells() {
-        // Even, uneven and single ranks a node, block by block and cyclic; powers of two and others.
+    fn divided_rounds_gather_each_block_once_with_two_cells() {
+        // Even and uneven nodes and nodes of one rank, in block and cyclic order; powers of two and other
+        // sizes.
         let labels: [Vec<usize>; 4] = [
             (0..MANY).collect(),
             (0..2 * MANY + 60).map(|rank| rank % (MANY + 30)).collect(),

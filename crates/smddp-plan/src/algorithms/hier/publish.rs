@@ -1,14 +1,15 @@
-//! Between nodes: every leader writes all it has once, to all other leaders (small all_reduce).
+//! Inter-node algorithm for small all_reduce: every leader writes its whole node sum once, to all other
+//! leaders.
 //!
 //! ```text
-//! mates      In ----> leader                                       (lag 0)
+//! peers      In ----> leader                                       (lag 0)
 //! leaders             sum of the node ----> all leaders            (lag 1)
-//!                                           sum of the sums -> mates  (lag 2)
+//!                                           sum of the sums -> peers  (lag 2)
 //! ```
 //!
-//! One hop between nodes. Every leader adds the same sums in the order of the nodes, its own as it was sent, so all
-//! ranks get the same bits; elements are rounded once in the node and once between nodes. Each node's link carries
-//! the whole buffer once for each other node, so this is for little.
+//! One hop between nodes. Every leader adds the same sums in node order, its own sum as it was sent, so all
+//! ranks get the same bits. Elements are rounded once in the node and once between nodes. Each node link
+//! carries the whole buffer once for each other node, so the algorithm suits small buffers.
 
 use crate::algorithms::draft::{Draft, ONE};
 use crate::ir::{Association, Buffer, Program, Source, Span, Step};
@@ -19,7 +20,7 @@ pub(super) fn all_reduce(me: usize, topology: &Topology) -> Program {
     let (node, size) = (topology.node_of(me), topology.size());
     let all = |buffer| Span::new(buffer, 0, size);
     let ranks = topology.ranks_of(node);
-    let (leader, mates) = (ranks[0], &ranks[1..]);
+    let (leader, peers) = (ranks[0], &ranks[1..]);
     if me != leader {
         let channel = draft.channel(vec![leader]);
         draft.send(ONE, 0, channel, all(Buffer::In), None);
@@ -27,11 +28,11 @@ pub(super) fn all_reduce(me: usize, topology: &Topology) -> Program {
         draft.receive(ONE, 3, Source::whole(leader, 1, topology.local(me) - 1, out), out);
         return draft.done();
     }
-    // What a leader sends: the sum of its node, or its own input if it is alone.
+    // Message of a leader: the sum of its node, or its own input if it is the only rank.
     let sent = |node| all(if topology.ranks_of(node).len() > 1 { Buffer::Scratch } else { Buffer::In });
     let others: Vec<usize> = (0..topology.nodes()).filter(|&n| n != node).collect();
     let channel = draft.channel(others.iter().map(|&n| topology.ranks_of(n)[0]).collect());
-    if mates.is_empty() {
+    if peers.is_empty() {
         draft.send(ONE, 1, channel, all(Buffer::In), None);
     } else {
         draft.scratch_blocks = size;
@@ -39,7 +40,7 @@ pub(super) fn all_reduce(me: usize, topology: &Topology) -> Program {
             ONE,
             1,
             Step::Reduce {
-                from: mates.iter().map(|&mate| Source::whole(mate, 0, 0, all(Buffer::In))).collect(),
+                from: peers.iter().map(|&peer| Source::whole(peer, 0, 0, all(Buffer::In))).collect(),
                 own: Some((0, all(Buffer::In))),
                 to: Some(all(Buffer::Scratch)),
                 send: Some(channel),
@@ -48,11 +49,11 @@ pub(super) fn all_reduce(me: usize, topology: &Topology) -> Program {
             },
         );
     }
-    // Nodes are numbered by their first ranks, so leaders ascend with them.
+    // Nodes are numbered by their first ranks, so leader ranks are in ascending order.
     let reader = |writer: usize| if node < writer { node } else { node - 1 };
     let from =
         others.iter().map(|&n| Source::whole(topology.ranks_of(n)[0], 0, reader(n), sent(n))).collect();
-    let send = (!mates.is_empty()).then(|| draft.channel(mates.to_vec()));
+    let send = (!peers.is_empty()).then(|| draft.channel(peers.to_vec()));
     let (own, to) = (Some((node, sent(node))), Some(all(Buffer::Out)));
     draft.step(ONE, 2, Step::Reduce { from, own, to, send, finish: true, association: Association::InOrder });
     draft.done()

@@ -1,19 +1,20 @@
-//! Broadcast and reduce: the root shares with the homes in its node, or takes from all homes.
+//! Broadcast and reduce: the root sends to the homes in its node, or receives from all homes.
 
 use super::down::fan_out;
 use super::layout::{Layout, Uses};
 use super::routes::Routes;
 use super::up::{Then, fan_in};
 use crate::algorithms::draft::{Draft, Role};
-use crate::ir::{Ask, Buffer, Program, Source, Step, reader_of_all};
+use crate::ir::{Buffer, PlanRequest, Program, Source, Step, reader_of_all};
 
-/// The root writes everything once for its mates; those that are homes hand their parts to the other nodes.
-pub(super) fn broadcast(routes: &Routes<'_>, ask: &Ask) -> Program {
-    let Ask { rank: me, root, .. } = *ask;
+/// The root writes all data once for its local peers. Peers that are homes send their parts to the other
+/// nodes.
+pub(super) fn broadcast(routes: &Routes<'_>, request: &PlanRequest) -> Program {
+    let PlanRequest { rank: me, root, .. } = *request;
     let mut draft = Draft::default();
-    let uses = Uses { down: true, near_root: Some(root), ..Uses::default() };
+    let uses = Uses { down: true, root_to_peers: Some(root), ..Uses::default() };
     let layout = Layout::new(routes, me, uses, &mut draft);
-    let near = (Role::Near, 0);
+    let local_role = (Role::Local, 0);
     if !routes.topology.share_node(me, root) {
         fan_out(&layout, &mut draft, |part| match routes.parts[part].home == root {
             true => Buffer::In,
@@ -25,25 +26,26 @@ pub(super) fn broadcast(routes: &Routes<'_>, ask: &Ask) -> Program {
         let (input, output) = (routes.span(part, Buffer::In), routes.span(part, Buffer::Out));
         if me != root {
             let local = |rank| routes.topology.local(rank);
-            let from = Source::whole(root, layout.near_root(), reader_of_all(local(root), local(me)), input);
-            draft.step(near, 0, Step::Receive { from, to: output, forward: layout.leaving(part) });
+            let from =
+                Source::whole(root, layout.root_to_peers(), reader_of_all(local(root), local(me)), input);
+            draft.step(local_role, 0, Step::Receive { from, to: output, forward: layout.outgoing(part) });
             continue;
         }
-        if let Some(channel) = layout.leaving(part) {
-            draft.send((Role::Leave, routes.lane(part, layout.node, false)), 0, channel, input, None);
+        if let Some(channel) = layout.outgoing(part) {
+            draft.send((Role::Leave, routes.pipeline(part, layout.node, false)), 0, channel, input, None);
         }
-        if layout.mates.is_empty() {
-            draft.copy(near, input, output);
+        if layout.peers.is_empty() {
+            draft.copy(local_role, input, output);
         } else {
-            draft.send(near, 0, layout.near_root(), input, Some(output));
+            draft.send(local_role, 0, layout.root_to_peers(), input, Some(output));
         }
     }
     draft.done()
 }
 
-/// Every home sends what it reduced to the root.
-pub(super) fn reduce(routes: &Routes<'_>, ask: &Ask) -> Program {
-    let Ask { rank: me, root, .. } = *ask;
+/// Every home sends its result to the root.
+pub(super) fn reduce(routes: &Routes<'_>, request: &PlanRequest) -> Program {
+    let PlanRequest { rank: me, root, .. } = *request;
     let mut draft = Draft::default();
     let uses = Uses { up: true, to_root: Some(root), ..Uses::default() };
     let layout = Layout::new(routes, me, uses, &mut draft);
@@ -52,7 +54,7 @@ pub(super) fn reduce(routes: &Routes<'_>, ask: &Ask) -> Program {
     for part in parts.into_iter().filter(|&part| routes.parts[part].home != root) {
         let home = routes.parts[part].home;
         let from = Source::whole(home, layout.to_root_of(part), 0, routes.span(part, Buffer::In));
-        let at = (Role::Enter, routes.lane(part, layout.node, true));
+        let at = (Role::Enter, routes.pipeline(part, layout.node, true));
         draft.receive(at, 0, from, routes.span(part, Buffer::Out));
     }
     draft.done()

@@ -1,21 +1,22 @@
-//! Parts, their homes, and the tree of nodes along which each travels.
+//! Parts, their homes, and the tree of nodes for each part.
 
 use super::trees::{Tree, TreeNode};
 use crate::ir::{Buffer, Span};
 use crate::topology::Topology;
 
-/// Lanes of one role: parts of homes in different nodes wait for each other only where these are congruent.
-pub(super) const LANES: usize = 4;
+/// Pipelines per role. Parts of homes in different nodes wait for each other only if the nodes are congruent
+/// modulo this number.
+pub(super) const PIPELINES: usize = 4;
 
-/// What moves as one.
+/// Unit of transfer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
-    /// First block, and how many.
+    /// First block, and the number of blocks.
     blocks: (usize, usize),
     pub(super) home: usize,
-    /// Its entry has this local index, modulo the ranks of the node.
+    /// Local index of its entries, modulo the ranks of the node.
     pub(super) rail: usize,
-    /// Of nodes, under the home's.
+    /// Tree of nodes, rooted at the node of the home.
     pub(super) tree: Tree,
 }
 
@@ -23,15 +24,15 @@ pub(super) struct Part {
 pub(super) struct Routes<'a> {
     pub(super) topology: &'a Topology,
     pub(super) parts: Vec<Part>,
-    /// Whether there are parts for each node (or all but one): for its first rank, its second, and so on, each with
-    /// the rank's local index as its rail. Otherwise they are few.
+    /// True if every node (or all but one) has one part for each of its first ranks. The rail is then the
+    /// local index of the rank. Otherwise there are few parts.
     pub(super) by_rank: bool,
-    /// `by_rank`: the first part of each node, and the number of parts.
+    /// With `by_rank`: the first part of each node, and the number of parts.
     starts: Vec<usize>,
 }
 
 impl<'a> Routes<'a> {
-    /// Each rank is the home of its own block.
+    /// Each rank is the home of the block with its number.
     pub(super) fn each(topology: &'a Topology, tree: Tree) -> Self {
         let part = |node, local| {
             let home = topology.rank_at(node, local);
@@ -40,35 +41,36 @@ impl<'a> Routes<'a> {
         Self::by_rank(topology, |node| topology.ranks_of(node).len(), part)
     }
 
-    /// Every node gets an equal share, however many ranks it has: a part for each of its ranks, which are their homes.
+    /// Each node gets an equal share, independent of its ranks. It has one part for each of its ranks, which
+    /// are the homes.
     pub(super) fn spread(topology: &'a Topology, tree: Tree) -> Self {
         Self::shares(topology, None, |node, rail| (topology.rank_at(node, rail), tree))
     }
 
-    /// Every node but the root's gets an equal share. A part goes from the root's node to one rank of that node, and
-    /// from there to the other nodes.
+    /// Each node except the root's gets an equal share. A part goes from the root's node to one rank of that
+    /// node, and from there to the other nodes.
     pub(super) fn through(topology: &'a Topology, root: usize) -> Self {
         let node = topology.node_of(root);
         let part = |middle, rail| (topology.rank_at(node, rail), Tree::Through { middle });
         Self::shares(topology, Some(node), part)
     }
 
-    /// The same parts; that rank is the home.
+    /// The same parts as `through`, with the receiving rank as the home.
     pub(super) fn away(topology: &'a Topology, root: usize) -> Self {
         let part = |node, rail| (topology.rank_at(node, rail), Tree::Star);
         Self::shares(topology, Some(topology.node_of(root)), part)
     }
 
-    /// `part`: the home of a node's part on a rail, and the tree under it.
+    /// `part` returns the home of a node's part on a rail, and the tree below it.
     fn shares(
         topology: &'a Topology,
         without: Option<usize>,
         part: impl Fn(usize, usize) -> (usize, Tree),
     ) -> Self {
         let nodes = topology.nodes() - usize::from(without.is_some());
-        // There are at least as many blocks as nodes, but maybe fewer than would do for all ranks of a node.
+        // There are at least as many blocks as nodes, but possibly fewer than ranks of a node.
         let blocks = |node: usize| {
-            let place = node - usize::from(without.is_some_and(|gone| gone < node));
+            let place = node - usize::from(without.is_some_and(|skipped_node| skipped_node < node));
             share(place, nodes, topology.size())
         };
         let count = |node: usize| match without == Some(node) {
@@ -83,7 +85,7 @@ impl<'a> Routes<'a> {
         })
     }
 
-    /// A part for each rail, all with homes in one node; `first` is the rail of the first.
+    /// One part for each rail, all with homes in one node; `first` is the rail of the first part.
     pub(super) fn rails(topology: &'a Topology, tree: Tree, node: usize, first: usize) -> Self {
         Self::few(topology, topology.node_sizes().0, |i| (node, first + i, tree))
     }
@@ -94,12 +96,12 @@ impl<'a> Routes<'a> {
         Self::few(topology, 2 * topology.node_sizes().0, part)
     }
 
-    /// Everything as one part.
+    /// All data as one part.
     pub(super) fn whole(topology: &'a Topology, tree: Tree, home: usize) -> Self {
         Self::few(topology, 1, |_| (topology.node_of(home), topology.local(home), tree))
     }
 
-    /// `part`: the home's node, the rail, and the tree.
+    /// `part` returns the node of the home, the rail, and the tree.
     fn few(topology: &'a Topology, count: usize, part: impl Fn(usize) -> (usize, usize, Tree)) -> Self {
         let part = |i| {
             let (node, rail, tree) = part(i);
@@ -127,7 +129,7 @@ impl<'a> Routes<'a> {
         Span::new(buffer, block, blocks)
     }
 
-    /// The rank of a node through which a part enters or leaves it.
+    /// Returns the rank through which a part enters or leaves a node.
     pub(super) fn entry(&self, part: usize, node: usize) -> usize {
         self.topology.rank_at(node, self.parts[part].rail)
     }
@@ -140,57 +142,58 @@ impl<'a> Routes<'a> {
         (0..self.parts.len()).filter(move |&part| self.parts[part].home == rank)
     }
 
-    /// The node that a part is counted to: its home's, or the one that it goes through.
-    pub(super) fn counted_at(&self, part: usize) -> usize {
+    /// Returns the node to which a part belongs: the node of its home, or the relaying node.
+    pub(super) fn owner_node(&self, part: usize) -> usize {
         match self.parts[part].tree {
             Tree::Through { middle } => middle,
             _ => self.home_node(part),
         }
     }
 
-    /// `by_rank`: the parts counted to a node.
+    /// With `by_rank`: returns the parts that belong to a node.
     pub(super) fn parts_of(&self, node: usize) -> std::ops::Range<usize> {
         self.starts[node]..self.starts[node + 1]
     }
 
-    /// The lane in which a part is at `node`, of those with one role. Lanes are asked in their order, so they are
-    /// numbered from the next node on (or from the last, if `backwards`), as [`Self::rotated`].
-    pub(super) fn lane(&self, part: usize, node: usize, backwards: bool) -> usize {
-        if self.by_rank { lane_of(self.counted_at(part), node, backwards) } else { part % LANES }
+    /// Returns the pipeline of a part at `node`, among those of one role. The executor polls pipelines in
+    /// order, so they are numbered from the next node on (or from the last, if `backwards`), as in
+    /// [`Self::rotated`].
+    pub(super) fn pipeline(&self, part: usize, node: usize, backwards: bool) -> usize {
+        if self.by_rank { pipeline_of(self.owner_node(part), node, backwards) } else { part % PIPELINES }
     }
 
-    /// Parts as a node deals with them: those of the next node first (or of the last, if `backwards`), its own
-    /// last. So no two nodes turn to the same one at once.
+    /// Returns the parts in processing order of a node: those of the next node first (or of the last, if
+    /// `backwards`), its own last. No two nodes therefore start with the same node.
     pub(super) fn rotated(&self, node: usize, backwards: bool) -> Vec<usize> {
         if !self.by_rank {
             return (0..self.parts.len()).collect();
         }
         let nodes = self.topology.nodes();
-        let turned = (1..=nodes).map(|k| (if backwards { node + nodes - k } else { node + k }) % nodes);
-        turned.flat_map(|n| self.parts_of(n)).collect()
+        let ordered = (1..=nodes).map(|k| (if backwards { node + nodes - k } else { node + k }) % nodes);
+        ordered.flat_map(|n| self.parts_of(n)).collect()
     }
 
-    /// Where `node` is in the tree of `part`.
+    /// Returns the position of `node` in the tree of `part`.
     pub(super) fn node(&self, part: usize, node: usize) -> TreeNode {
         self.parts[part].tree.node(self.home_node(part), node, self.topology.nodes())
     }
 
-    /// Whether `node` hands `part` on to other nodes.
-    pub(super) fn hands_on(&self, part: usize, node: usize) -> bool {
+    /// Returns whether `node` forwards `part` to other nodes.
+    pub(super) fn forwards(&self, part: usize, node: usize) -> bool {
         self.parts[part].tree.has_children(self.home_node(part), node, self.topology.nodes())
     }
 
-    /// Nodes above `node` in the tree of `part`.
+    /// Returns the number of nodes above `node` in the tree of `part`.
     pub(super) fn depth(&self, part: usize, node: usize) -> usize {
         self.parts[part].tree.depth(self.home_node(part), node, self.topology.nodes())
     }
 
-    /// No node is deeper in any tree: they are as high as each other.
+    /// Returns the largest depth of any node; all trees have the same height.
     pub(super) fn height(&self) -> usize {
         self.parts.first().map_or(0, |part| part.tree.height(self.topology.nodes()))
     }
 
-    /// Readers of what `node` sends down, ascending.
+    /// Returns the readers of the down channel of `node`, ascending.
     pub(super) fn readers(&self, part: usize, node: usize) -> Vec<usize> {
         let children = self.node(part, node).children;
         let mut readers: Vec<usize> = children.iter().map(|&n| self.entry(part, n)).collect();
@@ -199,13 +202,13 @@ impl<'a> Routes<'a> {
     }
 }
 
-/// The lane at `node` for what goes to node `other` (or comes from it, `backwards`).
-pub(super) fn lane_of(other: usize, node: usize, backwards: bool) -> usize {
-    let (other, node) = (other % LANES, node % LANES);
-    (if backwards { node + LANES - 1 - other } else { other + 2 * LANES - 1 - node }) % LANES
+/// Returns the pipeline at `node` for data to node `other` (or from it, with `backwards`).
+pub(super) fn pipeline_of(other: usize, node: usize, backwards: bool) -> usize {
+    let (other, node) = (other % PIPELINES, node % PIPELINES);
+    (if backwards { node + PIPELINES - 1 - other } else { other + 2 * PIPELINES - 1 - node }) % PIPELINES
 }
 
-/// The `i`-th of `count` runs of `size` blocks: first and length.
+/// Returns the `i`-th of `count` runs of `size` blocks: first block and length.
 fn share(i: usize, count: usize, size: usize) -> (usize, usize) {
     let (start, end) = (i * size / count, (i + 1) * size / count);
     (start, end - start)
@@ -216,18 +219,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_lane_is_the_next_nodes() {
+    fn first_pipeline_serves_the_next_node() {
         for node in 0..10 {
             for k in 0..8 {
-                assert_eq!(lane_of(node + 1 + k, node, false), k % LANES);
-                assert_eq!(lane_of(node + 16 - 1 - k, node, true), k % LANES);
+                assert_eq!(pipeline_of(node + 1 + k, node, false), k % PIPELINES);
+                assert_eq!(pipeline_of(node + 16 - 1 - k, node, true), k % PIPELINES);
             }
         }
     }
 
-    /// Every node hangs on the top one, its parent has it as a child, and depths count.
+    /// Checks roots, parent and child relations, and depths.
     #[test]
-    fn every_tree_has_all_nodes() {
+    fn every_tree_spans_all_nodes() {
         for nodes in 2..40 {
             let topology = Topology::blocks(nodes, 2);
             let mut all: Vec<Routes<'_>> = [Tree::Star, Tree::Chain, Tree::Binomial]
@@ -243,7 +246,7 @@ mod tests {
                     for node in 0..nodes {
                         let at = routes.node(part, node);
                         assert_eq!(at.parent.is_none(), node == routes.home_node(part));
-                        assert_eq!(routes.hands_on(part, node), !at.children.is_empty());
+                        assert_eq!(routes.forwards(part, node), !at.children.is_empty());
                         assert!(at.depth <= routes.height());
                         assert_eq!(routes.depth(part, node), at.depth);
                         for child in at.children {

@@ -1,27 +1,28 @@
-//! The trees of nodes along which parts travel.
+//! Trees of nodes along which parts move.
 
 use super::double_tree::DoubleTree;
 
-/// The tree of nodes under a home's node.
+/// Shape of the tree below the node of a home.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tree {
-    /// All other nodes right below, the right neighbour first.
+    /// All other nodes are children of the root, the right neighbour first.
     Star,
-    /// One below the other, from the top node to the right.
+    /// A chain from the root node to the right.
     Chain,
-    /// Distances that halve, the farthest first, so that what is largest in sum goes nearest.
+    /// Binomial tree: distances that halve, the farthest first, so that the largest total volume goes to the
+    /// nearest node.
     ///
-    /// Counted from the top node, the parent of `o` is `o` without its lowest bit. All of them together are recursive
-    /// doubling (down) and halving (up), for any number of nodes.
+    /// Counted from the root, the parent of `o` is `o` without its lowest bit. All trees together are
+    /// recursive doubling (down) and halving (up), for any number of nodes.
     Binomial,
     /// The first or second of two binary trees.
     Double { second: bool },
-    /// One node below, all others below that: what starts at one root goes through one other node each, so that the
-    /// root's link carries it once.
+    /// One child of the root, which is the parent of all other nodes. Data of one root passes through one
+    /// other node, so that the root's link carries it once.
     Through { middle: usize },
 }
 
-/// A node in such a tree.
+/// Position of a node in a tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TreeNode {
     pub(super) parent: Option<usize>,
@@ -30,12 +31,14 @@ pub(super) struct TreeNode {
 }
 
 impl Tree {
-    /// Where `node` is in the tree under `top`, one of `nodes`.
+    /// Returns the position of `node` in the tree of `nodes` nodes with root `top`.
     pub(super) fn node(self, top: usize, node: usize, nodes: usize) -> TreeNode {
-        let turned = |from: usize| (1..nodes).map(move |k| (from + k) % nodes);
+        let others_from = |from: usize| (1..nodes).map(move |k| (from + k) % nodes);
         let offset = offset(top, node, nodes);
         match self {
-            Self::Star if node == top => TreeNode { parent: None, children: turned(top).collect(), depth: 0 },
+            Self::Star if node == top => {
+                TreeNode { parent: None, children: others_from(top).collect(), depth: 0 }
+            }
             Self::Star => TreeNode { parent: Some(top), children: Vec::new(), depth: 1 },
             Self::Chain => {
                 let parent = (offset > 0).then_some((node + nodes - 1) % nodes);
@@ -60,14 +63,14 @@ impl Tree {
                 TreeNode { parent: None, children: vec![middle], depth: 0 }
             }
             Self::Through { middle } if node == middle => {
-                let others = turned(middle).filter(|&n| n != top);
+                let others = others_from(middle).filter(|&n| n != top);
                 TreeNode { parent: Some(top), children: others.collect(), depth: 1 }
             }
             Self::Through { middle } => TreeNode { parent: Some(middle), children: Vec::new(), depth: 2 },
         }
     }
 
-    /// Whether `node` has any below it.
+    /// Returns whether `node` has children.
     pub(super) fn has_children(self, top: usize, node: usize, nodes: usize) -> bool {
         let offset = offset(top, node, nodes);
         match self {
@@ -80,7 +83,7 @@ impl Tree {
         }
     }
 
-    /// Nodes above `node`.
+    /// Returns the number of nodes above `node`.
     pub(super) fn depth(self, top: usize, node: usize, nodes: usize) -> usize {
         match self {
             Self::Star => usize::from(node != top),
@@ -89,7 +92,7 @@ impl Tree {
         }
     }
 
-    /// No node is deeper.
+    /// Returns the largest depth of any node.
     pub(super) fn height(self, nodes: usize) -> usize {
         match self {
             Self::Star => 1,
@@ -101,7 +104,7 @@ impl Tree {
     }
 }
 
-/// Counted from the top node.
+/// Returns the index of `node` counted from the root node.
 fn offset(top: usize, node: usize, nodes: usize) -> usize {
     (node + nodes - top) % nodes
 }

@@ -1,39 +1,39 @@
-//! Runs the programs of all ranks, symbolically.
+//! Symbolic execution of the programs of all ranks.
 //!
-//! Steps block, channels are first in, first out, and each is written by one lane and read by one lane a rank:
-//! a Kahn network. What it computes, and whether it gets stuck, does not depend on who goes first, so one greedy
-//! schedule decides for all.
+//! Steps block, channels are first in, first out, and one pipeline writes each channel and one pipeline per
+//! rank reads it: a Kahn process network. Its results and its deadlocks do not depend on the schedule, so one
+//! greedy schedule decides for all.
 //!
-//! Sequences: the operations of a track use the same cells, one after the other. A rank goes on to the next
-//! operation when its own lanes are done; a cell is written again when all readers of its last message, of
-//! whatever operation, have released it. Tracks run at the same time, each with cells of its own.
+//! Sequences: the operations of a track use the same cells, one after the other. A rank enters the next
+//! operation when its own pipelines are done. A cell is written again when all readers of its last message,
+//! of any operation, have released it. Tracks run at the same time, each with its own cells.
 
 mod step;
 
-use super::Ways;
-use super::clock::{Clock, Moment, Spare};
+use super::MessageModes;
+use super::clock::{Clock, ClockPool, VectorTime};
 use super::error::{Error, Position};
 use super::memory::Memory;
 use super::shape::Operation;
 use super::value::{Value, Values};
 use crate::ir::{Span, Step, Timed};
 
-/// One cell: the message in it, and who has yet to read it.
+/// One cell: its message, and the number of readers that have not read it.
 #[derive(Debug, Default)]
 struct Cell {
-    /// Operation of the track and number of the message in its channel.
+    /// Operation of the track, and number of the message in its channel.
     message: Option<(usize, usize)>,
     unread: usize,
     span: Option<Span>,
     segment: usize,
-    /// For each block of the span; `NOTHING` where the block has no such segment.
+    /// One value per block of the span; `NOTHING` if the block has no such segment.
     values: Vec<Value>,
-    /// What its writer knew; forgotten when all have read it.
+    /// Clock of the writer; cleared when all readers have read the message.
     written: Clock,
-    /// What its readers knew; kept where it is written again.
+    /// Clocks of the readers; kept if the cell is written again.
     released: Clock,
-    /// How often it will yet be written.
-    to_come: usize,
+    /// Number of writes that are still to come.
+    writes_left: usize,
 }
 
 /// Progress of a channel in one operation.
@@ -44,14 +44,14 @@ struct Flow {
     read: Vec<usize>,
 }
 
-/// One operation while it runs.
+/// State of a running operation.
 struct Run<'a> {
     op: Operation<'a>,
     segments: usize,
     memory: Vec<Memory>,
     /// By writer, then channel.
     flows: Vec<Vec<Flow>>,
-    began: Vec<Moment>,
+    began: Vec<VectorTime>,
     ended: Vec<Clock>,
 }
 
@@ -59,22 +59,22 @@ struct Run<'a> {
 struct Cursor {
     iteration: usize,
     step: usize,
-    /// Iterations of the lane.
-    turns: usize,
+    /// Iterations of the pipeline.
+    iterations: usize,
 }
 
 struct Rank {
-    /// Operation of the track it is in; their number when it is through.
+    /// Current operation of the track; the number of operations at the end.
     now: usize,
     cursors: Vec<Cursor>,
     cells: Vec<Cell>,
-    /// Number of its lane 0 in the clocks.
-    lane: usize,
-    lanes: usize,
+    /// Number of its pipeline 0 in the clocks.
+    pipeline: usize,
+    pipelines: usize,
 }
 
 struct Track<'a> {
-    /// Number of its first operation, for errors.
+    /// Number of its first operation, for error messages.
     first: usize,
     runs: Vec<Run<'a>>,
     ranks: Vec<Rank>,
@@ -85,52 +85,53 @@ pub(super) struct Replay<'a> {
     pub(super) values: Values,
     tracks: Vec<Track<'a>>,
     clocks: Vec<Clock>,
-    spare: Spare,
-    ways: Ways<'a>,
-    /// What the step under way reduces, and what it makes.
+    pool: ClockPool,
+    modes: MessageModes<'a>,
+    /// Inputs and results of the current step.
     inputs: Vec<Value>,
-    made: Vec<Value>,
+    produced: Vec<Value>,
 }
 
 impl<'a> Replay<'a> {
-    /// Each track's operations are of one group. Programs have passed the rules.
-    pub(super) fn new(tracks: &[&[Operation<'a>]], depth: usize, ways: Ways<'a>) -> Self {
+    /// Creates the replay. The operations of a track belong to one group. Programs have passed the static
+    /// rules.
+    pub(super) fn new(tracks: &[&[Operation<'a>]], depth: usize, modes: MessageModes<'a>) -> Self {
         let mut values = Values::default();
-        let (mut first, mut lane) = (0, 0);
-        let mut made = Vec::new();
+        let (mut first, mut pipeline) = (0, 0);
+        let mut produced = Vec::new();
         for ops in tracks {
             let size = ops.first().map_or(0, Operation::size);
             let runs = ops.iter().map(|op| Run::new(op, &mut values)).collect();
             let ranks = (0..size)
                 .map(|rank| {
                     let programs = || ops.iter().map(|op| &op.programs[rank]);
-                    let lanes = programs().map(|p| p.lanes.len()).max().unwrap_or(0).max(1);
+                    let pipelines = programs().map(|p| p.pipelines.len()).max().unwrap_or(0).max(1);
                     let channels = programs().map(|p| p.channels.len()).max().unwrap_or(0);
                     let mut cells: Vec<Cell> = Vec::new();
                     cells.resize_with(channels * depth, Cell::default);
                     for op in *ops {
                         count_messages(op, rank, depth, &mut cells);
                     }
-                    lane += lanes;
-                    Rank { now: 0, cursors: Vec::new(), cells, lane: lane - lanes, lanes }
+                    pipeline += pipelines;
+                    Rank { now: 0, cursors: Vec::new(), cells, pipeline: pipeline - pipelines, pipelines }
                 })
                 .collect();
-            made.push(Track { first, runs, ranks });
+            produced.push(Track { first, runs, ranks });
             first += ops.len();
         }
         Self {
             depth,
             values,
-            tracks: made,
-            clocks: vec![Clock::new(lane); lane],
-            spare: Spare::default(),
-            ways,
+            tracks: produced,
+            clocks: vec![Clock::new(pipeline); pipeline],
+            pool: ClockPool::default(),
+            modes,
             inputs: Vec::new(),
-            made: Vec::new(),
+            produced: Vec::new(),
         }
     }
 
-    /// To the end of everything.
+    /// Runs all operations to the end.
     pub(super) fn run(&mut self) -> Result<(), Error> {
         for t in 0..self.tracks.len() {
             for rank in 0..self.tracks[t].ranks.len() {
@@ -138,28 +139,27 @@ impl<'a> Replay<'a> {
             }
         }
         loop {
-            let mut moved = false;
+            let mut progress = false;
             let mut waiting = Vec::new();
             for t in 0..self.tracks.len() {
                 for rank in 0..self.tracks[t].ranks.len() {
-                    moved |= self.drive(t, rank, &mut waiting)?;
+                    progress |= self.advance(t, rank, &mut waiting)?;
                 }
             }
             if waiting.is_empty() {
                 return self.unread();
             }
-            if !moved {
+            if !progress {
                 self.unread()?;
                 return Err(Error::Deadlock { depth: self.depth, waiting });
             }
         }
     }
 
-    /// The operations with their numbers, their memories, and per rank when it began and what it knew when it
-    /// ended.
+    /// Returns for each operation its number, its memories, and per rank its start and its clock at the end.
     pub(super) fn results(
         &self,
-    ) -> impl Iterator<Item = (usize, &Operation<'a>, &[Memory], &[Moment], &[Clock])> {
+    ) -> impl Iterator<Item = (usize, &Operation<'a>, &[Memory], &[VectorTime], &[Clock])> {
         self.tracks.iter().flat_map(|track| {
             track.runs.iter().enumerate().map(|(i, run)| {
                 (track.first + i, &run.op, run.memory.as_slice(), run.began.as_slice(), run.ended.as_slice())
@@ -167,48 +167,52 @@ impl<'a> Replay<'a> {
         })
     }
 
-    /// Rank `rank` enters its next operation: all its lanes know all that the last one's knew.
+    /// Starts the next operation of `rank`. All its pipelines start after the end of all pipelines of the
+    /// last operation.
     fn begin(&mut self, t: usize, rank: usize) {
         let Track { runs, ranks, .. } = &mut self.tracks[t];
-        let Rank { now, cursors, lane, lanes, .. } = &mut ranks[rank];
-        let mut clock = self.clocks[*lane].clone();
-        for other in &self.clocks[*lane..*lane + *lanes] {
+        let Rank { now, cursors, pipeline, pipelines, .. } = &mut ranks[rank];
+        let mut clock = self.clocks[*pipeline].clone();
+        for other in &self.clocks[*pipeline..*pipeline + *pipelines] {
             clock.join(other);
         }
         if let Some(last) = now.checked_sub(1) {
             runs[last].ended[rank] = clock.clone();
         }
         if let Some(run) = runs.get_mut(*now) {
-            run.began[rank] = clock.tick(*lane);
-            let turns = |steps: &Vec<Timed>| run.segments + steps.iter().map(|s| s.lag).max().unwrap_or(0);
-            let lanes = run.op.programs[rank].lanes.iter();
-            *cursors = lanes.map(|steps| Cursor { turns: turns(steps), ..Cursor::default() }).collect();
+            run.began[rank] = clock.tick(*pipeline);
+            let iterations =
+                |steps: &Vec<Timed>| run.segments + steps.iter().map(|s| s.lag).max().unwrap_or(0);
+            let pipelines = run.op.programs[rank].pipelines.iter();
+            *cursors = pipelines
+                .map(|steps| Cursor { iterations: iterations(steps), ..Cursor::default() })
+                .collect();
         }
-        self.clocks[*lane..*lane + *lanes].fill(clock);
+        self.clocks[*pipeline..*pipeline + *pipelines].fill(clock);
     }
 
-    /// Runs a rank until all its lanes wait or it is through; says whether anything happened.
-    fn drive(&mut self, t: usize, rank: usize, waiting: &mut Vec<Position>) -> Result<bool, Error> {
-        let mut moved = false;
+    /// Runs a rank until all its pipelines wait or it has finished. Returns whether a step was executed.
+    fn advance(&mut self, t: usize, rank: usize, waiting: &mut Vec<Position>) -> Result<bool, Error> {
+        let mut progress = false;
         loop {
             let now = self.tracks[t].ranks[rank].now;
             let Some(run) = self.tracks[t].runs.get(now) else {
-                return Ok(moved);
+                return Ok(progress);
             };
             let (op, segments, operation) = (run.op, run.segments, self.tracks[t].first + now);
             let before = waiting.len();
-            for (lane, steps) in op.programs[rank].lanes.iter().enumerate() {
-                let mut cursor = self.tracks[t].ranks[rank].cursors[lane];
-                while cursor.iteration < cursor.turns {
+            for (pipeline, steps) in op.programs[rank].pipelines.iter().enumerate() {
+                let mut cursor = self.tracks[t].ranks[rank].cursors[pipeline];
+                while cursor.iteration < cursor.iterations {
                     if let Some(Timed { lag, step }) = steps.get(cursor.step) {
                         let segment = cursor.iteration.wrapping_sub(*lag);
                         if segment < segments && active(&op, rank, step, segment) {
-                            let at = Position { operation, rank, lane, step: cursor.step, segment };
+                            let at = Position { operation, rank, pipeline, step: cursor.step, segment };
                             if !self.step(t, now, at, step)? {
                                 waiting.push(at);
                                 break;
                             }
-                            moved = true;
+                            progress = true;
                         }
                         cursor.step += 1;
                     } else {
@@ -216,18 +220,18 @@ impl<'a> Replay<'a> {
                         cursor.iteration += 1;
                     }
                 }
-                self.tracks[t].ranks[rank].cursors[lane] = cursor;
+                self.tracks[t].ranks[rank].cursors[pipeline] = cursor;
             }
             if waiting.len() > before {
-                return Ok(moved);
+                return Ok(progress);
             }
-            moved = true;
+            progress = true;
             self.tracks[t].ranks[rank].now += 1;
             self.begin(t, rank);
         }
     }
 
-    /// Messages that nobody will read: their readers have left the operation.
+    /// Fails if a message is unread and its reader has left the operation.
     fn unread(&self) -> Result<(), Error> {
         for track in &self.tracks {
             for (i, run) in track.runs.iter().enumerate() {
@@ -260,29 +264,29 @@ impl<'a> Run<'a> {
                 .iter()
                 .map(|p| p.channels.iter().map(|c| flow(c.readers.len())).collect())
                 .collect(),
-            began: vec![Moment::NEVER; op.size()],
+            began: vec![VectorTime::NEVER; op.size()],
             ended: vec![Clock::default(); op.size()],
         }
     }
 }
 
-/// How often each of a rank's cells is written in an operation.
+/// Counts the writes of each cell of a rank in an operation.
 fn count_messages(op: &Operation<'_>, rank: usize, depth: usize, cells: &mut [Cell]) {
     let program = &op.programs[rank];
     let mut sent = vec![0; program.channels.len()];
-    for timed in program.lanes.iter().flatten() {
+    for timed in program.pipelines.iter().flatten() {
         if let Some((channel, span)) = timed.step.published() {
             sent[channel] += (0..op.most_segments()).filter(|&s| op.has(rank, span, s)).count();
         }
     }
     for (channel, messages) in sent.into_iter().enumerate() {
         for k in 0..messages {
-            cells[channel * depth + k % depth].to_come += 1;
+            cells[channel * depth + k % depth].writes_left += 1;
         }
     }
 }
 
-/// Whether the step has something to do for `segment`: a message to take, or a piece of its own span.
+/// Returns whether the step has work for `segment`: a message to take, or a piece of a local span.
 fn active(op: &Operation<'_>, rank: usize, step: &Step, segment: usize) -> bool {
     let mine = match step {
         Step::Send { source, .. } | Step::Copy { source, .. } => Some(*source),

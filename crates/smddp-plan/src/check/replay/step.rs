@@ -1,26 +1,26 @@
-//! One segment of one step: what it waits for, and what it does to memory and cells.
+//! One segment of one step: its wait conditions, and its effects on memory and cells.
 
-use super::super::Ways;
-use super::super::clock::{Clock, Moment};
+use super::super::MessageModes;
+use super::super::clock::{Clock, VectorTime};
 use super::super::error::{Error, Position};
-use super::super::memory::{Memory, Misuse};
+use super::super::memory::{Memory, MemoryViolation};
 use super::super::shape::Operation;
-use super::super::value::{NOTHING, Unfit, Value, Values};
+use super::super::value::{NOTHING, Value, Values, WrongOperand};
 use super::{Flow, Rank, Replay, Run, Track};
 use crate::ir::{Association, Buffer, Collective, Source, Span, Step};
 
 impl Replay<'_> {
-    /// One segment of one step, or `false` where it must wait.
+    /// Executes one segment of one step. Returns `false` if it must wait.
     pub(super) fn step(&mut self, t: usize, now: usize, at: Position, step: &Step) -> Result<bool, Error> {
-        let Self { depth, values, tracks, clocks, spare, ways, inputs, made } = self;
-        let Ways { rounded, stays } = *ways;
+        let Self { depth, values, tracks, clocks, pool, modes, inputs, produced } = self;
+        let MessageModes { rounded, by_reference } = *modes;
         let Track { runs, ranks, .. } = &mut tracks[t];
         let Run { op, memory, flows, .. } = &mut runs[now];
         let (depth, me, segment, op) = (*depth, at.rank, at.segment, *op);
-        let base = ranks[me].lane;
-        let lane = base + at.lane;
+        let base = ranks[me].pipeline;
+        let pipeline = base + at.pipeline;
 
-        // Is everything there?
+        // Checks that all messages and the cell are available.
         let sources = || step.sources().iter().filter(|f| op.has(f.rank, f.message, segment));
         let incoming = |from: &Source, flows: &[Vec<Flow>]| {
             let k = flows[from.rank][from.channel].read[from.reader];
@@ -43,28 +43,30 @@ impl Replay<'_> {
             return Ok(false);
         }
 
-        // It happens: first what I learn from others, then what I do.
+        // Merges the clocks of other ranks first, then executes the step.
         for from in sources() {
             let cell = &ranks[from.rank].cells[incoming(from, flows).0];
             if cell.span != Some(from.message) || cell.segment != segment {
                 let found = cell.span.unwrap_or(Span::TOKEN);
                 return Err(Error::Message { at, expected: from.message, found, segment: cell.segment });
             }
-            clocks[lane].join(&cell.written);
+            clocks[pipeline].join(&cell.written);
         }
         if let Some((_, _, cell, _)) = outgoing {
-            clocks[lane].join(&ranks[me].cells[cell].released);
+            clocks[pipeline].join(&ranks[me].cells[cell].released);
         }
-        let moment = clocks[lane].tick(lane);
-        let clock = &clocks[lane];
-        // Messages that are their writers' memory are read there.
-        let stays = |rank: usize, channel: usize| stays.is_some_and(|stays| stays(rank, channel));
-        for from in sources().filter(|from| stays(from.rank, from.channel)) {
+        let time = clocks[pipeline].tick(pipeline);
+        let clock = &clocks[pipeline];
+        // Messages by reference are read in the memory of their writers.
+        let by_reference = |rank: usize, channel: usize| {
+            by_reference.is_some_and(|by_reference| by_reference(rank, channel))
+        };
+        for from in sources().filter(|from| by_reference(from.rank, from.channel)) {
             for i in 0..from.message.blocks {
                 let (buffer, block) = (from.message.buffer, from.message.block + i);
                 if op.segments(from.rank, buffer, block) > segment {
                     let taken = (from.take.0..from.take.0 + from.take.1).contains(&i);
-                    memory[from.rank].returned((buffer, block, segment), taken.then_some(moment));
+                    memory[from.rank].end_reference((buffer, block, segment), taken.then_some(time));
                 }
             }
         }
@@ -76,7 +78,7 @@ impl Replay<'_> {
             let crosses = rounded.is_some_and(|nodes| !nodes.share_node(from.rank, me));
             if crosses { values.round(value) } else { value }
         };
-        // Where all ranks are to have what one rank has or makes.
+        // Collectives in which all ranks must have the same value.
         let rounds =
             rounded.filter(|_| matches!(op.collective, Collective::AllGather | Collective::AllReduce));
         let given = |value: Value, source: Span, finish: bool, values: &mut Values| match rounds {
@@ -85,25 +87,25 @@ impl Replay<'_> {
             }
             _ => value,
         };
-        let mut hands = Hands { op: &op, memory: &mut memory[me], at, base, moment, clock };
-        made.clear();
+        let mut access = MemoryAccess { op: &op, memory: &mut memory[me], at, base, time, clock };
+        produced.clear();
         match step {
             Step::Send { source, tee, .. } => {
                 for i in 0..source.blocks {
-                    let value = given(hands.read(*source, i)?, *source, false, values);
+                    let value = given(access.read(*source, i)?, *source, false, values);
                     if let Some(tee) = tee
-                        && !hands.same(*source, *tee, i)
+                        && !access.same(*source, *tee, i)
                     {
-                        hands.write(*tee, i, value)?;
+                        access.write(*tee, i, value)?;
                     }
-                    made.push(value);
+                    produced.push(value);
                 }
             }
             Step::Receive { from, to, .. } => {
                 for i in 0..to.blocks {
                     let value = taken(from, i, ranks, values);
-                    hands.write(*to, i, value)?;
-                    made.push(value);
+                    access.write(*to, i, value)?;
+                    produced.push(value);
                 }
             }
             Step::Reduce { from, own, to, finish, association, .. } => {
@@ -114,54 +116,57 @@ impl Replay<'_> {
                         inputs.push(taken(from, i, ranks, values));
                     }
                     if let Some((position, span)) = own {
-                        inputs.insert(*position, hands.read(*span, i)?);
+                        inputs.insert(*position, access.read(*span, i)?);
                     }
-                    let value = hands.combine(values, inputs, association, *finish)?;
+                    let value = access.combine(values, inputs, association, *finish)?;
                     let value = given(value, Span::TOKEN, *finish, values);
                     if let Some(to) = to {
-                        hands.write(*to, i, value)?;
+                        access.write(*to, i, value)?;
                     }
-                    made.push(value);
+                    produced.push(value);
                 }
             }
             Step::Copy { source, to, finish } => {
                 for i in 0..source.blocks {
-                    let mut value = hands.read(*source, i)?;
+                    let mut value = access.read(*source, i)?;
                     if *finish {
-                        value = hands.combine(values, &[value], &Association::InOrder, true)?;
+                        value = access.combine(values, &[value], &Association::InOrder, true)?;
                     }
                     value = given(value, *source, *finish, values);
-                    if *finish || !hands.same(*source, *to, i) {
-                        hands.write(*to, i, value)?;
+                    if *finish || !access.same(*source, *to, i) {
+                        access.write(*to, i, value)?;
                     }
                 }
             }
         }
 
-        // Give back what was read, publish what was written.
+        // Releases the messages that were read, and publishes the message that was written.
         for from in sources() {
             let cell = &mut ranks[from.rank].cells[incoming(from, flows).0];
             cell.unread -= 1;
             if cell.unread == 0 {
-                spare.forget(&mut cell.written);
+                pool.clear(&mut cell.written);
             }
-            if cell.to_come > 0 {
-                spare.keep(&mut cell.released, clock);
+            if cell.writes_left > 0 {
+                pool.merge(&mut cell.released, clock);
             }
             flows[from.rank][from.channel].read[from.reader] += 1;
         }
         if let Some((channel, span, cell, k)) = outgoing {
-            for (i, &value) in made.iter().enumerate() {
+            for (i, &value) in produced.iter().enumerate() {
                 let there = op.segments(me, span.buffer, span.block + i) > segment;
                 if there != (value != NOTHING) {
                     return Err(Error::Sizes { at });
                 }
             }
-            for (i, &value) in made.iter().enumerate().filter(|_| stays(me, channel)) {
-                let (place, readers) =
+            for (i, &value) in produced.iter().enumerate().filter(|_| by_reference(me, channel)) {
+                let (segment_of, readers) =
                     ((span.buffer, span.block + i, segment), flows[me][channel].read.len());
-                if value != NOTHING && !memory[me].lend(place, value, readers) {
-                    return Err(Error::Malformed { at, what: "a message by reference that is not kept" });
+                if value != NOTHING && !memory[me].send_by_reference(segment_of, value, readers) {
+                    return Err(Error::Malformed {
+                        at,
+                        reason: "a message by reference whose memory has another value",
+                    });
                 }
             }
             let flow = &mut flows[me][channel];
@@ -171,26 +176,26 @@ impl Replay<'_> {
             cell.unread = flow.read.len();
             cell.span = Some(span);
             cell.segment = segment;
-            std::mem::swap(&mut cell.values, made);
-            cell.to_come -= 1;
-            spare.keep(&mut cell.written, clock);
-            spare.forget(&mut cell.released);
+            std::mem::swap(&mut cell.values, produced);
+            cell.writes_left -= 1;
+            pool.merge(&mut cell.written, clock);
+            pool.clear(&mut cell.released);
         }
         Ok(true)
     }
 }
 
-/// A step's hold on its rank's memory, for one segment.
-struct Hands<'b, 'a> {
+/// Memory access of a step to its rank, for one segment.
+struct MemoryAccess<'b, 'a> {
     op: &'b Operation<'a>,
     memory: &'b mut Memory,
     at: Position,
     base: usize,
-    moment: Moment,
+    time: VectorTime,
     clock: &'b Clock,
 }
 
-impl Hands<'_, '_> {
+impl MemoryAccess<'_, '_> {
     fn has(&self, span: Span, i: usize) -> bool {
         self.op.segments(self.at.rank, span.buffer, span.block + i) > self.at.segment
     }
@@ -199,25 +204,27 @@ impl Hands<'_, '_> {
         self.memory.same((a.buffer, a.block + i), (b.buffer, b.block + i))
     }
 
-    fn error(&self, misuse: Misuse, buffer: Buffer, block: usize) -> Error {
+    fn error(&self, violation: MemoryViolation, buffer: Buffer, block: usize) -> Error {
         let at = self.at;
-        match misuse {
-            Misuse::Unwritten => Error::ReadBeforeWrite { at, buffer, block },
-            Misuse::Clobbered => Error::Clobbered { at, block },
-            Misuse::Lent => Error::Lent { at, buffer, block },
-            Misuse::Unordered(lane) => Error::Unordered { at, buffer, block, other: lane - self.base },
+        match violation {
+            MemoryViolation::Unwritten => Error::ReadBeforeWrite { at, buffer, block },
+            MemoryViolation::Clobbered => Error::Clobbered { at, block },
+            MemoryViolation::StillReferenced => Error::StillReferenced { at, buffer, block },
+            MemoryViolation::Unordered(pipeline) => {
+                Error::Unordered { at, buffer, block, other: pipeline - self.base }
+            }
         }
     }
 
-    /// Block `i` of the span; [`NOTHING`] where it has no such segment.
+    /// Returns the value of block `i` of the span; [`NOTHING`] if it has no such segment.
     fn read(&mut self, span: Span, i: usize) -> Result<Value, Error> {
         if !self.has(span, i) {
             return Ok(NOTHING);
         }
         let (buffer, block) = (span.buffer, span.block + i);
         self.memory
-            .read((buffer, block, self.at.segment), self.at.lane, self.moment, self.clock)
-            .map_err(|misuse| self.error(misuse, buffer, block))
+            .read((buffer, block, self.at.segment), self.at.pipeline, self.time, self.clock)
+            .map_err(|violation| self.error(violation, buffer, block))
     }
 
     fn write(&mut self, span: Span, i: usize, value: Value) -> Result<(), Error> {
@@ -229,8 +236,8 @@ impl Hands<'_, '_> {
         }
         let (buffer, block) = (span.buffer, span.block + i);
         self.memory
-            .write((buffer, block, self.at.segment), value, self.moment, self.clock)
-            .map_err(|misuse| self.error(misuse, buffer, block))
+            .write((buffer, block, self.at.segment), value, self.time, self.clock)
+            .map_err(|violation| self.error(violation, buffer, block))
     }
 
     fn combine(
@@ -250,11 +257,11 @@ impl Hands<'_, '_> {
         }
         let combined = values.reduce(inputs, association, self.op.size());
         combined.and_then(|v| if finish { values.finish(v, self.op.size()) } else { Ok(v) }).map_err(
-            |unfit| match unfit {
-                Unfit::Twice(contributor) => Error::DoubleContributor { at, contributor },
-                Unfit::Mixed(first, second) => Error::MixedBlocks { at, first, second },
-                Unfit::Finished => Error::WrongFinish { at },
-                Unfit::Tree(inputs) => Error::Association { at, inputs },
+            |operand_error| match operand_error {
+                WrongOperand::Twice(contributor) => Error::DoubleContributor { at, contributor },
+                WrongOperand::Mixed(first, second) => Error::MixedBlocks { at, first, second },
+                WrongOperand::Finished => Error::WrongFinish { at },
+                WrongOperand::Tree(inputs) => Error::Association { at, inputs },
             },
         )
     }
