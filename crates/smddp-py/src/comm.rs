@@ -3,7 +3,7 @@
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use smddp_core::{Call, Collective, Communicator, DType, Known, On, Options, RedOp, Stream};
-use smddp_rendezvous::{Launched, Meet};
+use smddp_rendezvous::{LaunchEnvironment, RendezvousAddress};
 
 use crate::arguments::{color_of, key_of};
 use crate::blocks::parse;
@@ -86,8 +86,8 @@ impl Comm {
         timeout: f64,
         local_size: Option<usize>,
     ) -> PyResult<Self> {
-        let meet = meet.map(|(host, port, local)| Meet { host, port, local });
-        let launched = Launched { rank, size, local_rank: None, local_size, meet };
+        let meet = meet.map(|(host, port, local)| RendezvousAddress { host, port, local });
+        let launched = LaunchEnvironment { rank, size, local_rank: None, local_size, address: meet };
         let joined = py.detach(|| smddp_rendezvous::join((call, name), &launched, None, seconds(timeout)));
         joined.map(|joined| Self::over(joined.comm)).map_err(|error| not_met(py, error))
     }

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use smddp_core::config::SETTINGS;
 use smddp_core::{Config, Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage};
-use smddp_rendezvous::Launched;
+use smddp_rendezvous::LaunchEnvironment;
 
 use crate::callbacks;
 use crate::errors::{not_met, raise};
@@ -148,11 +148,11 @@ pub(crate) fn frames_from(signal: i32, pipe: i32, inner: Vec<String>) {
 #[pyo3(signature = (port=None))]
 pub(crate) fn launched(py: Python<'_>, port: Option<u16>) -> PyResult<Option<Told>> {
     let get = |name: &str| std::env::var(name).ok();
-    let found = Launched::detect(&get, port, std::os::unix::process::parent_id());
+    let found = LaunchEnvironment::detect(&get, port, std::os::unix::process::parent_id());
     let found = found.map_err(|error| not_met(py, error))?;
-    let meet = found.meet.map(|meet| (meet.host, meet.port, meet.local));
+    let meet = found.address.map(|meet| (meet.host, meet.port, meet.local));
     let told = (found.rank, found.size, found.local_rank, found.local_size, meet);
-    Ok(Launched::by_a_launcher(&get).then_some(told))
+    Ok(LaunchEnvironment::is_launched(&get).then_some(told))
 }
 
 type Told = (usize, usize, Option<usize>, Option<usize>, Option<(String, u16, bool)>);
