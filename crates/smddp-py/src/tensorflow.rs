@@ -20,5 +20,5 @@ pub(crate) fn tensorflow(comm: Option<&Comm>) -> PyResult<()> {
 /// Returns whether an op is pending on any thread.
 #[pyfunction]
 pub(crate) fn tensorflow_is_pending() -> bool {
-    smddp_tensorflow::any_under_way()
+    smddp_tensorflow::is_any_running()
 }
