@@ -1,5 +1,5 @@
-//! Makes the shared object. Cargo's own kind of it has no symbol versions, and those are half of what is tested: so
-//! the library is compiled to an archive, and linked here.
+//! Builds the shared object. A Cargo `cdylib` has no symbol versions, which the tests need. Therefore this script compiles
+//! the library to an archive and links it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

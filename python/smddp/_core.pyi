@@ -8,36 +8,36 @@ from typing_extensions import Never, Self, disjoint_base
 
 __all__ = [
     "Arrays",
-    "AtOnce",
     "BoundCall",
     "ClosedError",
     "CollectiveTimeoutError",
     "Comm",
     "ConfigError",
     "Error",
-    "Lines",
+    "FastPath",
+    "LogReader",
     "MismatchError",
     "PeerLostError",
     "SymmetricBuffer",
     "TopologyError",
     "Work",
     "__version__",
+    "are_stacks_enabled",
     "bench_main",
     "cuda",
     "dump",
     "fabric",
-    "frames_from",
     "info",
+    "is_info_enabled",
     "launched",
-    "leave_error",
-    "say",
+    "log_line",
     "set_exact",
+    "set_frame_source",
+    "set_last_error",
     "settings",
     "shutdown",
-    "stacks",
-    "tells",
     "tensorflow",
-    "tensorflow_waits",
+    "tensorflow_is_pending",
     "undisturbed",
 ]
 
@@ -124,16 +124,16 @@ class Comm:
         name: str,
         rank: int,
         size: int,
-        meet: tuple[str, int, bool] | None,
+        address: tuple[str, int, bool] | None,
         timeout: float,
         local_size: int | None = None,
     ) -> Comm:
         """Returns this rank's communicator of a group for which rank 0 serves the store.
 
-        meet: host and port of the store, and whether all ranks are on that host; None for a group of one rank.
+        address: host and port of the store, and whether all ranks are on that host; None for a group of one rank.
         local_size: number of ranks on this host, if the launcher sets it. timeout: seconds, also the default deadline
         of later calls.
-        Raises as `make`, and TopologyError if rank 0 cannot listen at `meet` or does not answer within `timeout`.
+        Raises as `make`, and TopologyError if rank 0 cannot listen at `address` or does not answer within `timeout`.
         """
     def split(self, color: int | None, key: int) -> Comm | None:
         """Returns the group of the ranks with this color in the order of their keys, as MPI_Comm_split. Collective."""
@@ -179,7 +179,7 @@ class Comm:
         """Returns the value of SMDDP_LEAVE_SECONDS."""
     def close(self) -> None:
         """Closes the group and notifies the peers. Blocks only briefly; idempotent."""
-    def let_go(self) -> None:
+    def close_in_background(self) -> None:
         """Closes the group of a process that continues. Pending notifications of an aborted group are sent later."""
     def error(self) -> BaseException | None:
         """Returns the error that aborted this communicator; None without one."""
@@ -191,13 +191,13 @@ class Comm:
         """Returns the seconds of a call of `nbytes` by the cost model. Sends no data."""
     def estimate_message(self, peer: int, nbytes: int) -> float:
         """Returns the seconds of a message to or from a rank by the cost model. peer: -1 for any rank."""
-    def way(self) -> str:
+    def transports(self) -> str:
         """Returns the transports of the group: "shm", "tcp eth0 10.0.0.1", or both."""
     def network(self) -> str | None:
         """Returns the network parameters that select segments and algorithms, and their source; None on one node."""
     def nodes(self) -> list[int]:
         """Returns the node of each rank, numbered by first appearance."""
-    def taken(self) -> list[tuple[str, str, int, int, int]]:
+    def path_counters(self) -> list[tuple[str, str, int, int, int]]:
         """Returns a list of completed calls by collective and algorithm.
 
         Each entry: collective, algorithm, operations, bytes of whole buffers, bytes sent to other nodes.
@@ -215,7 +215,7 @@ avg of integers divides the wrapped sum and truncates: partial sums have the arr
 """
 
 @final
-class AtOnce:
+class FastPath:
     """Fast path for calls on ordinary tensors, whose metadata is read in C. Needs a torch with DLPack's exchange API.
 
     exchange: torch's DLPack exchange API. kinds: the classes of ordinary tensors. reductions: pairs of torch's
@@ -236,7 +236,7 @@ class AtOnce:
         zero: object,
         host: bool = True,
     ) -> Self: ...
-    def meet(self, device: int, stream: object) -> None:
+    def add_device(self, device: int, stream: object) -> None:
         """Enables calls on a CUDA device. stream: torch's object for the group's stream on it."""
     def all_reduce(self, tensors: object, opts: object) -> bool | Work: ...
     def broadcast(self, tensors: object, opts: object) -> bool | Work: ...
@@ -428,7 +428,7 @@ def settings() -> list[tuple[str, str, str, str, str]]:
     """Returns name, value, default, source of the value and description of every SMDDP_* setting."""
 
 @final
-class Lines:
+class LogReader:
     """Reader of the log lines, which then do not go to standard error. A forked child logs to standard error again."""
 
     def __new__(cls, level: str) -> Self:
@@ -456,10 +456,10 @@ class SymmetricBuffer:
 def set_exact(exact: bool) -> bool:
     """Sets whether this thread's collectives use no format between nodes. Returns the previous value."""
 
-def say(warning: bool, text: str) -> None:
+def log_line(warning: bool, text: str) -> None:
     """Logs one line, at level WARN or INFO. Never raises."""
 
-def tells() -> bool:
+def is_info_enabled() -> bool:
     """Returns whether level INFO is enabled by SMDDP_DEBUG or by a logger."""
 
 def info() -> dict[str, Any]:
@@ -477,16 +477,16 @@ def fabric() -> list[str]:
 def dump() -> str:
     """Returns the recorder's content for this process's groups as JSON."""
 
-def stacks() -> bool:
+def are_stacks_enabled() -> bool:
     """Returns whether the settings allow other ranks to receive the main thread's frames."""
 
-def frames_from(signal: int, pipe: int, inner: Sequence[str]) -> None:
+def set_frame_source(signal: int, pipe: int, inner: Sequence[str]) -> None:
     """Registers the signal on which the main thread writes its frames into the other end of `pipe`.
 
     pipe: a descriptor, which the core then owns. inner: folders whose frames are omitted if there are other frames.
     """
 
-def leave_error(text: str) -> None:
+def set_last_error(text: str) -> None:
     """Sets the last error that other processes of this node report if this process exits.
 
     text: rank and error; at most 1,200 bytes are kept.
@@ -504,7 +504,7 @@ def tensorflow(comm: Comm | None) -> None:
     Raises ImportError if no TensorFlow is loaded, or if it lacks a required function.
     """
 
-def tensorflow_waits() -> bool:
+def tensorflow_is_pending() -> bool:
     """Returns whether a TensorFlow op is pending on any thread."""
 
 def bench_main(argv: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from smddp.exit_hooks import uncaught
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
-    core = SimpleNamespace(Error=uncaught.core().Error, stacks=lambda: False, leave_error=lines.append)
+    core = SimpleNamespace(Error=uncaught.core().Error, are_stacks_enabled=lambda: False, set_last_error=lines.append)
     monkeypatch.setattr(uncaught, "core", lambda: core)
     return lines
 

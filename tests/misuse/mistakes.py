@@ -135,7 +135,7 @@ def _arrays() -> dict[str, Case]:
         ),
         "a root outside of the group": case(lambda c: c.broadcast(ONES, 3), "ValueError", "root 3", "group of 1"),
         "a factor that is missing": case(
-            lambda c: c.all_reduce(ONES, "premul_sum"), "ValueError", "premul_sum has a factor", "0.5"
+            lambda c: c.all_reduce(ONES, "premul_sum"), "ValueError", "premul_sum needs a factor", "0.5"
         ),
         "a misspelt reduction": case(lambda c: c.all_reduce(ONES, "summ"), "ValueError", "'summ'", "sum, avg"),
         "too many counts": case(lambda c: c.all_gather(ONES, counts=[1, 2]), "ValueError", "2 blocks for 1 ranks"),

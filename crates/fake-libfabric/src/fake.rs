@@ -1,12 +1,12 @@
-//! See `lib.rs`. Compiled by `build.rs` as a library of its own.
+//! Root of the simulated library, which `build.rs` compiles separately. See `lib.rs`.
 
 #![allow(
     unsafe_op_in_unsafe_fn,
     clippy::missing_safety_doc,
     clippy::undocumented_unsafe_blocks,
-    reason = "C's interface from its other side; every function has the contract of its manual page"
+    reason = "implementation of a C interface; every function has the contract of its manual page"
 )]
-#![allow(dead_code, reason = "the types are all of libfabric's that are known")]
+#![allow(dead_code, reason = "the types include structures that only the bindings use")]
 
 mod knob;
 mod port;
@@ -39,13 +39,13 @@ unsafe extern "C" {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn fake_set(what: u64, value: u64) {
-    of(what).store(value, Relaxed);
+pub extern "C" fn fake_set(knob: u64, value: u64) {
+    of(knob).store(value, Relaxed);
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn fake_get(what: u64) -> u64 {
-    of(what).load(Relaxed)
+pub extern "C" fn fake_get(knob: u64) -> u64 {
+    of(knob).load(Relaxed)
 }
 
 fn of(knob: u64) -> &'static AtomicU64 {
@@ -61,15 +61,15 @@ fn of(knob: u64) -> &'static AtomicU64 {
     &KNOBS.get_or_init(start)[knob as usize]
 }
 
-/// EFA would not take this.
-fn wrong(why: &str) {
+/// Counts and reports a violation of EFA's rules.
+fn violation(why: &str) {
     of(WRONG).fetch_add(1, Relaxed);
     eprintln!("fake EFA: {why}");
 }
 
-fn wrong_if(condition: bool, why: &str) {
+fn violation_if(condition: bool, why: &str) {
     if condition {
-        wrong(why);
+        violation(why);
     }
 }
 
@@ -92,8 +92,8 @@ pub extern "C" fn fi_strerror(number: c_int) -> *const c_char {
 
 extern "C" fn ignore(_: c_int) {}
 
-/// Changes the process as initializers of some providers do.
-fn be_rude() {
+/// Changes the process state as the initializers of some providers do.
+fn change_process_state() {
     const SIGSTKFLT: c_int = 16;
     // SAFETY: a handler that does nothing.
     unsafe { signal(SIGSTKFLT, ignore) };
@@ -194,7 +194,7 @@ unsafe fn nic(bus: u8) -> *mut fid_nic {
     nic
 }
 
-/// What a caller has to offer for EFA: virtual addresses, pages that are there, keys by the provider.
+/// Memory registration modes that EFA requires: virtual addresses, allocated pages, keys chosen by the provider.
 const MR: c_int = 1 << 4 | 1 << 5 | 1 << 6;
 const MR_LOCAL: c_int = 1 << 2;
 const CONTEXT2: u64 = 1 << 52;
@@ -240,7 +240,7 @@ pub unsafe extern "C" fn fi_getinfo(
 ) -> c_int {
     *found = null_mut();
     if of(RUDE).load(Relaxed) == 1 {
-        be_rude();
+        change_process_state();
     }
     if version > fi_version() {
         return -ENOSYS;
@@ -260,7 +260,7 @@ pub unsafe extern "C" fn fi_getinfo(
     }
     let devices = of(DEVICES).load(Relaxed) as u8;
     let direct = modes & MR_LOCAL != 0 && mode & CONTEXT2 != 0 && version >= 0x0002_0000;
-    // Not in the bus's order: who maps devices to ranks has to sort them.
+    // Reverse bus order: the code that maps devices to ranks must sort them.
     for device in (0..devices).rev() {
         for direct in [false, true].into_iter().filter(|&d| !d || direct) {
             let info = efa(16 + 16 * device, direct);
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn fi_getinfo(
     if (*found).is_null() { -ENODATA } else { 0 }
 }
 
-// What follows are the objects. Each is a box that its `close` frees, and begins with what libfabric says of it.
+// The objects. Each is a `Box` that `close` frees, and begins with its libfabric structure.
 
 #[repr(C)]
 struct Fabric {
@@ -293,7 +293,7 @@ struct Region {
 }
 
 #[repr(C)]
-struct Book {
+struct AddressVector {
     fid: fid_av,
     domain: *mut Domain,
     peers: Vec<Name>,
@@ -310,15 +310,15 @@ struct Queue {
 struct Endpoint {
     fid: fid_ep,
     domain: *mut Domain,
-    book: *mut Book,
+    av: *mut AddressVector,
     port: Port,
 }
 
-/// Of objects: what they are.
-const BOOK_CLASS: usize = 1;
+/// Object classes.
+const AV_CLASS: usize = 1;
 const QUEUE_CLASS: usize = 2;
 
-/// A table of no functions.
+/// A zeroed value: a function table without functions.
 const fn none<T>() -> T {
     unsafe { std::mem::zeroed() }
 }
@@ -332,7 +332,7 @@ fn open<T>(object: T) -> *mut T {
     Box::into_raw(Box::new(object))
 }
 
-/// Those that every object has.
+/// The functions that every object has.
 struct Functions<T>(T);
 
 impl<T> Functions<T> {
@@ -351,11 +351,11 @@ unsafe extern "C" fn close<T>(object: *mut fid) -> c_int {
     0
 }
 
-/// An endpoint to its address book or its queue.
+/// Binds an endpoint to its address vector or its completion queue.
 unsafe extern "C" fn bind(object: *mut fid, to: *mut fid, _: u64) -> c_int {
     let endpoint = object.cast::<Endpoint>();
     match (*to).fclass {
-        BOOK_CLASS => (*endpoint).book = to.cast(),
+        AV_CLASS => (*endpoint).av = to.cast(),
         QUEUE_CLASS => {
             let queue = to.cast::<Queue>();
             (*queue).endpoint = endpoint;
@@ -367,7 +367,7 @@ unsafe extern "C" fn bind(object: *mut fid, to: *mut fid, _: u64) -> c_int {
 }
 
 unsafe extern "C" fn control(_: *mut fid, command: c_int, _: *mut c_void) -> c_int {
-    // FI_ENABLE alone.
+    // Only FI_ENABLE is supported.
     if command == 6 { 0 } else { -ENOSYS }
 }
 
@@ -377,7 +377,10 @@ pub unsafe extern "C" fn fi_fabric(
     fabric: *mut *mut fid_fabric,
     _context: *mut c_void,
 ) -> c_int {
-    wrong_if(attr.is_null() || (*attr).prov_name.is_null(), "a fabric without a provider's name");
+    violation_if(
+        attr.is_null() || (*attr).prov_name.is_null(),
+        "fi_fabric: the attributes have no provider name",
+    );
     let ops = (&raw const FABRIC).cast_mut();
     *fabric = open(Fabric { fid: fid_fabric { fid: fid::<Fabric>(0), ops, api_version: 0 } }).cast();
     0
@@ -389,14 +392,14 @@ unsafe extern "C" fn domain(
     found: *mut *mut fid_domain,
     _: *mut c_void,
 ) -> c_int {
-    wrong_if((*info).nic.is_null(), "a domain without a device");
+    violation_if((*info).nic.is_null(), "fi_domain: the info has no device");
     let (ops, mr) = ((&raw const DOMAIN).cast_mut(), (&raw const MEMORY).cast_mut());
     *found = open(Domain { fid: fid_domain { fid: fid::<Domain>(0), ops, mr }, table: Table::new(token()) })
         .cast();
     0
 }
 
-/// A number that no other device on this machine has.
+/// Returns a number that is unique among the devices of this machine.
 fn token() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let now = std::time::SystemTime::now()
@@ -406,7 +409,7 @@ fn token() -> u64 {
     Random(now as u64 ^ number.rotate_left(20)).next() | 1
 }
 
-/// As short as an old provider's: what lies behind must not be looked at.
+/// As short as the table of an old provider: callers must not read beyond its size.
 static FABRIC: fi_ops_fabric =
     fi_ops_fabric { size: std::mem::offset_of!(fi_ops_fabric, trywait), domain: Some(domain), ..none() };
 
@@ -416,9 +419,9 @@ unsafe extern "C" fn av_open(
     found: *mut *mut fid_av,
     _: *mut c_void,
 ) -> c_int {
-    wrong_if((*attr).kind != 2, "an address book that is no table");
-    let fid = fid_av { fid: fid::<Book>(BOOK_CLASS), ops: (&raw const BOOK).cast_mut() };
-    *found = open(Book { fid, domain: domain.cast(), peers: Vec::new() }).cast();
+    violation_if((*attr).kind != 2, "fi_av_open: the type is not FI_AV_TABLE");
+    let fid = fid_av { fid: fid::<AddressVector>(AV_CLASS), ops: (&raw const ADDRESS_VECTOR).cast_mut() };
+    *found = open(AddressVector { fid, domain: domain.cast(), peers: Vec::new() }).cast();
     0
 }
 
@@ -431,7 +434,10 @@ unsafe extern "C" fn cq_open(
     if (*attr).wait_obj != 0 {
         return -ENOSYS;
     }
-    wrong_if((*attr).format != 3 || (*attr).size == 0, "a queue of another format, or without room");
+    violation_if(
+        (*attr).format != 3 || (*attr).size == 0,
+        "fi_cq_open: the format is not FI_CQ_FORMAT_DATA, or the size is 0",
+    );
     let fid = fid_cq { fid: fid::<Queue>(QUEUE_CLASS), ops: (&raw const QUEUE).cast_mut() };
     *found = open(Queue { fid, size: (*attr).size, endpoint: null_mut() }).cast();
     0
@@ -455,7 +461,7 @@ unsafe extern "C" fn endpoint(
         atomic: null_mut(),
         collective: null_mut(),
     };
-    *found = open(Endpoint { fid, domain, book: null_mut(), port }).cast();
+    *found = open(Endpoint { fid, domain, av: null_mut(), port }).cast();
     0
 }
 
@@ -473,11 +479,14 @@ unsafe extern "C" fn regattr(
     _: u64,
     found: *mut *mut fid_mr,
 ) -> c_int {
-    // One range, and nothing in what newer versions have appended.
+    // One range is supported, and fields that newer versions appended must be zero.
     let a = &*attr;
-    wrong_if(a.iov_count != 1 || a.access == 0 || a.iface != 0, "memory of several ranges, or for nothing");
+    violation_if(
+        a.iov_count != 1 || a.access == 0 || a.iface != 0,
+        "fi_mr_regattr: expected one range, an access mode and host memory",
+    );
     let appended = !a.hmem_data.is_null() || a.page_size != 0 || !a.base_mr.is_null() || a.sub_mr_cnt != 0;
-    wrong_if(appended, "something in what newer versions have appended");
+    violation_if(appended, "fi_mr_regattr: a field of a newer version is not zero");
     let domain = domain.cast::<Domain>();
     let (at, bytes) = ((*a.mr_iov).iov_base as u64, (*a.mr_iov).iov_len as u64);
     let key = 0x5000_0000 + of(REGIONS).fetch_add(1, Relaxed) * 7919;
@@ -493,33 +502,33 @@ unsafe extern "C" fn regattr(
 
 impl Drop for Region {
     fn drop(&mut self) {
-        unsafe { (*self.domain).table.forget(self.fid.key) };
+        unsafe { (*self.domain).table.deregister(self.fid.key) };
     }
 }
 
 static MEMORY: fi_ops_mr = fi_ops_mr { size: size_of::<fi_ops_mr>(), regattr: Some(regattr), ..none() };
 
 unsafe extern "C" fn insert(
-    book: *mut fid_av,
+    av: *mut fid_av,
     address: *const c_void,
     count: usize,
     found: *mut fi_addr_t,
     _: u64,
     _: *mut c_void,
 ) -> c_int {
-    wrong_if(address.is_null() || count != 1, "other than one address at once");
-    let book = &mut *book.cast::<Book>();
+    violation_if(address.is_null() || count != 1, "fi_av_insert: expected exactly one address");
+    let av = &mut *av.cast::<AddressVector>();
     let name = Name::of(address.cast::<[u8; Name::BYTES]>().read_unaligned());
-    if !(*book.domain).table.note(name) {
+    if !(*av.domain).table.add_peer(name) {
         return -ENOMEM;
     }
     of(INSERTED).fetch_add(1, Relaxed);
-    *found = book.peers.len() as u64;
-    book.peers.push(name);
+    *found = av.peers.len() as u64;
+    av.peers.push(name);
     1
 }
 
-static BOOK: fi_ops_av = fi_ops_av { size: size_of::<fi_ops_av>(), insert: Some(insert), ..none() };
+static ADDRESS_VECTOR: fi_ops_av = fi_ops_av { size: size_of::<fi_ops_av>(), insert: Some(insert), ..none() };
 
 unsafe extern "C" fn read(queue: *mut fid_cq, room: *mut c_void, count: usize) -> isize {
     let queue = queue.cast::<Queue>();
@@ -553,7 +562,7 @@ unsafe extern "C" fn setopt(_: *mut fid, _: c_int, name: c_int, value: *const c_
     if of(NO_OPTIONS).load(Relaxed) != 0 {
         return -ENOPROTOOPT;
     }
-    wrong_if(len != 1 || *value.cast::<u8>() != 0, "an option that is not switched off");
+    violation_if(len != 1 || *value.cast::<u8>() != 0, "fi_setopt: expected a one-byte value of 0");
     of(OPTIONS).fetch_or(1 << name, Relaxed);
     0
 }
@@ -595,21 +604,21 @@ unsafe extern "C" fn getname(object: *mut fid, address: *mut c_void, len: *mut u
 
 static NAMES: fi_ops_cm = fi_ops_cm { size: size_of::<fi_ops_cm>(), getname: Some(getname), ..none() };
 
-/// Memory of an operation. `None`: it was not registered.
+/// Returns the local memory of an operation, or `None` if it is not registered.
 unsafe fn local(at: *const c_void, bytes: usize, desc: *mut c_void, context: *mut c_void) -> Option<Local> {
     let region = desc.cast::<Region>();
     let start = at as u64;
     let inside =
         !region.is_null() && start >= (*region).at && start + bytes as u64 <= (*region).at + (*region).bytes;
-    wrong_if(!inside, "memory without the descriptor of its registration");
-    wrong_if(context.is_null(), "an operation without a context");
+    violation_if(!inside, "the descriptor does not cover the memory of the operation");
+    violation_if(context.is_null(), "the operation has no context");
     inside.then_some(Local { at: at.cast_mut().cast(), bytes, context })
 }
 
 unsafe fn peer(endpoint: *mut Endpoint, address: fi_addr_t) -> Option<Name> {
-    let book = (*endpoint).book.as_ref()?;
-    let found = book.peers.get(address as usize).copied();
-    wrong_if(found.is_none(), "an address that is in no book");
+    let av = (*endpoint).av.as_ref()?;
+    let found = av.peers.get(address as usize).copied();
+    violation_if(found.is_none(), "the address is not in the address vector");
     found
 }
 
@@ -621,7 +630,7 @@ unsafe extern "C" fn recv(
     from: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    wrong_if(from != u64::MAX, "a receive buffer for one peer");
+    violation_if(from != u64::MAX, "fi_recv: receiving from one peer is not supported");
     let Some(local) = local(at, bytes, desc, context) else { return -(EINVAL as isize) };
     of(POSTED).fetch_add(1, Relaxed);
     (*endpoint.cast::<Endpoint>()).port.receive(local) as isize
@@ -673,8 +682,8 @@ unsafe extern "C" fn write_data(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    wrong_if(of(EMULATED_WRITE).load(Relaxed) != 0, "a write, and the device has none");
-    wrong_if(data > u64::from(u32::MAX), "a number that does not fit");
+    violation_if(of(EMULATED_WRITE).load(Relaxed) != 0, "fi_writedata: the device does not support writes");
+    violation_if(data > u64::from(u32::MAX), "fi_writedata: the immediate data has more than 32 bits");
     let endpoint = endpoint.cast::<Endpoint>();
     let (Some(local), Some(to)) = (local(at, bytes, desc, context), peer(endpoint, to)) else {
         return -(EINVAL as isize);

@@ -1,24 +1,24 @@
-//! What `fake_set` and `fake_get` take, and the variables that a process begins with.
+//! The knobs of `fake_set` and `fake_get`, and the environment variables of their initial values.
 
-/// The library's version, as libfabric packs it.
+/// The library's version in libfabric's packed format.
 pub const VERSION: u64 = 0;
-/// Devices.
+/// Number of devices.
 pub const DEVICES: u64 = 1;
 /// 1: writes are emulated.
 pub const EMULATED_WRITE: u64 = 2;
-/// 1: unknown to the provider are all options of endpoints.
+/// 1: the provider supports no endpoint options.
 pub const NO_OPTIONS: u64 = 3;
-/// Objects that are open. Only read.
+/// Number of open objects. Read-only.
 pub const OPEN: u64 = 4;
-/// Options set so far, one bit for each by its number. Only read.
+/// Bit set of the endpoint options that were set, by option number. Read-only.
 pub const OPTIONS: u64 = 5;
-/// Addresses inserted, receive buffers posted, memory regions registered. Only read.
+/// Numbers of inserted addresses, posted receive buffers and registered memory regions. Read-only.
 pub const INSERTED: u64 = 6;
 pub const POSTED: u64 = 7;
 pub const REGIONS: u64 = 8;
-/// Calls that EFA would not take. Only read.
+/// Number of calls that violate EFA's rules. Read-only.
 pub const WRONG: u64 = 9;
-/// 1: a write's number takes a receive buffer of its target, as on older devices.
+/// 1: the immediate data of a write consumes a receive buffer of its target, as on older devices.
 pub const TAKES: u64 = 10;
 
 /// 1: `fi_getinfo` installs a handler of SIGSTKFLT and flushes denormal numbers.

@@ -1,11 +1,11 @@
-//! The shared object that `build.rs` makes of `fake.rs`: libfabric's six functions, and answers as EFA's provider
-//! gives them. Its endpoints move bytes between the processes of one machine, by EFA's rules (`port.rs`); what breaks
-//! one is refused, counted, and told on standard error.
+//! Simulated libfabric: `build.rs` builds the shared object from `fake.rs`. It exports libfabric's six functions and returns
+//! the results of the EFA provider. Its endpoints move bytes between the processes of one machine by EFA's rules
+//! (`port.rs`). A call that violates a rule is counted and reported on standard error.
 //!
-//! Tests set it up through its two functions beside libfabric's: `fake_set(what, value)` and `fake_get(what)`, both
-//! of unsigned 64-bit numbers.
+//! Tests configure it through two additional functions, `fake_set(knob, value)` and `fake_get(knob)`, on unsigned 64-bit
+//! numbers.
 
-/// Its file.
+/// Path of the shared object.
 pub const PATH: &str = env!("FAKE_LIBFABRIC");
 
 pub mod knob;

@@ -1,4 +1,4 @@
-//! Prints where the library lies, for scripts: `SMDDP_LIBFABRIC=$(cargo run -q -p fake-libfabric)`.
+//! Prints the path of the library for scripts: `SMDDP_LIBFABRIC=$(cargo run -q -p fake-libfabric)`.
 
 fn main() {
     println!("{}", fake_libfabric::PATH);

@@ -1,6 +1,6 @@
-//! What an endpoint does: it moves bytes between the processes of one machine, by the rules of EFA's devices. Messages
-//! are datagrams, reads and writes the kernel's copies between processes; things happen when the queue is read, in no
-//! order.
+//! The data path of an endpoint: moves bytes between the processes of one machine by the rules of EFA devices. Messages
+//! are Unix datagrams; reads and writes are `process_vm_readv` and `process_vm_writev`. Operations progress in random
+//! order while the completion queue is read.
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -8,8 +8,8 @@ use std::io::ErrorKind;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-use crate::table::{Name, Refused, Table, copy};
-use crate::wrong;
+use crate::table::{AccessError, Name, Table, copy};
+use crate::violation;
 
 pub const EAGAIN: c_int = 11;
 pub const EINVAL: c_int = 22;
@@ -23,17 +23,18 @@ const REMOTE_CQ_DATA: u64 = 1 << 17;
 
 /// Bytes of the largest message.
 pub const MESSAGE: usize = 8912;
-/// Of the largest read or write.
+/// Bytes of the largest read or write.
 pub const ONE_SIDED: usize = 1 << 30;
-/// Operations under way, and receive buffers.
+/// Limits on pending operations and on receive buffers.
 pub const OPERATIONS: usize = 4096;
 pub const RECEIVES: usize = 8192;
-/// So often may be tried again what found a queue full, before it is read.
-const PATIENCE: usize = 64;
-/// Whoever asks in vain may go to sleep for longer than a fabric takes.
-const TURNS: usize = 16;
+/// Attempts at a full queue that are allowed before its completions are read.
+const MAX_RETRIES: usize = 64;
+/// Progress rounds of one read. Several are needed because a caller that finds no completion may sleep for longer than a
+/// real device needs.
+const ROUNDS: usize = 16;
 
-/// A small generator (splitmix64).
+/// Pseudorandom generator (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -50,7 +51,7 @@ impl Random {
     }
 }
 
-/// Bytes of an operation, and the caller's word for it.
+/// Local memory of an operation, and the caller's context.
 #[derive(Clone, Copy)]
 pub struct Local {
     pub at: *mut u8,
@@ -58,14 +59,14 @@ pub struct Local {
     pub context: *mut c_void,
 }
 
-/// Of a peer's memory.
+/// An address in the memory of a peer, with its key.
 #[derive(Clone, Copy)]
 pub struct Remote {
     pub at: u64,
     pub key: u64,
 }
 
-/// A line of the completion queue. `error`: 0, or why it failed.
+/// An entry of the completion queue. `error` is 0 or the error number.
 pub struct Entry {
     pub context: *mut c_void,
     pub flags: u64,
@@ -74,62 +75,62 @@ pub struct Entry {
     pub error: c_int,
 }
 
-enum Cargo {
+enum Payload {
     Message,
-    /// What is left of a read or a write, from and to, and the number that its target is told.
-    Pieces {
+    /// The remaining ranges (start, end) of a read or a write, and the immediate data of a write.
+    Ranges {
         remote: Remote,
         left: Vec<(usize, usize)>,
         number: Option<u32>,
     },
-    /// Only that number is left.
-    Number(u32),
+    /// A write of which only the immediate data remains.
+    ImmediateData(u32),
 }
 
-struct Flight {
+struct Pending {
     to: Name,
     local: Local,
-    cargo: Cargo,
-    /// Turns that it stays where it is.
-    hold: usize,
+    payload: Payload,
+    /// Remaining rounds in which the operation does not progress.
+    delay: usize,
 }
 
 pub struct Port {
     me: Name,
     socket: UnixDatagram,
     random: Random,
-    flights: Vec<Flight>,
+    pending: Vec<Pending>,
     arrived: Vec<Vec<u8>>,
     receives: VecDeque<Local>,
-    /// What is over and not yet in the completion queue, and what is.
-    over: Vec<Entry>,
+    /// Completed operations that are not in the completion queue yet.
+    completed: Vec<Entry>,
     queue: VecDeque<Entry>,
     pub completions: usize,
-    /// A write's number takes a receive buffer of its target.
-    takes: bool,
-    /// Tries since a queue was full and nobody read.
+    /// The immediate data of a write consumes a receive buffer of its target.
+    data_consumes_buffer: bool,
+    /// Attempts since the queue was full, without a read of its completions.
     tries: usize,
 }
 
-fn place(device: Name) -> std::io::Result<SocketAddr> {
+fn socket_address(device: Name) -> std::io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("fake-efa-{:016x}", device.token))
 }
 
 impl Port {
-    pub fn open(me: Name, takes: bool) -> std::io::Result<Self> {
-        let socket = UnixDatagram::bind_addr(&place(me)?)?;
+    pub fn open(me: Name, data_consumes_buffer: bool) -> std::io::Result<Self> {
+        let socket = UnixDatagram::bind_addr(&socket_address(me)?)?;
         socket.set_nonblocking(true)?;
         Ok(Self {
             me,
             socket,
             random: Random(me.token),
-            flights: Vec::new(),
+            pending: Vec::new(),
             arrived: Vec::new(),
             receives: VecDeque::new(),
-            over: Vec::new(),
+            completed: Vec::new(),
             queue: VecDeque::new(),
             completions: usize::MAX,
-            takes,
+            data_consumes_buffer,
             tries: 0,
         })
     }
@@ -144,25 +145,25 @@ impl Port {
 
     pub fn send(&mut self, to: Name, local: Local) -> c_int {
         if local.bytes > MESSAGE {
-            return self.refuse(&format!("a message of {} bytes", local.bytes));
+            return self.refuse(&format!("a message of {} bytes, more than the limit", local.bytes));
         }
-        self.start(to, local, Cargo::Message)
+        self.start(to, local, Payload::Message)
     }
 
     pub fn one_sided(&mut self, to: Name, local: Local, remote: Remote, number: Option<u32>) -> c_int {
         if local.bytes > ONE_SIDED {
-            return self.refuse(&format!("{} bytes at once", local.bytes));
+            return self.refuse(&format!("a read or write of {} bytes, more than the limit", local.bytes));
         }
         let left = self.pieces(local.bytes);
-        self.start(to, local, Cargo::Pieces { remote, left, number })
+        self.start(to, local, Payload::Ranges { remote, left, number })
     }
 
     fn refuse(&self, why: &str) -> c_int {
-        wrong(why);
+        violation(why);
         -EINVAL
     }
 
-    /// Cuts so many bytes at random.
+    /// Splits `bytes` bytes into ranges of random length.
     fn pieces(&mut self, bytes: usize) -> Vec<(usize, usize)> {
         let mut pieces = Vec::new();
         let mut start = 0;
@@ -175,44 +176,44 @@ impl Port {
         pieces
     }
 
-    /// Full now and then.
-    fn start(&mut self, to: Name, local: Local, cargo: Cargo) -> c_int {
-        let full = self.flights.len() + self.over.len() >= OPERATIONS;
+    /// Queues an operation. Reports a full queue at random.
+    fn start(&mut self, to: Name, local: Local, payload: Payload) -> c_int {
+        let full = self.pending.len() + self.completed.len() >= OPERATIONS;
         if full || self.tries > 0 || self.random.below(12) == 0 {
             self.tries += 1;
-            if self.tries > PATIENCE {
-                wrong("tries at a full queue, whose completions are not read");
+            if self.tries > MAX_RETRIES {
+                violation("too many attempts at a full queue without reading its completions");
             }
             return -EAGAIN;
         }
-        // Now and then something stays behind.
-        let hold = if self.random.below(8) == 0 { self.random.below(4 * TURNS) } else { 0 };
-        self.flights.push(Flight { to, local, cargo, hold });
+        // Delays an operation at random.
+        let delay = if self.random.below(8) == 0 { self.random.below(4 * ROUNDS) } else { 0 };
+        self.pending.push(Pending { to, local, payload, delay });
         0
     }
 
-    /// What the queue tells next; moves things on before.
+    /// Makes progress, then returns up to `most` entries of the completion queue.
     pub fn read(&mut self, most: usize) -> Vec<Entry> {
         self.tries = 0;
-        for _ in 0..TURNS {
-            self.turn();
-            for _ in 0..self.random.below(self.over.len() + 1) {
-                let at = self.random.below(self.over.len());
-                let entry = self.over.swap_remove(at);
+        for _ in 0..ROUNDS {
+            self.progress();
+            for _ in 0..self.random.below(self.completed.len() + 1) {
+                let at = self.random.below(self.completed.len());
+                let entry = self.completed.swap_remove(at);
                 self.queue.push_back(entry);
             }
             if !self.queue.is_empty()
-                || self.flights.is_empty() && self.arrived.is_empty() && self.over.is_empty()
+                || self.pending.is_empty() && self.arrived.is_empty() && self.completed.is_empty()
             {
                 break;
             }
         }
-        // An error stands alone: it is read in another way.
+        // An error entry is read alone, with `fi_cq_readerr`.
         let plain = self.queue.iter().take(most).take_while(|entry| entry.error == 0).count();
         self.queue.drain(..plain).collect()
     }
 
-    /// The error that stands at the queue's head.
+    /// Removes and returns the first entry of the queue if it is an error.
     pub fn failed(&mut self) -> Option<Entry> {
         if self.has_failed() { self.queue.pop_front() } else { None }
     }
@@ -222,13 +223,13 @@ impl Port {
     }
 
     fn end(&mut self, entry: Entry) {
-        if self.over.len() + self.queue.len() >= self.completions {
-            wrong("more completions than the queue holds");
+        if self.completed.len() + self.queue.len() >= self.completions {
+            violation("the completion queue overflows");
         }
-        self.over.push(entry);
+        self.completed.push(entry);
     }
 
-    fn turn(&mut self) {
+    fn progress(&mut self) {
         for _ in 0..16 {
             let mut room = vec![0; MESSAGE + 64];
             let Ok(bytes) = self.socket.recv(&mut room) else { break };
@@ -240,60 +241,63 @@ impl Port {
             let message = self.arrived.swap_remove(at);
             self.deliver(message);
         }
-        for _ in 0..self.flights.len().min(1 + self.random.below(8)) {
-            let at = self.random.below(self.flights.len());
-            if self.flights[at].hold > 0 {
-                self.flights[at].hold -= 1;
+        for _ in 0..self.pending.len().min(1 + self.random.below(8)) {
+            let at = self.random.below(self.pending.len());
+            if self.pending[at].delay > 0 {
+                self.pending[at].delay -= 1;
                 continue;
             }
-            let flight = self.flights.swap_remove(at);
-            self.land(flight);
+            let operation = self.pending.swap_remove(at);
+            self.execute(operation);
         }
     }
 
-    fn land(&mut self, mut flight: Flight) {
-        let local = flight.local;
-        let error = match &mut flight.cargo {
-            Cargo::Message => {
+    fn execute(&mut self, mut operation: Pending) {
+        let local = operation.local;
+        let error = match &mut operation.payload {
+            Payload::Message => {
                 let bytes = unsafe { std::slice::from_raw_parts(local.at, local.bytes) };
-                self.datagram(flight.to, &[&[0], bytes].concat())
+                self.datagram(operation.to, &[&[0], bytes].concat())
             }
-            Cargo::Number(number) => {
+            Payload::ImmediateData(number) => {
                 let mut message = vec![1];
                 message.extend(number.to_le_bytes());
                 message.extend((local.bytes as u64).to_le_bytes());
-                self.datagram(flight.to, &message)
+                self.datagram(operation.to, &message)
             }
-            Cargo::Pieces { remote, left, number } => {
+            Payload::Ranges { remote, left, number } => {
                 let done = match left.is_empty() {
                     true => Ok(()),
                     false => {
                         let (start, end) = left.swap_remove(self.random.below(left.len()));
-                        self.piece(flight.to, local, *remote, (start, end), number.is_some())
+                        self.piece(operation.to, local, *remote, (start, end), number.is_some())
                     }
                 };
                 match (done, left.is_empty(), *number) {
                     (Err(error), ..) => Some(error),
-                    (Ok(()), false, _) => return self.flights.push(flight),
+                    (Ok(()), false, _) => return self.pending.push(operation),
                     (Ok(()), true, None) => Some(0),
                     (Ok(()), true, Some(number)) => {
-                        return self.flights.push(Flight { cargo: Cargo::Number(number), ..flight });
+                        return self
+                            .pending
+                            .push(Pending { payload: Payload::ImmediateData(number), ..operation });
                     }
                 }
             }
         };
         match error {
-            // Its queue is full: later.
-            None => self.flights.push(flight),
+            // The receiver's queue is full: try again in a later round.
+            None => self.pending.push(operation),
             Some(error) => {
                 self.end(Entry { context: local.context, flags: SEND, bytes: 0, data: 0, error });
             }
         }
     }
 
-    /// `None`: not now.
+    /// Sends a datagram. Returns `None` if the receiver's queue is full, otherwise 0 or an error number.
     fn datagram(&self, to: Name, message: &[u8]) -> Option<c_int> {
-        match place(to).and_then(|place| self.socket.send_to_addr(message, &place)) {
+        match socket_address(to).and_then(|socket_address| self.socket.send_to_addr(message, &socket_address))
+        {
             Ok(_) => Some(0),
             Err(why) if why.kind() == ErrorKind::WouldBlock => None,
             Err(_) => Some(EIO),
@@ -309,11 +313,11 @@ impl Port {
         write: bool,
     ) -> Result<(), c_int> {
         let (at, bytes) = (remote.at + start as u64, end - start);
-        match Table::ask(to, self.me.token, remote.key, at, bytes as u64) {
+        match Table::check_access(to, self.me.token, remote.key, at, bytes as u64) {
             Ok(()) if copy(to.process, local.at.wrapping_add(start), at, bytes, write) => Ok(()),
-            Ok(()) | Err(Refused::Gone) => Err(EIO),
-            Err(Refused::Wrong(why)) => {
-                wrong(&why);
+            Ok(()) | Err(AccessError::PeerClosed) => Err(EIO),
+            Err(AccessError::Violation(why)) => {
+                violation(&why);
                 Err(EINVAL)
             }
         }
@@ -323,7 +327,7 @@ impl Port {
         match message[0] {
             0 => {
                 let Some(room) = self.receives.pop_front() else {
-                    wrong("no receive buffer is posted for a message");
+                    violation("no receive buffer is posted for a message");
                     return self.arrived.push(message);
                 };
                 let bytes = (message.len() - 1).min(room.bytes);
@@ -335,9 +339,9 @@ impl Port {
                 let number = u32::from_le_bytes(std::array::from_fn(|i| message[1 + i]));
                 let bytes = u64::from_le_bytes(std::array::from_fn(|i| message[5 + i])) as usize;
                 let mut context = std::ptr::null_mut();
-                if self.takes {
+                if self.data_consumes_buffer {
                     let Some(room) = self.receives.pop_front() else {
-                        wrong("no receive buffer is posted for a write's number");
+                        violation("no receive buffer is posted for the immediate data of a write");
                         return self.arrived.push(message);
                     };
                     context = room.context;

@@ -1,5 +1,5 @@
-//! What a device knows, where the devices of other processes look it up: a real one asks its peer's card, and no
-//! program there takes part. They read this memory through the kernel.
+//! The registered memory and the known peers of a device. The devices of other processes read this table with
+//! `process_vm_readv`, as a real device checks an access at its peer's device without the peer's program.
 
 use std::mem::{offset_of, size_of};
 use std::sync::atomic::AtomicU64;
@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 #[repr(C)]
 struct Region {
-    /// 0: no longer registered.
+    /// 0 after deregistration.
     key: AtomicU64,
     at: AtomicU64,
     bytes: AtomicU64,
@@ -16,19 +16,19 @@ struct Region {
 const REGIONS: usize = 1024;
 const KNOWN: usize = 4096;
 
-/// Of one domain. Its address does not change while it is open.
+/// The table of one domain. Its address is constant while the domain is open.
 #[repr(C)]
 pub struct Table {
-    /// 0 when it is closed.
+    /// 0 after the domain is closed.
     token: AtomicU64,
     regions: AtomicU64,
     known: AtomicU64,
     region: [Region; REGIONS],
-    /// The tokens of the devices in the address book.
+    /// The tokens of the devices in the address vector.
     peer: [AtomicU64; KNOWN],
 }
 
-/// What an endpoint's address says, and a peer can do with it.
+/// The address of an endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Name {
     pub process: i32,
@@ -57,13 +57,13 @@ impl Name {
     }
 }
 
-/// Why a one-sided operation cannot be.
+/// The reason for which a one-sided operation fails.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// Its process or its device is gone.
-    Gone,
-    /// The caller has broken a rule.
-    Wrong(String),
+pub enum AccessError {
+    /// The peer's process has exited, or its device is closed.
+    PeerClosed,
+    /// The caller violates a rule.
+    Violation(String),
 }
 
 #[repr(C)]
@@ -78,7 +78,7 @@ unsafe extern "C" {
     -> isize;
 }
 
-/// Copies bytes from or into another process. `false`: they are not there, or it is not.
+/// Copies bytes from or into another process. Returns false if the memory or the process does not exist.
 pub fn copy(process: i32, here: *mut u8, there: u64, bytes: usize, write: bool) -> bool {
     let (here, there) = (Range { at: here, bytes }, Range { at: there as *mut u8, bytes });
     let copied = unsafe {
@@ -98,7 +98,7 @@ fn words(name: Name, from: usize, count: usize) -> Option<Vec<u64>> {
 
 impl Table {
     pub fn new(token: u64) -> Box<Self> {
-        // Zero is right for all of it, and it is large for a stack.
+        // Zeros are valid for all fields. The table is too large for the stack.
         let mut table: Box<Self> = unsafe { Box::new_zeroed().assume_init() };
         *table.token.get_mut() = token;
         table
@@ -119,7 +119,7 @@ impl Table {
         true
     }
 
-    pub fn forget(&self, key: u64) {
+    pub fn deregister(&self, key: u64) {
         for region in &self.region[..self.regions.load(Relaxed) as usize] {
             if region.key.load(Relaxed) == key {
                 region.key.store(0, Release);
@@ -127,7 +127,7 @@ impl Table {
         }
     }
 
-    pub fn note(&self, peer: Name) -> bool {
+    pub fn add_peer(&self, peer: Name) -> bool {
         let number = self.known.load(Relaxed) as usize;
         let Some(place) = self.peer.get(number) else { return false };
         place.store(peer.token, Release);
@@ -135,7 +135,7 @@ impl Table {
         true
     }
 
-    /// Whether memory with this key holds these bytes of this process.
+    /// Returns whether the registration with this key contains these bytes of this process.
     pub fn holds(&self, key: u64, at: u64, bytes: u64) -> bool {
         self.region[..self.regions.load(Acquire) as usize].iter().any(|region| {
             let start = region.at.load(Relaxed);
@@ -143,21 +143,25 @@ impl Table {
         })
     }
 
-    /// What `peer` says to an operation of `me` on `bytes` at its `at`.
-    pub fn ask(peer: Name, me: u64, key: u64, at: u64, bytes: u64) -> Result<(), Refused> {
-        let head = words(peer, 0, 3).filter(|head| head[0] == peer.token).ok_or(Refused::Gone)?;
+    /// Checks an access of `me` to `bytes` bytes at the address `at` of `peer`.
+    pub fn check_access(peer: Name, me: u64, key: u64, at: u64, bytes: u64) -> Result<(), AccessError> {
+        let head = words(peer, 0, 3).filter(|head| head[0] == peer.token).ok_or(AccessError::PeerClosed)?;
         let (regions, known) = ((head[1] as usize).min(REGIONS), (head[2] as usize).min(KNOWN));
-        let known = words(peer, offset_of!(Self, peer), known).ok_or(Refused::Gone)?;
+        let known = words(peer, offset_of!(Self, peer), known).ok_or(AccessError::PeerClosed)?;
         if !known.contains(&me) {
-            return Err(Refused::Wrong("a device that the target does not know".to_owned()));
+            return Err(AccessError::Violation(
+                "the target has not inserted the address of this device".to_owned(),
+            ));
         }
         let words = words(peer, offset_of!(Self, region), regions * size_of::<Region>() / 8);
-        let words = words.ok_or(Refused::Gone)?;
+        let words = words.ok_or(AccessError::PeerClosed)?;
         let Some(&[_, start, size]) = words.as_chunks::<3>().0.iter().find(|region| region[0] == key) else {
-            return Err(Refused::Wrong(format!("the target has no key {key:#x}")));
+            return Err(AccessError::Violation(format!("key {key:#x} is not registered at the target")));
         };
         if at < start || at + bytes > start + size {
-            return Err(Refused::Wrong(format!("{at:#x} is no address in the memory of key {key:#x}")));
+            return Err(AccessError::Violation(format!(
+                "address {at:#x} is outside of the memory of key {key:#x}"
+            )));
         }
         Ok(())
     }

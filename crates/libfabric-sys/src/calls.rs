@@ -1,26 +1,28 @@
-//! Calls through libfabric's tables: what its headers have as static inline functions, under the same names.
+//! Calls through libfabric's function tables, with the names of the static inline functions in its headers.
 //!
-//! A function that a provider left out of its table answers `-FI_ENOSYS`.
+//! A function that is missing in a provider's table returns `-FI_ENOSYS`.
 
 //!
 //! # Safety
-//! For every function here: the objects were opened by the library and not yet closed, pointers point at what the
-//! manual page of the same name asks for, buffers and contexts given to an operation live until its completion was
-//! read, and no two threads are in the same domain at once unless it was opened with `FI_THREAD_SAFE`.
+//! For every function in this module:
+//! - The library opened the objects, and they are not closed yet.
+//! - Pointers satisfy the manual page of the same name.
+//! - Buffers and contexts of an operation live until its completion is read.
+//! - At most one thread uses a domain at a time, unless it was opened with `FI_THREAD_SAFE`.
 
-#![allow(clippy::missing_safety_doc, reason = "one contract for all of them, above")]
+#![allow(clippy::missing_safety_doc, reason = "the module documentation has one contract for all functions")]
 
 use std::ffi::{c_char, c_int, c_void};
 
 use crate::constants::{FI_ENABLE, FI_ENOSYS, FI_GETWAIT};
 use crate::types::*;
 
-/// Calls `table.entry(arguments)`, where the table reaches that far and the entry is filled.
+/// Calls `table.entry(arguments)` if the table contains the entry and it is not null; otherwise returns `-FI_ENOSYS`.
 macro_rules! call {
     ($table:expr, $kind:ty, $entry:ident, $($argument:expr),*) => {{
         let table: *mut $kind = $table;
-        // SAFETY: by the contract of this module the table belongs to a live object, and its first field says how
-        // many of its bytes exist; an entry beyond them is not read.
+        // SAFETY: by the contract of this module the table belongs to a live object. Its first field is its size in
+        // bytes, and an entry beyond that size is not read.
         let found = unsafe {
             if table.is_null() || (*table).size <= std::mem::offset_of!($kind, $entry) {
                 None
@@ -54,13 +56,13 @@ pub unsafe fn fi_control(object: *mut fid, command: c_int, argument: *mut c_void
     call!(ops, fi_ops, control, object, command, argument)
 }
 
-/// Enables an endpoint, or a memory region bound to one.
+/// Enables an endpoint, or a memory region that is bound to an endpoint.
 pub unsafe fn fi_enable(object: *mut fid) -> c_int {
     // SAFETY: the contract of this module.
     unsafe { fi_control(object, FI_ENABLE, std::ptr::null_mut()) }
 }
 
-/// The descriptor of a queue opened with `FI_WAIT_FD`.
+/// Stores the file descriptor of a queue that was opened with `FI_WAIT_FD`.
 pub unsafe fn fi_getwait(queue: *mut fid, fd: *mut c_int) -> c_int {
     // SAFETY: the contract of this module.
     unsafe { fi_control(queue, FI_GETWAIT, fd.cast()) }
@@ -77,7 +79,7 @@ pub unsafe fn fi_domain(
     call!(ops, fi_ops_fabric, domain, fabric, info, domain, context)
 }
 
-/// 0: it is safe to sleep on the descriptors of these queues; `-FI_EAGAIN`: there is something to read.
+/// Returns 0 if it is safe to sleep on the descriptors of these queues, `-FI_EAGAIN` if a queue has entries.
 pub unsafe fn fi_trywait(fabric: *mut fid_fabric, fids: *mut *mut fid, count: c_int) -> c_int {
     // SAFETY: the contract of this module.
     let ops = unsafe { (*fabric).ops };
@@ -95,7 +97,7 @@ pub unsafe fn fi_av_open(
     call!(ops, fi_ops_domain, av_open, domain, attr, av, context)
 }
 
-/// How many of the `count` addresses were inserted.
+/// Returns the number of the `count` addresses that were inserted.
 pub unsafe fn fi_av_insert(
     av: *mut fid_av,
     address: *const c_void,
@@ -237,7 +239,8 @@ pub unsafe fn fi_writedata(
     call!(ops, fi_ops_rma, writedata, ep, buf, len, desc, data, to, address, key, context)
 }
 
-/// How many entries were read; `-FI_EAGAIN`: none; `-FI_EAVAIL`: the next one is an error, see [`fi_cq_readerr`].
+/// Returns the number of entries that were read, `-FI_EAGAIN` for an empty queue, or `-FI_EAVAIL` if the next entry is an
+/// error (see [`fi_cq_readerr`]).
 pub unsafe fn fi_cq_read(cq: *mut fid_cq, entries: *mut c_void, count: usize) -> isize {
     // SAFETY: the contract of this module.
     let ops = unsafe { (*cq).ops };
@@ -250,7 +253,7 @@ pub unsafe fn fi_cq_readerr(cq: *mut fid_cq, entry: *mut fi_cq_err_entry, flags:
     call!(ops, fi_ops_cq, readerr, cq, entry, flags)
 }
 
-/// The provider's text for an error entry; null where it has none.
+/// Returns the provider's text for an error entry, or null if the provider has no text.
 pub unsafe fn fi_cq_strerror(
     cq: *mut fid_cq,
     prov_errno: c_int,

@@ -1,4 +1,4 @@
-//! Numbers of libfabric's interface; the same in 1.17 and 2.x unless a line says otherwise.
+//! Constants of libfabric's interface. They are equal in 1.17 and 2.x unless a comment states otherwise.
 
 use std::ffi::c_int;
 
@@ -44,7 +44,7 @@ pub const FI_MR_HMEM: c_int = 1 << 10;
 pub const FI_PROGRESS_UNSPEC: u32 = 0;
 pub const FI_PROGRESS_AUTO: u32 = 1;
 pub const FI_PROGRESS_MANUAL: u32 = 2;
-/// From 2.0 on: progress made on any queue of a domain serves all of it.
+/// From 2.0 on: progress on any queue of a domain is progress for the whole domain.
 pub const FI_PROGRESS_CONTROL_UNIFIED: u32 = 3;
 
 pub const FI_THREAD_UNSPEC: u32 = 0;
@@ -60,7 +60,7 @@ pub const FI_EP_MSG: u32 = 1;
 pub const FI_EP_DGRAM: u32 = 2;
 pub const FI_EP_RDM: u32 = 3;
 
-/// Modes: what the caller gives with each operation.
+/// Mode bits: requirements on the caller of each operation.
 pub const FI_CONTEXT: u64 = 1 << 59;
 pub const FI_MSG_PREFIX: u64 = 1 << 58;
 pub const FI_RX_CQ_DATA: u64 = 1 << 56;
@@ -86,17 +86,17 @@ pub const FI_OPT_SHARED_MEMORY_PERMITTED: c_int = 11;
 pub const FI_OPT_MAX_MSG_SIZE: c_int = 12;
 /// `size_t`; from 2.0 on.
 pub const FI_OPT_MAX_RMA_SIZE: c_int = 14;
-/// Options of the provider `efa` count up from here.
+/// First option number of the provider `efa`.
 const FI_OPT_EFA: c_int = -(0xefa << 16);
-/// `bool`; from 1.18 on: reads are made of messages, there is no device behind them.
+/// `bool`; from 1.18 on: the provider emulates reads with messages instead of using the device.
 pub const FI_OPT_EFA_EMULATED_READ: c_int = FI_OPT_EFA + 1;
-/// `bool`; from 1.18 on: writes are made of messages.
+/// `bool`; from 1.18 on: the provider emulates writes with messages.
 pub const FI_OPT_EFA_EMULATED_WRITE: c_int = FI_OPT_EFA + 2;
 
 pub const FI_HMEM_SYSTEM: u32 = 0;
 pub const FI_HMEM_CUDA: u32 = 1;
 
-/// Errors that are `errno` values, as calls return them negated.
+/// Error numbers that are `errno` values. Calls return them negated.
 pub const FI_SUCCESS: c_int = 0;
 pub const FI_EAGAIN: c_int = libc::EAGAIN;
 pub const FI_ENODATA: c_int = libc::ENODATA;
@@ -105,7 +105,7 @@ pub const FI_ENOPROTOOPT: c_int = libc::ENOPROTOOPT;
 pub const FI_EOPNOTSUPP: c_int = libc::EOPNOTSUPP;
 pub const FI_ECANCELED: c_int = libc::ECANCELED;
 pub const FI_EINVAL: c_int = libc::EINVAL;
-/// Errors of libfabric's own.
+/// Error numbers that libfabric defines.
 pub const FI_ETOOSMALL: c_int = 257;
 pub const FI_EAVAIL: c_int = 259;
 pub const FI_EOVERRUN: c_int = 268;

@@ -1,4 +1,4 @@
-//! What a library offers: `fi_getinfo`'s list, owned.
+//! Owned lists of `fi_info`, as `fi_getinfo` returns them.
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::NonNull;
@@ -6,27 +6,30 @@ use std::ptr::NonNull;
 use crate::load::{Library, Version};
 use crate::types::fi_info;
 
-/// A list of `fi_info`, freed by the library that made it.
+/// A list of `fi_info`, freed by the library that allocated it.
 pub struct InfoList {
     library: Library,
     head: NonNull<fi_info>,
 }
 
-// SAFETY: plain memory of the library's, which belongs to no thread; whoever owns the list owns it alone.
+// SAFETY: plain memory of the library without thread affinity; the value is its only owner.
 unsafe impl Send for InfoList {}
 
 impl Library {
-    /// Empty hints: an `fi_info` with all attributes allocated and zero.
+    /// Returns empty hints: an `fi_info` with all attributes allocated and zero.
     pub fn hints(&self) -> Option<InfoList> {
-        // SAFETY: duplicating "nothing" allocates an empty one.
+        // SAFETY: duplicating a null pointer allocates an empty `fi_info`.
         let head = NonNull::new(unsafe { (self.dupinfo)(std::ptr::null()) })?;
         Some(InfoList { library: self.clone(), head })
     }
 
-    /// What matches the hints; the error is libfabric's number, positive (`FI_ENODATA`: nothing).
+    /// Returns the entries that match the hints.
+    ///
+    /// # Errors
+    /// libfabric's error number, positive. `FI_ENODATA`: no entry matches.
     pub fn info(&self, interface: Version, hints: Option<&InfoList>) -> Result<InfoList, i32> {
         let mut head = std::ptr::null_mut();
-        // SAFETY: hints, if any, are a live list of this library; the result is freed by `InfoList`.
+        // SAFETY: hints are null or a live list of this library; `InfoList` frees the result.
         let code = unsafe {
             (self.getinfo)(
                 interface.packed(),
@@ -45,7 +48,7 @@ impl Library {
 }
 
 impl InfoList {
-    /// The first entry.
+    /// Returns the address of the first entry.
     pub fn as_ptr(&self) -> *mut fi_info {
         self.head.as_ptr()
     }
@@ -64,11 +67,11 @@ impl InfoList {
         })
     }
 
-    /// Puts a provider's name into hints.
+    /// Sets the provider's name in hints.
     pub fn name_provider(&mut self, name: &str) {
         let Ok(name) = CString::new(name) else { return };
-        // SAFETY: hints of this library have their attributes allocated; the name must come from `malloc`, because
-        // the library frees it.
+        // SAFETY: the library allocated the attributes of its hints. The name comes from `malloc`, because the
+        // library frees it.
         unsafe {
             let attr = self.head.as_ref().fabric_attr;
             if !attr.is_null() {
@@ -81,7 +84,7 @@ impl InfoList {
 
 impl Drop for InfoList {
     fn drop(&mut self) {
-        // SAFETY: made by this library, freed once.
+        // SAFETY: this library allocated the list, and it is freed once.
         unsafe { (self.library.freeinfo)(self.head.as_ptr()) };
     }
 }
@@ -95,19 +98,19 @@ pub struct Info<'a> {
 
 impl<'a> Info<'a> {
     pub fn raw(&self) -> &'a fi_info {
-        // SAFETY: a live entry, borrowed with its list; nobody writes to it.
+        // SAFETY: a live entry, borrowed with its list; it is not written meanwhile.
         unsafe { self.info.as_ref() }
     }
 
-    /// A copy that lives on its own.
+    /// Returns an independent copy.
     pub fn duplicate(&self) -> Option<InfoList> {
         let library = &self.list.library;
-        // SAFETY: a live entry; the copy has no successors.
+        // SAFETY: a live entry; the copy has no next entry.
         let head = NonNull::new(unsafe { (library.dupinfo)(self.info.as_ptr()) })?;
         Some(InfoList { library: library.clone(), head })
     }
 
-    /// "efa", "tcp;ofi_rxm".
+    /// Returns the provider's name, for example "efa" or "tcp;ofi_rxm".
     pub fn provider(&self) -> &'a str {
         // SAFETY: attributes of a live entry, or null.
         unsafe { self.raw().fabric_attr.as_ref() }.map_or("", |a| text(a.prov_name))
@@ -125,14 +128,14 @@ impl<'a> Info<'a> {
         unsafe { self.raw().domain_attr.as_ref() }.map_or("", |a| text(a.name))
     }
 
-    /// The device's name, "rdmap0s6".
+    /// Returns the device's name, for example "rdmap0s6".
     pub fn device(&self) -> Option<&'a str> {
         // SAFETY: a live entry's attributes, or null.
         let device = unsafe { self.raw().nic.as_ref()?.device_attr.as_ref()? };
         Some(text(device.name)).filter(|n| !n.is_empty())
     }
 
-    /// The device's place on the PCI bus, "0000:10:1b.0".
+    /// Returns the device's PCI address, for example "0000:10:1b.0".
     pub fn pci(&self) -> Option<String> {
         // SAFETY: a live entry's attributes, or null.
         let bus = unsafe { self.raw().nic.as_ref()?.bus_attr.as_ref()? };
@@ -142,29 +145,29 @@ impl<'a> Info<'a> {
         })
     }
 
-    /// Bits per second, where the provider knows.
+    /// Returns the link speed in bits per second, if the provider reports it.
     pub fn speed(&self) -> Option<usize> {
         // SAFETY: a live entry's attributes, or null.
         let link = unsafe { self.raw().nic.as_ref()?.link_attr.as_ref()? };
         Some(link.speed).filter(|&s| s > 0)
     }
 
-    /// The address it would use, as raw bytes in `addr_format`.
+    /// Returns the source address as raw bytes in `addr_format`.
     pub fn source(&self) -> &'a [u8] {
         let raw = self.raw();
         if raw.src_addr.is_null() {
             return &[];
         }
-        // SAFETY: the library allocated `src_addrlen` bytes there, which live as long as the list.
+        // SAFETY: the library allocated `src_addrlen` bytes at that address, which live as long as the list.
         unsafe { std::slice::from_raw_parts(raw.src_addr.cast::<u8>().cast_const(), raw.src_addrlen) }
     }
 }
 
-/// A string of the library's, empty where there is none or it is not UTF-8.
+/// Returns a string of the library; empty for null or a string that is not UTF-8.
 fn text<'a>(at: *const c_char) -> &'a str {
     if at.is_null() {
         return "";
     }
-    // SAFETY: null-terminated strings in an `fi_info`, which outlives what borrows it (see `Info`).
+    // SAFETY: a null-terminated string in an `fi_info`, which outlives its borrowers (see `Info`).
     unsafe { CStr::from_ptr(at) }.to_str().unwrap_or_default()
 }

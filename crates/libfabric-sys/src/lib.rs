@@ -1,11 +1,11 @@
-//! Raw libfabric, opened at run time.
+//! Raw bindings to libfabric, loaded at run time.
 //!
-//! A program linked against a new libfabric does not start with an old one (`version 'FABRIC_1.9' not found`), and
-//! one that links it at all does not start without it. So nothing is linked: [`Library::open`] looks for the shared
-//! object and takes its six functions at the symbol versions whose structures are written down in [`types`].
-//! Everything else in libfabric is a call through a table of functions, which [`calls`] makes.
+//! A program linked against a new libfabric does not start with an old one (`version 'FABRIC_1.9' not found`), and a
+//! linked program does not start without libfabric. Therefore nothing is linked: [`Library::open`] searches for the
+//! shared object and resolves its six functions at the symbol versions whose structures [`types`] defines.
+//! All other libfabric functions are calls through function tables, which [`calls`] makes.
 //!
-//! No policy lives here: which provider, which limits, what to do about a missing library is the caller's.
+//! The crate contains no policy: the caller selects the provider and the limits, and handles a missing library.
 
 pub mod calls;
 pub mod constants;
@@ -15,5 +15,5 @@ pub mod types;
 
 pub use constants::*;
 pub use info::{Info, InfoList};
-pub use load::{Library, Looked, Missing, Place, SONAME, Version};
+pub use load::{Attempt, Library, Missing, Place, SONAME, Version};
 pub use types::*;

@@ -1,4 +1,4 @@
-//! Finding and opening the shared object.
+//! Search for the shared object, and its loading.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use crate::types::{fi_fabric_attr, fi_info, fid_fabric};
 
-/// What libfabric 1.x and 2.x are called.
+/// The soname of libfabric 1.x and 2.x.
 pub const SONAME: &str = "libfabric.so.1";
 
-/// Where the EFA installer puts it.
+/// Directories of the EFA installer.
 const INSTALLED: [&str; 2] = ["/opt/amazon/efa/lib", "/opt/amazon/efa/lib64"];
 
 /// A version of libfabric, or of its interface.
@@ -25,7 +25,7 @@ impl Version {
         Self { major, minor }
     }
 
-    /// As libfabric packs it.
+    /// Returns the version in libfabric's packed format.
     pub const fn packed(self) -> u32 {
         (self.major as u32) << 16 | self.minor as u32
     }
@@ -41,7 +41,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// By which rule a library was found.
+/// The search rule that found a library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// The caller named the file.
@@ -65,26 +65,26 @@ impl fmt::Display for Place {
     }
 }
 
-/// One place that was looked at, and what was wrong there.
+/// A failed attempt to open a library, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Looked {
-    pub at: PathBuf,
+pub struct Attempt {
+    pub path: PathBuf,
     pub place: Place,
-    pub why: String,
+    pub reason: String,
 }
 
 /// No libfabric could be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Missing {
-    pub looked: Vec<Looked>,
+    pub attempts: Vec<Attempt>,
 }
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("no libfabric found; looked at:")?;
-        for (i, l) in self.looked.iter().enumerate() {
+        f.write_str("no libfabric found; tried:")?;
+        for (i, l) in self.attempts.iter().enumerate() {
             let sep = if i == 0 { "" } else { ";" };
-            write!(f, "{sep} {} ({}): {}", l.at.display(), l.place, l.why)?;
+            write!(f, "{sep} {} ({}): {}", l.path.display(), l.place, l.reason)?;
         }
         Ok(())
     }
@@ -98,7 +98,7 @@ type Fabric = unsafe extern "C" fn(*mut fi_fabric_attr, *mut *mut fid_fabric, *m
 type StrError = unsafe extern "C" fn(c_int) -> *const c_char;
 type GetVersion = unsafe extern "C" fn() -> u32;
 
-/// An open libfabric. It stays open as long as the process: providers start threads and register handlers that do
+/// An open libfabric. It stays loaded until the process exits: providers start threads and register handlers that do
 /// not survive an unload.
 #[derive(Clone, Debug)]
 pub struct Library {
@@ -113,14 +113,14 @@ pub struct Library {
 }
 
 impl Library {
-    /// Opens the library: the named file and no other if there is one; else what the process has open already; else
-    /// the EFA installer's; else what the loader finds.
+    /// Opens the library. With `explicit` only that file is tried. Otherwise the order is: a library that the process has
+    /// loaded already, the EFA installer's directories, the loader's search path.
     pub fn open(explicit: Option<&Path>) -> Result<Self, Missing> {
-        let mut looked = Vec::new();
+        let mut attempts = Vec::new();
         let mut attempt = |at: &Path, place: Place| match Self::load(at, place) {
             Ok(library) => Some(library),
-            Err(why) => {
-                looked.push(Looked { at: at.to_owned(), place, why });
+            Err(reason) => {
+                attempts.push(Attempt { path: at.to_owned(), place, reason });
                 None
             }
         };
@@ -132,7 +132,7 @@ impl Library {
                 })
                 .or_else(|| attempt(Path::new(SONAME), Place::Loader)),
         };
-        found.ok_or(Missing { looked })
+        found.ok_or(Missing { attempts })
     }
 
     fn load(at: &Path, place: Place) -> Result<Self, String> {
@@ -141,13 +141,13 @@ impl Library {
         if place == Place::Loaded {
             flags |= libc::RTLD_NOLOAD;
         }
-        // SAFETY: opening runs the library's initialisers; the caller, or the system's owner, named it. The handle
-        // is never closed.
+        // SAFETY: opening runs the initializers of a library that the caller or the system's administrator selected.
+        // The handle is never closed.
         let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
         if handle.is_null() {
             return Err(if place == Place::Loaded { "not loaded".to_owned() } else { last_error() });
         }
-        // SAFETY: the types are those of the functions of these names at these symbol versions (fabric.h).
+        // SAFETY: the types match the functions of these names at these symbol versions (fabric.h).
         let (getinfo, dupinfo, freeinfo, fabric, strerror, version) = unsafe {
             (
                 symbol::<GetInfo>(handle, c"fi_getinfo", c"FABRIC_1.3")?,
@@ -158,13 +158,13 @@ impl Library {
                 symbol::<GetVersion>(handle, c"fi_version", c"FABRIC_1.0")?,
             )
         };
-        // SAFETY: takes nothing and returns a number.
+        // SAFETY: the function has no arguments and returns a number.
         let version = Version::unpack(unsafe { version() });
-        let path = where_is(getinfo as *const c_void).unwrap_or_else(|| at.to_owned());
+        let path = file_of(getinfo as *const c_void).unwrap_or_else(|| at.to_owned());
         Ok(Self { path, place, version, getinfo, dupinfo, freeinfo, fabric, strerror })
     }
 
-    /// The file.
+    /// Returns the path of the loaded file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -177,20 +177,20 @@ impl Library {
         self.version
     }
 
-    /// The version of the interface to ask for: the library's own, at most 2.0, the newest that is written down
-    /// here.
+    /// Returns the interface version to request: the library's version, at most 2.0, the newest version that [`types`]
+    /// covers.
     pub fn interface(&self) -> Version {
         self.version.min(Version::new(2, 0))
     }
 
-    /// The library's text for an error number (positive).
+    /// Returns the library's text for a positive error number.
     pub fn error(&self, number: i32) -> String {
-        // SAFETY: takes a number and returns a static string, or null.
+        // SAFETY: the function has a number as argument and returns a static string or null.
         let text = unsafe { (self.strerror)(number) };
         if text.is_null() {
             return format!("error {number}");
         }
-        // SAFETY: a null-terminated string of the library's, which is never unloaded.
+        // SAFETY: a null-terminated string of the library, which is never unloaded.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
@@ -200,7 +200,7 @@ impl Library {
     /// `attr` points at the `fabric_attr` of a live `fi_info` of this library.
     pub unsafe fn open_fabric(&self, attr: *mut fi_fabric_attr) -> Result<*mut fid_fabric, i32> {
         let mut fabric = std::ptr::null_mut();
-        // SAFETY: the caller's promise.
+        // SAFETY: the contract of this function.
         let code = unsafe { (self.fabric)(attr, &raw mut fabric, std::ptr::null_mut()) };
         if code == 0 { Ok(fabric) } else { Err(-code) }
     }
@@ -209,43 +209,43 @@ impl Library {
 /// # Safety
 /// `F` is the type of the function of that name and version.
 unsafe fn symbol<F: Copy>(handle: *mut c_void, name: &CStr, version: &CStr) -> Result<F, String> {
-    // Not `dlsym`: it takes the newest version of a symbol, whose structures are not the ones written down here.
-    // SAFETY: an open handle and two strings.
+    // `dlsym` would resolve the newest version of a symbol, whose structures may differ from those of `types`.
+    // SAFETY: an open handle and two null-terminated strings.
     let found = unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) };
     if found.is_null() {
         return Err(format!(
-            "opened, but it has no {}@{}: {}",
+            "opened, but symbol {}@{} is missing: {}",
             name.to_string_lossy(),
             version.to_string_lossy(),
             last_error()
         ));
     }
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: the same size (asserted), and by the caller's promise a function of this type.
+    // SAFETY: the size is equal (asserted), and by the contract it is a function of this type.
     Ok(unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) })
 }
 
 fn last_error() -> String {
-    // SAFETY: returns a string of this thread's, or null.
+    // SAFETY: returns a string of this thread, or null.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "unknown error".to_owned();
     }
-    // SAFETY: null-terminated, and nothing of the loader's is called before it is copied.
+    // SAFETY: null-terminated, and no loader function is called before the copy.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
-/// The file that a function of it lies in.
-fn where_is(function: *const c_void) -> Option<PathBuf> {
+/// Returns the file that contains `function`.
+fn file_of(function: *const c_void) -> Option<PathBuf> {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     // SAFETY: fills the structure, or returns 0.
     let code = unsafe { libc::dladdr(function, found.as_mut_ptr()) };
-    // SAFETY: all zeros is a valid value of it.
+    // SAFETY: all zeros is a valid `Dl_info`.
     let found = unsafe { found.assume_init() };
     if code == 0 || found.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: null-terminated, owned by the loader as long as the library is open.
+    // SAFETY: null-terminated; the loader owns the string while the library is open.
     let name = unsafe { CStr::from_ptr(found.dli_fname) };
     Some(PathBuf::from(std::ffi::OsStr::from_bytes(name.to_bytes())))
 }
@@ -255,23 +255,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_compare_and_pack_as_libfabric_does() {
+    fn versions_compare_and_pack_in_libfabrics_format() {
         assert_eq!(Version::unpack(0x0001_0011), Version::new(1, 17));
         assert_eq!(Version::new(2, 0).packed(), 0x0002_0000);
         assert!(Version::new(1, 18) < Version::new(2, 0));
     }
 
     #[test]
-    fn a_named_file_is_the_only_place_looked_at() {
+    fn explicit_path_disables_the_search() {
         let missing = Library::open(Some(Path::new("/nowhere/libfabric.so.1"))).unwrap_err();
-        assert_eq!(missing.looked.len(), 1);
+        assert_eq!(missing.attempts.len(), 1);
         let text = missing.to_string();
         assert!(text.contains("/nowhere/libfabric.so.1 (named by the caller)"), "{text}");
     }
 
     #[test]
-    fn another_library_is_refused_by_its_missing_symbol() {
+    fn library_without_the_symbols_is_rejected() {
         let missing = Library::open(Some(Path::new("libc.so.6"))).unwrap_err();
-        assert!(missing.looked[0].why.contains("fi_getinfo@FABRIC_1.3"), "{missing}");
+        assert!(missing.attempts[0].reason.contains("fi_getinfo@FABRIC_1.3"), "{missing}");
     }
 }

@@ -1,21 +1,21 @@
-//! libfabric's structures, as far as they are used, in C's layout.
+//! The libfabric structures that the project uses, in C layout.
 //!
-//! Structures that the *library* allocates (`fi_info` and what hangs on it) are those of symbol version FABRIC_1.3,
-//! which every libfabric from 1.9 to 2.x exports: fields that later versions append are not named and never read.
+//! Structures that the *library* allocates (`fi_info` and its attributes) have the layout of symbol version FABRIC_1.3,
+//! which every libfabric from 1.9 to 2.x exports. Fields that later versions append are not declared and never read.
 //! Structures that the *caller* allocates (`fi_mr_attr`, `fi_cq_err_entry`) have the size of 2.x, because a new
-//! provider may read or write their ends. Enumerations are plain numbers: a library may return one that is newer
-//! than this file.
+//! provider may read or write the appended fields. Enumerations are plain numbers, because a library may return a value
+//! that is newer than this file.
 //!
-//! Function pointers in the tables are optional where a provider may leave them out; a table says by its `size` how
-//! much of it exists.
+//! Function pointers in the tables are `Option`, because a provider may omit them. The `size` of a table is the number of
+//! its bytes that exist.
 
-#![allow(non_camel_case_types, reason = "these are C's names, to be found in libfabric's manual pages")]
+#![allow(non_camel_case_types, reason = "C names, as in libfabric's manual pages")]
 
 use std::ffi::{c_char, c_int, c_void};
 
 pub type fi_addr_t = u64;
 
-/// As the system's, so that this file needs nothing else.
+/// Equal to the system's `iovec`, so that this file has no dependency.
 #[repr(C)]
 pub struct iovec {
     pub iov_base: *mut c_void,
@@ -146,7 +146,7 @@ pub struct fi_pci_attr {
 #[repr(C)]
 pub struct fi_bus_attr {
     pub bus_type: u32,
-    /// C has a union here, of which this is the only member.
+    /// The only member of a union in C.
     pub pci: fi_pci_attr,
 }
 
@@ -154,7 +154,7 @@ pub struct fi_bus_attr {
 pub struct fi_link_attr {
     pub address: *mut c_char,
     pub mtu: usize,
-    /// Bits per second; 0: not known.
+    /// Bits per second; 0 if unknown.
     pub speed: usize,
     pub state: u32,
     pub network_type: *mut c_char,
@@ -180,7 +180,7 @@ pub struct fi_ops {
         Option<unsafe extern "C" fn(*mut fid, *const c_char, u64, *mut c_void, *mut c_void) -> c_int>,
 }
 
-/// Stands where a function is that nothing here calls.
+/// Placeholder for a function that the project does not call.
 pub type unused = Option<unsafe extern "C" fn()>;
 
 #[repr(C)]
@@ -467,7 +467,7 @@ pub struct fid_cq {
     pub ops: *mut fi_ops_cq,
 }
 
-/// Room that an operation lends the provider until it completes, in the modes `FI_CONTEXT` (half of it) and
+/// Memory for the provider's use until an operation completes, in the modes `FI_CONTEXT` (half of the size) and
 /// `FI_CONTEXT2`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -481,7 +481,7 @@ mod tests {
 
     use super::*;
 
-    /// Sizes and offsets as a C compiler gives them for the headers of 1.17, on 64-bit Linux.
+    /// Sizes and offsets that a C compiler computes from the headers of 1.17 on 64-bit Linux.
     #[test]
     fn layouts_are_those_of_c() {
         let sizes = [
@@ -545,14 +545,14 @@ mod tests {
     }
 
     #[test]
-    fn a_range_of_memory_is_the_systems() {
+    fn iovec_matches_the_system_layout() {
         assert_eq!(size_of::<iovec>(), size_of::<libc::iovec>());
         assert_eq!(offset_of!(iovec, iov_len), offset_of!(libc::iovec, iov_len));
     }
 
-    /// These two grew: 80 bytes each in 1.17.
+    /// In 1.17 both structures have 80 bytes.
     #[test]
-    fn what_the_caller_allocates_has_the_size_of_2_x() {
+    fn caller_allocated_structures_have_the_size_of_2_x() {
         assert_eq!(size_of::<fi_mr_attr>(), 112);
         assert_eq!(size_of::<fi_cq_err_entry>(), 88);
     }

@@ -1,4 +1,4 @@
-//! Opens the libfabric of this machine, where there is one, and says what it offers.
+//! Opens the libfabric of this machine, if installed, and prints its providers.
 //!
 //! `LIBFABRIC_PATHS`: further libraries to open, separated by colons.
 
@@ -13,7 +13,7 @@ use libfabric_sys::*;
 fn describe(library: &Library) -> String {
     let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let hints = library.hints().unwrap();
-    // SAFETY: hints with all their attributes allocated, owned here.
+    // SAFETY: the hints have all attributes allocated, and this function owns them.
     unsafe {
         (*hints.as_ptr()).caps = FI_MSG | FI_RMA;
         (*(*hints.as_ptr()).ep_attr).kind = FI_EP_RDM;
@@ -34,7 +34,7 @@ fn describe(library: &Library) -> String {
 }
 
 #[test]
-fn the_library_of_this_machine_lists_its_providers() {
+fn installed_library_lists_its_providers() {
     match Library::open(None) {
         Ok(library) => {
             println!("{}", describe(&library));
@@ -43,7 +43,7 @@ fn the_library_of_this_machine_lists_its_providers() {
             assert!(library.path().is_absolute(), "{:?}", library.path());
         }
         Err(missing) => {
-            // No libfabric is a value, not a failure; the text names every place.
+            // A machine without libfabric passes the test; the error lists every path.
             println!("{missing}");
             let text = missing.to_string();
             assert!(text.contains("libfabric.so.1 (already loaded): not loaded"), "{text}");
@@ -57,7 +57,7 @@ fn the_library_of_this_machine_lists_its_providers() {
 }
 
 #[test]
-fn one_binary_opens_every_library_that_is_named() {
+fn one_binary_opens_every_listed_library() {
     let Some(paths) = std::env::var_os("LIBFABRIC_PATHS") else {
         println!("LIBFABRIC_PATHS names no further libraries");
         return;

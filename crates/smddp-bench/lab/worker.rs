@@ -28,14 +28,14 @@ use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::pattern::{Run, encode};
 use crate::pin::pin;
-use smddp_rendezvous::Launched;
+use smddp_rendezvous::LaunchEnvironment;
 
 use crate::NAME;
 
 /// The coordinator's own pattern repeats every 31 elements; a whole number of those is compared at once.
 const PERIOD: usize = 31 * 512;
 
-pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
+pub(crate) fn run(cli: &Cli, launched: &LaunchEnvironment) -> Result<()> {
     let path = env::var("PEERS_SOCK")
         .map_err(|_| Error::Usage("PEERS_SOCK is not set: a worker is started by its coordinator".into()))?;
     if env::var_os("PEERS_PIN").is_some() {

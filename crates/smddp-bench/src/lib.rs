@@ -57,7 +57,7 @@ mod worker;
 use std::io::{IsTerminal, stderr, stdout};
 
 use clap::Parser;
-use smddp_rendezvous::Launched;
+use smddp_rendezvous::LaunchEnvironment;
 
 use calls::Team;
 use cli::Cli;
@@ -150,7 +150,7 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
     if cli.store.is_some() {
         launch::follow_parent()?;
     }
-    let launched = Launched::detect(&get, cli.port, std::os::unix::process::parent_id())?;
+    let launched = LaunchEnvironment::detect(&get, cli.port, std::os::unix::process::parent_id())?;
     *rank = Some(launched.rank);
     match cli.task {
         Task::Info => Ok(0),
@@ -176,7 +176,7 @@ fn rows(ranks: Ranks<'_>, cli: &Cli) -> usize {
     }
 }
 
-fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &Launched) -> Result<()> {
+fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &LaunchEnvironment) -> Result<()> {
     let groups = groups(split, launched.size);
     cli.validate_groups(&groups)?;
     // Differs between the ranks of a host, as a local rank does.

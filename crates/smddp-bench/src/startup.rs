@@ -5,7 +5,7 @@
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use smddp_rendezvous::Launched;
+use smddp_rendezvous::LaunchEnvironment;
 
 use crate::NAME;
 use crate::calls::Team;
@@ -30,7 +30,7 @@ pub(crate) fn since_the_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
+pub(crate) fn run(cli: &Cli, launched: &LaunchEnvironment) -> Result<()> {
     let here = since_the_epoch();
     let began = std::env::var(BEGAN).ok().and_then(|text| text.parse().ok()).map(Duration::from_nanos);
     let joined = smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?;

@@ -3,18 +3,18 @@
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-/// An integer that `name` needs.
+/// Converts the argument `name` to an integer.
 fn integer(name: &str, value: &Bound<'_, PyAny>) -> PyResult<i64> {
-    value.extract().map_err(|error| of_type(name, "an integer", value, error))
+    value.extract().map_err(|error| type_error(name, "an integer", value, error))
 }
 
-/// A non-negative integer that `name` needs.
+/// Converts the argument `name` to a non-negative integer.
 fn unsigned(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     let value = integer(name, value)?;
     u64::try_from(value).map_err(|_| PyValueError::new_err(format!("{name} {value} is negative")))
 }
 
-fn of_type(name: &str, wanted: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+fn type_error(name: &str, wanted: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     if error.is_instance_of::<PyOverflowError>(value.py()) {
         let why = format!("{name} {value:?} is out of range: expected {wanted} of at most {}", i64::MAX);
         return PyValueError::new_err(why);
@@ -38,12 +38,12 @@ pub(crate) fn tag_of(value: &Bound<'_, PyAny>) -> PyResult<i64> {
     integer("tag", value)
 }
 
-/// The source of a recv; `None` is any rank.
+/// Converts the source of a receive; `None` is any rank.
 pub(crate) fn src_of(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     if value.is_none() { Ok(None) } else { integer("src", value).map(Some) }
 }
 
-/// Seconds of a deadline: a number, or a `datetime.timedelta` as torch takes it. `None` is the group's own deadline.
+/// Converts a timeout to seconds: a number or a `datetime.timedelta`, as in torch. `None` is the group's timeout.
 pub(crate) fn timeout_of(value: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
     if value.is_none() {
         return Ok(None);
@@ -51,36 +51,36 @@ pub(crate) fn timeout_of(value: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
     let seconds = value.call_method0("total_seconds");
     let seconds = seconds.as_ref().unwrap_or(value).extract::<f64>();
     let wanted = "a number of seconds or a datetime.timedelta";
-    seconds.map(Some).map_err(|error| of_type("timeout", wanted, value, error))
+    seconds.map(Some).map_err(|error| type_error("timeout", wanted, value, error))
 }
 
-/// The stream of a call: a handle of CUDA, or `None`.
+/// Converts the stream of a call: a raw CUDA handle or `None`.
 pub(crate) fn stream_of(value: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
     if value.is_none() { Ok(None) } else { unsigned("stream", value).map(Some) }
 }
 
-/// Counts of elements, one for each rank, or `None`.
+/// Converts the numbers of elements of each rank, or `None`.
 pub(crate) fn counts_of(value: &Bound<'_, PyAny>) -> PyResult<Option<Vec<i64>>> {
     if value.is_none() {
         return Ok(None);
     }
     let counts =
-        value.try_iter().map_err(|error| of_type("counts", "a sequence of integers", value, error))?;
+        value.try_iter().map_err(|error| type_error("counts", "a sequence of integers", value, error))?;
     counts.map(|count| integer("a count of", &count?)).collect::<PyResult<_>>().map(Some)
 }
 
-/// Counts of what is sent and of what is received, or `None`.
+/// Converts the numbers of sent and of received elements, or `None`.
 pub(crate) fn pair_of_counts_of(value: &Bound<'_, PyAny>) -> PyResult<Option<(Vec<i64>, Vec<i64>)>> {
     if value.is_none() {
         return Ok(None);
     }
     let (sent, received): (Bound<'_, PyAny>, Bound<'_, PyAny>) = value
         .extract()
-        .map_err(|error| of_type("counts", "a pair of sequences of integers", value, error))?;
+        .map_err(|error| type_error("counts", "a pair of sequences of integers", value, error))?;
     Ok(counts_of(&sent)?.zip(counts_of(&received)?))
 }
 
-/// The color of a split, or `None`.
+/// Converts the color of a split, or `None`.
 pub(crate) fn color_of(value: &Bound<'_, PyAny>) -> PyResult<Option<i64>> {
     if value.is_none() { Ok(None) } else { integer("color", value).map(Some) }
 }

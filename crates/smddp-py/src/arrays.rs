@@ -1,4 +1,4 @@
-//! `Arrays`: a group's calls on arrays, without torch.
+//! `Arrays`: calls of a group on arrays, without torch.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,17 +11,17 @@ use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, Red
 use crate::arguments::{
     counts_of, dst_of, pair_of_counts_of, root_of, src_of, stream_of, tag_of, timeout_of,
 };
+use crate::buffer_pair::{BufferSide, CallOptions, common_type, hold};
 use crate::buffers::Elements;
 use crate::comm::{Comm, Sendable, Wait};
 use crate::errors::raise;
-use crate::sides::{How, Side, agreed, held};
 use crate::work::Work;
 
-/// One group's ranks, for arrays. `smddp.Communicator` is made of it.
+/// Calls of one group on arrays. `smddp.Communicator` is a subclass.
 #[pyclass(subclass, frozen)]
 pub(crate) struct Arrays {
     comm: Communicator,
-    /// Messages and their bytes, by the rank that they went to.
+    /// Sent messages and their bytes, by receiver.
     sent: Mutex<BTreeMap<usize, (u64, u64)>>,
 }
 
@@ -29,7 +29,7 @@ const REDUCTIONS: &str = "sum, avg, min, max, prod, band, bor, bxor, or (\"premu
 
 fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<RedOp> {
     let Some(op) = op else { return Ok(RedOp::Sum) };
-    let unknown = || PyValueError::new_err(format!("no reduction is called {op:?}: there are {REDUCTIONS}"));
+    let unknown = || PyValueError::new_err(format!("invalid reduction {op:?}: expected {REDUCTIONS}"));
     if let Ok((name, factor)) = op.extract::<(String, f64)>() {
         return if name == "premul_sum" { Ok(RedOp::PremulSum(factor)) } else { Err(unknown()) };
     }
@@ -44,39 +44,39 @@ fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<RedOp> {
         "bor" => RedOp::Bor,
         "bxor" => RedOp::Bxor,
         "premul_sum" => {
-            return Err(PyValueError::new_err("premul_sum has a factor: (\"premul_sum\", 0.5)"));
+            return Err(PyValueError::new_err("premul_sum needs a factor: (\"premul_sum\", 0.5)"));
         }
         _ => return Err(unknown()),
     })
 }
 
-type Sides<'a, 'py> = [Option<Side<'a, 'py>>; 2];
+type Sides<'a, 'py> = [Option<BufferSide<'a, 'py>>; 2];
 
-/// Input and output of a call whose result has the array's size, and which array it goes to.
+/// Returns input and output of a call whose result has the array's size, and the array for the result.
 fn in_place_or<'a, 'py>(
-    how: How,
+    how: CallOptions,
     array: &'a Bound<'py, PyAny>,
     out: Option<&'a Bound<'py, PyAny>>,
 ) -> PyResult<(Sides<'a, 'py>, &'a Bound<'py, PyAny>)> {
     let Some(out) = out else {
-        let side = how.place(array)?;
-        return Ok(([Some(side.again()), Some(side)], array));
+        let side = how.in_out(array)?;
+        return Ok(([Some(side.in_place()), Some(side)], array));
     };
     Ok(([Some(how.input(array)?), Some(how.output(out)?)], out))
 }
 
 impl Arrays {
-    /// Makes the call of these two sides, input and output; `result` is what a call that is over returns.
-    fn make(
+    /// Runs or starts the call. `sides` are input and output; `result` is the return value of a completed call.
+    fn run(
         &self,
         py: Python<'_>,
-        how: How,
+        how: CallOptions,
         collective: Collective,
         (redop, root): (RedOp, usize),
-        sides: [Option<Side<'_, '_>>; 2],
+        sides: [Option<BufferSide<'_, '_>>; 2],
         result: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        let (dtype, device) = agreed(how, &sides)?;
+        let (dtype, device) = common_type(how, &sides)?;
         if (redop, dtype) == (RedOp::Avg, DType::Bool) {
             return Err(PyValueError::new_err(format!("{}: avg of bool is not defined", how.call)));
         }
@@ -85,7 +85,7 @@ impl Arrays {
         let call = Call { collective, dtype, redop, root, input, output };
         let mut options = Options { timeout: how.timeout.map(seconds), keep: None, on: None };
         if how.asynchronous || device >= 0 {
-            let held = Py::new(py, held(sides))?;
+            let held = Py::new(py, hold(sides))?;
             options.keep = Some(Box::new(held));
             if device >= 0 {
                 let device =
@@ -93,7 +93,7 @@ impl Arrays {
                 options.on = Some(On { device, stream: Stream(how.stream.unwrap_or(0)) });
             }
             let call = Sendable(&call);
-            // SAFETY: what is held keeps the arrays and their addresses until the call is over.
+            // SAFETY: `keep` keeps the arrays and their addresses valid until the call is done.
             let work = py.detach(|| unsafe { self.comm.start(call.get(), options) });
             let work = work.map_err(|error| raise(py, error))?;
             if how.asynchronous {
@@ -106,7 +106,7 @@ impl Arrays {
             over.map_err(|error| raise(py, error))?;
             return Ok(done(py, result));
         }
-        // SAFETY: the caller's frame holds the arrays, and `sides` their addresses, until this returns.
+        // SAFETY: the caller's frame keeps the arrays, and `sides` keeps their addresses, until this returns.
         let over = unsafe { self.comm.run_aside(&call, options, Wait::detached(py)) };
         over.map_err(|error| raise(py, error))?;
         Ok(done(py, result))
@@ -120,7 +120,7 @@ impl Arrays {
         Self { comm: comm.communicator().clone(), sent: Mutex::default() }
     }
 
-    /// What was sent so far: {rank: (messages, bytes)}.
+    /// Sent messages and their bytes: {receiver: (messages, bytes)}.
     #[getter]
     fn sent(&self) -> BTreeMap<usize, (u64, u64)> {
         self.sent.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -138,10 +138,10 @@ impl Arrays {
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("all_reduce", async_op, timeout, stream)?;
+        let how = CallOptions::new("all_reduce", async_op, timeout, stream)?;
         let op = reduction(op)?;
         let (sides, result) = in_place_or(how, array, out)?;
-        self.make(py, how, Collective::AllReduce, (op, 0), sides, Some(result))
+        self.run(py, how, Collective::AllReduce, (op, 0), sides, Some(result))
     }
 
     #[pyo3(signature = (array, op=None, root=0, *, out=None, async_op=false, timeout=None, stream=None))]
@@ -157,14 +157,14 @@ impl Arrays {
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("reduce", async_op, timeout, stream)?;
+        let how = CallOptions::new("reduce", async_op, timeout, stream)?;
         let root = how.number("root", root)?;
         let what = (reduction(op)?, root);
         if self.comm.rank() != root {
-            return self.make(py, how, Collective::Reduce, what, [Some(how.input(array)?), None], None);
+            return self.run(py, how, Collective::Reduce, what, [Some(how.input(array)?), None], None);
         }
         let (sides, result) = in_place_or(how, array, out)?;
-        self.make(py, how, Collective::Reduce, what, sides, Some(result))
+        self.run(py, how, Collective::Reduce, what, sides, Some(result))
     }
 
     #[pyo3(signature = (array, root=0, *, async_op=false, timeout=None, stream=None))]
@@ -177,16 +177,16 @@ impl Arrays {
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("broadcast", async_op, timeout, stream)?;
+        let how = CallOptions::new("broadcast", async_op, timeout, stream)?;
         let root = how.number("root", root)?;
         let sides = if self.comm.rank() == root {
-            // The root's array is only read.
+            // The root's array is input and output, and only read.
             let side = how.input(array)?;
-            [Some(side.again()), Some(side)]
+            [Some(side.in_place()), Some(side)]
         } else {
-            [None, Some(how.place(array)?)]
+            [None, Some(how.in_out(array)?)]
         };
-        self.make(py, how, Collective::Broadcast, (RedOp::Sum, root), sides, Some(array))
+        self.run(py, how, Collective::Broadcast, (RedOp::Sum, root), sides, Some(array))
     }
 
     #[pyo3(signature = (array, *, out=None, counts=None, async_op=false, timeout=None, stream=None))]
@@ -201,13 +201,13 @@ impl Arrays {
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("all_gather", async_op, timeout, stream)?;
+        let how = CallOptions::new("all_gather", async_op, timeout, stream)?;
         let counts = how.counts(counts)?;
         let input = how.input(array)?;
-        let out = self.gathered(how, array, out, counts.as_deref())?;
+        let out = self.gather_output(how, array, out, counts.as_deref())?;
         let output = how.output(&out)?.cut(how, counts.as_deref())?;
         let sides = [Some(input), Some(output)];
-        self.make(py, how, Collective::AllGather, (RedOp::Sum, 0), sides, Some(&out))
+        self.run(py, how, Collective::AllGather, (RedOp::Sum, 0), sides, Some(&out))
     }
 
     #[pyo3(signature = (array, root=0, *, out=None, async_op=false, timeout=None, stream=None))]
@@ -222,15 +222,15 @@ impl Arrays {
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("gather", async_op, timeout, stream)?;
+        let how = CallOptions::new("gather", async_op, timeout, stream)?;
         let root = how.number("root", root)?;
         let input = Some(how.input(array)?);
         let what = (RedOp::Sum, root);
         if self.comm.rank() != root {
-            return self.make(py, how, Collective::Gather, what, [input, None], None);
+            return self.run(py, how, Collective::Gather, what, [input, None], None);
         }
-        let out = self.gathered(how, array, out, None)?;
-        self.make(py, how, Collective::Gather, what, [input, Some(how.output(&out)?)], Some(&out))
+        let out = self.gather_output(how, array, out, None)?;
+        self.run(py, how, Collective::Gather, what, [input, Some(how.output(&out)?)], Some(&out))
     }
 
     #[pyo3(signature = (array, op=None, *, out=None, counts=None, async_op=false, timeout=None, stream=None))]
@@ -246,7 +246,7 @@ impl Arrays {
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("reduce_scatter", async_op, timeout, stream)?;
+        let how = CallOptions::new("reduce_scatter", async_op, timeout, stream)?;
         let counts = how.counts(counts)?;
         let op = reduction(op)?;
         let input = how.input(array)?.cut(how, counts.as_deref())?;
@@ -259,7 +259,7 @@ impl Arrays {
             (None, None) => how.fresh(array, &how.cut(array, self.comm.size())?)?,
         };
         let sides = [Some(input), Some(how.output(&out)?)];
-        self.make(py, how, Collective::ReduceScatter, (op, 0), sides, Some(&out))
+        self.run(py, how, Collective::ReduceScatter, (op, 0), sides, Some(&out))
     }
 
     #[pyo3(signature = (array, out, root=0, *, async_op=false, timeout=None, stream=None))]
@@ -274,18 +274,18 @@ impl Arrays {
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("scatter", async_op, timeout, stream)?;
+        let how = CallOptions::new("scatter", async_op, timeout, stream)?;
         let root = how.number("root", root)?;
         let input = match (array, self.comm.rank() == root) {
             (Some(array), true) => Some(how.input(array)?),
             (None, true) => {
-                let why = format!("scatter: rank {root} is the root and gives no array to cut");
+                let why = format!("scatter: rank {root} is the root and needs an array");
                 return Err(PyTypeError::new_err(why));
             }
             (_, false) => None,
         };
         let sides = [input, Some(how.output(out)?)];
-        self.make(py, how, Collective::Scatter, (RedOp::Sum, root), sides, Some(out))
+        self.run(py, how, Collective::Scatter, (RedOp::Sum, root), sides, Some(out))
     }
 
     #[pyo3(signature = (array, *, out=None, counts=None, async_op=false, timeout=None, stream=None))]
@@ -300,7 +300,7 @@ impl Arrays {
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         #[pyo3(from_py_with = stream_of)] stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("all_to_all", async_op, timeout, stream)?;
+        let how = CallOptions::new("all_to_all", async_op, timeout, stream)?;
         let (sent, received) = counts.unzip();
         let (sent, received) = (how.counts(sent)?, how.counts(received)?);
         let input = how.input(array)?.cut(how, sent.as_deref())?;
@@ -313,7 +313,7 @@ impl Arrays {
             }
         };
         let sides = [Some(input), Some(how.output(&out)?.cut(how, received.as_deref())?)];
-        self.make(py, how, Collective::AllToAll, (RedOp::Sum, 0), sides, Some(&out))
+        self.run(py, how, Collective::AllToAll, (RedOp::Sum, 0), sides, Some(&out))
     }
 
     #[pyo3(signature = (*, async_op=false, timeout=None))]
@@ -323,8 +323,8 @@ impl Arrays {
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("barrier", async_op, timeout, None)?;
-        self.make(py, how, Collective::Barrier, (RedOp::Sum, 0), [None, None], None)
+        let how = CallOptions::new("barrier", async_op, timeout, None)?;
+        self.run(py, how, Collective::Barrier, (RedOp::Sum, 0), [None, None], None)
     }
 
     #[pyo3(signature = (array, dst, tag=0, *, async_op=false, timeout=None))]
@@ -337,16 +337,16 @@ impl Arrays {
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
-        let how = How::new("send", async_op, timeout, None)?;
+        let how = CallOptions::new("send", async_op, timeout, None)?;
         let (dst, tag) = (how.number("dst", dst)?, how.number("tag", tag)? as u64);
         let side = how.input(array)?.on_host(how)?;
         let Elements { ptr, count, dtype, .. } = side.elements;
         let address = ptr as usize;
-        let options = kept(py, timeout, side)?;
+        let options = options_with(py, timeout, side)?;
         let start =
-            // SAFETY: what is held keeps the array and its address until the call is over.
+            // SAFETY: `keep` keeps the array and its address valid until the call is done.
             || unsafe { self.comm.send(address as *const u8, count, dtype, dst, tag, options) };
-        let work = waited(py, async_op, py.detach(start))?;
+        let work = work_or_wait(py, async_op, py.detach(start))?;
         if dst != self.comm.rank() {
             let mut sent = self.sent.lock().unwrap_or_else(PoisonError::into_inner);
             let counts = sent.entry(dst).or_default();
@@ -365,17 +365,17 @@ impl Arrays {
         async_op: bool,
         #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How::new("recv", async_op, timeout, None)?;
+        let how = CallOptions::new("recv", async_op, timeout, None)?;
         let src = src.map(|src| how.number("src", src)).transpose()?;
         let tag = how.number("tag", tag)? as u64;
         let side = how.output(out)?.on_host(how)?;
         let Elements { ptr, count, dtype, .. } = side.elements;
         let address = ptr as usize;
-        let options = kept(py, timeout, side)?;
+        let options = options_with(py, timeout, side)?;
         let start =
-            // SAFETY: what is held keeps the array and its address until the call is over.
+            // SAFETY: `keep` keeps the array and its address valid until the call is done.
             || unsafe { self.comm.recv(address as *mut u8, count, dtype, src, tag, options) };
-        match waited(py, async_op, py.detach(start))? {
+        match work_or_wait(py, async_op, py.detach(start))? {
             Some(work) => Ok(Py::new(py, work)?.into_any()),
             None => Ok(out.clone().unbind()),
         }
@@ -383,10 +383,10 @@ impl Arrays {
 }
 
 impl Arrays {
-    /// Where a gather's blocks go: as given, or a new array of them in rank order.
-    fn gathered<'py>(
+    /// Returns the output of a gather: `out`, or a new array of the blocks in rank order.
+    fn gather_output<'py>(
         &self,
-        how: How,
+        how: CallOptions,
         array: &Bound<'py, PyAny>,
         out: Option<&Bound<'py, PyAny>>,
         counts: Option<&[usize]>,
@@ -407,13 +407,13 @@ fn done(py: Python<'_>, result: Option<&Bound<'_, PyAny>>) -> Py<PyAny> {
     result.map_or_else(|| py.None(), |result| result.clone().unbind())
 }
 
-fn kept(py: Python<'_>, timeout: Option<f64>, side: Side<'_, '_>) -> PyResult<Options> {
-    let held = Py::new(py, held([Some(side)]))?;
+fn options_with(py: Python<'_>, timeout: Option<f64>, side: BufferSide<'_, '_>) -> PyResult<Options> {
+    let held = Py::new(py, hold([Some(side)]))?;
     Ok(Options { timeout: timeout.map(seconds), keep: Some(Box::new(held)), on: None })
 }
 
-/// The work, or nothing once it is over.
-fn waited(
+/// Returns the handle of an asynchronous call, or waits for the call and returns `None`.
+fn work_or_wait(
     py: Python<'_>,
     asynchronous: bool,
     work: smddp_core::Result<smddp_core::Work>,

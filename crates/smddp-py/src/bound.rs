@@ -1,4 +1,4 @@
-//! `BoundCall`: a collective on tensors that stay where they are, made again and again.
+//! `BoundCall`: a collective that is repeated on the same tensors.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,13 +9,13 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use smddp_core::{Call, Collective, Communicator, DType, Options, RedOp, Work};
 
-use crate::blocks::{Given, parse};
+use crate::blocks::{BlockArgument, parse};
 use crate::comm::{Comm, Sendable, Wait, collective_of, dtype_of, redop_of};
 use crate::errors::raise;
 use smddp_core::duration as seconds;
 
-/// A tensor and the memory that it had when it was bound. A call reads and writes `elements` elements at `address`.
-struct Placed {
+/// A tensor and its memory at the time of binding. A call reads and writes `elements` elements at `address`.
+struct BoundTensor {
     tensor: Py<PyAny>,
     storage: Py<PyAny>,
     address: usize,
@@ -24,7 +24,7 @@ struct Placed {
     end: usize,
 }
 
-impl Placed {
+impl BoundTensor {
     fn new(py: Python<'_>, tensor: Py<PyAny>) -> PyResult<Self> {
         let bound = tensor.bind(py);
         let storage = bound.call_method0(intern!(py, "untyped_storage"))?.unbind();
@@ -47,36 +47,36 @@ impl Placed {
 #[pyclass(frozen)]
 pub(crate) struct BoundCall {
     comm: Communicator,
-    what: (Collective, DType, RedOp, usize),
-    buffers: (Given, Given),
-    tensors: Vec<Placed>,
+    operation: (Collective, DType, RedOp, usize),
+    buffers: (BlockArgument, BlockArgument),
+    tensors: Vec<BoundTensor>,
     timeout: Option<Duration>,
-    /// Makes of the core's error what the caller gets.
+    /// Converts the core's exception to the caller's exception.
     translate: Py<PyAny>,
-    /// A call was started that was not waited for.
+    /// A started call was not waited for.
     busy: AtomicBool,
     begun: Mutex<Option<Work>>,
 }
 
-// SAFETY: its addresses are those of `tensors`, which it holds; any thread may read and write them.
+// SAFETY: the addresses belong to `tensors`, which the value keeps alive; any thread may use them.
 unsafe impl Send for BoundCall {}
-// SAFETY: as above; what changes is behind a lock.
+// SAFETY: as above; mutable state is behind a lock or atomic.
 unsafe impl Sync for BoundCall {}
 
 impl BoundCall {
     fn call(&self) -> Call<'_> {
-        let (collective, dtype, redop, root) = self.what;
+        let (collective, dtype, redop, root) = self.operation;
         let (input, output) = (self.buffers.0.borrow(), self.buffers.1.borrow());
         Call { collective, dtype, redop, root, input, output }
     }
 
-    /// The options of a call that is made now; what it works on lives as long as `this`.
+    /// Returns the options of a new call. The call keeps `this` alive, and with it the tensors.
     fn options(this: &Bound<'_, Self>) -> PyResult<Options> {
         let py = this.py();
         for placed in &this.get().tensors {
             if !placed.is_unchanged(py)? {
                 return Err(PyRuntimeError::new_err(
-                    "a tensor of this bound call has other memory or another shape now (it was \
+                    "the memory or shape of a tensor of this bound call has changed (it was \
                      resized, transposed, set or freed): bind it anew",
                 ));
             }
@@ -116,11 +116,11 @@ impl BoundCall {
     ) -> PyResult<Self> {
         Ok(Self {
             comm: comm.communicator().clone(),
-            what: (collective_of(collective)?, dtype_of(dtype)?, redop_of(redop.0, redop.1)?, root),
+            operation: (collective_of(collective)?, dtype_of(dtype)?, redop_of(redop.0, redop.1)?, root),
             buffers: (parse(input)?, parse(output)?),
             tensors: tensors
                 .into_iter()
-                .map(|tensor| Placed::new(input.py(), tensor))
+                .map(|tensor| BoundTensor::new(input.py(), tensor))
                 .collect::<PyResult<_>>()?,
             timeout: (timeout > 0.0).then(|| seconds(timeout)),
             translate,
@@ -133,7 +133,7 @@ impl BoundCall {
         let (py, bound) = (this.py(), this.get());
         let (call, options) = (bound.call(), Self::options(this)?);
         let call = Sendable(&call);
-        // SAFETY: `keep` holds the tensors until the call is over, and they are where they were.
+        // SAFETY: `keep` keeps the tensors alive until the call is done, and their memory is unchanged.
         let done = unsafe { bound.comm.run_aside(call.get(), options, Wait::detached(py)) };
         done.map_err(|error| bound.failed(py, error))
     }
@@ -142,8 +142,8 @@ impl BoundCall {
         let (py, bound) = (this.py(), this.get());
         if bound.busy.swap(true, Ordering::AcqRel) {
             return Err(PyRuntimeError::new_err(
-                "start: the call that was started before is not waited for, or another thread starts or waits for it; \
-                 wait() first, and have one thread at a time use it",
+                "start: the previous call was not waited for, or another thread starts or waits for it; \
+                 call wait() first, and use the object from one thread at a time",
             ));
         }
         let call = bound.call();
@@ -166,11 +166,11 @@ impl BoundCall {
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let Some(work) = self.begun().take() else {
-            return Err(PyRuntimeError::new_err("wait: nothing was started; start() first"));
+            return Err(PyRuntimeError::new_err("wait: no call was started; call start() first"));
         };
         let waited = py.detach(|| work.wait(timeout.map(seconds)));
         if waited.is_err() && !work.is_done() {
-            // It goes on, and may be waited for again.
+            // The call is still pending, and the caller may wait for it again.
             *self.begun() = Some(work);
         } else {
             self.busy.store(false, Ordering::Release);

@@ -1,8 +1,8 @@
-//! The thread that runs the callbacks of futures, and its end when the interpreter exits.
+//! The thread that runs the callbacks of futures, and its shutdown when the interpreter exits.
 //!
-//! A thread of the core that finishes a call may hold locks that Python code must not meet. So it only queues the
-//! callback, and a thread of its own runs it. Python ends threads that need the interpreter after its exit has begun; inside
-//! C++ frames, such as those of torch's futures, that aborts the process. So no callback starts after [`stop`].
+//! A core thread that completes a call may hold locks on which Python code would deadlock. Therefore it only queues the
+//! callback, and a separate thread runs it. Python terminates threads that need the interpreter after its exit has begun.
+//! Inside C++ frames, such as those of torch's futures, that aborts the process. Therefore no callback starts after [`stop`].
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -28,8 +28,8 @@ fn queue() -> (MutexGuard<'static, Queue>, &'static Condvar) {
     (queue.lock().unwrap_or_else(PoisonError::into_inner), changed)
 }
 
-/// Starts the thread where it does not run. `false`: callbacks do not run, since the interpreter exits or the process may not
-/// have another thread.
+/// Starts the thread if it does not run. Returns false if callbacks do not run, since the interpreter exits or the process
+/// cannot start a thread.
 pub(crate) fn start() -> bool {
     let (mut queue, _) = queue();
     if !queue.started && !queue.stopped {
@@ -43,11 +43,11 @@ pub(crate) fn start() -> bool {
     queue.started && !queue.stopped
 }
 
-/// Queues a callback; called by any thread, with or without the interpreter's lock.
+/// Queues a callback. Any thread may call this, with or without the GIL.
 pub(crate) fn enqueue(callback: Py<PyAny>) {
     let (mut queue, changed) = queue();
     if queue.stopped {
-        // Its reference count cannot be changed any more.
+        // The interpreter may have exited, so the reference count must not change.
         std::mem::forget(callback);
         return;
     }
@@ -78,7 +78,8 @@ fn run() {
     }
 }
 
-/// Lets the queued callbacks end within `limit`, and starts none afterwards. Called at the interpreter's exit, without its lock.
+/// Waits at most `limit` for the queued callbacks, and starts none afterwards. Called without the GIL when the interpreter
+/// exits.
 pub(crate) fn stop(limit: Duration) {
     let until = Instant::now() + limit;
     let (mut queue, changed) = queue();
@@ -88,7 +89,7 @@ pub(crate) fn stop(limit: Duration) {
             log::say(
                 Level::Warn,
                 &format!(
-                    "the interpreter exits while a callback of a future runs, for more than {limit:?}; {} more are dropped",
+                    "the interpreter exits while a callback of a future has run for more than {limit:?}; {} queued callbacks are dropped",
                     queue.waiting.len()
                 ),
             );
@@ -101,17 +102,17 @@ pub(crate) fn stop(limit: Duration) {
     changed.notify_all();
 }
 
-/// The thread in which the interpreter exits.
+/// The thread that exits the interpreter.
 static EXITING: OnceLock<ThreadId> = OnceLock::new();
 
-/// From now on [`hold_back`] holds all other threads back.
+/// Makes [`block_during_exit`] block all threads other than the current one.
 pub(crate) fn exit_here() {
     let _ = EXITING.set(std::thread::current().id());
 }
 
-/// Keeps a thread whose group has been left because the interpreter exits from returning to Python: it would be ended there, and
-/// the process aborts where that happens inside C++. Only daemon threads still run at that time.
-pub(crate) fn hold_back(py: Python<'_>) {
+/// Blocks a thread whose group was closed because the interpreter exits. If it returned to Python, Python would terminate
+/// it, which aborts the process inside C++ frames. Only daemon threads still run at that time.
+pub(crate) fn block_during_exit(py: Python<'_>) {
     if EXITING.get().is_some_and(|&exits| exits != std::thread::current().id()) {
         py.detach(|| {
             loop {

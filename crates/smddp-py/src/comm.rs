@@ -1,18 +1,18 @@
-//! `Comm`.
+//! `Comm`: the communicator of one group.
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use smddp_core::{Call, Collective, Communicator, DType, Known, On, Options, RedOp, Stream};
-use smddp_rendezvous::{Launched, Meet};
+use smddp_rendezvous::{LaunchEnvironment, RendezvousAddress};
 
 use crate::arguments::{color_of, key_of};
 use crate::blocks::parse;
-use crate::errors::{not_met, raise, waited};
+use crate::errors::{raise, rendezvous_error, waited};
 use crate::store::PyStore;
 use crate::work::Work;
 use smddp_core::duration as seconds;
 
-/// One group's ranks.
+/// The communicator of one group.
 #[pyclass(frozen)]
 pub(crate) struct Comm {
     #[pyo3(get)]
@@ -24,23 +24,23 @@ pub(crate) struct Comm {
     comm: Communicator,
 }
 
-/// A group in which all ranks of a new one are, their ranks there, and those of its sibling groups.
+/// A group that contains all ranks of a new group, their ranks in it, and the ranks of the sibling groups.
 type KnownGroup<'py> = (PyRef<'py, Comm>, Vec<usize>, Vec<Vec<usize>>);
 
 pub(crate) fn collective_of(code: u8) -> PyResult<Collective> {
     Collective::ALL
         .get(code as usize)
         .copied()
-        .ok_or_else(|| PyValueError::new_err(format!("no collective has number {code}")))
+        .ok_or_else(|| PyValueError::new_err(format!("invalid collective number {code}")))
 }
 
 pub(crate) fn dtype_of(code: u8) -> PyResult<DType> {
-    DType::from_u8(code).ok_or_else(|| PyValueError::new_err(format!("no element type has number {code}")))
+    DType::from_u8(code).ok_or_else(|| PyValueError::new_err(format!("invalid element type number {code}")))
 }
 
 pub(crate) fn redop_of(code: u8, factor: f64) -> PyResult<RedOp> {
     RedOp::from_code(code, factor)
-        .ok_or_else(|| PyValueError::new_err(format!("no reduction has number {code}")))
+        .ok_or_else(|| PyValueError::new_err(format!("invalid reduction number {code}")))
 }
 
 fn options(keep: Py<PyAny>, timeout: f64) -> Options {
@@ -70,26 +70,26 @@ impl Comm {
             Communicator::make(&store, (call, name), rank, size, seconds(timeout), known)
         });
         let comm = made.map_err(|error| store.exception(py, error))?;
-        Ok(Self::over(comm))
+        Ok(Self::new(comm))
     }
 
     #[staticmethod]
     #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
-    #[pyo3(signature = (call, name, rank, size, meet, timeout, local_size=None))]
+    #[pyo3(signature = (call, name, rank, size, address, timeout, local_size=None))]
     fn join(
         py: Python<'_>,
         call: &str,
         name: &str,
         rank: usize,
         size: usize,
-        meet: Option<(String, u16, bool)>,
+        address: Option<(String, u16, bool)>,
         timeout: f64,
         local_size: Option<usize>,
     ) -> PyResult<Self> {
-        let meet = meet.map(|(host, port, local)| Meet { host, port, local });
-        let launched = Launched { rank, size, local_rank: None, local_size, meet };
+        let address = address.map(|(host, port, local)| RendezvousAddress { host, port, local });
+        let launched = LaunchEnvironment { rank, size, local_rank: None, local_size, address };
         let joined = py.detach(|| smddp_rendezvous::join((call, name), &launched, None, seconds(timeout)));
-        joined.map(|joined| Self::over(joined.comm)).map_err(|error| not_met(py, error))
+        joined.map(|joined| Self::new(joined.comm)).map_err(|error| rendezvous_error(py, error))
     }
 
     #[pyo3(signature = (color, key))]
@@ -100,7 +100,7 @@ impl Comm {
         #[pyo3(from_py_with = key_of)] key: i64,
     ) -> PyResult<Option<Self>> {
         let made = waited(py, || self.comm.split(color, key))?;
-        Ok(made.map(Self::over))
+        Ok(made.map(Self::new))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
@@ -138,13 +138,13 @@ impl Comm {
             options.on = Some(On { device: on, stream: Stream(stream) });
         }
         if asynchronous || device >= 0 {
-            // Without the GIL: what can be moved at once is moved here.
-            // SAFETY: `keep` holds the tensors until the call is over; Python owns them, the core only borrows.
+            // The GIL is released, because this call already transfers data if it can.
+            // SAFETY: `keep` keeps the tensors alive until the call is done; Python owns them, the core borrows them.
             let work = py.detach(|| unsafe { self.comm.start(call.get(), options) });
             let work = work.map_err(|error| raise(py, error))?;
             return Ok(Some(Work(work)));
         }
-        // SAFETY: the caller's frame and `keep` hold the tensors until the call is over.
+        // SAFETY: the caller's frame and `keep` keep the tensors alive until the call is done.
         let done = py.detach(|| unsafe { self.comm.run(call.get(), options) });
         done.map(|()| None).map_err(|error| raise(py, error))
     }
@@ -162,7 +162,7 @@ impl Comm {
     ) -> PyResult<Work> {
         let (ptr, count) = buffer;
         let (dtype, options) = (dtype_of(dtype)?, options(keep, timeout));
-        // SAFETY: `keep` holds the tensor until the call is over.
+        // SAFETY: `keep` keeps the tensor alive until the call is done.
         let work = py.detach(|| unsafe { self.comm.send(ptr as *const u8, count, dtype, dst, tag, options) });
         work.map(Work).map_err(|error| raise(py, error))
     }
@@ -181,7 +181,7 @@ impl Comm {
         let (ptr, count) = buffer;
         let src = usize::try_from(src).ok();
         let (dtype, options) = (dtype_of(dtype)?, options(keep, timeout));
-        // SAFETY: `keep` holds the tensor until the call is over.
+        // SAFETY: `keep` keeps the tensor alive until the call is done.
         let work = py.detach(|| unsafe { self.comm.recv(ptr as *mut u8, count, dtype, src, tag, options) });
         work.map(Work).map_err(|error| raise(py, error))
     }
@@ -198,7 +198,7 @@ impl Comm {
         waited(py, || self.comm.finish(seconds(limit)))
     }
 
-    /// Seconds that leaving the group may take by default.
+    /// Returns the value of SMDDP_LEAVE_SECONDS.
     #[staticmethod]
     fn leave_seconds() -> f64 {
         smddp_core::Config::get().map_or(0.0, |config| config.leave.as_secs_f64())
@@ -211,7 +211,7 @@ impl Comm {
         })
     }
 
-    fn let_go(&self, py: Python<'_>) -> PyResult<()> {
+    fn close_in_background(&self, py: Python<'_>) -> PyResult<()> {
         waited(py, || {
             self.comm.let_go();
             Ok(())
@@ -246,22 +246,22 @@ impl Comm {
         self.comm.estimate_message(usize::try_from(peer).ok(), nbytes)
     }
 
-    /// The stream on which the group moves memory of a device. The first call on a device meets all ranks.
+    /// Returns the raw handle of the group's stream on a device. The first call on a device is collective.
     fn device_stream(&self, py: Python<'_>, device: i32) -> PyResult<u64> {
         waited(py, || {
             let on = On { device: smddp_core::device::device(device)?, stream: Stream(0) };
             self.comm.prepare_device(&on)
         })?;
         let stream = py.detach(|| self.comm.on_device(device)).map(|(stream, _)| stream.0);
-        stream.ok_or_else(|| PyRuntimeError::new_err(format!("group {}: it is closed", self.name)))
+        stream.ok_or_else(|| PyRuntimeError::new_err(format!("group {} is closed", self.name)))
     }
 
-    /// How device memory goes within a node, in words; `None` before the first call on that device.
+    /// Describes the path of device memory within a node; `None` before the first call on that device.
     fn device_path(&self, py: Python<'_>, device: i32) -> Option<String> {
         py.detach(|| self.comm.on_device(device)).map(|(_, path)| path)
     }
 
-    fn way(&self) -> String {
+    fn transports(&self) -> String {
         self.comm.way()
     }
 
@@ -273,7 +273,7 @@ impl Comm {
         self.comm.nodes()
     }
 
-    fn taken(&self, py: Python<'_>) -> Vec<(&'static str, String, u64, u64, u64)> {
+    fn path_counters(&self, py: Python<'_>) -> Vec<(&'static str, String, u64, u64, u64)> {
         let taken = py.detach(|| self.comm.taken());
         taken
             .into_iter()
@@ -295,7 +295,7 @@ impl Comm {
 }
 
 impl Comm {
-    fn over(comm: Communicator) -> Self {
+    fn new(comm: Communicator) -> Self {
         Self { rank: comm.rank(), size: comm.size(), name: comm.name().to_owned(), comm }
     }
 
@@ -304,8 +304,7 @@ impl Comm {
     }
 }
 
-/// A call on its way through `detach`, which asks that nothing of one thread's Python goes along: these are plain
-/// addresses.
+/// A call that crosses `detach`, which requires `Send`. It contains plain addresses and no Python references.
 pub(crate) struct Sendable<'a>(pub(crate) &'a Call<'a>);
 
 impl<'a> Sendable<'a> {
@@ -314,27 +313,27 @@ impl<'a> Sendable<'a> {
     }
 }
 
-// SAFETY: addresses and counts; whoever follows them has the caller's promise (see `Communicator::run`).
+// SAFETY: addresses and counts, dereferenced under the contract of `Communicator::run`.
 unsafe impl Send for Sendable<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Sendable<'_> {}
 
-/// The core's wait on its way through `detach`, which asks that nothing of one thread's Python goes along.
+/// The core's wait function that crosses `detach`, which requires `Send`.
 pub(crate) struct Wait<'a>(&'a mut dyn FnMut());
 
 impl Wait<'_> {
-    /// Waits without the lock of the interpreter: what `run_aside` takes.
+    /// Returns a function that runs the core's wait without the GIL.
     pub(crate) fn detached(py: Python<'_>) -> impl FnOnce(&mut dyn FnMut()) {
         move |wait| {
             let wait = Wait(wait);
-            py.detach(|| wait.over());
+            py.detach(|| wait.run());
         }
     }
 
-    fn over(self) {
+    fn run(self) {
         (self.0)();
     }
 }
 
-// SAFETY: it runs on this thread, and has addresses, counts and the group's own.
+// SAFETY: it runs on this thread, and contains addresses, counts and references to the group.
 unsafe impl Send for Wait<'_> {}

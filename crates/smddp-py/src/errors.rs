@@ -6,9 +6,14 @@ use pyo3::prelude::*;
 
 use crate::callbacks;
 
-// Named as they are documented; `smddp._core` only holds them.
+// The documented module is `smddp`; `smddp._core` only defines the exceptions.
 create_exception!(smddp, Error, PyRuntimeError, "An operation or a group failed.");
-create_exception!(smddp, CollectiveTimeoutError, Error, "A deadline passed; the text names who is missing.");
+create_exception!(
+    smddp,
+    CollectiveTimeoutError,
+    Error,
+    "A deadline passed; the text names the missing ranks."
+);
 create_exception!(smddp, MismatchError, Error, "Two ranks made different calls; the text names both.");
 create_exception!(smddp, PeerLostError, Error, "A rank died or left while it was needed.");
 create_exception!(smddp, ClosedError, Error, "The group was aborted or destroyed.");
@@ -31,7 +36,7 @@ pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("ConfigError", py.get_type::<ConfigError>())
 }
 
-/// The exception of a core error, with the ranks it is about as attributes.
+/// Returns the exception of a core error, with the affected ranks in its attribute `ranks`.
 pub(crate) fn raise(py: Python<'_>, error: smddp_core::Error) -> PyErr {
     use smddp_core::Error as E;
     let text = error.to_string();
@@ -39,14 +44,14 @@ pub(crate) fn raise(py: Python<'_>, error: smddp_core::Error) -> PyErr {
         E::Invalid(_) => return PyValueError::new_err(text),
         E::Config(_) => return ConfigError::new_err(text),
         E::Interrupted => {
-            // The signal's own exception waits on this thread.
+            // The exception of the signal handler is pending on this thread.
             return PyErr::take(py).unwrap_or_else(|| PyKeyboardInterrupt::new_err(()));
         }
         E::Timeout { missing, .. } => (CollectiveTimeoutError::new_err(text), missing.clone()),
         E::Mismatch { rank, .. } => (MismatchError::new_err(text), vec![*rank]),
         E::PeerLost { rank, .. } => (PeerLostError::new_err(text), vec![*rank]),
         E::Closed { .. } => {
-            callbacks::hold_back(py);
+            callbacks::block_during_exit(py);
             (ClosedError::new_err(text), Vec::new())
         }
         E::Forked { .. } => (ClosedError::new_err(text), Vec::new()),
@@ -57,9 +62,9 @@ pub(crate) fn raise(py: Python<'_>, error: smddp_core::Error) -> PyErr {
     exception
 }
 
-/// Runs what waits in the core, without the interpreter's lock.
+/// Runs a blocking function of the core without the GIL.
 ///
-/// The exception of a signal handler that ran meanwhile is raised also where the core had to end its work first.
+/// Raises the exception of a signal handler that ran meanwhile, even if the core has completed the operation.
 pub(crate) fn waited<T: Send>(
     py: Python<'_>,
     wait: impl FnOnce() -> smddp_core::Result<T> + Send,
@@ -68,8 +73,8 @@ pub(crate) fn waited<T: Send>(
     PyErr::take(py).map_or(outcome, Err)
 }
 
-/// The exception of ranks that did not meet.
-pub(crate) fn not_met(py: Python<'_>, error: smddp_rendezvous::Error) -> PyErr {
+/// Returns the exception of a failed rendezvous.
+pub(crate) fn rendezvous_error(py: Python<'_>, error: smddp_rendezvous::Error) -> PyErr {
     use smddp_rendezvous::Error as E;
     match error {
         E::Core(error) => raise(py, error),

@@ -1,4 +1,4 @@
-//! What was found, the settings, the exit hook, the bench.
+//! Facts about the machine, settings, exit hook, benchmark program.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -6,12 +6,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use smddp_core::config::SETTINGS;
 use smddp_core::{Config, Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage};
-use smddp_rendezvous::Launched;
+use smddp_rendezvous::LaunchEnvironment;
 
 use crate::callbacks;
-use crate::errors::{not_met, raise};
+use crate::errors::{raise, rendezvous_error};
 
-/// (name, value, default, source, what it does) of every setting.
+/// Returns name, value, default, source of the value and description of every setting.
 #[pyfunction]
 pub(crate) fn settings() -> Vec<(String, String, String, String, String)> {
     SETTINGS
@@ -25,7 +25,7 @@ pub(crate) fn settings() -> Vec<(String, String, String, String, String)> {
         .collect()
 }
 
-/// What was found on this machine.
+/// Returns facts about this machine.
 #[pyfunction]
 pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let config = Config::get().map_err(|error| raise(py, error))?;
@@ -51,22 +51,23 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(found)
 }
 
-/// Whether ranks of a node read large messages of this process where they lie, as far as it is this process's to say.
+/// Describes the single-copy setting of this process: whether the ranks of its node read its large messages in place.
 fn single_copy(setting: SingleCopy) -> &'static str {
     match setting {
         SingleCopy::Never => "no: SMDDP_SINGLE_COPY=0",
-        SingleCopy::Always => "wherever it is permitted: SMDDP_SINGLE_COPY=1",
+        SingleCopy::Always => "wherever permitted: SMDDP_SINGLE_COPY=1",
         SingleCopy::Auto if SingleCopy::is_quicker() => "where it is permitted: quicker here than staging",
         SingleCopy::Auto => "no: not quicker here than staging",
     }
 }
 
-/// The CUDA driver: whether there is one, or why not, its version, and its devices, a line each. `start`: it may be
-/// initialised, after which a forked child cannot use CUDA; else no devices are told unless it is already.
+/// Returns facts about the CUDA driver: found, why (if not found), driver version, devices (a line each).
+///
+/// `start`: initialize the driver, after which a forked child cannot use CUDA; false: without devices.
 #[pyfunction]
 #[pyo3(signature = (start=true))]
 pub(crate) fn cuda(py: Python<'_>, start: bool) -> PyResult<Bound<'_, PyDict>> {
-    let looked = py.detach(|| {
+    let probed = py.detach(|| {
         let (major, minor) = smddp_core::device::look_for_cuda()?;
         let mut devices = Vec::new();
         if start {
@@ -80,7 +81,7 @@ pub(crate) fn cuda(py: Python<'_>, start: bool) -> PyResult<Bound<'_, PyDict>> {
         }
         Ok::<_, smddp_core::Error>((format!("CUDA {major}.{minor}"), devices))
     });
-    let (why, driver, devices) = match looked {
+    let (why, driver, devices) = match probed {
         Ok((driver, devices)) => (String::new(), driver, devices),
         Err(error) => (error.to_string(), String::new(), Vec::new()),
     };
@@ -92,7 +93,7 @@ pub(crate) fn cuda(py: Python<'_>, start: bool) -> PyResult<Bound<'_, PyDict>> {
     Ok(found)
 }
 
-/// What libfabric offers here and why it would be used or not, in lines. Opens the library.
+/// Returns libfabric's providers, and the reason why each is used or not, as lines. Opens the library.
 #[pyfunction]
 pub(crate) fn fabric(py: Python<'_>) -> PyResult<Vec<String>> {
     let config = Config::get().map_err(|error| raise(py, error))?;
@@ -105,7 +106,7 @@ pub(crate) fn undisturbed(py: Python<'_>, library: &str, load: Py<PyAny>) -> PyR
     smddp_core::undisturbed(library, || load.call0(py))
 }
 
-/// Ends the callbacks of futures, within `seconds`, then leaves all groups in good order.
+/// Finishes the callbacks of futures within `seconds`, then closes all groups.
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>, seconds: f64) {
     py.detach(|| {
@@ -115,49 +116,49 @@ pub(crate) fn shutdown(py: Python<'_>, seconds: f64) {
     });
 }
 
-/// Has those who see this process go say that this was its last error.
+/// Sets the last error that other processes report if this process exits.
 #[pyfunction]
-pub(crate) fn leave_error(text: &str) {
+pub(crate) fn set_last_error(text: &str) {
     smddp_core::leave_error(text);
 }
 
-/// What the recorder has of this process's groups, as JSON.
+/// Returns the recorder's content for this process's groups as JSON.
 #[pyfunction]
 pub(crate) fn dump(py: Python<'_>) -> String {
     py.detach(smddp_core::dump)
 }
 
-/// Whether the settings let others be told where the main thread is.
+/// Returns whether the settings allow other ranks to receive the main thread's frames.
 #[pyfunction]
-pub(crate) fn stacks() -> bool {
+pub(crate) fn are_stacks_enabled() -> bool {
     smddp_core::Config::get().is_ok_and(|config| config.stacks)
 }
 
-/// From now on `signal` has the main thread write its frames into `pipe`'s other end, and whoever asks is told them. Files
-/// under `inner` are left out. The descriptor is the core's from now on.
+/// Registers the signal on which the main thread writes its frames into the other end of `pipe`. Frames of files under
+/// `inner` are omitted. The core owns the descriptor afterwards.
 #[pyfunction]
-pub(crate) fn frames_from(signal: i32, pipe: i32, inner: Vec<String>) {
-    // SAFETY: the caller has made the pipe for this and gives its end away.
+pub(crate) fn set_frame_source(signal: i32, pipe: i32, inner: Vec<String>) {
+    // SAFETY: the caller created the pipe for this purpose and transfers the ownership of its end.
     let pipe = unsafe { OwnedFd::from_raw_fd(pipe) };
     smddp_core::frames_from(signal, pipe, inner);
 }
 
-/// Returns (rank, size, local rank, local size, address of rank 0) of this process from its launcher's environment, `None`
-/// without a launcher. The address is (host, port, whether all ranks are on this host).
+/// Returns (rank, size, local rank, local size, address of rank 0) of this process from its launcher's environment, or `None`
+/// without a launcher. The address is (host, port, all ranks are on this host).
 #[pyfunction]
 #[pyo3(signature = (port=None))]
-pub(crate) fn launched(py: Python<'_>, port: Option<u16>) -> PyResult<Option<Told>> {
+pub(crate) fn launched(py: Python<'_>, port: Option<u16>) -> PyResult<Option<LaunchTuple>> {
     let get = |name: &str| std::env::var(name).ok();
-    let found = Launched::detect(&get, port, std::os::unix::process::parent_id());
-    let found = found.map_err(|error| not_met(py, error))?;
-    let meet = found.meet.map(|meet| (meet.host, meet.port, meet.local));
-    let told = (found.rank, found.size, found.local_rank, found.local_size, meet);
-    Ok(Launched::by_a_launcher(&get).then_some(told))
+    let found = LaunchEnvironment::detect(&get, port, std::os::unix::process::parent_id());
+    let found = found.map_err(|error| rendezvous_error(py, error))?;
+    let address = found.address.map(|address| (address.host, address.port, address.local));
+    let values = (found.rank, found.size, found.local_rank, found.local_size, address);
+    Ok(LaunchEnvironment::is_launched(&get).then_some(values))
 }
 
-type Told = (usize, usize, Option<usize>, Option<usize>, Option<(String, u16, bool)>);
+type LaunchTuple = (usize, usize, Option<usize>, Option<usize>, Option<(String, u16, bool)>);
 
-/// The smddp-bench program.
+/// Runs the smddp-bench program and returns its exit status.
 #[pyfunction]
 pub(crate) fn bench_main(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
     let python: String = py.import("sys")?.getattr("executable")?.extract()?;
@@ -165,7 +166,7 @@ pub(crate) fn bench_main(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
     Ok(py.detach(|| smddp_bench::main_from(argv, &spawn)))
 }
 
-/// Has this thread's collectives leave elements as they are between nodes, or not; what they did before.
+/// Sets whether this thread's collectives transfer elements between nodes without a lossy format. Returns the previous value.
 #[pyfunction]
 pub(crate) fn set_exact(exact: bool) -> bool {
     smddp_core::set_exact(exact)

@@ -1,4 +1,4 @@
-//! The core's log: what Python adds to it, and its lines for whoever reads them.
+//! The core's log: lines written by Python, and a reader of all lines.
 
 use std::sync::mpsc::Receiver;
 use std::sync::{Mutex, PoisonError};
@@ -7,48 +7,53 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use smddp_core::{Config, log};
 
-/// A line of the log, where SMDDP_DEBUG asks for facts like it.
+/// Logs one line, at level WARN or INFO.
 #[pyfunction]
-pub(crate) fn say(warning: bool, text: &str) {
-    // Whoever reads the settings first opens the log; one that is not valid is told by whoever makes a group.
+pub(crate) fn log_line(warning: bool, text: &str) {
+    // Reading the settings opens the log. The creation of a group reports invalid settings.
     if Config::get().is_ok() {
         log::say(if warning { log::Level::Warn } else { log::Level::Info }, text);
     }
 }
 
-/// Whether facts are told.
+/// Returns whether level INFO is enabled.
 #[pyfunction]
-pub(crate) fn tells() -> bool {
+pub(crate) fn is_info_enabled() -> bool {
     Config::get().is_ok() && log::tells(log::Level::Info)
 }
 
-/// Lines of the log, for whoever reads them instead of standard error.
+/// Reader of the log lines, which then do not go to standard error.
 #[pyclass(frozen)]
-pub(crate) struct Lines(Mutex<Receiver<log::Line>>);
+pub(crate) struct LogReader(Mutex<Receiver<log::Line>>);
 
 #[pymethods]
-impl Lines {
-    /// From `level` (WARN, INFO or TRACE) on, and whatever the settings ask for.
+impl LogReader {
+    /// Reads lines of `level` (WARN, INFO or TRACE) and above, and the lines that the settings enable.
     #[new]
     fn new(level: &str) -> PyResult<Self> {
         let level = match level {
             "WARN" => log::Level::Warn,
             "INFO" => log::Level::Info,
             "TRACE" => log::Level::Trace,
-            other => return Err(PyValueError::new_err(format!("no level is called {other:?}"))),
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "invalid level {other:?}: expected WARN, INFO or TRACE"
+                )));
+            }
         };
-        // What is told before any group is made is told, too.
+        // Opens the log, so that lines before the first group are read too.
         let _ = Config::get();
         Ok(Self(Mutex::new(log::divert(level))))
     }
 
-    /// (level, seconds since 1970, text) of the next one, without the GIL; `None` once they go elsewhere and all are out.
+    /// Returns level, seconds since 1970 and text of the next line; `None` after `close` when all lines are read. Releases the
+    /// GIL.
     fn next(&self, py: Python<'_>) -> Option<(String, f64, String)> {
         let lines = || self.0.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
         py.detach(lines).map(|line| (format!("{:?}", line.level).to_uppercase(), line.time, line.text))
     }
 
-    /// Lines go to standard error again.
+    /// Sends log lines to standard error again.
     #[staticmethod]
     fn close() {
         log::divert_no_more();

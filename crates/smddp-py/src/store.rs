@@ -1,4 +1,4 @@
-//! torch's stores, as the core asks them.
+//! Python stores with the interface of torch's stores, as stores of the core.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -12,34 +12,36 @@ use smddp_core::{Communicator, Error, Known, Result, Store, after, interrupted, 
 
 use crate::errors::raise;
 
-/// Between two looks whether Ctrl-C came, or a rank is known to be dead.
-const LOOK: Duration = Duration::from_millis(50);
-/// After which an answer is told to be late.
-const SLOW: Duration = Duration::from_secs(10);
-/// What an answer has in any case: after the deadline it is still asked who came.
-const LEAST: Duration = Duration::from_secs(1);
+/// Interval between two checks for Ctrl-C and for dead ranks.
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Time after which a missing reply is logged.
+const SLOW_REPLY: Duration = Duration::from_secs(10);
+/// Minimum time limit of a reply: after the deadline the store is still asked for the ranks that joined.
+const MIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// So many ranks are looked after while there is no answer.
-const WATCHED: usize = 8;
+/// Number of ranks whose death is checked while a reply is missing.
+const MAX_WATCHED: usize = 8;
 
-type Question = Box<dyn FnOnce() + Send>;
+type Request = Box<dyn FnOnce() + Send>;
 
-/// An object with `set`, `check`, `get` and `delete_key`. The exception that it raises is the cause of the group's error.
+/// A Python object with `set`, `check`, `get` and `delete_key`. The exception that it raises becomes the cause of the group's
+/// error.
 ///
-/// torch's client waits for an answer as long as its connection lasts, which is for ever where the store's host has fallen
-/// silent. So a thread of its own asks; when the deadline has passed it stays behind, and nothing more is asked.
+/// torch's client waits for a reply as long as its connection lasts, which is forever if the store's host is unresponsive.
+/// Therefore a separate thread sends the requests. After the deadline that thread is abandoned, and no more requests are sent.
 pub(crate) struct PyStore {
     store: Arc<Py<PyAny>>,
-    /// What is made, and of which group; within which time, and until when.
-    making: (String, String, Duration, Instant),
+    /// Call, group, timeout and deadline.
+    call: (String, String, Duration, Instant),
     rank: usize,
-    /// A group in which the ranks are already, and what they are there: it knows who is dead while the store says nothing.
+    /// A group that contains the ranks, and their ranks in it. It detects dead ranks while the store does not reply.
     known: Option<(Communicator, Vec<usize>)>,
     raised: Mutex<Option<PyErr>>,
-    asker: OnceLock<Sender<Question>>,
-    /// Whether the asker has ended.
+    sender: OnceLock<Sender<Request>>,
+    /// Set when the request thread has ended.
     ended: Arc<AtomicBool>,
-    silent: AtomicBool,
+    /// Set after a timeout: no more requests are sent.
+    abandoned: AtomicBool,
 }
 
 impl PyStore {
@@ -53,17 +55,17 @@ impl PyStore {
         Self {
             store: Arc::new(store),
             known,
-            making: (call.to_owned(), group.to_owned(), timeout, after(Instant::now(), timeout)),
+            call: (call.to_owned(), group.to_owned(), timeout, after(Instant::now(), timeout)),
             rank,
             raised: Mutex::default(),
-            asker: OnceLock::new(),
+            sender: OnceLock::new(),
             ended: Arc::default(),
-            silent: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
         }
     }
 
-    /// The exception of a group that was not made. One of the store is its cause, and an exception that is no `Exception`
-    /// (of a signal handler) is raised itself.
+    /// Returns the exception of a group that was not created. The store's exception becomes its cause. An exception of a signal
+    /// handler that is not derived from `Exception` is returned unchanged.
     pub(crate) fn exception(&self, py: Python<'_>, error: Error) -> PyErr {
         let of_store = matches!(&error, Error::System { what, .. } if *what == self.operation());
         let raised = self.raised.lock().ok().and_then(|mut raised| raised.take()).filter(|_| of_store);
@@ -78,11 +80,11 @@ impl PyStore {
     }
 
     fn operation(&self) -> String {
-        let (call, group, ..) = &self.making;
+        let (call, group, ..) = &self.call;
         format!("{call} on group `{group}` failed")
     }
 
-    /// The store did not do what this rank asked.
+    /// Returns the error of a failed request.
     fn failed(&self, why: &str) -> Error {
         let (rank, host, pid) = (self.rank, smddp_core::host_name(), std::process::id());
         Error::System {
@@ -92,98 +94,98 @@ impl PyStore {
                  Existing groups go on. For new groups serve the store from a process that outlives the ranks (torchrun \
                  does), give a group other ranks with `reconfigure` and hints={{\"store\": \"HOST:PORT\"}}, or start the \
                  job again",
-                self.place()
+                self.description()
             ),
         }
     }
 
-    fn ask<T: Send + 'static>(
+    fn request<T: Send + 'static>(
         &self,
-        what: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T> + Send + 'static,
+        operation: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T> + Send + 'static,
     ) -> Result<T> {
-        let (answer, answered) = channel();
+        let (reply, replies) = channel();
         let store = Arc::clone(&self.store);
-        self.hand(Box::new(move || {
-            // Nobody listens any more where the deadline has passed.
-            let _ = answer.send(Python::attach(|py| what(store.bind(py))));
+        self.submit(Box::new(move || {
+            // After the deadline the receiver is dropped.
+            let _ = reply.send(Python::attach(|py| operation(store.bind(py))));
         }))?;
         let begun = Instant::now();
-        let patience = self.making.3.saturating_duration_since(begun).max(LEAST);
-        let mut slow = begun + SLOW;
+        let timeout = self.call.3.saturating_duration_since(begun).max(MIN_TIMEOUT);
+        let mut slow = begun + SLOW_REPLY;
         loop {
-            let left = patience.saturating_sub(begun.elapsed());
-            match answered.recv_timeout(left.min(LOOK)) {
+            let left = timeout.saturating_sub(begun.elapsed());
+            match replies.recv_timeout(left.min(CHECK_INTERVAL)) {
                 Ok(Ok(value)) => return Ok(value),
                 Ok(Err(error)) => {
-                    // torch appends the stack of its C++ code.
+                    // torch appends the C++ stack in further lines.
                     let why = error.to_string().lines().next().unwrap_or_default().to_owned();
                     if let Ok(mut raised) = self.raised.lock() {
                         raised.get_or_insert(error);
                     }
-                    return Err(self.lost().unwrap_or_else(|| self.failed(&why)));
+                    return Err(self.dead_rank().unwrap_or_else(|| self.failed(&why)));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(self.failed("the thread that asks it has ended"));
+                    return Err(self.failed("the thread that sends its requests has ended"));
                 }
                 Err(RecvTimeoutError::Timeout) if interrupted() => {
-                    self.leave_behind();
+                    self.abandon();
                     return Err(Error::Interrupted);
                 }
                 Err(RecvTimeoutError::Timeout) if left.is_zero() => {
-                    self.leave_behind();
-                    return Err(self.silence());
+                    self.abandon();
+                    return Err(self.timeout_error());
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            if let Some(error) = self.lost() {
-                self.leave_behind();
+            if let Some(error) = self.dead_rank() {
+                self.abandon();
                 return Err(error);
             }
             if Instant::now() >= slow {
-                let (call, group, ..) = &self.making;
-                let (place, after) = (self.place(), begun.elapsed().as_secs());
+                let (call, group, ..) = &self.call;
+                let (description, after) = (self.description(), begun.elapsed().as_secs());
                 log::say(
                     log::Level::Warn,
-                    &format!("{call} on group `{group}`: {place} has not answered for {after} s"),
+                    &format!("{call} on group `{group}`: {description} has not answered for {after} s"),
                 );
-                slow += 6 * SLOW;
+                slow += 6 * SLOW_REPLY;
             }
         }
     }
 
-    fn hand(&self, question: Question) -> Result<()> {
-        if self.silent.load(Ordering::Relaxed) {
-            return Err(self.silence());
+    fn submit(&self, request: Request) -> Result<()> {
+        if self.abandoned.load(Ordering::Relaxed) {
+            return Err(self.timeout_error());
         }
         let refused = |why: &dyn std::fmt::Display| self.failed(&why.to_string());
-        let asker = match self.asker.get() {
-            Some(asker) => asker,
+        let sender = match self.sender.get() {
+            Some(sender) => sender,
             None => {
-                let (sender, questions) = channel::<Question>();
-                // It ends with the sender.
+                let (sender, requests) = channel::<Request>();
+                // The thread ends when the sender is dropped.
                 let ended = Arc::clone(&self.ended);
                 let run = move || {
-                    questions.into_iter().for_each(|question| question());
+                    requests.into_iter().for_each(|request| request());
                     ended.store(true, Ordering::Release);
                 };
                 smddp_core::spawn("smddp-store", run).map_err(|error| refused(&error))?;
-                self.asker.get_or_init(|| sender)
+                self.sender.get_or_init(|| sender)
             }
         };
-        asker.send(question).map_err(|error| refused(&error))
+        sender.send(request).map_err(|error| refused(&error))
     }
 
-    /// One of the first ranks is dead: the store is at one of them, or at none.
-    fn lost(&self) -> Option<Error> {
+    /// Returns an error if one of the first ranks is dead. If a rank serves the store, it is one of the first.
+    fn dead_rank(&self) -> Option<Error> {
         let (group, ranks) = self.known.as_ref()?;
-        let (call, name, ..) = &self.making;
-        let first: Vec<usize> = (0..ranks.len().min(WATCHED)).collect();
+        let (call, name, ..) = &self.call;
+        let first: Vec<usize> = (0..ranks.len().min(MAX_WATCHED)).collect();
         Known { group, ranks, siblings: &[] }.lost((call, name), &first)
     }
 
-    /// Nothing more is asked; what the thread is in ends with the process at the latest.
-    fn leave_behind(&self) {
-        self.silent.store(true, Ordering::Relaxed);
+    /// Stops sending requests. The pending request of the thread ends at the latest with the process.
+    fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
         let ended = Arc::clone(&self.ended);
         let left = Python::attach(|py| -> PyResult<()> {
             let port: Option<u16> =
@@ -192,15 +194,18 @@ impl PyStore {
             py.import("smddp.exit_hooks.silent_store")?.call_method1("leave_behind", (port, ended)).map(drop)
         });
         if let Err(error) = left {
-            log::say(log::Level::Warn, &format!("a thread that asks the store cannot be ended: {error}"));
+            log::say(
+                log::Level::Warn,
+                &format!("cannot end the thread that sends the store's requests: {error}"),
+            );
         }
     }
 
-    fn silence(&self) -> Error {
-        let (call, group, after, _) = &self.making;
+    fn timeout_error(&self) -> Error {
+        let (call, group, after, _) = &self.call;
         let detail = format!(
             "{} does not answer. Is the host that serves it up, and the network to it?",
-            self.place()
+            self.description()
         );
         Error::Timeout {
             what: call.clone(),
@@ -211,7 +216,7 @@ impl PyStore {
         }
     }
 
-    /// The store under those that only put names before the keys.
+    /// Returns the store below wrappers that only add key prefixes.
     fn innermost<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
         let mut store = self.store.bind(py).clone();
         while let Ok(under) = store.getattr("underlying_store") {
@@ -220,8 +225,8 @@ impl PyStore {
         store
     }
 
-    /// "the store (TCPStore at 10.0.0.1:29500)".
-    fn place(&self) -> String {
+    /// Describes the store, for example "the store (TCPStore at 10.0.0.1:29500)".
+    fn description(&self) -> String {
         Python::attach(|py| {
             let store = self.innermost(py);
             let kind = store.get_type().name().map(|name| name.to_string()).unwrap_or_default();
@@ -237,23 +242,25 @@ impl PyStore {
 impl Store for PyStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let (key, value) = (key.to_owned(), value.to_owned());
-        self.ask(move |store| store.call_method1("set", (key, PyBytes::new(store.py(), &value))).map(drop))
+        self.request(move |store| {
+            store.call_method1("set", (key, PyBytes::new(store.py(), &value))).map(drop)
+        })
     }
 
     fn has(&self, keys: &[String]) -> Result<bool> {
         let keys = keys.to_owned();
-        self.ask(move |store| store.call_method1("check", (keys,))?.extract())
+        self.request(move |store| store.call_method1("check", (keys,))?.extract())
     }
 
     fn get(&self, key: &str) -> Result<Vec<u8>> {
         let key = key.to_owned();
-        self.ask(move |store| store.call_method1("get", (key,))?.extract())
+        self.request(move |store| store.call_method1("get", (key,))?.extract())
     }
 
-    /// Not every store can: what stays does no harm.
+    /// Deletes a key. Exceptions of the store are ignored: not every store supports deletion, and a remaining key is harmless.
     fn delete(&self, key: &str) -> Result<()> {
         let key = key.to_owned();
-        self.ask(move |store| match store.call_method1("delete_key", (key,)) {
+        self.request(move |store| match store.call_method1("delete_key", (key,)) {
             Err(error) if !error.is_instance_of::<PyException>(store.py()) => Err(error),
             _ => Ok(()),
         })

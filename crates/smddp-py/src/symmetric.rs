@@ -1,4 +1,4 @@
-//! `SymmetricBuffer`: memory for tensors that other ranks of the node read where they lie.
+//! `SymmetricBuffer`: memory for tensors that the other ranks of the node read directly.
 
 use std::io::ErrorKind;
 
@@ -19,18 +19,18 @@ impl SymmetricBuffer {
         let made =
             smddp_core::SymmetricBuffer::new(config.staging, bytes).map_err(|error| match error.kind() {
                 ErrorKind::OutOfMemory => PyMemoryError::new_err(error.to_string()),
-                _ => PyOSError::new_err(format!("no symmetric memory: {error}")),
+                _ => PyOSError::new_err(format!("cannot allocate symmetric memory: {error}")),
             })?;
         Ok(Self(made))
     }
 
-    /// Where it begins.
+    /// The address of the first byte.
     #[getter]
     fn address(&self) -> usize {
         self.0.as_mut_ptr() as usize
     }
 
-    /// (bytes of buffers, bytes that there may be, messages that were read where they lay) of this process.
+    /// Returns bytes in use, their limit, and the number of messages that were read in place, of this process.
     #[staticmethod]
     fn usage() -> (usize, usize, u64) {
         let SymmetricUsage { used, most, messages } = smddp_core::SymmetricBuffer::usage();

@@ -1,14 +1,14 @@
-//! The ops of TensorFlow: which group they use.
+//! Registration of the TensorFlow ops, and their group.
 
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
 
 use crate::comm::Comm;
 
-/// Tells the TensorFlow that this process has loaded of the ops, once, and which group they use from now on (none: they
-/// fail).
+/// Registers the ops once with the TensorFlow that this process has loaded, and sets their group. Without a group the ops
+/// fail.
 ///
-/// Raises ImportError where no TensorFlow is loaded, or one without a function that is needed.
+/// Raises ImportError if no TensorFlow is loaded, or if it lacks a required function.
 #[pyfunction]
 #[pyo3(signature = (comm))]
 pub(crate) fn tensorflow(comm: Option<&Comm>) -> PyResult<()> {
@@ -17,8 +17,8 @@ pub(crate) fn tensorflow(comm: Option<&Comm>) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether an op of a step is under way, on any thread.
+/// Returns whether an op is pending on any thread.
 #[pyfunction]
-pub(crate) fn tensorflow_waits() -> bool {
-    smddp_tensorflow::any_under_way()
+pub(crate) fn tensorflow_is_pending() -> bool {
+    smddp_tensorflow::is_any_running()
 }

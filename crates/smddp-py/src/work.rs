@@ -1,4 +1,4 @@
-//! `Work`, and how waits give way to Ctrl-C and to other Python threads.
+//! `Work`: the handle of a started call. Waits release the GIL and are interrupted by Ctrl-C.
 
 use pyo3::prelude::*;
 use smddp_core::duration as seconds;
@@ -6,7 +6,7 @@ use smddp_core::duration as seconds;
 use crate::callbacks;
 use crate::errors::raise;
 
-/// One call under way. Thread-safe; dropping it does not cancel the call.
+/// One started call. Thread-safe; dropping it does not cancel the call.
 #[pyclass(frozen)]
 pub(crate) struct Work(pub(crate) smddp_core::Work);
 
@@ -21,7 +21,7 @@ impl Work {
         py.detach(|| self.0.wait(timeout)).map_err(|error| raise(py, error))
     }
 
-    /// What comes next on that stream of the device is after this call; does not wait for the device.
+    /// Orders later work on the device's stream after this call. Does not wait for the device.
     fn wait_stream(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         py.detach(|| self.0.wait_stream(smddp_core::Stream(stream))).map_err(|error| raise(py, error))
     }
@@ -42,7 +42,7 @@ impl Work {
         self.0.is_enqueued()
     }
 
-    /// `false`: callbacks do not run any more, and the caller has to wait itself.
+    /// Runs the callback when the call is enqueued. Returns false if callbacks do not run anymore: the caller must wait.
     fn on_enqueued(&self, callback: Py<PyAny>) -> bool {
         let runs = callbacks::start();
         if runs {
@@ -51,7 +51,7 @@ impl Work {
         runs
     }
 
-    /// As `on_enqueued`.
+    /// Runs the callback when the call is done, as `on_enqueued`.
     fn on_done(&self, callback: Py<PyAny>) -> bool {
         let runs = callbacks::start();
         if runs {

@@ -1,4 +1,4 @@
-//! Why ranks do not meet, each as one sentence.
+//! Errors of the rendezvous.
 
 use std::io;
 
@@ -7,18 +7,18 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The environment, or what was asked for, does not make sense.
+    /// The environment or the arguments are invalid.
     #[error("{0}")]
     Usage(String),
-    /// The engine's own message.
+    /// An error of the communication engine.
     #[error(transparent)]
     Core(#[from] smddp_core::Error),
-    /// An operating-system call failed; `what` says during what.
+    /// An operating-system call failed during the operation `what`.
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
-    /// The ranks did not find each other.
+    /// The ranks cannot reach each other through the store.
     #[error("{0}")]
-    NotMet(String),
+    Rendezvous(String),
 }
 
 impl Error {

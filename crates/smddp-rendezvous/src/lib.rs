@@ -1,18 +1,20 @@
-//! Where ranks that share nothing yet find each other without torch: who started them says which rank each is
-//! ([`Launched`]), rank 0 serves a small store at the meeting point ([`Meeting`]), and there they make their group ([`join`]).
+//! Rendezvous of ranks without torch.
+//!
+//! The launcher's environment gives the rank of each process ([`LaunchEnvironment`]). Rank 0 serves a key-value store at
+//! the rendezvous address ([`Rendezvous`]), through which the ranks create their group ([`join`]).
 
 #![forbid(unsafe_code)]
 
 mod error;
-mod launched;
-mod meeting;
+mod launch;
 mod protocol;
+mod rendezvous;
 mod server;
 mod store;
 
 pub use error::{Error, Result};
-pub use launched::{Launched, Meet};
-pub use meeting::{Joined, Meeting, Prefixed, Values, join};
+pub use launch::{LaunchEnvironment, RendezvousAddress};
+pub use rendezvous::{JoinedWorld, PrefixStore, Rendezvous, StoreClient, join};
 pub use server::Server;
 #[cfg(any(test, fuzzing))]
 pub use server::fuzzing;

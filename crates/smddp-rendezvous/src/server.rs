@@ -1,8 +1,8 @@
 //! Server of the rendezvous store: one thread, with bounds on connections and memory.
 //!
-//! A connection counts as a member once its first request is complete, which [`super::store::Client`] sends when it connects.
-//! Connections without a request are limited in number and time, and the oldest is closed to accept a new one: a flood of silent
-//! connections cannot keep a rank out.
+//! A connection counts as a member once its first request is complete, which [`super::store::Client`] sends when it
+//! connects. Connections without a request are limited in number and time. The oldest is closed to accept a new connection,
+//! so a flood of silent connections cannot block a rank.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::{self, Read, Write};
@@ -18,27 +18,27 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use smddp_core::log::{self, Level};
 use smddp_core::refused;
 
-use crate::protocol::{DELETE, GET, GREETING, HEAD, MAX_KEY, MAX_VALUE, PATIENCE, SET};
+use crate::protocol::{DELETE, GET, GREETING, HEAD, MAX_KEY, MAX_VALUE, REQUEST_TIMEOUT, SET};
 
-/// Connections without a complete request.
+/// Maximum number of connections without a complete request.
 const MAX_SILENT: usize = 256;
 /// Members beyond one connection for each rank.
 const SPARE_MEMBERS: usize = 64;
-/// Memory for each rank beyond one largest value: a rank's dump and its address.
+/// Bytes for each rank in addition to one value of maximum size: a rank's dump and its address.
 const BYTES_PER_RANK: usize = 4 << 20;
 const MAX_BYTES: usize = 1 << 30;
-/// Memory of an entry beside its value.
+/// Bytes of an entry in addition to its value.
 const ENTRY: usize = MAX_KEY + 64;
-/// Pause of the listener where the process lacks descriptors or memory.
+/// Pause of the listener if the process lacks descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Largest single read, and how many of them one connection gets before the others.
+/// Bytes of the largest single read, and the number of reads of one connection before other connections are served.
 const CHUNK: usize = 64 << 10;
-const CHUNKS_PER_TURN: usize = 32;
+const CHUNKS_PER_PASS: usize = 32;
 
 const WAKE: u64 = u64::MAX;
 const LISTENER: u64 = u64::MAX - 1;
 
-/// A stored value. Its size counts as long as the table or an answer holds it.
+/// A stored value. Its size is counted as long as the table or a reply refers to it.
 struct Value {
     bytes: Vec<u8>,
     shared: Arc<AtomicUsize>,
@@ -80,7 +80,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// No code panics with the lock held, so the table is consistent even if the lock is poisoned.
+    /// Locks the table. No code panics with the lock held, so the table is consistent even if the lock is poisoned.
     fn values(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Arc<Value>>> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -91,7 +91,10 @@ impl Shared {
         self.max_members.fetch_max(ranks.saturating_add(SPARE_MEMBERS), Ordering::Relaxed);
     }
 
-    /// Counts `bytes` more, or refuses them.
+    /// Reserves `bytes` bytes of the memory bound.
+    ///
+    /// # Errors
+    /// The bound would be exceeded.
     fn reserve(&self, bytes: usize) -> io::Result<()> {
         let max = self.max_bytes.load(Ordering::Relaxed);
         if self.used.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes) > max {
@@ -105,7 +108,10 @@ impl Shared {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Counts one member more, or refuses it.
+    /// Counts a new member.
+    ///
+    /// # Errors
+    /// The maximum number of members is connected.
     fn join(&self) -> io::Result<()> {
         let max = self.max_members.load(Ordering::Relaxed);
         if self.members.fetch_add(1, Ordering::Relaxed) >= max {
@@ -131,10 +137,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `addr` for `ranks` ranks; port 0 is any that is free.
+    /// Listens at `addr` for `ranks` ranks. Port 0 selects a free port.
     ///
     /// # Errors
-    /// Those of the system calls that create the sockets and the thread.
+    /// A system call that creates a socket or the thread fails.
     pub fn bind(addr: impl ToSocketAddrs, ranks: usize) -> io::Result<Server> {
         let listener = TcpListener::bind(addr)?;
         listener.set_nonblocking(true)?;
@@ -145,7 +151,7 @@ impl Server {
         Ok(Server { shared, addr })
     }
 
-    /// Address of the listener.
+    /// Returns the address of the listener.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
@@ -155,9 +161,9 @@ impl Server {
         self.shared.expect(ranks);
     }
 
-    /// Access to the values in the serving process itself, which does not keep the server alive.
-    pub(crate) fn waiter(&self) -> Waiter {
-        Waiter(Arc::clone(&self.shared))
+    /// Returns access to the values within the serving process. It does not keep the server alive.
+    pub(crate) fn waiting_client(&self) -> WaitingClient {
+        WaitingClient(Arc::clone(&self.shared))
     }
 }
 
@@ -168,9 +174,10 @@ impl Drop for Server {
     }
 }
 
-pub(crate) struct Waiter(Arc<Shared>);
+/// Access to the server's values from its own process.
+pub(crate) struct WaitingClient(Arc<Shared>);
 
-impl Waiter {
+impl WaitingClient {
     /// Waits for the value of `key` for at most `wait`.
     pub(crate) fn get(&self, key: &str, wait: Duration) -> Option<Vec<u8>> {
         let missing = |values: &mut HashMap<Vec<u8>, Arc<Value>>| !values.contains_key(key.as_bytes());
@@ -188,15 +195,15 @@ struct Connection {
     stream: TcpStream,
     since: Instant,
     greeted: bool,
-    /// A request was complete.
+    /// The first request is complete.
     member: bool,
     /// Received bytes that are not processed yet.
     input: Vec<u8>,
-    /// Greeting, or the head of an answer; then the value.
+    /// Bytes to send: the greeting, or the header of a reply. `value` follows them.
     output: Vec<u8>,
     value: Option<Arc<Value>>,
     sent: usize,
-    /// Key and deadline of the get that is pending.
+    /// Key and deadline of the pending get.
     pending: Option<(Vec<u8>, Instant)>,
 }
 
@@ -228,7 +235,7 @@ impl Connection {
         !self.output.is_empty()
     }
 
-    fn answer(&mut self, value: Option<Arc<Value>>) {
+    fn reply(&mut self, value: Option<Arc<Value>>) {
         let bytes = value.as_ref().map_or(0, |value| value.bytes.len());
         self.output.push(u8::from(value.is_some()));
         self.output.extend_from_slice(&(bytes as u32).to_le_bytes());
@@ -256,7 +263,7 @@ impl Connection {
         Ok(())
     }
 
-    /// One chunk. `false`: nothing is there yet.
+    /// Receives one chunk. Returns false if no bytes are available.
     fn receive(&mut self, shared: &Shared, chunk: &mut [u8]) -> io::Result<bool> {
         match self.stream.read(chunk) {
             Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -271,7 +278,7 @@ impl Connection {
         }
     }
 
-    /// Processes the next complete request or greeting. `Ok(None)`: none is complete. The key is that of a set.
+    /// Processes the next complete request or greeting. Returns `Ok(None)` if it is incomplete, and the key of a set request.
     fn process(&mut self, shared: &Shared) -> io::Result<Option<Option<Vec<u8>>>> {
         let refused = || io::Error::from(io::ErrorKind::InvalidData);
         if !self.greeted {
@@ -322,7 +329,7 @@ impl Connection {
                     let until = Instant::now() + Duration::from_millis(number.into());
                     self.pending = Some((key, until));
                 }
-                found => self.answer(found),
+                found => self.reply(found),
             },
             DELETE => drop(shared.values().remove(&key)),
             _ => return Err(refused()),
@@ -336,7 +343,7 @@ struct Serving {
     listener: TcpListener,
     epoll: OwnedFd,
     shared: Arc<Shared>,
-    /// In order of arrival.
+    /// Connections in order of arrival.
     connections: BTreeMap<u64, Connection>,
     silent: BTreeSet<u64>,
     max_silent: usize,
@@ -371,7 +378,7 @@ impl Serving {
         let mut chunk = vec![0; CHUNK];
         while !self.shared.closing.load(Ordering::Acquire) {
             let wait = self.until().map(|until| until.saturating_duration_since(Instant::now()));
-            // One millisecond more: the kernel may count in whole ones.
+            // The kernel may round down to whole milliseconds.
             let wait = wait.map(|wait| wait.min(Duration::from_secs(60)) + Duration::from_millis(1));
             let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
             let count = epoll::wait(&self.epoll, &mut events, wait.as_ref()).unwrap_or(0);
@@ -387,10 +394,10 @@ impl Serving {
         }
     }
 
-    /// Time of the next timer.
+    /// Returns the time of the next timer.
     fn until(&self) -> Option<Instant> {
         let silent = self.silent.first().and_then(|id| self.connections.get(id));
-        let silent = silent.map(|connection| connection.since + PATIENCE);
+        let silent = silent.map(|connection| connection.since + REQUEST_TIMEOUT);
         let pending = self.pending.iter().filter_map(|id| self.connections.get(id)?.pending.as_ref());
         pending.map(|(_, until)| *until).chain(silent).chain(self.paused).min()
     }
@@ -401,7 +408,7 @@ impl Serving {
             let _ = epoll::modify(&self.epoll, &self.listener, EventData::new_u64(LISTENER), EventFlags::IN);
         }
         while let Some(&id) = self.silent.first()
-            && self.connections.get(&id).is_none_or(|silent| now >= silent.since + PATIENCE)
+            && self.connections.get(&id).is_none_or(|silent| now >= silent.since + REQUEST_TIMEOUT)
         {
             self.close(id);
         }
@@ -422,7 +429,7 @@ impl Serving {
                         error.kind(),
                         io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted
                     ) => {}
-                // The process lacks descriptors or memory: a silent connection gives way, or the listener pauses.
+                // The process lacks descriptors or memory: close a silent connection, or pause the listener.
                 Err(_) => match self.silent.first().copied() {
                     Some(oldest) => self.close(oldest),
                     None => {
@@ -466,7 +473,7 @@ impl Serving {
         }
     }
 
-    /// Moves one connection on as far as it goes without waiting.
+    /// Makes progress on one connection without blocking.
     fn serve(&mut self, id: u64, chunk: &mut [u8]) {
         let Some(mut connection) = self.connections.remove(&id) else { return };
         let mut stored = Vec::new();
@@ -483,12 +490,12 @@ impl Serving {
         }
     }
 
-    /// Answers the pending get of a connection.
+    /// Replies to the pending get of a connection.
     fn resume(&mut self, id: u64, value: Option<Arc<Value>>) {
         let Some(mut connection) = self.connections.remove(&id) else { return };
         self.pending.remove(&id);
         connection.pending = None;
-        connection.answer(value);
+        connection.reply(value);
         let outcome = connection.send();
         self.put_back(id, connection, outcome);
     }
@@ -521,27 +528,27 @@ impl Serving {
     }
 }
 
-/// A quarter of the process's descriptors at most, so that it can open its own.
+/// Returns the bound on silent connections: at most a quarter of the process's descriptor limit.
 fn max_silent() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.map_or(MAX_SILENT, |limit| MAX_SILENT.min(limit as usize / 4).max(1))
 }
 
-/// Receives, processes and answers; `stored`: keys that were set.
+/// Receives and processes requests and sends replies. Appends the keys that were set to `stored`.
 fn advance(
     connection: &mut Connection,
     shared: &Shared,
     chunk: &mut [u8],
     stored: &mut Vec<Vec<u8>>,
 ) -> io::Result<()> {
-    let mut chunks = 0..CHUNKS_PER_TURN;
+    let mut chunks = 0..CHUNKS_PER_PASS;
     loop {
         connection.send()?;
         if connection.is_sending() {
             return Ok(());
         }
         if connection.pending.is_some() {
-            // The client sends nothing until it has the answer, so a byte or the end of the stream ends the connection.
+            // The client sends nothing before it has the reply, so a byte or the end of the stream is an error.
             return if connection.receive(shared, &mut chunk[..1])? {
                 Err(io::ErrorKind::InvalidData.into())
             } else {
@@ -550,7 +557,7 @@ fn advance(
         }
         match connection.process(shared)? {
             Some(key) => stored.extend(key),
-            // The socket stays readable, so the next turn goes on.
+            // The socket stays readable, so the next pass continues.
             None if chunks.next().is_some() && connection.receive(shared, chunk)? => {}
             None => return Ok(()),
         }

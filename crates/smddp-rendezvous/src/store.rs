@@ -1,4 +1,5 @@
-//! Client of the rendezvous store ([`crate::Server`]): each rank sets its keys once and waits for the others' keys until a deadline.
+//! Client of the rendezvous store ([`crate::Server`]). Each rank sets its keys once and waits for the keys of other ranks
+//! until a deadline.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -8,25 +9,26 @@ use std::time::{Duration, Instant};
 use smddp_core::interrupted;
 
 use crate::error::{Error, Result};
-use crate::protocol::{DELETE, GET, GREETING, MAX_KEY, MAX_VALUE, PATIENCE, SET};
+use crate::protocol::{DELETE, GET, GREETING, MAX_KEY, MAX_VALUE, REQUEST_TIMEOUT, SET};
 
-/// Time for one attempt to connect; the next one resolves the host's name again.
+/// Time limit of one connection attempt. Each attempt resolves the host name again.
 const ATTEMPT: Duration = Duration::from_secs(1);
 /// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(20);
-/// Connections that the server may close unanswered. A server under a flood closes some; another program closes all.
-const CLOSED: u32 = 50;
+/// Number of connections that the server may close without a reply. An overloaded server closes some of them, another
+/// program closes all.
+const MAX_CLOSED: u32 = 50;
 
-/// One rank's connection.
+/// The connection of one rank.
 pub(crate) struct Client {
     stream: TcpStream,
     addr: String,
-    /// Bytes both ways.
+    /// Bytes sent and received.
     traffic: u64,
 }
 
 impl Client {
-    /// Connects to `host:port`, again and again until `deadline`, for the server may start after us.
+    /// Connects to `host:port`. Retries until `deadline`, because the server may start later than this rank.
     pub(crate) fn connect(addr: &str, deadline: Instant) -> Result<Client> {
         let mut closed = 0;
         loop {
@@ -37,15 +39,18 @@ impl Client {
             match Self::attempt(addr, left) {
                 Ok(client) => return Ok(client),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    return Err(Error::NotMet(format!("no rendezvous at {addr}: {error}")));
+                    return Err(Error::Rendezvous(format!("no rendezvous at {addr}: {error}")));
                 }
                 Err(error) => {
                     closed += u32::from(error.kind() == io::ErrorKind::UnexpectedEof);
-                    if closed > CLOSED {
-                        return Err(Error::NotMet(format!("no rendezvous at {addr}: {}", other_program())));
+                    if closed > MAX_CLOSED {
+                        return Err(Error::Rendezvous(format!(
+                            "no rendezvous at {addr}: {}",
+                            other_program()
+                        )));
                     }
                     if Instant::now() + RETRY >= deadline {
-                        return Err(Error::NotMet(format!(
+                        return Err(Error::Rendezvous(format!(
                             "rank 0 does not answer at {addr} ({error}); is it running, and is the address right?"
                         )));
                     }
@@ -58,10 +63,10 @@ impl Client {
     fn attempt(addr: &str, left: Duration) -> io::Result<Client> {
         let stream = Self::reach(addr, left)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(left + PATIENCE))?;
+        stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+        stream.set_write_timeout(Some(left + REQUEST_TIMEOUT))?;
         let mut client = Client { stream, addr: addr.into(), traffic: 0 };
-        // With the first request the server counts this connection as a member's.
+        // After the first request the server counts this connection as a member.
         client.greet().and_then(|()| client.ask("", 0)).map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => other_program(),
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => io::ErrorKind::UnexpectedEof.into(),
@@ -78,9 +83,9 @@ impl Client {
         if greeting == *GREETING { Ok(()) } else { Err(other_program()) }
     }
 
-    /// A connection to the first of the host's addresses that has one. One that drops what is sent to it costs an attempt's time.
+    /// Connects to the first reachable address of the host. An address that drops packets takes the time of one attempt.
     fn reach(addr: &str, left: Duration) -> io::Result<TcpStream> {
-        let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
         for socket in addr.to_socket_addrs()? {
             match TcpStream::connect_timeout(&socket, left.clamp(RETRY, ATTEMPT)) {
                 Ok(stream) => return Ok(stream),
@@ -92,7 +97,10 @@ impl Client {
 
     pub(crate) fn set(&mut self, key: &str, value: &[u8]) -> Result<()> {
         if key.len() > MAX_KEY || value.len() > MAX_VALUE {
-            return Err(Error::NotMet(format!("{key}: {} bytes are too many for the store", value.len())));
+            return Err(Error::Rendezvous(format!(
+                "the value of {key} has {} bytes: expected at most {MAX_VALUE}",
+                value.len()
+            )));
         }
         let mut message = request(SET, key, value.len() as u32);
         message.extend_from_slice(value);
@@ -101,7 +109,7 @@ impl Client {
         sent.map_err(|e| self.lost(e))
     }
 
-    /// The value of `key`, or `None` when nobody set it before `deadline`.
+    /// Returns the value of `key`, or `None` if it is not set before `deadline`.
     pub(crate) fn get(&mut self, key: &str, deadline: Instant) -> Result<Option<Vec<u8>>> {
         let wait = deadline.saturating_duration_since(Instant::now());
         let millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
@@ -114,14 +122,17 @@ impl Client {
     }
 
     fn ask(&mut self, key: &str, millis: u32) -> io::Result<Option<Vec<u8>>> {
-        self.stream.set_read_timeout(Some(Duration::from_millis(millis.into()) + PATIENCE))?;
+        self.stream.set_read_timeout(Some(Duration::from_millis(millis.into()) + REQUEST_TIMEOUT))?;
         let message = request(GET, key, millis);
         self.stream.write_all(&message)?;
         let mut head = [0; 5];
         self.stream.read_exact(&mut head)?;
         let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
         if len > MAX_VALUE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "an answer of impossible length"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the reply is longer than the largest value",
+            ));
         }
         let mut value = vec![0; len];
         self.stream.read_exact(&mut value)?;
@@ -129,18 +140,18 @@ impl Client {
         Ok((head[0] == 1).then_some(value))
     }
 
-    /// Bytes that went to the server and came from it.
+    /// Returns the number of bytes sent and received.
     pub(crate) fn traffic(&self) -> u64 {
         self.traffic
     }
 
     fn lost(&self, error: io::Error) -> Error {
-        Error::NotMet(format!("lost the rendezvous at {}: {error}", self.addr))
+        Error::Rendezvous(format!("lost the rendezvous at {}: {error}", self.addr))
     }
 }
 
 fn other_program() -> io::Error {
-    let text = "another program listens there, not smddp of this version (choose another port)";
+    let text = "another program, or another version of smddp, listens there; choose another port";
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
@@ -164,41 +175,41 @@ mod tests {
     }
 
     #[test]
-    fn a_get_waits_for_the_set() {
+    fn get_waits_for_the_set() {
         let server = Server::bind("127.0.0.1:0", 2).unwrap();
         let addr = server.addr().to_string();
         let other = addr.clone();
         let waiting =
-            thread::spawn(move || Client::connect(&other, soon()).unwrap().get("card/1", soon()).unwrap());
+            thread::spawn(move || Client::connect(&other, soon()).unwrap().get("key/1", soon()).unwrap());
         let mut client = Client::connect(&addr, soon()).unwrap();
-        client.set("card/0", b"").unwrap();
-        client.set("card/1", b"hello").unwrap();
+        client.set("key/0", b"").unwrap();
+        client.set("key/1", b"hello").unwrap();
         assert_eq!(waiting.join().unwrap().as_deref(), Some(&b"hello"[..]));
-        assert_eq!(client.get("card/0", soon()).unwrap().as_deref(), Some(&b""[..]));
-        assert_eq!(server.waiter().get("card/1", Duration::ZERO).as_deref(), Some(&b"hello"[..]));
+        assert_eq!(client.get("key/0", soon()).unwrap().as_deref(), Some(&b""[..]));
+        assert_eq!(server.waiting_client().get("key/1", Duration::ZERO).as_deref(), Some(&b"hello"[..]));
     }
 
     #[test]
-    fn a_get_ends_at_its_deadline() {
+    fn get_ends_at_its_deadline() {
         let server = Server::bind("127.0.0.1:0", 2).unwrap();
         let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
-        assert_eq!(client.get("card/7", Instant::now() + Duration::from_millis(30)).unwrap(), None);
-        client.set("card/7", b"late").unwrap();
-        assert_eq!(client.get("card/7", soon()).unwrap().as_deref(), Some(&b"late"[..]));
+        assert_eq!(client.get("key/7", Instant::now() + Duration::from_millis(30)).unwrap(), None);
+        client.set("key/7", b"late").unwrap();
+        assert_eq!(client.get("key/7", soon()).unwrap().as_deref(), Some(&b"late"[..]));
     }
 
     #[test]
-    fn what_is_deleted_is_gone() {
+    fn deleted_key_has_no_value() {
         let server = Server::bind("127.0.0.1:0", 2).unwrap();
         let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
-        client.set("card/0", b"x").unwrap();
-        client.delete("card/0").unwrap();
-        assert_eq!(client.get("card/0", Instant::now()).unwrap(), None);
+        client.set("key/0", b"x").unwrap();
+        client.delete("key/0").unwrap();
+        assert_eq!(client.get("key/0", Instant::now()).unwrap(), None);
     }
 
     #[test]
-    fn a_client_may_start_before_the_server() {
-        // A port that was free a moment ago: nobody listens there yet.
+    fn client_may_start_before_the_server() {
+        // A port that was free a moment ago: no server listens there yet.
         let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let early = thread::spawn(move || Client::connect(&addr.to_string(), soon()));
         let _server = Server::bind(addr, 2).unwrap();
@@ -206,26 +217,26 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_on_the_port_is_named() {
+    fn other_program_on_the_port_is_reported() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap().to_string();
-        let stranger =
+        let other_program_thread =
             thread::spawn(move || listener.accept().unwrap().0.write_all(b"HTTP/1.1 400 Bad Request"));
         let error = Client::connect(&addr, soon()).err().unwrap().to_string();
         assert!(error.contains("another program") && error.contains(&addr), "{error}");
-        stranger.join().unwrap().unwrap();
+        other_program_thread.join().unwrap().unwrap();
     }
 
     #[test]
-    fn nobody_there_is_an_error_at_the_deadline() {
+    fn unused_port_is_an_error_at_the_deadline() {
         let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let error = Client::connect(&addr, Instant::now()).err().unwrap().to_string();
         assert!(error.contains(&addr), "{error}");
     }
 
     #[test]
-    fn a_host_that_drops_everything_is_an_error_at_the_deadline() {
-        // An address for documentation, which no host has: no answer comes, or a router's that there is none.
+    fn host_that_drops_packets_is_an_error_at_the_deadline() {
+        // A documentation address without a host: no reply arrives, or a router reports that it is unreachable.
         let begun = Instant::now();
         let error = Client::connect("192.0.2.1:29500", begun + Duration::from_millis(300)).err().unwrap();
         assert!(error.to_string().contains("does not answer at 192.0.2.1:29500"), "{error}");
@@ -233,10 +244,10 @@ mod tests {
     }
 
     #[test]
-    fn values_have_a_limit() {
+    fn value_size_is_bounded() {
         let server = Server::bind("127.0.0.1:0", 2).unwrap();
         let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
-        assert!(client.set("card/0", &vec![0; MAX_VALUE + 1]).is_err());
-        assert!(client.set("card/0", &vec![0; MAX_VALUE]).is_ok());
+        assert!(client.set("key/0", &vec![0; MAX_VALUE + 1]).is_err());
+        assert!(client.set("key/0", &vec![0; MAX_VALUE]).is_ok());
     }
 }

@@ -1,20 +1,20 @@
-//! Memory of buckets: aligned as TensorFlow wants it, and kept from one step to the next.
+//! Pooled bucket memory with TensorFlow's alignment, reused from step to step.
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use smddp_core::PerProcess;
 
-/// Of TensorFlow's own tensors (Eigen's greatest): what is aligned less would be copied.
+/// Alignment of TensorFlow's tensors (Eigen's maximum). TensorFlow copies memory with smaller alignment.
 pub(crate) const ALIGN: usize = 64;
 
-/// Uninitialised memory. It goes back to the pool when the last of those who hold it lets go.
+/// Uninitialized memory. It returns to the pool when the last reference is dropped.
 pub(crate) struct Bucket {
     ptr: *mut u8,
     bytes: usize,
 }
 
-// SAFETY: an address of memory that this value owns; who writes when is the user's to see to, as the methods say.
+// SAFETY: the value owns the memory at the address; its users order their accesses, as the methods require.
 unsafe impl Send for Bucket {}
 // SAFETY: as above.
 unsafe impl Sync for Bucket {}
@@ -24,16 +24,16 @@ struct Pool {
     free: Vec<Bucket>,
     free_bytes: usize,
     used: usize,
-    /// The most that was in use at one time: as much is kept.
-    most: usize,
+    /// Largest number of bytes in use at one time. The pool keeps as much memory.
+    peak: usize,
 }
 
 static POOL: PerProcess<Mutex<Pool>> = PerProcess::new();
 
 impl Bucket {
-    /// Of at least `bytes`.
+    /// Returns a bucket of at least `bytes` bytes.
     pub(crate) fn of(bytes: usize) -> Arc<Self> {
-        // A multiple of a page's part, so that steps that differ a little find each other's.
+        // Rounding up lets steps with slightly different sizes reuse buckets.
         let bytes = bytes.max(1).next_multiple_of(if bytes > 1 << 16 { 1 << 12 } else { ALIGN });
         let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |bucket: &Self| bucket.bytes >= bytes && bucket.bytes <= bytes + bytes / 4;
@@ -43,14 +43,14 @@ impl Bucket {
                 pool.free_bytes -= bucket.bytes;
                 bucket
             }
-            None => Self::fresh(bytes),
+            None => Self::allocate(bytes),
         };
         pool.used += found.bytes;
-        pool.most = pool.most.max(pool.used);
+        pool.peak = pool.peak.max(pool.used);
         Arc::new(found)
     }
 
-    fn fresh(bytes: usize) -> Self {
+    fn allocate(bytes: usize) -> Self {
         let layout = layout(bytes);
         // SAFETY: the layout's size is not zero.
         let ptr = unsafe { alloc(layout) };
@@ -60,7 +60,7 @@ impl Bucket {
         Self { ptr, bytes }
     }
 
-    /// The address of its byte `offset`.
+    /// Returns the address of byte `offset`.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         debug_assert!(offset <= self.bytes);
         self.ptr.wrapping_add(offset)
@@ -70,7 +70,7 @@ impl Bucket {
 fn layout(bytes: usize) -> Layout {
     match Layout::from_size_align(bytes, ALIGN) {
         Ok(layout) => layout,
-        Err(_) => unreachable!("no tensors have {bytes} bytes together"),
+        Err(_) => unreachable!("a bucket of {bytes} bytes exceeds the address space"),
     }
 }
 
@@ -78,13 +78,13 @@ impl Drop for Bucket {
     fn drop(&mut self) {
         let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
         pool.used = pool.used.saturating_sub(self.bytes);
-        if pool.used + pool.free_bytes + self.bytes <= pool.most {
+        if pool.used + pool.free_bytes + self.bytes <= pool.peak {
             pool.free_bytes += self.bytes;
             pool.free.push(Self { ptr: self.ptr, bytes: self.bytes });
             return;
         }
         drop(pool);
-        // SAFETY: allocated with this layout, and nobody else has it: the pool got none.
+        // SAFETY: allocated with this layout. This value is the last reference, and the pool does not contain it.
         unsafe { dealloc(self.ptr, layout(self.bytes)) };
     }
 }
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_is_used_again_and_no_more_is_kept_than_was_in_use_at_one_time() {
+    fn buckets_are_reused_and_the_pool_keeps_at_most_the_peak() {
         let first = Bucket::of(1 << 20);
         let address = first.at(0) as usize;
         assert_eq!(address % ALIGN, 0);
@@ -105,6 +105,6 @@ mod tests {
         assert_ne!(other.at(0) as usize, address);
         drop((again, other));
         let pool = POOL.get().lock().unwrap();
-        assert!(pool.free_bytes <= pool.most && pool.used == 0);
+        assert!(pool.free_bytes <= pool.peak && pool.used == 0);
     }
 }

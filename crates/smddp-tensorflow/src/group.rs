@@ -9,11 +9,10 @@ use crate::ticket;
 
 static GROUP: PerProcess<Mutex<Option<Communicator>>> = PerProcess::new();
 
-/// From now on the ops use this group; `None`: they fail. What was started over another one and never waited for is
-/// forgotten.
+/// Sets the group of the ops. With `None` the ops fail. Calls that were started on the previous group are discarded.
 pub fn set_group(group: Option<Communicator>) {
     *GROUP.get().lock().unwrap_or_else(PoisonError::into_inner) = group;
-    ticket::forget();
+    ticket::discard_all();
 }
 
 pub(crate) fn group() -> Result<Communicator, Failure> {

@@ -1,9 +1,9 @@
-//! TensorFlow's C interface (`tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h`), by the names of its functions.
+//! TensorFlow's C interface (`tensorflow/c/{kernels,ops,tf_tensor,tf_status}.h`), resolved by symbol names.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-/// What TensorFlow owns and hands out by address.
+/// Address of an object of TensorFlow.
 pub(crate) type Opaque = *mut c_void;
 
 pub(crate) type Create = unsafe extern "C" fn(construction: Opaque) -> *mut c_void;
@@ -24,7 +24,7 @@ pub(crate) enum Code {
     Internal = 13,
 }
 
-/// Libraries that may have the functions, newest layout last.
+/// Libraries that may contain the functions, newest layout last.
 const LIBRARIES: [&CStr; 4] = [
     c"libtensorflow_framework.so.2",
     c"libtensorflow_cc.so.2",
@@ -34,7 +34,7 @@ const LIBRARIES: [&CStr; 4] = [
 
 macro_rules! interface {
     ($($name:ident($($arg:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions, each under its own name.
+        /// The functions of the interface.
         #[expect(non_snake_case, reason = "TensorFlow's names")]
         pub(crate) struct Interface { $(pub(crate) $name: unsafe extern "C" fn($($arg),*) $(-> $result)?),* }
 
@@ -42,8 +42,8 @@ macro_rules! interface {
             fn find(handles: &[*mut c_void]) -> Result<Self, String> {
                 Ok(Self { $($name: {
                     let found = find(handles, stringify!($name))?;
-                    // SAFETY: the type is that of the function of this name in TensorFlow's headers; function pointers have
-                    // the size of data pointers here.
+                    // SAFETY: the type matches the function of this name in TensorFlow's headers; function pointers have
+                    // the size of data pointers on the supported platforms.
                     unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($arg),*) $(-> $result)?>(found) }
                 }),* })
             }
@@ -85,17 +85,17 @@ interface! {
 
 static FOUND: OnceLock<Interface> = OnceLock::new();
 
-/// Finds the functions in the TensorFlow that this process has loaded.
+/// Resolves the functions in the TensorFlow that this process has loaded.
 ///
 /// # Errors
-/// No TensorFlow is loaded, or one without a function that is needed: the text names it.
+/// No TensorFlow is loaded, or it lacks a required function, which the text names.
 pub(crate) fn load() -> Result<&'static Interface, String> {
     if let Some(found) = FOUND.get() {
         return Ok(found);
     }
     let handles: Vec<_> = LIBRARIES
         .iter()
-        // SAFETY: the name of a library; one that is not loaded stays so.
+        // SAFETY: the name of a library; `RTLD_NOLOAD` loads nothing.
         .map(|name| unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) })
         .filter(|handle| !handle.is_null())
         .collect();
@@ -107,11 +107,11 @@ pub(crate) fn load() -> Result<&'static Interface, String> {
     Ok(FOUND.get_or_init(|| found))
 }
 
-/// The functions, in code that runs only where they have been found: kernels and what they hold.
+/// Returns the functions. Only for code that runs after [`load`] has succeeded: kernels and their values.
 pub(crate) fn get() -> &'static Interface {
     match FOUND.get() {
         Some(found) => found,
-        None => unreachable!("TensorFlow calls what was registered by its functions"),
+        None => unreachable!("kernels run only after the functions are resolved"),
     }
 }
 
@@ -122,15 +122,15 @@ fn find(handles: &[*mut c_void], name: &str) -> Result<*mut c_void, String> {
         // SAFETY: open handles and a string.
         .map(|&handle| unsafe { libc::dlsym(handle, text.as_ptr()) })
         .find(|found| !found.is_null())
-        .ok_or_else(|| format!("this TensorFlow has no {name}: version 2.12 or newer is needed"))
+        .ok_or_else(|| format!("this TensorFlow has no {name}: expected version 2.12 or newer"))
 }
 
-/// A `TF_Status`, for one call.
+/// A `TF_Status` of one call.
 pub(crate) struct Status(Opaque);
 
 impl Status {
     pub(crate) fn new() -> Self {
-        // SAFETY: allocates; owned by this value.
+        // SAFETY: allocates a status, which this value owns.
         Self(unsafe { (get().TF_NewStatus)() })
     }
 
@@ -139,16 +139,16 @@ impl Status {
     }
 
     pub(crate) fn set(&self, code: Code, text: &str) {
-        // A text with a null byte in it cannot be told whole.
+        // A C string cannot contain a null byte.
         let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
-        // SAFETY: a live status, and a string that is copied.
+        // SAFETY: a live status and a string, which is copied.
         unsafe { (get().TF_SetStatus)(self.0, code as c_int, text.as_ptr()) };
     }
 
     /// # Errors
-    /// The text of what went wrong in TensorFlow.
+    /// TensorFlow's error text.
     pub(crate) fn ok(&self) -> Result<(), String> {
-        // SAFETY: a live status; its message is copied before it changes.
+        // SAFETY: a live status; the message is copied before it changes.
         unsafe {
             if (get().TF_GetCode)(self.0) == Code::Ok as c_int {
                 return Ok(());
@@ -160,7 +160,7 @@ impl Status {
 
 impl Drop for Status {
     fn drop(&mut self) {
-        // SAFETY: made by `TF_NewStatus`, deleted once.
+        // SAFETY: created by `TF_NewStatus`, deleted once.
         unsafe { (get().TF_DeleteStatus)(self.0) };
     }
 }

@@ -1,4 +1,4 @@
-//! What every kernel does: read its attributes, make its call, tell how it failed.
+//! Common code of the kernels: attributes, calls and errors.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -9,7 +9,7 @@ use smddp_core::Error;
 
 use crate::interface::{Code, Opaque, Status, get};
 
-/// How a kernel failed, as TensorFlow's errors say it.
+/// An error of a kernel, as a TensorFlow status.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: Code,
@@ -26,7 +26,7 @@ impl Failure {
     }
 }
 
-/// TensorFlow's own texts.
+/// Converts error texts of TensorFlow.
 impl From<String> for Failure {
     fn from(text: String) -> Self {
         Self { code: Code::Internal, text }
@@ -39,7 +39,7 @@ impl From<Error> for Failure {
             Error::Invalid(_) | Error::Config(_) => (Code::InvalidArgument, "ValueError"),
             Error::Mismatch { .. } => (Code::InvalidArgument, "smddp.MismatchError"),
             Error::Timeout { .. } => (Code::DeadlineExceeded, "smddp.CollectiveTimeoutError"),
-            // Not Unavailable: TensorFlow makes Internal of that inside of functions, and only there.
+            // Not Unavailable: TensorFlow converts that to Internal inside of functions only.
             Error::PeerLost { .. } => (Code::Internal, "smddp.PeerLostError"),
             Error::Closed { .. } | Error::Interrupted => (Code::Cancelled, "smddp.ClosedError"),
             Error::Topology(_) => (Code::Internal, "smddp.TopologyError"),
@@ -50,19 +50,19 @@ impl From<Error> for Failure {
     }
 }
 
-/// What an op was made with.
+/// The attributes of an op.
 #[derive(Default)]
 pub(crate) struct Attributes {
     pub(crate) op: u8,
     pub(crate) root: usize,
 }
 
-/// One kind of kernel.
+/// A kernel of one op.
 pub(crate) trait Kernel {
-    /// The op's integer attributes that it reads.
+    /// The integer attributes that the kernel reads.
     const ATTRIBUTES: &'static [&'static CStr];
 
-    /// One call.
+    /// Runs the op.
     fn compute(attributes: &Attributes, context: Opaque) -> Result<(), Failure>;
 }
 
@@ -70,25 +70,25 @@ thread_local! {
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is in a kernel: a signal's Python handler must not run there, since its exception would be lost in
-/// TensorFlow.
+/// Returns whether this thread runs a kernel. Python signal handlers must not run there, since TensorFlow would lose their
+/// exceptions.
 pub fn in_kernel() -> bool {
     INSIDE.get()
 }
 
-/// Calls of kernels under way, on any thread.
-static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+/// Number of running kernels on all threads.
+static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether a kernel is under way on any thread.
-pub fn any_under_way() -> bool {
-    UNDER_WAY.load(Ordering::Relaxed) > 0
+/// Returns whether a kernel runs on any thread.
+pub fn is_any_running() -> bool {
+    RUNNING.load(Ordering::Relaxed) > 0
 }
 
 pub(crate) unsafe extern "C" fn create<K: Kernel>(construction: Opaque) -> *mut c_void {
-    let mut made = Attributes::default();
+    let mut attributes = Attributes::default();
     for name in K::ATTRIBUTES {
         let (status, mut value) = (Status::new(), 0);
-        // SAFETY: TensorFlow's construction under way, a string, and a number to write to.
+        // SAFETY: TensorFlow's current construction, a string, and the address of a number.
         unsafe {
             (get().TF_OpKernelConstruction_GetAttrInt64)(
                 construction,
@@ -101,48 +101,46 @@ pub(crate) unsafe extern "C" fn create<K: Kernel>(construction: Opaque) -> *mut 
             }
         }
         match name.to_bytes() {
-            b"op" => made.op = u8::try_from(value).unwrap_or(u8::MAX),
-            _ => made.root = usize::try_from(value).unwrap_or(usize::MAX),
+            b"op" => attributes.op = u8::try_from(value).unwrap_or(u8::MAX),
+            _ => attributes.root = usize::try_from(value).unwrap_or(usize::MAX),
         }
     }
-    Box::into_raw(Box::new(made)).cast()
+    Box::into_raw(Box::new(attributes)).cast()
 }
 
 pub(crate) unsafe extern "C" fn compute<K: Kernel>(kernel: *mut c_void, context: Opaque) {
-    // SAFETY: made by `create`, and not yet given to `delete`; kernels only read it.
+    // SAFETY: created by `create` and not deleted yet; kernels only read it.
     let attributes = unsafe { &*kernel.cast::<Attributes>() };
     INSIDE.set(true);
-    UNDER_WAY.fetch_add(1, Ordering::Relaxed);
+    RUNNING.fetch_add(1, Ordering::Relaxed);
     let outcome = catch_unwind(AssertUnwindSafe(|| K::compute(attributes, context)));
-    UNDER_WAY.fetch_sub(1, Ordering::Relaxed);
+    RUNNING.fetch_sub(1, Ordering::Relaxed);
     INSIDE.set(false);
     let failure = match outcome {
         Ok(Ok(())) => return,
         Ok(Err(failure)) => failure,
-        Err(_) => {
-            Failure::from("smddp: a kernel of the library panicked: its message is on stderr".to_owned())
-        }
+        Err(_) => Failure::from("smddp: a kernel panicked; the message is on stderr".to_owned()),
     };
     let status = Status::new();
     status.set(failure.code, &failure.text);
-    // SAFETY: the context of the call under way.
+    // SAFETY: the context of the current call.
     unsafe { (get().TF_OpKernelContext_Failure)(context, status.raw()) };
 }
 
 pub(crate) unsafe extern "C" fn delete(kernel: *mut c_void) {
-    // SAFETY: made by `create`; TensorFlow deletes it once, when no call of it is under way.
+    // SAFETY: created by `create`; TensorFlow deletes it once, when no call of the kernel runs.
     drop(unsafe { Box::from_raw(kernel.cast::<Attributes>()) });
 }
 
-/// What a kernel of this device says: none is there.
+/// Constructor that fails: the op is not supported on this device.
 pub(crate) unsafe extern "C" fn refuse(construction: Opaque) -> *mut c_void {
     let status = Status::new();
     status.set(
         Code::InvalidArgument,
-        "smddp's operations wait for other ranks, which a program compiled by XLA cannot do: leave jit_compile=True out \
-         (jit_compile=False), or keep them outside of the function that is compiled",
+        "smddp's operations wait for other ranks, which a program compiled by XLA cannot do: omit jit_compile=True \
+         (jit_compile=False), or call them outside of the compiled function",
     );
-    // SAFETY: TensorFlow's construction under way.
+    // SAFETY: TensorFlow's current construction.
     unsafe { (get().TF_OpKernelConstruction_Failure)(construction, status.raw()) };
     Box::into_raw(Box::new(Attributes::default())).cast()
 }

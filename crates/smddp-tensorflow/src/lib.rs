@@ -1,9 +1,9 @@
-//! TensorFlow's ops over a communicator: `SmddpStart`, `SmddpWait`, `SmddpBroadcast`, `SmddpGather`.
+//! TensorFlow ops on a communicator: `SmddpStart`, `SmddpWait`, `SmddpBroadcast`, `SmddpGather`.
 //!
-//! They are registered by TensorFlow's C interface for ops and kernels, whose functions are found in the library that the
-//! process has loaded: nothing of TensorFlow's is needed to build, and one build serves every version that has them.
-//! Kernels block where they wait, and are no asynchronous ones: `TF_NewAsyncKernelBuilder` hands the kernel the address of
-//! a local variable that is gone when the kernel returns.
+//! They are registered through TensorFlow's C interface for ops and kernels. Its functions are resolved in the library that
+//! the process has loaded. The build needs no TensorFlow, and one build supports all versions with these functions.
+//! The kernels are synchronous and block: `TF_NewAsyncKernelBuilder` passes the address of a local variable to the kernel,
+//! which is invalid after the kernel returns.
 
 mod bucket;
 mod group;
@@ -15,5 +15,5 @@ mod tensor;
 mod ticket;
 
 pub use group::set_group;
-pub use kernel::{any_under_way, in_kernel};
+pub use kernel::{in_kernel, is_any_running};
 pub use ops::register;

@@ -1,4 +1,4 @@
-//! The ops: their definitions, and what each does.
+//! The ops: definitions and kernels.
 
 use std::ffi::{CStr, CString};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,17 +10,17 @@ use crate::bucket::Bucket;
 use crate::group::group;
 use crate::interface::{Compute, Create, Opaque, Status, get, load};
 use crate::kernel::{Attributes, Failure, Kernel, compute, create, delete, refuse};
-use crate::pack::{Place, copy, places};
-use crate::tensor::{Given, Made, Shape};
-use crate::ticket::{self, Pending};
+use crate::pack::{PackedRange, copy, packed_ranges};
+use crate::tensor::{InputTensor, OutputTensor, Shape};
+use crate::ticket::{self, PendingOp};
 
 /// Packs the tensors of a bucket and starts their all_reduce.
 struct Start;
-/// Waits for what was started; the results lie in the bucket.
+/// Waits for a started all_reduce. The results are in the bucket.
 struct Wait;
-/// The root's tensors, on all ranks.
+/// Broadcasts the root's tensors to all ranks.
 struct Broadcast;
-/// All ranks' rows, in rank order; as many of each as it has.
+/// Gathers all ranks' rows in rank order. The numbers of rows may differ.
 struct Gather;
 
 struct Definition {
@@ -28,7 +28,7 @@ struct Definition {
     attributes: &'static [&'static CStr],
     inputs: &'static [&'static CStr],
     outputs: &'static [&'static CStr],
-    /// Of inputs and outputs.
+    /// Names of inputs and outputs.
     arguments: &'static [&'static CStr],
     create: Create,
     compute: Compute,
@@ -73,12 +73,12 @@ const DEFINITIONS: [Definition; 4] = [
     },
 ];
 
-/// Tells the TensorFlow that is loaded of the ops; once.
+/// Registers the ops with the loaded TensorFlow, once.
 ///
 /// # Errors
-/// No TensorFlow is loaded, or one without a function that is needed, or it refuses one.
+/// No TensorFlow is loaded, it lacks a required function, or it rejects an op.
 pub fn register() -> Result<(), String> {
-    // A forked child inherits TensorFlow's registry, but not a thread that holds the parent's lock.
+    // A forked child inherits TensorFlow's registry, but not the thread that holds the parent's lock.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     static REGISTERING: PerProcess<Mutex<()>> = PerProcess::new();
     let _registering = REGISTERING.get().lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,8 +96,8 @@ pub fn register() -> Result<(), String> {
 impl Definition {
     fn register(&self) -> Result<(), String> {
         let (tf, status) = (get(), Status::new());
-        // SAFETY: builders are TensorFlow's, and it takes them back when they are registered; strings and functions are
-        // static.
+        // SAFETY: TensorFlow creates the builders and takes ownership of them on registration; strings and functions
+        // are static.
         unsafe {
             let builder = (tf.TF_NewOpDefinitionBuilder)(self.name.as_ptr());
             for attribute in self.attributes {
@@ -109,14 +109,14 @@ impl Definition {
             for output in self.outputs {
                 (tf.TF_OpDefinitionBuilderAddOutput)(builder, output.as_ptr());
             }
-            // Its order among other calls counts, and it is never left out.
+            // Stateful ops are ordered and never eliminated.
             (tf.TF_OpDefinitionBuilderSetIsStateful)(builder, true);
             (tf.TF_OpDefinitionBuilderSetShapeInferenceFunction)(builder, unknown_shape);
             (tf.TF_RegisterOpDefinition)(builder, status.raw());
         }
         status.ok()?;
         self.kernel(c"CPU", self.create)?;
-        // TensorFlow copies to the host and back.
+        // With host-memory arguments TensorFlow copies to the host and back.
         self.kernel(c"GPU", self.create)?;
         self.kernel(c"XLA_CPU_JIT", refuse)?;
         self.kernel(c"XLA_GPU_JIT", refuse)
@@ -141,9 +141,9 @@ impl Definition {
     }
 }
 
-/// Python says the shapes, which it knows: outputs have those of inputs.
+/// Shape inference function without a result: Python sets the shapes.
 unsafe extern "C" fn unknown_shape(context: Opaque, status: Opaque) {
-    // SAFETY: TensorFlow's own two.
+    // SAFETY: TensorFlow passes valid objects.
     unsafe { (get().TF_ShapeInferenceContextSetUnknownShape)(context, status) };
 }
 
@@ -153,9 +153,9 @@ impl Kernel for Start {
     fn compute(attributes: &Attributes, context: Opaque) -> Result<(), Failure> {
         let group = group()?;
         let redop = RedOp::from_code(attributes.op, 1.0)
-            .ok_or_else(|| Failure::invalid(format!("no reduction has number {}", attributes.op)))?;
-        let tensors = Given::inputs(context)?;
-        let (places, bytes, dtype) = places(tensors.iter().map(Given::shape).collect())?;
+            .ok_or_else(|| Failure::invalid(format!("invalid reduction number {}", attributes.op)))?;
+        let tensors = InputTensor::inputs(context)?;
+        let (ranges, bytes, dtype) = packed_ranges(tensors.iter().map(InputTensor::shape).collect())?;
         if (redop, dtype) == (RedOp::Avg, DType::Bool) {
             return Err(Failure::invalid(
                 "the average of bool is not defined: cast first, or choose another op",
@@ -164,19 +164,19 @@ impl Kernel for Start {
         let bucket = Bucket::of(bytes);
         let output = Blocks::Flat { ptr: bucket.at(0), count: bytes / dtype.size() };
         let input = match tensors.as_slice() {
-            // One alone is read where it lies.
+            // A single tensor is read in place.
             [tensor] => Blocks::Flat { ptr: tensor.data(), count: bytes / dtype.size() },
             _ => {
-                copy(&tensors, &places, &bucket);
+                copy(&tensors, &ranges, &bucket);
                 output
             }
         };
         let call = Call { collective: Collective::AllReduce, dtype, redop, root: 0, input, output };
         let options = Options { keep: Some(Box::new((bucket.clone(), tensors))), ..Options::default() };
-        // SAFETY: bucket and tensors are kept until the call is over; of the bucket nobody else knows before.
+        // SAFETY: `keep` keeps bucket and tensors until the call is done. The bucket is not used elsewhere before.
         let work = unsafe { group.start(&call, options) }?;
-        let ticket = ticket::issue(Pending { work, bucket, places });
-        Ok(Made::number(ticket).output(context, 0)?)
+        let ticket = ticket::issue(PendingOp { work, bucket, ranges });
+        Ok(OutputTensor::number(ticket).output(context, 0)?)
     }
 }
 
@@ -184,24 +184,25 @@ impl Kernel for Wait {
     const ATTRIBUTES: &'static [&'static CStr] = &[];
 
     fn compute(_: &Attributes, context: Opaque) -> Result<(), Failure> {
-        let number = Given::input(context, 0)?.number();
-        let Some(Pending { work, bucket, places }) = ticket::redeem(number) else {
+        let number = InputTensor::input(context, 0)?.number();
+        let Some(PendingOp { work, bucket, ranges }) = ticket::redeem(number) else {
             return Err(Failure::precondition(
-                "what is waited for is not under way: the group it was started over has been shut down",
+                "the all_reduce to wait for does not exist: its group has been shut down",
             ));
         };
         work.wait(None)?;
-        for (index, Place { offset, shape }) in places.iter().enumerate() {
-            shape.over(&bucket, *offset).output(context, index)?;
+        for (index, PackedRange { offset, shape }) in ranges.iter().enumerate() {
+            shape.output_in(&bucket, *offset).output(context, index)?;
         }
         Ok(())
     }
 }
 
-/// Makes a call whose sides are kept by `keep`.
+/// Runs a call. `keep` keeps its input and output alive.
 fn run(group: &Communicator, call: &Call<'_>, keep: impl Send + Sync + 'static) -> Result<(), Failure> {
     let options = Options { keep: Some(Box::new(keep)), ..Options::default() };
-    // SAFETY: each caller's `keep` holds both sides; where a signal ends the wait, the group holds it until the call is over.
+    // SAFETY: each caller's `keep` keeps both buffers alive. If a signal interrupts the wait, the group keeps it until the
+    // call is done.
     Ok(unsafe { group.run(call, options) }?)
 }
 
@@ -210,7 +211,7 @@ impl Kernel for Broadcast {
 
     fn compute(attributes: &Attributes, context: Opaque) -> Result<(), Failure> {
         let group = group()?;
-        for (index, tensor) in Given::inputs(context)?.into_iter().enumerate() {
+        for (index, tensor) in InputTensor::inputs(context)?.into_iter().enumerate() {
             let shape = tensor.shape();
             let (dtype, bucket) = (shape.dtype().map_err(Failure::invalid)?, Bucket::of(shape.bytes));
             let count = shape.bytes / dtype.size();
@@ -229,7 +230,7 @@ impl Kernel for Broadcast {
                 output,
             };
             run(&group, &call, (bucket.clone(), tensor))?;
-            shape.over(&bucket, 0).output(context, index)?;
+            shape.output_in(&bucket, 0).output(context, index)?;
         }
         Ok(())
     }
@@ -240,7 +241,7 @@ impl Kernel for Gather {
 
     fn compute(_: &Attributes, context: Opaque) -> Result<(), Failure> {
         let group = group()?;
-        let tensor = Given::input(context, 0)?;
+        let tensor = InputTensor::input(context, 0)?;
         let shape = tensor.shape();
         let dtype = shape.dtype().map_err(Failure::invalid)?;
         let (&mine, row) = shape
@@ -269,6 +270,6 @@ impl Kernel for Gather {
         run(&group, &call, (bucket.clone(), tensor))?;
         let mut dims = shape.dims.clone();
         dims[0] = rows.iter().sum();
-        Shape { dims, bytes: total, ..shape }.over(&bucket, 0).output(context, 0).map_err(Failure::from)
+        Shape { dims, bytes: total, ..shape }.output_in(&bucket, 0).output(context, 0).map_err(Failure::from)
     }
 }

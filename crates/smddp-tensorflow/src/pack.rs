@@ -1,4 +1,4 @@
-//! Tensors of one bucket, one after the other.
+//! Packing of tensors into one bucket.
 
 use std::sync::Arc;
 
@@ -6,48 +6,49 @@ use smddp_core::DType;
 
 use crate::bucket::{ALIGN, Bucket};
 use crate::kernel::Failure;
-use crate::tensor::{Given, Shape};
+use crate::tensor::{InputTensor, Shape};
 
-/// A tensor's place in a bucket.
+/// The location of a tensor in a bucket.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Place {
+pub(crate) struct PackedRange {
     pub(crate) offset: usize,
     pub(crate) shape: Shape,
 }
 
-/// Where each tensor goes, the bytes of all, and their type. Each begins where an output tensor may.
+/// Returns the location of each tensor, the total size in bytes and the common type. Each offset has the alignment of an
+/// output tensor.
 ///
 /// # Errors
-/// Types that differ or cannot be sent.
-pub(crate) fn places(shapes: Vec<Shape>) -> Result<(Vec<Place>, usize, DType), Failure> {
-    let Some(first) = shapes.first() else { return Err(Failure::invalid("no tensors are given")) };
+/// The types differ or are not supported.
+pub(crate) fn packed_ranges(shapes: Vec<Shape>) -> Result<(Vec<PackedRange>, usize, DType), Failure> {
+    let Some(first) = shapes.first() else { return Err(Failure::invalid("no tensors")) };
     let dtype = first.dtype().map_err(Failure::invalid)?;
-    let (mut places, mut end): (Vec<Place>, usize) = (Vec::new(), 0);
+    let (mut ranges, mut end): (Vec<PackedRange>, usize) = (Vec::new(), 0);
     for shape in shapes {
         if shape.dtype().map_err(Failure::invalid)? != dtype {
-            return Err(Failure::invalid("tensors of one bucket have one type"));
+            return Err(Failure::invalid("the tensors of one bucket must have one type"));
         }
         let offset = end.next_multiple_of(ALIGN);
         end = offset + shape.bytes;
-        places.push(Place { offset, shape });
+        ranges.push(PackedRange { offset, shape });
     }
-    Ok((places, end, dtype))
+    Ok((ranges, end, dtype))
 }
 
-/// Copies the tensors to their places. What lies between them is zero, which every reduction leaves a number.
-pub(crate) fn copy(tensors: &[Given], places: &[Place], bucket: &Arc<Bucket>) {
+/// Copies the tensors to their ranges. Fills the padding with zeros, so that no reduction processes uninitialized memory.
+pub(crate) fn copy(tensors: &[InputTensor], ranges: &[PackedRange], bucket: &Arc<Bucket>) {
     let mut end = 0;
-    for (tensor, place) in tensors.iter().zip(places) {
-        let bytes = place.shape.bytes;
-        // SAFETY: the bucket was just taken and is nobody else's; it holds all places, which do not overlap; the tensor's
-        // memory lives as long as `tensors`.
+    for (tensor, range) in tensors.iter().zip(ranges) {
+        let bytes = range.shape.bytes;
+        // SAFETY: the caller has the only reference to the bucket, which contains all ranges. Ranges do not overlap. The
+        // tensor's memory lives as long as `tensors`.
         unsafe {
-            bucket.at(end).write_bytes(0, place.offset - end);
+            bucket.at(end).write_bytes(0, range.offset - end);
             if bytes > 0 {
-                bucket.at(place.offset).copy_from_nonoverlapping(tensor.data(), bytes);
+                bucket.at(range.offset).copy_from_nonoverlapping(tensor.data(), bytes);
             }
         }
-        end = place.offset + bytes;
+        end = range.offset + bytes;
     }
 }
 
@@ -60,17 +61,17 @@ mod tests {
     }
 
     #[test]
-    fn tensors_lie_one_after_the_other_each_where_tensorflow_takes_it() {
-        let (places, bytes, dtype) =
-            places(vec![shape(1, 12), shape(1, 0), shape(1, 64), shape(1, 4)]).unwrap();
-        assert_eq!(places.iter().map(|place| place.offset).collect::<Vec<_>>(), [0, 64, 64, 128]);
+    fn tensors_are_packed_with_tensorflows_alignment() {
+        let (ranges, bytes, dtype) =
+            packed_ranges(vec![shape(1, 12), shape(1, 0), shape(1, 64), shape(1, 4)]).unwrap();
+        assert_eq!(ranges.iter().map(|range| range.offset).collect::<Vec<_>>(), [0, 64, 64, 128]);
         assert_eq!((bytes, dtype), (132, DType::F32));
     }
 
     #[test]
-    fn types_that_differ_or_have_no_numbers_are_refused() {
-        assert!(places(vec![shape(1, 4), shape(2, 8)]).is_err());
-        assert!(places(vec![shape(7, 4)]).unwrap_err().text.contains("type number 7"));
-        assert!(places(Vec::new()).is_err());
+    fn different_or_unsupported_types_are_rejected() {
+        assert!(packed_ranges(vec![shape(1, 4), shape(2, 8)]).is_err());
+        assert!(packed_ranges(vec![shape(7, 4)]).unwrap_err().text.contains("type number 7"));
+        assert!(packed_ranges(Vec::new()).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! TensorFlow's tensors: what comes in, and what goes out over a bucket's memory.
+//! TensorFlow tensors: inputs of kernels, and outputs in a bucket's memory.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -25,31 +25,31 @@ const TYPES: [(c_int, DType); 16] = [
     (19, DType::F16),
     (22, DType::U32),
     (23, DType::U64),
-    // Quantised integers are none of arithmetic.
+    // Quantized integers have no arithmetic.
     (11, DType::Opaque1),
 ];
 const INT64: c_int = 9;
 
-/// A tensor that a kernel was given: a reference to its memory, which stays until this is dropped.
-pub(crate) struct Given(Opaque);
+/// An input of a kernel: a counted reference that keeps the tensor's memory alive.
+pub(crate) struct InputTensor(Opaque);
 
-// SAFETY: TensorFlow counts references to tensors atomically, and this value has one of its own.
-unsafe impl Send for Given {}
-// SAFETY: as above; nothing here writes.
-unsafe impl Sync for Given {}
+// SAFETY: TensorFlow counts references to tensors atomically, and this value owns one.
+unsafe impl Send for InputTensor {}
+// SAFETY: as above; the methods do not write.
+unsafe impl Sync for InputTensor {}
 
-impl Given {
-    /// Input `index` of a kernel's call.
+impl InputTensor {
+    /// Returns input `index` of a kernel call.
     pub(crate) fn input(context: Opaque, index: c_int) -> Result<Self, String> {
         let (status, mut raw) = (Status::new(), std::ptr::null_mut());
-        // SAFETY: `context` is that of the call under way; the tensor's reference is this value's.
+        // SAFETY: `context` belongs to the current call; this value owns the returned reference.
         unsafe { (get().TF_GetInput)(context, index, &raw mut raw, status.raw()) };
         status.ok().map(|()| Self(raw))
     }
 
-    /// All inputs of a kernel's call.
+    /// Returns all inputs of a kernel call.
     pub(crate) fn inputs(context: Opaque) -> Result<Vec<Self>, String> {
-        // SAFETY: the context of the call under way.
+        // SAFETY: the context of the current call.
         let count = unsafe { (get().TF_NumInputs)(context) };
         (0..count).map(|index| Self::input(context, index)).collect()
     }
@@ -63,23 +63,23 @@ impl Given {
         }
     }
 
-    /// Its first byte. Whoever follows it has this value.
+    /// Returns the address of the first byte, valid while this value lives.
     pub(crate) fn data(&self) -> *mut u8 {
         // SAFETY: a live tensor.
         unsafe { (get().TF_TensorData)(self.0).cast() }
     }
 
-    /// Of a scalar int64.
+    /// Returns the value of an int64 scalar.
     pub(crate) fn number(&self) -> i64 {
         debug_assert_eq!(self.shape().bytes, 8);
-        // SAFETY: the op's definition says that this input is int64, and who makes the op that it is a scalar.
+        // SAFETY: the op's definition requires int64, and the Python code passes a scalar.
         unsafe { self.data().cast::<i64>().read_unaligned() }
     }
 }
 
-impl Drop for Given {
+impl Drop for InputTensor {
     fn drop(&mut self) {
-        // SAFETY: this value's own reference.
+        // SAFETY: this value owns the reference.
         unsafe { (get().TF_DeleteTensor)(self.0) };
     }
 }
@@ -94,7 +94,7 @@ pub(crate) struct Shape {
 
 impl Shape {
     /// # Errors
-    /// Elements that cannot be moved as they are: strings, resources, variants.
+    /// Unsupported element types: strings, resources, variants.
     pub(crate) fn dtype(&self) -> Result<DType, String> {
         let known = TYPES.iter().find(|(kind, _)| *kind == self.kind);
         known.map(|(_, dtype)| *dtype).ok_or_else(|| {
@@ -102,54 +102,54 @@ impl Shape {
         })
     }
 
-    /// What it is in an output: over `bytes` of the bucket's memory from `offset` on.
-    pub(crate) fn over(&self, bucket: &Arc<Bucket>, offset: usize) -> Made {
+    /// Returns an output tensor of this shape in the bucket's memory at `offset`.
+    pub(crate) fn output_in(&self, bucket: &Arc<Bucket>, offset: usize) -> OutputTensor {
         let held = Arc::into_raw(bucket.clone());
-        // SAFETY: the bucket's memory holds the bytes that type and dimensions ask for, aligned as TensorFlow wants; the
-        // reference handed on as `held` keeps it until TensorFlow's last one calls `let_go`, on any thread.
-        Made(unsafe {
+        // SAFETY: the bucket contains the bytes of type and dimensions with TensorFlow's alignment. The reference `held`
+        // keeps it alive until TensorFlow calls `release_bucket`, on any thread.
+        OutputTensor(unsafe {
             (get().TF_NewTensor)(
                 self.kind,
                 self.dims.as_ptr(),
                 self.dims.len() as c_int,
                 bucket.at(offset).cast(),
                 self.bytes,
-                let_go,
+                release_bucket,
                 held.cast_mut().cast(),
             )
         })
     }
 }
 
-unsafe extern "C" fn let_go(_: *mut c_void, _: usize, held: *mut c_void) {
-    // SAFETY: made by `Arc::into_raw` in `Shape::over`, and TensorFlow calls this once.
+unsafe extern "C" fn release_bucket(_: *mut c_void, _: usize, held: *mut c_void) {
+    // SAFETY: created by `Arc::into_raw` in `Shape::output_in`, and TensorFlow calls this once.
     drop(unsafe { Arc::from_raw(held.cast::<Bucket>()) });
 }
 
-/// A tensor made here.
-pub(crate) struct Made(Opaque);
+/// An output of a kernel.
+pub(crate) struct OutputTensor(Opaque);
 
-impl Made {
-    /// A scalar.
+impl OutputTensor {
+    /// Returns an int64 scalar.
     pub(crate) fn number(value: i64) -> Self {
         let bucket = Bucket::of(8);
-        // SAFETY: eight aligned bytes, which nobody else has yet.
+        // SAFETY: eight aligned bytes with no other reference.
         unsafe { bucket.at(0).cast::<i64>().write(value) };
-        Shape { kind: INT64, dims: Vec::new(), bytes: 8 }.over(&bucket, 0)
+        Shape { kind: INT64, dims: Vec::new(), bytes: 8 }.output_in(&bucket, 0)
     }
 
-    /// Makes it output `index` of a kernel's call.
+    /// Sets the tensor as output `index` of a kernel call.
     pub(crate) fn output(self, context: Opaque, index: usize) -> Result<(), String> {
         let status = Status::new();
-        // SAFETY: the context of the call under way, which takes a reference of its own.
+        // SAFETY: the context of the current call, which takes its own reference.
         unsafe { (get().TF_SetOutput)(context, index as c_int, self.0, status.raw()) };
         status.ok()
     }
 }
 
-impl Drop for Made {
+impl Drop for OutputTensor {
     fn drop(&mut self) {
-        // SAFETY: this value's own reference.
+        // SAFETY: this value owns the reference.
         unsafe { (get().TF_DeleteTensor)(self.0) };
     }
 }

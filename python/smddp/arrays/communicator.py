@@ -132,7 +132,7 @@ class Communicator(Arrays):
     @property
     def way(self) -> str:
         """Transports of the group: "shm", "tcp eth0 10.0.0.1", or both."""
-        return self.communicator.way()
+        return self.communicator.transports()
 
     @property
     def error(self) -> BaseException | None:
@@ -165,7 +165,7 @@ class Communicator(Arrays):
         else:
             # Let that error propagate; the other ranks are notified that this rank left.
             _open.discard(self)
-            self.communicator.let_go()
+            self.communicator.close_in_background()
 
     def __repr__(self) -> str:
         return f"<smddp.Communicator {self.name!r}: rank {self.rank} of {self.size}, {self.way}>"
@@ -239,7 +239,7 @@ def open_groups() -> list[Communicator]:
 
 def _close(comm: Comm, owner: int) -> None:
     if os.getpid() == owner:
-        comm.let_go()
+        comm.close_in_background()
 
 
 def _meeting_point(address: str | None, port: int | None) -> tuple[str, int, bool]:

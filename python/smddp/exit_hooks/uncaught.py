@@ -18,13 +18,13 @@ def report_uncaught() -> None:
     if error is not None and not first_cause.follows(error, core().Error):
         # On one line, even if its __str__ raises.
         text = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
-        core().leave_error(f"the program of pid {os.getpid()}: {text}{_place(error)}")
+        core().set_last_error(f"the program of pid {os.getpid()}: {text}{_place(error)}")
 
 
 def _place(error: BaseException) -> str:
     """Returns the program's frame of an error, unless SMDDP_STACKS disables it."""
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or not core().stacks():
+    if not frames or not core().are_stacks_enabled():
         return ""
     theirs = [frame for frame in frames if not frame.filename.startswith(tuple(stacks.own_folders()))]
     frame = (theirs or frames)[-1]

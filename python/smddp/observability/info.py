@@ -135,8 +135,8 @@ def taken() -> dict[str, str]:
     """Returns the paths used by the collectives of all open groups: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)"."""
     used: dict[str, dict[str, list[int]]] = {}
     for comm in (group.communicator for group in _open_groups()):
-        for collective, algorithm, operations, size, _crossed in comm.taken():
-            path = "one rank" if comm.size == 1 else f"{comm.way()} {algorithm}"
+        for collective, algorithm, operations, size, _crossed in comm.path_counters():
+            path = "one rank" if comm.size == 1 else f"{comm.transports()} {algorithm}"
             total = used.setdefault(collective, {}).setdefault(path, [0, 0])
             total[0] += operations
             total[1] += size
@@ -160,7 +160,7 @@ def traffic() -> list[dict[str, Any]]:
     found = []
     for group in _open_groups():
         communicator, nodes = group.communicator, group.communicator.nodes()
-        moved = [(len(set(nodes)), *entry) for entry in communicator.taken()]
+        moved = [(len(set(nodes)), *entry) for entry in communicator.path_counters()]
         for spanned in (1, 2):
             mine = nodes[communicator.rank]
             sent = [counts for peer, counts in group.sent.items() if len({nodes[peer], mine}) == spanned]
@@ -173,7 +173,7 @@ def traffic() -> list[dict[str, Any]]:
                     "group": communicator.name,
                     "size": communicator.size,
                     "nodes": spanned,
-                    "way": communicator.way(),
+                    "way": communicator.transports(),
                     "collective": collective,
                     "algorithm": algorithm,
                     "operations": operations,

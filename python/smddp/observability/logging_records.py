@@ -28,7 +28,7 @@ def log_to(logger: logging.Logger | str = "smddp") -> None:
         atexit.register(_drain)
     finest = "TRACE" if logger.isEnabledFor(logging.DEBUG) else "INFO" if logger.isEnabledFor(logging.INFO) else "WARN"
     # A separate thread: the core logs on any thread, and may hold locks that Python code needs.
-    reader = threading.Thread(target=_read, args=(core().Lines(finest), logger), name="smddp-log", daemon=True)
+    reader = threading.Thread(target=_read, args=(core().LogReader(finest), logger), name="smddp-log", daemon=True)
     reader.start()
     _reader = reader, os.getpid()
 
@@ -45,5 +45,5 @@ def _read(lines: Any, logger: logging.Logger) -> None:
 
 def _drain() -> None:
     if _reader is not None and _reader[1] == os.getpid():
-        core().Lines.close()
+        core().LogReader.close()
         _reader[0].join(2)

@@ -24,7 +24,7 @@ _writes: int | None = None
 def offer() -> None:
     """Lets the core read the main thread's frames. Idempotent; no effect if SMDDP_STACKS=0 or no signal is free."""
     global _pid, _signal, _writes
-    if _pid == os.getpid() or not core().stacks():
+    if _pid == os.getpid() or not core().are_stacks_enabled():
         return
     # After a fork the inherited handler writes to the parent's pipe.
     number = _signal or _free_signal()
@@ -34,7 +34,7 @@ def offer() -> None:
     os.set_blocking(writes, False)
     faulthandler.register(number, file=writes, all_threads=False, chain=False)
     _pid, _signal, _writes = os.getpid(), number, writes
-    core().frames_from(number, reads, own_folders())
+    core().set_frame_source(number, reads, own_folders())
 
 
 def _free_signal() -> int | None:

@@ -97,7 +97,7 @@ def _follow(reads: int, before: int, abort: Callable[[str], None]) -> None:
         if signal.SIGINT not in numbers:
             continue
         while not _handled.wait(_POLL):
-            if core().tensorflow_waits():
+            if core().tensorflow_is_pending():
                 _ended.set()
                 abort("a step was interrupted (Ctrl-C)")
                 break

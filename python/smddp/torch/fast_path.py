@@ -24,7 +24,7 @@ def exchange() -> Any:
 
 
 def fast_path(comm: Any, host: bool = True) -> Any:
-    """Returns the fast path of `comm` (smddp._core.AtOnce); None if this torch has no C API for tensor metadata.
+    """Returns the fast path of `comm` (smddp._core.FastPath); None if this torch has no C API for tensor metadata.
 
     host: the group serves CPU tensors.
     """
@@ -33,7 +33,7 @@ def fast_path(comm: Any, host: bool = True) -> Any:
     if table is None or type(comm) is not native.Comm:
         return None
     try:
-        return native.AtOnce(comm, table, KINDS, _REDUCTIONS, timedelta(0), host)
+        return native.FastPath(comm, table, KINDS, _REDUCTIONS, timedelta(0), host)
     except ValueError as error:
         info(f"group {comm.name}: no fast path for small calls: {error}")
         return None

@@ -17,7 +17,7 @@ class Placeholder:
     def close(self) -> None:
         pass
 
-    def let_go(self) -> None:
+    def close_in_background(self) -> None:
         pass
 
     def finish(self, limit: float) -> None:

@@ -299,7 +299,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, ObservedGr
         """Leave at once without waiting for the other ranks."""
         self._forget()
         self._mailbox.close()
-        self._comm.let_go()
+        self._comm.close_in_background()
 
     def _forget(self) -> bool:
         watcher.update()
@@ -400,7 +400,7 @@ def _leave_together(comm: Any) -> None:
 
 def _close(comm: Any, owner: int) -> None:
     if os.getpid() == owner:
-        comm.let_go()
+        comm.close_in_background()
 
 
 def _in_child() -> None:

@@ -51,7 +51,7 @@ def buffer_bytes(call: Any, size: int) -> int:
 
 def message_range(comm: Any, tensor: Tensor, what: str) -> Any:
     """Returns the range of one message. what: "send" or "recv"."""
-    return _path_range(comm, comm.way(), tensor.nbytes, what)
+    return _path_range(comm, comm.transports(), tensor.nbytes, what)
 
 
 def _path_range(comm: Any, path: str, nbytes: int, what: str) -> Any:

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgAction, Parser};
 use smddp_core::{Communicator, Options};
-use smddp_rendezvous::{Launched, Meeting, Prefixed, Values};
+use smddp_rendezvous::{LaunchEnvironment, PrefixStore, Rendezvous, StoreClient};
 
 use self::dump::Process;
 use self::player::Player;
@@ -113,10 +113,10 @@ pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
     }
     let get = |name: &str| std::env::var(name).ok();
     let launched = match cli.here && cli.store.is_none() {
-        true => Launched::alone(),
-        false => Launched::detect(&get, cli.port, std::os::unix::process::parent_id())?,
+        true => LaunchEnvironment::single(),
+        false => LaunchEnvironment::detect(&get, cli.port, std::os::unix::process::parent_id())?,
     };
-    if cli.store.is_none() && launched.meet.is_none() {
+    if cli.store.is_none() && launched.address.is_none() {
         let most = |process: &Process| {
             process.groups.iter().filter_map(|g| Some(g.operations.as_ref()?.len())).max().unwrap_or(0)
         };
@@ -147,14 +147,19 @@ pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
 }
 
 /// What the recorders of all ranks have of the replay; at rank 0 alone.
-fn play(cli: &Cli, script: &Script, launched: &Launched, timeout: Duration) -> Result<Option<Vec<Process>>> {
+fn play(
+    cli: &Cli,
+    script: &Script,
+    launched: &LaunchEnvironment,
+    timeout: Duration,
+) -> Result<Option<Vec<Process>>> {
     let (rank, size) = (launched.rank, launched.size);
     let begun = Instant::now();
     let patience = timeout.max(STARTS);
-    let meeting = Meeting::open(launched, cli.store.as_deref(), smddp_core::after(begun, patience))?;
+    let meeting = Rendezvous::open(launched, cli.store.as_deref(), smddp_core::after(begun, patience))?;
     let values = &meeting.values;
     let make = |which: usize, name: &str, rank: usize, size: usize| {
-        let store = Prefixed { values, prefix: which.to_string() };
+        let store = PrefixStore { values, prefix: which.to_string() };
         let comm = Communicator::make(&store, ("replay", name), rank, size, patience, None)?;
         if which < script.groups.len() {
             comm.set_timeout(timeout);
@@ -193,7 +198,13 @@ fn play(cli: &Cli, script: &Script, launched: &Launched, timeout: Duration) -> R
 }
 
 /// Every rank's `mine`, when all have come so far; rank 0 alone reads them.
-fn meet(values: &Values, what: &str, me: &Launched, mine: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
+fn meet(
+    values: &StoreClient,
+    what: &str,
+    me: &LaunchEnvironment,
+    mine: &[u8],
+    deadline: Instant,
+) -> Result<Vec<Vec<u8>>> {
     use smddp_core::Store;
     values.set(&format!("{what}/{}", me.rank), mine)?;
     let all = format!("{what}/all");

@@ -1,4 +1,4 @@
-//! DLPack, on the host and on CUDA devices.
+//! DLPack tensors on the host and on CUDA devices.
 
 use std::ffi::{CStr, c_void};
 
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use smddp_core::DType;
 
-use super::{Elements, Use, contiguous, numbers};
+use super::{Access, Elements, contiguous, numbers};
 
 #[repr(C)]
 pub(crate) struct DlTensor {
@@ -24,7 +24,7 @@ pub(crate) struct DlTensor {
     byte_offset: u64,
 }
 
-/// The beginning of a tensor of DLPack 1; one of DLPack 0 begins with its `DlTensor`.
+/// The first fields of a DLPack 1 tensor. A DLPack 0 tensor begins with its `DlTensor`.
 #[repr(C)]
 struct DlVersioned {
     major: u32,
@@ -40,18 +40,18 @@ pub(crate) const ON_CPU: i32 = 1;
 pub(crate) const ON_CUDA: i32 = 2;
 const ON_CUDA_HOST: i32 = 3;
 
-/// `None` for what has no `__dlpack_device__`.
-pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<(Elements, Py<PyAny>)>> {
+/// Returns `None` for an object without `__dlpack_device__`.
+pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Access) -> PyResult<Option<(Elements, Py<PyAny>)>> {
     let py = array.py();
     let Ok(device) = array.call_method0("__dlpack_device__") else { return Ok(None) };
     let (device, _): (i32, i32) = device.extract()?;
-    // Immutable, which DLPack 0 cannot say.
+    // JAX arrays are immutable, which DLPack 0 cannot express.
     if usage.writes && array.get_type().module()?.to_cow()?.starts_with("jax") {
         return Err(usage.read_only());
     }
     let arguments = PyDict::new(py);
     if let (ON_CUDA, Some(stream)) = (device, usage.stream) {
-        // DLPack's name for the default stream is 1.
+        // DLPack's number of the default stream is 1.
         arguments.set_item("stream", stream.max(1))?;
     }
     let older = arguments.copy()?;
@@ -62,9 +62,9 @@ pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<
         }
         asked => asked,
     };
-    let capsule = asked.map_err(|why| usage.refused(format!("gives no DLPack tensor: {why}")))?;
-    // SAFETY: a live object, with the GIL; a capsule of that name holds a tensor of that version, which lives as long as
-    // the capsule that nobody consumes.
+    let capsule = asked.map_err(|why| usage.value_error(format!("gives no DLPack tensor: {why}")))?;
+    // SAFETY: a live object, with the GIL. A capsule of that name contains a tensor of that version, which lives as long as
+    // the capsule, because no one consumes it.
     let (tensor, flags) = unsafe {
         let named = |name: &'static CStr| {
             let valid = ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 0;
@@ -76,7 +76,7 @@ pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<
         } else if let Some(at) = named(c"dltensor") {
             (&*at.cast::<DlTensor>(), 0)
         } else {
-            return Err(usage.no_type("gives something else by __dlpack__ than a fresh capsule"));
+            return Err(usage.type_error("returns no unconsumed capsule from __dlpack__"));
         }
     };
     if usage.writes && flags & READ_ONLY != 0 {
@@ -86,42 +86,42 @@ pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<
         ON_CPU | ON_CUDA_HOST => -1,
         ON_CUDA => tensor.ordinal,
         other => {
-            return Err(usage.no_type(format!(
-                "is on a device of DLPack type {other}; smddp moves host and CUDA memory"
+            return Err(usage.type_error(format!(
+                "is on a device of DLPack type {other}; smddp supports host and CUDA memory"
             )));
         }
     };
     let dtype = tensor.dtype().ok_or_else(|| {
         let (code, bits, lanes) = (tensor.code, tensor.bits, tensor.lanes);
-        usage.no_type(format!(
-            "has elements of DLPack type ({code}, {bits} bits, {lanes} lanes), which smddp does not move"
+        usage.type_error(format!(
+            "has elements of DLPack type ({code}, {bits} bits, {lanes} lanes), which smddp does not support"
         ))
     })?;
-    // SAFETY: a whole tensor, whose numbers live as long as the capsule.
-    let (ptr, count) = unsafe { tensor.row() }.ok_or_else(|| usage.not_contiguous())?;
+    // SAFETY: a complete tensor, whose shape and strides live as long as the capsule.
+    let (ptr, count) = unsafe { tensor.contiguous_elements() }.ok_or_else(|| usage.not_contiguous())?;
     Ok(Some((Elements { ptr, count, dtype, device }, capsule.unbind())))
 }
 
 impl DlTensor {
     /// # Safety
-    /// Somebody has filled it in, and what it describes still lives.
+    /// The tensor is filled in, and the memory that it describes is live.
     pub(crate) unsafe fn shape(&self) -> &[i64] {
-        // SAFETY: as many numbers as dimensions.
+        // SAFETY: `shape` has `ndim` numbers.
         unsafe { numbers(self.shape, self.ndim) }
     }
 
-    /// Address and number of its elements, if they lie in C's order without gaps.
+    /// Returns address and number of the elements if they are contiguous in C order.
     ///
     /// # Safety
     /// As of [`Self::shape`].
-    pub(crate) unsafe fn row(&self) -> Option<(*mut u8, usize)> {
-        // SAFETY: the caller's promise; strides may be absent.
+    pub(crate) unsafe fn contiguous_elements(&self) -> Option<(*mut u8, usize)> {
+        // SAFETY: the contract of this function; strides may be null.
         let (shape, strides) = unsafe { (self.shape(), numbers(self.strides, self.ndim)) };
         let count = shape.iter().map(|&n| n as usize).product();
         contiguous(shape, strides, 1).then(|| (self.data.wrapping_add(self.byte_offset as usize), count))
     }
 
-    /// `None`: of a type that smddp does not move.
+    /// Returns the element type, or `None` if smddp does not support it.
     pub(crate) fn dtype(&self) -> Option<DType> {
         if self.lanes != 1 {
             return None;

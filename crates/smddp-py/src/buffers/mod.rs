@@ -1,7 +1,7 @@
-//! Where an array's elements are: numpy's own fields, the buffer protocol, DLPack.
+//! Address and element type of an array, from numpy's fields, the buffer protocol or DLPack.
 //!
-//! The unsafe here reads structures that other libraries fill: their layouts are part of those libraries' stable binary
-//! interfaces (numpy's array object, CPython's `Py_buffer`, DLPack 0 and 1), and all of it happens with the GIL held.
+//! The unsafe code reads structures of other libraries, whose layouts are part of their stable binary interfaces (numpy's
+//! array object, CPython's `Py_buffer`, DLPack 0 and 1). It always runs with the GIL held.
 
 pub(crate) mod dlpack;
 mod numpy;
@@ -16,60 +16,60 @@ use smddp_core::DType;
 
 use self::view::View;
 
-/// Elements in a row that an array has.
+/// The contiguous elements of an array.
 #[derive(Clone, Copy)]
 pub(crate) struct Elements {
     pub(crate) ptr: *mut u8,
     pub(crate) count: usize,
     pub(crate) dtype: DType,
-    /// The CUDA device that the address is of; -1 for the host.
+    /// The CUDA device of the address; -1 for the host.
     pub(crate) device: i32,
 }
 
-/// What keeps an address valid that an object gave away for reading or writing.
+/// The owner that keeps an exported address valid.
 pub(crate) enum Export {
-    /// The object itself does, as long as somebody holds it.
+    /// The array object itself, while it is referenced.
     Object,
-    /// In place: exporters may point into it.
+    /// A buffer view. Boxed, since exporters may point into it.
     View(#[expect(dead_code, reason = "released when dropped")] Box<View>),
-    /// A DLPack capsule that nobody consumed: its own end gives the tensor back.
-    Capsule(#[expect(dead_code, reason = "given back when dropped")] Py<PyAny>),
+    /// A DLPack capsule that is not consumed: its destructor returns the tensor.
+    Capsule(#[expect(dead_code, reason = "returned when dropped")] Py<PyAny>),
 }
 
-/// How an array is going to be used: as which argument of which call, and whether it is written.
+/// The intended use of an array: call, argument, and read or write.
 #[derive(Clone, Copy)]
-pub(crate) struct Use {
+pub(crate) struct Access {
     pub(crate) call: &'static str,
     pub(crate) argument: &'static str,
     pub(crate) writes: bool,
-    /// For arrays of a device: the caller's stream there.
+    /// The caller's stream on the device of the array.
     pub(crate) stream: Option<u64>,
 }
 
-impl Use {
-    fn refused(self, why: impl std::fmt::Display) -> PyErr {
+impl Access {
+    fn value_error(self, why: impl std::fmt::Display) -> PyErr {
         PyValueError::new_err(format!("{}: {} {why}", self.call, self.argument))
     }
 
-    fn no_type(self, what: impl std::fmt::Display) -> PyErr {
+    fn type_error(self, what: impl std::fmt::Display) -> PyErr {
         PyTypeError::new_err(format!("{}: {} {what}", self.call, self.argument))
     }
 
     fn not_contiguous(self) -> PyErr {
-        self.refused("is not contiguous in memory; give a contiguous copy (numpy.ascontiguousarray)")
+        self.value_error("is not contiguous in memory; give a contiguous copy (numpy.ascontiguousarray)")
     }
 
     fn read_only(self) -> PyErr {
-        self.refused("is read-only, and the call writes to it; give a copy, or another array as out=")
+        self.value_error("is read-only, and the call writes to it; give a copy, or another array as out=")
     }
 }
 
-/// Where the elements of `array` are.
+/// Returns the elements of `array`, and the owner of their address.
 ///
 /// # Errors
-/// TypeError for what is no array or has elements that cannot be moved; ValueError for an array that is not contiguous, is
-/// in another byte order, or would be written and is read-only.
-pub(crate) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<(Elements, Export)> {
+/// TypeError for an object that is not an array, or for an unsupported element type. ValueError for an array that is not
+/// contiguous, has another byte order, or is read-only but would be written.
+pub(crate) fn elements(array: &Bound<'_, PyAny>, usage: Access) -> PyResult<(Elements, Export)> {
     if let Some(found) = numpy::elements(array, usage)? {
         return Ok((found, Export::Object));
     }
@@ -80,13 +80,14 @@ pub(crate) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<(Elemen
         return Ok((found, Export::Capsule(capsule)));
     }
     let kind = array.get_type();
-    Err(usage.no_type(format!(
+    Err(usage.type_error(format!(
         "is a {}: give a numpy array, or anything with the buffer protocol or __dlpack__",
         kind.name()?
     )))
 }
 
-/// Rows in C's order without gaps; where there is nothing, or one alone, a stride says nothing.
+/// Returns whether the strides describe C order without gaps. The stride of a dimension of size 1, and of an empty array, is
+/// ignored.
 fn contiguous<T: Copy + PartialEq + From<u8> + Mul<Output = T>>(
     shape: &[T],
     strides: &[T],
@@ -104,11 +105,11 @@ fn contiguous<T: Copy + PartialEq + From<u8> + Mul<Output = T>>(
 }
 
 /// # Safety
-/// `at` has `count` numbers, or there are none.
+/// `at` points to `count` numbers, or is null.
 unsafe fn numbers<'a, T>(at: *const T, count: c_int) -> &'a [T] {
     if at.is_null() || count <= 0 {
         return &[];
     }
-    // SAFETY: the caller's promise.
+    // SAFETY: the contract of this function.
     unsafe { std::slice::from_raw_parts(at, count as usize) }
 }

@@ -1,4 +1,4 @@
-//! numpy's arrays, by their own fields.
+//! numpy arrays, read through their C structure.
 
 use std::ffi::{c_char, c_int};
 
@@ -8,9 +8,9 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 use smddp_core::DType;
 
-use super::{Elements, Use, numbers};
+use super::{Access, Elements, numbers};
 
-/// The beginning of `PyArrayObject_fields`: the same in numpy 1 and 2.
+/// The first fields of `PyArrayObject_fields`, equal in numpy 1 and 2.
 #[repr(C)]
 struct NumpyArray {
     head: ffi::PyObject,
@@ -23,7 +23,7 @@ struct NumpyArray {
     flags: c_int,
 }
 
-/// The beginning of `PyArray_Descr`: the same in numpy 1 and 2.
+/// The first fields of `PyArray_Descr`, equal in numpy 1 and 2.
 #[repr(C)]
 struct NumpyType {
     head: ffi::PyObject,
@@ -38,7 +38,7 @@ struct NumpyType {
 const C_CONTIGUOUS: c_int = 1;
 const WRITEABLE: c_int = 0x400;
 
-/// numpy's array type. Nobody has an array where numpy is not loaded.
+/// Returns numpy's array type, or `None` if numpy is not loaded: then no arrays exist.
 fn numpy_arrays(py: Python<'_>) -> Option<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     if let Some(found) = TYPE.get(py) {
@@ -50,27 +50,27 @@ fn numpy_arrays(py: Python<'_>) -> Option<&Bound<'_, PyType>> {
     Some(TYPE.get_or_init(py, || found).bind(py))
 }
 
-/// An array whose mask says which elements count; nothing that moves here would take it along.
-fn masked(array: &Bound<'_, PyAny>) -> PyResult<bool> {
+/// Returns whether the array is a is_masked array, whose mask would not be transferred.
+fn is_masked(array: &Bound<'_, PyAny>) -> PyResult<bool> {
     let modules = array.py().import("sys")?.getattr("modules")?;
     let Some(module) = modules.cast::<PyDict>()?.get_item("numpy.ma")? else { return Ok(false) };
     array.is_instance(&module.getattr("MaskedArray")?)
 }
 
-/// `None` for what is none of numpy's.
-pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Elements>> {
+/// Returns `None` for an object that is not a numpy array.
+pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Access) -> PyResult<Option<Elements>> {
     let Some(kind) = numpy_arrays(array.py()) else { return Ok(None) };
     if !array.is_exact_instance(kind) {
         if !array.is_instance(kind)? {
             return Ok(None);
         }
-        if masked(array)? {
+        if is_masked(array)? {
             let why = "is a numpy.ma.MaskedArray, whose mask would be lost; give array.data, array.mask or array.filled()";
-            return Err(usage.no_type(why));
+            return Err(usage.type_error(why));
         }
     }
-    // SAFETY: an instance of numpy.ndarray begins with these fields, and holds its type; the GIL keeps others from
-    // changing them.
+    // SAFETY: an instance of numpy.ndarray begins with these fields and owns its type descriptor. The GIL prevents
+    // concurrent changes.
     let (array_fields, described) = unsafe {
         let fields = &*array.as_ptr().cast::<NumpyArray>();
         (fields, &*fields.descr)
@@ -82,7 +82,7 @@ pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<
         return Err(usage.read_only());
     }
     if described.byte_order as u8 == b'>' {
-        return Err(usage.refused("has big-endian elements; give a copy in this machine's byte order"));
+        return Err(usage.value_error("has big-endian elements; give a copy in this machine's byte order"));
     }
     let dtype = match described.number {
         0 => DType::Bool,
@@ -101,21 +101,23 @@ pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<
         23 => DType::F16,
         _ => by_name(array, usage)?,
     };
-    // SAFETY: `shape` has as many numbers as there are dimensions.
+    // SAFETY: `shape` has `dimensions` numbers.
     let shape = unsafe { numbers(array_fields.shape, array_fields.dimensions) };
     let count = shape.iter().map(|&n| n as usize).product();
     Ok(Some(Elements { ptr: array_fields.data, count, dtype, device: -1 }))
 }
 
-/// Types that other packages add to numpy, as `ml_dtypes` does.
-fn by_name(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<DType> {
+/// Returns the type of an extension of numpy, such as `ml_dtypes`.
+fn by_name(array: &Bound<'_, PyAny>, usage: Access) -> PyResult<DType> {
     let dtype = array.getattr("dtype")?;
     let name: String = dtype.getattr("name")?.extract()?;
     Ok(match name.as_str() {
         "bfloat16" => DType::BF16,
         name if name.starts_with("float8") => DType::Opaque1,
         _ => {
-            return Err(usage.no_type(format!("has elements of type {name}, which smddp does not move")));
+            return Err(
+                usage.type_error(format!("has elements of type {name}, which smddp does not support"))
+            );
         }
     })
 }

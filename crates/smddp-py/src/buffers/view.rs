@@ -1,4 +1,4 @@
-//! The buffer protocol.
+//! Python's buffer protocol.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -7,9 +7,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use smddp_core::DType;
 
-use super::{Elements, Use, contiguous, numbers};
+use super::{Access, Elements, contiguous, numbers};
 
-/// `Py_buffer`. CPython's stable interface has it from 3.11 on only; its layout has been this one since 3.0.
+/// `Py_buffer`. CPython's stable ABI contains it since 3.11; its layout is unchanged since 3.0.
 #[repr(C)]
 pub(crate) struct View {
     buf: *mut c_void,
@@ -25,7 +25,7 @@ pub(crate) struct View {
     internal: *mut c_void,
 }
 
-// SAFETY: addresses; whoever follows them has the GIL, which `drop` takes.
+// SAFETY: addresses that are only dereferenced with the GIL held; `drop` acquires it.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}
@@ -41,8 +41,8 @@ const FORMAT: c_int = 4;
 const STRIDES: c_int = 0x18;
 
 impl View {
-    /// `None` for what has not the protocol, or has elements that DLPack alone can tell.
-    pub(super) fn of(object: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<(Elements, Box<Self>)>> {
+    /// Returns `None` for an object without the protocol, or with an element type that only DLPack supports.
+    pub(super) fn of(object: &Bound<'_, PyAny>, usage: Access) -> PyResult<Option<(Elements, Box<Self>)>> {
         // SAFETY: a live object, with the GIL.
         if unsafe { PyObject_CheckBuffer(object.as_ptr()) } == 0 {
             return Ok(None);
@@ -65,7 +65,7 @@ impl View {
         // SAFETY: as above; the view is filled in place and not moved until it is released.
         if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *view, asked) } != 0 {
             let why = PyErr::fetch(py);
-            // Whether it can be read tells why it cannot be written.
+            // If a read-only view is possible, the reason is a read-only array.
             // SAFETY: as above.
             let reads = usage.writes
                 && unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *view, STRIDES | FORMAT) } == 0;
@@ -74,12 +74,12 @@ impl View {
             }
             drop(PyErr::take(py));
             if object.hasattr("__dlpack__")? {
-                // Of a type that the buffer protocol has not.
+                // Its element type is not supported by the buffer protocol.
                 return Ok(None);
             }
-            return Err(usage.refused(format!("gives no buffer: {why}")));
+            return Err(usage.value_error(format!("gives no buffer: {why}")));
         }
-        // SAFETY: the exporter filled them for so many dimensions; a format is a C string.
+        // SAFETY: the exporter filled the arrays with `ndim` numbers; a format is a C string.
         let (shape, strides, format) = unsafe {
             let format = (!view.format.is_null()).then(|| CStr::from_ptr(view.format).to_bytes());
             (numbers(view.shape, view.ndim), numbers(view.strides, view.ndim), format.unwrap_or(b"B"))
@@ -90,8 +90,8 @@ impl View {
         let bytes = view.itemsize.max(1) as usize;
         let dtype = of_format(format, bytes).ok_or_else(|| {
             let format = String::from_utf8_lossy(format);
-            usage.no_type(format!(
-                "has elements of format '{format}' ({bytes} bytes), which smddp does not move"
+            usage.type_error(format!(
+                "has elements of format '{format}' ({bytes} bytes), which smddp does not support"
             ))
         })?;
         let found = Elements { ptr: view.buf.cast(), count: view.len as usize / bytes, dtype, device: -1 };
@@ -102,13 +102,13 @@ impl View {
 impl Drop for View {
     fn drop(&mut self) {
         if !self.obj.is_null() {
-            // SAFETY: filled by `PyObject_GetBuffer` and released once, with the GIL.
+            // SAFETY: `PyObject_GetBuffer` filled it, and it is released once, with the GIL.
             Python::attach(|_| unsafe { PyBuffer_Release(self) });
         }
     }
 }
 
-/// A format of the struct module, of one element.
+/// Returns the element type of a format of Python's `struct` module.
 fn of_format(format: &[u8], bytes: usize) -> Option<DType> {
     let format = match format {
         [b'@' | b'=' | b'<', rest @ ..] => rest,

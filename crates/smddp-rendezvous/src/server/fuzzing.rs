@@ -6,10 +6,10 @@ use std::sync::atomic::Ordering;
 use super::{Connection, Shared};
 use crate::protocol::GREETING;
 
-/// A small bound, so that inputs reach it.
+/// A small bound that fuzz inputs can reach.
 const MAX_BYTES: usize = 4096;
 
-/// Requests of several clients. The first byte of each piece names the client and the second one the length.
+/// Processes requests of several clients. The first byte of each fragment selects the client, the second is the length.
 pub fn store(bytes: &[u8]) {
     thread_local!(static STREAM: Option<TcpStream> = connected());
     let streams = || STREAM.with(|stream| stream.as_ref()?.try_clone().ok());
@@ -50,7 +50,7 @@ fn feed(connection: &mut Connection, shared: &Shared, bytes: &[u8]) -> bool {
             Ok(None) => return true,
             Err(_) => return false,
         }
-        // The answer is sent, or the time of the pending get is over.
+        // The reply is sent, or the deadline of the pending get has passed.
         connection.pending = None;
         (connection.output, connection.value) = (Vec::new(), None);
     }
@@ -61,7 +61,7 @@ fn close(connection: &mut Connection, shared: &Shared) {
     shared.members.fetch_sub(usize::from(connection.member), Ordering::Relaxed);
 }
 
-/// A stream that carries no byte.
+/// Returns a connected stream that transfers no bytes.
 fn connected() -> Option<TcpStream> {
     let listener = TcpListener::bind("127.0.0.1:0").ok()?;
     TcpStream::connect(listener.local_addr().ok()?).ok()
@@ -72,6 +72,6 @@ fn connected() -> Option<TcpStream> {
 mod over;
 
 #[test]
-fn requests_of_any_bytes_are_answered_or_refused_within_the_bounds() {
+fn arbitrary_requests_never_exceed_the_bounds() {
     over::over("store", store, over::MANY);
 }

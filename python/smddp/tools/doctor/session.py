@@ -86,7 +86,7 @@ def _together(launch: Launch, options: Options, client: Client, present: list[in
         comm = measure.make(client, me, len(present), _GROUP)
         part |= {
             "size": len(present),
-            "way": comm.way() if len(present) > 1 else "no wire",
+            "way": comm.transports() if len(present) > 1 else "no wire",
             "seconds": time.monotonic() - begun,
             "nodes": comm.nodes(),
             "network": comm.network(),

@@ -77,7 +77,7 @@ class Base(Estimating):
     # CUDA's ordinal of the device that the group is bound to.
     _bound: int | None
     _cuda: DeviceSide | None = None
-    # Fast path of common calls, if available; smddp._core.AtOnce.
+    # Fast path of common calls, if available; smddp._core.FastPath.
     _fast_path: Any = None
 
     def _usable_fast_path(self) -> Any:

@@ -89,7 +89,7 @@ class DeviceSide:
         return work
 
     def handle(self, native: Any, output: Tensor, ranks: Sequence[int] | None) -> CudaWork:
-        """Returns the handle of a call that the core's fast path has started (smddp._core.AtOnce)."""
+        """Returns the handle of a call that the core's fast path has started (smddp._core.FastPath)."""
         return CudaWork(native, output.get_device(), [output], (), (), ranks)
 
     def _stream(self, comm: Any, fast: Any, device: int) -> Any:
@@ -97,7 +97,7 @@ class DeviceSide:
         if stream is None:
             stream = self._streams[device] = cuda.external(comm.device_stream(device), device)
             if fast is not None:
-                fast.meet(device, stream)
+                fast.add_device(device, stream)
         return stream
 
     def settle(self, asked: Iterable[int | None]) -> None:

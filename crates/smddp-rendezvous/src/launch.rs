@@ -1,4 +1,4 @@
-//! This process's rank, from the launcher's environment, and the address at which the ranks meet.
+//! This process's rank, from the launcher's environment, and the rendezvous address.
 //!
 //! | launcher | rank and size | local rank | address of rank 0 |
 //! |---|---|---|---|
@@ -12,13 +12,14 @@
 //! | srun | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` | `SLURM_LOCALID` | those, or the step's first host |
 //!
 //! In a SageMaker job of several hosts under mpirun, `SMDATAPARALLEL_SERVER_ADDR` or `SM_HOSTS` name the first host on every
-//! rank. `MASTER_ADDR` and `MASTER_PORT` do not count there, since mpirun passes them to the ranks on its host alone.
+//! rank. `MASTER_ADDR` and `MASTER_PORT` are ignored there, since mpirun passes them only to the ranks on its own host.
 //! In other jobs a Python caller asks mpirun's process manager for a missing address (`smddp.launch`).
 //!
 //! Rank 0 serves the store at that address. The port is a function of the environment, which is the same on every rank:
-//! the requested port, else `MASTER_PORT` (in a SageMaker job `SMDATAPARALLEL_SERVER_PORT`), else one derived from the job's
-//! identity. Under torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE=True`) the agent keeps its store on `MASTER_PORT` while the
-//! job runs, and this store is one port above (one below at 65535). A port in use is an error of rank 0 that names it.
+//! the requested port, else `MASTER_PORT` (in a SageMaker job `SMDATAPARALLEL_SERVER_PORT`), else a port derived from the
+//! job's identity. Under torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE=True`) the agent keeps its store on `MASTER_PORT`
+//! while the job runs, and this store uses the next port (the previous port at 65535). If the port is in use, rank 0 fails
+//! with an error that names it.
 
 mod environment;
 mod launchers;
@@ -34,9 +35,9 @@ use crate::error::{Error, Result};
 const DERIVED_FIRST: u16 = 20_000;
 const DERIVED_COUNT: u64 = 12_000;
 
-/// One process among those that were started together.
+/// Rank, size and rendezvous address of one process of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Launched {
+pub struct LaunchEnvironment {
     pub rank: usize,
     pub size: usize,
     /// Index among the ranks of this host; `None` where the launcher does not set it.
@@ -44,26 +45,26 @@ pub struct Launched {
     /// Number of ranks on this host, where the launcher sets it.
     pub local_size: Option<usize>,
     /// Address of rank 0's store; `None` with a single rank.
-    pub meet: Option<Meet>,
+    pub address: Option<RendezvousAddress>,
 }
 
 /// Address at which rank 0 serves the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Meet {
+pub struct RendezvousAddress {
     pub host: String,
     pub port: u16,
     /// All ranks are known to be on this host.
     pub local: bool,
 }
 
-impl Launched {
-    /// The only rank of its group, which no launcher started.
-    pub fn alone() -> Launched {
-        Launched { rank: 0, size: 1, local_rank: Some(0), local_size: Some(1), meet: None }
+impl LaunchEnvironment {
+    /// Returns the environment of a process without a launcher: rank 0 of 1.
+    pub fn single() -> LaunchEnvironment {
+        LaunchEnvironment { rank: 0, size: 1, local_rank: Some(0), local_size: Some(1), address: None }
     }
 
     /// Returns whether a launcher set this process's rank.
-    pub fn by_a_launcher(get: &dyn Fn(&str) -> Option<String>) -> bool {
+    pub fn is_launched(get: &dyn Fn(&str) -> Option<String>) -> bool {
         let env = Env { get };
         LAUNCHERS.iter().any(|launcher| env.has(launcher.rank))
     }
@@ -73,17 +74,21 @@ impl Launched {
     ///
     /// # Errors
     /// [`Error::Usage`] naming the variable that is missing or invalid, and the command that sets it.
-    pub fn detect(get: &dyn Fn(&str) -> Option<String>, port: Option<u16>, parent: u32) -> Result<Launched> {
+    pub fn detect(
+        get: &dyn Fn(&str) -> Option<String>,
+        port: Option<u16>,
+        parent: u32,
+    ) -> Result<LaunchEnvironment> {
         let env = Env { get };
         let Some(launcher) = Launcher::find(&env) else {
-            check_alone(&env)?;
-            return Ok(Launched::alone());
+            check_single(&env)?;
+            return Ok(LaunchEnvironment::single());
         };
         if launcher.rank == SLURM {
             slurm::check_step(&env)?;
         }
         let rank = env.number(&[launcher.rank])?.unwrap_or(0);
-        // A batch script of one task has a rank, and no number of tasks.
+        // A batch script of one task has a rank but no number of tasks.
         let batch = launcher.rank == SLURM && rank == 0 && !slurm::in_step(&env);
         let size = env.number(launcher.size)?.or(batch.then_some(1)).ok_or_else(|| {
             missing(
@@ -112,13 +117,14 @@ impl Launched {
             None if local_size == Some(1) => Some(0),
             found => found,
         };
-        let meet = if size == 1 { None } else { Some(meet(&env, launcher, port, parent, local)?) };
-        Ok(Launched { rank, size, local_rank, local_size, meet })
+        let address =
+            if size == 1 { None } else { Some(rendezvous_address(&env, launcher, port, parent, local)?) };
+        Ok(LaunchEnvironment { rank, size, local_rank, local_size, address })
     }
 }
 
 /// Refuses a process without a rank in a job of several processes.
-fn check_alone(env: &Env) -> Result<()> {
+fn check_single(env: &Env) -> Result<()> {
     if let Some(size) = env.text("WORLD_SIZE").filter(|size| size != "1") {
         return Err(missing("RANK", &format!("WORLD_SIZE is {size}")));
     }
@@ -139,7 +145,13 @@ fn check_alone(env: &Env) -> Result<()> {
     Ok(())
 }
 
-fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: bool) -> Result<Meet> {
+fn rendezvous_address(
+    env: &Env,
+    launcher: &Launcher,
+    port: Option<u16>,
+    parent: u32,
+    local: bool,
+) -> Result<RendezvousAddress> {
     if launcher.is_mpi()
         && !local
         && let Some(host) = env.text("SMDATAPARALLEL_SERVER_ADDR").or_else(|| sm_host(env))
@@ -148,7 +160,7 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
             (Some(port), _) | (None, Some(port)) => port,
             (None, None) => job_port(env, launcher, None)?,
         };
-        return Ok(Meet { host, port, local: false });
+        return Ok(RendezvousAddress { host, port, local: false });
     }
     let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
     let first_node = || {
@@ -181,7 +193,7 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
         }
         (None, None) => job_port(env, launcher, local.then_some(parent))?,
     };
-    Ok(Meet { host, port, local: local || host_is_loopback(env) })
+    Ok(RendezvousAddress { host, port, local: local || host_is_loopback(env) })
 }
 
 /// A port derived from the job's identity, or from the `parent` of all its ranks where no variable names the job.
@@ -196,7 +208,7 @@ fn job_port(env: &Env, launcher: &Launcher, parent: Option<u32>) -> Result<u16> 
     }
 }
 
-/// The first of a SageMaker job's hosts: `["algo-1","algo-2"]`.
+/// Returns the first host of a SageMaker job: `["algo-1","algo-2"]`.
 fn sm_host(env: &Env) -> Option<String> {
     let hosts = env.text("SM_HOSTS")?;
     hosts.split('"').nth(1).filter(|host| !host.is_empty()).map(str::to_owned)

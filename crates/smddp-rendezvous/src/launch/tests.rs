@@ -1,14 +1,18 @@
-//! Environments of each launcher, and of launchers inside each other.
+//! Tests with the environments of each launcher and of nested launchers.
 
 use super::*;
 
-fn detect(vars: &[(&str, &str)]) -> Result<Launched> {
-    Launched::detect(&|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).into()), None, 77)
+fn detect(vars: &[(&str, &str)]) -> Result<LaunchEnvironment> {
+    LaunchEnvironment::detect(
+        &|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).into()),
+        None,
+        77,
+    )
 }
 
 fn address(vars: &[(&str, &str)]) -> (String, u16) {
-    let meet = detect(vars).unwrap().meet.unwrap();
-    (meet.host, meet.port)
+    let address = detect(vars).unwrap().address.unwrap();
+    (address.host, address.port)
 }
 
 const TORCHRUN: [(&str, &str); 5] = [
@@ -20,20 +24,24 @@ const TORCHRUN: [(&str, &str); 5] = [
 ];
 
 #[test]
-fn no_launcher_is_one_rank() {
-    assert_eq!(detect(&[]).unwrap(), Launched::alone());
-    assert_eq!(detect(&[("MASTER_PORT", "1234"), ("SLURM_NTASKS", "8")]).unwrap(), Launched::alone());
+fn without_a_launcher_there_is_one_rank() {
+    assert_eq!(detect(&[]).unwrap(), LaunchEnvironment::single());
+    assert_eq!(
+        detect(&[("MASTER_PORT", "1234"), ("SLURM_NTASKS", "8")]).unwrap(),
+        LaunchEnvironment::single()
+    );
 }
 
 #[test]
-fn torchrun_is_read_whole() {
-    let meet = Meet { host: "10.0.0.5".into(), port: 29500, local: false };
-    let want = Launched { rank: 3, size: 4, local_rank: Some(1), local_size: None, meet: Some(meet) };
+fn all_torchrun_variables_are_read() {
+    let address = RendezvousAddress { host: "10.0.0.5".into(), port: 29500, local: false };
+    let want =
+        LaunchEnvironment { rank: 3, size: 4, local_rank: Some(1), local_size: None, address: Some(address) };
     assert_eq!(detect(&TORCHRUN).unwrap(), want);
 }
 
 #[test]
-fn the_agents_port_is_left_to_the_agent() {
+fn port_of_torchruns_agent_is_not_used() {
     let mut vars = TORCHRUN.to_vec();
     vars.push(("TORCHELASTIC_USE_AGENT_STORE", "True"));
     assert_eq!(address(&vars).1, 29501);
@@ -55,13 +63,13 @@ fn local_mpi_ranks_need_no_address() {
     let (host, port) = address(&openmpi);
     assert_eq!(host, "127.0.0.1");
     assert!((DERIVED_FIRST..32768).contains(&port));
-    // Without a job's name the launcher's process id stands for it.
+    // Without a job name the launcher's process id is used.
     let mpich = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "0")];
     assert_eq!(address(&mpich), ("127.0.0.1".into(), derived_port("77")));
 }
 
 #[test]
-fn slurm_meets_at_its_first_host() {
+fn slurm_uses_its_first_host() {
     let slurm = [
         ("SLURM_PROCID", "5"),
         ("SLURM_NTASKS", "8"),
@@ -77,7 +85,7 @@ fn slurm_meets_at_its_first_host() {
 }
 
 #[test]
-fn slurm_tells_how_many_tasks_a_node_has() {
+fn slurm_local_size_is_read_from_the_task_list() {
     for (list, node, tasks) in [("4(x2),3", "0", 4), ("4(x2),3", "1", 4), ("4(x2),3", "2", 3), ("2", "0", 2)]
     {
         let vars = [
@@ -93,7 +101,7 @@ fn slurm_tells_how_many_tasks_a_node_has() {
 }
 
 #[test]
-fn a_sagemaker_job_tells_its_first_host() {
+fn sagemaker_address_is_its_first_host() {
     let mut vars = vec![
         ("OMPI_COMM_WORLD_RANK", "2"),
         ("OMPI_COMM_WORLD_SIZE", "4"),
@@ -104,7 +112,7 @@ fn a_sagemaker_job_tells_its_first_host() {
     assert_eq!(address(&vars).0, "algo-1");
     vars.extend([("SMDATAPARALLEL_SERVER_ADDR", "algo-9"), ("SMDATAPARALLEL_SERVER_PORT", "7592")]);
     assert_eq!(address(&vars), ("algo-9".into(), 7592));
-    // mpirun passes them to the ranks on its host alone.
+    // mpirun passes them only to the ranks on its own host.
     vars.extend([("MASTER_ADDR", "algo-1"), ("MASTER_PORT", "7777")]);
     assert_eq!(address(&vars), ("algo-9".into(), 7592));
     vars.retain(|(name, _)| !name.starts_with("SMDATAPARALLEL"));
@@ -112,27 +120,30 @@ fn a_sagemaker_job_tells_its_first_host() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
-    let says = |vars: &[(&str, &str)], name: &str| {
+fn missing_or_invalid_variable_is_named() {
+    let expect_error = |vars: &[(&str, &str)], name: &str| {
         let error = detect(vars).unwrap_err().to_string();
         assert!(error.contains(name), "{error}");
     };
-    says(&[("WORLD_SIZE", "2")], "RANK is not set");
-    says(&[("RANK", "0")], "WORLD_SIZE is not set");
-    says(&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set");
-    says(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h")], "MASTER_PORT is not set");
-    says(&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2, but there are 2 ranks");
-    says(&[("RANK", "0"), ("WORLD_SIZE", "1000000000")], "WORLD_SIZE is 1000000000: expected at most");
-    says(&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is 'x'");
-    says(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")], "MASTER_ADDR is not set");
+    expect_error(&[("WORLD_SIZE", "2")], "RANK is not set");
+    expect_error(&[("RANK", "0")], "WORLD_SIZE is not set");
+    expect_error(&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set");
+    expect_error(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h")], "MASTER_PORT is not set");
+    expect_error(&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2, but there are 2 ranks");
+    expect_error(
+        &[("RANK", "0"), ("WORLD_SIZE", "1000000000")],
+        "WORLD_SIZE is 1000000000: expected at most",
+    );
+    expect_error(&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is 'x'");
+    expect_error(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")], "MASTER_ADDR is not set");
     let mut vars = TORCHRUN.to_vec();
     vars[4].1 = "70000";
-    says(&vars, "MASTER_PORT is 70000");
+    expect_error(&vars, "MASTER_PORT is 70000");
 }
 
 #[test]
-fn one_rank_needs_no_meeting_point() {
-    assert_eq!(detect(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap().meet, None);
+fn one_rank_needs_no_address() {
+    assert_eq!(detect(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap().address, None);
 }
 
 /// (rank, size, local rank, ranks on this host)
@@ -193,7 +204,7 @@ fn each_launcher_sets_rank_and_local_rank() {
         let vars = [sets, vec![&MASTER]].concat().concat();
         let found = detect(&vars).unwrap();
         assert_eq!((found.rank, found.size, found.local_rank, found.local_size), place, "{launcher}");
-        assert_eq!(found.meet.unwrap().host, "n1", "{launcher}");
+        assert_eq!(found.address.unwrap().host, "n1", "{launcher}");
     }
 }
 
@@ -208,11 +219,11 @@ fn local_rank_follows_from_the_number_of_local_ranks() {
         [("FLUX_TASK_RANK", "1"), ("FLUX_JOB_SIZE", "2"), ("FLUX_JOB_NNODES", "1"), ("FLUX_JOB_ID", "5")];
     let found = detect(&one_host).unwrap();
     assert_eq!((found.local_rank, found.local_size), (Some(1), Some(2)));
-    assert_eq!(found.meet.unwrap().host, "127.0.0.1");
+    assert_eq!(found.address.unwrap().host, "127.0.0.1");
 }
 
 #[test]
-fn a_missing_address_is_reported_with_the_launchers_command() {
+fn missing_address_is_reported_with_the_launchers_command() {
     for (sets, command) in [
         (vec![HYDRA.as_slice()], "mpiexec -genv MASTER_ADDR HOST"),
         (vec![&PALS, &PMI], "mpiexec --env MASTER_ADDR="),
@@ -226,7 +237,7 @@ fn a_missing_address_is_reported_with_the_launchers_command() {
 }
 
 #[test]
-fn a_slurm_task_without_a_step_is_alone_or_an_error() {
+fn slurm_task_without_a_step_is_a_single_rank_or_an_error() {
     let batch = [("SLURM_PROCID", "0"), ("SLURM_LOCALID", "0"), ("SLURM_NODEID", "0"), ("SLURM_JOB_ID", "3")];
     assert_eq!(detect(&batch).unwrap().size, 1);
     assert_eq!(detect(&[batch.as_slice(), &[("SLURM_NTASKS", "1")]].concat()).unwrap().size, 1);
@@ -242,7 +253,7 @@ fn a_slurm_task_without_a_step_is_alone_or_an_error() {
 }
 
 #[test]
-fn a_process_without_a_rank_in_a_job_of_several_is_an_error() {
+fn process_without_a_rank_in_a_job_of_several_is_an_error() {
     for (vars, part) in [
         ([("PET_NNODES", "2"), ("PET_NPROC_PER_NODE", "1")], "torchrun script.py"),
         ([("PMIX_RANK", "1"), ("PMIX_NAMESPACE", "job")], "no variable gives the number of ranks"),
@@ -250,5 +261,5 @@ fn a_process_without_a_rank_in_a_job_of_several_is_an_error() {
         let error = detect(&vars).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     }
-    assert_eq!(detect(&[("PET_NNODES", "1")]).unwrap(), Launched::alone());
+    assert_eq!(detect(&[("PET_NNODES", "1")]).unwrap(), LaunchEnvironment::single());
 }

@@ -3,8 +3,8 @@
 use super::environment::Env;
 use crate::error::{Error, Result};
 
-/// Refuses a process that Slurm started as the only one of several tasks: a batch script without `srun`. A batch script
-/// has a rank and the allocation's number of tasks, and no step.
+/// Rejects a batch script that runs without `srun` in an allocation of several tasks. Such a process has a rank and the
+/// allocation's number of tasks, but no step.
 pub(super) fn check_step(env: &Env) -> Result<()> {
     match env.number(&["SLURM_NTASKS"])? {
         _ if in_step(env) => Ok(()),
@@ -24,7 +24,7 @@ pub(super) fn in_step(env: &Env) -> bool {
     env.first(&step).is_some() || env.has("SLURM_STEP_TASKS_PER_NODE")
 }
 
-/// Number of tasks of the step on this node, from a list such as `4(x2),3`.
+/// Returns the number of the step's tasks on this node, from a list such as `4(x2),3`.
 pub(super) fn tasks_on_this_node(env: &Env) -> Result<Option<usize>> {
     let (Some(each), Some(node)) = (env.text("SLURM_STEP_TASKS_PER_NODE"), env.number(&["SLURM_NODEID"])?)
     else {
@@ -44,7 +44,7 @@ pub(super) fn tasks_on_this_node(env: &Env) -> Result<Option<usize>> {
     Ok(None)
 }
 
-/// The first host of a list such as `a[03-07,9]-x,b1`.
+/// Returns the first host of a list such as `a[03-07,9]-x,b1`.
 pub(super) fn first_host(list: &str) -> String {
     let Some((prefix, rest)) = list.split_once('[').filter(|(prefix, _)| !prefix.contains(',')) else {
         return list.split(',').next().unwrap_or(list).into();

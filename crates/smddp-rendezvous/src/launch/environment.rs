@@ -7,7 +7,7 @@ pub(super) struct Env<'a> {
 }
 
 impl Env<'_> {
-    /// The trimmed value; `None` for a variable that is unset or blank.
+    /// Returns the trimmed value, or `None` for a variable that is unset or blank.
     pub(super) fn text(&self, name: &str) -> Option<String> {
         (self.get)(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
     }
@@ -16,7 +16,7 @@ impl Env<'_> {
         self.text(name).is_some()
     }
 
-    /// The first of `names` that is set.
+    /// Returns the first of `names` that is set, and its value.
     pub(super) fn first<'n>(&self, names: &[&'n str]) -> Option<(&'n str, String)> {
         names.iter().find_map(|name| self.text(name).map(|value| (*name, value)))
     }
@@ -26,14 +26,13 @@ impl Env<'_> {
             return Ok(None);
         };
         let parsed = value.parse();
-        parsed
-            .map(Some)
-            .map_err(|_| Error::Usage(format!("{name} is '{value}', which is not a whole number")))
+        parsed.map(Some).map_err(|_| Error::Usage(format!("{name} is '{value}': expected a whole number")))
     }
 
     pub(super) fn port(&self, name: &str) -> Result<Option<u16>> {
         let Some(number) = self.number(&[name])? else { return Ok(None) };
         let port = u16::try_from(number).ok().filter(|port| *port > 0);
-        port.map(Some).ok_or_else(|| Error::Usage(format!("{name} is {number}, which is not a port")))
+        port.map(Some)
+            .ok_or_else(|| Error::Usage(format!("{name} is {number}: expected a port from 1 to 65535")))
     }
 }

@@ -1,74 +1,74 @@
-//! The two sides of a call on arrays: what each array is, how it is cut, and what keeps its address valid.
+//! Input and output of a call on arrays: their elements, their blocks, and the objects that keep their addresses valid.
 
 use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use smddp_core::{Blocks, DType};
 
-use crate::buffers::{Elements, Export, Use, elements};
+use crate::buffers::{Access, Elements, Export, elements};
 
-/// What a call under way holds: arrays, and what makes their addresses valid. A Python object, since only that may be let go
-/// of on any thread.
+/// The arrays of a pending call, and the exports that keep their addresses valid. A Python object, since any thread can drop
+/// a reference to it.
 #[pyclass(frozen)]
-pub(crate) struct Held {
-    #[expect(dead_code, reason = "held until the call is over")]
+pub(crate) struct HeldBuffer {
+    #[expect(dead_code, reason = "kept until the call is done")]
     exports: Vec<Export>,
-    #[expect(dead_code, reason = "held until the call is over")]
+    #[expect(dead_code, reason = "kept until the call is done")]
     arrays: Vec<Py<PyAny>>,
 }
 
-/// One side of a call.
-pub(crate) struct Side<'a, 'py> {
+/// Input or output of a call.
+pub(crate) struct BufferSide<'a, 'py> {
     array: &'a Bound<'py, PyAny>,
     pub(crate) elements: Elements,
     export: Export,
     pub(crate) blocks: Blocks<'a>,
 }
 
-impl<'a> Side<'a, '_> {
-    /// The other side of a call in place.
-    pub(crate) fn again(&self) -> Self {
-        Side { array: self.array, elements: self.elements, export: Export::Object, blocks: self.blocks }
+impl<'a> BufferSide<'a, '_> {
+    /// Returns the other side of an in-place call.
+    pub(crate) fn in_place(&self) -> Self {
+        BufferSide { array: self.array, elements: self.elements, export: Export::Object, blocks: self.blocks }
     }
 
-    /// Cut in blocks of these counts, if any.
-    pub(crate) fn cut(self, how: How, counts: Option<&'a [usize]>) -> PyResult<Self> {
+    /// Divides the array into blocks of these counts, if given.
+    pub(crate) fn cut(self, options: CallOptions, counts: Option<&'a [usize]>) -> PyResult<Self> {
         let Elements { ptr, count, .. } = self.elements;
         let Some(counts) = counts else { return Ok(self) };
         let sum = counts.iter().sum::<usize>();
         if sum == count {
-            return Ok(Side { blocks: Blocks::Cut { ptr, counts }, ..self });
+            return Ok(BufferSide { blocks: Blocks::Cut { ptr, counts }, ..self });
         }
         Err(PyValueError::new_err(format!(
-            "{}: counts {counts:?} are {sum} elements together, and the array has {count}",
-            how.call
+            "{}: the sum of counts {counts:?} is {sum}, but the array has {count} elements",
+            options.call
         )))
     }
 
-    /// Messages go from host memory.
-    pub(crate) fn on_host(self, how: How) -> PyResult<Self> {
+    /// Returns an error for device memory: send and recv support host memory only.
+    pub(crate) fn on_host(self, options: CallOptions) -> PyResult<Self> {
         if self.elements.device < 0 {
             return Ok(self);
         }
         Err(PyValueError::new_err(format!(
-            "{}: the array is on CUDA device {}; messages go from host memory: copy it there, or use a collective",
-            how.call, self.elements.device
+            "{}: the array is on CUDA device {}, but messages need host memory: copy the array to the host, or use a collective",
+            options.call, self.elements.device
         )))
     }
 }
 
-/// How a call is to be made, as its keywords say.
+/// Name and keyword arguments of a call.
 #[derive(Clone, Copy)]
-pub(crate) struct How {
+pub(crate) struct CallOptions {
     pub(crate) call: &'static str,
     pub(crate) asynchronous: bool,
     pub(crate) timeout: Option<f64>,
     pub(crate) stream: Option<u64>,
 }
 
-impl How {
+impl CallOptions {
     /// # Errors
-    /// ValueError for a deadline that is over before it begins.
+    /// ValueError for a timeout that is not positive.
     pub(crate) fn new(
         call: &'static str,
         asynchronous: bool,
@@ -83,13 +83,13 @@ impl How {
         }
     }
 
-    /// A rank, root, tag or count, which is never negative.
+    /// Converts a rank, root, tag or count, which must not be negative.
     pub(crate) fn number(self, name: &str, value: i64) -> PyResult<usize> {
         usize::try_from(value)
             .map_err(|_| PyValueError::new_err(format!("{}: {name} {value} is negative", self.call)))
     }
 
-    /// Counts of blocks, whose sum is a number of elements too.
+    /// Converts the element counts of blocks. Their sum must be a valid number of elements.
     pub(crate) fn counts(self, counts: Option<Vec<i64>>) -> PyResult<Option<Vec<usize>>> {
         let Some(counts) = counts else { return Ok(None) };
         if counts.iter().try_fold(0_i64, |sum, &count| sum.checked_add(count)).is_none() {
@@ -100,16 +100,16 @@ impl How {
         counts.into_iter().map(|count| self.number("a count of", count)).collect::<PyResult<_>>().map(Some)
     }
 
-    pub(crate) fn input<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<Side<'a, 'py>> {
+    pub(crate) fn input<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<BufferSide<'a, 'py>> {
         self.side(array, "the array", false)
     }
 
-    /// An array that is input and output.
-    pub(crate) fn place<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<Side<'a, 'py>> {
+    /// Returns the side of an array that is input and output.
+    pub(crate) fn in_out<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<BufferSide<'a, 'py>> {
         self.side(array, "the array", true)
     }
 
-    pub(crate) fn output<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<Side<'a, 'py>> {
+    pub(crate) fn output<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<BufferSide<'a, 'py>> {
         self.side(array, "out", true)
     }
 
@@ -118,18 +118,18 @@ impl How {
         array: &'a Bound<'py, PyAny>,
         argument: &'static str,
         writes: bool,
-    ) -> PyResult<Side<'a, 'py>> {
-        let usage = Use { call: self.call, argument, writes, stream: self.stream };
+    ) -> PyResult<BufferSide<'a, 'py>> {
+        let usage = Access { call: self.call, argument, writes, stream: self.stream };
         let (elements, export) = elements(array, usage)?;
         let blocks = Blocks::Flat { ptr: elements.ptr, count: elements.count };
-        Ok(Side { array, elements, export, blocks })
+        Ok(BufferSide { array, elements, export, blocks })
     }
 
-    /// A new array for the output, like `like` but of that shape.
+    /// Returns a new output array with the element type of `like` and this shape.
     pub(crate) fn fresh<'py>(self, like: &Bound<'py, PyAny>, shape: &[usize]) -> PyResult<Bound<'py, PyAny>> {
         if self.asynchronous {
             return Err(PyTypeError::new_err(format!(
-                "{}: async_op=True needs out=, the array that the result goes to",
+                "{}: async_op=True needs out=, the array for the result",
                 self.call
             )));
         }
@@ -145,7 +145,7 @@ impl How {
             }
             let kind = like.get_type();
             PyTypeError::new_err(format!(
-                "{}: needs out= where the array is no numpy array: {kind}",
+                "{}: an array of type {kind} needs out=, because only numpy results are allocated",
                 self.call
             ))
         })
@@ -154,13 +154,11 @@ impl How {
     pub(crate) fn shape(self, array: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
         match array.getattr("shape") {
             Ok(shape) => shape.extract(),
-            Err(_) => {
-                Err(PyTypeError::new_err(format!("{}: needs out= where the array has no shape", self.call)))
-            }
+            Err(_) => Err(PyTypeError::new_err(format!("{}: an array without shape needs out=", self.call))),
         }
     }
 
-    /// The shape of one block of an array whose first dimension is cut in as many as there are ranks.
+    /// Returns the shape of one block of an array whose first dimension is divided into `size` blocks.
     pub(crate) fn cut(self, array: &Bound<'_, PyAny>, size: usize) -> PyResult<Vec<usize>> {
         let mut shape = self.shape(array)?;
         match shape.first_mut() {
@@ -169,7 +167,7 @@ impl How {
                 Ok(shape)
             }
             _ => Err(PyValueError::new_err(format!(
-                "{}: the array of shape {shape:?} is not cut in {size} equal blocks along its first dimension; give \
+                "{}: the first dimension of shape {shape:?} is not divisible into {size} equal blocks; give \
                  counts= and out= for blocks that differ",
                 self.call
             ))),
@@ -177,14 +175,17 @@ impl How {
     }
 }
 
-pub(crate) fn held<const N: usize>(sides: [Option<Side<'_, '_>>; N]) -> Held {
+pub(crate) fn hold<const N: usize>(sides: [Option<BufferSide<'_, '_>>; N]) -> HeldBuffer {
     let (arrays, exports) =
         sides.into_iter().flatten().map(|side| (side.array.clone().unbind(), side.export)).unzip();
-    Held { exports, arrays }
+    HeldBuffer { exports, arrays }
 }
 
-/// The element type and device that all sides have.
-pub(crate) fn agreed(how: How, sides: &[Option<Side<'_, '_>>; 2]) -> PyResult<(DType, i32)> {
+/// Returns the common element type and device of the sides.
+pub(crate) fn common_type(
+    options: CallOptions,
+    sides: &[Option<BufferSide<'_, '_>>; 2],
+) -> PyResult<(DType, i32)> {
     let (first, second) = match sides {
         [Some(first), Some(second)] => (first.elements, second.elements),
         [Some(only), None] | [None, Some(only)] => (only.elements, only.elements),
@@ -193,7 +194,7 @@ pub(crate) fn agreed(how: How, sides: &[Option<Side<'_, '_>>; 2]) -> PyResult<(D
     if first.dtype != second.dtype {
         return Err(PyTypeError::new_err(format!(
             "{}: the array has elements of type {}, out has {}",
-            how.call,
+            options.call,
             first.dtype.name(),
             second.dtype.name()
         )));
@@ -203,7 +204,7 @@ pub(crate) fn agreed(how: How, sides: &[Option<Side<'_, '_>>; 2]) -> PyResult<(D
             |device: i32| if device < 0 { "the host".to_owned() } else { format!("CUDA device {device}") };
         return Err(PyValueError::new_err(format!(
             "{}: the array is on {}, out on {}",
-            how.call,
+            options.call,
             place(first.device),
             place(second.device)
         )));

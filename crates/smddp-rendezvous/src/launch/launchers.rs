@@ -1,20 +1,20 @@
 //! The variables that each launcher sets for its ranks.
 //!
-//! Launchers run inside each other: Hydra's proxies are Slurm tasks, a Flux broker is one. The innermost launcher started
-//! this process, so the order of [`LAUNCHERS`] is from the inner ones to the outer ones.
+//! Launchers can be nested: Hydra's proxies and Flux brokers are Slurm tasks. The innermost launcher started this process,
+//! so [`LAUNCHERS`] is ordered from inner to outer launchers.
 
 use super::environment::Env;
 
 pub(super) struct Launcher {
     pub(super) rank: &'static str,
-    /// Another variable that is set by this launcher alone, where others set `rank`, too.
+    /// A variable that only this launcher sets, if other launchers also set `rank`.
     mark: Option<&'static str>,
     pub(super) size: &'static [&'static str],
     local_rank: &'static [&'static str],
     local_size: &'static [&'static str],
-    /// Number of hosts, where the launcher does not set the number of local ranks.
+    /// Number of hosts, if the launcher does not set the number of local ranks.
     hosts: Option<&'static str>,
-    /// Variables that are equal on all ranks of a job and differ between jobs; all that are set count.
+    /// Variables that are equal on all ranks of a job and differ between jobs. All variables that are set are used.
     pub(super) job: &'static [&'static str],
     /// A command that passes `MASTER_ADDR` to all ranks.
     pub(super) address_command: &'static str,
@@ -119,7 +119,7 @@ pub(super) const LAUNCHERS: [Launcher; 9] = [
 ];
 
 impl Launcher {
-    /// The launcher that started this process.
+    /// Returns the launcher that started this process.
     pub(super) fn find(env: &Env) -> Option<&'static Launcher> {
         LAUNCHERS.iter().find(|launcher| {
             env.has(launcher.rank)
@@ -128,15 +128,15 @@ impl Launcher {
         })
     }
 
-    /// PMI gives this process another place than this launcher does: another process manager runs inside one of its
-    /// tasks, and started this process. The size is compared, too, since each job has a rank 0.
+    /// Returns whether PMI reports another rank or size than this launcher: then a process manager inside one of its tasks
+    /// started this process. The size is compared too, since each job has a rank 0.
     fn is_outside_of_pmi(&self, env: &Env) -> bool {
         let outer = ["PALS_RANKID", "FLUX_TASK_RANK", "JSM_NAMESPACE_RANK", SLURM].contains(&self.rank);
         let place = |rank: &str, size: &[&str]| (env.text(rank), env.first(size).map(|(_, value)| value));
         outer && env.has("PMI_RANK") && place("PMI_RANK", &["PMI_SIZE"]) != place(self.rank, self.size)
     }
 
-    /// Returns whether mpirun started this process, which passes some variables to the ranks on its host alone.
+    /// Returns whether mpirun started this process. mpirun passes some variables only to the ranks on its own host.
     pub(super) fn is_mpi(&self) -> bool {
         ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].contains(&self.rank)
     }

@@ -1,4 +1,4 @@
-//! Where ranks find each other: rank 0 of those that were started together serves a small store.
+//! Rendezvous of the ranks of a job through a key-value store that rank 0 serves.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -8,46 +8,48 @@ use std::time::{Duration, Instant};
 use smddp_core::{Communicator, Pending, PerProcess, Store, after, interrupted};
 
 use crate::error::{Error, Result};
-use crate::launched::{Launched, Meet};
+use crate::launch::{LaunchEnvironment, RendezvousAddress};
 use crate::server::Server;
 use crate::store::Client;
 
-/// How long rank 0 stays for the others' last questions; who has vanished by then is the group's to find.
-const LAST_QUESTIONS: Duration = Duration::from_secs(10);
+/// Time limit of rank 0 for serving the last requests of the other ranks. The group detects ranks that died meanwhile.
+const LAST_REQUESTS: Duration = Duration::from_secs(10);
 
-/// Between two looks whether Ctrl-C came.
-const LOOK: Duration = Duration::from_millis(50);
+/// Interval between two checks for Ctrl-C.
+const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A group that its ranks have made.
-pub struct Joined {
+/// The group of all ranks of a job.
+pub struct JoinedWorld {
     pub comm: Communicator,
-    /// Bytes that went to the store and came from it for this rank.
+    /// Bytes that this rank exchanged with the store.
     pub traffic: u64,
 }
 
-/// Makes the communicator of all ranks that were started together; `timeout` is for the making, and the deadline of
-/// every call that has none of its own. With `store` (`host:port`) somebody else serves the store there; otherwise rank 0
-/// does, at the meeting point. May be called again: each call of a process is the next group of those ranks.
+/// Creates the communicator of all ranks of the job.
+///
+/// `timeout` limits the creation, and is the default deadline of the group's calls. With `store` (`host:port`) another
+/// process serves the store at that address; otherwise rank 0 serves it at the rendezvous address. Each call creates the
+/// next group of the same ranks.
 ///
 /// # Errors
-/// [`Error::NotMet`] and [`Error::Io`] where rank 0 does not serve; those of [`Communicator::make`].
+/// [`Error::Rendezvous`] and [`Error::Io`] if rank 0 does not serve the store, and the errors of [`Communicator::make`].
 pub fn join(
     (call, name): (&str, &str),
-    launched: &Launched,
+    launch: &LaunchEnvironment,
     store: Option<&str>,
     timeout: Duration,
-) -> Result<Joined> {
+) -> Result<JoinedWorld> {
     let deadline = after(Instant::now(), timeout);
-    let (rank, size) = (launched.rank, launched.size);
+    let (rank, size) = (launch.rank, launch.size);
     smddp_core::check_size(name, size)?;
-    if let (None, None) = (store, &launched.meet) {
+    if let (None, None) = (store, &launch.address) {
         let pending = Pending::new(name, rank, size, timeout)?;
-        let card = pending.card();
-        return Ok(Joined { comm: pending.connect(&[card])?, traffic: 0 });
+        let own = pending.card();
+        return Ok(JoinedWorld { comm: pending.connect(&[own])?, traffic: 0 });
     }
-    let meeting = Meeting::open(launched, store, deadline)?;
+    let rendezvous = Rendezvous::open(launch, store, deadline)?;
     let me = format!("pid {} on host {}", std::process::id(), host());
-    if let Some(first) = meeting.values.wait(&taken(rank), Instant::now())?
+    if let Some(first) = rendezvous.values.wait(&left_key(rank), Instant::now())?
         && !first.is_empty()
     {
         let first = String::from_utf8_lossy(&first);
@@ -57,20 +59,20 @@ pub fn join(
         return Err(smddp_core::Error::Topology(text).into());
     }
     let left = deadline.saturating_duration_since(Instant::now());
-    let comm = Communicator::make(&meeting.values, (call, name), rank, size, left, None);
+    let comm = Communicator::make(&rendezvous.values, (call, name), rank, size, left, None);
     let comm = comm.map_err(|error| {
-        meeting.leave(launched, b"");
-        meeting.explained(launched, error)
+        rendezvous.leave(launch, b"");
+        rendezvous.with_loopback_hint(launch, error)
     })?;
     comm.set_timeout(timeout);
-    let traffic = meeting.values.traffic();
-    meeting.leave(launched, me.as_bytes());
-    meeting.serve_last_requests(launched, deadline)?;
-    Ok(Joined { comm, traffic })
+    let traffic = rendezvous.values.traffic();
+    rendezvous.leave(launch, me.as_bytes());
+    rendezvous.serve_last_requests(launch, deadline)?;
+    Ok(JoinedWorld { comm, traffic })
 }
 
-/// What this process serves, and how often each rank in it met others at an address. Servers last as long as their
-/// process, so that nobody asks one that is about to end.
+/// The servers of this process, and the number of rendezvous of each of its ranks by address. A server runs until the
+/// process exits, so that a request cannot reach a closing server.
 #[derive(Default)]
 struct Process {
     servers: HashMap<String, Server>,
@@ -83,56 +85,57 @@ fn process() -> MutexGuard<'static, Process> {
     PROCESS.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The store in which the ranks find each other; rank 0 may serve it.
-pub struct Meeting {
-    pub values: Values,
-    /// Where this rank serves it.
+/// A connection to the rendezvous store, which rank 0 may serve.
+pub struct Rendezvous {
+    pub values: StoreClient,
+    /// The address at which this rank serves the store.
     serves: Option<String>,
 }
 
-impl Meeting {
-    /// With `store` (`host:port`) somebody else serves it there. Waits until `deadline` for it to be there.
+impl Rendezvous {
+    /// Connects to the store. With `store` (`host:port`) another process serves it at that address. Waits for the server until
+    /// `deadline`.
     ///
     /// # Errors
-    /// [`Error::Io`] where rank 0 cannot listen; [`Error::NotMet`] where nobody serves, or a stranger does.
-    pub fn open(launched: &Launched, store: Option<&str>, deadline: Instant) -> Result<Meeting> {
-        let (serves, addr, at) = match (store, &launched.meet) {
+    /// [`Error::Io`] if rank 0 cannot listen; [`Error::Rendezvous`] if no server or another program is at the address.
+    pub fn open(launch: &LaunchEnvironment, store: Option<&str>, deadline: Instant) -> Result<Rendezvous> {
+        let (serves, addr, at) = match (store, &launch.address) {
             (Some(addr), _) => (None, addr.to_owned(), addr.to_owned()),
-            (None, Some(meet)) if launched.rank == 0 => {
-                let at = join_host(&meet.host, meet.port);
-                let addr = served(&at, meet, launched)?;
+            (None, Some(address)) if launch.rank == 0 => {
+                let at = join_host(&address.host, address.port);
+                let addr = server_address(&at, address, launch)?;
                 (Some(at.clone()), local(addr).to_string(), at)
             }
-            (None, Some(meet)) => {
-                let at = join_host(&meet.host, meet.port);
+            (None, Some(address)) => {
+                let at = join_host(&address.host, address.port);
                 (None, at.clone(), at)
             }
-            (None, None) => return Err(Error::NotMet("one rank alone meets nobody".into())),
+            (None, None) => return Err(Error::Rendezvous("a single rank has no rendezvous".into())),
         };
         let client = Client::connect(&addr, deadline)?;
         let mut process = process();
-        let round = process.rounds.entry((at, launched.rank)).or_default();
+        let round = process.rounds.entry((at, launch.rank)).or_default();
         *round += 1;
-        Ok(Meeting { values: Values { client: Mutex::new(client), round: *round }, serves })
+        Ok(Rendezvous { values: StoreClient { client: Mutex::new(client), round: *round }, serves })
     }
 
-    /// This rank sends no further request; `who` joined, if it did.
-    fn leave(&self, launched: &Launched, who: &[u8]) {
-        let _ = self.values.set(&taken(launched.rank), who);
+    /// Publishes that this rank sends no further request. `who` describes the process, or is empty if it did not join.
+    fn leave(&self, launch: &LaunchEnvironment, who: &[u8]) {
+        let _ = self.values.set(&left_key(launch.rank), who);
     }
 
-    /// Adds to a timeout that ranks of other hosts cannot reach this store, where that may be the cause.
-    fn explained(&self, launched: &Launched, error: smddp_core::Error) -> smddp_core::Error {
-        let (Some(serves), Some(meet)) = (&self.serves, &launched.meet) else { return error };
+    /// Extends a timeout error with a hint if the store listens at a loopback address that other hosts cannot reach.
+    fn with_loopback_hint(&self, launch: &LaunchEnvironment, error: smddp_core::Error) -> smddp_core::Error {
+        let (Some(serves), Some(address)) = (&self.serves, &launch.address) else { return error };
         let at = process().servers.get(serves).map(Server::addr);
-        let Some(at) = at.filter(|at| at.ip().is_loopback() && !meet.local) else { return error };
+        let Some(at) = at.filter(|at| at.ip().is_loopback() && !address.local) else { return error };
         match error {
             smddp_core::Error::Timeout { what, group, after, missing, detail } => {
                 let detail = format!(
                     "{detail} Rank 0 listens at {}, which '{}' means on this host and other hosts cannot reach: for ranks on \
                      other hosts {}",
                     at.ip(),
-                    meet.host,
+                    address.host,
                     remedy()
                 );
                 smddp_core::Error::Timeout { what, group, after, missing, detail }
@@ -141,24 +144,26 @@ impl Meeting {
         }
     }
 
-    /// Ends this rank's part. Rank 0, which may be about to exit, serves the others' last requests first.
+    /// Ends this rank's use of the store. Rank 0, which may exit afterwards, first serves the last requests of other ranks.
     ///
     /// # Errors
-    /// A signal's.
-    pub fn end(&self, launched: &Launched, deadline: Instant) -> Result<()> {
-        self.leave(launched, b"");
-        self.serve_last_requests(launched, deadline)
+    /// A signal interrupted the wait.
+    pub fn end(&self, launch: &LaunchEnvironment, deadline: Instant) -> Result<()> {
+        self.leave(launch, b"");
+        self.serve_last_requests(launch, deadline)
     }
 
-    fn serve_last_requests(&self, launched: &Launched, deadline: Instant) -> Result<()> {
+    fn serve_last_requests(&self, launch: &LaunchEnvironment, deadline: Instant) -> Result<()> {
         let Some(serves) = &self.serves else { return Ok(()) };
-        let until = deadline.min(Instant::now() + LAST_QUESTIONS);
-        for rank in 0..launched.size {
-            let key = self.values.key(&taken(rank));
+        let until = deadline.min(Instant::now() + LAST_REQUESTS);
+        for rank in 0..launch.size {
+            let key = self.values.key(&left_key(rank));
             loop {
                 let left = until.saturating_duration_since(Instant::now());
-                let asked = process().servers.get(serves).map(Server::waiter);
-                if left.is_zero() || asked.is_none_or(|server| server.get(&key, left.min(LOOK)).is_some()) {
+                let client = process().servers.get(serves).map(Server::waiting_client);
+                if left.is_zero()
+                    || client.is_none_or(|server| server.get(&key, left.min(SIGNAL_CHECK_INTERVAL)).is_some())
+                {
                     break;
                 }
                 if interrupted() {
@@ -170,18 +175,18 @@ impl Meeting {
     }
 }
 
-fn taken(rank: usize) -> String {
-    format!("taken/{rank}")
+fn left_key(rank: usize) -> String {
+    format!("left/{rank}")
 }
 
-/// The server's values, as the core asks for them.
-pub struct Values {
+/// Client of the server's values, with the interface of the core's stores.
+pub struct StoreClient {
     client: Mutex<Client>,
-    /// How often these ranks have met: each time under names of its own.
+    /// Number of rendezvous of these ranks, used as a key prefix.
     round: u64,
 }
 
-impl Values {
+impl StoreClient {
     fn client(&self) -> MutexGuard<'_, Client> {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -194,16 +199,16 @@ impl Values {
         self.client().traffic()
     }
 
-    /// What some rank sets before `deadline`.
+    /// Returns the value of `key`, or `None` if it is not set before `deadline`.
     ///
     /// # Errors
-    /// [`Error::NotMet`] where the server is gone.
+    /// [`Error::Rendezvous`] if the connection to the server is lost.
     pub fn wait(&self, key: &str, deadline: Instant) -> Result<Option<Vec<u8>>> {
         self.client().get(&self.key(key), deadline)
     }
 
-    fn ask<T>(&self, what: impl FnOnce(&mut Client) -> Result<T>) -> smddp_core::Result<T> {
-        what(&mut self.client()).map_err(|error| match error {
+    fn request<T>(&self, operation: impl FnOnce(&mut Client) -> Result<T>) -> smddp_core::Result<T> {
+        operation(&mut self.client()).map_err(|error| match error {
             Error::Core(error) => error,
             error => {
                 smddp_core::Error::System { what: "the ranks' rendezvous".to_owned(), why: error.to_string() }
@@ -212,14 +217,14 @@ impl Values {
     }
 }
 
-impl Store for Values {
+impl Store for StoreClient {
     fn set(&self, key: &str, value: &[u8]) -> smddp_core::Result<()> {
-        self.ask(|client| client.set(&self.key(key), value))
+        self.request(|client| client.set(&self.key(key), value))
     }
 
     fn has(&self, keys: &[String]) -> smddp_core::Result<bool> {
         for key in keys {
-            if self.ask(|client| client.get(&self.key(key), Instant::now()))?.is_none() {
+            if self.request(|client| client.get(&self.key(key), Instant::now()))?.is_none() {
                 return Ok(false);
             }
         }
@@ -227,28 +232,28 @@ impl Store for Values {
     }
 
     fn get(&self, key: &str) -> smddp_core::Result<Vec<u8>> {
-        let absent = || Error::NotMet(format!("{key} is gone from the rendezvous"));
-        self.ask(|client| client.get(&self.key(key), Instant::now())?.ok_or_else(absent))
+        let absent = || Error::Rendezvous(format!("the rendezvous store has no value for {key}"));
+        self.request(|client| client.get(&self.key(key), Instant::now())?.ok_or_else(absent))
     }
 
     fn delete(&self, key: &str) -> smddp_core::Result<()> {
-        self.ask(|client| client.delete(&self.key(key)))
+        self.request(|client| client.delete(&self.key(key)))
     }
 }
 
-/// The same values for one of several groups, under names of its own.
-pub struct Prefixed<'a> {
-    pub values: &'a Values,
+/// The values of one of several groups, with a key prefix.
+pub struct PrefixStore<'a> {
+    pub values: &'a StoreClient,
     pub prefix: String,
 }
 
-impl Prefixed<'_> {
+impl PrefixStore<'_> {
     fn key(&self, key: &str) -> String {
         format!("{}/{key}", self.prefix)
     }
 }
 
-impl Store for Prefixed<'_> {
+impl Store for PrefixStore<'_> {
     fn set(&self, key: &str, value: &[u8]) -> smddp_core::Result<()> {
         self.values.set(&self.key(key), value)
     }
@@ -266,27 +271,27 @@ impl Store for Prefixed<'_> {
     }
 }
 
-/// Listens at the meeting point's address only. Where its name is a loopback address here, only ranks of this host get in. Where
-/// its address is not one of this host's own (behind address translation), the chosen network interface's address is used.
-fn serve(meet: &Meet, launched: &Launched) -> Result<Server> {
-    let (host, addr) = (&meet.host, join_host(&meet.host, meet.port));
+/// Starts the server at the rendezvous address only. If that is a loopback address, only ranks of this host can connect. If
+/// the address does not belong to this host (behind address translation), the address of the selected interface is used.
+fn serve(address: &RendezvousAddress, launch: &LaunchEnvironment) -> Result<Server> {
+    let (host, addr) = (&address.host, join_host(&address.host, address.port));
     let listed: Vec<SocketAddr> =
         addr.to_socket_addrs().map_err(Error::io(format!("resolving the host name '{host}'")))?.collect();
-    let outer = listed.iter().find(|found| meet.local || !found.ip().is_loopback());
-    let at = outer.or(listed.first()).ok_or_else(|| Error::NotMet(format!("{host} has no address")))?;
-    if let (None, Some(here)) = (outer, launched.local_size) {
-        let elsewhere = launched.size.saturating_sub(here);
+    let outer = listed.iter().find(|found| address.local || !found.ip().is_loopback());
+    let at = outer.or(listed.first()).ok_or_else(|| Error::Rendezvous(format!("{host} has no address")))?;
+    if let (None, Some(here)) = (outer, launch.local_size) {
+        let elsewhere = launch.size.saturating_sub(here);
         return Err(Error::Usage(format!(
             "rank 0's address '{host}' is the loopback address {} on this host, and {elsewhere} of the {} ranks are on other \
              hosts: {}",
             at.ip(),
-            launched.size,
+            launch.size,
             remedy()
         )));
     }
-    let bound = match Server::bind(at, launched.size) {
+    let bound = match Server::bind(at, launch.size) {
         Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => {
-            Server::bind(smddp_core::network_address(meet.port)?, launched.size)
+            Server::bind(smddp_core::network_address(address.port)?, launch.size)
         }
         bound => bound,
     };
@@ -297,11 +302,11 @@ fn serve(meet: &Meet, launched: &Launched) -> Result<Server> {
             }
             _ => "",
         };
-        Error::io(format!("listening at {addr}, where the ranks meet{remedy}"))(error)
+        Error::io(format!("listening at the rendezvous address {addr}{remedy}"))(error)
     })
 }
 
-/// Advice for a meeting point that is a loopback address.
+/// Returns advice for a rendezvous address that is a loopback address.
 fn remedy() -> String {
     format!(
         "set MASTER_ADDR (or address= of smddp.init) to an address of this host that they reach, the same on all ranks; this \
@@ -310,25 +315,25 @@ fn remedy() -> String {
     )
 }
 
-/// The name of this host.
+/// Returns the name of this host.
 fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Where this process listens for those that meet at `at`: from the first time on.
-fn served(at: &str, meet: &Meet, launched: &Launched) -> Result<SocketAddr> {
+/// Returns the socket address of this process's server for the rendezvous address `at`. Starts the server on the first call.
+fn server_address(at: &str, address: &RendezvousAddress, launch: &LaunchEnvironment) -> Result<SocketAddr> {
     let mut process = process();
     if let Some(server) = process.servers.get(at) {
-        server.expect(launched.size);
+        server.expect(launch.size);
         return Ok(server.addr());
     }
-    let server = serve(meet, launched)?;
+    let server = serve(address, launch)?;
     let addr = server.addr();
     process.servers.insert(at.to_owned(), server);
     Ok(addr)
 }
 
-/// How the serving process reaches itself.
+/// Returns the address at which the serving process connects to itself.
 fn local(addr: SocketAddr) -> SocketAddr {
     if addr.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], addr.port())) } else { addr }
 }
@@ -346,7 +351,7 @@ mod tests {
     use super::*;
     use std::thread;
 
-    /// One rank that meets the others at that server.
+    /// Creates the group's communicator of one rank through `server`.
     fn make(
         server: &Server,
         rank: usize,
@@ -354,12 +359,12 @@ mod tests {
         timeout: Duration,
     ) -> smddp_core::Result<Communicator> {
         let client = Client::connect(&server.addr().to_string(), Instant::now() + timeout).unwrap();
-        let values = Values { client: Mutex::new(client), round: 1 };
-        Communicator::make(&values, ("making it", "test"), rank, size, timeout, None)
+        let values = StoreClient { client: Mutex::new(client), round: 1 };
+        Communicator::make(&values, ("the test", "test"), rank, size, timeout, None)
     }
 
     #[test]
-    fn all_ranks_meet_over_the_server() {
+    fn all_ranks_join_through_the_server() {
         let server = Server::bind("127.0.0.1:0", 5).unwrap();
         thread::scope(|scope| {
             let server = &server;
@@ -372,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_do_not_arrive_are_named() {
+    fn missing_ranks_are_named() {
         let server = Server::bind("127.0.0.1:0", 5).unwrap();
         let error = make(&server, 1, 3, Duration::from_millis(500)).err().unwrap().to_string();
         assert!(
@@ -382,11 +387,11 @@ mod tests {
     }
 
     #[test]
-    fn contradicting_ranks_are_named_immediately_and_alike_on_all_ranks() {
+    fn contradicting_ranks_are_reported_immediately_and_equally_on_all_ranks() {
         let host = format!("pid {} on host {}", std::process::id(), host());
         let twice = format!("two processes claim rank 1 of group 'test': {host} and {host}");
-        // Ranks with their world sizes; what each of them says.
-        for (ranks, says) in [
+        // Ranks with their world sizes, and the error of each of them.
+        for (ranks, expected) in [
             (vec![(0, 3), (1, 3), (1, 3)], twice.clone()),
             (vec![(1, 2), (1, 2)], twice),
             (vec![(0, 2), (1, 3), (2, 3)], "group 'test' has two world sizes: 2 on rank 0 (pid ".to_owned()),
@@ -402,31 +407,31 @@ mod tests {
                 let ranks: Vec<_> = ranks.iter().map(make).collect();
                 for error in ranks.into_iter().map(|rank| rank.join().unwrap()) {
                     assert!(matches!(error, smddp_core::Error::Topology(_)), "{error:?}");
-                    assert!(error.to_string().contains(&says), "{says}: {error}");
+                    assert!(error.to_string().contains(&expected), "{expected}: {error}");
                     assert!(error.to_string().matches("group 'test'").count() == 1, "{error}");
                 }
             });
-            assert!(begun.elapsed() < Duration::from_secs(20), "{says}: {:?}", begun.elapsed());
+            assert!(begun.elapsed() < Duration::from_secs(20), "{expected}: {:?}", begun.elapsed());
         }
     }
 
     #[test]
-    fn ranks_may_meet_again_at_the_same_place() {
+    fn ranks_may_join_several_times_at_one_address() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         thread::scope(|scope| {
             for rank in 0..3 {
                 scope.spawn(move || {
-                    let meet = Meet { host: "127.0.0.1".into(), port: free, local: true };
-                    let launched = Launched {
+                    let address = RendezvousAddress { host: "127.0.0.1".into(), port: free, local: true };
+                    let launch = LaunchEnvironment {
                         rank,
                         size: 3,
                         local_rank: Some(rank),
                         local_size: Some(3),
-                        meet: Some(meet),
+                        address: Some(address),
                     };
-                    for turn in 0..3 {
-                        let name = format!("group {turn}");
-                        let joined = join(("join", &name), &launched, None, Duration::from_secs(60)).unwrap();
+                    for round in 0..3 {
+                        let name = format!("group {round}");
+                        let joined = join(("join", &name), &launch, None, Duration::from_secs(60)).unwrap();
                         assert_eq!((joined.comm.rank(), joined.comm.size()), (rank, 3));
                         joined.comm.barrier(smddp_core::Options::default()).unwrap();
                     }
@@ -436,30 +441,30 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_named() {
+    fn port_in_use_is_named() {
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = other.local_addr().unwrap().port();
         let error = serve(&at("127.0.0.1", port, true), &two(None)).err().unwrap().to_string();
         assert!(error.contains(&port.to_string()) && error.contains("--port"), "{error}");
     }
 
-    fn at(host: &str, port: u16, local: bool) -> Meet {
-        Meet { host: host.into(), port, local }
+    fn at(host: &str, port: u16, local: bool) -> RendezvousAddress {
+        RendezvousAddress { host: host.into(), port, local }
     }
 
-    fn two(local_size: Option<usize>) -> Launched {
-        Launched { rank: 0, size: 2, local_rank: None, local_size, meet: None }
+    fn two(local_size: Option<usize>) -> LaunchEnvironment {
+        LaunchEnvironment { rank: 0, size: 2, local_rank: None, local_size, address: None }
     }
 
     #[test]
     fn the_store_never_listens_on_all_interfaces() {
-        // (host, all ranks are on this host, ranks of this host, whether the store may listen)
+        // (host, all ranks are on this host, ranks of this host, the store may listen)
         for (host, local, here, listens) in [
             ("127.0.0.1", true, Some(2), true),
             ("127.0.1.1", false, None, true),
             ("::1", false, None, true),
             ("127.0.1.1", false, Some(1), false),
-            // An address for documentation, which no host has.
+            // A documentation address, which no host has.
             ("192.0.2.1", false, Some(1), true),
         ] {
             match (serve(&at(host, 0, local), &two(here)), listens) {
