@@ -50,7 +50,7 @@ fn a_wait_that_is_left_out_is_a_race_that_is_found() {
                 });
                 tried += 1;
                 if !found {
-                    missed.push((collective, wait.what));
+                    missed.push((collective, wait.description));
                 }
             }
         }
