@@ -1,5 +1,5 @@
-//! Makes the shared objects. A package that depends on this one gets no `cdylib` of it from cargo, and the test's own
-//! functions must not be called cuInit: so the compiler is called here.
+//! Builds the shared libraries by calling the compiler directly. Cargo builds no `cdylib` of a dependency, and the
+//! tests' own binaries must not define functions like cuInit.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ fn variable(name: &str) -> String {
 
 fn library(source: &Path, object: &Path) {
     let mut command = Command::new(variable("RUSTC"));
-    // Which linker cargo has for another platform than this machine's.
+    // The linker that cargo uses for a target other than this machine.
     if let Ok(linker) = std::env::var("RUSTC_LINKER") {
         command.arg("-C").arg(format!("linker={linker}"));
     }

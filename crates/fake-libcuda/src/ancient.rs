@@ -1,4 +1,5 @@
-//! A driver from before virtual memory and stream memory operations. Compiled by `build.rs` as a library of its own.
+//! A driver older than the virtual memory API and stream memory operations. `build.rs` compiles it as a separate
+//! library.
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuInit(_flags: u32) -> i32 {
@@ -9,7 +10,7 @@ pub extern "C" fn cuInit(_flags: u32) -> i32 {
 /// `version` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDriverGetVersion(version: *mut i32) -> i32 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's contract.
     unsafe { *version = 8000 };
     0
 }

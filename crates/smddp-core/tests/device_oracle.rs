@@ -1,5 +1,5 @@
-//! What the fake driver makes of the reductions has the bits of this crate's own kernels. (What the kernels for a device
-//! themselves do is tested beside those, and on a GPU.)
+//! The fake driver's reductions are bit-identical to this crate's kernels. (The device kernels have separate tests,
+//! next to their source and on a GPU.)
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -20,7 +20,8 @@ fn scramble(mut x: u64) -> u64 {
     x ^ (x >> 27)
 }
 
-/// Values of all sizes; among floats infinities, zeros of both signs and, in no two ranks at one place, NaNs.
+/// Values of all magnitudes. Floats include infinities, zeros of both signs, and NaNs at a different index on each
+/// rank.
 fn data(rank: usize, element: Element) -> Vec<u8> {
     let float = |i: usize, part: u64| {
         let x = scramble((rank * 1_000_003 + i) as u64 * 2 + part);
@@ -43,7 +44,7 @@ fn data(rank: usize, element: Element) -> Vec<u8> {
             Element::Bool => vec![(scramble((rank * COUNT + i) as u64) % 3) as u8],
             _ => {
                 let x = scramble((rank * 1_000_003 + i) as u64);
-                // Small ones too, of which quotients differ.
+                // Includes small integers, for which quotients differ.
                 let x = if i.is_multiple_of(2) { x } else { (x as i64 >> 58) as u64 };
                 x.to_le_bytes()[..element.size()].to_vec()
             }
@@ -52,7 +53,7 @@ fn data(rank: usize, element: Element) -> Vec<u8> {
     (0..COUNT).flat_map(of).collect()
 }
 
-/// Bits, but for the payload and sign of NaNs, which nothing promises.
+/// Returns the bits, with NaNs replaced by one value: their payload and sign are unspecified.
 fn comparable(element: Element, bytes: &[u8]) -> Vec<u64> {
     let part = match element {
         Element::C64 => Element::F32,
@@ -90,11 +91,11 @@ fn all_reduce(comm: &Communicator, element: Element, redop: RedOp) -> Option<Vec
         input: flat(&mut input),
         output: flat(&mut output),
     };
-    // SAFETY: the buffers outlive the call, which is synchronous.
+    // SAFETY: the buffers outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }.ok().map(|_| output)
 }
 
-/// The sources, combined by the device; `None` where it refuses.
+/// Reduces the sources on the device; `None` if it rejects the reduction.
 fn reduce(
     device: &Device,
     (element, fold): (Element, Fold),
@@ -110,7 +111,7 @@ fn reduce(
     };
     let (sources, to) = (sources.iter().map(|source| host(source)).collect::<Vec<_>>(), host(&sources[0]));
     let reduction = Reduction { element, fold, sources: sources.clone(), to, count: COUNT, divide, times };
-    // SAFETY: all of it lives until the stream is empty.
+    // SAFETY: all memory remains allocated until the stream is empty.
     unsafe {
         let done = device.reduce(stream, &reduction);
         device.synchronize(stream).unwrap();
@@ -121,8 +122,8 @@ fn reduce(
     }
 }
 
-/// By the device, what a collective over ranks with these inputs comes to.
-fn by_device(device: &Device, element: Element, redop: RedOp, inputs: &[Vec<u8>]) -> Option<Vec<u8>> {
+/// Computes a collective's result from the inputs of all ranks on the device.
+fn device_result(device: &Device, element: Element, redop: RedOp, inputs: &[Vec<u8>]) -> Option<Vec<u8>> {
     let (fold, divide) = match redop {
         RedOp::Sum | RedOp::PremulSum(_) => (Fold::Sum, None),
         RedOp::Avg => (Fold::Sum, Some(inputs.len() as u32)),
@@ -142,12 +143,12 @@ fn by_device(device: &Device, element: Element, redop: RedOp, inputs: &[Vec<u8>]
 }
 
 #[test]
-fn every_type_and_fold_has_the_bits_of_the_kernels() {
+fn device_reductions_are_bit_identical_to_host_kernels() {
     let device = Cuda::open(Some(fake_libcuda::PATH.as_ref())).unwrap().device(0).unwrap();
     let sums = [RedOp::Sum, RedOp::Avg, RedOp::PremulSum(0.7), RedOp::PremulSum(-1.0e10)];
     let others = [RedOp::Prod, RedOp::Min, RedOp::Max, RedOp::Band, RedOp::Bor, RedOp::Bxor];
     let redops: Vec<RedOp> = sums.into_iter().chain(others).collect();
-    // An average of four is no division.
+    // The average of four ranks needs no division.
     for n in [3, 4] {
         let found = shm_ranks(n, |comm| {
             let each = |element: Element| redops.iter().map(move |redop| all_reduce(comm, element, *redop));
@@ -158,16 +159,18 @@ fn every_type_and_fold_has_the_bits_of_the_kernels() {
         for element in Element::ALL {
             let inputs: Vec<Vec<u8>> = (0..n).map(|rank| data(rank, element)).collect();
             for redop in &redops {
-                let what = format!("{element:?} by {redop:?} of {n}");
-                let (found, expected) = (found.next().unwrap(), by_device(&device, element, *redop, &inputs));
-                assert_eq!(found.is_some(), expected.is_some(), "{what}");
+                let case = format!("{element:?} by {redop:?} of {n}");
+                let (found, expected) =
+                    (found.next().unwrap(), device_result(&device, element, *redop, &inputs));
+                assert_eq!(found.is_some(), expected.is_some(), "{case}");
                 if let (Some(found), Some(expected)) = (found, expected) {
-                    assert_eq!(comparable(element, &found), comparable(element, &expected), "{what}");
+                    assert_eq!(comparable(element, &found), comparable(element, &expected), "{case}");
                     compared += 1;
                 }
             }
         }
-        // Four floats by seven, eight integers by ten, bool by eight (no factors), two complex by five.
+        // Four floats with seven reductions, eight integers with ten, bool with eight (no factors), two complex with
+        // five.
         assert_eq!(compared, 4 * 7 + 8 * 10 + 8 + 2 * 5);
     }
 }

@@ -1,4 +1,4 @@
-//! Groups cut out of a group: who is in which, in which order, and what they can do.
+//! Groups created by splitting a group: members, rank order and function.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -7,21 +7,21 @@ mod common;
 
 use std::time::Duration;
 
-use common::{PATIENCE, Wire, over, try_one};
+use common::{TIMEOUT, Wire, over, try_one};
 use smddp_core::{Collective, Options};
 
-/// The new group that this rank should be in: the world's ranks in order.
-fn expected(size: usize, me: usize, asked: impl Fn(usize) -> (Option<i64>, i64)) -> Option<Vec<usize>> {
-    let color = asked(me).0?;
-    let mut members: Vec<usize> = (0..size).filter(|&rank| asked(rank).0 == Some(color)).collect();
-    members.sort_by_key(|&rank| (asked(rank).1, rank));
+/// Returns the expected members of this rank's new group: parent ranks in order.
+fn expected(size: usize, me: usize, request: impl Fn(usize) -> (Option<i64>, i64)) -> Option<Vec<usize>> {
+    let color = request(me).0?;
+    let mut members: Vec<usize> = (0..size).filter(|&rank| request(rank).0 == Some(color)).collect();
+    members.sort_by_key(|&rank| (request(rank).1, rank));
     Some(members)
 }
 
 #[test]
-fn ranks_of_a_color_are_a_group_in_the_order_of_their_keys() {
-    type Ask = fn(usize) -> (Option<i64>, i64);
-    let asks: [Ask; 5] = [
+fn ranks_of_one_color_form_a_group_ordered_by_key() {
+    type Request = fn(usize) -> (Option<i64>, i64);
+    let requests: [Request; 5] = [
         |rank| (Some(rank as i64 % 2), 0),
         |rank| (Some(-7), -(rank as i64)),
         |rank| ((rank != 1).then_some(i64::MAX), i64::MIN),
@@ -29,19 +29,19 @@ fn ranks_of_a_color_are_a_group_in_the_order_of_their_keys() {
         |_| (None, 3),
     ];
     for (wire, size) in [(Wire::Shm, 5), (Wire::Nodes(2), 5), (Wire::Nodes(1), 3), (Wire::Shm, 1)] {
-        over(wire.links(size), PATIENCE, |comm| {
-            for ask in asks {
-                let (color, key) = ask(comm.rank());
-                let made = comm.split(color, key).unwrap();
-                let members = expected(size, comm.rank(), ask);
-                assert_eq!(made.is_some(), members.is_some());
-                let (Some(made), Some(members)) = (made, members) else { continue };
-                assert_eq!(made.size(), members.len());
-                assert_eq!(members[made.rank()], comm.rank());
+        over(wire.links(size), TIMEOUT, |comm| {
+            for request in requests {
+                let (color, key) = request(comm.rank());
+                let group = comm.split(color, key).unwrap();
+                let members = expected(size, comm.rank(), request);
+                assert_eq!(group.is_some(), members.is_some());
+                let (Some(group), Some(members)) = (group, members) else { continue };
+                assert_eq!(group.size(), members.len());
+                assert_eq!(members[group.rank()], comm.rank());
                 for collective in [Collective::AllReduce, Collective::AllGather, Collective::Broadcast] {
-                    try_one(&made, collective, 1000, 0, false).unwrap();
+                    try_one(&group, collective, 1000, 0, false).unwrap();
                 }
-                made.close();
+                group.close();
             }
             comm.barrier(Options::default()).unwrap();
         });
@@ -49,21 +49,21 @@ fn ranks_of_a_color_are_a_group_in_the_order_of_their_keys() {
 }
 
 #[test]
-fn a_part_can_be_cut_again_and_works_beside_the_whole() {
-    over(Wire::Nodes(2).links(4), PATIENCE, |comm| {
+fn split_groups_can_be_split_again_and_work_concurrently() {
+    over(Wire::Nodes(2).links(4), TIMEOUT, |comm| {
         let half = comm.split(Some(comm.rank() as i64 / 2), 0).unwrap().unwrap();
         let one = half.split(Some(half.rank() as i64), 0).unwrap().unwrap();
         assert_eq!((half.size(), one.size()), (2, 1));
-        for turn in 0..20 {
-            try_one(comm, Collective::AllReduce, 300 + turn, 0, false).unwrap();
-            try_one(&half, Collective::ReduceScatter, 300 + turn, 0, false).unwrap();
-            try_one(&one, Collective::AllReduce, 300 + turn, 0, true).unwrap();
+        for iteration in 0..20 {
+            try_one(comm, Collective::AllReduce, 300 + iteration, 0, false).unwrap();
+            try_one(&half, Collective::ReduceScatter, 300 + iteration, 0, false).unwrap();
+            try_one(&one, Collective::AllReduce, 300 + iteration, 0, true).unwrap();
         }
     });
 }
 
 #[test]
-fn a_rank_that_does_not_split_is_named() {
+fn rank_that_does_not_split_is_reported() {
     let errors = over(Wire::Shm.links(3), Duration::from_millis(300), |comm| {
         (comm.rank() != 1).then(|| comm.split(Some(0), 0).err().unwrap().to_string())
     });

@@ -1,14 +1,16 @@
-//! Every collective over a simulated fabric with EFA's rules: no order, small messages, full queues, emulated writes.
+//! Every collective over a simulated fabric with EFA's rules: unordered delivery, small messages, full queues,
+//! emulated writes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[expect(dead_code, reason = "each test file uses a part of it")]
 mod common;
 
-use common::{ALL, PATIENCE, over, simulated_links, try_one};
+use common::{ALL, TIMEOUT, over, simulated_links, try_one};
 use smddp_transport::fabric::srd::SrdScript;
 
-/// All collectives, with sizes from nothing to many segments, for one seed; ranks, nodes and devices follow from it.
+/// Runs all collectives for one seed, with sizes from zero to many segments. The seed determines ranks, nodes and
+/// rails.
 fn seed(seed: u64) {
     let size = 2 + (seed % 5) as usize;
     let each = 1 + (seed / 5 % 3) as usize;
@@ -19,7 +21,7 @@ fn seed(seed: u64) {
         ..SrdScript::default()
     };
     let (srd, links) = simulated_links(size, each, script);
-    over(links, PATIENCE, |comm| {
+    over(links, TIMEOUT, |comm| {
         for (i, &collective) in ALL.iter().enumerate() {
             let counts = [0, 3, 700, 5_000, 40_000, 90_001];
             let count = counts[(seed as usize + i) % if seed.is_multiple_of(4) { 6 } else { 4 }];
@@ -31,12 +33,12 @@ fn seed(seed: u64) {
 }
 
 #[test]
-fn every_collective_is_right_under_efas_rules_for_a_thousand_seeds() {
+fn collectives_are_correct_under_efa_rules_for_a_thousand_seeds() {
     (0..1000).for_each(seed);
 }
 
 #[test]
 #[ignore = "takes minutes; run with --ignored"]
-fn every_collective_is_right_under_efas_rules_for_ten_thousand_seeds() {
+fn collectives_are_correct_under_efa_rules_for_ten_thousand_seeds() {
     (1000..11_000).for_each(seed);
 }

@@ -1,17 +1,17 @@
-//! What a device is asked, and what it answers with.
+//! Types of the device interface: addresses, streams, regions, reductions and errors.
 
 use std::os::fd::OwnedFd;
 
-/// A place in device memory, or in host memory that the device knows: one address space (CUDA calls it unified).
+/// An address in device memory, or in host memory that is registered with the device (CUDA's unified addressing).
 pub type Address = u64;
-/// A device's name for itself: the same in every process and container that sees it.
+/// The UUID of a device: the same in every process and container that can access the device.
 pub type Uuid = [u8; 16];
 
-/// A queue of device work: a `CUstream`. Zero is the legacy default stream.
+/// A stream (`CUstream`). Zero is the legacy default stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream(pub u64);
 
-/// A place in a stream's order: a `CUevent`.
+/// An event (`CUevent`): marks a position in a stream's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Event(pub u64);
 
@@ -23,66 +23,67 @@ pub struct Copy {
     pub bytes: usize,
 }
 
-/// A stream goes on once the word at `word` has [`reached`] `value`.
+/// A stream-ordered wait: the stream continues once the word at `word` has [`reached`] `value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
     pub word: Address,
     pub value: u64,
 }
 
-/// Whether a word that holds `found` lets a wait for `value` through: CUDA compares the signed difference, so what
-/// releases every wait is a large positive number, not all ones.
+/// Returns true if a word with the value `found` satisfies a wait for `value`.
+///
+/// CUDA compares the signed difference, so a large positive number releases every wait; all ones does not.
 pub const fn reached(found: u64, value: u64) -> bool {
     found.wrapping_sub(value) as i64 >= 0
 }
 
-/// Which process's which allocation an address lies in.
+/// The allocation that contains an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     pub base: Address,
     pub bytes: usize,
-    /// Another allocation at the same address later has another number.
+    /// Changes when another allocation takes the same address.
     pub generation: u64,
     pub kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Device memory that has a handle of 64 bytes (cudaMalloc).
+    /// Device memory with a 64-byte IPC handle (`cudaMalloc`).
     Legacy,
-    /// Device memory mapped by virtual-memory calls (expandable segments), exported as a descriptor.
+    /// Device memory mapped by the virtual memory API (expandable segments). Exported as a file descriptor.
     Mapped,
-    /// Device memory that other processes cannot have (a pool not made for it): it has to be staged.
+    /// Device memory that cannot be exported (for example from a memory pool without IPC support). It needs staging.
     Private,
     /// Host memory.
     Host,
 }
 
-/// How another process gets at a region.
+/// Handle that gives another process access to a region.
 #[derive(Debug)]
 pub enum Export {
     Legacy([u8; 64]),
-    /// Sent by SCM_RIGHTS.
+    /// Passed to the peer with `SCM_RIGHTS`.
     Descriptor(OwnedFd),
 }
 
-/// The same at the importing side.
+/// The handle of an [`Export`], borrowed at the importing process.
 #[derive(Debug)]
 pub enum Import<'a> {
     Legacy(&'a [u8; 64]),
     Descriptor(&'a OwnedFd),
 }
 
-/// A region of another process, mapped here; given back by [`Device::close`](crate::Device::close).
+/// A region of another process, mapped into this process; unmapped by [`Device::close`](crate::Device::close).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Imported {
     pub base: Address,
     pub bytes: usize,
-    /// It came as a descriptor.
+    /// Set for an import from a file descriptor.
     pub mapped: bool,
 }
 
-/// Element types that a device can reduce; the numbers are those of `smddp_core::DType`.
+/// Element types that a device can reduce. The numbers are those of `smddp_core::DType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Element {
@@ -134,7 +135,7 @@ impl Element {
     }
 }
 
-/// How sources become one.
+/// Reduction operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Fold {
@@ -152,48 +153,48 @@ impl Fold {
         [Fold::Sum, Fold::Prod, Fold::Min, Fold::Max, Fold::Band, Fold::Bor, Fold::Bxor];
 }
 
-/// What 32-bit floats are rounded to: see `smddp_plan::Format`.
+/// Target format of rounded 32-bit floats; see `smddp_plan::Format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rounding {
     Bf16,
     F16,
-    /// Whole numbers times a scale for each 256 elements.
+    /// Integers times one scale for each 256 elements.
     Int8,
 }
 
-/// Sources that one kernel launch takes.
+/// Maximum number of sources of one kernel launch.
 pub const MAX_SOURCES: usize = 16;
 
-/// One pass over all sources, in their order, accumulating in f32 for 16-bit floats and rounding once.
+/// One pass over all sources, in their order. 16-bit floats are accumulated in f32 and rounded once.
 ///
-/// The arithmetic is that of `smddp_core::reduce`, bit for bit: min and max let a NaN win, integers wrap, a bool is 0 or 1
-/// (sum, max and or are "or"; prod, min and and are "and"), integers divide truncating and multiply by way of f64,
-/// saturating and truncating.
+/// The results are bit-identical to `smddp_core::reduce`. Min and max propagate NaN; integers wrap. A bool is 0 or 1:
+/// sum, max and or compute "or"; prod, min and and compute "and". Integer division truncates. An integer is
+/// multiplied in f64; the result saturates and truncates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reduction {
     pub element: Element,
     pub fold: Fold,
     /// One to [`MAX_SOURCES`] arrays of `count` elements.
     pub sources: Vec<Address>,
-    /// May be one of the sources, overlaps none otherwise.
+    /// May equal one of the sources; must not overlap them otherwise.
     pub to: Address,
     pub count: usize,
-    /// The last step before rounding: divide by this (an average). Sums only.
+    /// Divides by this number before rounding (an average). Sums only.
     pub divide: Option<u32>,
-    /// The last step before rounding: multiply by this (premul_sum's first pass, over one source). Sums only.
+    /// Multiplies by this factor before rounding (first pass of premul_sum, with one source). Sums only.
     pub times: Option<f64>,
 }
 
-/// What a device, its driver or the use of them came to.
+/// Errors of a device, of its driver or of an invalid request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// There is no driver, or it is too old: why, and what was looked at.
+    /// The driver is missing or too old. Contains the reason and the searched locations.
     #[error("no CUDA driver: {0}")]
     Absent(String),
-    /// A call of the driver failed.
+    /// A driver call failed.
     #[error("{call} failed: {name} ({code}){advice}", advice = if .advice.is_empty() { String::new() } else { format!("; {}", .advice) })]
     Driver { call: &'static str, code: i32, name: String, advice: String },
-    /// What was asked cannot be done.
+    /// The request is invalid or unsupported.
     #[error("{0}")]
     Invalid(String),
 }

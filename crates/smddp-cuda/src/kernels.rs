@@ -1,33 +1,33 @@
-//! The reductions and small copies as the driver takes them: the program, and what is launched of it.
+//! Reductions and small copies as kernel launches: the PTX program and the launch parameters.
 //!
-//! The program is `kernels/reduce.cu`, compiled by `scripts/kernels.py` to the PTX that lies beside it; the driver
-//! translates that for its GPU (about a second on a processor's core, once: it keeps what it made).
+//! `scripts/kernels.py` compiles `kernels/reduce.cu` to the PTX file in the same directory. The driver compiles the
+//! PTX for its GPU in about a second and caches the result.
 //!
-//! Public for the tests of smddp-core, which hold the same source to the processor's kernels.
+//! Public for the tests of smddp-core, which compare the same source with the CPU kernels.
 
 use std::ffi::CStr;
 
 use crate::{Address, Copy, Element, Error, Fold, MAX_SOURCES, Reduction, Result, Rounding};
 
-/// Blocks of a launch at most, unless the user says how many: eight take no more than eight multiprocessors, the others are the
-/// model's.
+/// Default maximum number of blocks of a launch. Eight blocks occupy at most eight SMs and leave the others to the
+/// model.
 pub const USUAL_BLOCKS: u32 = 8;
-/// Threads of every block; the kernels count on it.
+/// Threads of every block; the kernels depend on it.
 pub const THREADS: u32 = 512;
-/// Bytes of what a thread reads at once, and the alignment that this needs.
+/// Bytes that a thread reads with one instruction, and the alignment that this needs.
 const PACK: usize = 16;
-/// Copies of one launch.
-pub(crate) const MOST_COPIES: usize = MAX_SOURCES / 2;
-/// What a thread moves at once: a launch of more takes longer than the copy engines, which are asked in as much time.
-const MOST_UNITS: usize = 16 << 10;
+/// Maximum number of copies in one launch.
+pub(crate) const MAX_COPIES: usize = MAX_SOURCES / 2;
+/// Maximum number of units (one thread moves one at a time) in a launch. Above it the copy engines are faster.
+const MAX_UNITS: usize = 16 << 10;
 
-/// The one parameter of every kernel: `struct Args` of `reduce.cu`.
+/// The single parameter of every kernel: `struct Args` of `reduce.cu`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
 pub struct Args {
     pub sources: [u64; MAX_SOURCES],
     pub to: u64,
-    /// In the kernel's own elements, as is `head`: bytes where bits are folded, parts in a sum of complex numbers.
+    /// In kernel elements, as is `head`: bytes for bitwise operators, real or imaginary parts in a complex sum.
     pub count: u64,
     /// Elements before the first pack.
     pub head: u64,
@@ -45,7 +45,7 @@ const KEEP: u32 = 0;
 const DIVIDE: u32 = 1;
 const TIMES: u32 = 2;
 
-/// One launch: `name` of the program with a grid of `blocks`, each of `threads`, no shared memory, and `args`.
+/// One launch of the kernel `name`: a grid of `blocks`, each of `threads`, no shared memory, with `args`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Launch {
     pub name: &'static CStr,
@@ -54,7 +54,7 @@ pub struct Launch {
     pub args: Args,
 }
 
-/// The program, for `cuModuleLoadData`. It is read through for a zero: to be asked for once.
+/// Returns the program for `cuModuleLoadData`. Each call scans it for a zero byte, so call it once.
 pub fn ptx() -> &'static CStr {
     text(concat!(include_str!("../kernels/reduce.ptx"), "\0"))
 }
@@ -62,23 +62,23 @@ pub fn ptx() -> &'static CStr {
 const fn text(ended: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(ended.as_bytes()) {
         Ok(text) => text,
-        // A text without zeros, and one after it.
+        // The text contains no zeros, and one zero follows it.
         Err(_) => unreachable!(),
     }
 }
 
-/// Copies as one launch; `None` where there are too many, or of different sizes, or it would take long.
+/// Returns one launch for all copies; `None` if they are too many, differ in size, or take longer than copy engines.
 pub fn copy(copies: &[Copy]) -> Option<Launch> {
     let (n, bytes) = (copies.len(), copies.first()?.bytes);
-    if n > MOST_COPIES || bytes == 0 || copies.iter().any(|copy| copy.bytes != bytes) {
+    if n > MAX_COPIES || bytes == 0 || copies.iter().any(|copy| copy.bytes != bytes) {
         return None;
     }
     let all = copies.iter().fold(0, |all, copy| all | copy.to | copy.from);
-    // Of bytes alone none are whole units.
+    // Copies without 4-byte alignment have no whole units.
     let unit = if all.is_multiple_of(PACK as u64) { PACK } else { 4 };
     let packs = if all.is_multiple_of(unit as u64) { bytes / unit } else { 0 };
     let units = packs + (bytes - packs * unit);
-    if units > MOST_UNITS / n {
+    if units > MAX_UNITS / n {
         return None;
     }
     let mut args = Args {
@@ -96,40 +96,41 @@ pub fn copy(copies: &[Copy]) -> Option<Launch> {
     for (places, copy) in args.sources.chunks_exact_mut(2).zip(copies) {
         places.copy_from_slice(&[copy.from, copy.to]);
     }
-    // As many blocks for each copy.
+    // Every copy gets the same number of blocks.
     let each = units.div_ceil(THREADS as usize).min(USUAL_BLOCKS as usize / n);
     Some(Launch { name: c"smddp_copy", blocks: (each * n) as u32, threads: THREADS, args })
 }
 
-/// What a reduction comes to, by `most` blocks; `None` where it has no elements.
+/// Returns the launch of a reduction with at most `most` blocks; `None` if it has no elements.
 ///
-/// [`Error::Invalid`] for what no kernel does: a fold that the element does not know, no sources or too many, a last
-/// step for anything but a sum, an address that is not aligned to its element.
+/// # Errors
+/// [`Error::Invalid`] for an operator that the element type does not support, for no sources or too many, for a
+/// division or factor without a sum, and for an address that is not aligned to its element.
 pub fn launch(reduction: &Reduction, most: u32) -> Result<Option<Launch>> {
     let Reduction { element, fold, ref sources, to, count, .. } = *reduction;
-    let invalid = |what: String| Err(Error::Invalid(what));
+    let invalid = |reason: String| Err(Error::Invalid(reason));
     let Some((name, unit)) = kernel(element, fold) else {
-        return invalid(format!("no {fold:?} of {element:?} elements"));
+        return invalid(format!("{fold:?} does not support {element:?} elements"));
     };
     if sources.is_empty() || sources.len() > MAX_SOURCES {
-        return invalid(format!("a reduction of {} sources: one to {MAX_SOURCES} can be", sources.len()));
+        return invalid(format!("invalid number of sources {}: expected 1 to {MAX_SOURCES}", sources.len()));
     }
     let (finish, divide, times) = finish(reduction)?;
     let pointers = || sources.iter().copied().chain([to]);
-    // The largest single access beside that of a pack.
+    // The largest single access except for packs.
     let aligned = unit.min(8) as u64;
     if let Some(odd) = pointers().find(|address| !address.is_multiple_of(aligned)) {
         return invalid(format!(
-            "{odd:#x} is not the address of {element:?} elements: no multiple of {aligned}"
+            "the address {odd:#x} is not aligned for {element:?} elements: expected a multiple of {aligned} bytes"
         ));
     }
     let Some(bytes) = count.checked_mul(element.size()) else {
-        return invalid(format!("{count} elements of {} bytes are more than there can be", element.size()));
+        return invalid(format!("{count} elements of {} bytes exceed the address space", element.size()));
     };
     if count == 0 {
         return Ok(None);
     }
-    // Packs where all arrays reach a pack's alignment after the same number of bytes.
+    // Packs are possible if all arrays reach pack alignment after the same number of bytes.
     let to_pack = |address: u64| (address.wrapping_neg() % PACK as u64) as usize;
     let head = to_pack(to);
     let together = head.is_multiple_of(unit) && pointers().all(|address| to_pack(address) == head);
@@ -151,13 +152,14 @@ pub fn launch(reduction: &Reduction, most: u32) -> Result<Option<Launch>> {
         unused: 0,
     };
     args.sources[..sources.len()].copy_from_slice(sources);
-    let turns = if packs > 0 { packs } else { count };
-    let blocks = turns.div_ceil(THREADS as usize).min(most as usize) as u32;
+    let work_items = if packs > 0 { packs } else { count };
+    let blocks = work_items.div_ceil(THREADS as usize).min(most as usize) as u32;
     Ok(Some(Launch { name, blocks, threads: THREADS, args }))
 }
 
-/// `count` 32-bit floats at `from`, each as it comes out of a format, to where `to` is, which may be the same; `None` where there
-/// are none. [`Error::Invalid`] for an address that is not aligned to floats.
+/// Returns the launch that converts `count` 32-bit floats at `from` to a format and back, and writes them to `to`.
+///
+/// `to` may equal `from`. Returns `None` for no elements, and [`Error::Invalid`] for an unaligned address.
 pub fn round(
     rounding: Rounding,
     (to, from): (Address, Address),
@@ -181,21 +183,23 @@ pub fn round(
     Ok(launch(&sum, most)?.map(|launch| Launch { name, ..launch }))
 }
 
-/// The last step: what is done, and its two operands.
+/// Returns the final step (a value of `Args::finish`) and its two operands.
 fn finish(reduction: &Reduction) -> Result<(u32, u32, f64)> {
     let Reduction { element, fold, divide, times, .. } = *reduction;
-    let invalid = |what: String| Err(Error::Invalid(what));
+    let invalid = |reason: String| Err(Error::Invalid(reason));
     if (divide.is_some() || times.is_some()) && fold != Fold::Sum {
-        return invalid(format!("a {fold:?} is neither divided nor multiplied: only a sum is"));
+        return invalid(format!("{fold:?} does not support a divisor or factor: only Sum does"));
     }
     match (divide, times) {
-        (Some(_), Some(_)) => invalid("a sum is divided or multiplied, not both".to_owned()),
-        (None, Some(_)) if element == Element::Bool => invalid("no product of Bool and a factor".to_owned()),
+        (Some(_), Some(_)) => invalid("a reduction takes a divisor or a factor, not both".to_owned()),
+        (None, Some(_)) if element == Element::Bool => {
+            invalid("Bool elements do not support a factor".to_owned())
+        }
         (None, Some(factor)) => Ok((TIMES, 1, factor)),
-        // A division by nobody cannot be meant, one by one changes nothing, and the average of truths is a truth.
+        // Division by zero is meaningless and division by one changes nothing. The average of bools is a bool.
         (None | Some(0 | 1), None) => Ok((KEEP, 1, 1.0)),
         (Some(_), None) if element == Element::Bool => Ok((KEEP, 1, 1.0)),
-        // A power of two has an exact reciprocal: the same bits without a division.
+        // A power of two has an exact reciprocal: multiplication gives the same bits.
         (Some(n), None) if is_float(element) && n.is_power_of_two() => Ok((TIMES, 1, 1.0 / f64::from(n))),
         (Some(n), None) => Ok((DIVIDE, n, 1.0)),
     }
@@ -206,8 +210,9 @@ fn is_float(element: Element) -> bool {
     matches!(element, F32 | F64 | F16 | BF16 | C64 | C128)
 }
 
-/// The kernel of an element and a fold, and the bytes of its own elements; `None` for bits of floats, and bits or
-/// order of complex numbers.
+/// Returns the kernel of an element type and an operator, and the size in bytes of the kernel's elements.
+///
+/// `None` for bitwise operators on floats, and for bitwise operators and ordering on complex numbers.
 fn kernel(element: Element, fold: Fold) -> Option<(&'static CStr, usize)> {
     use Element::{BF16, Bool, C64, C128, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     use Fold::{Band, Bor, Bxor, Max, Min, Prod, Sum};
@@ -227,13 +232,13 @@ fn kernel(element: Element, fold: Fold) -> Option<(&'static CStr, usize)> {
         (Sum | Max | Bor, Bool) => c"smddp_bool_bor",
         (Prod | Min | Band, Bool) => c"smddp_bool_band",
         (Bxor, Bool) => c"smddp_bool_bxor",
-        // The parts of a complex number do not meet in a sum.
+        // A complex sum adds real and imaginary parts separately.
         (Sum, C64) => return kernel(F32, Sum),
         (Sum, C128) => return kernel(F64, Sum),
         (Prod, C64) => c"smddp_prod_c64",
         (Prod, C128) => c"smddp_prod_c128",
         (Sum, _) => numbers!("sum", element),
-        // The lower half of a product has the same bits with and without signs.
+        // The lower half of a product has the same bits for signed and unsigned integers.
         (Prod, I8) => return kernel(U8, Prod),
         (Prod, I16) => return kernel(U16, Prod),
         (Prod, I32) => return kernel(U32, Prod),

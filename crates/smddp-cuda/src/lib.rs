@@ -1,7 +1,7 @@
-//! Devices: memory that a stream moves, in stream order, while the host goes on.
+//! CUDA devices: stream-ordered memory operations and reductions.
 //!
-//! [`Device`] is what the executor needs of a GPU, through CUDA's [`driver`], found at run time; where there is none, that is
-//! a value. `kernels` is what it reduces with.
+//! [`Device`] provides the operations that the executor needs of a GPU. It uses CUDA's [`driver`], which is opened at
+//! run time; a missing driver is an error value. `kernels` holds the reduction kernels.
 
 mod device;
 pub mod driver;

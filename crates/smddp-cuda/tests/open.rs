@@ -1,4 +1,4 @@
-//! Finding the driver, and what is said where there is none.
+//! Search for the driver, and the errors when it is missing.
 
 mod common;
 
@@ -17,20 +17,20 @@ fn absent(path: &str) -> String {
 }
 
 #[test]
-fn a_named_file_that_is_not_there_is_named_and_nothing_else_is_looked_at() {
+fn missing_named_file_is_reported_without_a_search() {
     let why = absent("/nowhere/libcuda.so.1");
     assert!(why.starts_with("looked at: /nowhere/libcuda.so.1 (named by the caller): "), "{why}");
     assert!(!why.contains("loader path"), "{why}");
 }
 
 #[test]
-fn a_library_that_is_no_driver_is_refused_by_what_it_lacks() {
+fn other_library_is_rejected_with_its_missing_functions() {
     let why = absent("libc.so.6");
     assert!(why.contains("opened, but it has no cuInit, cuDriverGetVersion, "), "{why}");
 }
 
 #[test]
-fn a_driver_too_old_is_refused_by_every_function_that_it_lacks() {
+fn old_driver_is_rejected_with_all_missing_functions() {
     let why = absent(ANCIENT);
     assert!(!why.contains("cuInit"), "{why}");
     for name in ["cuIpcOpenMemHandle_v2", "cuMemRetainAllocationHandle", "cuLaunchKernel"] {
@@ -39,10 +39,10 @@ fn a_driver_too_old_is_refused_by_every_function_that_it_lacks() {
 }
 
 #[test]
-fn without_a_name_the_loaded_and_the_loaders_are_looked_at_in_this_order() {
-    with("without_a_name_the_loaded_and_the_loaders_are_looked_at_in_this_order", &[], || {
+fn loaded_library_is_tried_before_the_loader_path() {
+    in_child("loaded_library_is_tried_before_the_loader_path", &[], || {
         match Cuda::open(None) {
-            // This machine has a driver. Where it has no device, that is what is said.
+            // This machine has a driver. Without a device, cuInit fails.
             Ok(cuda) => println!("this machine has {} devices, CUDA {:?}", cuda.count(), cuda.version()),
             Err(Error::Absent(why)) if why.contains("cuInit") => println!("{why}"),
             Err(Error::Absent(why)) => {
@@ -57,8 +57,8 @@ fn without_a_name_the_loaded_and_the_loaders_are_looked_at_in_this_order() {
 }
 
 #[test]
-fn a_driver_that_the_process_has_open_is_the_one_that_is_used() {
-    with("a_driver_that_the_process_has_open_is_the_one_that_is_used", &[("FAKE_CUDA_DEVICES", "3")], || {
+fn already_loaded_driver_is_used() {
+    in_child("already_loaded_driver_is_used", &[("FAKE_CUDA_DEVICES", "3")], || {
         let path = std::ffi::CString::new(PATH).unwrap();
         // SAFETY: the fake has no initialisers.
         assert!(!unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) }.is_null());
@@ -67,8 +67,8 @@ fn a_driver_that_the_process_has_open_is_the_one_that_is_used() {
 }
 
 #[test]
-fn a_driver_without_a_device_is_absent() {
-    with("a_driver_without_a_device_is_absent", &[("CUDA_VISIBLE_DEVICES", "")], || {
+fn driver_without_a_device_is_absent() {
+    in_child("driver_without_a_device_is_absent", &[("CUDA_VISIBLE_DEVICES", "")], || {
         let why = absent(PATH);
         assert!(why.contains("cuInit failed: CUDA_ERROR_NO_DEVICE (100)"), "{why}");
         assert!(why.contains("CUDA_VISIBLE_DEVICES"), "{why}");
@@ -76,9 +76,9 @@ fn a_driver_without_a_device_is_absent() {
 }
 
 #[test]
-fn devices_say_who_they_are_and_are_counted_as_torch_counts() {
+fn devices_are_described_and_counted_like_in_torch() {
     let settings = [("FAKE_CUDA_DEVICES", "4"), ("CUDA_VISIBLE_DEVICES", "2,0")];
-    with("devices_say_who_they_are_and_are_counted_as_torch_counts", &settings, || {
+    in_child("devices_are_described_and_counted_like_in_torch", &settings, || {
         let cuda = open();
         assert_eq!((cuda.count(), cuda.version()), (2, (13, 0)));
         let device = cuda.device(0).unwrap();
@@ -87,20 +87,23 @@ fn devices_say_who_they_are_and_are_counted_as_torch_counts() {
         assert_eq!((device.ordinal(), device.no_words()), (0, None));
         assert_eq!(cuda.device(1).unwrap().uuid(), *b"fake-cuda-gpu-00");
         let error = cuda.device(2).err().unwrap().to_string();
-        assert!(error.contains("there is no CUDA device 2: this process sees 2"), "{error}");
+        assert!(error.contains("CUDA device 2 does not exist: this process sees 2"), "{error}");
     });
 }
 
 #[test]
-fn a_device_reaches_itself_its_visible_peers_and_perhaps_hidden_ones() {
-    let name = "a_device_reaches_itself_its_visible_peers_and_perhaps_hidden_ones";
+fn device_reaches_itself_visible_peers_and_hidden_devices() {
+    let name = "device_reaches_itself_visible_peers_and_hidden_devices";
     let reaches = |peers: bool| {
         let device = device(0);
         assert!(device.reaches(b"fake-cuda-gpu-00"));
         assert_eq!(device.reaches(b"fake-cuda-gpu-01"), peers);
-        assert!(device.reaches(b"fake-cuda-gpu-02"), "CUDA_VISIBLE_DEVICES hides it: only a handle tells");
+        assert!(
+            device.reaches(b"fake-cuda-gpu-02"),
+            "hidden by CUDA_VISIBLE_DEVICES: only an import can decide"
+        );
     };
     let settings = [("FAKE_CUDA_DEVICES", "3"), ("CUDA_VISIBLE_DEVICES", "0,1"), ("FAKE_CUDA_NO_PEER", "1")];
-    with(name, &settings[..2], || reaches(true));
-    with(name, &settings, || reaches(false));
+    in_child(name, &settings[..2], || reaches(true));
+    in_child(name, &settings, || reaches(false));
 }

@@ -1,6 +1,6 @@
-//! Two processes that read each other's memory, in the order that words give: what the executor does, at its smallest.
+//! Two processes that read each other's memory, ordered by words: the executor's protocol at minimum size.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers")]
 
 mod common;
 
@@ -9,48 +9,50 @@ use std::os::unix::net::UnixStream;
 use common::*;
 use smddp_cuda::{Copy, Device, Element, Export, Fold, Import, Reduction, Wait};
 
-const TURNS: u64 = 200;
+const ITERATIONS: u64 = 200;
 const FLOATS: usize = 1024;
 const BYTES: usize = FLOATS * size_of::<f32>();
 
-/// What a rank contributes in a turn.
-fn value(rank: u64, turn: u64) -> f32 {
-    (rank * 1000 + turn) as f32
+/// Contribution of a rank to an iteration.
+fn value(rank: u64, iteration: u64) -> f32 {
+    (rank * 1000 + iteration) as f32
 }
 
-/// Where a turn's bytes lie.
-fn place(base: u64, turn: u64) -> u64 {
-    base + turn * BYTES as u64
+/// Address of an iteration's data.
+fn block(base: u64, iteration: u64) -> u64 {
+    base + iteration * BYTES as u64
 }
 
-/// Turns of: mine into my buffer; tell; wait for the peer's; theirs and mine to where they are gathered; the sum of
-/// both; tell that theirs was read; wait until mine was. All is enqueued at once, and no thread waits but the streams.
+/// Runs the iterations of one rank. Each copies the input to the exported buffer, publishes progress and waits for
+/// the peer. It then gathers both buffers, sums them, publishes "read" and waits until the peer has read. Everything
+/// is enqueued in advance, and only the streams wait.
 fn run(rank: u64, peer: &UnixStream, memory: *mut u8) {
     let device: &Device = &device(0);
     device.prepare().unwrap();
     let stream = device.create_stream().unwrap();
-    // SAFETY: the page, and all memory below, lives until the stream is empty.
+    // SAFETY: the page and all memory below remain allocated until the stream is empty.
     unsafe {
         let page = device.register(memory, 4096).unwrap();
         let (progress, read) = (|rank: u64| page + 16 * rank, |rank: u64| page + 16 * rank + 8);
-        let inputs: Vec<u8> =
-            (0..TURNS).flat_map(|turn| value(rank, turn).to_le_bytes().repeat(FLOATS)).collect();
+        let inputs: Vec<u8> = (0..ITERATIONS)
+            .flat_map(|iteration| value(rank, iteration).to_le_bytes().repeat(FLOATS))
+            .collect();
         let inputs = host(device, &inputs);
         let (gathered, summed) = (
-            host(device, &vec![0; 2 * TURNS as usize * BYTES]),
-            host(device, &vec![0; TURNS as usize * BYTES]),
+            host(device, &vec![0; 2 * ITERATIONS as usize * BYTES]),
+            host(device, &vec![0; ITERATIONS as usize * BYTES]),
         );
         let (mine, sum) = (device.allocate(BYTES).unwrap(), device.allocate(BYTES).unwrap());
         let Export::Legacy(handle) = device.export(&device.region(mine).unwrap()).unwrap() else { panic!() };
-        say(peer, &handle);
-        let theirs = device.import(Import::Legacy(&hear::<64>(peer)), BYTES).unwrap();
-        for turn in 0..TURNS {
-            let (to, copy) = (2 * turn, |to, from| Copy { to, from, bytes: BYTES });
-            device.copy(stream, &[copy(mine, place(inputs, turn))]).unwrap();
-            device.write_word(stream, progress(rank), turn + 1).unwrap();
-            device.wait_words(stream, &[Wait { word: progress(1 - rank), value: turn + 1 }]).unwrap();
+        write_bytes(peer, &handle);
+        let theirs = device.import(Import::Legacy(&read_bytes::<64>(peer)), BYTES).unwrap();
+        for iteration in 0..ITERATIONS {
+            let (to, copy) = (2 * iteration, |to, from| Copy { to, from, bytes: BYTES });
+            device.copy(stream, &[copy(mine, block(inputs, iteration))]).unwrap();
+            device.write_word(stream, progress(rank), iteration + 1).unwrap();
+            device.wait_words(stream, &[Wait { word: progress(1 - rank), value: iteration + 1 }]).unwrap();
             let copies =
-                [copy(place(gathered, to + rank), mine), copy(place(gathered, to + 1 - rank), theirs.base)];
+                [copy(block(gathered, to + rank), mine), copy(block(gathered, to + 1 - rank), theirs.base)];
             device.copy(stream, &copies).unwrap();
             let reduction = Reduction {
                 element: Element::F32,
@@ -62,21 +64,21 @@ fn run(rank: u64, peer: &UnixStream, memory: *mut u8) {
                 times: None,
             };
             device.reduce(stream, &reduction).unwrap();
-            device.copy(stream, &[copy(place(summed, turn), sum)]).unwrap();
-            device.write_word(stream, read(rank), turn + 1).unwrap();
-            device.wait_words(stream, &[Wait { word: read(1 - rank), value: turn + 1 }]).unwrap();
+            device.copy(stream, &[copy(block(summed, iteration), sum)]).unwrap();
+            device.write_word(stream, read(rank), iteration + 1).unwrap();
+            device.wait_words(stream, &[Wait { word: read(1 - rank), value: iteration + 1 }]).unwrap();
         }
         device.synchronize(stream).unwrap();
         let floats =
             |at, values: [f32; 1]| assert_eq!(bytes(at, BYTES), values[0].to_le_bytes().repeat(FLOATS));
-        for turn in 0..TURNS {
-            floats(place(gathered, 2 * turn), [value(0, turn)]);
-            floats(place(gathered, 2 * turn + 1), [value(1, turn)]);
-            floats(place(summed, turn), [value(0, turn) + value(1, turn)]);
+        for iteration in 0..ITERATIONS {
+            floats(block(gathered, 2 * iteration), [value(0, iteration)]);
+            floats(block(gathered, 2 * iteration + 1), [value(1, iteration)]);
+            floats(block(summed, iteration), [value(0, iteration) + value(1, iteration)]);
         }
-        // Neither closes or frees what the other may still be reading.
-        say(peer, &[1]);
-        assert_eq!(hear::<1>(peer), [1]);
+        // Each rank closes and frees memory only after the peer has finished reading.
+        write_bytes(peer, &[1]);
+        assert_eq!(read_bytes::<1>(peer), [1]);
         device.close(theirs);
         device.free(mine);
         device.free(sum);
@@ -85,12 +87,12 @@ fn run(rank: u64, peer: &UnixStream, memory: *mut u8) {
 }
 
 #[test]
-fn two_processes_gather_and_sum_from_each_others_memory_without_a_thread_that_waits() {
-    let name = "two_processes_gather_and_sum_from_each_others_memory_without_a_thread_that_waits";
-    // Old and new drivers, and delays that differ.
+fn two_processes_gather_and_sum_without_a_waiting_thread() {
+    let name = "two_processes_gather_and_sum_without_a_waiting_thread";
+    // Old and new drivers, with different delays.
     for settings in [("13000", "1"), ("12000", "2"), ("12080", "3")] {
         let settings = [("FAKE_CUDA_VERSION", settings.0), ("FAKE_CUDA_SEED", settings.1)];
-        with_peer(
+        in_two_children(
             name,
             &settings,
             |peer| {

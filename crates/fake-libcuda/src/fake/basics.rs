@@ -1,4 +1,4 @@
-//! The driver, devices, contexts, and finding functions by release.
+//! Initialisation, devices, contexts, and function lookup by release.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -18,7 +18,7 @@ pub(crate) unsafe extern "C" fn cuInit(flags: c_uint) -> CUresult {
 
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> CUresult {
-    give(version, settings().version).err().unwrap_or(CUDA_SUCCESS)
+    write_out(version, settings().version).err().unwrap_or(CUDA_SUCCESS)
 }
 
 #[unsafe(no_mangle)]
@@ -55,7 +55,7 @@ pub(crate) extern "C" fn fake_open() -> u64 {
     crate::memory::open() + crate::streams::open() + crate::modules::open() + retained()
 }
 
-/// As the real one: the newest function that is no newer than the release asked for, nor than the driver.
+/// Returns the newest function that is not newer than the requested release and the driver.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     symbol: *const c_char,
@@ -82,24 +82,24 @@ pub(crate) unsafe extern "C" fn cuGetProcAddress_v2(
     let named = || known.iter().filter(|(name, ..)| *name == symbol);
     let found = named().filter(|(_, since, _)| *since <= newest).max_by_key(|(_, since, _)| *since);
     function.write(found.map_or(std::ptr::null_mut(), |(_, _, function)| *function));
-    let said = match (found, named().next()) {
+    let result = match (found, named().next()) {
         (Some(_), _) => GET_PROC_ADDRESS_SUCCESS,
         (None, Some(_)) => GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT,
         (None, None) => GET_PROC_ADDRESS_SYMBOL_NOT_FOUND,
     };
     if !status.is_null() {
-        status.write(said);
+        status.write(result);
     }
     if found.is_some() { CUDA_SUCCESS } else { CUDA_ERROR_NOT_FOUND }
 }
 
 api! {
     fn cuDeviceGetCount(count: *mut c_int) {
-        give(count, settings().visible.len() as c_int)
+        write_out(count, settings().visible.len() as c_int)
     }
 
     fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
-        give(device, check_device(ordinal)? as CUdevice)
+        write_out(device, check_device(ordinal)? as CUdevice)
     }
 
     fn cuDeviceGetName(name: *mut c_char, bytes: c_int, device: CUdevice) {
@@ -114,12 +114,12 @@ api! {
         let number = settings().visible[check_device(device)?] as u8;
         bytes[14] += number / 10;
         bytes[15] += number % 10;
-        give(uuid, CUuuid { bytes })
+        write_out(uuid, CUuuid { bytes })
     }
 
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice) {
         check_device(device)?;
-        give(value, match attribute {
+        write_out(value, match attribute {
             UNIFIED_ADDRESSING | VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED => 1,
             CAN_USE_64_BIT_STREAM_MEM_OPS => settings().memops.into(),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
@@ -129,11 +129,11 @@ api! {
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) {
         let (device, peer) = (check_device(device)?, check_device(peer)?);
         // A device is not its own peer.
-        give(can, (device != peer && settings().reaches(device, settings().visible[peer])).into())
+        write_out(can, (device != peer && settings().reaches(device, settings().visible[peer])).into())
     }
 
     fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) {
-        give(context, retain(check_device(device)?))
+        write_out(context, retain(check_device(device)?))
     }
 
     fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) {
@@ -141,7 +141,7 @@ api! {
     }
 
     fn cuCtxGetCurrent(context: *mut CUcontext) {
-        give(context, contexts(|contexts| contexts.last().copied().unwrap_or(0))?)
+        write_out(context, contexts(|contexts| contexts.last().copied().unwrap_or(0))?)
     }
 
     fn cuCtxSetCurrent(context: CUcontext) {
@@ -154,12 +154,12 @@ api! {
     }
 
     fn cuCtxPopCurrent_v2(context: *mut CUcontext) {
-        give(context, contexts(Vec::pop)?.ok_or(CUDA_ERROR_INVALID_CONTEXT)?)
+        write_out(context, contexts(Vec::pop)?.ok_or(CUDA_ERROR_INVALID_CONTEXT)?)
     }
 
     fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
         current()?;
-        give(least, 0)?;
-        give(greatest, -5)
+        write_out(least, 0)?;
+        write_out(greatest, -5)
     }
 }

@@ -1,21 +1,24 @@
-//! A *checked world*: the processes of a test as threads of one, and every order among them checked.
+//! A *checked world*: the processes of a test are threads of one process, and every order between their accesses is
+//! checked.
 //!
-//! What is checked is not what happened to happen. Each stream, and the host threads of each process together, is an
-//! actor with a vector clock, which learns
+//! The check does not depend on the actual timing. Each stream is an actor with a vector clock; all host threads of
+//! one process together are another actor. A clock is joined with
 //!
-//! - what the host did before it enqueued an operation (host to stream);
-//! - what came before on the stream, or before an event that it waits for;
-//! - from a wait for a word, what the *first* write that lets it through came after: a later one may be what it
-//!   really saw, but nothing promises that;
-//! - from `cuStreamSynchronize`, a passed event, or a word that the host reads by `fake_host` (stream to host).
+//! - the host's clock at the enqueue of an operation (host to stream);
+//! - the clocks of earlier operations on the stream, and of an event that the stream waits for;
+//! - for a wait on a word, the clock of the *first* write that satisfies it. The wait may have observed a later write,
+//!   but nothing guarantees that;
+//! - the stream's clock at `cuStreamSynchronize`, a completed event, or a word that the host reads with `fake_host`
+//!   (stream to host).
 //!
-//! Two operations that touch the same bytes, one of which writes, must be ordered by that, or they are reported as a
-//! race whatever the delays were. Lifetimes are held to the same order: every use is ordered before the call that frees
-//! or closes memory, or makes it unknown. Words are atomic: they do not race among themselves.
+//! Two accesses to the same bytes, at least one of them a write, must be ordered by these clocks. Otherwise they are
+//! reported as a race, whatever the delays were. Lifetimes use the same order: every use must be ordered before the
+//! call that frees, closes or unregisters the memory. Words are atomic, so their accesses do not race with each
+//! other.
 //!
-//! Host threads of one process count as ordered among themselves, by luck or not: locks and channels are not seen.
+//! Host threads of one process count as ordered among themselves, because locks and channels are not visible here.
 //!
-//! The world's lock is the innermost: nothing else is locked while it is held.
+//! The world's lock is the innermost lock: no other lock is taken while it is held.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
@@ -29,38 +32,38 @@ use crate::shadow::Touch;
 use crate::state::*;
 use crate::streams::Queue;
 
-/// No more than so many mistakes are told: a broken program makes the same one over and over.
-const TOLD: usize = 200;
-/// Between the numbers of the first processes of a world and the next.
+/// Maximum number of reports. A broken program repeats the same error.
+const MAX_REPORTS: usize = 200;
+/// Difference between the numbers of the first processes of consecutive worlds.
 pub(crate) const PROCESSES: usize = 1000;
 
-/// A wait's process and stream, in the order in which they were made, and its number on the stream.
+/// Process, stream (both in creation order) and number of a wait on its stream.
 pub(crate) type WaitId = (usize, usize, u64);
 
-/// What an operation on a stream has besides itself: what the host knew, and what it is called.
+/// Data of a stream operation besides the operation: the host's clock at the enqueue, and a description.
 #[derive(Default)]
 pub(crate) struct Order {
-    knew: Clock,
+    host_clock: Clock,
     by: Arc<str>,
     number: u64,
     wait: Option<WaitId>,
-    /// It is the wait that is left out.
+    /// Set for the wait that the settings leave out.
     pub(crate) left_out: bool,
 }
 
-/// Enqueued, and not yet passed.
+/// An operation that is enqueued and not yet complete.
 enum Pending {
     Word { at: u64, place: Option<(File, usize)>, value: u64 },
     Event(Arc<Ticket>),
     Write { place: Option<(File, usize)>, value: u64 },
 }
 
-pub(crate) struct Seen {
-    pub(crate) what: Arc<str>,
+pub(crate) struct RecordedWait {
+    pub(crate) description: Arc<str>,
     pub(crate) word: u64,
-    /// When it was enqueued, nothing that lets it through had been: the stream stands until some host goes on.
+    /// No satisfying write was enqueued before the wait, so the stream blocks until a host enqueues one.
     pub(crate) early: bool,
-    /// Whether the stream knew already all that it could learn from it. `None` until the wait is passed.
+    /// The wait orders nothing that was not ordered already. `None` until the wait is complete.
     pub(crate) redundant: Option<bool>,
 }
 
@@ -75,7 +78,7 @@ struct Stream {
     pending: BTreeMap<u64, (Pending, Arc<str>)>,
 }
 
-/// A process's host threads.
+/// The host threads of one process.
 pub(crate) struct Host {
     pub(crate) actor: usize,
     pub(crate) clock: Clock,
@@ -83,32 +86,32 @@ pub(crate) struct Host {
     streams: usize,
 }
 
-/// Who touches memory, what that one knows, and by what.
-pub(crate) type By<'a> = (usize, &'a Clock, &'a Arc<str>);
+/// Actor that accesses memory, its clock, and the description of the operation.
+pub(crate) type Accessor<'a> = (usize, &'a Clock, &'a Arc<str>);
 
 #[derive(Default)]
 pub(crate) struct World {
     hosts: Vec<Host>,
-    /// By the numbers of their queues.
+    /// By queue number.
     streams: BTreeMap<u64, Stream>,
     pub(crate) allocations: HashMap<File, Allocation>,
     /// By process and address.
     pub(crate) views: BTreeMap<(usize, u64), View>,
     actors: usize,
-    pub(crate) waits: BTreeMap<WaitId, Seen>,
+    pub(crate) waits: BTreeMap<WaitId, RecordedWait>,
     pub(crate) reports: Vec<String>,
-    told: BTreeSet<String>,
-    /// Calls that a driver may hold until the device is idle, made while a stream stood, or would come to stand, at a wait
-    /// that nothing enqueued so far lets through.
+    reported: BTreeSet<String>,
+    /// Calls that a driver may block until the device is idle, made while a stream blocks, or will block, in a wait
+    /// that no enqueued operation satisfies.
     pub(crate) stalls: Vec<String>,
 }
 
 static WORLD: Mutex<Option<World>> = Mutex::new(None);
-/// The number of the world's first process; 0 where there is no world.
+/// Number of the world's first process; 0 without a world.
 static FIRST: AtomicUsize = AtomicUsize::new(0);
 static ENDED: AtomicBool = AtomicBool::new(false);
 
-/// The world, if the process is one of its own, and the process's place in it.
+/// Passes the world, and the process's rank in it, to `f`. Returns `None` for a process outside the world.
 pub(crate) fn with<T>(process: usize, f: impl FnOnce(&mut World, usize) -> T) -> Option<T> {
     let first = FIRST.load(SeqCst);
     if first == 0 || process < first {
@@ -118,8 +121,8 @@ pub(crate) fn with<T>(process: usize, f: impl FnOnce(&mut World, usize) -> T) ->
     Some(f(world.get_or_insert_default(), process - first))
 }
 
-/// As [`with`], of the process that calls.
-pub(crate) fn here<T>(f: impl FnOnce(&mut World, usize) -> T) -> Option<T> {
+/// Like [`with`], for the calling process.
+pub(crate) fn with_caller<T>(f: impl FnOnce(&mut World, usize) -> T) -> Option<T> {
     with(process(), f)
 }
 
@@ -127,21 +130,21 @@ pub(crate) fn first() -> usize {
     FIRST.load(SeqCst)
 }
 
-/// Begins a world in place of the one before.
+/// Begins a world, which replaces the previous world.
 pub(crate) fn begin() {
     FIRST.fetch_add(PROCESSES, SeqCst);
     *lock(&WORLD) = None;
     ENDED.store(false, SeqCst);
 }
 
-/// Whether the process is of a world that has ended: its streams do no more.
-pub(crate) fn over(process: usize) -> bool {
+/// Returns true if the process belongs to a world that has ended. Its streams execute nothing more.
+pub(crate) fn has_ended(process: usize) -> bool {
     let first = FIRST.load(SeqCst);
     process < first && process > 0 || process >= first && ENDED.load(SeqCst)
 }
 
-/// Lets a host thread be interrupted where it calls the driver.
-pub(crate) fn shake() {
+/// Delays a host thread at random at a driver call.
+pub(crate) fn delay_at_random() {
     static DRAWN: AtomicU64 = AtomicU64::new(0);
     if first() > 0 {
         let drawn = (DRAWN.fetch_add(1, SeqCst) ^ settings().seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
@@ -153,8 +156,8 @@ pub(crate) fn shake() {
     }
 }
 
-/// A queue begins: (process, stream) in the order of their making.
-pub(crate) fn stream(process: usize, queue: u64) -> Option<(usize, usize)> {
+/// Adds a queue. Returns its process and stream number in creation order.
+pub(crate) fn add_stream(process: usize, queue: u64) -> Option<(usize, usize)> {
     with(process, |world, rank| {
         let (actor, host) = (world.actor(), world.host(rank));
         let number = host.streams;
@@ -166,8 +169,8 @@ pub(crate) fn stream(process: usize, queue: u64) -> Option<(usize, usize)> {
     })
 }
 
-/// The host enqueues something.
-pub(crate) fn enqueued(queue: &Queue, operation: &Operation) -> Option<Order> {
+/// Records an operation that the host enqueues.
+pub(crate) fn enqueue(queue: &Queue, operation: &Operation) -> Option<Order> {
     with(queue.process, |world, rank| {
         let pending = match operation {
             Operation::Wait { word, value } => {
@@ -180,7 +183,7 @@ pub(crate) fn enqueued(queue: &Queue, operation: &Operation) -> Option<Order> {
             _ => None,
         };
         let early = pending.as_ref().is_some_and(|pending| !world.will_pass(rank, pending));
-        let knew = world.host_knows(rank);
+        let host_clock = world.take_host_clock(rank);
         let stream = world.streams.get_mut(&queue.number)?;
         let number = stream.enqueued + 1;
         let by: Arc<str> =
@@ -190,11 +193,11 @@ pub(crate) fn enqueued(queue: &Queue, operation: &Operation) -> Option<Order> {
             Some(Pending::Event(_)) => Some(0),
             _ => None,
         };
-        let mut order = Order { knew, by: by.clone(), number, wait: None, left_out: false };
+        let mut order = Order { host_clock, by: by.clone(), number, wait: None, left_out: false };
         if let Some(word) = word {
             let id = (rank, stream.number, stream.waits);
             stream.waits += 1;
-            world.waits.insert(id, Seen { what: by.clone(), word, early, redundant: None });
+            world.waits.insert(id, RecordedWait { description: by.clone(), word, early, redundant: None });
             (order.wait, order.left_out) = (Some(id), settings().drop_wait == Some(id));
         }
         if !order.left_out {
@@ -205,10 +208,11 @@ pub(crate) fn enqueued(queue: &Queue, operation: &Operation) -> Option<Order> {
     })?
 }
 
-/// A stream does an operation that is no wait. True where that is all of it: a word is written with its history.
-pub(crate) fn does(queue: &Queue, order: &Order, operation: &Operation) -> bool {
+/// Records the execution of an operation that is not a wait. Returns true if it is complete: a word write is done
+/// here.
+pub(crate) fn execute(queue: &Queue, order: &Order, operation: &Operation) -> bool {
     let done = with(queue.process, |world, rank| {
-        let Some((actor, clock)) = world.comes_to(queue, order) else { return false };
+        let Some((actor, clock)) = world.advance(queue, order) else { return false };
         let by = (actor, &clock, &order.by);
         match operation {
             Operation::Write { word, value } => {
@@ -217,7 +221,7 @@ pub(crate) fn does(queue: &Queue, order: &Order, operation: &Operation) -> bool 
                 }
                 return true;
             }
-            Operation::Tick(ticket) => ticket.knows.set(clock).unwrap_or_default(),
+            Operation::Tick(ticket) => ticket.clock.set(clock).unwrap_or_default(),
             _ => {
                 let parts = operation.parts();
                 world.overlaps(rank, &parts, &order.by);
@@ -231,32 +235,32 @@ pub(crate) fn does(queue: &Queue, order: &Order, operation: &Operation) -> bool 
     done.unwrap_or(false)
 }
 
-/// A stream that waits for a word found that it had reached the value. False where it fell again before it was looked at.
-pub(crate) fn passes(queue: &Queue, order: &Order, word: u64, value: u64) -> bool {
+/// Completes a wait whose word had reached the value. Returns false if the word has decreased meanwhile.
+pub(crate) fn complete_wait(queue: &Queue, order: &Order, word: u64, value: u64) -> bool {
     let passed = with(queue.process, |world, rank| {
         if world.load(rank, word).is_some_and(|found| !reached(found, value)) {
             return false;
         }
-        let Some((actor, clock)) = world.comes_to(queue, order) else { return true };
+        let Some((actor, clock)) = world.advance(queue, order) else { return true };
         world.touch(rank, (word, 8), Touch::AtomicRead, (actor, &clock, &order.by));
-        let learned = world.word(rank, word).and_then(|word| word.lets_through(value)).flatten();
-        world.learns(queue, order, learned.as_ref());
+        let learned = world.word(rank, word).and_then(|word| word.clock_for(value)).flatten();
+        world.join_wait(queue, order, learned.as_ref());
         true
     });
     passed.unwrap_or(true)
 }
 
-/// A stream passed an event.
-pub(crate) fn passed(queue: &Queue, order: &Order, ticket: &Ticket) {
+/// Completes a stream's wait for an event.
+pub(crate) fn complete_event_wait(queue: &Queue, order: &Order, ticket: &Ticket) {
     with(queue.process, |world, _| {
-        if world.comes_to(queue, order).is_some() {
-            world.learns(queue, order, ticket.knows.get());
+        if world.advance(queue, order).is_some() {
+            world.join_wait(queue, order, ticket.clock.get());
         }
     });
 }
 
-/// A stream is through with an operation, or skipped it.
-pub(crate) fn done(queue: &Queue, order: &Order) {
+/// Records that a stream completed or skipped an operation.
+pub(crate) fn complete_operation(queue: &Queue, order: &Order) {
     with(queue.process, |world, _| {
         if let Some(stream) = world.streams.get_mut(&queue.number) {
             stream.done = order.number;
@@ -265,62 +269,62 @@ pub(crate) fn done(queue: &Queue, order: &Order) {
     });
 }
 
-/// The host saw that all enqueued so far is over.
+/// Records that the host observed the completion of all enqueued operations.
 pub(crate) fn synchronized(queue: &Queue) {
     with(queue.process, |world, rank| {
         let Some(stream) = world.streams.get_mut(&queue.number) else { return };
         if stream.done == stream.enqueued {
-            // Whatever ended its waits, what comes now comes after.
-            stream.clock.poisoned = false;
+            // Later operations are ordered, whatever completed the earlier waits.
+            stream.clock.after_abort = false;
         }
         let known = stream.clock.clone();
         world.host(rank).clock.join_seen(&known);
     });
 }
 
-/// The host saw that an event has passed.
-pub(crate) fn saw(ticket: &Ticket) {
-    here(|world, rank| {
-        if let Some(known) = ticket.knows.get() {
+/// Records that the host observed the completion of an event.
+pub(crate) fn observe_event(ticket: &Ticket) {
+    with_caller(|world, rank| {
+        if let Some(known) = ticket.clock.get() {
             world.host(rank).clock.join_seen(known);
         }
     });
 }
 
-/// A call that may be held until the process's streams are empty.
+/// Records a call that may block until the process's streams are empty.
 pub(crate) fn may_stall(call: &str) {
-    here(|world, rank| {
+    with_caller(|world, rank| {
         let streams = world.streams.values().filter(|stream| stream.rank == rank);
         let waits = streams.flat_map(|stream| stream.pending.values());
-        let stands =
+        let blocked =
             waits.filter(|(pending, _)| !world.will_pass(rank, pending)).map(|(_, by)| by.clone()).next();
-        if let Some(by) = stands.filter(|_| world.stalls.len() < TOLD) {
+        if let Some(by) = blocked.filter(|_| world.stalls.len() < MAX_REPORTS) {
             let call = world.host_operation(rank, call);
             world.stalls.push(format!("{call}\n    {by}"));
         }
     });
 }
 
-/// The driver refused a call.
-pub(crate) fn refused(call: &'static str, code: i32) {
+/// Records a driver call that failed.
+pub(crate) fn record_failure(call: &'static str, code: i32) {
     use crate::numbers::CUDA_ERROR_INVALID_HANDLE;
     use crate::types::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED};
-    let gives_back =
+    let release_calls =
         ["cuMemFree", "cuMemFreeHost", "cuMemHostUnregister", "cuIpcCloseMemHandle", "cuMemUnmap"];
-    let touches = ["cuMemcpyAsync", "cuStreamWaitValue64", "cuStreamWriteValue64", "cuStreamBatchMemOp"];
+    let access_calls = ["cuMemcpyAsync", "cuStreamWaitValue64", "cuStreamWriteValue64", "cuStreamBatchMemOp"];
     let is = |names: &[&str]| names.contains(&call.trim_end_matches("_v2"));
     let (fault, why) = match code {
-        CUDA_ERROR_INVALID_HANDLE => ("Misuse", "no stream or event of this process, or one destroyed"),
+        CUDA_ERROR_INVALID_HANDLE => ("Misuse", "not a stream or event of this process, or already destroyed"),
         CUDA_ERROR_NOT_SUPPORTED if call.starts_with("cuStreamWrite") && settings().memops => {
-            ("Misuse", "streams write no words of another process's device memory")
+            ("Misuse", "a stream cannot write words in another process's device memory")
         }
-        _ if is(&gives_back) => {
-            ("Misuse", "this process has nothing of this kind there, or gave it back before")
+        _ if is(&release_calls) => {
+            ("Misuse", "this process has no such memory at the address, or has already released it")
         }
-        CUDA_ERROR_INVALID_VALUE if is(&touches) => ("Unknown", "not all of this is memory of this process"),
+        CUDA_ERROR_INVALID_VALUE if is(&access_calls) => ("Unknown", "some of the bytes are not memory of this process"),
         _ => return,
     };
-    here(|world, rank| {
+    with_caller(|world, rank| {
         let operation = world.host_operation(rank, call);
         world.report(fault, why, &[&operation]);
     });
@@ -335,15 +339,15 @@ impl World {
     pub(crate) fn host(&mut self, rank: usize) -> &mut Host {
         while self.hosts.len() <= rank {
             let (actor, mut clock) = (self.actor(), Clock::default());
-            // Tick 0 is what everybody knows.
+            // Tick 0 is part of every clock.
             clock.tick(actor);
             self.hosts.push(Host { actor, clock, operations: 0, streams: 0 });
         }
         &mut self.hosts[rank]
     }
 
-    /// What the host knows, given away: what it does from now on is not part of it.
-    pub(crate) fn host_knows(&mut self, rank: usize) -> Clock {
+    /// Returns a copy of the host's clock and advances it. Later host accesses are not part of the copy.
+    pub(crate) fn take_host_clock(&mut self, rank: usize) -> Clock {
         let host = self.host(rank);
         let clock = host.clock.clone();
         host.clock.tick(host.actor);
@@ -357,23 +361,23 @@ impl World {
     }
 
     pub(crate) fn report(&mut self, fault: &str, why: &str, operations: &[&str]) {
-        // The same operations are told once, however many pieces they share.
+        // The same operations are reported once, even if they share several pieces.
         let key = format!("{fault} {operations:?}");
-        if !ENDED.load(SeqCst) && self.reports.len() < TOLD && self.told.insert(key) {
+        if !ENDED.load(SeqCst) && self.reports.len() < MAX_REPORTS && self.reported.insert(key) {
             self.reports.push(format!("{fault}: {why}\n    {}", operations.join("\n    ")));
         }
     }
 
-    /// The stream comes to an operation: who it is, and what it knows.
-    fn comes_to(&mut self, queue: &Queue, order: &Order) -> Option<(usize, Clock)> {
+    /// Advances the stream to an operation. Returns the stream's actor and clock.
+    fn advance(&mut self, queue: &Queue, order: &Order) -> Option<(usize, Clock)> {
         let stream = self.streams.get_mut(&queue.number)?;
-        stream.clock.join(&order.knew);
+        stream.clock.join(&order.host_clock);
         stream.clock.tick(stream.actor);
         Some((stream.actor, stream.clock.clone()))
     }
 
-    /// The stream is past a wait.
-    fn learns(&mut self, queue: &Queue, order: &Order, learned: Option<&Clock>) {
+    /// Joins the stream's clock with the clock of a completed wait.
+    fn join_wait(&mut self, queue: &Queue, order: &Order, learned: Option<&Clock>) {
         let Some(stream) = self.streams.get_mut(&queue.number) else { return };
         let new = learned.is_some_and(|learned| stream.clock.join(learned));
         if let Some(seen) = order.wait.and_then(|wait| self.waits.get_mut(&wait)) {
@@ -381,7 +385,7 @@ impl World {
         }
     }
 
-    /// Whether what lets a wait of the process through has happened.
+    /// Returns true if the condition of a wait of the process is satisfied.
     fn is_passed(&self, rank: usize, wait: &Pending) -> bool {
         match wait {
             Pending::Word { at, value, .. } => {
@@ -392,36 +396,37 @@ impl World {
         }
     }
 
-    /// The same, or is enqueued at least. (An event's record was enqueued before any wait for it.)
+    /// Returns true if it is satisfied, or an enqueued write will satisfy it. (Event records precede their waits.)
     fn will_pass(&self, rank: usize, wait: &Pending) -> bool {
         let Pending::Word { place: word, value, .. } = wait else { return true };
         let mut pending = self.streams.values().flat_map(|stream| stream.pending.values());
-        let lets = |(pending, _): &(Pending, _)| match pending {
+        let satisfies = |(pending, _): &(Pending, _)| match pending {
             Pending::Write { place, value: written } => place == word && reached(*written, *value),
             _ => false,
         };
-        self.is_passed(rank, wait) || pending.any(lets)
+        self.is_passed(rank, wait) || pending.any(satisfies)
     }
 
-    /// For each stream (of a process) that is not empty: the wait at which it stands, if it does not go on by itself.
-    fn standing(&self, of: Option<usize>) -> Vec<Option<Arc<str>>> {
+    /// For each non-empty stream (of a process): the wait in which it is blocked, or `None` if it can continue.
+    fn blocked(&self, of: Option<usize>) -> Vec<Option<Arc<str>>> {
         let ours = self.streams.values().filter(|stream| of.is_none_or(|rank| stream.rank == rank));
         let busy = ours.filter(|stream| stream.done < stream.enqueued);
-        let stands = |stream: &Stream| {
+        let blocked = |stream: &Stream| {
             let (pending, by) = stream.pending.get(&(stream.done + 1))?;
             (!self.is_passed(stream.rank, pending)).then(|| by.clone())
         };
-        busy.map(stands).collect()
+        busy.map(blocked).collect()
     }
 
-    /// Whether no stream (of a process) goes on by itself.
-    pub(crate) fn rests(&self, of: Option<usize>) -> bool {
-        !self.standing(of).contains(&None)
+    /// Returns true if no stream (of a process) can continue.
+    pub(crate) fn is_blocked(&self, of: Option<usize>) -> bool {
+        !self.blocked(of).contains(&None)
     }
 
-    /// If nothing goes on by itself, orders all that was done before all that hosts do from now on.
-    pub(crate) fn settles(&mut self) -> bool {
-        if !self.rests(None) {
+    /// If no stream can continue, orders all completed work before all later host accesses. Returns true in that
+    /// case.
+    pub(crate) fn settle(&mut self) -> bool {
+        if !self.is_blocked(None) {
             return false;
         }
         let mut all = Clock::default();
@@ -434,14 +439,14 @@ impl World {
         true
     }
 
-    /// Reports the waits at which streams stand.
+    /// Reports the waits in which streams are blocked.
     pub(crate) fn report_stuck(&mut self) {
-        for by in self.standing(None).into_iter().flatten() {
-            self.report("Stuck", "this was never let through", &[&by]);
+        for by in self.blocked(None).into_iter().flatten() {
+            self.report("Stuck", "this wait was never satisfied", &[&by]);
         }
     }
 
-    /// Nothing is checked any more.
+    /// Ends the checks.
     pub(crate) fn end(&mut self) {
         self.report_stuck();
         ENDED.store(true, SeqCst);

@@ -1,12 +1,12 @@
-//! Vector clocks: who knows of how much of whom.
+//! Vector clocks.
 
-/// What an actor (a stream, or a process's host threads together) knows: for every actor, up to which of its ticks
-/// everything happened before.
+/// Clock of an actor (a stream, or all host threads of a process). For every actor, it holds the last tick up to
+/// which all of its operations happened before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Clock {
     ticks: Vec<u64>,
-    /// Some of it is known only because a poison value ended a wait: order is no longer promised.
-    pub(crate) poisoned: bool,
+    /// Part of the order comes from an abort value that ended a wait, so the order is not guaranteed any more.
+    pub(crate) after_abort: bool,
 }
 
 impl Clock {
@@ -14,7 +14,7 @@ impl Clock {
         self.ticks.get(actor).copied().unwrap_or(0)
     }
 
-    /// The actor's next tick.
+    /// Advances the actor's own component and returns it.
     pub(crate) fn tick(&mut self, actor: usize) -> u64 {
         if self.ticks.len() <= actor {
             self.ticks.resize(actor + 1, 0);
@@ -23,7 +23,7 @@ impl Clock {
         self.ticks[actor]
     }
 
-    /// Learns what `other` knows; whether anything of it was new.
+    /// Joins the clock with `other`. Returns true if that changed a component.
     pub(crate) fn join(&mut self, other: &Clock) -> bool {
         let mut new = false;
         if self.ticks.len() < other.ticks.len() {
@@ -33,14 +33,14 @@ impl Clock {
             new |= *theirs > *mine;
             *mine = (*mine).max(*theirs);
         }
-        self.poisoned |= other.poisoned;
+        self.after_abort |= other.after_abort;
         new
     }
 
-    /// As [`Self::join`], of a stream by a host that saw it pass: the order is real whatever ended the waits.
+    /// Like [`Self::join`], for a host that observed a stream's completion: the order holds whatever ended the waits.
     pub(crate) fn join_seen(&mut self, other: &Clock) {
-        let poisoned = self.poisoned;
+        let after_abort = self.after_abort;
         self.join(other);
-        self.poisoned = poisoned;
+        self.after_abort = after_abort;
     }
 }

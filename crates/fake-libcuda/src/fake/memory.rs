@@ -1,4 +1,4 @@
-//! Memory that the driver knows: a map of ranges, read by streams while they touch it and changed by calls.
+//! Memory known to the driver: a map of ranges. Streams hold the read lock during accesses; calls change the map.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_uint, c_void};
@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::api;
 use crate::os::{self, MAP_ANONYMOUS, MAP_SHARED, PROT_RW};
-use crate::views::{Had, closed, opened};
+use crate::views::{Origin, closed, opened};
 use crate::sharing::Imports;
 use crate::state::*;
 use crate::streams::{acquiring, drain};
@@ -17,7 +17,7 @@ use crate::vmm::{Physical, Virtual};
 
 pub(crate) enum Kind {
     Device(OwnedFd),
-    /// Allocated here, or made known.
+    /// Allocated by the driver, or registered.
     Host {
         ours: bool,
     },
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
 pub(crate) struct Range {
     pub(crate) bytes: usize,
     pub(crate) device: usize,
-    /// CUDA's number of the buffer.
+    /// Buffer number, as in CUDA.
     pub(crate) id: u64,
     pub(crate) kind: Kind,
 }
@@ -53,25 +53,25 @@ pub(crate) struct Memory {
 /// By process.
 static MEMORY: RwLock<BTreeMap<usize, Memory>> = RwLock::new(BTreeMap::new());
 
-/// A process's memory.
+/// Read access to one process's memory.
 pub(crate) struct Reading(RwLockReadGuard<'static, BTreeMap<usize, Memory>>, usize);
 
 pub(crate) fn read() -> Reading {
     Reading(MEMORY.read().unwrap_or_else(PoisonError::into_inner), process())
 }
 
-/// Nothing is known any more.
-pub(crate) fn forget() {
+/// Drops all ranges.
+pub(crate) fn reset() {
     MEMORY.write().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 impl Reading {
-    /// The range in which an address lies, and its start.
+    /// Returns the range that contains an address, and its start.
     pub(crate) fn find(&self, address: u64) -> Option<(u64, &Range)> {
         self.0.get(&self.1)?.find(address)
     }
 
-    /// Whether all of these bytes are known and may be touched. They may lie in several ranges, one after the other.
+    /// Returns true if all these bytes are known and accessible. They may span several adjacent ranges.
     pub(crate) fn covers(&self, address: u64, bytes: usize) -> bool {
         let (mut at, end) = (address, address.saturating_add(bytes as u64));
         while at < end {
@@ -106,8 +106,8 @@ impl Memory {
             .is_some_and(|(&base, range)| base + range.bytes as u64 > address)
     }
 
-    /// Counts memory of a device, and refuses more than it has.
-    pub(crate) fn take(&mut self, device: usize, bytes: usize) -> Answer {
+    /// Charges memory to a device. Fails if the device has not enough.
+    pub(crate) fn charge(&mut self, device: usize, bytes: usize) -> Answer {
         if self.used[device].saturating_add(bytes) > settings().memory {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -115,19 +115,20 @@ impl Memory {
         Ok(())
     }
 
-    pub(crate) fn give_back(&mut self, device: usize, bytes: usize) {
+    pub(crate) fn refund(&mut self, device: usize, bytes: usize) {
         self.used[device] -= bytes;
     }
 }
 
-/// Allocations, mappings, reservations and handles.
+/// Number of allocations, mappings, reservations and handles.
 pub(crate) fn open() -> u64 {
     let all = read();
     all.0.values().map(|memory| (memory.ranges.len() + memory.virtuals.open()) as u64).sum()
 }
 
-/// New memory holds anything: nobody shall count on zeros. (Large memory keeps them, for speed.)
-unsafe fn soil(address: u64, bytes: usize) {
+/// Fills new memory with a pattern, so that no test depends on zeros. The rest of large memory keeps zeros, for
+/// speed.
+unsafe fn fill_pattern(address: u64, bytes: usize) {
     std::ptr::write_bytes(address as *mut u8, 0xA5, bytes.min(64 << 20));
 }
 
@@ -146,18 +147,18 @@ api! {
         let fd = os::memfd(&format!("fake-cuda-{}-{id}", settings().visible[device]), bytes)
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         write(|memory| {
-            memory.take(device, bytes)?;
+            memory.charge(device, bytes)?;
             let at = os::map(0, bytes, PROT_RW, MAP_SHARED, fd.as_raw_fd());
-            let at = at.ok_or(CUDA_ERROR_OUT_OF_MEMORY).inspect_err(|_| memory.give_back(device, bytes))?;
-            soil(at, bytes);
-            opened(at, bytes, Had::Device, Some(fd.as_raw_fd()));
+            let at = at.ok_or(CUDA_ERROR_OUT_OF_MEMORY).inspect_err(|_| memory.refund(device, bytes))?;
+            fill_pattern(at, bytes);
+            opened(at, bytes, Origin::Device, Some(fd.as_raw_fd()));
             memory.ranges.insert(at, Range { bytes, device, id, kind: Kind::Device(fd) });
-            give(address, at)
+            write_out(address, at)
         })
     }
 
     fn cuMemFree_v2(address: CUdeviceptr) {
-        gone(address, "cuMemFree", |kind| matches!(kind, Kind::Device(_)), CUDA_ERROR_INVALID_VALUE)
+        remove(address, "cuMemFree", |kind| matches!(kind, Kind::Device(_)), CUDA_ERROR_INVALID_VALUE)
     }
 
     fn cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint) {
@@ -167,17 +168,17 @@ api! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let at = os::map(0, bytes, PROT_RW, MAP_SHARED | MAP_ANONYMOUS, -1).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        soil(at, bytes);
+        fill_pattern(at, bytes);
         write(|memory| {
             memory.ranges.insert(at, Range { bytes, device, id: fresh(), kind: Kind::Host { ours: true } });
-            opened(at, bytes, Had::Host, None);
+            opened(at, bytes, Origin::Host, None);
         });
-        give(host, at as *mut c_void)
+        write_out(host, at as *mut c_void)
     }
 
     fn cuMemFreeHost(host: *mut c_void) {
         let ours = |kind: &Kind| matches!(kind, Kind::Host { ours: true });
-        gone(host as u64, "cuMemFreeHost", ours, CUDA_ERROR_INVALID_VALUE)
+        remove(host as u64, "cuMemFreeHost", ours, CUDA_ERROR_INVALID_VALUE)
     }
 
     fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint) {
@@ -196,20 +197,20 @@ api! {
             }
             let range = Range { bytes, device, id: fresh(), kind: Kind::Host { ours: false } };
             memory.ranges.insert(host as u64, range);
-            opened(host as u64, bytes, Had::Registered, None);
+            opened(host as u64, bytes, Origin::Registered, None);
             Ok(())
         })
     }
 
     fn cuMemHostUnregister(host: *mut c_void) {
         let theirs = |kind: &Kind| matches!(kind, Kind::Host { ours: false });
-        gone(host as u64, "cuMemHostUnregister", theirs, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
+        remove(host as u64, "cuMemHostUnregister", theirs, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
     }
 
     fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: c_uint) {
         current()?;
         match read().find(host as u64) {
-            Some((_, Range { kind: Kind::Host { .. }, .. })) if flags == 0 => give(address, host as u64),
+            Some((_, Range { kind: Kind::Host { .. }, .. })) if flags == 0 => write_out(address, host as u64),
             _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
     }
@@ -218,8 +219,8 @@ api! {
         current()?;
         let memory = read();
         let (start, range) = memory.find(address).ok_or(CUDA_ERROR_NOT_FOUND)?;
-        give(base, start)?;
-        give(bytes, range.bytes)
+        write_out(base, start)?;
+        write_out(bytes, range.bytes)
     }
 
     fn cuPointerGetAttribute(data: *mut c_void, which: c_int, address: CUdeviceptr) {
@@ -236,9 +237,9 @@ api! {
     }
 }
 
-/// By `call`, memory at `address` is known no more, and none if it was allocated here; `otherwise` where it is not of that
-/// kind.
-fn gone(address: u64, call: &str, kind: impl Fn(&Kind) -> bool, otherwise: CUresult) -> Answer {
+/// Removes the range at `address` on behalf of `call`, and unmaps it if it was allocated here. Fails with `otherwise`
+/// if the range is not of that kind.
+fn remove(address: u64, call: &str, kind: impl Fn(&Kind) -> bool, otherwise: CUresult) -> Answer {
     current()?;
     drain(call)?;
     write(|memory| {
@@ -249,7 +250,7 @@ fn gone(address: u64, call: &str, kind: impl Fn(&Kind) -> bool, otherwise: CUres
         });
         let Range { bytes, device, kind, .. } = range.flatten().ok_or(otherwise)?;
         if matches!(kind, Kind::Device(_)) {
-            memory.give_back(device, bytes);
+            memory.refund(device, bytes);
         }
         if !matches!(kind, Kind::Host { ours: false }) {
             unmap(address, bytes);
@@ -258,7 +259,7 @@ fn gone(address: u64, call: &str, kind: impl Fn(&Kind) -> bool, otherwise: CUres
     })
 }
 
-/// Writes the answer, in its own width; zero, and false, for an address that is unknown.
+/// Writes the attribute in its width. For an unknown address writes zero and returns false.
 unsafe fn attribute(data: *mut c_void, which: c_int, address: u64) -> Answer<bool> {
     let memory = read();
     let found = memory.find(address);
@@ -273,10 +274,10 @@ unsafe fn attribute(data: *mut c_void, which: c_int, address: u64) -> Answer<boo
                 Kind::Host { .. } => MEMORYTYPE_HOST.into(),
                 _ => MEMORYTYPE_DEVICE.into(),
             },
-            // Mapped memory: what it lies in, so that nobody relies on more.
+            // For mapped memory the reservation's number, so that no test depends on more.
             BUFFER_ID => reserved.map_or(range.id, |(_, _, id)| id),
             DEVICE_ORDINAL => range.device as u64,
-            // Imported memory too, which nobody says; a handle of it is refused.
+            // Set for imported memory too, because the real value is unspecified. The export fails.
             IS_LEGACY_CUDA_IPC_CAPABLE => {
                 (matches!(range.kind, Kind::Device(_) | Kind::Imported) && settings().ipc).into()
             }

@@ -1,5 +1,5 @@
-//! Modules and launches. No PTX is interpreted: what a kernel of smddp's does is told by its name, one element after
-//! the other. (What the PTX itself does can be shown on a GPU alone.)
+//! Modules and launches. PTX is not interpreted: the kernel's name selects a Rust implementation, which processes the
+//! elements one by one. Only a GPU can test the PTX.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -40,7 +40,7 @@ pub(crate) struct Launch {
 
 #[derive(Default)]
 struct Modules {
-    /// The kernels of each, with the bytes of their one parameter.
+    /// The kernels of each module, with the bytes of their single parameter.
     modules: HashMap<usize, HashMap<String, usize>>,
     functions: HashMap<usize, String>,
 }
@@ -55,11 +55,11 @@ pub(crate) fn open() -> u64 {
     modules(|all| all.modules.len() as u64)
 }
 
-pub(crate) fn forget() {
+pub(crate) fn reset() {
     *lock(&MODULES) = None;
 }
 
-/// The kernels of a program.
+/// Returns the kernels of a PTX program.
 fn kernels(text: &str) -> HashMap<String, usize> {
     let kernel = |rest: &str| {
         let (name, rest) = rest.split_once('(')?;
@@ -69,7 +69,7 @@ fn kernels(text: &str) -> HashMap<String, usize> {
     text.split(".entry").skip(1).filter_map(kernel).collect()
 }
 
-unsafe fn complain(text: &str, count: c_uint, options: *mut c_int, values: *mut *mut c_void) {
+unsafe fn write_log(text: &str, count: c_uint, options: *mut c_int, values: *mut *mut c_void) {
     let value =
         |wanted: c_int| (0..count as usize).find(|&i| *options.add(i) == wanted).map(|i| *values.add(i));
     if let (Some(log), Some(room)) = (value(JIT_ERROR_LOG_BUFFER), value(JIT_ERROR_LOG_BUFFER_SIZE_BYTES)) {
@@ -91,13 +91,13 @@ api! {
         acquiring("cuModuleLoadDataEx")?;
         let text = CStr::from_ptr(image.cast()).to_string_lossy();
         if settings().bad_jit || !text.contains(".version") || !text.contains(".target") {
-            complain("ptxas fatal : the fake driver was told to refuse it", count, options, values);
+            write_log("ptxas fatal : the fake driver is set to reject it", count, options, values);
             return Err(CUDA_ERROR_INVALID_PTX);
         }
         let number = fresh() as usize;
         let kernels = kernels(&text);
         modules(|all| all.modules.insert(number, kernels));
-        give(module, number)
+        write_out(module, number)
     }
 
     fn cuModuleUnload(module: CUmodule) {
@@ -117,7 +117,7 @@ api! {
             all.functions.insert(number, name.to_owned());
             Ok(number)
         })?;
-        give(function, number)
+        write_out(function, number)
     }
 
     fn cuFuncLoad(function: CUfunction) {
@@ -154,10 +154,10 @@ api! {
     }
 }
 
-/// Two numbers of one kind that become one.
+/// Combines two numbers of one type.
 type Fold<N> = fn(N, N) -> N;
 
-/// Numbers as they are computed with.
+/// Number types of the computation.
 trait Number: Copy {
     fn fold(name: &str) -> Option<Fold<Self>>;
     fn divide(self, _by: u32) -> Self {
@@ -202,7 +202,7 @@ macro_rules! floats {
                 Some(match name {
                     "sum" => |a, b| a + b,
                     "prod" => |a, b| a * b,
-                    // A NaN wins.
+                    // NaN propagates.
                     "min" => |a, b| if b < a || b.is_nan() { b } else { a },
                     "max" => |a, b| if b > a || b.is_nan() { b } else { a },
                     _ => return None,
@@ -216,7 +216,7 @@ macro_rules! floats {
             }
         }
 
-        /// A complex number: products only, sums being of the parts.
+        /// A complex number. Products only, because sums add the parts.
         impl Number for [$kind; 2] {
             fn fold(name: &str) -> Option<Fold<Self>> {
                 let product: Fold<Self> = |[a, b], [c, d]| [a * c - b * d, a * d + b * c];
@@ -228,7 +228,7 @@ macro_rules! floats {
 
 floats!(f32 f64);
 
-fn round_brain(value: f32) -> u16 {
+fn round_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
         return (bits >> 16) as u16 | 0x40;
@@ -236,7 +236,7 @@ fn round_brain(value: f32) -> u16 {
     ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16
 }
 
-fn widen_half(bits: u16) -> f32 {
+fn widen_f16(bits: u16) -> f32 {
     let sign = if bits & 0x8000 == 0 { 1.0 } else { -1.0 };
     let (exponent, fraction) = (i32::from(bits >> 10 & 31), f32::from(bits & 1023));
     match exponent {
@@ -247,7 +247,7 @@ fn widen_half(bits: u16) -> f32 {
     }
 }
 
-fn round_half(value: f32) -> u16 {
+fn round_f16(value: f32) -> u16 {
     let sign = (value.to_bits() >> 16 & 0x8000) as u16;
     if value.is_nan() {
         return sign | 0x7E00 | (value.to_bits() >> 13 & 1023) as u16;
@@ -256,17 +256,17 @@ fn round_half(value: f32) -> u16 {
     if size >= 65520.0 {
         return sign | 0x7C00;
     }
-    // The place of the last bit: 2^-24 below the normal numbers.
+    // Exponent of the last bit: 2^-24 below the normal numbers.
     let exponent = ((size.to_bits() >> 23) as i32 - 127).max(-14);
     let parts = f64::from(size) / 2f64.powi(exponent - 10);
     let rounded = parts.round_ties_even() as u16;
-    // A carry into the next exponent is what the addition makes of it.
+    // The addition carries into the next exponent.
     sign | (((exponent + 14) as u16) << 10).wrapping_add(rounded)
 }
 
 impl std::fmt::Display for Launch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.copies() {
+        if self.is_copy() {
             let moves: Vec<_> = self.moves().collect();
             return write!(f, "copies of {} bytes from and to {moves:#x?}", self.args.count);
         }
@@ -276,26 +276,26 @@ impl std::fmt::Display for Launch {
 }
 
 impl Launch {
-    /// What it reads and writes. A source may be what is written, in whole.
+    /// Returns the ranges that the launch reads and writes. A source may equal the destination.
     pub(crate) fn parts(&self) -> Vec<(u64, usize, bool)> {
-        if self.copies() {
+        if self.is_copy() {
             let bytes = self.args.count as usize;
             return self.moves().flat_map(|(from, to)| [(from, bytes, false), (to, bytes, true)]).collect();
         }
         let Args { sources, to, count, n, .. } = &self.args;
-        // A kernel is named after the bits of its elements; without any they are bytes.
+        // A kernel name ends in the bits of its elements; without a number the elements are bytes.
         let bits = self.name.rsplit('_').next().unwrap_or_default().trim_start_matches(char::is_alphabetic);
         let bytes = *count as usize * bits.parse().map_or(1, |bits: usize| bits / 8);
         let sources = sources[..*n as usize].iter().filter(|source| *source != to);
         sources.map(|source| (*source, bytes, false)).chain([(*to, bytes, true)]).collect()
     }
 
-    /// Whether it is the kernel of small copies.
-    fn copies(&self) -> bool {
+    /// Returns true for the kernel of small copies.
+    fn is_copy(&self) -> bool {
         self.name == "smddp_copy"
     }
 
-    /// Of each of its copies: from, to.
+    /// Returns the source and destination of each copy.
     fn moves(&self) -> impl Iterator<Item = (u64, u64)> {
         let Args { sources, n, .. } = &self.args;
         sources.chunks_exact(2).take(*n as usize).map(|places| (places[0], places[1]))
@@ -304,15 +304,15 @@ impl Launch {
     pub(crate) fn run(&self) {
         let name = self.name.strip_prefix("smddp_").unwrap_or(&self.name);
         let done = match name.split_once('_') {
-            _ if self.copies() => self.copy(),
-            // A byte that is not 0 is true.
+            _ if self.is_copy() => self.copy(),
+            // Every non-zero byte is true.
             Some(("bool", fold)) => self.reduce(fold, |byte: u8| byte.min(1), |truth| truth),
             Some((format @ ("bf16" | "f16" | "int8"), "f32")) => self.round(format),
             Some((fold, "f32")) => self.plain::<f32>(fold),
             Some((fold, "f64")) => self.plain::<f64>(fold),
-            Some((fold, "f16")) => self.reduce(fold, widen_half, round_half),
+            Some((fold, "f16")) => self.reduce(fold, widen_f16, round_f16),
             Some((fold, "bf16")) => {
-                self.reduce(fold, |bits: u16| f32::from_bits(u32::from(bits) << 16), round_brain)
+                self.reduce(fold, |bits: u16| f32::from_bits(u32::from(bits) << 16), round_bf16)
             }
             Some((fold, "i8")) => self.plain::<i8>(fold),
             Some((fold, "i16")) => self.plain::<i16>(fold),
@@ -324,12 +324,12 @@ impl Launch {
             Some((fold, "u64")) => self.plain::<u64>(fold),
             Some((fold, "c64")) => self.plain::<[f32; 2]>(fold),
             Some((fold, "c128")) => self.plain::<[f64; 2]>(fold),
-            // Bits, as bytes.
+            // Bitwise operators process bytes.
             None => self.plain::<u8>(name),
-            _ => Err("it is not known here".to_owned()),
+            _ => Err("unknown kernel".to_owned()),
         };
-        if let Err(why) = done {
-            break_context(CUDA_ERROR_LAUNCH_FAILED, &format!("the kernel {}: {why}", self.name));
+        if let Err(reason) = done {
+            break_context(CUDA_ERROR_LAUNCH_FAILED, &format!("the kernel {}: {reason}", self.name));
         }
     }
 
@@ -337,15 +337,15 @@ impl Launch {
         self.reduce(fold, |number: N| number, |number| number)
     }
 
-    /// Floats as they come out of a format.
+    /// Converts floats to a format and back.
     fn round(&self, format: &str) -> Result<(), String> {
         let Args { sources, to, count, .. } = &self.args;
         let (from, bytes) = (sources[0], *count as usize * size_of::<f32>());
         let memory = read();
         if !memory.covers(from, bytes) || !memory.covers(*to, bytes) {
-            return Err(format!("{bytes} bytes at {from:#x} or {to:#x} are not there"));
+            return Err(format!("{bytes} bytes at {from:#x} or {to:#x} are not mapped"));
         }
-        // Exactly one place, or two that do not overlap.
+        // Equal ranges, or two that do not overlap.
         let given = unsafe { std::slice::from_raw_parts(from as *const f32, *count as usize) }.to_vec();
         let found = unsafe { std::slice::from_raw_parts_mut(*to as *mut f32, *count as usize) };
         for (given, found) in given.chunks(256).zip(found.chunks_mut(256)) {
@@ -355,8 +355,8 @@ impl Launch {
             let scale = if (127.0 * above).is_finite() { above } else { f32::from_bits(exact & !0xff) };
             for (&x, found) in given.iter().zip(found) {
                 *found = match format {
-                    "bf16" => f32::from_bits(u32::from(round_brain(x)) << 16),
-                    "f16" => widen_half(round_half(x)),
+                    "bf16" => f32::from_bits(u32::from(round_bf16(x)) << 16),
+                    "f16" => widen_f16(round_f16(x)),
                     _ if given.iter().any(|x| !x.is_finite()) => f32::NAN,
                     _ if most < 2f32.powi(-100) => 0.0,
                     _ => (x * (1.0 / scale)).round_ties_even() * scale,
@@ -372,7 +372,7 @@ impl Launch {
         let memory = read();
         for (from, to) in self.moves() {
             if !memory.covers(from, bytes) || !memory.covers(to, bytes) {
-                return Err(format!("{bytes} bytes at {from:#x} or {to:#x} are not there"));
+                return Err(format!("{bytes} bytes at {from:#x} or {to:#x} are not mapped"));
             }
             if packs > 0 && (from | to) % u64::from(finish) != 0 {
                 return Err(format!("{from:#x} or {to:#x} is not aligned to {finish} bytes"));
@@ -382,7 +382,7 @@ impl Launch {
         Ok(())
     }
 
-    /// Of elements that are read and written as `M` and computed with as `N`.
+    /// Reduces elements of the storage type `M`, which are computed as `N`.
     fn reduce<M: Copy, N: Number>(
         &self,
         fold: &str,
@@ -393,11 +393,11 @@ impl Launch {
         let Args { sources, to, count, times, n, finish, divide, .. } = self.args;
         let sources = &sources[..n as usize];
         let bytes = count as usize * size_of::<M>();
-        // Held to the end, so that nobody takes the memory away meanwhile.
+        // Holds the lock until the end, so that the memory remains mapped.
         let memory = read();
         for &at in sources.iter().chain([&to]) {
             if !memory.covers(at, bytes) {
-                return Err(format!("{bytes} bytes at {at:#x} are not there"));
+                return Err(format!("{bytes} bytes at {at:#x} are not mapped"));
             }
         }
         for at in (0..bytes as u64).step_by(size_of::<M>()) {

@@ -1,4 +1,4 @@
-//! Numbers of cuda.h that only a driver has to know.
+//! Constants of cuda.h that only a driver needs.
 
 use std::ffi::{c_int, c_uint};
 

@@ -1,4 +1,4 @@
-//! What is enqueued on streams.
+//! Operations enqueued on streams.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
@@ -20,7 +20,7 @@ pub(crate) enum Operation {
 }
 
 impl Operation {
-    /// What a checked world sees it read and write: address, bytes, and whether it writes.
+    /// Returns the ranges that a checked world checks: address, bytes, and true for a write.
     pub(crate) fn parts(&self) -> Vec<(u64, usize, bool)> {
         match self {
             Self::Copy(copies) => copies
@@ -51,23 +51,23 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Sides that the driver does not know are ordinary memory of the process.
+/// A copy. A side that is unknown to the driver is pageable memory of the process.
 pub(crate) struct Copy {
     pub(crate) to: u64,
     pub(crate) from: u64,
     pub(crate) bytes: usize,
     pub(crate) to_known: bool,
-    /// Ordinary memory is read when the copy is asked for, as the driver does.
+    /// Pageable memory is read at the enqueue, as in the real driver.
     pub(crate) read_before: Option<Vec<u8>>,
 }
 
-/// A place in a stream, passed or not.
+/// One record of an event in a stream.
 #[derive(Default)]
 pub(crate) struct Ticket {
     passed: Mutex<bool>,
     changed: Condvar,
-    /// What came before it, in a checked world.
-    pub(crate) knows: OnceLock<Clock>,
+    /// Clock of the recording stream in a checked world.
+    pub(crate) clock: OnceLock<Clock>,
 }
 
 impl Ticket {
@@ -89,19 +89,19 @@ impl Ticket {
 }
 
 pub(crate) fn transfer(copy: &Copy) {
-    // Held while the bytes move, so that nobody takes the memory away meanwhile.
+    // Holds the lock during the transfer, so that the memory remains mapped.
     let memory = read();
     let &Copy { to, from, bytes, .. } = copy;
     if copy.read_before.is_none() && !memory.covers(from, bytes) {
         return break_context(
             CUDA_ERROR_ILLEGAL_ADDRESS,
-            &format!("a copy reads {bytes} bytes at {from:#x}, not there"),
+            &format!("a copy reads {bytes} bytes at {from:#x}, which are not mapped"),
         );
     }
     if copy.to_known && !memory.covers(to, bytes) {
         return break_context(
             CUDA_ERROR_ILLEGAL_ADDRESS,
-            &format!("a copy writes {bytes} bytes at {to:#x}, not there"),
+            &format!("a copy writes {bytes} bytes at {to:#x}, which are not mapped"),
         );
     }
     let from = copy.read_before.as_ref().map_or(from, |bytes| bytes.as_ptr() as u64);
@@ -110,7 +110,7 @@ pub(crate) fn transfer(copy: &Copy) {
     } else if !os::poke(to, from, bytes) {
         break_context(
             CUDA_ERROR_ILLEGAL_ADDRESS,
-            &format!("a copy writes {bytes} bytes at {to:#x}, not there"),
+            &format!("a copy writes {bytes} bytes at {to:#x}, which are not mapped"),
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The system's calls that are needed, without a crate for them.
+//! System calls, declared here to avoid a dependency.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -52,7 +52,7 @@ unsafe extern "C" {
     ) -> isize;
 }
 
-/// New memory that other processes can map: the descriptor.
+/// Creates memory that other processes can map. Returns the descriptor.
 pub(crate) fn memfd(name: &str, bytes: usize) -> Option<std::os::fd::OwnedFd> {
     use std::os::fd::FromRawFd;
     let name = std::ffi::CString::new(name).ok()?;
@@ -66,20 +66,20 @@ pub(crate) fn memfd(name: &str, bytes: usize) -> Option<std::os::fd::OwnedFd> {
     }
 }
 
-/// The name that `memfd` gave to the memory behind a path in /proc.
+/// Returns the name that `memfd` gave to the memory behind a path in /proc.
 pub(crate) fn memfd_name(path: &str) -> Option<String> {
     let target = std::fs::read_link(path).ok()?;
     let target = target.to_str()?;
     Some(target.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?.to_owned())
 }
 
-/// `None` if there is no room.
+/// Maps memory; `None` if that fails.
 pub(crate) fn map(at: u64, bytes: usize, prot: c_int, flags: c_int, fd: c_int) -> Option<u64> {
     let got = unsafe { mmap(at as *mut c_void, bytes, prot, flags, fd, 0) } as u64;
     (got != u64::MAX).then_some(got)
 }
 
-/// Copies out of memory that may not be there. False if it is not.
+/// Reads memory that may be unmapped. Returns false if it is.
 pub(crate) fn peek(from: u64, to: &mut [u8]) -> bool {
     let (ours, theirs) = (
         IoVec { base: to.as_mut_ptr().cast(), bytes: to.len() },
@@ -88,7 +88,7 @@ pub(crate) fn peek(from: u64, to: &mut [u8]) -> bool {
     unsafe { process_vm_readv(std::process::id() as c_int, &ours, 1, &theirs, 1, 0) == to.len() as isize }
 }
 
-/// Copies into memory that may not be there. False if it is not.
+/// Writes memory that may be unmapped. Returns false if it is.
 pub(crate) fn poke(to: u64, from: u64, bytes: usize) -> bool {
     let (ours, theirs) =
         (IoVec { base: from as *mut c_void, bytes }, IoVec { base: to as *mut c_void, bytes });

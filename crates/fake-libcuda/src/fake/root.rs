@@ -1,13 +1,13 @@
-//! See `lib.rs`. Compiled by `build.rs` as a library of its own.
+//! Root of the library that `build.rs` compiles separately; see `lib.rs`.
 
 #![allow(
     unsafe_op_in_unsafe_fn,
     clippy::missing_safety_doc,
     clippy::undocumented_unsafe_blocks,
     clippy::too_many_arguments,
-    reason = "C's interface from its other side; every function has the contract of the driver's documentation"
+    reason = "the implementing side of a C interface; every function has the contract of the driver's documentation"
 )]
-#![allow(dead_code, reason = "the types are all that the real table knows")]
+#![allow(dead_code, reason = "types.rs contains everything that smddp-cuda uses")]
 
 #[path = "../../../smddp-cuda/src/driver/types.rs"]
 mod types;
@@ -25,7 +25,7 @@ mod shadow;
 mod sharing;
 mod state;
 mod streams;
-mod tell;
+mod query;
 mod views;
 mod vmm;
 mod words;

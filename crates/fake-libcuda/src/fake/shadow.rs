@@ -1,4 +1,4 @@
-//! The accesses to each byte of a piece of memory that still matter.
+//! The relevant earlier accesses to each byte of an allocation.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::clock::Clock;
 
-/// How bytes are touched. Words are atomic: they do not race among themselves.
+/// Kind of an access. Words are atomic, so their accesses do not race with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Touch {
     Read,
@@ -28,7 +28,7 @@ impl Touch {
         (self.writes() || other.writes()) && !(self.atomic() && other.atomic())
     }
 
-    /// Whether everything that conflicts with `earlier` conflicts with this too.
+    /// Returns true if everything that conflicts with `earlier` conflicts with this too.
     fn covers(self, earlier: Touch) -> bool {
         match self {
             Touch::Write => true,
@@ -44,8 +44,8 @@ pub(crate) struct Access {
     pub(crate) actor: usize,
     pub(crate) tick: u64,
     pub(crate) touch: Touch,
-    /// After a poison value ended a wait: its order is not checked.
-    pub(crate) poisoned: bool,
+    /// Made after an abort value ended a wait: its order is not checked.
+    pub(crate) after_abort: bool,
     pub(crate) by: Arc<str>,
 }
 
@@ -55,7 +55,7 @@ impl Access {
     }
 }
 
-/// Bytes with the same history.
+/// Adjacent bytes with the same history.
 #[derive(Clone, Debug, Default)]
 struct Stretch {
     accesses: Vec<Access>,
@@ -70,20 +70,20 @@ impl Stretch {
     }
 }
 
-/// What touching a range came to.
+/// Result of an access to a range.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// Earlier accesses that nothing orders before this one, with the bytes in common.
+    /// Earlier accesses that are not ordered before this one, with the common bytes.
     pub(crate) races: Vec<(Range<usize>, Access)>,
-    /// Bytes that were read though nothing wrote them.
+    /// Bytes that were read before any write.
     pub(crate) unwritten: Option<Range<usize>>,
 }
 
-/// The history of the bytes of a piece of memory: stretches by their first byte, without gaps or end.
+/// Access history of an allocation: stretches by their first byte, without gaps or end.
 ///
-/// An access is forgotten when a later one, ordered after it, *covers* it: whatever would race with the forgotten one
-/// cannot be ordered after the later one either, so it races with that. A race is thus found if there is one, while
-/// a byte keeps no more accesses than there are actors at the same time.
+/// An access is dropped when a later access, ordered after it, *covers* it. An access that races with the dropped one
+/// cannot be ordered after the later one, so it races with the later one too. Every race is therefore detected, and a
+/// byte keeps at most one access per concurrent actor.
 #[derive(Debug)]
 pub(crate) struct Shadow {
     stretches: BTreeMap<usize, Stretch>,
@@ -104,7 +104,7 @@ impl Shadow {
         }
     }
 
-    /// `access` touches the bytes of `range`, by an actor that knows `clock`.
+    /// Records an access to the bytes of `range` by an actor with the clock `clock`.
     pub(crate) fn touch(&mut self, range: Range<usize>, access: &Access, clock: &Clock) -> Found {
         let mut found = Found::default();
         if range.is_empty() {
@@ -116,15 +116,15 @@ impl Shadow {
         for (k, &start) in starts.iter().enumerate() {
             let end = starts.get(k + 1).copied().unwrap_or(range.end);
             let Some(stretch) = self.stretches.get_mut(&start) else { continue };
-            if !access.touch.writes() && !stretch.written && !access.poisoned {
+            if !access.touch.writes() && !stretch.written && !access.after_abort {
                 let first = found.unwritten.as_ref().map_or(start, |range| range.start);
                 found.unwritten = Some(first..end);
-                // Once is enough.
+                // Reports the bytes once.
                 stretch.written = true;
             }
             stretch.accesses.retain(|earlier| {
                 let ordered = clock.of(earlier.actor) >= earlier.tick;
-                let excused = access.poisoned || earlier.poisoned;
+                let excused = access.after_abort || earlier.after_abort;
                 if !ordered && !excused && access.touch.conflicts(earlier.touch) {
                     match found.races.last_mut() {
                         Some((range, known)) if range.end == start && known.same(earlier) => range.end = end,
@@ -140,7 +140,7 @@ impl Shadow {
         found
     }
 
-    /// Joins neighbours that have become alike.
+    /// Merges adjacent stretches with equal histories.
     fn merge(&mut self, starts: &[usize], end: usize) {
         for &at in starts.iter().chain([&end]) {
             let Some(stretch) = self.stretches.get(&at) else { continue };
@@ -164,10 +164,10 @@ mod tests {
     use super::*;
 
     fn access(actor: usize, clock: &mut Clock, touch: Touch) -> Access {
-        Access { actor, tick: clock.tick(actor), touch, poisoned: false, by: "".into() }
+        Access { actor, tick: clock.tick(actor), touch, after_abort: false, by: "".into() }
     }
 
-    /// splitmix64.
+    /// Random numbers by splitmix64.
     struct Random(u64);
 
     impl Random {
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_access_races_only_where_bytes_are_in_common_and_nothing_orders_them() {
+    fn unordered_accesses_race_on_their_common_bytes() {
         let mut shadow = Shadow::new(true);
         let (mut a, mut b) = (Clock::default(), Clock::default());
         let write = access(0, &mut a, Touch::Write);
@@ -196,13 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn a_write_forgotten_behind_an_ordered_one_still_gives_a_race() {
+    fn race_with_a_dropped_write_is_detected() {
         let mut shadow = Shadow::new(true);
         let (mut a, mut b, mut c) = (Clock::default(), Clock::default(), Clock::default());
         shadow.touch(0..8, &access(0, &mut a, Touch::Write), &a);
         b.join(&a);
         shadow.touch(0..8, &access(1, &mut b, Touch::Write), &b);
-        // Knows the first and not the second.
+        // Ordered after the first write only.
         c.join(&a);
         let found = shadow.touch(0..8, &access(2, &mut c, Touch::Read), &c);
         assert_eq!(found.races.len(), 1);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_of_several_actors_are_all_held_against_a_write() {
+    fn write_races_with_reads_of_several_actors() {
         let mut shadow = Shadow::new(true);
         let mut clocks = [Clock::default(), Clock::default(), Clock::default()];
         for (actor, clock) in clocks.iter_mut().enumerate() {
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_that_forgets_finds_the_same_racing_bytes_as_one_that_keeps_all() {
+    fn pruned_history_detects_the_same_races_as_a_full_history() {
         const BYTES: usize = 24;
         const ACTORS: u64 = 4;
         let kinds = [Touch::Read, Touch::Write, Touch::AtomicRead, Touch::AtomicWrite];
@@ -232,7 +232,7 @@ mod tests {
             let mut shadow = Shadow::new(true);
             let mut clocks: [Clock; ACTORS as usize] = Default::default();
             let mut all: Vec<(Range<usize>, Access)> = Vec::new();
-            for turn in 0..120 {
+            for iteration in 0..120 {
                 let actor = random.below(ACTORS) as usize;
                 if random.below(3) == 0 {
                     let other = clocks[random.below(ACTORS) as usize].clone();
@@ -250,14 +250,18 @@ mod tests {
                     (start..end).filter(|byte| all.iter().any(|earlier| races(earlier, *byte))).collect();
                 let found = shadow.touch(start..end, &now, &clocks[actor]).races;
                 let found: BTreeSet<usize> = found.into_iter().flat_map(|(range, _)| range).collect();
-                assert_eq!(found.into_iter().collect::<Vec<_>>(), expected, "seed {seed}, turn {turn}");
+                assert_eq!(
+                    found.into_iter().collect::<Vec<_>>(),
+                    expected,
+                    "seed {seed}, iteration {iteration}"
+                );
                 all.push((start..end, now));
             }
         }
     }
 
     #[test]
-    fn words_race_with_plain_accesses_only() {
+    fn atomic_accesses_race_with_plain_accesses_only() {
         for (first, second, races) in [
             (Touch::AtomicWrite, Touch::AtomicWrite, 0),
             (Touch::AtomicWrite, Touch::AtomicRead, 0),
@@ -276,12 +280,12 @@ mod tests {
     }
 
     #[test]
-    fn a_history_is_no_longer_than_what_can_still_race() {
+    fn history_length_is_bounded() {
         let mut shadow = Shadow::new(false);
         let (mut a, mut b) = (Clock::default(), Clock::default());
-        for turn in 0..1000 {
+        for iteration in 0..1000 {
             for piece in 0..4 {
-                let at = (turn * 37 + piece * 1000) % 9000;
+                let at = (iteration * 37 + piece * 1000) % 9000;
                 let touch = if piece % 2 == 0 { Touch::Write } else { Touch::Read };
                 shadow.touch(at..at + 500, &access(0, &mut a, touch), &a);
             }
@@ -289,12 +293,12 @@ mod tests {
             let found = shadow.touch(0..1 << 20, &access(1, &mut b, Touch::Write), &b);
             assert!(found.races.is_empty());
             a.join(&b);
-            assert_eq!(shadow.stretches(), 2, "turn {turn}: what is touched, and the rest");
+            assert_eq!(shadow.stretches(), 2, "iteration {iteration}: the accessed bytes, and the rest");
         }
     }
 
     #[test]
-    fn bytes_that_nothing_wrote_are_named_once() {
+    fn uninitialized_bytes_are_reported_once() {
         let mut shadow = Shadow::new(false);
         let mut a = Clock::default();
         shadow.touch(0..16, &access(0, &mut a, Touch::Write), &a);

@@ -1,4 +1,4 @@
-//! Legacy handles between processes.
+//! Legacy IPC handles between processes.
 
 use std::collections::HashMap;
 use std::ffi::c_uint;
@@ -7,25 +7,25 @@ use std::os::fd::AsRawFd;
 use crate::api;
 use crate::memory::{Kind, Range, read, unmap, write};
 use crate::os::{self, MAP_SHARED, PROT_RW};
-use crate::views::{Had, closed, opened};
+use crate::views::{Origin, closed, opened};
 use crate::state::*;
 use crate::streams::{acquiring, drain};
 use crate::types::*;
 
-/// What a handle holds: where the memory is to be found.
+/// Contents of a handle: the location of the memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C)]
 struct Handle {
     magic: [u8; 8],
-    /// Where its owner has it.
+    /// Address in the exporting process.
     base: u64,
     bytes: u64,
     id: u64,
     pid: u32,
     fd: i32,
-    /// By its number on the machine.
+    /// Device number on this machine, independent of CUDA_VISIBLE_DEVICES.
     device: u32,
-    /// Of a checked world.
+    /// Process number in a checked world.
     process: u32,
     zeros: [u32; 4],
 }
@@ -34,7 +34,7 @@ const MAGIC: [u8; 8] = *b"fakecuda";
 const _: () = assert!(size_of::<Handle>() == 64);
 
 impl Handle {
-    /// Memory of the same process at the same addresses, some of them: one of the two has been freed.
+    /// Returns true if both describe overlapping addresses of one process: one of the two allocations has been freed.
     fn displaces(&self, other: &Self) -> bool {
         (self.pid, self.process, self.device) == (other.pid, other.process, other.device)
             && self.base < other.base + other.bytes
@@ -42,11 +42,11 @@ impl Handle {
     }
 }
 
-/// What is open: where it is mapped, and how often it was opened.
+/// Open imports: the mapped address and the number of opens.
 #[derive(Default)]
 pub(crate) struct Imports(HashMap<Handle, (u64, u32)>);
 
-/// The device in a name of `memfd`, as this process counts. One that it does not see counts as its first.
+/// Returns the ordinal of the device in a `memfd` name. A device hidden from this process counts as the first.
 pub(crate) fn device_of(name: &str) -> Option<usize> {
     let number: usize = name.strip_prefix("fake-cuda-")?.split('-').next()?.parse().ok()?;
     Some(settings().visible.iter().position(|&device| device == number).unwrap_or(0))
@@ -62,11 +62,11 @@ api! {
         let Some((base, Range { kind: Kind::Device(fd), bytes, id, device })) = memory.find(address) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };
-        // Documented for the base of an allocation alone.
+        // The documentation allows only the base of an allocation.
         if base != address || *bytes < settings().least_export {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        give(handle.cast(), Handle {
+        write_out(handle.cast(), Handle {
             magic: MAGIC,
             base,
             bytes: *bytes as u64,
@@ -87,7 +87,7 @@ api! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         if (handle.pid, handle.process) == (std::process::id(), process() as u32) {
-            // One's own memory.
+            // A process cannot open its own handle.
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
         if !settings().reaches(device, handle.device as usize) {
@@ -96,12 +96,12 @@ api! {
         write(|memory| {
             if let Some((base, times)) = memory.imports.0.get_mut(&handle) {
                 *times += 1;
-                return give(address, *base);
+                return write_out(address, *base);
             }
             if memory.imports.0.keys().any(|open| open.displaces(&handle)) {
                 return Err(CUDA_ERROR_ALREADY_MAPPED);
             }
-            // A process that ended, or memory that was freed, has another thing at this place or none.
+            // After the exporting process has exited or freed the memory, the descriptor is another file or closed.
             let path = format!("/proc/{}/fd/{}", handle.pid, handle.fd);
             let name = format!("fake-cuda-{}-{}", handle.device, handle.id);
             if os::memfd_name(&path).as_deref() != Some(&name) {
@@ -117,8 +117,8 @@ api! {
             let device = device_of(&name).unwrap_or(device);
             memory.ranges.insert(base, Range { bytes, device, id: fresh(), kind: Kind::Imported });
             memory.imports.0.insert(handle, (base, 1));
-            opened(base, bytes, Had::Imported, Some(file.as_raw_fd()));
-            give(address, base)
+            opened(base, bytes, Origin::Imported, Some(file.as_raw_fd()));
+            write_out(address, base)
         })
     }
 

@@ -1,4 +1,4 @@
-//! What is set by the environment, and what every call goes through.
+//! Settings from the environment, and state common to all calls.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -17,28 +17,28 @@ pub(crate) struct Settings {
     pub(crate) memory: usize,
     pub(crate) memops: bool,
     pub(crate) ipc: bool,
-    /// (device, other), by their numbers: the first does not reach the other's memory.
+    /// Pairs of device numbers: the first device cannot access the memory of the second.
     unreachable: Vec<(usize, usize)>,
     pub(crate) no_batch: u64,
     pub(crate) bad_jit: bool,
-    /// Bytes of the smallest allocation of which a handle is given.
+    /// Size in bytes of the smallest allocation that can be exported.
     pub(crate) least_export: usize,
-    /// Calls that make something wait for all streams.
+    /// Calls that acquire resources wait for all streams.
     pub(crate) waits: bool,
-    /// All streams of a device share a queue.
+    /// All streams of a device share one queue.
     pub(crate) one_queue: bool,
-    /// Of physical memory.
+    /// Granularity of physical memory in bytes.
     pub(crate) granularity: usize,
-    /// The wait of a checked world that is left out.
+    /// The wait that a checked world leaves out.
     pub(crate) drop_wait: Option<WaitId>,
-    /// How long a checked world waits for its streams before they count as stuck.
+    /// Time limit of a checked world for its streams; after it they count as blocked.
     pub(crate) patience: Duration,
-    /// The numbers of the devices that this process sees.
+    /// Numbers of the devices visible to this process.
     pub(crate) visible: Vec<usize>,
 }
 
 impl Settings {
-    /// Whether a device, as this process counts, reaches the memory of another one, by its number.
+    /// Returns true if a device (an ordinal of this process) can access the memory of the device `number`.
     pub(crate) fn reaches(&self, device: usize, number: usize) -> bool {
         !self.unreachable.contains(&(self.visible[device], number))
     }
@@ -46,7 +46,7 @@ impl Settings {
 
 static SETTINGS: AtomicPtr<Settings> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Read at the first call, and where a checked world begins.
+/// Returns the settings, which are read at the first call and at the begin of a checked world.
 pub(crate) fn settings() -> &'static Settings {
     if SETTINGS.load(SeqCst).is_null() {
         set("");
@@ -54,17 +54,17 @@ pub(crate) fn settings() -> &'static Settings {
     unsafe { &*SETTINGS.load(SeqCst) }
 }
 
-/// Reads all settings, those of a world ("NAME=VALUE", with spaces between) before the environment's.
+/// Reads all settings. Those of a world ("NAME=VALUE", separated by spaces) take precedence over the environment.
 pub(crate) fn set(world: &str) {
     let text = |name: &str| {
-        let told = world.split(' ').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
-        told.map(str::to_owned).or_else(|| std::env::var(name).ok())
+        let value = world.split(' ').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
+        value.map(str::to_owned).or_else(|| std::env::var(name).ok())
     };
     let number =
         |name: &str, otherwise| text(name).and_then(|text| text.trim().parse().ok()).unwrap_or(otherwise);
     let devices = number("FAKE_CUDA_DEVICES", 1).min(32) as usize;
     let visible = match text("CUDA_VISIBLE_DEVICES") {
-        // As CUDA does: the list ends at the first that is none.
+        // As in CUDA, the list ends at the first invalid entry.
         Some(list) => list
             .split(',')
             .map_while(|entry| entry.trim().parse().ok().filter(|&device| device < devices))
@@ -74,8 +74,8 @@ pub(crate) fn set(world: &str) {
     let pairs = || (0..devices).flat_map(|one| (0..devices).map(move |other| (one, other)));
     let unreachable = match text("FAKE_CUDA_NO_PEER").as_deref() {
         None | Some("0") => Vec::new(),
-        Some(told) => pairs()
-            .filter(|&(one, other)| one != other && (told == "1" || told == format!("{one}-{other}")))
+        Some(value) => pairs()
+            .filter(|&(one, other)| one != other && (value == "1" || value == format!("{one}-{other}")))
             .collect(),
     };
     let drop_wait = text("FAKE_CUDA_DROP").and_then(|text| {
@@ -99,14 +99,14 @@ pub(crate) fn set(world: &str) {
         bad_jit: number("FAKE_CUDA_BAD_JIT", 0) != 0,
         visible,
     };
-    // For good: calls under way may still look at the one before.
+    // Never freed: calls in progress may still use the previous settings.
     SETTINGS.store(Box::leak(Box::new(settings)), SeqCst);
 }
 
 /// The process that called cuInit.
 static OWNER: AtomicU64 = AtomicU64::new(0);
 static ENDED: AtomicBool = AtomicBool::new(false);
-/// What broke the context.
+/// Error code that broke the context.
 static BROKEN: AtomicI32 = AtomicI32::new(CUDA_SUCCESS);
 static CALLS: Mutex<Option<HashMap<&'static str, u64>>> = Mutex::new(None);
 static RETAINED: Mutex<BTreeMap<CUcontext, u32>> = Mutex::new(BTreeMap::new());
@@ -121,22 +121,22 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number that this process has not used.
+/// Returns a number that is unused in this process.
 pub(crate) fn fresh() -> u64 {
     NUMBERS.fetch_add(1, SeqCst)
 }
 
 pub(crate) fn initialise() -> Answer {
-    let me = u64::from(std::process::id());
-    match OWNER.compare_exchange(0, me, SeqCst, SeqCst) {
+    let pid = u64::from(std::process::id());
+    match OWNER.compare_exchange(0, pid, SeqCst, SeqCst) {
         Ok(_) => {
             extern "C" fn ended() {
                 ENDED.store(true, SeqCst);
             }
             unsafe { crate::os::atexit(ended) };
         }
-        // A fork of the process that did.
-        Err(owner) if owner != me => return Err(CUDA_ERROR_NOT_INITIALIZED),
+        // A fork of the initialising process.
+        Err(owner) if owner != pid => return Err(CUDA_ERROR_NOT_INITIALIZED),
         Err(_) => {}
     }
     if settings().visible.is_empty() { Err(CUDA_ERROR_NO_DEVICE) } else { Ok(()) }
@@ -146,9 +146,9 @@ pub(crate) fn broken() -> CUresult {
     BROKEN.load(SeqCst)
 }
 
-/// From now on every call fails with `code`, as in a context whose work went wrong. A checked world is told, and goes on.
+/// Makes every later call fail with `code`, as after a sticky error. A checked world reports the error and continues.
 pub(crate) fn break_context(code: CUresult, why: &str) {
-    if check::here(|world, rank| world.report("Unknown", why, &[&format!("rank {rank}")])).is_some() {
+    if check::with_caller(|world, rank| world.report("Unknown", why, &[&format!("rank {rank}")])).is_some() {
         return;
     }
     eprintln!("fake CUDA ({}): {why}", std::process::id());
@@ -163,8 +163,8 @@ pub(crate) fn calls(name: &str) -> u64 {
     lock(&CALLS).as_ref().and_then(|calls| calls.get(name).copied()).unwrap_or(0)
 }
 
-/// Every call but those that come before cuInit.
-pub(crate) fn answer(name: &'static str, call: impl FnOnce() -> Answer) -> CUresult {
+/// Runs a driver call, except calls that are allowed before cuInit.
+pub(crate) fn run_call(name: &'static str, call: impl FnOnce() -> Answer) -> CUresult {
     count(name);
     let owner = OWNER.load(SeqCst);
     if ENDED.load(SeqCst) {
@@ -173,21 +173,21 @@ pub(crate) fn answer(name: &'static str, call: impl FnOnce() -> Answer) -> CUres
     if owner != u64::from(std::process::id()) {
         return CUDA_ERROR_NOT_INITIALIZED;
     }
-    check::shake();
+    check::delay_at_random();
     match broken() {
-        CUDA_SUCCESS => call().inspect_err(|&code| check::refused(name, code)).err().unwrap_or(CUDA_SUCCESS),
+        CUDA_SUCCESS => call().inspect_err(|&code| check::record_failure(name, code)).err().unwrap_or(CUDA_SUCCESS),
         code => code,
     }
 }
 
-/// Defines functions of the driver's; the body is `Answer`.
+/// Defines driver functions whose bodies return `Answer`.
 #[macro_export]
 macro_rules! api {
     ($(fn $name:ident($($argument:ident: $kind:ty),* $(,)?) $body:block)*) => {
         $(
             #[unsafe(no_mangle)]
             pub(crate) unsafe extern "C" fn $name($($argument: $kind),*) -> CUresult {
-                $crate::state::answer(stringify!($name), || $body)
+                $crate::state::run_call(stringify!($name), || $body)
             }
         )*
     };
@@ -221,23 +221,23 @@ pub(crate) fn retained() -> u64 {
     lock(&RETAINED).values().map(|&n| u64::from(n)).sum()
 }
 
-/// A new world: no context is retained, and none broken.
-pub(crate) fn forget() {
+/// Resets the state for a new world: no retained contexts, no sticky error.
+pub(crate) fn reset() {
     lock(&RETAINED).clear();
     BROKEN.store(CUDA_SUCCESS, SeqCst);
 }
 
-/// The process whose context it is: there is one of each device for each process of a checked world.
+/// Returns the process of a context. Each process of a checked world has one context per device.
 pub(crate) fn process_of(context: CUcontext) -> usize {
     context.saturating_sub(FIRST_CONTEXT) / 32
 }
 
-/// This thread's process where no context is current.
+/// Sets the process of this thread for calls without a current context.
 pub(crate) fn become_process(process: usize) {
     PROCESS.set(process);
 }
 
-/// The process that calls: 0, but in a checked world.
+/// Returns the calling process; 0 outside a checked world.
 pub(crate) fn process() -> usize {
     let context = contexts(|contexts| contexts.last().copied()).ok().flatten();
     context.map_or_else(|| PROCESS.get(), process_of)
@@ -257,13 +257,13 @@ pub(crate) fn push(context: CUcontext) -> Answer {
     contexts(|contexts| contexts.push(context))
 }
 
-/// The device whose context is current.
+/// Returns the device whose context is current.
 pub(crate) fn current() -> Answer<usize> {
     let context = contexts(|contexts| contexts.last().copied())?.ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
     device_of(context)
 }
 
-pub(crate) fn give<T>(to: *mut T, value: T) -> Answer {
+pub(crate) fn write_out<T>(to: *mut T, value: T) -> Answer {
     if to.is_null() {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }

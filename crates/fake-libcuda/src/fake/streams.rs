@@ -1,4 +1,4 @@
-//! Streams: a thread and its queue each. Events: what a stream ticks off when it comes to them.
+//! Streams: one thread and queue each. Events: tickets that a stream completes.
 
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
@@ -37,16 +37,16 @@ impl Queue {
         let (process, number) = (process(), fresh());
         let queue = Arc::new(Self { process, number, waiting: Mutex::default(), changed: Condvar::new() });
         let ours = queue.clone();
-        // In a world the same each time.
+        // In a world the seed is the same in each run.
         let seed =
-            check::stream(process, number).map_or(number, |(rank, stream)| (rank << 16 | stream) as u64);
+            check::add_stream(process, number).map_or(number, |(rank, stream)| (rank << 16 | stream) as u64);
         std::thread::Builder::new()
             .name(format!("fake-cuda-{number}"))
             .spawn(move || {
                 become_process(process);
                 ours.work(Delays::new(seed));
             })
-            .expect("a thread for a stream");
+            .expect("a stream thread starts");
         queue
     }
 
@@ -64,13 +64,13 @@ impl Queue {
             };
             drop(waiting);
             delays.sleep();
-            // A broken context runs nothing any more, but what is enqueued passes.
-            if broken() == CUDA_SUCCESS && !check::over(self.process) {
+            // A broken context executes nothing, but enqueued operations complete.
+            if broken() == CUDA_SUCCESS && !check::has_ended(self.process) {
                 self.run(operation, &order, &mut delays);
             } else if let Operation::Tick(ticket) = operation {
                 ticket.tick();
             }
-            check::done(self, &order);
+            check::complete_operation(self, &order);
             lock(&self.waiting).completed += 1;
             self.changed.notify_all();
         }
@@ -78,7 +78,7 @@ impl Queue {
 
     pub(crate) fn submit(&self, operation: Operation) {
         let mut waiting = lock(&self.waiting);
-        let order = check::enqueued(self, &operation).unwrap_or_default();
+        let order = check::enqueue(self, &operation).unwrap_or_default();
         if order.left_out {
             return;
         }
@@ -97,7 +97,7 @@ impl Queue {
         waiting.completed == waiting.submitted
     }
 
-    /// Waits until so many operations are through. False at the time limit.
+    /// Waits until `count` operations are complete. Returns false at the time limit.
     fn wait(&self, count: u64, limit: Option<Duration>) -> bool {
         let begin = Instant::now();
         let mut waiting = lock(&self.waiting);
@@ -105,10 +105,10 @@ impl Queue {
             if limit.is_some_and(|limit| begin.elapsed() >= limit) {
                 return false;
             }
-            let turn = Duration::from_millis(500);
-            waiting = match self.changed.wait_timeout(waiting, turn) {
+            let interval = Duration::from_millis(500);
+            waiting = match self.changed.wait_timeout(waiting, interval) {
                 Ok((waiting, _)) => waiting,
-                Err(poisoned) => poisoned.into_inner().0,
+                Err(error) => error.into_inner().0,
             };
         }
         true
@@ -117,18 +117,18 @@ impl Queue {
     fn run(&self, operation: Operation, order: &Order, delays: &mut Delays) {
         match &operation {
             Operation::Wait { word, value } => {
-                return words::wait(*word, *value, || check::passes(self, order, *word, *value));
+                return words::wait(*word, *value, || check::complete_wait(self, order, *word, *value));
             }
             Operation::Await(ticket) => {
                 ticket.wait();
-                return check::passed(self, order, ticket);
+                return check::complete_event_wait(self, order, ticket);
             }
-            _ if check::does(self, order, &operation) => return,
+            _ if check::execute(self, order, &operation) => return,
             _ => {}
         }
         match operation {
             Operation::Copy(mut copies) => {
-                // A batch is in no order.
+                // The copies of a batch are unordered.
                 while !copies.is_empty() {
                     let copy = copies.swap_remove((delays.next() % copies.len() as u64) as usize);
                     transfer(&copy);
@@ -147,7 +147,7 @@ impl Queue {
     }
 }
 
-/// Random numbers, and delays if the seed is not 0.
+/// Random numbers, and random delays if the seed is not 0.
 pub(crate) struct Delays {
     state: u64,
     delays: bool,
@@ -170,7 +170,7 @@ impl Delays {
     fn sleep(&mut self) {
         if self.delays {
             match self.next() % 64 {
-                // Long beside what an operation takes, so that others come in between; a test has very many.
+                // Long compared with an operation, so that other streams interleave. A test has many operations.
                 0 => std::thread::sleep(Duration::from_micros(self.next() % 500)),
                 1..16 => std::thread::sleep(Duration::from_micros(self.next() % 60)),
                 _ => {}
@@ -179,8 +179,8 @@ impl Delays {
     }
 }
 
-/// A stream as the program knows it. Streams that synchronise with the legacy default one share its queue: more order
-/// than CUDA gives, never less.
+/// A stream handle. Streams that synchronize with the legacy default stream share its queue, which gives more order
+/// than CUDA guarantees, and never less.
 #[derive(Clone)]
 pub(crate) struct Handle {
     queue: Arc<Queue>,
@@ -201,12 +201,12 @@ struct Streams {
     /// By process and device.
     defaults: HashMap<(usize, usize), Handle>,
     events: HashMap<u64, Arc<Event>>,
-    /// Queues of streams that were destroyed, whose work goes on.
-    leaving: Vec<Arc<Queue>>,
+    /// Queues of destroyed streams that may still have work.
+    draining: Vec<Arc<Queue>>,
 }
 
 thread_local! {
-    /// This thread's capture mode.
+    /// Capture mode of this thread.
     static MODE: Cell<c_int> = const { Cell::new(0) };
 }
 
@@ -216,13 +216,13 @@ fn streams<T>(f: impl FnOnce(&mut Streams) -> T) -> T {
     f(lock(&STREAMS).get_or_insert_with(Streams::default))
 }
 
-/// Streams and events.
+/// Number of streams and events.
 pub(crate) fn open() -> u64 {
     streams(|all| (all.streams.len() + all.events.len()) as u64)
 }
 
-/// The same, in words, of a checked world.
-pub(crate) fn left() -> Vec<String> {
+/// Descriptions of the streams and events of a checked world.
+pub(crate) fn list_open() -> Vec<String> {
     let first = check::first();
     streams(|all| {
         let streams = all.streams.values().map(|stream| (stream.queue.process, "a stream"));
@@ -232,8 +232,8 @@ pub(crate) fn left() -> Vec<String> {
     })
 }
 
-/// Nothing is known any more; what is enqueued ends.
-pub(crate) fn forget() {
+/// Drops all streams and events; enqueued work still completes.
+pub(crate) fn reset() {
     let all = streams(std::mem::take);
     let handles = all.streams.values().chain(all.defaults.values());
     handles.for_each(|handle| handle.queue.close());
@@ -244,7 +244,7 @@ fn default_stream(all: &mut Streams, device: usize) -> Handle {
     all.defaults.entry((process(), device)).or_insert_with(fresh).clone()
 }
 
-/// The stream of a number, for the current context.
+/// Returns the stream of a handle, for the current context.
 fn lookup(stream: CUstream) -> Answer<Handle> {
     let device = current()?;
     streams(|all| match stream {
@@ -253,7 +253,7 @@ fn lookup(stream: CUstream) -> Answer<Handle> {
     })
 }
 
-/// The same, to enqueue something that cannot be captured here.
+/// Like `lookup`, for an operation that does not support graph capture.
 pub(crate) fn stream(stream: CUstream) -> Answer<Handle> {
     let handle = lookup(stream)?;
     if handle.capture.load(SeqCst) != 0 {
@@ -266,7 +266,7 @@ pub(crate) fn stream(stream: CUstream) -> Answer<Handle> {
 }
 
 impl Handle {
-    /// Whether it is of the process that calls.
+    /// Returns true if the stream belongs to the calling process.
     fn ours(&self) -> bool {
         self.queue.process == process()
     }
@@ -280,13 +280,13 @@ impl Handle {
     }
 }
 
-/// An event of the process that calls.
+/// Returns an event of the calling process.
 fn event(event: CUevent) -> Answer<Arc<Event>> {
     let found = streams(|all| all.events.get(&event).cloned());
     found.filter(|event| event.process == process()).ok_or(CUDA_ERROR_INVALID_HANDLE)
 }
 
-/// Whether a stream that synchronises with the legacy default one is being captured.
+/// Returns true if a stream that synchronizes with the legacy default stream is being captured.
 fn blocking_capture(device: usize) -> bool {
     streams(|all| {
         let blocking = |s: &Handle| s.ours() && s.blocking && s.device == device;
@@ -294,9 +294,9 @@ fn blocking_capture(device: usize) -> bool {
     })
 }
 
-/// What a call answers that may not be made while any thread captures in the global mode, unless this thread has said
-/// that it knows. The capture is lost.
-pub(crate) fn uncaptured() -> Answer {
+/// Checks a call that is forbidden while any thread captures in global mode, unless this thread is in relaxed mode. A
+/// forbidden call invalidates the capture.
+pub(crate) fn check_capture() -> Answer {
     if MODE.get() == CAPTURE_MODE_RELAXED {
         return Ok(());
     }
@@ -309,22 +309,22 @@ pub(crate) fn uncaptured() -> Answer {
     if broken { Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
 }
 
-/// Waits for all that has been enqueued, as calls that free memory do. Says so after a while: with a stream that waits
-/// for a word, the real driver would hang as well.
+/// Waits for all enqueued work, as calls that free memory do. Prints a message after 10 s: with a stream that waits
+/// for a word, the real driver would hang too.
 pub(crate) fn drain(call: &str) -> Answer {
-    uncaptured()?;
+    check_capture()?;
     check::may_stall(call);
     let process = process();
-    while let Some(rests) = check::here(|world, rank| world.rests(Some(rank))) {
-        // What is used after all is told, so a world need not stand still for a stream that does.
-        if rests {
+    while let Some(blocked) = check::with_caller(|world, rank| world.is_blocked(Some(rank))) {
+        // Later uses are reported anyway, so a world need not wait for a blocked stream.
+        if blocked {
             return Ok(());
         }
         std::thread::sleep(Duration::from_micros(50));
     }
     let queues: Vec<(Arc<Queue>, u64)> = streams(|all| {
         let handles = all.streams.values().chain(all.defaults.values());
-        let queues = handles.map(|handle| &handle.queue).chain(&all.leaving);
+        let queues = handles.map(|handle| &handle.queue).chain(&all.draining);
         let ours = queues.filter(|queue| queue.process == process);
         ours.map(|queue| (queue.clone(), queue.submitted())).collect()
     });
@@ -340,13 +340,13 @@ pub(crate) fn drain(call: &str) -> Answer {
     Ok(())
 }
 
-/// What calls do that make, map, register or load something: NVIDIA's manuals let them wait for the device, too.
+/// Common part of calls that create, map, register or load: NVIDIA's manuals allow them to wait for the device too.
 pub(crate) fn acquiring(call: &str) -> Answer {
     if settings().waits {
         return drain(call);
     }
     check::may_stall(call);
-    uncaptured()
+    check_capture()
 }
 
 fn enqueue_copies(stream: CUstream, wanted: impl Iterator<Item = (u64, u64, usize)>) -> Answer {
@@ -364,7 +364,7 @@ fn enqueue_copies(stream: CUstream, wanted: impl Iterator<Item = (u64, u64, usiz
             None
         } else {
             let mut bytes = vec![0; bytes];
-            if views::elsewhere(from) || !os::peek(from, &mut bytes) {
+            if views::belongs_to_other_process(from) || !os::peek(from, &mut bytes) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             Some(bytes)
@@ -374,7 +374,7 @@ fn enqueue_copies(stream: CUstream, wanted: impl Iterator<Item = (u64, u64, usiz
     }
     handle.submit(Operation::Copy(copies));
     if host {
-        // To ordinary memory: the driver returns when it is there.
+        // A copy to pageable memory returns after completion, as in the real driver.
         handle.queue.wait(handle.queue.submitted(), None);
     }
     Ok(())
@@ -387,7 +387,7 @@ unsafe fn batch(
     count: usize,
     attributes: *mut CUmemcpyAttributes,
     first: *mut usize,
-    sets: usize,
+    attribute_count: usize,
     stream: CUstream,
 ) -> Answer {
     match settings().no_batch {
@@ -396,10 +396,10 @@ unsafe fn batch(
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     }
     let invalid = Err(CUDA_ERROR_INVALID_VALUE);
-    if count == 0 || sets == 0 || sets > count || *first != 0 {
+    if count == 0 || attribute_count == 0 || attribute_count > count || *first != 0 {
         return invalid;
     }
-    for i in 0..sets {
+    for i in 0..attribute_count {
         let set = &*attributes.add(i);
         if !(1..=3).contains(&set.src_access_order) || set.flags > 1 {
             return invalid;
@@ -409,14 +409,14 @@ unsafe fn batch(
     if (0..count).map(all).any(|(to, from, bytes)| to == 0 || from == 0 || bytes == 0) {
         return invalid;
     }
-    // The default streams take no batches.
+    // Default streams reject batches.
     if matches!(stream, 0 | STREAM_LEGACY | STREAM_PER_THREAD) {
         return invalid;
     }
     enqueue_copies(stream, (0..count).map(all))
 }
 
-/// As of CUDA 12.8.
+/// cuMemcpyBatchAsync of CUDA 12.8.
 pub(crate) unsafe extern "C" fn memcpy_batch_12(
     to: *mut CUdeviceptr,
     from: *mut CUdeviceptr,
@@ -424,12 +424,12 @@ pub(crate) unsafe extern "C" fn memcpy_batch_12(
     count: usize,
     attributes: *mut CUmemcpyAttributes,
     first: *mut usize,
-    sets: usize,
+    attribute_count: usize,
     failed: *mut usize,
     stream: CUstream,
 ) -> CUresult {
-    answer("cuMemcpyBatchAsync", || {
-        let done = batch(to, from, bytes, count, attributes, first, sets, stream);
+    run_call("cuMemcpyBatchAsync", || {
+        let done = batch(to, from, bytes, count, attributes, first, attribute_count, stream);
         if done.is_err() {
             failed.write(usize::MAX);
         }
@@ -437,7 +437,7 @@ pub(crate) unsafe extern "C" fn memcpy_batch_12(
     })
 }
 
-/// As of CUDA 13.0.
+/// cuMemcpyBatchAsync of CUDA 13.0.
 pub(crate) unsafe extern "C" fn memcpy_batch_13(
     to: *mut CUdeviceptr,
     from: *mut CUdeviceptr,
@@ -445,10 +445,10 @@ pub(crate) unsafe extern "C" fn memcpy_batch_13(
     count: usize,
     attributes: *mut CUmemcpyAttributes,
     first: *mut usize,
-    sets: usize,
+    attribute_count: usize,
     stream: CUstream,
 ) -> CUresult {
-    answer("cuMemcpyBatchAsync_v2", || batch(to, from, bytes, count, attributes, first, sets, stream))
+    run_call("cuMemcpyBatchAsync_v2", || batch(to, from, bytes, count, attributes, first, attribute_count, stream))
 }
 
 api! {
@@ -471,7 +471,7 @@ api! {
             let queue = if shared { default_stream(all, device).queue } else { Queue::start() };
             all.streams.insert(number, Handle { queue, device, blocking, capture: Arc::default() });
         });
-        give(stream, number)
+        write_out(stream, number)
     }
 
     fn cuStreamDestroy_v2(stream: CUstream) {
@@ -481,19 +481,19 @@ api! {
         if !handle.blocking && !settings().one_queue {
             handle.queue.close();
             streams(|all| {
-                all.leaving.retain(|queue| !queue.is_empty());
-                all.leaving.push(handle.queue);
+                all.draining.retain(|queue| !queue.is_empty());
+                all.draining.push(handle.queue);
             });
         }
         Ok(())
     }
 
     fn cuStreamSynchronize(stream: CUstream) {
-        uncaptured()?;
+        check_capture()?;
         let handle = self::stream(stream)?;
         let patience = (handle.queue.process > 0).then_some(settings().patience);
         if !handle.queue.wait(handle.queue.submitted(), patience) {
-            check::here(|world, _| world.report_stuck());
+            check::with_caller(|world, _| world.report_stuck());
             return Err(CUDA_ERROR_LAUNCH_TIMEOUT);
         }
         check::synchronized(&handle.queue);
@@ -508,7 +508,7 @@ api! {
         if matches!(stream, 0 | STREAM_LEGACY) && blocking_capture(handle.device) {
             return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
         }
-        give(status, handle.capture.load(SeqCst))
+        write_out(status, handle.capture.load(SeqCst))
     }
 
     fn cuStreamBeginCapture_v2(stream: CUstream, _mode: c_int) {
@@ -524,14 +524,14 @@ api! {
         if lookup(stream)?.capture.swap(0, SeqCst) == 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        give(graph, 0)
+        write_out(graph, 0)
     }
 
     fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
         if !(0..=CAPTURE_MODE_RELAXED).contains(&*mode) {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        give(mode, MODE.replace(*mode))
+        write_out(mode, MODE.replace(*mode))
     }
 
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) {
@@ -540,7 +540,7 @@ api! {
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        // What was recorded last, now; later records are nothing to this wait.
+        // The last record at this time; later records do not affect the wait.
         if let Some(ticket) = lock(&event.last).clone() {
             handle.submit(Operation::Await(ticket));
         }
@@ -554,7 +554,7 @@ api! {
         }
         let number = 0xE000 + fresh();
         streams(|all| all.events.insert(number, Arc::new(Event { process: process(), device, last: Mutex::new(None) })));
-        give(event, number)
+        write_out(event, number)
     }
 
     fn cuEventDestroy_v2(event: CUevent) {
@@ -575,11 +575,11 @@ api! {
     }
 
     fn cuEventQuery(event: CUevent) {
-        uncaptured()?;
+        check_capture()?;
         let event = self::event(event)?;
         match lock(&event.last).clone() {
             Some(ticket) if !ticket.has_passed() => return Err(CUDA_ERROR_NOT_READY),
-            Some(ticket) => check::saw(&ticket),
+            Some(ticket) => check::observe_event(&ticket),
             None => {}
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! The virtual-memory calls: physical memory, reserved addresses, and what joins them.
+//! The virtual memory API: physical memory, address reservations, and mappings.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{c_int, c_void};
@@ -9,7 +9,7 @@ use crate::api;
 use crate::memory::{Kind, Memory, Range, unmap, write};
 use crate::numbers::MEM_ALLOCATION_TYPE_PINNED;
 use crate::os::{self, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_RW};
-use crate::views::{Had, closed, opened};
+use crate::views::{Origin, closed, opened};
 use crate::state::*;
 use crate::streams::{acquiring, drain};
 use crate::types::*;
@@ -25,9 +25,9 @@ pub(crate) struct Physical {
 
 #[derive(Default)]
 pub(crate) struct Virtual {
-    /// Start, bytes, number.
+    /// By start: bytes and number.
     reserved: BTreeMap<u64, (usize, u64)>,
-    /// By number, with the shares that are held.
+    /// By number, with the reference count.
     handles: HashMap<u64, (Arc<Physical>, u32)>,
 }
 
@@ -41,7 +41,7 @@ impl Virtual {
         (address - start < bytes as u64).then_some((start, bytes, id))
     }
 
-    fn hold(&mut self, physical: Arc<Physical>) -> u64 {
+    fn retain(&mut self, physical: Arc<Physical>) -> u64 {
         let id = physical.id;
         self.handles.entry(id).or_insert((physical, 0)).1 += 1;
         id
@@ -52,7 +52,7 @@ impl Virtual {
     }
 }
 
-/// The ranges that lie in these addresses, which are whole ranges.
+/// Returns the mapped ranges in these addresses, which must contain whole ranges only.
 fn inside(memory: &Memory, address: u64, bytes: usize) -> Answer<Vec<u64>> {
     let end = address + bytes as u64;
     let found: Vec<u64> = memory.ranges.range(address..end).map(|(&base, _)| base).collect();
@@ -63,7 +63,7 @@ fn inside(memory: &Memory, address: u64, bytes: usize) -> Answer<Vec<u64>> {
 
 api! {
     fn cuMemGetAllocationGranularity(granularity: *mut usize, _property: *const CUmemAllocationProp, _option: c_int) {
-        give(granularity, settings().granularity)
+        write_out(granularity, settings().granularity)
     }
 
     fn cuMemCreate(handle: *mut u64, bytes: usize, property: *const CUmemAllocationProp, flags: u64) {
@@ -83,14 +83,14 @@ api! {
         let exportable =
             settings().ipc && property.requested_handle_types & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0;
         let physical = Arc::new(Physical { fd, bytes, device, exportable, imported: false, id });
-        give(handle, write(|memory| memory.virtuals.hold(physical)))
+        write_out(handle, write(|memory| memory.virtuals.retain(physical)))
     }
 
     fn cuMemRelease(handle: u64) {
         write(|memory| {
-            let held = memory.virtuals.handles.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            held.1 -= 1;
-            if held.1 == 0 {
+            let entry = memory.virtuals.handles.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            entry.1 -= 1;
+            if entry.1 == 0 {
                 memory.virtuals.handles.remove(&handle);
             }
             Ok(())
@@ -103,13 +103,13 @@ api! {
                 Some((_, Range { kind: Kind::Mapped { physical, .. }, .. })) => physical.clone(),
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             };
-            give(handle, memory.virtuals.hold(physical))
+            write_out(handle, memory.virtuals.retain(physical))
         })
     }
 
     fn cuMemGetAllocationPropertiesFromHandle(property: *mut CUmemAllocationProp, handle: u64) {
         let physical = write(|memory| memory.virtuals.get(handle))?;
-        give(property, CUmemAllocationProp {
+        write_out(property, CUmemAllocationProp {
             kind: MEM_ALLOCATION_TYPE_PINNED,
             requested_handle_types: physical.exportable.into(),
             location: CUmemLocation { kind: MEM_LOCATION_TYPE_DEVICE, id: physical.device as c_int },
@@ -128,7 +128,7 @@ api! {
         let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
         let at = os::map(0, bytes, PROT_NONE, flags, -1).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         write(|memory| memory.virtuals.reserved.insert(at, (bytes, fresh())));
-        give(address, at)
+        write_out(address, at)
     }
 
     fn cuMemAddressFree(address: u64, bytes: usize) {
@@ -160,8 +160,8 @@ api! {
             os::map(address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical.fd.as_raw_fd())
                 .ok_or(CUDA_ERROR_MAP_FAILED)?;
             let (device, id) = (physical.device, fresh());
-            let had = if physical.imported { Had::Imported } else { Had::Device };
-            opened(address, bytes, had, Some(physical.fd.as_raw_fd()));
+            let origin = if physical.imported { Origin::Imported } else { Origin::Device };
+            opened(address, bytes, origin, Some(physical.fd.as_raw_fd()));
             let kind = Kind::Mapped { physical, accessible: false };
             memory.ranges.insert(address, Range { bytes, device, id, kind });
             Ok(())
@@ -213,13 +213,13 @@ api! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let fd = os::fcntl(physical.fd.as_raw_fd(), os::F_DUPFD_CLOEXEC, 0);
-        if fd < 0 { Err(CUDA_ERROR_OUT_OF_MEMORY) } else { give(shareable.cast::<c_int>(), fd) }
+        if fd < 0 { Err(CUDA_ERROR_OUT_OF_MEMORY) } else { write_out(shareable.cast::<c_int>(), fd) }
     }
 
     fn cuMemImportFromShareableHandle(handle: *mut u64, shareable: *mut c_void, kind: c_int) {
         current()?;
         let fd = shareable as c_int;
-        // The name tells the device, and that it is one of ours at all.
+        // The name contains the device, and shows that the fake driver created the memory.
         let device = os::memfd_name(&format!("/proc/self/fd/{fd}"))
             .and_then(|name| crate::sharing::device_of(&name))
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -234,6 +234,6 @@ api! {
         let file = std::fs::File::from(fd);
         let bytes = file.metadata().map_err(|_| CUDA_ERROR_INVALID_VALUE)?.len() as usize;
         let physical = Physical { fd: file.into(), bytes, device, exportable: true, imported: true, id: fresh() };
-        give(handle, write(|memory| memory.virtuals.hold(Arc::new(physical))))
+        write_out(handle, write(|memory| memory.virtuals.retain(Arc::new(physical))))
     }
 }

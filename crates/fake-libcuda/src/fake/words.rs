@@ -1,11 +1,11 @@
-//! Stream-ordered waits and writes on words of memory.
+//! Stream-ordered waits and writes of words in memory.
 
 use std::ffi::c_uint;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::api;
-use crate::check::over;
+use crate::check::has_ended;
 use crate::history::reached;
 use crate::memory::{Kind, Range, read};
 use crate::numbers::STREAM_MEM_OP_WRITE_VALUE_64;
@@ -14,33 +14,33 @@ use crate::state::*;
 use crate::streams::{Handle, stream};
 use crate::types::*;
 
-/// A word that is there, by the range that covers it; `None`, and a broken context, if it is not.
+/// Passes the word to `f` if a range covers it. Otherwise breaks the context and returns `None`.
 fn with<T>(word: u64, f: impl FnOnce(&AtomicU64) -> T) -> Option<T> {
-    // Held while the word is touched, so that nobody takes the memory away meanwhile.
+    // Holds the lock during the access, so that the memory remains mapped.
     let memory = read();
     if !memory.covers(word, 8) {
         break_context(
             CUDA_ERROR_ILLEGAL_ADDRESS,
-            &format!("a stream comes to the word at {word:#x}, which is gone"),
+            &format!("a stream accesses the word at {word:#x}, which is not mapped"),
         );
         return None;
     }
     Some(f(unsafe { AtomicU64::from_ptr(word as *mut u64) }))
 }
 
-/// Waits in the stream's thread, until the word has reached the value and it `passes`. Ends, too, when the context breaks or the
-/// world is over.
+/// Waits in the stream's thread until the word has reached the value and `passes` returns true. Also ends when the
+/// context breaks or the world ends.
 pub(crate) fn wait(word: u64, value: u64, passes: impl Fn() -> bool) {
-    let mut turn = 0u32;
+    let mut polls = 0u32;
     while let Some(found) = with(word, |word| word.load(Ordering::Acquire)) {
-        if broken() != CUDA_SUCCESS || over(process()) || reached(found, value) && passes() {
+        if broken() != CUDA_SUCCESS || has_ended(process()) || reached(found, value) && passes() {
             return;
         }
-        turn = turn.saturating_add(1);
-        if turn < 64 {
+        polls = polls.saturating_add(1);
+        if polls < 64 {
             std::thread::yield_now();
         } else {
-            std::thread::sleep(Duration::from_micros(if turn < 1000 { 20 } else { 200 }));
+            std::thread::sleep(Duration::from_micros(if polls < 1000 { 20 } else { 200 }));
         }
     }
 }
@@ -53,7 +53,7 @@ pub(crate) fn write(word: u64, value: u64) {
 }
 
 fn enqueue(handle: &Handle, word: u64, operation: Operation) -> Answer {
-    // A stream writes no word of another process's device memory.
+    // A stream cannot write words in another process's device memory.
     let theirs = matches!(read().find(word), Some((_, Range { kind: Kind::Imported, .. })));
     if theirs && matches!(operation, Operation::Write { .. }) {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
@@ -76,7 +76,7 @@ api! {
     fn cuStreamWaitValue64_v2(stream: CUstream, word: CUdeviceptr, value: u64, flags: c_uint) {
         let handle = handle(stream)?;
         if flags != STREAM_WAIT_VALUE_GEQ {
-            // The only kind that is known here.
+            // The fake supports no other comparison.
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         enqueue(&handle, word, Operation::Wait { word, value })

@@ -1,4 +1,4 @@
-//! A rank whose only peer, on another node, never comes; and whose wire does what a test says.
+//! A rank whose only peer, on another node, makes no calls. A script controls the wire between them.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use smddp_transport::joint::{Joined, Prepared, WireScript};
 
 use super::means;
 
-/// One of two ranks.
+/// A group of two ranks, of which only one has a communicator.
 pub(crate) struct Fake {
     pub(crate) script: WireScript,
     prepared: [Prepared; 2],
@@ -21,12 +21,12 @@ impl Fake {
         Self { script, prepared }
     }
 
-    /// The other rank is what keeps its door open: without it, it is gone.
+    /// Returns the communicator and the other rank. The other rank counts as dead after its drop.
     pub(crate) fn comm(self, timeout: Duration) -> (Communicator, Prepared) {
-        let cards: Vec<_> = self.prepared.iter().map(|prepared| prepared.card().clone()).collect();
+        let infos: Vec<_> = self.prepared.iter().map(|prepared| prepared.card().clone()).collect();
         let [me, mut other] = self.prepared;
-        other.trust_card(&cards[0]);
-        let Joined { group: link, nodes, .. } = me.connect(cards).unwrap();
+        other.trust_card(&infos[0]);
+        let Joined { group: link, nodes, .. } = me.connect(infos).unwrap();
         (Communicator::over(link, &nodes, "fake", timeout), other)
     }
 }

@@ -1,4 +1,4 @@
-//! One collective on buffers of its own, to be started, waited for and checked.
+//! One collective with its buffers, which a test starts, waits for and checks.
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result, Work};
 
@@ -14,8 +14,9 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// `count` elements per block (whole buffer for all_reduce, broadcast, reduce). `salt` makes the data differ
-    /// from call to call; all ranks give the same.
+    /// Creates a job of `count` elements per block (whole buffer for all_reduce, broadcast, reduce).
+    ///
+    /// `salt` varies the data between calls. All ranks must pass the same value.
     pub(crate) fn new(
         rank: usize,
         n: usize,
@@ -75,17 +76,17 @@ impl Job {
         }
     }
 
-    /// Asynchronous. The job must live until the work is done.
+    /// Starts the collective asynchronously. The job must live until the work is complete.
     pub(crate) fn start(&mut self, comm: &Communicator) -> Result<Work> {
         let call = self.call();
-        // SAFETY: the vectors stay where they are until the work is done, which every caller sees to.
+        // SAFETY: every caller keeps the job, and so the vectors, until the work is complete.
         unsafe { comm.start(&call, Options::default()) }
     }
 
-    /// Synchronous.
+    /// Runs the collective synchronously.
     pub(crate) fn run(&mut self, comm: &Communicator) -> Result<()> {
         let call = self.call();
-        // SAFETY: the vectors outlive the call, which is synchronous.
+        // SAFETY: the vectors outlive the synchronous call.
         unsafe { comm.run(&call, Options::default()) }
     }
 
@@ -94,7 +95,7 @@ impl Job {
         assert_eq!(output.len(), self.want.len());
         if let Some(at) = (0..output.len()).find(|&i| output[i].to_bits() != self.want[i].to_bits()) {
             panic!(
-                "{:?} on rank {}, root {}: element {at} of {} is {}, not {}",
+                "{:?} on rank {}, root {}: element {at} of {} is {}, expected {}",
                 self.collective,
                 self.rank,
                 self.root,

@@ -1,4 +1,4 @@
-//! N ranks as threads, and what every collective should come to; ranks as processes are in `procs`.
+//! Ranks as threads, and the expected results of every collective. Ranks as processes are in `procs`.
 
 pub(crate) mod fake;
 pub(crate) mod group;
@@ -14,11 +14,11 @@ use smddp_transport::fabric::srd::{Srd, SrdScript};
 use smddp_transport::interface::{Family, Wanted};
 use smddp_transport::joint::{self, Between, Joined, Means, Prepared, WireScript};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// At once, on a machine that has other things to do as well: far from every deadline.
-pub(crate) const SOON: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
+/// Limit for prompt operations on a loaded machine; shorter than every timeout.
+pub(crate) const PROMPT_LIMIT: Duration = Duration::from_secs(5);
 
-/// What takes so long every time does not only seem to: the machine may hold up any one of three.
+/// Asserts that one of three runs takes less than `limit`. A loaded machine may delay single runs.
 pub(crate) fn takes_less_than(limit: Duration, mut once: impl FnMut() -> Duration) {
     let mut took = Vec::new();
     while took.len() < 3 {
@@ -27,10 +27,10 @@ pub(crate) fn takes_less_than(limit: Duration, mut once: impl FnMut() -> Duratio
             return;
         }
     }
-    panic!("took {took:?}, never less than {limit:?}");
+    panic!("took {took:?}, expected less than {limit:?}");
 }
 
-/// How long `body` takes.
+/// Returns the run time of `body`.
 pub(crate) fn timed(body: impl FnOnce()) -> Duration {
     let begun = Instant::now();
     body();
@@ -43,15 +43,16 @@ pub(crate) fn node_ranks<T: Send>(
     each: usize,
     body: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
-    over(Wire::Nodes(each).links(size), PATIENCE, body)
+    over(Wire::Nodes(each).links(size), TIMEOUT, body)
 }
 
-/// The same over shared memory: all ranks in this process, each with its own control block.
+/// Runs `body` over shared memory: all ranks in this process, each with a separate control block.
 pub(crate) fn shm_ranks<T: Send>(size: usize, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    over(Wire::Shm.links(size), PATIENCE, body)
+    over(Wire::Shm.links(size), TIMEOUT, body)
 }
 
-/// (elements in, elements out) of a rank, for `c` elements a block (whole for all_reduce, broadcast, reduce).
+/// Returns (input elements, output elements) of a rank, for `c` elements per block (whole buffer for all_reduce,
+/// broadcast, reduce).
 pub(crate) fn shape(
     collective: Collective,
     at_root: bool,
@@ -71,37 +72,39 @@ pub(crate) fn shape(
     }
 }
 
-/// What ranks as threads are joined by.
+/// Transport between ranks that are threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wire {
     Shm,
-    /// The same, and cells are written past the caches, as where readers' caches are far.
-    Far,
-    /// Nodes of so many ranks: shared memory inside, sockets between them.
+    /// Shared memory with non-temporal stores to cells, as for readers without a common cache.
+    NonTemporal,
+    /// Nodes of the given number of ranks: shared memory within a node, sockets between nodes.
     Nodes(usize),
-    /// The same with what goes between nodes encrypted.
-    Sealed(usize),
-    /// Nodes of one rank over a simulated fabric of this seed, where messages are late and overtake each other.
+    /// Nodes of the given number of ranks with encrypted sockets between nodes.
+    Encrypted(usize),
+    /// Nodes of one rank over a simulated fabric with this seed, which delays and reorders messages.
     Srd(u64),
-    /// Nodes of one rank over sockets; this one dies at its message of that number.
+    /// Nodes of one rank over sockets. Rank `.0` dies at its message number `.1`.
     Dying(usize, u64),
 }
 
 impl Wire {
-    /// One of each kind.
-    pub(crate) const EACH: [Wire; 4] = [Wire::Srd(7), Wire::Shm, Wire::Nodes(1), Wire::Sealed(2)];
+    /// One wire of each kind.
+    pub(crate) const EACH: [Wire; 4] = [Wire::Srd(7), Wire::Shm, Wire::Nodes(1), Wire::Encrypted(2)];
 
     pub(crate) fn links(self, size: usize) -> Vec<Joined> {
         let node = |rank: usize, each: usize| means(Some(format!("node {}", rank / each)));
         match self {
             Wire::Shm => joined(size, |_| means(None), |_| None),
-            Wire::Far => {
+            Wire::NonTemporal => {
                 let mut links = Wire::Shm.links(size);
                 links.iter_mut().for_each(|joined| joined.group.assume_far());
                 links
             }
             Wire::Nodes(each) => joined(size, |rank| node(rank, each), |_| None),
-            Wire::Sealed(each) => joined(size, |rank| Means { encrypts: true, ..node(rank, each) }, |_| None),
+            Wire::Encrypted(each) => {
+                joined(size, |rank| Means { encrypts: true, ..node(rank, each) }, |_| None)
+            }
             // A group of one rank has no wire.
             Wire::Srd(_) if size == 1 => Wire::Shm.links(size),
             Wire::Srd(seed) => simulated_links(size, 1, SrdScript { seed, ..SrdScript::default() }).1,
@@ -130,7 +133,7 @@ pub(crate) fn means(node: Option<String>) -> Means {
     }
 }
 
-/// Nodes of one rank joined by libfabric over sockets; `None` where this machine has no libfabric.
+/// Nodes of one rank over libfabric's socket provider; `None` if this machine has no libfabric.
 pub(crate) fn fabric_links(size: usize) -> Option<Vec<Joined>> {
     let library = std::env::var_os("SMDDP_LIBFABRIC").map(Into::into);
     let provider = Some("tcp;ofi_rxm".to_owned());
@@ -142,8 +145,8 @@ pub(crate) fn fabric_links(size: usize) -> Option<Vec<Joined>> {
     };
     let settings =
         choose::Settings { library: library.clone(), provider: provider.clone(), ..Default::default() };
-    if let Err(why) = choose::choose_provider(&settings).0 {
-        println!("fabric: not run: {why}");
+    if let Err(reason) = choose::choose_provider(&settings).0 {
+        println!("fabric: skipped: {reason}");
         return None;
     }
     Some(joined(size, |rank| fabric(format!("node {rank}")), |_| None))
@@ -159,17 +162,17 @@ fn joined(
     for (rank, one) in prepared.iter_mut().enumerate() {
         script(rank).into_iter().for_each(|script| one.set_script(script));
     }
-    let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
-    prepared.into_iter().map(|p| p.connect(cards.clone()).unwrap()).collect()
+    let infos: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
+    prepared.into_iter().map(|p| p.connect(infos.clone()).unwrap()).collect()
 }
 
-/// Nodes of `each` ranks joined by a simulated fabric.
+/// Nodes of `each` ranks over a simulated fabric.
 pub(crate) fn simulated_links(size: usize, each: usize, script: SrdScript) -> (Srd, Vec<Joined>) {
     joint::simulated(size, &means(None), |rank| format!("node {}", rank / each), script).unwrap()
 }
 
-/// Where ranks as threads wait for each other outside the library. Unlike the standard library's barrier it does
-/// not wait for ever for a rank that failed.
+/// Barrier between ranks that are threads, outside the library. Unlike the standard library's barrier it has a
+/// timeout, for the case that a rank fails.
 pub(crate) struct Gate {
     size: usize,
     state: Mutex<(usize, usize)>,
@@ -182,10 +185,10 @@ impl Gate {
     }
 
     pub(crate) fn wait(&self) {
-        self.wait_for(PATIENCE);
+        self.wait_timeout(TIMEOUT);
     }
 
-    pub(crate) fn wait_for(&self, patience: Duration) {
+    pub(crate) fn wait_timeout(&self, timeout: Duration) {
         let mut state = self.state.lock().unwrap();
         state.0 += 1;
         if state.0 == self.size {
@@ -193,10 +196,10 @@ impl Gate {
             self.changed.notify_all();
             return;
         }
-        let turn = state.1;
+        let generation = state.1;
         let (_state, out) =
-            self.changed.wait_timeout_while(state, patience, |state| state.1 == turn).unwrap();
-        assert!(!out.timed_out(), "a rank did not come to the gate");
+            self.changed.wait_timeout_while(state, timeout, |state| state.1 == generation).unwrap();
+        assert!(!out.timed_out(), "a rank did not reach the gate");
     }
 }
 
@@ -217,7 +220,7 @@ pub(crate) fn over<T: Send>(
     })
 }
 
-/// What rank `r` has at place `i`: small whole numbers, exact in every sum.
+/// Input element `i` of rank `r`: a small integer, exact in every sum.
 pub(crate) fn value(r: usize, i: usize) -> f32 {
     ((i * 7 + r * 13) % 31) as f32
 }
@@ -226,7 +229,7 @@ fn flat(data: &mut [f32]) -> Blocks<'static> {
     Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() }
 }
 
-/// Makes `collective` with `count` elements per block (whole buffer for all_reduce, broadcast, reduce) and checks
+/// Runs `collective` with `count` elements per block (whole buffer for all_reduce, broadcast, reduce) and checks
 /// every element.
 pub(crate) fn try_one(
     comm: &Communicator,
@@ -326,7 +329,7 @@ fn run(
     output: Blocks<'_>,
 ) -> Result<()> {
     let call = Call { collective, dtype: DType::F32, redop: RedOp::Sum, root, input, output };
-    // SAFETY: the vectors outlive the call, which is synchronous.
+    // SAFETY: the vectors outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }
 }
 

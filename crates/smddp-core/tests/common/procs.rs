@@ -1,8 +1,8 @@
-//! Ranks as real processes: the test starts its own binary again, once per rank, with a role to play.
+//! Ranks as processes: the test starts its binary again, once per rank, with a role.
 //!
-//! Ranks and test talk in lines over the ranks' standard input and output. The test holds a small store that the
-//! ranks put values in and get values from (a get is answered as soon as the value is there), and hears what they
-//! say. Whatever goes wrong, every rank is killed and what each of them said is printed.
+//! Ranks and test exchange lines over the ranks' standard input and output. The test process holds a small key-value
+//! store for the ranks: a get returns as soon as the key exists. It also receives the ranks' reports. After any error
+//! the test kills all ranks and prints their output.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -11,44 +11,44 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Lines printed of a failed test.
+/// Maximum number of lines printed for a failed test.
 const LAST: usize = 120;
 const ROLE: &str = "SMDDP_TEST_ROLE";
 const RANK: &str = "SMDDP_TEST_RANK";
 const SIZE: &str = "SMDDP_TEST_SIZE";
 
-/// One rank, in its own process.
-pub(crate) struct Me {
+/// One rank in a separate process.
+pub(crate) struct RankProcess {
     pub(crate) role: String,
     pub(crate) rank: usize,
     pub(crate) size: usize,
 }
 
-impl Me {
-    /// This process as a rank; `None` in the test itself.
+impl RankProcess {
+    /// Returns this process as a rank; `None` in the test process.
     pub(crate) fn role() -> Option<Self> {
         let number = |name: &str| std::env::var(name).unwrap().parse().unwrap();
         let role = std::env::var(ROLE).ok()?;
-        // As in a program that is not Rust's or Python's: a write to whoever is gone would end it.
+        // Restores the default of programs in other languages: a write to a closed pipe ends the process.
         // SAFETY: no thread of this process has begun to write.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
         Some(Self { role, rank: number(RANK), size: number(SIZE) })
     }
 
-    /// Tells the test.
-    pub(crate) fn say(&self, line: &str) {
-        tell(&format!("@say {line}"));
+    /// Sends a report to the test.
+    pub(crate) fn report(&self, line: &str) {
+        send_line(&format!("@report {line}"));
     }
 
     pub(crate) fn put(&self, key: &str, value: &str) {
-        tell(&format!("@put {key} {value}"));
+        send_line(&format!("@put {key} {value}"));
     }
 
-    /// Waits until `key` is there. One thread of a rank at a time.
+    /// Waits until `key` exists. Only one thread of a rank may call it at a time.
     pub(crate) fn get(&self, key: &str) -> String {
-        tell(&format!("@get {key}"));
+        send_line(&format!("@get {key}"));
         let mut line = String::new();
-        // No test any more: nobody wants this rank.
+        // The test process has exited, so this rank exits too.
         if std::io::stdin().read_line(&mut line).unwrap_or(0) == 0 {
             std::process::exit(3);
         }
@@ -56,9 +56,9 @@ impl Me {
     }
 }
 
-fn tell(line: &str) {
+fn send_line(line: &str) {
     let mut out = std::io::stdout().lock();
-    // The leading end of line parts it from what the test harness prints.
+    // The leading newline separates it from the output of the test harness.
     let _ = out.write_all(format!("\n{line}\n").as_bytes());
     let _ = out.flush();
 }
@@ -81,7 +81,7 @@ struct Store {
 struct Shared {
     store: Mutex<Store>,
     inputs: Mutex<Vec<Option<ChildStdin>>>,
-    /// Everything that every rank printed, with the time since the start.
+    /// All output of the ranks, with the time since the start.
     log: Mutex<Vec<(Duration, usize, String)>>,
     begun: Instant,
 }
@@ -98,7 +98,7 @@ impl Shared {
             ready.into_iter().map(|(_, rank)| rank).collect()
         };
         for rank in ready {
-            self.answer(rank, value);
+            self.reply(rank, value);
         }
     }
 
@@ -112,25 +112,25 @@ impl Shared {
             found
         };
         if let Some(value) = found {
-            self.answer(rank, &value);
+            self.reply(rank, &value);
         }
     }
 
-    fn answer(&self, rank: usize, value: &str) {
+    fn reply(&self, rank: usize, value: &str) {
         if let Some(input) = &mut self.inputs.lock().unwrap()[rank] {
-            // A dead rank does not listen.
+            // The rank may be dead.
             let _ = input.write_all(format!("{value}\n").as_bytes());
         }
     }
 
-    fn listen(&self, rank: usize, from: impl std::io::Read, said: Option<Sender<Heard>>) {
-        self.read(rank, from, said.as_ref());
-        if let Some(said) = said {
-            let _ = said.send(Heard::End(rank));
+    fn listen(&self, rank: usize, from: impl std::io::Read, events: Option<Sender<Event>>) {
+        self.read(rank, from, events.as_ref());
+        if let Some(events) = events {
+            let _ = events.send(Event::End(rank));
         }
     }
 
-    fn read(&self, rank: usize, from: impl std::io::Read, said: Option<&Sender<Heard>>) {
+    fn read(&self, rank: usize, from: impl std::io::Read, events: Option<&Sender<Event>>) {
         for line in BufReader::new(from).lines() {
             let Ok(line) = line else { return };
             if line.is_empty() {
@@ -145,11 +145,11 @@ impl Shared {
                 }
                 _ => {
                     self.log.lock().unwrap().push((self.begun.elapsed(), rank, line.clone()));
-                    if verb == "@say"
-                        && let Some(said) = said
+                    if verb == "@report"
+                        && let Some(events) = events
                     {
                         let text = rest.to_owned();
-                        let _ = said.send(Heard::Line(Said { rank, at: Instant::now(), text }));
+                        let _ = events.send(Event::Report(Report { rank, at: Instant::now(), text }));
                     }
                 }
             }
@@ -157,40 +157,41 @@ impl Shared {
     }
 }
 
-/// A line that a rank told the test.
+/// A line that a rank reported to the test.
 #[derive(Clone, Debug)]
-pub(crate) struct Said {
+pub(crate) struct Report {
     pub(crate) rank: usize,
     pub(crate) at: Instant,
     pub(crate) text: String,
 }
 
-enum Heard {
-    Line(Said),
-    /// This rank says no more.
+enum Event {
+    Report(Report),
+    /// The output of this rank has ended.
     End(usize),
 }
 
-/// The ranks as the test sees them. None outlives this value.
+/// The ranks of a test. Its drop kills all of them.
 pub(crate) struct Ranks {
     children: Vec<Child>,
     shared: Arc<Shared>,
-    said: Receiver<Heard>,
+    events: Receiver<Event>,
     ended: Vec<bool>,
-    /// Heard, not yet asked for.
-    kept: Vec<Said>,
-    until: Instant,
+    /// Received and not yet requested.
+    reports: Vec<Report>,
+    deadline: Instant,
 }
 
-/// Starts `size` ranks in `role`. They have `patience` to finish. `{pair}` in a value is half the rank.
-pub(crate) fn start(role: &str, size: usize, environment: &[(&str, &str)], patience: Duration) -> Ranks {
+/// Starts `size` ranks in `role` with a time limit. In values, `{pair}` stands for half the rank and `{rank}` for the
+/// rank.
+pub(crate) fn start(role: &str, size: usize, environment: &[(&str, &str)], timeout: Duration) -> Ranks {
     let shared = Arc::new(Shared {
         store: Mutex::default(),
         inputs: Mutex::default(),
         log: Mutex::default(),
         begun: Instant::now(),
     });
-    let (sender, said) = channel();
+    let (sender, events) = channel();
     let mut children = Vec::new();
     for rank in 0..size {
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -218,10 +219,10 @@ pub(crate) fn start(role: &str, size: usize, environment: &[(&str, &str)], patie
     Ranks {
         children,
         shared,
-        said,
+        events,
         ended: vec![false; size],
-        kept: Vec::new(),
-        until: Instant::now() + patience,
+        reports: Vec::new(),
+        deadline: Instant::now() + timeout,
     }
 }
 
@@ -234,26 +235,26 @@ impl Ranks {
         self.shared.put(key, value);
     }
 
-    /// The next line of `rank` that begins with `head`, within the ranks' time.
-    pub(crate) fn hear(&mut self, rank: usize, head: &str) -> Said {
+    /// Returns the next report of `rank` that begins with `prefix`, within the ranks' time limit.
+    pub(crate) fn wait_for(&mut self, rank: usize, prefix: &str) -> Report {
         loop {
-            if let Some(at) = self.kept.iter().position(|s| s.rank == rank && s.text.starts_with(head)) {
-                return self.kept.remove(at);
+            if let Some(at) = self.reports.iter().position(|r| r.rank == rank && r.text.starts_with(prefix)) {
+                return self.reports.remove(at);
             }
             if self.ended[rank] {
                 let status = self.exit(rank);
-                self.fail(&format!("rank {rank} did not say `{head}`; it ended with {status}"));
+                self.fail(&format!("rank {rank} did not report `{prefix}`; it exited with {status}"));
             }
-            let left = self.until.saturating_duration_since(Instant::now());
-            match self.said.recv_timeout(left) {
-                Ok(Heard::Line(said)) => self.kept.push(said),
-                Ok(Heard::End(which)) => self.ended[which] = true,
-                Err(_) => self.fail(&format!("rank {rank} did not say `{head}` in time")),
+            let left = self.deadline.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(Event::Report(report)) => self.reports.push(report),
+                Ok(Event::End(rank)) => self.ended[rank] = true,
+                Err(_) => self.fail(&format!("rank {rank} did not report `{prefix}` in time")),
             }
         }
     }
 
-    /// `kill -9`, reaped.
+    /// Kills `rank` with SIGKILL and reaps it. Returns the time of the signal.
     pub(crate) fn kill(&mut self, rank: usize) -> Instant {
         self.children[rank].kill().unwrap();
         let at = Instant::now();
@@ -261,36 +262,36 @@ impl Ranks {
         at
     }
 
-    /// Waits for `rank`'s exit.
+    /// Waits for the exit of `rank`.
     pub(crate) fn exit(&mut self, rank: usize) -> ExitStatus {
         loop {
             if let Some(status) = self.children[rank].try_wait().unwrap() {
                 return status;
             }
-            if Instant::now() > self.until {
-                self.fail(&format!("rank {rank} did not end in time"));
+            if Instant::now() > self.deadline {
+                self.fail(&format!("rank {rank} did not exit in time"));
             }
             std::thread::park_timeout(Duration::from_millis(1));
         }
     }
 
-    /// All of `ranks` must end well.
+    /// Waits until all of `ranks` have exited successfully.
     pub(crate) fn finish(mut self, ranks: impl IntoIterator<Item = usize>) {
         for rank in ranks {
             let status = self.exit(rank);
             if !status.success() {
-                self.fail(&format!("rank {rank} ended with {status}"));
+                self.fail(&format!("rank {rank} exited with {status}"));
             }
         }
     }
 
-    /// Kills all ranks and fails the test with all they said.
-    pub(crate) fn fail(&mut self, why: &str) -> ! {
+    /// Kills all ranks and fails the test with their output.
+    pub(crate) fn fail(&mut self, reason: &str) -> ! {
         for child in &mut self.children {
             let _ = child.kill();
             let _ = child.wait();
         }
-        let mut text = format!("{why}\n");
+        let mut text = format!("{reason}\n");
         let log = self.shared.log.lock().unwrap();
         for (at, rank, line) in &log[log.len().saturating_sub(LAST)..] {
             text += &format!("{:9.3} rank {rank}: {line}\n", at.as_secs_f64());

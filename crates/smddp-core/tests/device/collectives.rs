@@ -1,8 +1,8 @@
-//! Right results over every wire, size, type and kind of memory, and nothing unordered on the way.
+//! Correct results and complete ordering for every wire, size, type and kind of memory.
 
 use smddp_core::{Collective, DType, RedOp};
 
-use crate::common::{ALL, PATIENCE, Wire};
+use crate::common::{ALL, TIMEOUT, Wire};
 use crate::rank::{Job, Memory, PLAIN, Rank, Site, ranks, ranks_on};
 use crate::world::{World, assert_clean, open_device};
 
@@ -14,18 +14,18 @@ pub(crate) fn world_of(settings: &str) -> World {
     World::new(&format!("{settings} FAKE_CUDA_GRANULARITY=4096"))
 }
 
-/// Ends the world: no mistakes, and nothing left behind.
+/// Ends the world. Asserts that it has found no errors and no leaks.
 pub(crate) fn clean(world: &World, what: &str) {
     assert_clean(world, what);
     assert_eq!(world.leaks(), Vec::<String>::new(), "{what}");
 }
 
 #[test]
-fn every_collective_is_right_on_devices_over_every_wire() {
+fn collectives_are_correct_on_devices_over_every_wire() {
     for size in [1, 2, 3, 5] {
         for wire in [Wire::EACH[0], Wire::Shm, Wire::Nodes(1), Wire::Nodes(2), Wire::Nodes(3)] {
             let world = world(size as u64);
-            ranks(&world, wire.links(size), PATIENCE, |rank| {
+            ranks(&world, wire.links(size), TIMEOUT, |rank| {
                 for (i, collective) in ALL.into_iter().enumerate() {
                     for (count, in_place) in [(1, false), (1000, true), (40_001, i % 2 == 0)] {
                         let root = (i + count) % size;
@@ -42,10 +42,10 @@ fn every_collective_is_right_on_devices_over_every_wire() {
 
 /// Forms that no plan supports in place: the stream copies the input first.
 #[test]
-fn overlapping_input_and_output_on_devices_give_the_results_of_separate_buffers() {
+fn overlapping_device_buffers_give_the_results_of_separate_buffers() {
     for wire in [Wire::Shm, Wire::Nodes(2)] {
         let world = world(3);
-        ranks(&world, wire.links(3), PATIENCE, |rank| {
+        ranks(&world, wire.links(3), TIMEOUT, |rank| {
             for (i, collective) in ALL.into_iter().enumerate() {
                 for (count, at) in [(8, (0, 0)), (8, (0, 4)), (40_001, (20_000, 0)), (40_001, (40_001, 0))] {
                     let job = Job::overlapping(rank, collective, count, i % 3, at);
@@ -58,9 +58,9 @@ fn overlapping_input_and_output_on_devices_give_the_results_of_separate_buffers(
 }
 
 #[test]
-fn every_type_and_reduction_has_the_bits_of_the_processors_collective() {
+fn device_reductions_are_bit_identical_to_host_reductions() {
     let world = world(1);
-    ranks(&world, Wire::Shm.links(3), PATIENCE, |rank| {
+    ranks(&world, Wire::Shm.links(3), TIMEOUT, |rank| {
         for dtype in DType::ALL {
             for code in 0..9 {
                 let redop = RedOp::from_code(code, 0.3).unwrap();
@@ -93,11 +93,11 @@ fn every_type_and_reduction_has_the_bits_of_the_processors_collective() {
 }
 
 #[test]
-fn memory_of_any_kind_moves() {
+fn collectives_are_correct_for_every_kind_of_memory() {
     for memory in [Memory::Mapped { chunk: 4096 }, Memory::Mapped { chunk: 61_440 }, Memory::Private] {
         for wire in [Wire::Shm, Wire::Nodes(2)] {
             let world = world(2);
-            ranks(&world, wire.links(4), PATIENCE, |rank| {
+            ranks(&world, wire.links(4), TIMEOUT, |rank| {
                 for collective in ALL {
                     for (count, in_place) in [(1, false), (40_000, false), (40_000, true)] {
                         let site = Site { memory, in_place };
@@ -112,7 +112,7 @@ fn memory_of_any_kind_moves() {
 }
 
 #[test]
-fn devices_that_do_not_reach_each_other_go_through_pinned_memory_and_say_so() {
+fn devices_without_peer_access_use_pinned_memory() {
     for unreachable in [(1, 2), (2, 0)] {
         let (one, other) = unreachable;
         let world =
@@ -120,7 +120,7 @@ fn devices_that_do_not_reach_each_other_go_through_pinned_memory_and_say_so() {
         ranks_on(
             &world,
             Wire::Shm.links(3),
-            PATIENCE,
+            TIMEOUT,
             |rank| rank as i32,
             |rank| {
                 for collective in ALL {
@@ -142,13 +142,13 @@ fn devices_that_do_not_reach_each_other_go_through_pinned_memory_and_say_so() {
 }
 
 #[test]
-fn calls_overlap_and_mix_with_calls_on_host_memory() {
+fn calls_overlap_and_mix_with_host_memory_calls() {
     for seed in 0..10 {
         let world = world(seed);
         let wire = if seed % 2 == 0 { Wire::Shm } else { Wire::Nodes(2) };
-        ranks(&world, wire.links(4), PATIENCE, |rank| {
+        ranks(&world, wire.links(4), TIMEOUT, |rank| {
             let sum = (DType::F32, RedOp::Sum);
-            // Making a job calls the group's own collective on host memory, while those before are under way.
+            // The creation of a job runs the group's collective on host memory while earlier calls are active.
             let jobs: Vec<_> = (0..6)
                 .map(|i| {
                     let job = Job::new(rank, ALL[(i + seed as usize) % 8], sum, 3000 * i + 1, i % 4, PLAIN);
@@ -170,21 +170,21 @@ fn calls_overlap_and_mix_with_calls_on_host_memory() {
 }
 
 #[test]
-fn calls_that_other_ranks_have_not_made_yet_are_waited_for() {
+fn streams_wait_for_late_ranks() {
     for seed in 0..4 {
         let world = world(seed);
         let wire = if seed % 2 == 0 { Wire::Shm } else { Wire::Nodes(2) };
-        ranks(&world, wire.links(3), PATIENCE, |rank| {
+        ranks(&world, wire.links(3), TIMEOUT, |rank| {
             for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
                 let job = Job::new(rank, collective, (DType::F32, RedOp::Sum), 5000, 0, PLAIN);
-                for turn in 0..60 {
-                    // Each rank is the last one to call now and then, by a little work of its host.
-                    if (turn + seed as usize) % 3 == rank.comm.rank() {
+                for iteration in 0..60 {
+                    // Delays one rank's host a little, a different rank in each iteration.
+                    if (iteration + seed as usize) % 3 == rank.comm.rank() {
                         (0..2000).for_each(|_| std::hint::spin_loop());
                         std::thread::yield_now();
                     }
                     let work = job.start().unwrap();
-                    // Its stream overwrites the input as soon as the call is over, and makes it anew.
+                    // The stream overwrites the input after the call completes, and then restores it.
                     job.finish(&work).unwrap();
                     job.refill();
                 }
@@ -198,32 +198,32 @@ fn calls_that_other_ranks_have_not_made_yet_are_waited_for() {
 }
 
 #[test]
-fn no_stream_stands_at_a_word_while_new_memory_is_mapped() {
+fn no_stream_waits_for_a_word_while_memory_is_mapped() {
     let world = world(8);
-    ranks(&world, Wire::Shm.links(3), PATIENCE, |rank| {
-        // Buffers of its own for each call: all of them have to be mapped.
-        for turn in 0..30 {
-            let collective = ALL[turn % 8];
+    ranks(&world, Wire::Shm.links(3), TIMEOUT, |rank| {
+        // Separate buffers for each call: all of them must be mapped.
+        for iteration in 0..30 {
+            let collective = ALL[iteration % 8];
             Job::new(rank, collective, (DType::F32, RedOp::Sum), 5000, 0, PLAIN).run().unwrap();
         }
     });
     let stalls = world.stalls();
-    assert!(stalls.is_empty(), "{} calls at which a driver may stop for ever: {}", stalls.len(), stalls[0]);
+    assert!(stalls.is_empty(), "{} calls that a driver may block for ever: {}", stalls.len(), stalls[0]);
     clean(&world, "new memory");
 }
 
 #[test]
-fn one_group_serves_several_devices() {
+fn one_group_uses_several_devices() {
     let world = world_of("FAKE_CUDA_DEVICES=2 FAKE_CUDA_SEED=1");
     ranks_on(
         &world,
         Wire::Shm.links(3),
-        PATIENCE,
+        TIMEOUT,
         |rank| (rank % 2) as i32,
         |rank| {
             let sum = (DType::F32, RedOp::Sum);
             Job::new(rank, Collective::AllReduce, sum, 3000, 0, PLAIN).run().unwrap();
-            // All ranks turn to their other device, and back.
+            // All ranks switch to their other device and back.
             let device = open_device(1 - (rank.comm.rank() % 2) as i32);
             let stream = device.create_stream().unwrap();
             let other = Rank { device, comm: rank.comm.clone(), stream };

@@ -1,17 +1,17 @@
-//! What goes wrong ends in an error that says what, and no stream waits for ever.
+//! Failed operations report the cause, and no stream waits forever.
 
 use std::time::Duration;
 
 use smddp_core::{Blocks, Call, Collective, DType, Error, On, Options, RedOp};
 
 use crate::collectives::{clean, world, world_of};
-use crate::common::{Gate, PATIENCE, Wire};
+use crate::common::{Gate, TIMEOUT, Wire};
 use crate::rank::{Job, PLAIN, Rank, Site, ranks};
 use crate::world::{World, capture, faults};
 
 const SUM: (DType, RedOp) = (DType::F32, RedOp::Sum);
 
-/// A call on buffers of the rank's own, all of `count` elements, with no regard to what they hold.
+/// Returns a call on new buffers of the rank, each of `count` elements with arbitrary contents.
 fn call(rank: &Rank, collective: Collective, count: usize) -> (Call<'static>, u64) {
     let at = rank.device.allocate(4 * count * rank.comm.size()).unwrap();
     let flat = |count| Blocks::Flat { ptr: at as *mut u8, count };
@@ -24,21 +24,21 @@ fn on(rank: &Rank) -> Options {
     Options { on: Some(rank.on()), ..Options::default() }
 }
 
-/// Streams go on, nothing is stuck; what was cut short may have read what nobody wrote.
-fn nothing_stuck(world: &World, what: &str) {
+/// Asserts that no stream is blocked. Aborted operations may have read uninitialised memory.
+fn assert_not_blocked(world: &World, case: &str) {
     let reports = world.end();
     let bad = faults(&reports).iter().position(|fault| fault == "Stuck" || fault == "Misuse");
-    assert!(bad.is_none(), "{what}: {}", reports[bad.unwrap()]);
+    assert!(bad.is_none(), "{case}: {}", reports[bad.unwrap()]);
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named_and_the_callers_stream_goes_on() {
+fn timeout_reports_the_missing_rank_and_releases_the_stream() {
     for wire in [Wire::Shm, Wire::Nodes(1), Wire::Nodes(2)] {
         let world = world(3);
-        // Rank 0 gives up, when rank 1 has made the call.
+        // Rank 0 times out after rank 1 has made the call.
         let deadline = Duration::from_secs(3);
         let (called, failed) = (Gate::new(2), Gate::new(3));
-        ranks(&world, wire.links(3), PATIENCE, |rank| {
+        ranks(&world, wire.links(3), TIMEOUT, |rank| {
             let (call, _) = call(rank, Collective::AllReduce, 1000);
             // SAFETY: the buffers are never freed.
             let work = unsafe { rank.comm.start(&call, on(rank)) }.unwrap();
@@ -57,7 +57,7 @@ fn a_rank_that_does_not_come_is_named_and_the_callers_stream_goes_on() {
             if !first {
                 called.wait();
             }
-            // The host waits until the group fails, and the stream for nothing.
+            // The host waits until the group fails; the stream is not blocked.
             let error = work.wait_stream(rank.stream).unwrap_err();
             rank.device.synchronize(rank.stream).unwrap();
             assert_eq!(work.wait(None).err(), Some(error.clone()));
@@ -65,20 +65,20 @@ fn a_rank_that_does_not_come_is_named_and_the_callers_stream_goes_on() {
             assert_eq!(*missing, [2], "{error}");
             // SAFETY: as above.
             let again = unsafe { rank.comm.start(&call, on(rank)) };
-            assert_eq!(again.err(), Some(error), "the group stays failed");
+            assert_eq!(again.err(), Some(error), "the group remains failed");
             failed.wait();
         });
-        nothing_stuck(&world, "a late rank");
+        assert_not_blocked(&world, "a late rank");
     }
 }
 
 #[test]
-fn a_rank_that_dies_is_named_by_the_others_and_their_streams_go_on() {
+fn death_is_reported_by_survivors_and_releases_their_streams() {
     for at in 1..12 {
         let world = world(at);
         ranks(&world, Wire::Dying(1, at).links(3), Duration::from_secs(5), |rank| {
             for i in 0..20 {
-                // What the processor makes of it may fail first.
+                // The host-side part of the call may fail first.
                 let (call, _) = call(rank, Collective::AllReduce, 5000 + i);
                 // SAFETY: the buffers are never freed.
                 let work = match unsafe { rank.comm.start(&call, on(rank)) } {
@@ -98,7 +98,7 @@ fn a_rank_that_dies_is_named_by_the_others_and_their_streams_go_on() {
         .into_iter()
         .enumerate()
         .for_each(|(rank, error)| {
-            let error = error.unwrap_or_else(|| panic!("death at {at}: rank {rank} noticed nothing"));
+            let error = error.unwrap_or_else(|| panic!("death at {at}: rank {rank} reported no error"));
             if rank != 1 {
                 assert!(
                     matches!(&error, Error::PeerLost { rank: 1, .. }),
@@ -106,15 +106,15 @@ fn a_rank_that_dies_is_named_by_the_others_and_their_streams_go_on() {
                 );
             }
         });
-        nothing_stuck(&world, "a death");
+        assert_not_blocked(&world, "a death");
     }
 }
 
 #[test]
-fn calls_that_differ_fail_on_all_sides_naming_both() {
+fn mismatched_calls_fail_on_all_ranks_with_both_calls() {
     for other in [Collective::AllGather, Collective::Barrier] {
         let world = world(4);
-        ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
+        ranks(&world, Wire::Shm.links(2), TIMEOUT, |rank| {
             Job::new(rank, Collective::AllReduce, SUM, 10, 0, PLAIN).run().unwrap();
             let collective = if rank.comm.rank() == 0 { Collective::AllReduce } else { other };
             let (call, _) = call(rank, collective, 100);
@@ -125,14 +125,14 @@ fn calls_that_differ_fail_on_all_sides_naming_both() {
             assert!(matches!(error, Error::Mismatch { .. }), "{text}");
             assert!(text.contains("all_reduce") && text.contains("on CUDA"), "{text}");
         });
-        nothing_stuck(&world, "a mismatch");
+        assert_not_blocked(&world, "a mismatch");
     }
 }
 
 #[test]
-fn a_call_on_a_device_does_not_match_one_on_host_memory() {
+fn device_call_and_host_call_mismatch() {
     let world = world(5);
-    ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
+    ranks(&world, Wire::Shm.links(2), TIMEOUT, |rank| {
         Job::new(rank, Collective::AllReduce, SUM, 10, 0, PLAIN).run().unwrap();
         let (mut device, _) = call(rank, Collective::AllReduce, 4);
         let mut host = [0f32; 4];
@@ -143,46 +143,46 @@ fn a_call_on_a_device_does_not_match_one_on_host_memory() {
             (device.input, device.output) = (flat, flat);
             Options::default()
         };
-        // SAFETY: the device's buffers are never freed, the host's outlive the call, which is waited for.
+        // SAFETY: the device buffers are never freed; the host buffers outlive the call, which is awaited.
         let error = unsafe { rank.comm.start(&device, options) }.unwrap().wait(None).unwrap_err();
         let text = error.to_string();
         assert!(matches!(error, Error::Mismatch { .. }) && text.contains("on CUDA"), "{text}");
     });
-    nothing_stuck(&world, "a mismatch of devices");
+    assert_not_blocked(&world, "a mismatch of devices");
 }
 
 #[test]
-fn what_cannot_be_done_is_refused_and_the_group_stays_usable() {
+fn invalid_device_calls_are_rejected_and_the_group_remains_usable() {
     let world = world(6);
-    ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
-        // A stream under capture, before the group has met its devices: the other rank is not asked.
+    ranks(&world, Wire::Shm.links(2), TIMEOUT, |rank| {
+        // A capturing stream, before the group has exchanged its devices: no communication with the other rank.
         if rank.comm.rank() == 0 {
             capture(rank.stream, true);
             let (call, at) = call(rank, Collective::AllReduce, 10);
-            // SAFETY: refused before anything moves.
+            // SAFETY: rejected before any data moves.
             let error = unsafe { rank.comm.start(&call, on(rank)) }.unwrap_err();
             assert!(matches!(&error, Error::Invalid(text) if text.contains("captured")), "{error}");
             capture(rank.stream, false);
-            // SAFETY: nobody uses it.
+            // SAFETY: unused.
             unsafe { rank.device.free(at) };
         }
         Job::new(rank, Collective::AllReduce, SUM, 10, 0, PLAIN).run().unwrap();
-        // A message: the processor would read the device's memory.
+        // A message: the CPU would read device memory.
         let at = rank.device.allocate(64).unwrap();
-        // SAFETY: refused before anything moves.
+        // SAFETY: rejected before any data moves.
         let sent =
             unsafe { rank.comm.send(at as *const u8, 4, DType::F32, 1 - rank.comm.rank(), 0, on(rank)) };
         let error = sent.unwrap_err();
         assert!(matches!(&error, Error::Invalid(text) if text.contains("host memory")), "{error}");
-        // SAFETY: nobody uses it.
+        // SAFETY: unused.
         unsafe { rank.device.free(at) };
-        // A stream under capture.
+        // A capturing stream after the exchange.
         let captured = rank.device.create_stream().unwrap();
         capture(captured, true);
         let (call, at) = call(rank, Collective::AllReduce, 10);
         let options =
             Options { on: Some(On { device: rank.device.clone(), stream: captured }), ..Options::default() };
-        // SAFETY: refused before anything moves.
+        // SAFETY: rejected before any data moves.
         let error = unsafe { rank.comm.start(&call, options) }.unwrap_err();
         assert!(
             matches!(&error, Error::Invalid(text) if text.contains("captured into a CUDA graph")),
@@ -190,12 +190,12 @@ fn what_cannot_be_done_is_refused_and_the_group_stays_usable() {
         );
         capture(captured, false);
         rank.device.destroy_stream(captured);
-        // A reduction that is not defined.
+        // An undefined reduction.
         let call = Call { redop: RedOp::Bxor, ..call };
         // SAFETY: as above.
         let error = unsafe { rank.comm.start(&call, on(rank)) }.unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
-        // SAFETY: nobody uses it.
+        // SAFETY: unused.
         unsafe { rank.device.free(at) };
         Job::new(rank, Collective::AllReduce, SUM, 10, 0, Site { in_place: true, ..PLAIN }).run().unwrap();
     });
@@ -203,7 +203,7 @@ fn what_cannot_be_done_is_refused_and_the_group_stays_usable() {
 }
 
 #[test]
-fn memory_that_is_no_devices_and_a_device_without_memory_fail_the_group_with_the_reason() {
+fn unregistered_memory_and_a_full_device_fail_the_group_with_the_reason() {
     let calls = [
         (Collective::AllReduce, "all_reduce"),
         (Collective::AllGather, "all_gather"),
@@ -211,10 +211,10 @@ fn memory_that_is_no_devices_and_a_device_without_memory_fail_the_group_with_the
     ];
     for (collective, name) in calls {
         let full = collective == Collective::AllToAll;
-        // With a slab that was allocated to find the way, and the buffer.
+        // The limit leaves room for the slab of the path selection and for the buffer.
         let world = world_of(if full { "FAKE_CUDA_MEMORY=11000000" } else { "" });
-        ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
-            // In place, all_to_all works on a copy of its input: there is no room for one of this size.
+        ranks(&world, Wire::Shm.links(2), TIMEOUT, |rank| {
+            // all_to_all in place copies its input first, and this copy does not fit.
             let count = 700_000;
             let memory = vec![0f32; 2 * count];
             let at = if full { call(rank, collective, count).1 } else { memory.as_ptr() as u64 };
@@ -222,22 +222,22 @@ fn memory_that_is_no_devices_and_a_device_without_memory_fail_the_group_with_the
             let output = flat(if collective == Collective::AllGather { 2 * count } else { count });
             let (dtype, redop, input) = (DType::F32, RedOp::Sum, flat(count));
             let call = Call { collective, dtype, redop, root: 0, input, output };
-            // SAFETY: never freed, or alive until this ends.
+            // SAFETY: never freed, or alive until the end of this closure.
             let outcome = unsafe { rank.comm.start(&call, on(rank)) }.and_then(|work| work.wait(None));
             let text = outcome.unwrap_err().to_string();
             let wanted = if full { "MEMORY" } else { "CUDA" };
             assert!(text.contains(name) && text.contains(wanted), "{text}");
         });
-        // What was not the device's is reported by the driver too.
+        // The driver reports the invalid memory too.
         let _ = world.end();
     }
 }
 
 #[test]
-fn a_group_closed_at_once_lets_what_is_on_the_device_end() {
+fn close_lets_enqueued_device_work_complete() {
     for seed in 0..20 {
         let world = world(seed);
-        ranks(&world, Wire::Shm.links(3), PATIENCE, |rank| {
+        ranks(&world, Wire::Shm.links(3), TIMEOUT, |rank| {
             let job = Job::new(rank, Collective::AllReduce, SUM, 20_000, 0, PLAIN);
             let work = job.start().unwrap();
             work.wait_stream(rank.stream).unwrap();
@@ -251,11 +251,11 @@ fn a_group_closed_at_once_lets_what_is_on_the_device_end() {
     }
 }
 
-/// A sample of each device's memory is lent while the ranks find out who can map it.
+/// The ranks export a sample of each device's memory to find out which ranks can map it.
 #[test]
-fn device_memory_is_freed_where_the_group_fails_at_its_first_call() {
+fn device_memory_is_freed_when_the_first_call_fails() {
     let world = world(7);
-    ranks(&world, Wire::Shm.links(3), PATIENCE, |rank| {
+    ranks(&world, Wire::Shm.links(3), TIMEOUT, |rank| {
         if rank.comm.rank() == 1 {
             rank.comm.close();
         } else {

@@ -1,5 +1,5 @@
-//! Promises about collectives on device memory, over the fake driver: in a checked world, right results and no access that no
-//! wait orders; between real processes, the same results.
+//! Guarantees of collectives on device memory, over the fake driver. A checked world reports every unordered access;
+//! real processes must get the same results.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,11 +16,10 @@ mod rank;
 #[expect(dead_code, reason = "other tests use the rest")]
 mod world;
 
-/// Not a promise of its own: the entry of the processes that other tests start. Without a role it has nothing to do and
-/// passes.
+/// Entry point of the processes that other tests start, not a test. Passes without a role.
 #[test]
 fn rank_process() {
-    if let Some(me) = common::procs::Me::role() {
+    if let Some(me) = common::procs::RankProcess::role() {
         processes::rank(&me);
     }
 }

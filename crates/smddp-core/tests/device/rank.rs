@@ -1,4 +1,4 @@
-//! A rank with a device: a process of a checked world, a caller's stream, and calls whose data that stream makes.
+//! A rank with a device: a process of a checked world, a caller's stream, and calls on data that this stream writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::world::{World, become_process, download, open_device, upload};
 pub(crate) struct Rank {
     pub(crate) device: Arc<Device>,
     pub(crate) comm: Communicator,
-    /// The caller's.
+    /// The caller's stream.
     pub(crate) stream: Stream,
 }
 
@@ -24,7 +24,7 @@ impl Rank {
     }
 }
 
-/// Ranks as threads, each a process of its own in the world, with device `which(rank)`.
+/// Runs ranks as threads. Each is a separate process of the world, with device `which(rank)`.
 pub(crate) fn ranks_on<T: Send>(
     world: &World,
     links: Vec<Joined>,
@@ -57,7 +57,7 @@ pub(crate) fn ranks_on<T: Send>(
     })
 }
 
-/// The same, all on device 0.
+/// Runs ranks as threads, all on device 0.
 pub(crate) fn ranks<T: Send>(
     world: &World,
     links: Vec<Joined>,
@@ -67,35 +67,35 @@ pub(crate) fn ranks<T: Send>(
     ranks_on(world, links, timeout, |_| 0, body)
 }
 
-/// What a job's memory is.
+/// Kind of a job's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Memory {
-    /// As cudaMalloc's.
+    /// Allocated like cudaMalloc.
     Legacy,
-    /// As torch's expandable segments': an allocation of its own for each so many bytes.
+    /// Like torch's expandable segments: a separate physical allocation for each `chunk` bytes.
     Mapped { chunk: usize },
-    /// The same, made without a way to give it to other processes.
+    /// Like `Mapped`, but not exportable.
     Private,
 }
 
-/// Where a job's buffers are.
+/// Kind and layout of a job's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Site {
     pub(crate) memory: Memory,
-    /// Input and output share memory, where the collective allows it.
+    /// Input and output share memory if the collective supports it.
     pub(crate) in_place: bool,
 }
 
 pub(crate) const PLAIN: Site = Site { memory: Memory::Legacy, in_place: false };
 
-/// Device memory with a pinned twin, through which the test sees it.
+/// Device memory with a pinned host buffer of the same size for transfers.
 struct Buffer<'a> {
     rank: &'a Rank,
     at: Address,
-    /// Bytes of what is mapped there.
+    /// Bytes of the mapping; 0 for an allocation.
     mapped: usize,
     pinned: *mut u8,
-    /// What the memory is overwritten with in the end.
+    /// Pattern that overwrites the memory.
     scribble: *mut u8,
     bytes: usize,
 }
@@ -118,7 +118,7 @@ impl<'a> Buffer<'a> {
         Self { rank, at, mapped, pinned, scribble, bytes }
     }
 
-    /// The caller's stream writes what was written first once more.
+    /// Enqueues a write of the first contents.
     fn refill(&self) {
         if self.bytes > 0 {
             let copy = Copy { to: self.at, from: self.pinned as u64, bytes: self.bytes };
@@ -127,8 +127,8 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// The caller's stream overwrites it.
-    fn spoil(&self) {
+    /// Enqueues a write of the pattern.
+    fn overwrite(&self) {
         if self.bytes > 0 {
             let copy = Copy { to: self.at, from: self.scribble as u64, bytes: self.bytes };
             // SAFETY: as in `fill`.
@@ -136,18 +136,18 @@ impl<'a> Buffer<'a> {
         }
     }
 
-    /// The caller's stream writes it.
+    /// Enqueues a write of `data`.
     fn fill(&self, data: &[u8], offset: usize) {
         if data.is_empty() {
             return;
         }
         upload(&self.rank.device, self.pinned as u64 + offset as u64, data);
         let (to, from) = (self.at + offset as u64, self.pinned as u64 + offset as u64);
-        // SAFETY: both live until this is dropped, which waits for the stream.
+        // SAFETY: both remain allocated until the drop, which waits for the stream.
         unsafe { self.rank.device.copy(self.rank.stream, &[Copy { to, from, bytes: data.len() }]).unwrap() };
     }
 
-    /// What it holds after all that the caller's stream was asked to do.
+    /// Reads the memory after all earlier work of the caller's stream.
     fn read(&self) -> Vec<u8> {
         if self.bytes == 0 {
             return Vec::new();
@@ -163,7 +163,7 @@ impl<'a> Buffer<'a> {
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         let _ = self.rank.device.synchronize(self.rank.stream);
-        // SAFETY: the stream is empty, and the job that used them is over.
+        // SAFETY: the stream is empty, and the job that used them is complete.
         unsafe {
             if self.mapped > 0 {
                 unmap(self.at, self.mapped);
@@ -176,7 +176,7 @@ impl Drop for Buffer<'_> {
     }
 }
 
-/// Bytes of ordinary numbers of a type.
+/// Returns the bytes of small values of a type.
 pub(crate) fn numbers(dtype: DType, rank: usize, count: usize) -> Vec<u8> {
     let value = |i: usize| value(rank, i);
     match dtype {
@@ -191,7 +191,7 @@ pub(crate) fn numbers(dtype: DType, rank: usize, count: usize) -> Vec<u8> {
     }
 }
 
-/// A whole number up to 31, as f16.
+/// Converts an integer up to 31 to f16.
 fn half(value: f32) -> [u8; 2] {
     let bits = value.to_bits();
     let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
@@ -199,7 +199,7 @@ fn half(value: f32) -> [u8; 2] {
     half.to_le_bytes()
 }
 
-/// One collective: what goes in, and what should come out by the processor's own collective.
+/// One collective with its input, and the expected output from the host collective.
 pub(crate) struct Job<'a> {
     rank: &'a Rank,
     collective: Collective,
@@ -207,10 +207,10 @@ pub(crate) struct Job<'a> {
     redop: RedOp,
     root: usize,
     input: Option<(Buffer<'a>, usize)>,
-    /// The buffer, the first byte of the output there, and its elements.
+    /// The buffer, the offset of the output in bytes, and its elements.
     output: Option<(Buffer<'a>, usize, usize)>,
     pub(crate) want: Vec<u8>,
-    /// First byte and elements of an input that is in the output's buffer.
+    /// Offset in bytes and elements of an input in the output's buffer.
     shared: Option<(usize, usize)>,
 }
 
@@ -226,18 +226,18 @@ impl<'a> Job<'a> {
         let (n, me) = (rank.comm.size(), rank.comm.rank());
         let (given, taken) = shape(collective, me == root, n, count);
         let data = given.map(|count| numbers(dtype, me, count));
-        let want = by_processor(&rank.comm, collective, (dtype, redop), root, data.as_deref(), taken);
+        let want = host_result(&rank.comm, collective, (dtype, redop), root, data.as_deref(), taken);
         let mut job =
             Self { rank, collective, dtype, redop, root, input: None, output: None, want, shared: None };
         let buffer = |count: usize| Buffer::new(rank, site.memory, count * dtype.size());
         if let Some(count) = taken {
             let output = buffer(count);
-            // The caller's stream had other uses for it before.
-            output.spoil();
+            // Overwrites the output, as earlier work of the caller's stream would.
+            output.overwrite();
             job.output = Some((output, 0, count));
         }
         if let (Some(count), Some(data)) = (given, data) {
-            // All elements are alike in both, or the block is this rank's of the larger one.
+            // Equal shapes use the same address; otherwise the input is this rank's block of the output.
             let place = match (&job.output, taken) {
                 (Some(_), Some(out)) if out == count => Some(0),
                 (Some(_), Some(_)) if collective == Collective::AllGather => Some(me * count * dtype.size()),
@@ -259,7 +259,7 @@ impl<'a> Job<'a> {
         job
     }
 
-    /// Input and output in one buffer, at these elements, on the ranks that have both.
+    /// Creates a job whose input and output share one buffer at these element offsets, on ranks that have both.
     pub(crate) fn overlapping(
         rank: &'a Rank,
         collective: Collective,
@@ -273,17 +273,17 @@ impl<'a> Job<'a> {
             return Self::new(rank, collective, (dtype, redop), count, root, PLAIN);
         };
         let data = numbers(dtype, me, given);
-        let want = by_processor(&rank.comm, collective, (dtype, redop), root, Some(&data), Some(taken));
+        let want = host_result(&rank.comm, collective, (dtype, redop), root, Some(&data), Some(taken));
         let end = (input_at + given).max(output_at + taken);
         let buffer = Buffer::new(rank, Memory::Legacy, end * dtype.size());
-        buffer.spoil();
+        buffer.overwrite();
         let [from, to] = [input_at, output_at].map(|element| element * dtype.size());
         buffer.fill(&data, from);
         let (output, shared) = (Some((buffer, to, taken)), Some((from, given)));
         Self { rank, collective, dtype, redop, root, input: None, output, want, shared }
     }
 
-    /// The caller's stream makes the input again.
+    /// Restores the input on the caller's stream.
     pub(crate) fn refill(&self) {
         if let Some((input, _)) = &self.input {
             input.refill();
@@ -306,24 +306,24 @@ impl<'a> Job<'a> {
         };
         let Self { collective, dtype, redop, root, .. } = *self;
         let call = Call { collective, dtype, redop, root, input, output };
-        // SAFETY: the buffers live as long as the job, and are freed when the caller's stream, which waits for the call,
-        // is empty.
+        // SAFETY: the buffers live as long as the job. Their drop first waits for the caller's stream, which waits
+        // for the call.
         unsafe { self.rank.comm.start(&call, Options { on: Some(self.rank.on()), ..Options::default() }) }
     }
 
-    /// The caller's stream waits for it; then the input may be overwritten.
+    /// Makes the caller's stream wait for the work, and then overwrites the input.
     pub(crate) fn finish(&self, work: &Work) -> Result<()> {
         work.wait_stream(self.rank.stream)?;
         if let Some((input, _)) = &self.input {
-            input.spoil();
+            input.overwrite();
         }
         Ok(())
     }
 
-    /// The caller's stream has other uses for the memory.
-    pub(crate) fn spoil(&self) {
+    /// Overwrites the output on the caller's stream.
+    pub(crate) fn overwrite(&self) {
         if let Some((output, ..)) = &self.output {
-            output.spoil();
+            output.overwrite();
         }
     }
 
@@ -332,7 +332,7 @@ impl<'a> Job<'a> {
         let found = &output.read()[*first..][..self.want.len()];
         if let Some(at) = (0..found.len()).find(|&i| found[i] != self.want[i]) {
             panic!(
-                "{:?} of {:?} by {:?}, rank {} of {}, root {}, shared {:?}: byte {at} of {} is {}, not {}",
+                "{:?} of {:?} by {:?}, rank {} of {}, root {}, shared {:?}: byte {at} of {} is {}, expected {}",
                 self.collective,
                 self.dtype,
                 self.redop,
@@ -351,13 +351,13 @@ impl<'a> Job<'a> {
         let work = self.start()?;
         self.finish(&work)?;
         self.check();
-        // The host sees it too.
+        // The host waits for the call too.
         work.wait(None)
     }
 }
 
-/// The output of the same call on host memory, by the same group.
-pub(crate) fn by_processor(
+/// Returns the output of the same call on host memory in the same group.
+pub(crate) fn host_result(
     comm: &Communicator,
     collective: Collective,
     (dtype, redop): (DType, RedOp),
@@ -368,7 +368,7 @@ pub(crate) fn by_processor(
     let aligned = |bytes: usize| vec![0u128; bytes.div_ceil(16)];
     let mut given = aligned(input.map_or(0, <[u8]>::len));
     if let Some(input) = input {
-        // SAFETY: the vector has room for them; a different allocation.
+        // SAFETY: the vector is large enough and a separate allocation.
         unsafe { std::ptr::copy_nonoverlapping(input.as_ptr(), given.as_mut_ptr().cast(), input.len()) };
     }
     let bytes = taken.unwrap_or(0) * dtype.size();
@@ -386,8 +386,8 @@ pub(crate) fn by_processor(
         input: flat(&mut given, count),
         output: flat(&mut out, taken),
     };
-    // SAFETY: the vectors outlive the call, which is synchronous.
+    // SAFETY: the vectors outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }.unwrap();
-    // SAFETY: plain numbers, initialised, of at least so many bytes.
+    // SAFETY: initialised plain numbers of at least that many bytes.
     unsafe { std::slice::from_raw_parts(out.as_ptr().cast::<u8>(), bytes) }.to_vec()
 }

@@ -1,4 +1,4 @@
-//! Collectives on CUDA tensors between real processes, through the real driver code, over a driver without a GPU.
+//! Collectives on CUDA tensors between real processes, through the real driver code, over a fake driver.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,17 +13,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::group::world;
-use common::procs::{Me, start};
+use common::procs::{RankProcess, start};
 use common::value;
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp};
 use smddp_cuda::driver::Cuda;
 use smddp_cuda::{Copy, Device, Stream};
 
-const PATIENCE: Duration = Duration::from_secs(100);
+const TIMEOUT: Duration = Duration::from_secs(100);
 
-/// Bytes of the one allocation in which tensors are.
+/// Bytes of the allocation that contains the tensors.
 const CACHE: usize = 64 << 20;
-/// Bytes of a piece of memory that virtual-memory calls map: tensors lie across its borders.
+/// Bytes of one mapped physical allocation; tensors span several.
 const CHUNK: usize = 2 << 20;
 
 const COLLECTIVES: [Collective; 8] = [
@@ -37,27 +37,27 @@ const COLLECTIVES: [Collective; 8] = [
     Collective::AllToAll,
 ];
 
-/// Not a test of its own: the entry of the processes that the tests start.
+/// Entry point of the processes that the tests start, not a test.
 #[test]
 fn rank_process() {
-    let Some(me) = Me::role() else { return };
+    let Some(me) = RankProcess::role() else { return };
     match me.role.as_str() {
-        // Tensors in one allocation, as torch's cache has them; or each in its own, given back at once.
+        // Tensors in one allocation, as in torch's cache, or each in a separate allocation that is freed immediately.
         "cached" => collectives(&me, |device| Some(device.allocate(CACHE).unwrap())),
         "segment" => collectives(&me, |_| Some(segment())),
         "fresh" => collectives(&me, |_| None),
-        "refused" => refused(&me),
+        "rejected" => rejected(&me),
         other => panic!("no role `{other}`"),
     }
 }
 
-/// A function of the fake that smddp does not call.
+/// Returns a function of the fake driver that smddp does not call.
 ///
 /// # Safety
-/// `F` is its type.
+/// `F` is the type of the function.
 unsafe fn function<F: std::marker::Copy>(name: &CStr) -> F {
     let path = CString::new(fake_libcuda::PATH).unwrap();
-    // SAFETY: opened already; the name is one of its functions.
+    // SAFETY: the library is already open; the name is one of its functions.
     unsafe {
         let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
         let found = libc::dlsym(handle, name.as_ptr());
@@ -66,14 +66,14 @@ unsafe fn function<F: std::marker::Copy>(name: &CStr) -> F {
     }
 }
 
-/// Memory of device 0 as torch's expandable segments have it: many chunks at addresses that follow each other.
+/// Maps memory of device 0 like torch's expandable segments: many chunks at adjacent addresses.
 fn segment() -> u64 {
     type Reserve = unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> i32;
     type Create = unsafe extern "C" fn(*mut u64, usize, *const [u64; 4], u64) -> i32;
     type Map = unsafe extern "C" fn(u64, usize, usize, u64, u64) -> i32;
     type Access = unsafe extern "C" fn(u64, usize, *const [i32; 3], usize) -> i32;
     let (mut base, mut handle) = (0, 0);
-    // CUmemAllocationProp: pinned, to be exported as descriptors, on device 0; then, that it may read and write.
+    // CUmemAllocationProp: pinned, exportable as descriptors, on device 0; then the access description.
     let (property, access) = ([1 | 1 << 32, 1, 0, 0], [1, 0, 3]);
     // SAFETY: the types of these functions.
     unsafe {
@@ -87,10 +87,10 @@ fn segment() -> u64 {
     base
 }
 
-/// Where tensors come from.
+/// Allocator of tensors.
 struct Source {
     on: On,
-    /// One allocation: where it is, and where the next tensor goes.
+    /// Address of the shared allocation, and offset of the next tensor.
     cache: Option<(u64, Cell<u64>)>,
 }
 
@@ -105,13 +105,13 @@ impl Source {
     }
 }
 
-/// Device memory, with the caller's stream.
+/// Device memory with the caller's stream.
 struct Tensor {
     device: Arc<Device>,
     stream: Stream,
     cached: bool,
     at: u64,
-    twin: *mut u8,
+    pinned: *mut u8,
     count: usize,
 }
 
@@ -119,33 +119,33 @@ impl Tensor {
     fn new(source: &Source, count: usize) -> Self {
         let bytes = count.max(1) * 4;
         let On { device, stream } = source.on.clone();
-        let (at, twin) = (source.take(bytes), device.allocate_host(bytes).unwrap());
-        Self { device, stream, cached: source.cache.is_some(), at, twin, count }
+        let (at, pinned) = (source.take(bytes), device.allocate_host(bytes).unwrap());
+        Self { device, stream, cached: source.cache.is_some(), at, pinned, count }
     }
 
     fn blocks(&self) -> Blocks<'static> {
         Blocks::Flat { ptr: self.at as *mut u8, count: self.count }
     }
 
-    /// In the caller's stream.
+    /// Enqueues a write in the caller's stream.
     fn fill(&self, data: &[f32]) {
         assert_eq!(data.len(), self.count);
         let bytes = data.len() * 4;
-        // SAFETY: the twin is as large, and both live until the stream is empty.
+        // SAFETY: the pinned buffer has the same size, and both live until the stream is empty.
         unsafe {
-            std::ptr::copy_nonoverlapping(data.as_ptr().cast(), self.twin, bytes);
-            self.device.copy(self.stream, &[Copy { to: self.at, from: self.twin as u64, bytes }]).unwrap();
+            std::ptr::copy_nonoverlapping(data.as_ptr().cast(), self.pinned, bytes);
+            self.device.copy(self.stream, &[Copy { to: self.at, from: self.pinned as u64, bytes }]).unwrap();
         }
     }
 
-    /// What it holds after all that the caller's stream was asked to do.
+    /// Reads the contents after all earlier work of the caller's stream.
     fn read(&self) -> Vec<f32> {
         let bytes = self.count * 4;
         // SAFETY: as in `fill`.
         unsafe {
-            self.device.copy(self.stream, &[Copy { to: self.twin as u64, from: self.at, bytes }]).unwrap();
+            self.device.copy(self.stream, &[Copy { to: self.pinned as u64, from: self.at, bytes }]).unwrap();
             self.device.synchronize(self.stream).unwrap();
-            std::slice::from_raw_parts(self.twin.cast::<f32>(), self.count).to_vec()
+            std::slice::from_raw_parts(self.pinned.cast::<f32>(), self.count).to_vec()
         }
     }
 }
@@ -153,17 +153,17 @@ impl Tensor {
 impl Drop for Tensor {
     fn drop(&mut self) {
         let _ = self.device.synchronize(self.stream);
-        // SAFETY: the stream is empty, and what was called is over.
+        // SAFETY: the stream is empty, and all calls are complete.
         unsafe {
             if !self.cached {
                 self.device.free(self.at);
             }
-            self.device.free_host(self.twin);
+            self.device.free_host(self.pinned);
         }
     }
 }
 
-/// One collective, checked; tensors of its own.
+/// Runs and checks one collective on new tensors.
 fn one(comm: &Communicator, source: &Source, collective: Collective, count: usize, salt: usize) {
     let (n, me, root) = (comm.size(), comm.rank(), salt % comm.size());
     let at_root = me == root;
@@ -215,88 +215,88 @@ fn one(comm: &Communicator, source: &Source, collective: Collective, count: usiz
             wrong.map(|i| (found[i], want[i]))
         );
     }
-    work.wait(Some(PATIENCE)).unwrap();
+    work.wait(Some(TIMEOUT)).unwrap();
 }
 
-fn collectives(me: &Me, cache: impl Fn(&Device) -> Option<u64>) {
+fn collectives(me: &RankProcess, cache: impl Fn(&Device) -> Option<u64>) {
     let cuda = Cuda::open(Some(Path::new(fake_libcuda::PATH))).unwrap();
     let device = cuda.device(me.rank as i32 % cuda.count()).unwrap();
     device.prepare().unwrap();
-    let comm = world(me, PATIENCE);
+    let comm = world(me, TIMEOUT);
     let stream = device.create_stream().unwrap();
     let on = On { device: device.clone(), stream };
     comm.prepare_device(&on).unwrap();
-    me.say(&format!("way {}", comm.on_device(device.ordinal()).unwrap().1));
+    me.report(&format!("path {}", comm.on_device(device.ordinal()).unwrap().1));
     let source = Source { on, cache: cache(&device).map(|base| (base, Cell::new(0))) };
     let mut salt = 0;
-    for turn in 0..3 {
+    for iteration in 0..3 {
         for collective in COLLECTIVES {
             for count in [1, 1000, 70_001] {
                 salt += 1;
-                one(&comm, &source, collective, count, salt + turn);
+                one(&comm, &source, collective, count, salt + iteration);
             }
         }
     }
-    me.say("done");
+    me.report("done");
     comm.close();
     device.synchronize(stream).unwrap();
     device.destroy_stream(stream);
 }
 
-fn refused(me: &Me) {
+fn rejected(me: &RankProcess) {
     let device = Cuda::open(Some(Path::new(fake_libcuda::PATH))).unwrap().device(0).unwrap();
-    let comm = world(me, PATIENCE);
+    let comm = world(me, TIMEOUT);
     let on = On { stream: device.create_stream().unwrap(), device };
-    me.say(&format!("refused {}", comm.prepare_device(&on).unwrap_err()));
+    me.report(&format!("rejected {}", comm.prepare_device(&on).unwrap_err()));
     comm.close();
 }
 
-/// Gives the way that was chosen.
+/// Runs the ranks and returns the selected device path.
 fn run(role: &str, size: usize, settings: &[(&str, &str)]) -> String {
-    let mut ranks = start(role, size, settings, PATIENCE);
-    let way = ranks.hear(0, "way ").text;
+    let mut ranks = start(role, size, settings, TIMEOUT);
+    let path = ranks.wait_for(0, "path ").text;
     ranks.finish(0..size);
-    way
+    path
 }
 
 #[test]
 fn processes_on_one_device_read_each_others_memory() {
-    let way = run("cached", 3, &[("FAKE_CUDA_SEED", "1")]);
-    assert!(way.contains("by reference"), "{way}");
+    let path = run("cached", 3, &[("FAKE_CUDA_SEED", "1")]);
+    assert!(path.contains("by reference"), "{path}");
 }
 
 #[test]
-fn processes_on_two_devices_and_an_older_driver_come_to_the_same() {
+fn processes_on_two_devices_with_an_old_driver_get_the_same_results() {
     let settings = [("FAKE_CUDA_SEED", "2"), ("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_VERSION", "12020")];
-    let way = run("cached", 4, &settings);
-    assert!(way.contains("by reference"), "{way}");
+    let path = run("cached", 4, &settings);
+    assert!(path.contains("by reference"), "{path}");
 }
 
 #[test]
-fn tensors_across_the_chunks_of_expandable_segments_are_read_by_descriptors() {
-    let way = run("segment", 3, &[("FAKE_CUDA_SEED", "5")]);
-    assert!(way.contains("by reference"), "{way}");
+fn tensors_in_expandable_segments_are_shared_by_descriptors() {
+    let path = run("segment", 3, &[("FAKE_CUDA_SEED", "5")]);
+    assert!(path.contains("by reference"), "{path}");
 }
 
 #[test]
-fn devices_out_of_reach_go_through_the_host() {
+fn devices_without_peer_access_use_host_memory() {
     let settings = [("FAKE_CUDA_SEED", "3"), ("FAKE_CUDA_DEVICES", "2"), ("FAKE_CUDA_NO_PEER", "1")];
-    let way = run("fresh", 2, &settings);
-    assert!(way.contains("host") && way.contains("does not reach"), "{way}");
+    let path = run("fresh", 2, &settings);
+    assert!(path.contains("host") && path.contains("does not reach"), "{path}");
 }
 
 #[test]
-fn memory_that_is_freed_and_given_out_anew_is_read_where_it_is_now() {
-    let way = run("fresh", 3, &[("FAKE_CUDA_SEED", "4")]);
-    assert!(way.contains("by reference"), "{way}");
+fn freed_and_reallocated_memory_is_read_at_its_new_mapping() {
+    let path = run("fresh", 3, &[("FAKE_CUDA_SEED", "4")]);
+    assert!(path.contains("by reference"), "{path}");
 }
 
 #[test]
-fn a_driver_without_words_is_refused_and_named() {
-    let mut ranks = start("refused", 2, &[("FAKE_CUDA_NO_MEMOPS", "1")], PATIENCE);
+fn missing_stream_memory_operations_are_reported() {
+    let mut ranks = start("rejected", 2, &[("FAKE_CUDA_NO_MEMOPS", "1")], TIMEOUT);
     for rank in 0..2 {
-        let why = ranks.hear(rank, "refused ").text;
-        assert!(why.contains("no 64-bit stream memory operations"), "{why}");
+        let reason = ranks.wait_for(rank, "rejected ").text;
+        assert!(reason.contains("no 64-bit stream memory operations"), "{reason}");
     }
     ranks.finish(0..2);
 }

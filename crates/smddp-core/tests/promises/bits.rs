@@ -1,13 +1,13 @@
-//! A reduction has the same bits on all ranks, on every run, and whichever collective asks for it.
+//! Bit-identical reductions: on all ranks, in all runs, and for every collective that computes them.
 
 use half::{bf16, f16};
 use smddp_core::network::{Known, Origin};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Network, Options, RedOp};
 
-use crate::common::{PATIENCE, Wire, over};
+use crate::common::{TIMEOUT, Wire, over};
 
-/// Bytes of the whole buffer, around the changes of algorithm and segment; a multiple of 2, 3 and 4 blocks of
-/// whole cache lines where it matters.
+/// Buffer sizes in bytes, around the thresholds of algorithms and segments. Where it matters they are multiples of 2,
+/// 3 and 4 blocks of whole cache lines.
 const BYTES: [usize; 8] = [96, 768, 8_064, 8_448, 65_280, 131_328, 786_432, 3_145_728];
 
 fn scramble(mut x: u64) -> u64 {
@@ -16,7 +16,7 @@ fn scramble(mut x: u64) -> u64 {
     x ^ (x >> 27)
 }
 
-/// Values of very different sizes: each order of the sum gives other bits.
+/// Values of very different magnitudes, so that each summation order gives different bits.
 pub(crate) fn data(rank: usize, dtype: DType, bytes: usize) -> Vec<u8> {
     (0..bytes / dtype.size())
         .flat_map(|i| {
@@ -37,7 +37,7 @@ fn reduce(
     dtype: DType,
     redop: RedOp,
     bytes: usize,
-    place: bool,
+    in_place: bool,
 ) -> Vec<u8> {
     let mut input = data(comm.rank(), dtype, bytes);
     let count = bytes / dtype.size();
@@ -45,39 +45,40 @@ fn reduce(
     let mut output = vec![0xa5u8; out * dtype.size()];
     let flat = |data: &mut Vec<u8>| Blocks::Flat { ptr: data.as_mut_ptr(), count: data.len() / dtype.size() };
     let given = flat(&mut input);
-    let taken = if place { given } else { flat(&mut output) };
+    let taken = if in_place { given } else { flat(&mut output) };
     let call = Call { collective, dtype, redop, root: 0, input: given, output: taken };
-    // SAFETY: the buffers outlive the call, which is synchronous.
+    // SAFETY: the buffers outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }.unwrap();
-    if place { input } else { output }
+    if in_place { input } else { output }
 }
 
 #[test]
-fn a_reduction_has_the_same_bits_on_all_ranks_and_runs_and_in_reduce_scatter() {
+fn reductions_are_bit_identical_on_all_ranks_and_runs_and_in_reduce_scatter() {
     for n in [2, 3, 4] {
         for dtype in [DType::F32, DType::BF16] {
             for redop in [RedOp::Sum, RedOp::Avg] {
                 for bytes in BYTES {
-                    let once = |wire: Wire, place: bool| {
-                        over(wire.links(n), PATIENCE, |comm| {
-                            let all = reduce(comm, Collective::AllReduce, dtype, redop, bytes, place);
+                    let once = |wire: Wire, in_place: bool| {
+                        over(wire.links(n), TIMEOUT, |comm| {
+                            let all = reduce(comm, Collective::AllReduce, dtype, redop, bytes, in_place);
                             (all, reduce(comm, Collective::ReduceScatter, dtype, redop, bytes, false))
                         })
                     };
                     let first = once(Wire::Shm, false);
                     for (rank, (all, scattered)) in first.iter().enumerate() {
-                        let what = format!("{} of {} bytes, rank {rank} of {n}", dtype.name(), bytes);
-                        assert!(*all == first[0].0, "{what}: other bits than rank 0");
+                        let case = format!("{} of {} bytes, rank {rank} of {n}", dtype.name(), bytes);
+                        assert!(*all == first[0].0, "{case}: differs from rank 0");
                         let block = bytes / n;
                         assert!(
                             *scattered == all[rank * block..(rank + 1) * block],
-                            "{what}: reduce_scatter has other bits than all_reduce"
+                            "{case}: reduce_scatter differs from all_reduce"
                         );
                     }
-                    // Again over the same wire; and written past the caches, in place too, where that is quick.
-                    for turn in 0..if bytes > 200_000 { 1 } else { 3 } {
-                        let wire = if turn == 0 { Wire::Shm } else { Wire::Far };
-                        assert!(once(wire, turn == 2) == first, "{} bytes over {wire:?}: other bits", bytes);
+                    // Repeats the run: over the same wire, and with non-temporal stores; for small buffers in place
+                    // too.
+                    for repeat in 0..if bytes > 200_000 { 1 } else { 3 } {
+                        let wire = if repeat == 0 { Wire::Shm } else { Wire::NonTemporal };
+                        assert!(once(wire, repeat == 2) == first, "{} bytes over {wire:?} differ", bytes);
                     }
                 }
             }
@@ -85,9 +86,9 @@ fn a_reduction_has_the_same_bits_on_all_ranks_and_runs_and_in_reduce_scatter() {
     }
 }
 
-/// What is measured decides segments, and so how a buffer travels; what comes of it stays the same.
+/// The network measurement determines segments, and so the messages of a buffer. The result must not depend on it.
 #[test]
-fn another_network_cuts_a_reduction_otherwise_and_leaves_its_bits_alone() {
+fn network_changes_the_segments_but_not_the_bits() {
     let slow = Network { latency_ns: 16_000.0, message_ns: 630.0, bytes_per_ns: 0.125, ..Network::ASSUMED };
     let fast = Network { latency_ns: 160_000.0, message_ns: 6_300.0, bytes_per_ns: 12.5, ..Network::ASSUMED };
     for (collective, bytes) in [
@@ -97,7 +98,7 @@ fn another_network_cuts_a_reduction_otherwise_and_leaves_its_bits_alone() {
     ] {
         for dtype in [DType::F32, DType::BF16] {
             let over_network = |network: Option<Network>| {
-                over(Wire::Nodes(2).links(4), PATIENCE, |comm| {
+                over(Wire::Nodes(2).links(4), TIMEOUT, |comm| {
                     if let Some(network) = network {
                         assert!(comm.set_network(Known { network, origin: Origin::Set }));
                     }
@@ -106,11 +107,11 @@ fn another_network_cuts_a_reduction_otherwise_and_leaves_its_bits_alone() {
                     (out, comm.path(collective, dtype, bytes), taken[0].way)
                 })
             };
-            let [usual, slow, fast] = [None, Some(slow), Some(fast)].map(over_network);
-            for (rank, (bits, path, algorithm)) in usual.iter().enumerate() {
+            let [default, slow, fast] = [None, Some(slow), Some(fast)].map(over_network);
+            for (rank, (bits, path, algorithm)) in default.iter().enumerate() {
                 for other in [&slow[rank], &fast[rank]] {
-                    assert_eq!(other.2, *algorithm, "the algorithm does not depend on it");
-                    assert!(other.0 == *bits, "{collective:?} {dtype:?} on rank {rank}: other bits");
+                    assert_eq!(other.2, *algorithm, "the algorithm must not depend on the network");
+                    assert!(other.0 == *bits, "{collective:?} {dtype:?} on rank {rank} differs");
                 }
                 assert!(slow[rank].1 != *path, "{path}, {}", slow[rank].1);
             }

@@ -1,4 +1,4 @@
-//! Groups made over a store, by ranks as threads: the cards' way to everybody.
+//! Groups that ranks as threads create through a store: exchange of the ranks' information over the tree.
 
 use std::collections::HashMap;
 use std::sync::{Barrier, Mutex};
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use smddp_core::{Communicator, Error, Result, Store};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A store of this process, which counts what goes through it.
+/// A store in this process, which counts the transferred bytes.
 #[derive(Default)]
 struct Values {
     values: Mutex<HashMap<String, Vec<u8>>>,
@@ -47,7 +47,7 @@ impl Store for Values {
     }
 }
 
-/// What comes of it at each rank that takes part.
+/// Runs the participating ranks as threads and returns their results.
 fn ranks<T: Send>(
     size: usize,
     takes_part: impl Fn(usize) -> bool,
@@ -63,7 +63,7 @@ fn ranks<T: Send>(
 }
 
 #[test]
-fn all_ranks_meet_however_many_and_nothing_is_left() {
+fn groups_of_all_sizes_start_and_delete_their_keys() {
     for size in [1, 2, 3, 8, 9, 17, 80] {
         let store = Values::default();
         let over = Barrier::new(size);
@@ -71,7 +71,7 @@ fn all_ranks_meet_however_many_and_nothing_is_left() {
             size,
             |_| true,
             |rank| {
-                let comm = Communicator::make(&store, ("making it", "all"), rank, size, PATIENCE, None);
+                let comm = Communicator::make(&store, ("making it", "all"), rank, size, TIMEOUT, None);
                 over.wait();
                 comm
             },
@@ -85,44 +85,44 @@ fn all_ranks_meet_however_many_and_nothing_is_left() {
 }
 
 #[test]
-fn what_a_rank_asks_of_the_store_does_not_grow_with_the_group() {
+fn store_traffic_per_rank_is_independent_of_group_size() {
     let (size, store) = (120, Values::default());
     let comms = ranks(
         size,
         |_| true,
-        |rank| Communicator::make(&store, ("making it", "few"), rank, size, PATIENCE, None).unwrap(),
+        |rank| Communicator::make(&store, ("making it", "few"), rank, size, TIMEOUT, None).unwrap(),
     );
     let each = *store.bytes.lock().unwrap() / size;
-    // Its address, its parent's, and looks for it, as many as a busy machine makes of them.
-    assert!(each < 6_000, "{each} bytes a rank");
+    // Its own address, its parent's address, and polls; a loaded machine makes more of them.
+    assert!(each < 6_000, "{each} bytes per rank");
     comms.into_iter().for_each(|(_, comm)| comm.close());
 }
 
 #[test]
-fn those_who_do_not_come_are_named_by_all_others_about_at_the_deadline() {
-    // Far from what it takes those who come.
+fn missing_ranks_are_reported_by_all_others_at_the_timeout() {
+    // Much longer than the ranks need.
     let (size, timeout) = (40, Duration::from_secs(10));
-    // The root; one with children, and one without.
+    // The root; then one rank with children and one without.
     for missing in [vec![0], vec![8, 39]] {
         let store = Values::default();
-        let began = Instant::now();
+        let begun = Instant::now();
         let here = |rank: usize| !missing.contains(&rank);
         let outcomes = ranks(size, here, |rank| {
             Communicator::make(&store, ("making it", "late"), rank, size, timeout, None).err()
         });
-        assert!(began.elapsed() < timeout + Duration::from_secs(20));
+        assert!(begun.elapsed() < timeout + Duration::from_secs(20));
         for (rank, outcome) in outcomes {
             let error = outcome.unwrap();
-            let Error::Timeout { missing: named, .. } = &error else { panic!("rank {rank}: {error}") };
-            assert_eq!(*named, missing, "rank {rank}: {error}");
+            let Error::Timeout { missing: reported, .. } = &error else { panic!("rank {rank}: {error}") };
+            assert_eq!(*reported, missing, "rank {rank}: {error}");
         }
     }
 }
 
 #[test]
-fn a_rank_that_is_late_but_comes_makes_the_group() {
+fn late_rank_joins_the_group() {
     let (size, store) = (20, Values::default());
-    let there = || {
+    let published = || {
         let values = store.values.lock().unwrap();
         values.keys().filter(|key| key.starts_with("smddp/card")).count()
     };
@@ -130,32 +130,32 @@ fn a_rank_that_is_late_but_comes_makes_the_group() {
         size,
         |_| true,
         |rank| {
-            // After all others have laid down their addresses.
-            while rank == 8 && there() < size - 1 {
+            // Waits until all other ranks have published their addresses.
+            while rank == 8 && published() < size - 1 {
                 thread::yield_now();
             }
-            Communicator::make(&store, ("making it", "late"), rank, size, PATIENCE, None).unwrap()
+            Communicator::make(&store, ("making it", "late"), rank, size, TIMEOUT, None).unwrap()
         },
     );
     comms.into_iter().for_each(|(_, comm)| comm.close());
 }
 
-/// Addresses of some ranks as those of another host; what goes through it besides is kept.
-struct Elsewhere {
+/// Store that replaces the addresses of some ranks by those of another host, and records the relayed keys.
+struct OtherHost {
     store: Values,
-    /// Whether that host has an address at all.
+    /// The other host has a TCP address.
     tcp: bool,
     carried: Mutex<Vec<String>>,
 }
 
-impl Store for Elsewhere {
+impl Store for OtherHost {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let mut value = value.to_vec();
         if key == "smddp/card/8" || key == "smddp/card/0" {
             let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap();
             let at = value.windows(8).position(|bytes| bytes == &boot[..8]).unwrap();
             value[at] ^= 1;
-            // Behind the TCP address, if there is one, is what rank 0 shares.
+            // Rank 0's shared settings follow the TCP address, if there is one.
             let shared = value.split_off(value.len() - if key.ends_with("/0") { 33 } else { 1 });
             if !self.tcp {
                 let name = b"smddp-cards-";
@@ -181,35 +181,35 @@ impl Store for Elsewhere {
     }
 }
 
-/// A rank's connection to its parent may be impossible: then the store carries what the two have to say.
+/// A rank that cannot connect to its parent must exchange data with it through the store.
 #[test]
-fn what_cannot_be_connected_goes_through_the_store() {
+fn unreachable_parent_is_replaced_by_the_store() {
     let size = 20;
     for tcp in [true, false] {
-        let elsewhere = Elsewhere { store: Values::default(), tcp, carried: Mutex::default() };
+        let other_host = OtherHost { store: Values::default(), tcp, carried: Mutex::default() };
         let comms = ranks(
             size,
             |_| true,
-            |rank| Communicator::make(&elsewhere, ("making it", "far"), rank, size, PATIENCE, None),
+            |rank| Communicator::make(&other_host, ("making it", "far"), rank, size, TIMEOUT, None),
         );
         for (rank, comm) in comms {
             comm.unwrap_or_else(|error| panic!("rank {rank}: {error}")).close();
         }
-        let mut carried = elsewhere.carried.into_inner().unwrap();
+        let mut carried = other_host.carried.into_inner().unwrap();
         if !tcp {
-            // Both and all of their children.
+            // Both ranks and all of their children.
             carried.sort_by_key(|key| key["smddp/up/".len()..].parse::<usize>().unwrap());
             let children = (1..=16).map(|rank| format!("smddp/up/{rank}"));
             assert_eq!(carried, children.collect::<Vec<_>>());
         }
-        let left = elsewhere.store.values.into_inner().unwrap();
+        let left = other_host.store.values.into_inner().unwrap();
         assert!(left.is_empty(), "{:?}", left.keys());
     }
 }
 
-/// A store that fails says so at once, and the others are told.
+/// A failing store must end the start immediately on all ranks.
 #[test]
-fn one_rank_whose_store_fails_ends_all() {
+fn store_failure_on_one_rank_fails_all_ranks() {
     struct Broken<'a>(&'a Values);
     impl Store for Broken<'_> {
         fn set(&self, key: &str, value: &[u8]) -> Result<()> {
@@ -219,7 +219,7 @@ fn one_rank_whose_store_fails_ends_all() {
             self.0.has(keys)
         }
         fn get(&self, _key: &str) -> Result<Vec<u8>> {
-            Err(Error::System { what: "the store".into(), why: "it is on fire".into() })
+            Err(Error::System { what: "the store".into(), why: "injected failure".into() })
         }
         fn delete(&self, key: &str) -> Result<()> {
             self.0.delete(key)
@@ -238,16 +238,19 @@ fn one_rank_whose_store_fails_ends_all() {
         },
     );
     let (_, mine) = &outcomes[9];
-    assert!(mine.to_string().contains("on fire"), "{mine}");
+    assert!(mine.to_string().contains("injected failure"), "{mine}");
     for (rank, error) in &outcomes[..9] {
         assert!(!matches!(error, Error::Invalid(_)));
         let text = error.to_string();
-        assert!(text.contains("rank 9 could not") && text.contains("on fire"), "rank {rank}: {text}");
+        assert!(
+            text.contains("rank 9 could not") && text.contains("injected failure"),
+            "rank {rank}: {text}"
+        );
     }
 }
 
-/// Replaces the kernel boot in the claim of a rank, so that it is of another host.
-fn of_another_host(store: &Values, rank: usize) {
+/// Replaces the kernel boot id in the claim of a rank, as if the process ran on another host.
+fn move_to_another_host(store: &Values, rank: usize) {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap().trim().to_owned();
     let mut values = store.values.lock().unwrap();
     let record = values.get_mut(&format!("smddp/held/{rank}")).unwrap();
@@ -256,14 +259,14 @@ fn of_another_host(store: &Values, rank: usize) {
 }
 
 #[test]
-fn a_rank_that_a_process_of_another_host_joined_as_is_named_at_the_deadline() {
+fn rank_claimed_on_another_host_is_reported_at_the_timeout() {
     let store = Values::default();
     let call = ("init_process_group", "hosts");
-    let comms = ranks(2, |_| true, |rank| Communicator::make(&store, call, rank, 2, PATIENCE, None).unwrap());
-    of_another_host(&store, 1);
+    let comms = ranks(2, |_| true, |rank| Communicator::make(&store, call, rank, 2, TIMEOUT, None).unwrap());
+    move_to_another_host(&store, 1);
     let error = Communicator::make(&store, call, 1, 2, Duration::from_millis(300), None).err().unwrap();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [0]), "{error}");
-    let says = format!("pid {} on host", std::process::id());
-    assert!(error.to_string().contains(&says) && error.to_string().contains("as rank 1 before"), "{error}");
+    let holder = format!("pid {} on host", std::process::id());
+    assert!(error.to_string().contains(&holder) && error.to_string().contains("as rank 1 before"), "{error}");
     comms.into_iter().for_each(|(_, comm)| comm.close());
 }

@@ -1,5 +1,5 @@
-//! With SMDDP_CANONICAL_ORDER=1 a reduction has the same bits for every layout: those of a tree over the ranks. Without it, sibling
-//! groups have the same bits: those of one mesh dimension, made by one split.
+//! Reductions with SMDDP_CANONICAL_ORDER=1 are bit-identical for every layout: they use a fixed tree over the ranks.
+//! Without it, sibling groups (of one mesh dimension, made by one split) are bit-identical.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -8,13 +8,13 @@ use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
 
 use crate::bits::data;
 use crate::common::group::world as world_of;
-use crate::common::procs::{Me, start};
-use crate::common::{PATIENCE, Wire, over};
+use crate::common::procs::{RankProcess, start};
+use crate::common::{TIMEOUT, Wire, over};
 
-/// Elements of the whole buffer: one, no multiple of anything, and several segments.
+/// Elements of the whole buffer: one, a number without small divisors, and several segments.
 const COUNTS: [usize; 3] = [1, 1_555, 12_000];
 
-/// Ranks `low..high` of `n`, combined as a tree: pairs, pairs of pairs, and so on. Rounds each time.
+/// Combines the ranks' values in a binary tree and rounds at each node.
 fn tree(values: &[f32], redop: RedOp, round: fn(f32) -> f32, top: bool) -> f32 {
     let n = values.len();
     if n == 1 {
@@ -26,7 +26,7 @@ fn tree(values: &[f32], redop: RedOp, round: fn(f32) -> f32, top: bool) -> f32 {
     round(if top && redop == RedOp::Avg { both / n as f32 } else { both })
 }
 
-/// What `count` elements of all ranks come to, as bytes.
+/// Returns the expected result of `count` elements as bytes.
 fn want(n: usize, dtype: DType, redop: RedOp, count: usize) -> Vec<u8> {
     type Read = fn(&[u8]) -> f32;
     let (read, round): (Read, fn(f32) -> f32) = match dtype {
@@ -49,7 +49,7 @@ fn want(n: usize, dtype: DType, redop: RedOp, count: usize) -> Vec<u8> {
         .collect()
 }
 
-/// The call's result at this rank, and where it begins in the whole.
+/// Returns this rank's result and its offset in the whole buffer in bytes.
 fn reduced(
     comm: &Communicator,
     collective: Collective,
@@ -68,15 +68,15 @@ fn reduced(
     let given = flat(&mut input);
     let taken = if has_output { flat(&mut output) } else { Blocks::None };
     let call = Call { collective, dtype, redop, root, input: given, output: taken };
-    // SAFETY: the buffers outlive the call, which is synchronous.
+    // SAFETY: the buffers outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }.unwrap();
     let start = if collective == Collective::ReduceScatter { me * output.len() } else { 0 };
     has_output.then_some((start, output))
 }
 
-/// This process has its settings from the environment, and all ranks as threads.
-pub(crate) fn rank(me: &Me) {
-    // What is forced moves otherwise only where there is more than one way.
+/// Runs all ranks as threads in this process, which has the settings in its environment.
+pub(crate) fn rank(me: &RankProcess) {
+    // A selected algorithm differs from the default only in groups with several choices.
     let forced = std::env::var("SMDDP_ALGO").is_ok_and(|name| !name.is_empty());
     let sizes = if forced { &[4, 6][..] } else { &[2, 3, 4, 6, 8] };
     for &n in sizes {
@@ -90,8 +90,8 @@ pub(crate) fn rank(me: &Me) {
         .flat_map(|(dtype, redop)| COUNTS.map(|count| (dtype, redop, count, want(n, dtype, redop, count))))
         .collect();
         let nodes = [1, 2, 3, 4].into_iter().filter(|each| *each < n).map(Wire::Nodes);
-        for wire in nodes.chain([Wire::Shm, Wire::Far, Wire::Srd(7), Wire::Sealed(2)]) {
-            over(wire.links(n), PATIENCE, |comm| {
+        for wire in nodes.chain([Wire::Shm, Wire::NonTemporal, Wire::Srd(7), Wire::Encrypted(2)]) {
+            over(wire.links(n), TIMEOUT, |comm| {
                 for &(dtype, redop, count, ref want) in &cases {
                     for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
                         let got = reduced(comm, collective, dtype, redop, count, n - 1);
@@ -106,52 +106,52 @@ pub(crate) fn rank(me: &Me) {
             });
         }
     }
-    me.say("done");
+    me.report("done");
 }
 
 #[test]
-fn the_canonical_order_has_the_same_bits_for_every_algorithm_cut_split_and_wire() {
+fn canonical_order_is_bit_identical_for_every_algorithm_segment_and_wire() {
     for (algorithm, segment) in [("", ""), ("", "4096"), ("mesh", ""), ("hier-ring", "65536")] {
         let environment =
             [("SMDDP_CANONICAL_ORDER", "1"), ("SMDDP_ALGO", algorithm), ("SMDDP_SEGMENT_BYTES", segment)];
-        let mut ranks = start("canonical", 1, &environment, 4 * PATIENCE);
-        ranks.hear(0, "done");
+        let mut ranks = start("canonical", 1, &environment, 4 * TIMEOUT);
+        ranks.wait_for(0, "done");
         ranks.finish([0]);
     }
 }
 
-/// Worlds by the node of each rank: in a row, unevenly, and dealt in turns.
+/// Worlds by the node of each rank: contiguous, interleaved, and uneven.
 const WORLDS: [&str; 4] = ["000111", "012012", "00000011", "00011122"];
 
-/// All ranks' values of one number.
+/// Gathers one number of every rank.
 fn gathered(comm: &Communicator, mut value: u64) -> Vec<u64> {
     let mut all = vec![0u64; comm.size()];
     let input = Blocks::Flat { ptr: (&raw mut value).cast(), count: 1 };
     let output = Blocks::Flat { ptr: all.as_mut_ptr().cast(), count: all.len() };
     let (collective, dtype, redop) = (Collective::AllGather, DType::U64, RedOp::Sum);
     let call = Call { collective, dtype, redop, root: 0, input, output };
-    // SAFETY: the buffers outlive the call, which is synchronous.
+    // SAFETY: the buffers outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }.unwrap();
     all
 }
 
-/// One rank of a world whose nodes are named: every dimension of two meshes, equal inputs by place in the group.
-pub(crate) fn sibling(me: &Me) {
+/// Runs one rank of a world with named nodes: both dimensions of two meshes, with equal inputs for equal group ranks.
+pub(crate) fn sibling(me: &RankProcess) {
     let world = std::env::var("SMDDP_TEST_NODES").unwrap();
     let nodes: Vec<char> = world.chars().collect();
-    // SAFETY: nothing else of this process reads or writes its environment yet.
+    // SAFETY: no other thread of this process reads or writes the environment yet.
     unsafe { std::env::set_var("SMDDP_NODE", nodes[me.rank].to_string()) };
-    let (comm, n) = (world_of(me, PATIENCE), me.size);
+    let (comm, n) = (world_of(me, TIMEOUT), me.size);
     for columns in [n / 2, 2] {
         let (row, column) = (me.rank / columns, me.rank % columns);
         for (length, color, key) in [(n / columns, column, row), (columns, row, column)] {
             let group = comm.split(Some(color as i64), key as i64).unwrap().unwrap();
-            // By the node of the group's ranks, numbered as they appear.
+            // The nodes of the group's ranks, numbered in order of appearance.
             let division = group.nodes().iter().fold(0, |all, node| 8 * all + *node as u64);
             let alike = gathered(&comm, division).iter().all(|other| *other == division);
             let path = group.path(Collective::AllReduce, DType::F32, 4096);
-            let what = format!("nodes {world}, {columns} columns, groups of {length}: {path}");
-            assert_eq!(path.contains("canonical"), !alike && length > 2, "{what}");
+            let case = format!("nodes {world}, {columns} columns, groups of {length}: {path}");
+            assert_eq!(path.contains("canonical"), !alike && length > 2, "{case}");
             let keys = gathered(&comm, key as u64);
             for (dtype, redop) in [(DType::F32, RedOp::Sum), (DType::BF16, RedOp::Avg)] {
                 for collective in [Collective::AllReduce, Collective::ReduceScatter] {
@@ -162,7 +162,7 @@ pub(crate) fn sibling(me: &Me) {
                     let others = gathered(&comm, hash);
                     let compared = |k: u64| k == key as u64 || collective == Collective::AllReduce;
                     let same = keys.iter().zip(others).all(|(k, other)| !compared(*k) || other == hash);
-                    assert!(same, "{collective:?} {dtype:?}, {what}");
+                    assert!(same, "{collective:?} {dtype:?}, {case}");
                 }
             }
         }
@@ -171,9 +171,9 @@ pub(crate) fn sibling(me: &Me) {
 }
 
 #[test]
-fn sibling_groups_have_the_same_bits_however_nodes_divide_them() {
+fn sibling_groups_are_bit_identical_for_every_division_into_nodes() {
     for nodes in WORLDS {
-        let ranks = start("sibling", nodes.len(), &[("SMDDP_TEST_NODES", nodes)], PATIENCE);
+        let ranks = start("sibling", nodes.len(), &[("SMDDP_TEST_NODES", nodes)], TIMEOUT);
         ranks.finish(0..nodes.len());
     }
 }

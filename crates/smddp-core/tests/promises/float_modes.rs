@@ -1,15 +1,15 @@
-//! A reduction has the same bits whatever floating-point mode its callers have set: flushed denormals, another rounding
-//! direction, exceptions that trap. Callers keep their mode.
+//! Reductions are bit-identical for every floating-point mode of the caller: flushed denormals, other rounding modes,
+//! trapping exceptions. Calls preserve the caller's mode.
 
 use std::arch::asm;
 use std::time::{Duration, Instant};
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
 
-use crate::common::procs::{Me, start};
-use crate::common::{PATIENCE, Wire, over};
+use crate::common::procs::{RankProcess, start};
+use crate::common::{TIMEOUT, Wire, over};
 
-/// Modes by name, as MXCSR has them.
+/// Modes by name, as MXCSR values.
 #[cfg(target_arch = "x86_64")]
 const MODES: [(&str, u64); 6] = [
     ("default", 0x1f80),
@@ -20,7 +20,7 @@ const MODES: [(&str, u64); 6] = [
     // Unmasked: invalid operation, division by zero, overflow.
     ("traps", 0x1980),
 ];
-/// Modes by name, as FPCR has them. Not every processor can trap.
+/// Modes by name, as FPCR values. Not every processor supports traps.
 #[cfg(target_arch = "aarch64")]
 const MODES: [(&str, u64); 4] =
     [("default", 0), ("FZ", 1 << 24), ("FZ and FZ16", 1 << 24 | 1 << 19), ("round up", 1 << 22)];
@@ -28,22 +28,22 @@ const MODES: [(&str, u64); 4] =
 #[cfg(target_arch = "x86_64")]
 fn set_mode(mode: u64) {
     let value = mode as u32;
-    // SAFETY: a valid value of MXCSR, for this thread.
+    // SAFETY: a valid MXCSR value for this thread.
     unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const value, options(nostack)) };
 }
 
 #[cfg(target_arch = "x86_64")]
 fn mode() -> u64 {
     let mut value = 0u32;
-    // SAFETY: stores to a local.
+    // SAFETY: stores to a local variable.
     unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut value, options(nostack)) };
-    // Without the flags.
+    // Clears the status flags.
     u64::from(value & !0x3f)
 }
 
 #[cfg(target_arch = "aarch64")]
 fn set_mode(mode: u64) {
-    // SAFETY: a valid value of FPCR, for this thread.
+    // SAFETY: a valid FPCR value for this thread.
     unsafe { asm!("msr fpcr, {}", in(reg) mode, options(nostack)) };
 }
 
@@ -62,13 +62,13 @@ const DTYPES: [DType; 8] = [
     DType::BF16,
     DType::C64,
     DType::C128,
-    // Averages and factors of integers are computed as floats.
+    // Averages and factors of integers are computed in floating point.
     DType::I32,
     DType::U16,
 ];
 const REDOPS: [RedOp; 6] =
     [RedOp::Sum, RedOp::Avg, RedOp::Prod, RedOp::Min, RedOp::Max, RedOp::PremulSum(0.3)];
-/// Elements: one message, and for the averages of two types pieces that helpers share.
+/// Elements: one message; and for averages of two types, segments that helper threads share.
 const SMALL: usize = 96;
 const LARGE: usize = 40_000;
 
@@ -81,7 +81,7 @@ fn is_defined(dtype: DType, redop: RedOp) -> bool {
     ordered || !matches!(redop, RedOp::Min | RedOp::Max)
 }
 
-/// Numbers of every size: denormals, sums that round, products that underflow, sums that overflow, infinities that cancel.
+/// Values of all magnitudes: denormals, inexact sums, underflowing products, overflowing sums, cancelling infinities.
 fn data(rank: usize, dtype: DType, count: usize) -> Vec<u8> {
     let (mantissa, bytes) = match dtype {
         DType::F32 | DType::C64 => (23, 4),
@@ -106,7 +106,7 @@ fn data(rank: usize, dtype: DType, count: usize) -> Vec<u8> {
             3 | 4 => (exponents / 2 + x % 3, fraction),
             5 => (exponents / 4, fraction),
             6 => (exponents - 1, fraction),
-            // Infinite at two ranks, with either sign.
+            // Infinities on two ranks, with opposite signs.
             _ if rank < 2 => return exponents << mantissa | (rank as u64) << (8 * bytes - 1),
             _ => (exponents / 2, fraction),
         };
@@ -116,7 +116,7 @@ fn data(rank: usize, dtype: DType, count: usize) -> Vec<u8> {
     (0..numbers).flat_map(|i| number(i).to_le_bytes()[..bytes].to_vec()).collect()
 }
 
-/// Waits at once, later, or not before the progress thread is done.
+/// Thread that waits for and drives the call.
 #[derive(Clone, Copy, Debug)]
 enum Wait {
     InCall,
@@ -141,12 +141,12 @@ fn reduced(
     let call = Call { collective, dtype, redop, root: 0, input: given, output: taken };
     set_mode(set);
     let outcome = match wait {
-        // SAFETY: the buffers outlive the call, which is over before this function returns or the test has failed.
+        // SAFETY: the buffers outlive the call, which ends before this function returns, or the test has failed.
         Wait::InCall => unsafe { comm.run(&call, Options::default()) },
         // SAFETY: as above.
         _ => unsafe { comm.start(&call, Options::default()) }.and_then(|work| {
             let begun = Instant::now();
-            while matches!(wait, Wait::ForProgressThread) && !work.is_done() && begun.elapsed() < PATIENCE {
+            while matches!(wait, Wait::ForProgressThread) && !work.is_done() && begun.elapsed() < TIMEOUT {
                 std::thread::park_timeout(Duration::from_micros(20));
             }
             work.wait(None)
@@ -155,43 +155,43 @@ fn reduced(
     let after = mode();
     set_mode(MODES[0].1);
     outcome.unwrap();
-    assert_eq!(after, set, "the caller's mode, {wait:?}");
+    assert_eq!(after, set, "the caller's mode has changed, {wait:?}");
     output
 }
 
-/// This process has its settings from the environment, and all ranks as threads.
-pub(crate) fn rank(me: &Me) {
+/// Runs all ranks as threads in this process, which has the settings in its environment.
+pub(crate) fn rank(me: &RankProcess) {
     let n = 3;
-    // The last: every rank another one.
+    // The last entry has a different mode on each rank.
     let modes: Vec<Vec<usize>> = (0..MODES.len())
         .map(|mode| vec![mode; n])
         .chain([(1..=n).map(|rank| rank % MODES.len()).collect()])
         .collect();
     let coded = std::env::var("SMDDP_WIRE_FORMAT").is_ok_and(|format| !format.is_empty());
-    // Formats are for float32 between nodes.
+    // Wire formats apply to float32 between nodes only.
     let (dtypes, wires) = if coded {
         (&DTYPES[..1], &[Wire::Nodes(2)][..])
     } else {
         (&DTYPES[..], &[Wire::Shm, Wire::Nodes(2)][..])
     };
     for wire in wires {
-        over(wire.links(n), PATIENCE, |comm| {
+        over(wire.links(n), TIMEOUT, |comm| {
             for &dtype in dtypes {
                 let inputs = [SMALL, LARGE].map(|count| data(comm.rank(), dtype, count));
                 for redop in REDOPS.into_iter().filter(|&redop| is_defined(dtype, redop)) {
                     let large = is_large(dtype, redop);
                     for mut input in inputs.iter().take(1 + usize::from(large)).cloned() {
-                        let what = (dtype, redop);
-                        let want = reduced(comm, what, &mut input, Wait::InCall, MODES[0].1);
+                        let case = (dtype, redop);
+                        let want = reduced(comm, case, &mut input, Wait::InCall, MODES[0].1);
                         for (i, modes) in modes.iter().enumerate() {
                             let (name, set) = MODES[modes[comm.rank()]];
-                            // Every way for sums; for the others one after another.
+                            // Sums use every wait; other reductions use one each.
                             let waits = if redop == RedOp::Sum { &WAITS[..] } else { &WAITS[i % 3..=i % 3] };
                             for &wait in waits {
-                                let got = reduced(comm, what, &mut input, wait, set);
+                                let got = reduced(comm, case, &mut input, wait, set);
                                 assert!(
                                     got == want,
-                                    "{what:?}, {} bytes over {wire:?}, mode {name}, {wait:?}",
+                                    "{case:?}, {} bytes over {wire:?}, mode {name}, {wait:?}",
                                     want.len()
                                 );
                             }
@@ -201,19 +201,19 @@ pub(crate) fn rank(me: &Me) {
             }
         });
     }
-    me.say("done");
+    me.report("done");
 }
 
 #[test]
-fn reductions_have_the_same_bits_in_every_floating_point_mode_of_their_callers() {
+fn reductions_are_bit_identical_in_every_floating_point_mode() {
     for environment in [
         [("SMDDP_THREADS", "3"), ("SMDDP_WIRE_FORMAT", "")],
         [("SMDDP_THREADS", "3"), ("SMDDP_CANONICAL_ORDER", "1")],
         [("SMDDP_THREADS", "1"), ("SMDDP_WIRE_FORMAT", "int8")],
         [("SMDDP_THREADS", "1"), ("SMDDP_WIRE_FORMAT", "f16")],
     ] {
-        let mut ranks = start("float_modes", 1, &environment, 4 * PATIENCE);
-        ranks.hear(0, "done");
+        let mut ranks = start("float_modes", 1, &environment, 4 * TIMEOUT);
+        ranks.wait_for(0, "done");
         ranks.finish([0]);
     }
 }

@@ -1,4 +1,4 @@
-//! A forked child and its parent's groups.
+//! A forked child, and the groups of its parent.
 
 use std::time::{Duration, Instant};
 
@@ -6,25 +6,25 @@ use smddp_core::{Collective, DType, Error, Options, Pending};
 
 use crate::common::group::world;
 use crate::common::job::Job;
-use crate::common::procs::{Me, start};
-use crate::common::{PATIENCE, SOON};
+use crate::common::procs::{RankProcess, start};
+use crate::common::{PROMPT_LIMIT, TIMEOUT};
 
-/// Runs `body` in a forked child; the child's panic is the test's.
+/// Runs `body` in a forked child. A panic of the child fails the test.
 fn forked(body: impl FnOnce()) {
-    // SAFETY: the child touches nothing that other threads of the parent may have held locked: glibc's allocator
-    // is fork-safe, and it leaves by `_exit`.
+    // SAFETY: the child uses nothing that other threads of the parent may have locked. glibc's allocator is
+    // fork-safe, and the child exits with `_exit`.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body));
-        // SAFETY: ends this process at once, without handlers that belong to the parent.
+        // SAFETY: exits immediately, without the parent's exit handlers.
         unsafe { libc::_exit(i32::from(outcome.is_err())) };
     }
-    let until = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut status = 0;
-    // SAFETY: `pid` is our own child and `status` is valid.
+    // SAFETY: `pid` is a child of this process and `status` is valid.
     while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
-        if Instant::now() > until {
-            // SAFETY: our own child, not yet reaped.
+        if Instant::now() > deadline {
+            // SAFETY: a child of this process that is not yet reaped.
             unsafe { libc::kill(pid, libc::SIGKILL) };
             panic!("the forked child hangs");
         }
@@ -33,10 +33,10 @@ fn forked(body: impl FnOnce()) {
     assert_eq!(status, 0, "the forked child failed");
 }
 
-pub(crate) fn rank(me: &Me) {
-    let comm = world(me, PATIENCE);
+pub(crate) fn rank(me: &RankProcess) {
+    let comm = world(me, TIMEOUT);
     let job = |salt| Job::new(me.rank, me.size, Collective::AllReduce, 5000, 0, salt);
-    let good = |salt| {
+    let run_checked = |salt| {
         let mut job = job(salt);
         job.run(&comm).unwrap();
         job.check();
@@ -45,7 +45,7 @@ pub(crate) fn rank(me: &Me) {
         work.wait(None).unwrap();
         job.check();
     };
-    good(1);
+    run_checked(1);
     let mut pending = job_async(me, 9);
     let work = if me.rank == 0 { Some(pending.start(&comm).unwrap()) } else { None };
     forked(|| {
@@ -54,7 +54,7 @@ pub(crate) fn rank(me: &Me) {
         assert!(is_forked(job(2).run(&comm)));
         assert!(is_forked(job(2).start(&comm).map(drop)));
         let data = [0f32; 4];
-        // SAFETY: the call is refused, so the buffer is not used at all.
+        // SAFETY: the call is rejected, so the buffer is not used.
         let sent =
             unsafe { comm.send(data.as_ptr().cast(), 4, DType::F32, 1 - me.rank, 0, Options::default()) };
         assert!(is_forked(sent.map(drop)));
@@ -66,16 +66,17 @@ pub(crate) fn rank(me: &Me) {
         comm.close();
         drop(comm.clone());
         smddp_core::shutdown();
-        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
-        // A group of its own works in the child.
-        let own = Pending::new("own", 0, 1, PATIENCE).unwrap();
-        let card = own.card();
-        let own = own.connect(&[card]).unwrap();
+        assert!(begun.elapsed() < PROMPT_LIMIT, "{:?}", begun.elapsed());
+        // A group that the child creates works.
+        let own = Pending::new("own", 0, 1, TIMEOUT).unwrap();
+        let info = own.card();
+        let own = own.connect(&[info]).unwrap();
         let mut job = Job::new(0, 1, Collective::AllReduce, 10, 0, 0);
         job.run(&own).unwrap();
         job.check();
     });
-    // The child took nothing from the parent. What the others join only now was not over when it was forked.
+    // The parent's group is unaffected. The other ranks join the pending call only now, so it was pending at the
+    // fork.
     if me.rank == 0 {
         me.put("forked", "yes");
     } else {
@@ -86,24 +87,24 @@ pub(crate) fn rank(me: &Me) {
         work.wait(None).unwrap();
     }
     pending.check();
-    good(3);
-    // Not even by dropping the last handle it has.
+    run_checked(3);
+    // The drop of the child's last handle does not affect the parent either.
     let mut comm = Some(comm);
     let pid = {
-        // SAFETY: as in `forked`; the child drops what it inherited and leaves by `_exit`.
+        // SAFETY: as in `forked`; the child drops the inherited handle and exits with `_exit`.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             drop(comm.take());
-            // SAFETY: ends the child at once.
+            // SAFETY: exits the child immediately.
             unsafe { libc::_exit(0) };
         }
         pid
     };
     let mut status = 0;
-    let until = Instant::now() + PATIENCE;
-    // SAFETY: our own child.
+    let deadline = Instant::now() + TIMEOUT;
+    // SAFETY: a child of this process.
     while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
-        assert!(Instant::now() < until, "the child hangs while it drops the parent's group");
+        assert!(Instant::now() < deadline, "the child hangs while it drops the parent's group");
         std::thread::park_timeout(Duration::from_millis(1));
     }
     let comm = comm.unwrap();
@@ -113,17 +114,17 @@ pub(crate) fn rank(me: &Me) {
         job.check();
     }
     comm.close();
-    me.say("done");
+    me.report("done");
 }
 
-fn job_async(me: &Me, salt: usize) -> Job {
+fn job_async(me: &RankProcess, salt: usize) -> Job {
     Job::new(me.rank, me.size, Collective::AllGather, 5000, 0, salt)
 }
 
 #[test]
-fn a_forked_child_is_refused_at_once_and_does_the_parents_group_no_harm() {
-    let mut ranks = start("fork", 2, &[], 3 * PATIENCE);
-    ranks.hear(0, "done");
-    ranks.hear(1, "done");
+fn forked_child_is_rejected_and_the_parents_group_is_unaffected() {
+    let mut ranks = start("fork", 2, &[], 3 * TIMEOUT);
+    ranks.wait_for(0, "done");
+    ranks.wait_for(1, "done");
     ranks.finish([0, 1]);
 }

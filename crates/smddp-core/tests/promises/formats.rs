@@ -1,4 +1,5 @@
-//! With SMDDP_WIRE_FORMAT 32-bit floats travel between nodes in fewer bits: results are as near as those, and the same on all ranks.
+//! SMDDP_WIRE_FORMAT reduces the bits of 32-bit floats between nodes. Results have the format's accuracy and are
+//! equal on all ranks.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -6,14 +7,14 @@ use std::sync::Mutex;
 use half::{bf16, f16};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
 
-use crate::common::procs::{Me, start};
-use crate::common::{PATIENCE, Wire, over};
+use crate::common::procs::{RankProcess, start};
+use crate::common::{TIMEOUT, Wire, over};
 
-/// Elements of the whole buffer: a little over 64 KiB, from where there is a format; several segments and no multiple of anything; one
-/// that is too small.
+/// Elements of the whole buffer: slightly above 64 KiB, the minimum for a format; several segments without small
+/// divisors; and a size below the minimum.
 const COUNTS: [usize; 3] = [16_386, 50_021, 1_000];
 
-/// Numbers of very different sizes, at most 8.
+/// Values of very different magnitudes, at most 8.
 fn data(rank: usize, count: usize) -> Vec<f32> {
     let number = |i: usize| {
         let x = ((rank * 1_000_003 + i) as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -22,7 +23,7 @@ fn data(rank: usize, count: usize) -> Vec<f32> {
     (0..count).map(number).collect()
 }
 
-/// What an element becomes on the way; `None`: as near as 1/127 of its group's largest.
+/// Returns an element after its conversion; `None` for an accuracy of 1/127 of the largest value in its group.
 fn rounded(format: &str, x: f32) -> Option<f32> {
     match format {
         "bf16" => Some(bf16::from_f32(x).to_f32()),
@@ -31,7 +32,7 @@ fn rounded(format: &str, x: f32) -> Option<f32> {
     }
 }
 
-/// How far an element may be off that passes so many links, and is the sum of what is `size` together.
+/// Returns the error bound of an element after `links` conversions. `size` is the sum of the magnitudes.
 fn allowed(format: &str, size: f32, most: f32, links: usize) -> f32 {
     let (relative, absolute) = match format {
         "bf16" => (1.0 / 256.0, 0.0),
@@ -45,11 +46,11 @@ fn call(comm: &Communicator, collective: Collective, redop: RedOp, input: &mut [
     let flat = |data: &mut [f32]| Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
     let (input, output) = (flat(input), flat(output));
     let call = Call { collective, dtype: DType::F32, redop, root: 0, input, output };
-    // SAFETY: the buffers outlive the call, which is synchronous.
+    // SAFETY: the buffers outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }.unwrap();
 }
 
-/// Every collective once; what all ranks have alike.
+/// Runs every collective once. Returns the results that must be equal on all ranks.
 fn each(comm: &Communicator, format: &str, several: bool, count: usize) -> Vec<f32> {
     let (me, n) = (comm.rank(), comm.size());
     let coded = several && count >= COUNTS[0];
@@ -58,11 +59,14 @@ fn each(comm: &Communicator, format: &str, several: bool, count: usize) -> Vec<f
     let format = if coded { format } else { "" };
     let sums: Vec<f32> = (0..count).map(|i| all.iter().map(|data| data[i]).sum()).collect();
     let sizes: Vec<f32> = (0..count).map(|i| all.iter().map(|data| data[i].abs()).sum()).collect();
-    let near = |got: &[f32], first: usize, divisor: f32, what: &str| {
+    let assert_close = |got: &[f32], first: usize, divisor: f32, name: &str| {
         for (i, got) in got.iter().enumerate() {
             let (sum, size) = (sums[first + i] / divisor, sizes[first + i] / divisor);
             let may = if coded { allowed(format, size, 8.0 * n as f32, n + 1) } else { 1e-5 * size };
-            assert!((got - sum).abs() <= may, "{what} {format} {i} of {count}: {got} for {sum}, may {may}");
+            assert!(
+                (got - sum).abs() <= may,
+                "{name} {format} {i} of {count}: {got}, expected {sum} +- {may}"
+            );
         }
     };
     let mut alike = Vec::new();
@@ -70,7 +74,7 @@ fn each(comm: &Communicator, format: &str, several: bool, count: usize) -> Vec<f
     let mut input = data(me, even / n);
     let mut gathered = vec![9f32; even];
     call(comm, Collective::AllGather, RedOp::Sum, &mut input, &mut gathered);
-    assert!(input == data(me, even / n), "an input that is not the output stays as it is");
+    assert!(input == data(me, even / n), "a separate input is unchanged");
     for (rank, part) in gathered.chunks(even / n).enumerate() {
         for (got, x) in part.iter().zip(data(rank, even / n)) {
             match rounded(format, x) {
@@ -80,7 +84,7 @@ fn each(comm: &Communicator, format: &str, several: bool, count: usize) -> Vec<f
             }
         }
     }
-    // In place, beginning from garbage.
+    // In place, with garbage in the other blocks.
     let mut place = vec![7f32; even];
     place[me * (even / n)..][..even / n].copy_from_slice(&input);
     let ptr = place.as_mut_ptr();
@@ -88,31 +92,31 @@ fn each(comm: &Communicator, format: &str, several: bool, count: usize) -> Vec<f
     let whole = Blocks::Flat { ptr: ptr.cast(), count: even };
     let (collective, dtype, redop) = (Collective::AllGather, DType::F32, RedOp::Sum);
     let in_place = Call { collective, dtype, redop, root: 0, input: own, output: whole };
-    // SAFETY: the buffer outlives the call, which is synchronous.
+    // SAFETY: the buffer outlives the synchronous call.
     unsafe { comm.run(&in_place, Options::default()) }.unwrap();
-    assert!(place == gathered, "in place it has the same bits");
+    assert!(place == gathered, "the in-place result differs");
     alike.extend(gathered);
 
     for (redop, divisor) in [(RedOp::Sum, 1.0), (RedOp::Avg, n as f32)] {
         let mut input = data(me, count);
         let mut out = vec![9f32; count];
         call(comm, Collective::AllReduce, redop, &mut input, &mut out);
-        near(&out, 0, divisor, "all_reduce");
+        assert_close(&out, 0, divisor, "all_reduce");
         let ptr = input.as_mut_ptr();
         let place = Blocks::Flat { ptr: ptr.cast(), count };
         let call =
             Call { collective: Collective::AllReduce, dtype, redop, root: 0, input: place, output: place };
         // SAFETY: as above.
         unsafe { comm.run(&call, Options::default()) }.unwrap();
-        assert!(input == out, "in place it has the same bits");
+        assert!(input == out, "the in-place result differs");
         alike.extend(out);
 
         let (mut input, mut part) = (data(me, even), vec![9f32; even / n]);
         let first = me * part.len();
         self::call(comm, Collective::ReduceScatter, redop, &mut input, &mut part);
-        near(&part, first, divisor, "reduce_scatter");
+        assert_close(&part, first, divisor, "reduce_scatter");
     }
-    // The largest is one of the inputs.
+    // The maximum is one of the inputs.
     let mut out = vec![9f32; count];
     call(comm, Collective::AllReduce, RedOp::Max, &mut data(me, count), &mut out);
     for (i, got) in out.iter().enumerate() {
@@ -127,17 +131,17 @@ fn each(comm: &Communicator, format: &str, several: bool, count: usize) -> Vec<f
     alike
 }
 
-/// This process has its settings from the environment, and all ranks as threads.
-pub(crate) fn rank(me: &Me) {
+/// Runs all ranks as threads in this process, which has the settings in its environment.
+pub(crate) fn rank(me: &RankProcess) {
     let format = std::env::var("SMDDP_WIRE_FORMAT").unwrap();
-    // What is forced moves otherwise only where there is more than one way.
+    // A selected algorithm differs from the default only in groups with several choices.
     let forced = std::env::var("SMDDP_ALGO").is_ok_and(|name| !name.is_empty());
     let sizes = if forced { &[3, 6][..] } else { &[2, 3, 6] };
     for &n in sizes {
         let nodes = [1, 2, 3].into_iter().filter(|each| *each < n).map(Wire::Nodes);
-        for wire in nodes.chain([Wire::Shm, Wire::Srd(7), Wire::Sealed(1)]) {
+        for wire in nodes.chain([Wire::Shm, Wire::Srd(7), Wire::Encrypted(1)]) {
             let seen: Mutex<HashMap<usize, Vec<f32>>> = Mutex::default();
-            over(wire.links(n), PATIENCE, |comm| {
+            over(wire.links(n), TIMEOUT, |comm| {
                 for count in COUNTS {
                     let found = each(comm, &format, !matches!(wire, Wire::Shm), count);
                     let mut seen = seen.lock().unwrap();
@@ -147,11 +151,11 @@ pub(crate) fn rank(me: &Me) {
             });
         }
     }
-    me.say("done");
+    me.report("done");
 }
 
 #[test]
-fn formats_between_nodes_are_near_and_the_same_on_all_ranks() {
+fn wire_formats_are_accurate_and_equal_on_all_ranks() {
     for (format, algorithm, segment) in [
         ("bf16", "", ""),
         ("f16", "hier-ring", "4096"),
@@ -162,8 +166,8 @@ fn formats_between_nodes_are_near_and_the_same_on_all_ranks() {
     ] {
         let environment =
             [("SMDDP_WIRE_FORMAT", format), ("SMDDP_ALGO", algorithm), ("SMDDP_SEGMENT_BYTES", segment)];
-        let mut ranks = start("formats", 1, &environment, 4 * PATIENCE);
-        ranks.hear(0, "done");
+        let mut ranks = start("formats", 1, &environment, 4 * TIMEOUT);
+        ranks.wait_for(0, "done");
         ranks.finish([0]);
     }
 }

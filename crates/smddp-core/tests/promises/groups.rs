@@ -1,24 +1,24 @@
-//! Many groups, one after the other, and what a group of one rank costs.
+//! Many consecutive groups, and the resources of a group of one rank.
 
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, Pending};
 
-use crate::common::PATIENCE;
+use crate::common::TIMEOUT;
 use crate::common::group::group;
 use crate::common::job::Job;
-use crate::common::procs::{Me, start};
+use crate::common::procs::{RankProcess, start};
 
 const GROUPS: usize = 1000;
 
-/// What a process holds.
+/// Resources of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Footprint {
-    /// Pages in memory.
+    /// Resident pages.
     pub(crate) resident: usize,
     pub(crate) descriptors: usize,
     pub(crate) threads: usize,
-    /// Mappings of shared memory of ours.
+    /// Mappings of the library's shared memory.
     pub(crate) mappings: usize,
 }
 
@@ -36,80 +36,80 @@ impl Footprint {
     }
 }
 
-fn work(comm: &Communicator, turn: usize) {
-    let count = [10, 4000, 60_000][turn % 3];
-    let mut job = Job::new(comm.rank(), comm.size(), Collective::AllReduce, count, 0, turn);
+fn work(comm: &Communicator, iteration: usize) {
+    let count = [10, 4000, 60_000][iteration % 3];
+    let mut job = Job::new(comm.rank(), comm.size(), Collective::AllReduce, count, 0, iteration);
     job.run(comm).unwrap();
     job.check();
-    let mut job = Job::new(comm.rank(), comm.size(), Collective::AllGather, count, 0, turn);
+    let mut job = Job::new(comm.rank(), comm.size(), Collective::AllGather, count, 0, iteration);
     let work = job.start(comm).unwrap();
     work.wait(None).unwrap();
     job.check();
 }
 
-pub(crate) fn many(me: &Me) {
+pub(crate) fn many(me: &RankProcess) {
     let all: Vec<usize> = (0..me.size).collect();
     let keep_one = std::env::var("SMDDP_TEST_KEEP").is_ok();
-    let kept = keep_one.then(|| group(me, "kept", &all, PATIENCE));
+    let kept = keep_one.then(|| group(me, "kept", &all, TIMEOUT));
     let mut early = None;
     let groups = std::env::var("SMDDP_TEST_GROUPS").map_or(GROUPS, |text| text.parse().unwrap());
-    for turn in 0..groups {
-        let comm = group(me, &format!("g{turn}"), &all, PATIENCE);
-        work(&comm, turn);
-        if turn % 2 == 0 {
+    for iteration in 0..groups {
+        let comm = group(me, &format!("g{iteration}"), &all, TIMEOUT);
+        work(&comm, iteration);
+        if iteration % 2 == 0 {
             comm.close();
         }
         drop(comm);
-        if turn == groups / 5 {
+        if iteration == groups / 5 {
             early = Some(Footprint::now());
         }
     }
     let early = early.unwrap();
-    let back = |late: &Footprint| {
+    let is_released = |late: &Footprint| {
         late.resident < early.resident + 1024
             && late.descriptors <= early.descriptors + 3
             && late.threads <= early.threads + 1
             && late.mappings <= early.mappings.max(if keep_one { 2 } else { 0 })
     };
-    // The progress thread lets go of a group a moment after its last call.
-    let until = Instant::now() + PATIENCE;
+    // The progress thread releases a group shortly after its last call.
+    let deadline = Instant::now() + TIMEOUT;
     let mut late = Footprint::now();
-    while !back(&late) && Instant::now() < until {
+    while !is_released(&late) && Instant::now() < deadline {
         std::thread::park_timeout(Duration::from_millis(1));
         late = Footprint::now();
     }
-    me.say(&format!("early {early:?}, late {late:?}"));
-    assert!(back(&late), "{early:?} {late:?}");
+    me.report(&format!("early {early:?}, late {late:?}"));
+    assert!(is_released(&late), "{early:?} {late:?}");
     drop(kept);
-    me.say("done");
+    me.report("done");
 }
 
 #[test]
-fn a_thousand_groups_made_and_destroyed_leave_nothing_behind() {
+fn thousand_groups_leak_no_resources() {
     for keep in [true, false] {
         let environment: &[(&str, &str)] = if keep { &[("SMDDP_TEST_KEEP", "1")] } else { &[] };
-        let mut ranks = start("groups", 2, environment, 4 * PATIENCE);
+        let mut ranks = start("groups", 2, environment, 4 * TIMEOUT);
         for rank in 0..2 {
-            println!("rank {rank}, another group alive {keep}: {}", ranks.hear(rank, "early").text);
-            ranks.hear(rank, "done");
+            println!("rank {rank}, other group kept: {keep}: {}", ranks.wait_for(rank, "early").text);
+            ranks.wait_for(rank, "done");
         }
         ranks.finish(0..2);
     }
 }
 
-pub(crate) fn alone(me: &Me) {
-    // Whatever reading the settings costs is not the group's.
+pub(crate) fn alone(me: &RankProcess) {
+    // Excludes the cost of reading the settings.
     let make = || {
-        let pending = Pending::new("alone", 0, 1, PATIENCE).unwrap();
-        let card = pending.card();
-        pending.connect(&[card]).unwrap()
+        let pending = Pending::new("alone", 0, 1, TIMEOUT).unwrap();
+        let info = pending.card();
+        pending.connect(&[info]).unwrap()
     };
     let before = Footprint::now();
     let comm = make();
-    for turn in 0..10 {
+    for iteration in 0..10 {
         for collective in crate::common::ALL {
-            let mut job = Job::new(0, 1, collective, 3000, 0, turn);
-            if turn % 2 == 0 {
+            let mut job = Job::new(0, 1, collective, 3000, 0, iteration);
+            if iteration % 2 == 0 {
                 job.run(&comm).unwrap();
             } else {
                 job.start(&comm).unwrap().wait(None).unwrap();
@@ -122,12 +122,12 @@ pub(crate) fn alone(me: &Me) {
     assert_eq!((after.threads, after.descriptors), (before.threads, before.descriptors));
     assert!(smddp_core::Endpoint::existing().is_none());
     comm.close();
-    me.say("done");
+    me.report("done");
 }
 
 #[test]
-fn a_group_of_one_rank_has_no_shared_memory_no_thread_and_no_descriptor() {
-    let mut ranks = start("alone", 1, &[], PATIENCE);
-    ranks.hear(0, "done");
+fn group_of_one_rank_has_no_shared_memory_thread_or_descriptor() {
+    let mut ranks = start("alone", 1, &[], TIMEOUT);
+    ranks.wait_for(0, "done");
     ranks.finish([0]);
 }

@@ -1,44 +1,44 @@
-//! Connections of ranks that have exchanged addresses of their peers: every call is right, or raises an error.
+//! Ranks that get exchanged addresses of their peers: every call gives correct results or raises an error.
 
 use smddp_core::{Collective, Communicator, DType, Options, Result};
 use smddp_transport::Card;
 use smddp_transport::joint::{Joined, Means, Prepared};
 
-use crate::common::{Gate, PATIENCE, means, over, try_one};
+use crate::common::{Gate, TIMEOUT, means, over, try_one};
 
-/// Byte range of the group's 16-byte endpoint number in a card: behind the address 127.0.0.1 and the port.
-fn door(card: &[u8]) -> std::ops::Range<usize> {
-    let address = card.windows(4).position(|bytes| bytes == [127, 0, 0, 1]).unwrap() + 4;
-    let port = card[address..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
+/// Byte range of the group's 16-byte endpoint id in rank information: after the address 127.0.0.1 and the port.
+fn endpoint(info: &[u8]) -> std::ops::Range<usize> {
+    let address = info.windows(4).position(|bytes| bytes == [127, 0, 0, 1]).unwrap() + 4;
+    let port = info[address..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
     address + port..address + port + 16
 }
 
-/// The cards as an attacker hands them to rank `me` of three: the addresses of the other two are exchanged.
-fn exchanged(cards: &[Card], me: usize) -> Vec<Card> {
-    let mut bytes: Vec<Vec<u8>> = cards.iter().map(Card::to_bytes).collect();
+/// The rank information as an attacker passes it to rank `me` of three: the addresses of the other two are exchanged.
+fn exchanged(infos: &[Card], me: usize) -> Vec<Card> {
+    let mut bytes: Vec<Vec<u8>> = infos.iter().map(Card::to_bytes).collect();
     let [a, b] = [1, 2].map(|step| (me + step) % 3);
-    let places = [a, b].map(|rank| door(&bytes[rank]));
-    let doors = [a, b].map(|rank| bytes[rank][door(&bytes[rank])].to_vec());
-    bytes[a][places[0].clone()].copy_from_slice(&doors[1]);
-    bytes[b][places[1].clone()].copy_from_slice(&doors[0]);
-    bytes.iter().map(|card| Card::from_bytes(card).unwrap()).collect()
+    let ranges = [a, b].map(|rank| endpoint(&bytes[rank]));
+    let endpoints = [a, b].map(|rank| bytes[rank][endpoint(&bytes[rank])].to_vec());
+    bytes[a][ranges[0].clone()].copy_from_slice(&endpoints[1]);
+    bytes[b][ranges[1].clone()].copy_from_slice(&endpoints[0]);
+    bytes.iter().map(|info| Card::from_bytes(info).unwrap()).collect()
 }
 
-/// Three nodes of one rank, each with the addresses of the others exchanged.
+/// Three nodes of one rank, each with exchanged addresses of its peers.
 fn links(encrypts: bool) -> Vec<Joined> {
     let node = |rank| Means { encrypts, ..means(Some(format!("node {rank}"))) };
     let prepared: Vec<_> =
         (0..3).map(|rank| Prepared::new(rank, 3, Vec::new(), &node(rank)).unwrap()).collect();
-    let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
+    let infos: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
     let each = prepared.into_iter().enumerate();
-    each.map(|(rank, p)| p.connect(exchanged(&cards, rank)).unwrap()).collect()
+    each.map(|(rank, p)| p.connect(exchanged(&infos, rank)).unwrap()).collect()
 }
 
-/// Runs the call on each rank; all of them must raise an error that says why.
-fn is_refused(encrypts: bool, name: &str, call: impl Fn(&Communicator) -> Result<()> + Sync) {
+/// Runs the call on each rank and asserts that all ranks raise an error with the reason.
+fn assert_rejected(encrypts: bool, name: &str, call: impl Fn(&Communicator) -> Result<()> + Sync) {
     let gate = Gate::new(3);
-    for (rank, outcome) in over(links(encrypts), PATIENCE, |comm| {
-        // A root may be done before its data has left.
+    for (rank, outcome) in over(links(encrypts), TIMEOUT, |comm| {
+        // A root may finish before its data has left.
         let outcome = call(comm).and_then(|()| try_one(comm, Collective::Barrier, 0, 0, false));
         gate.wait();
         outcome
@@ -54,11 +54,11 @@ fn is_refused(encrypts: bool, name: &str, call: impl Fn(&Communicator) -> Result
     }
 }
 
-/// Sends to the next rank and receives from the one before.
+/// Sends to the next rank and receives from the previous one.
 fn message(comm: &Communicator) -> Result<()> {
     let (me, options) = (comm.rank(), Options::default);
     let (data, mut into) = ([me as f32; 8], [f32::NAN; 8]);
-    // SAFETY: both buffers live until both operations are done, or the group is.
+    // SAFETY: both buffers live until both operations are complete, or the group has failed.
     let (sent, received) = unsafe {
         (
             comm.send(data.as_ptr().cast(), 8, DType::F32, (me + 1) % 3, 0, options())?,
@@ -84,17 +84,17 @@ fn exchanged_addresses_never_deliver_data_of_another_rank() {
         Collective::AllToAll,
         Collective::Barrier,
     ];
-    // Side by side: a caller that is not answered tries again for two seconds.
+    // Concurrently, because a connection without a reply is retried for two seconds.
     std::thread::scope(|scope| {
         for encrypts in [false, true] {
             for kind in KINDS {
                 let name = format!("{kind:?}");
                 // `try_one` checks each element.
                 scope.spawn(move || {
-                    is_refused(encrypts, &name, |comm| try_one(comm, kind, 1000, 0, false));
+                    assert_rejected(encrypts, &name, |comm| try_one(comm, kind, 1000, 0, false));
                 });
             }
-            scope.spawn(move || is_refused(encrypts, "send and recv", message));
+            scope.spawn(move || assert_rejected(encrypts, "send and recv", message));
         }
     });
 }

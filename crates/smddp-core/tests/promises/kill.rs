@@ -1,4 +1,4 @@
-//! `kill -9` of one rank in the middle of a collective.
+//! SIGKILL of one rank during a collective.
 
 use std::cell::Cell;
 use std::os::linux::net::SocketAddrExt;
@@ -10,37 +10,37 @@ use smddp_core::{Collective, Communicator, DType, Error, Options, Result};
 
 use crate::common::group::{group, world};
 use crate::common::job::Job;
-use crate::common::procs::{Me, Ranks, start};
-use crate::common::{ALL, PATIENCE, takes_less_than, timed};
+use crate::common::procs::{RankProcess, Ranks, start};
+use crate::common::{ALL, TIMEOUT, takes_less_than, timed};
 
 const CASES: usize = 100;
-/// Elements of a block, from nothing to several MiB.
+/// Elements of a block, from zero to several MiB.
 const COUNTS: [usize; 6] = [0, 1, 700, 20_000, 300_000, 1_000_000];
 
-/// What the ranks do when one of them dies.
+/// Operation of the ranks when one of them dies.
 #[derive(Clone, Copy, Debug)]
-enum Deed {
+enum Activity {
     Sync(Collective),
     Async(Collective),
-    Mail,
+    Messages,
 }
 
-/// (deed, elements, ranks, victim) of a case.
-fn case(number: usize) -> (Deed, usize, usize, usize) {
+/// Returns (activity, elements, ranks, victim) of a case.
+fn case(number: usize) -> (Activity, usize, usize, usize) {
     let size = 2 + number % 3;
     let victim = (number / 3) % size;
-    let deed = match number % 10 {
-        9 => Deed::Mail,
-        kind if (number / 10).is_multiple_of(2) => Deed::Sync(ALL[kind]),
-        kind => Deed::Async(ALL[kind]),
+    let activity = match number % 10 {
+        9 => Activity::Messages,
+        kind if (number / 10).is_multiple_of(2) => Activity::Sync(ALL[kind]),
+        kind => Activity::Async(ALL[kind]),
     };
-    (deed, COUNTS[(number / 7) % COUNTS.len()], size, victim)
+    (activity, COUNTS[(number / 7) % COUNTS.len()], size, victim)
 }
 
-/// Sends round the ring and receives from the left.
-fn mail(comm: &Communicator, data: &[f32], into: &mut [f32]) -> Result<()> {
+/// Sends to the next rank and receives from the previous one.
+fn exchange_messages(comm: &Communicator, data: &[f32], into: &mut [f32]) -> Result<()> {
     let (me, n) = (comm.rank(), comm.size());
-    // SAFETY: both buffers outlive both works, which are waited for or over when an error ends the group.
+    // SAFETY: both buffers outlive both works, which are awaited, or ended by an error of the group.
     unsafe {
         let send =
             comm.send(data.as_ptr().cast(), data.len(), DType::F32, (me + 1) % n, 7, Options::default())?;
@@ -57,84 +57,86 @@ fn mail(comm: &Communicator, data: &[f32], into: &mut [f32]) -> Result<()> {
     }
 }
 
-fn act(comm: &Communicator, deed: Deed, count: usize, turn: usize) -> Result<()> {
-    act_since(comm, deed, count, turn, &Cell::new(Instant::now()))
+fn run_activity(comm: &Communicator, activity: Activity, count: usize, iteration: usize) -> Result<()> {
+    run_activity_timed(comm, activity, count, iteration, &Cell::new(Instant::now()))
 }
 
-/// `called`: when the library is first called; making the data takes a rank much longer.
-fn act_since(
+/// Stores the time of the first library call in `called`. The preparation of the data takes much longer.
+fn run_activity_timed(
     comm: &Communicator,
-    deed: Deed,
+    activity: Activity,
     count: usize,
-    turn: usize,
+    iteration: usize,
     called: &Cell<Instant>,
 ) -> Result<()> {
     let (me, n) = (comm.rank(), comm.size());
-    match deed {
-        Deed::Sync(collective) => {
-            let mut job = Job::new(me, n, collective, count, turn % n, turn);
+    match activity {
+        Activity::Sync(collective) => {
+            let mut job = Job::new(me, n, collective, count, iteration % n, iteration);
             called.set(Instant::now());
             job.run(comm)?;
             job.check();
         }
-        Deed::Async(collective) => {
+        Activity::Async(collective) => {
             let mut jobs: Vec<Job> =
-                (0..3).map(|i| Job::new(me, n, collective, count, turn % n, turn + i)).collect();
+                (0..3).map(|i| Job::new(me, n, collective, count, iteration % n, iteration + i)).collect();
             called.set(Instant::now());
-            // All of them are waited for before any buffer goes.
+            // Waits for all works before any buffer is freed.
             let works: Vec<_> = jobs.iter_mut().map(|job| job.start(comm)).collect();
             let ends: Vec<_> = works.into_iter().map(|work| work.and_then(|work| work.wait(None))).collect();
             ends.into_iter().collect::<Result<()>>()?;
             jobs.iter().for_each(Job::check);
         }
-        Deed::Mail => {
+        Activity::Messages => {
             let (data, mut into) = (vec![1.0; count], vec![0.0; count]);
             called.set(Instant::now());
-            mail(comm, &data, &mut into)?;
+            exchange_messages(comm, &data, &mut into)?;
         }
     }
     Ok(())
 }
 
-pub(crate) fn rank(me: &Me) {
+pub(crate) fn rank(me: &RankProcess) {
     let number: usize = std::env::var("SMDDP_TEST_CASE").unwrap().parse().unwrap();
-    let (deed, count, size, victim) = case(number);
-    let comm = world(me, PATIENCE);
-    act(&comm, deed, count, 0).unwrap();
-    me.say("ready");
+    let (activity, count, size, victim) = case(number);
+    let comm = world(me, TIMEOUT);
+    run_activity(&comm, activity, count, 0).unwrap();
+    me.report("ready");
     let called = Cell::new(Instant::now());
-    let error = (1..).find_map(|turn| act_since(&comm, deed, count, turn, &called).err()).unwrap();
-    me.say(&format!("failed {}", called.get().elapsed().as_micros()));
+    let error = (1..)
+        .find_map(|iteration| run_activity_timed(&comm, activity, count, iteration, &called).err())
+        .unwrap();
+    me.report(&format!("failed {}", called.get().elapsed().as_micros()));
     assert!(
         matches!(error, Error::PeerLost { rank, .. } if rank == victim),
         "not the loss of {victim}: {error}"
     );
-    // The first cause, at once, whatever is called.
-    let ask = || {
+    // Every later call fails immediately with the same error.
+    let call_all = || {
         for collective in ALL {
-            assert_eq!(act(&comm, Deed::Sync(collective), 100, 1), Err(error.clone()));
-            assert_eq!(act(&comm, Deed::Async(collective), 100, 1), Err(error.clone()));
+            assert_eq!(run_activity(&comm, Activity::Sync(collective), 100, 1), Err(error.clone()));
+            assert_eq!(run_activity(&comm, Activity::Async(collective), 100, 1), Err(error.clone()));
         }
-        assert_eq!(act(&comm, Deed::Mail, 100, 1), Err(error.clone()));
+        assert_eq!(run_activity(&comm, Activity::Messages, 100, 1), Err(error.clone()));
     };
-    takes_less_than(Duration::from_millis(500), || timed(ask));
+    takes_less_than(Duration::from_millis(500), || timed(call_all));
     comm.close();
     drop(comm);
     let others: Vec<usize> = (0..size).filter(|&r| r != victim).collect();
-    let again = group(me, "again", &others, PATIENCE);
-    act(&again, Deed::Sync(Collective::AllReduce), 5000, 0).unwrap();
+    let again = group(me, "again", &others, TIMEOUT);
+    run_activity(&again, Activity::Sync(Collective::AllReduce), 5000, 0).unwrap();
     again.close();
-    me.say("done");
+    me.report("done");
 }
 
-/// Everything that this process has open or mapped lies in memory only.
-fn names_nothing(ranks: &Ranks, rank: usize) {
+/// Asserts that every open or mapped file of the process exists in memory only.
+fn assert_memory_only(ranks: &Ranks, rank: usize) {
     let pid = ranks.pid(rank);
     let bad =
         |path: &str| path.starts_with("/dev/shm") || path.starts_with("/tmp") && !path.contains("/deps/");
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
         let target = std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
-        assert!(!bad(&target.to_string_lossy()), "rank {rank} has {} open", target.display());
+        assert!(!bad(&target.to_string_lossy()), "rank {rank} has an open file {}", target.display());
     }
     for line in std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines() {
         let path = line.splitn(6, ' ').nth(5).unwrap_or("").trim();
@@ -142,85 +144,85 @@ fn names_nothing(ranks: &Ranks, rank: usize) {
     }
 }
 
-/// Others' sockets may be called anything.
+/// Returns the table of Unix sockets, lossily decoded, because other programs may use any name.
 fn unix_sockets() -> String {
     String::from_utf8_lossy(&std::fs::read("/proc/net/unix").unwrap()).into_owned()
 }
 
-fn no_trace_of(pids: &[u32]) {
+fn assert_no_traces(pids: &[u32]) {
     let sockets = unix_sockets();
     for pid in pids {
-        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "process {pid} is left");
-        assert!(!sockets.contains(&format!("smddp-{pid}-")), "a socket of process {pid} is left");
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "process {pid} still exists");
+        assert!(!sockets.contains(&format!("smddp-{pid}-")), "a socket of process {pid} still exists");
     }
 }
 
-/// Kills the victim of a case: how long the slowest survivor takes to notice.
+/// Kills the victim of a case. Returns the time until the slowest survivor has reported the death.
 fn kill(number: usize, folder: &Path) -> Duration {
-    let (deed, count, size, victim) = case(number);
+    let (activity, count, size, victim) = case(number);
     let environment = [("SMDDP_TEST_CASE", &*number.to_string()), ("TMPDIR", folder.to_str().unwrap())];
-    let mut ranks = start("kill", size, &environment, 2 * PATIENCE);
-    (0..size).for_each(|rank| drop(ranks.hear(rank, "ready")));
+    let mut ranks = start("kill", size, &environment, 2 * TIMEOUT);
+    (0..size).for_each(|rank| drop(ranks.wait_for(rank, "ready")));
     if number.is_multiple_of(10) {
-        (0..size).for_each(|rank| names_nothing(&ranks, rank));
+        (0..size).for_each(|rank| assert_memory_only(&ranks, rank));
     }
-    // Not a wait for anything: it moves the blow to another moment of the collective.
+    // Varies the moment of the kill.
     std::thread::park_timeout(Duration::from_micros((number as u64 * 613) % 4000));
     let killed = ranks.kill(victim);
     let others: Vec<usize> = (0..size).filter(|&r| r != victim).collect();
-    let noticed = |&rank: &usize| {
-        let said = ranks.hear(rank, "failed");
-        let call = Duration::from_micros(said.text.split_once(' ').unwrap().1.parse().unwrap());
-        // Who was not in a call when it happened notices in the next one.
-        said.at.saturating_duration_since(killed).min(call)
+    let latency = |&rank: &usize| {
+        let report = ranks.wait_for(rank, "failed");
+        let call = Duration::from_micros(report.text.split_once(' ').unwrap().1.parse().unwrap());
+        // A rank outside a call at the time of the kill reports it in its next call.
+        report.at.saturating_duration_since(killed).min(call)
     };
-    let slowest = others.iter().map(noticed).max().unwrap();
+    let slowest = others.iter().map(latency).max().unwrap();
     for &rank in &others {
-        ranks.hear(rank, "done");
+        ranks.wait_for(rank, "done");
     }
     let pids: Vec<u32> = (0..size).map(|r| ranks.pid(r)).collect();
     ranks.finish(others);
-    no_trace_of(&pids);
-    println!("case {number} ({deed:?}, {count}): noticed after {slowest:?}");
+    assert_no_traces(&pids);
+    println!("case {number} ({activity:?}, {count}): reported after {slowest:?}");
     slowest
 }
 
 #[test]
-fn a_killed_rank_is_named_by_every_survivor_within_a_second_in_a_hundred_collectives() {
+fn killed_rank_is_reported_by_every_survivor_within_a_second() {
     let folder = std::env::temp_dir().join(format!("smddp-kill-{}", std::process::id()));
     std::fs::create_dir(&folder).unwrap();
     for number in 0..CASES {
         takes_less_than(Duration::from_secs(1), || kill(number, &folder));
     }
-    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "a file is left in {}", folder.display());
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "a file remains in {}", folder.display());
     std::fs::remove_dir(&folder).unwrap();
 }
 
-/// Somebody of this user at the door of every rank, who connects and says nothing.
-fn silent_callers(pids: &[u32], each: usize) -> Vec<UnixStream> {
+/// Opens connections of the same user to the socket of every rank, and sends nothing.
+fn silent_connections(pids: &[u32], each: usize) -> Vec<UnixStream> {
     let table = unix_sockets();
     let ours = |name: &&str| pids.iter().any(|pid| name.starts_with(&format!("@smddp-{pid}-")));
     let names = table.lines().filter_map(|line| line.split_whitespace().last()).filter(ours);
-    let doors: std::collections::BTreeSet<&str> = names.collect();
-    assert_eq!(doors.len(), pids.len(), "a rank has no socket");
-    let call = |name: &str| UnixStream::connect_addr(&SocketAddr::from_abstract_name(&name[1..]).unwrap());
-    doors.iter().flat_map(|name| (0..each).map(move |_| call(name).unwrap())).collect()
+    let sockets: std::collections::BTreeSet<&str> = names.collect();
+    assert_eq!(sockets.len(), pids.len(), "a rank has no socket");
+    let connect = |name: &str| UnixStream::connect_addr(&SocketAddr::from_abstract_name(&name[1..]).unwrap());
+    sockets.iter().flat_map(|name| (0..each).map(move |_| connect(name).unwrap())).collect()
 }
 
 #[test]
-fn callers_that_say_nothing_do_not_keep_a_death_from_being_noticed_within_a_second() {
+fn death_is_reported_within_a_second_despite_silent_connections() {
     takes_less_than(Duration::from_secs(1), || {
         let (size, victim) = (3, 1);
-        let mut ranks = start("kill", size, &[("SMDDP_TEST_CASE", "4")], 2 * PATIENCE);
-        (0..size).for_each(|rank| drop(ranks.hear(rank, "ready")));
+        let mut ranks = start("kill", size, &[("SMDDP_TEST_CASE", "4")], 2 * TIMEOUT);
+        (0..size).for_each(|rank| drop(ranks.wait_for(rank, "ready")));
         let pids: Vec<u32> = (0..size).map(|rank| ranks.pid(rank)).collect();
-        let callers = silent_callers(&pids, 4);
+        let connections = silent_connections(&pids, 4);
         let killed = ranks.kill(victim);
-        let noticed = [0, 2].map(|rank| ranks.hear(rank, "failed").at.saturating_duration_since(killed));
-        // Groups can be made meanwhile, too.
-        [0, 2].iter().for_each(|&rank| drop(ranks.hear(rank, "done")));
-        drop(callers);
+        let latency = [0, 2].map(|rank| ranks.wait_for(rank, "failed").at.saturating_duration_since(killed));
+        // The survivors can create groups in the meantime.
+        [0, 2].iter().for_each(|&rank| drop(ranks.wait_for(rank, "done")));
+        drop(connections);
         ranks.finish([0, 2]);
-        noticed.into_iter().max().unwrap()
+        latency.into_iter().max().unwrap()
     });
 }

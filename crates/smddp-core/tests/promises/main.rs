@@ -1,6 +1,6 @@
-//! What the engine promises when things go wrong, when many things go on at once, and for every type and size.
+//! Guarantees of the engine: error handling, concurrency, and every type and size.
 //!
-//! One binary: ranks that must be real processes are this binary started again (see `common/procs.rs`).
+//! This is one binary. Ranks that must be real processes are further instances of it (see `common/procs.rs`).
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,51 +13,50 @@ mod bits;
 mod bootstrap;
 mod busy;
 mod canonical;
-mod consequence;
 mod deadline;
 mod death;
-mod dying;
+mod departure;
+mod descriptor_limit;
+mod error_propagation;
 mod float_modes;
 mod fork;
 mod formats;
 mod groups;
 mod identity;
 mod kill;
-mod lacking;
-mod late;
-mod leaving;
+mod late_rank;
 mod matrix;
+mod memory_after_error;
 mod mismatch;
 mod missing;
+mod multiple_deaths;
 mod overlap;
 mod p2p;
 mod panics;
 mod probe;
-mod raised;
 mod repeats;
-mod several;
 mod single_copy;
+mod slow_exit;
 mod soak;
-mod stale;
+mod stale_data;
 mod symmetric;
 mod threads;
 mod types;
 mod unreceived;
 mod window;
 
-use common::procs::Me;
+use common::procs::RankProcess;
 
-/// Not a promise of its own: the entry of the processes that the other tests start. Without a role it has nothing
-/// to do and passes.
+/// Entry point of the processes that the other tests start, not a test. Passes without a role.
 #[test]
 fn rank_process() {
-    let Some(me) = Me::role() else { return };
+    let Some(me) = RankProcess::role() else { return };
     match me.role.as_str() {
-        "consequence" => consequence::rank(&me),
-        "dying" => dying::rank(&me),
+        "error_propagation" => error_propagation::rank(&me),
+        "slow_exit" => slow_exit::rank(&me),
         "float_modes" => float_modes::rank(&me),
         "fork" => fork::rank(&me),
-        "leaving" => leaving::rank(&me),
+        "departure" => departure::rank(&me),
         "overlap" => overlap::rank(&me),
         "p2p" => p2p::rank(&me),
         "averages" => types::averages(&me),
@@ -67,13 +66,13 @@ fn rank_process() {
         "formats" => formats::rank(&me),
         "alone" => groups::alone(&me),
         "groups" => groups::many(&me),
-        "several" => several::rank(&me),
+        "multiple_deaths" => multiple_deaths::rank(&me),
         "single_copy" => single_copy::rank(&me),
         "soak" => soak::rank(&me),
-        "stale" => stale::rank(&me),
+        "stale_data" => stale_data::rank(&me),
         "probe" => probe::rank(&me),
         "kill" => kill::rank(&me),
-        "lacking" => lacking::rank(&me),
+        "descriptor_limit" => descriptor_limit::rank(&me),
         other => panic!("no role `{other}`"),
     }
 }

@@ -1,17 +1,19 @@
-//! Every pair of different calls raises on all ranks, when they leave the group together at the latest; right calls never do.
+//! Pairs of different calls raise an error on all ranks, at the latest when they leave the group. Matching calls
+//! never do.
 
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, DType, Error, Options, RedOp, Result};
 
-use crate::common::{Gate, PATIENCE, Wire, over};
-use crate::mismatch::{BASE, Make, listed, run};
+use crate::common::{Gate, TIMEOUT, Wire, over};
+use crate::mismatch::{BASE, CallSpec, listed, run};
 
-/// What a rank does, once.
+/// One operation of a rank.
 #[derive(Clone, Debug)]
-enum Act {
-    Call(Make),
-    /// all_gather or reduce_scatter of blocks of these sizes; in a group of more ranks the last one is all others'.
+enum Action {
+    Call(CallSpec),
+    /// all_gather or reduce_scatter of blocks of these sizes. In larger groups the last size applies to all further
+    /// ranks.
     Listed(Collective, [usize; 3]),
     /// Rank 0 sends rank 1 messages of these tags.
     Sent(&'static [u64]),
@@ -19,41 +21,44 @@ enum Act {
     Received(&'static [u64]),
 }
 
-fn make(collective: Collective) -> Make {
-    Make { collective, count: 12, ..BASE }
+fn make(collective: Collective) -> CallSpec {
+    CallSpec { collective, count: 12, ..BASE }
 }
 
-/// Each differs from each other one.
-fn calls() -> Vec<Act> {
+/// Returns calls of which every two differ.
+fn calls() -> Vec<Action> {
     use Collective::*;
     let moving = [AllGather, ReduceScatter, AllReduce, Broadcast, Reduce, Gather, Scatter, AllToAll];
-    let mut calls: Vec<Make> = moving.map(make).into();
+    let mut calls: Vec<CallSpec> = moving.map(make).into();
     calls.push(make(Barrier));
-    calls.extend([Broadcast, Reduce, Gather, Scatter].map(|collective| Make { root: 1, ..make(collective) }));
-    calls.extend(moving.map(|collective| Make { count: 13, ..make(collective) }));
+    calls.extend(
+        [Broadcast, Reduce, Gather, Scatter].map(|collective| CallSpec { root: 1, ..make(collective) }),
+    );
+    calls.extend(moving.map(|collective| CallSpec { count: 13, ..make(collective) }));
     for collective in [AllGather, AllReduce, Broadcast, Scatter] {
         let base = make(collective);
-        calls.extend([0, 30_000].map(|count| Make { count, ..base }));
-        calls.push(Make { dtype: DType::I32, ..base });
+        calls.extend([0, 30_000].map(|count| CallSpec { count, ..base }));
+        calls.push(CallSpec { dtype: DType::I32, ..base });
     }
     for redop in [RedOp::Max, RedOp::Avg, RedOp::PremulSum(0.5), RedOp::PremulSum(2.0)] {
-        calls.extend([AllReduce, Reduce].map(|collective| Make { redop, ..make(collective) }));
+        calls.extend([AllReduce, Reduce].map(|collective| CallSpec { redop, ..make(collective) }));
     }
     let lists =
         [[2, 1, 3], [3, 2, 1], [2, 3, 1], [0, 3, 3], [200, 100, 300], [200, 300, 100], [2000, 1000, 30_000]];
-    let listed = [AllGather, ReduceScatter].into_iter().flat_map(|c| lists.map(|list| Act::Listed(c, list)));
-    calls.into_iter().map(Act::Call).chain(listed).collect()
+    let listed =
+        [AllGather, ReduceScatter].into_iter().flat_map(|c| lists.map(|list| Action::Listed(c, list)));
+    calls.into_iter().map(Action::Call).chain(listed).collect()
 }
 
-fn act(comm: &Communicator, act: &Act) -> Result<()> {
-    match act {
-        Act::Call(make) => run(comm, *make),
-        Act::Listed(collective, list) => {
+fn run_action(comm: &Communicator, action: &Action) -> Result<()> {
+    match action {
+        Action::Call(make) => run(comm, *make),
+        Action::Listed(collective, list) => {
             let sizes: Vec<usize> = (0..comm.size()).map(|rank| list[rank.min(2)]).collect();
             listed(comm, *collective, &sizes)
         }
-        Act::Sent(tags) => message(comm, tags, 0),
-        Act::Received(tags) => message(comm, tags, 1),
+        Action::Sent(tags) => message(comm, tags, 0),
+        Action::Received(tags) => message(comm, tags, 1),
     }
 }
 
@@ -61,7 +66,7 @@ fn message(comm: &Communicator, tags: &[u64], whose: usize) -> Result<()> {
     let mut data = [1f32; 3];
     let ptr: *mut u8 = data.as_mut_ptr().cast();
     tags.iter().filter(|_| comm.rank() == whose).try_for_each(|&tag| {
-        // SAFETY: the buffer outlives the works, which are waited for.
+        // SAFETY: the buffer outlives the works, which are awaited.
         let work = unsafe {
             match whose {
                 0 => comm.send(ptr, 3, DType::F32, 1, tag, Options::default()),
@@ -74,49 +79,49 @@ fn message(comm: &Communicator, tags: &[u64], whose: usize) -> Result<()> {
 
 const WIRES: usize = Wire::EACH.len();
 
-/// The groups over each wire in turn.
+/// Runs ranks over the wire with the number `wire`.
 fn on<T: Send>(wire: usize, size: usize, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    over(Wire::EACH[wire].links(size), PATIENCE, body)
+    over(Wire::EACH[wire].links(size), TIMEOUT, body)
 }
 
-/// Rank `r` makes `calls[r]`; what each of them comes to, once all have left.
-fn leave_after(wire: usize, calls: &[Vec<Act>]) -> Vec<Result<()>> {
+/// Runs `calls[r]` on rank `r` and leaves. Returns the outcome of each rank.
+fn leave_after(wire: usize, calls: &[Vec<Action>]) -> Vec<Result<()>> {
     let gate = Gate::new(calls.len());
     on(wire, calls.len(), |comm| {
-        let outcome = calls[comm.rank()].iter().try_for_each(|step| act(comm, step));
-        let left = comm.finish(PATIENCE);
+        let outcome = calls[comm.rank()].iter().try_for_each(|step| run_action(comm, step));
+        let left = comm.finish(TIMEOUT);
         gate.wait();
         outcome.and(left)
     })
 }
 
-fn all_raise(wire: usize, calls: &[Vec<Act>]) {
-    if let Some(what) = wrong(wire, calls) {
+fn assert_all_raise(wire: usize, calls: &[Vec<Action>]) {
+    if let Some(what) = find_violation(wire, calls) {
         panic!("{what}");
     }
 }
 
-/// What of it is not as it should be: all raise, and soon.
-fn wrong(wire: usize, calls: &[Vec<Act>]) -> Option<String> {
+/// Returns a description if a rank raises no mismatch, or raises it too late.
+fn find_violation(wire: usize, calls: &[Vec<Action>]) -> Option<String> {
     let begun = Instant::now();
     println!("{calls:?} over wire {wire}");
     for (rank, outcome) in leave_after(wire, calls).into_iter().enumerate() {
         if !matches!(outcome, Err(Error::Mismatch { .. })) {
-            return Some(format!("{calls:?} over wire {wire}: rank {rank} ended with {outcome:?}"));
+            return Some(format!("{calls:?} over wire {wire}: the outcome of rank {rank} is {outcome:?}"));
         }
     }
     let took = begun.elapsed();
-    (took >= PATIENCE / 2).then(|| format!("{calls:?} over wire {wire} took {took:?}"))
+    (took >= TIMEOUT / 2).then(|| format!("{calls:?} over wire {wire} took {took:?}"))
 }
 
-/// The ranks that differ, by the number of a case: of two either one, of three one or two.
-fn placed(a: &Act, b: &Act, number: usize) -> Vec<Vec<Act>> {
+/// Distributes two calls over ranks by a case number: one of two ranks differs, or one or two of three.
+fn placed(a: &Action, b: &Action, number: usize) -> Vec<Vec<Action>> {
     const RANKS: [&[bool]; 4] =
         [&[false, true], &[false, false, true], &[false, true, true], &[true, false, true]];
     RANKS[number % RANKS.len()].iter().map(|&other| vec![if other { b.clone() } else { a.clone() }]).collect()
 }
 
-/// Pairs of calls in one of these steps.
+/// Tests every `every`-th pair of calls.
 fn pairs(every: usize) {
     let calls = calls();
     let mut number = 0;
@@ -124,14 +129,14 @@ fn pairs(every: usize) {
         for b in &calls[..i] {
             number += 1;
             if number % every == 0 {
-                all_raise(number / every % WIRES, &placed(a, b, number / every / WIRES));
+                assert_all_raise(number / every % WIRES, &placed(a, b, number / every / WIRES));
             }
         }
     }
 }
 
 #[test]
-fn different_calls_raise_on_all_ranks_when_they_leave_at_the_latest() {
+fn different_calls_raise_on_all_ranks_before_they_leave() {
     pairs(7);
 }
 
@@ -144,7 +149,7 @@ fn all_pairs_of_different_calls_raise_on_all_ranks() {
         for b in &calls[..i] {
             for wire in 0..WIRES {
                 for ranks in 0..4 {
-                    found.extend(wrong(wire, &placed(a, b, ranks)));
+                    found.extend(find_violation(wire, &placed(a, b, ranks)));
                     number += 1;
                 }
             }
@@ -154,49 +159,49 @@ fn all_pairs_of_different_calls_raise_on_all_ranks() {
     assert!(found.is_empty(), "{} of {number}:\n{}", found.len(), found.join("\n"));
 }
 
-/// The difference is far behind when the ranks leave, and nobody read what the other one wrote.
+/// The ranks leave long after the difference, and neither has read the other's data.
 #[test]
-fn a_call_that_nobody_read_is_found_later() {
-    let mine = Act::Call(make(Collective::Broadcast));
-    let other = Act::Call(Make { root: 1, ..make(Collective::Broadcast) });
+fn unread_mismatch_is_detected_later() {
+    let mine = Action::Call(make(Collective::Broadcast));
+    let other = Action::Call(CallSpec { root: 1, ..make(Collective::Broadcast) });
     for wire in 0..WIRES {
-        all_raise(wire, &[vec![mine.clone()], vec![other.clone()]]);
-        all_raise(wire, &[vec![mine.clone(); 2], vec![mine.clone()]]);
-        all_raise(wire, &[vec![mine.clone()], vec![mine.clone()], vec![other.clone()]]);
+        assert_all_raise(wire, &[vec![mine.clone()], vec![other.clone()]]);
+        assert_all_raise(wire, &[vec![mine.clone(); 2], vec![mine.clone()]]);
+        assert_all_raise(wire, &[vec![mine.clone()], vec![mine.clone()], vec![other.clone()]]);
     }
 }
 
-/// All write to those that read nothing of what comes.
+/// The ranks send to peers that receive nothing.
 #[test]
-fn a_root_whose_bytes_nobody_takes_is_told() {
-    let mine = Act::Call(Make { count: 30_000, ..make(Collective::Broadcast) });
-    let other = Act::Call(make(Collective::Reduce));
+fn root_without_receivers_raises_mismatch() {
+    let mine = Action::Call(CallSpec { count: 30_000, ..make(Collective::Broadcast) });
+    let other = Action::Call(make(Collective::Reduce));
     for wire in 0..WIRES {
-        all_raise(wire, &[vec![mine.clone()], vec![other.clone()]]);
-        all_raise(wire, &[vec![mine.clone()], vec![other.clone()], vec![other.clone()]]);
+        assert_all_raise(wire, &[vec![mine.clone()], vec![other.clone()]]);
+        assert_all_raise(wire, &[vec![mine.clone()], vec![other.clone()], vec![other.clone()]]);
     }
 }
 
-/// The root waits for the one that writes to another root, whose call to leave lies before it and cannot be read yet: what the
-/// others find out comes past that.
+/// The root waits for a rank that sends to another root. That rank's leave request precedes the data and cannot be
+/// read yet, so the other ranks' findings must bypass it.
 #[test]
-fn a_root_that_waits_hears_what_those_found_out_who_leave() {
-    let reduce = |root| vec![Act::Call(Make { root, ..make(Collective::Reduce) })];
+fn waiting_root_gets_the_mismatch_of_departing_ranks() {
+    let reduce = |root| vec![Action::Call(CallSpec { root, ..make(Collective::Reduce) })];
     for wire in 0..WIRES {
-        all_raise(wire, &[1, 1, 0].map(reduce));
+        assert_all_raise(wire, &[1, 1, 0].map(reduce));
     }
 }
 
 #[test]
-fn a_message_that_nobody_receives_raises_on_all_ranks_when_they_leave() {
+fn unreceived_message_raises_on_all_ranks_when_they_leave() {
     for wire in 0..WIRES {
         for size in [2, 3] {
             let nothing = || vec![vec![]; size - 2];
             let of = |sent: &'static [u64], received: &'static [u64]| {
-                [vec![vec![Act::Sent(sent)], vec![Act::Received(received)]], nothing()].concat()
+                [vec![vec![Action::Sent(sent)], vec![Action::Received(received)]], nothing()].concat()
             };
-            all_raise(wire, &of(&[5], &[]));
-            all_raise(wire, &of(&[5, 6], &[5]));
+            assert_all_raise(wire, &of(&[5], &[]));
+            assert_all_raise(wire, &of(&[5, 6], &[5]));
             for outcome in leave_after(wire, &of(&[5, 6, 5], &[6, 5, 5])) {
                 assert_eq!(outcome, Ok(()));
             }
@@ -204,9 +209,9 @@ fn a_message_that_nobody_receives_raises_on_all_ranks_when_they_leave() {
     }
 }
 
-/// Both kinds of rank are told in a node; between nodes it is the one that waits.
+/// Within a node both ranks get the error; between nodes only the receiver.
 #[test]
-fn a_message_of_another_tag_raises_where_the_rank_waits() {
+fn message_with_another_tag_raises_on_the_receiver() {
     for wire in 0..WIRES {
         let in_a_node = matches!(Wire::EACH[wire], Wire::Shm);
         let gate = Gate::new(2);
@@ -215,9 +220,9 @@ fn a_message_of_another_tag_raises_where_the_rank_waits() {
                 0 => message(comm, &[1], 0),
                 _ => message(comm, &[2], 1),
             };
-            // Between nodes nobody tells the sender.
-            let told = in_a_node || comm.rank() == 1;
-            let left = comm.finish(if told { PATIENCE } else { Duration::from_secs(2) });
+            // Between nodes the sender gets no notice.
+            let notified = in_a_node || comm.rank() == 1;
+            let left = comm.finish(if notified { TIMEOUT } else { Duration::from_secs(2) });
             gate.wait();
             outcome.and(left)
         });
@@ -230,9 +235,9 @@ fn a_message_of_another_tag_raises_where_the_rank_waits() {
     }
 }
 
-/// It ends with the group, as one whose wait was given up does.
+/// It ends with the group, like a recv whose wait timed out.
 #[test]
-fn a_recv_that_nobody_answers_is_no_mismatch() {
+fn recv_without_a_send_is_not_a_mismatch() {
     for wire in 0..WIRES {
         let gate = Gate::new(2);
         on(wire, 2, |comm| {
@@ -246,7 +251,7 @@ fn a_recv_that_nobody_answers_is_no_mismatch() {
                 let error = work.wait(None).unwrap_err();
                 assert!(matches!(error, Error::Closed { .. } | Error::PeerLost { rank: 0, .. }), "{error}");
             } else {
-                assert_eq!(comm.finish(PATIENCE), Ok(()));
+                assert_eq!(comm.finish(TIMEOUT), Ok(()));
             }
             gate.wait();
         });
@@ -254,20 +259,20 @@ fn a_recv_that_nobody_answers_is_no_mismatch() {
 }
 
 #[test]
-fn the_ranks_of_a_message_that_nobody_receives_are_named() {
-    for outcome in leave_after(1, &[vec![Act::Sent(&[5, 6])], vec![Act::Received(&[6])], vec![]]) {
+fn unreceived_message_error_names_the_ranks() {
+    for outcome in leave_after(1, &[vec![Action::Sent(&[5, 6])], vec![Action::Received(&[6])], vec![]]) {
         let text = outcome.unwrap_err().to_string();
         assert!(text.contains("rank 0") && text.contains("sent 2") && text.contains("asked for 1"), "{text}");
     }
 }
 
 #[test]
-fn right_calls_never_raise() {
+fn matching_calls_never_raise() {
     let calls = calls();
     for wire in 0..WIRES {
         for size in [2, 3, 4] {
             let mut mine = calls.clone();
-            mine.extend([Act::Sent(&[1, 2]), Act::Received(&[2, 1])]);
+            mine.extend([Action::Sent(&[1, 2]), Action::Received(&[2, 1])]);
             for outcome in leave_after(wire, &vec![mine; size]) {
                 assert_eq!(outcome, Ok(()), "wire {wire}, {size} ranks");
             }
@@ -276,7 +281,7 @@ fn right_calls_never_raise() {
 }
 
 #[test]
-fn who_leaves_alone_waits_no_longer_than_it_was_told_to() {
+fn departure_of_one_rank_respects_its_timeout() {
     for wire in 0..WIRES {
         let gate = Gate::new(2);
         on(wire, 2, |comm| {
@@ -284,7 +289,7 @@ fn who_leaves_alone_waits_no_longer_than_it_was_told_to() {
             if comm.rank() == 0 {
                 let begun = Instant::now();
                 assert_eq!(comm.finish(Duration::from_millis(100)), Ok(()));
-                assert!(begun.elapsed() >= Duration::from_millis(100) && begun.elapsed() < PATIENCE / 2);
+                assert!(begun.elapsed() >= Duration::from_millis(100) && begun.elapsed() < TIMEOUT / 2);
             }
             gate.wait();
             if comm.rank() == 1 {
@@ -299,16 +304,16 @@ fn who_leaves_alone_waits_no_longer_than_it_was_told_to() {
     }
 }
 
-/// A program that ends for reasons of its own does not see its end replaced by another error, and the others hear who left.
+/// The departing rank gets no additional error, and the waiting ranks report its departure.
 #[test]
-fn who_leaves_while_others_wait_ends_well_and_is_named_to_them() {
+fn departure_during_a_collective_succeeds_and_is_reported() {
     for wire in 0..WIRES {
         for size in [2, 3] {
             let gate = Gate::new(size);
             on(wire, size, |comm| {
                 run(comm, make(Collective::AllReduce)).unwrap();
                 if comm.rank() == 1 {
-                    assert_eq!(comm.finish(PATIENCE), Ok(()));
+                    assert_eq!(comm.finish(TIMEOUT), Ok(()));
                 } else {
                     let error = run(comm, make(Collective::AllReduce)).unwrap_err();
                     assert!(matches!(&error, Error::PeerLost { rank: 1, .. }), "{error}");

@@ -1,4 +1,4 @@
-//! Who is missing, where most ranks have nothing to do with whoever it is.
+//! Reports of a missing rank in large groups, where most ranks do not communicate with it.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use smddp_transport::fabric::srd::SrdScript;
 use smddp_transport::joint::Joined;
 
 use crate::common::job::Job;
-use crate::common::{Gate, PATIENCE, Wire, fabric_links, over, simulated_links};
+use crate::common::{Gate, TIMEOUT, Wire, fabric_links, over, simulated_links};
 
-/// More than are asked at once. Each watches all others, which takes two descriptors of this one process for each: a
-/// process may have 20,000 in many places.
+/// More ranks than are queried at once. Each watches all others, which takes two descriptors of this process per
+/// pair. Many systems allow a process 20,000.
 const MANY: usize = 80;
-/// More than are heard at once, too.
+/// More ranks than can reply at once, too.
 const MOST: usize = 300;
-/// Far from what the call takes when everybody comes: on an idle machine, on a busy one, on one that does a hundred other things.
+/// Timeouts much longer than the call: for an idle machine, a busy one, and one with a hundred other tasks.
 const DEADLINES: [Duration; 3] = [Duration::from_secs(4), Duration::from_secs(16), Duration::from_secs(64)];
 
-/// One of a group of threads, each a node of its own, does not make a call that all others make: what is wrong with what they
-/// say at that deadline.
-fn what_the_others_say(links: Vec<Joined>, late: usize, deadline: Duration) -> Option<String> {
-    let (size, long) = (links.len(), 2 * deadline + 4 * PATIENCE);
+/// Runs ranks as threads, each a separate node, of which `late` makes no call. Returns an error report that does not
+/// name exactly this rank, if there is one.
+fn wrong_report(links: Vec<Joined>, late: usize, deadline: Duration) -> Option<String> {
+    let (size, long) = (links.len(), 2 * deadline + 4 * TIMEOUT);
     let (ready, failed) = (Gate::new(size), Gate::new(size));
     let wrong = over(links, long, |comm: &Communicator| {
-        ready.wait_for(long);
+        ready.wait_timeout(long);
         let mut wrong = None;
         if comm.rank() != late {
             comm.set_timeout(deadline);
@@ -33,18 +33,18 @@ fn what_the_others_say(links: Vec<Joined>, late: usize, deadline: Duration) -> O
             let right = named && text.contains(&format!("missing: rank {late} ("));
             wrong = (!right).then(|| format!("rank {}: {text}", comm.rank()));
         }
-        failed.wait_for(long);
+        failed.wait_timeout(long);
         wrong
     });
     wrong.into_iter().flatten().next()
 }
 
-/// A machine that has no time for anybody is no failure of the group: then it gets more.
-fn exactly_the_late_one_is_named(links: impl Fn() -> Option<Vec<Joined>>, late: usize) {
+/// Retries with longer timeouts, because an overloaded machine is not a failure of the group.
+fn assert_only_the_late_rank_is_reported(links: impl Fn() -> Option<Vec<Joined>>, late: usize) {
     let mut wrong = None;
     for deadline in DEADLINES {
         let Some(links) = links() else { return };
-        wrong = what_the_others_say(links, late, deadline);
+        wrong = wrong_report(links, late, deadline);
         match &wrong {
             None => return,
             Some(text) => println!("with {deadline:?}: {text}"),
@@ -53,13 +53,13 @@ fn exactly_the_late_one_is_named(links: impl Fn() -> Option<Vec<Joined>>, late: 
     panic!("{wrong:?}");
 }
 
-/// The links of a group of that many nodes of one rank, where this machine has such a wire.
+/// Creates the links of a group of that many nodes of one rank; `None` if this machine lacks the transport.
 type Links = fn(usize) -> Option<Vec<Joined>>;
 
 const WIRES: [(&str, Links); 3] = [
     ("tcp", |size| Some(Wire::Nodes(1).links(size))),
     ("srd", |size| {
-        // As many receive buffers as a device has.
+        // The number of receive buffers of a real device.
         let script = SrdScript { receives: 8192, completions: 16_384, ..SrdScript::default() };
         Some(simulated_links(size, 1, script).1)
     }),
@@ -67,33 +67,33 @@ const WIRES: [(&str, Links); 3] = [
 ];
 
 #[test]
-fn of_many_ranks_the_one_that_is_late_is_named_and_no_other() {
+fn only_the_late_rank_of_many_is_reported() {
     for (name, links) in WIRES {
         println!("{name}");
-        exactly_the_late_one_is_named(|| links(MANY), 5);
+        assert_only_the_late_rank_is_reported(|| links(MANY), 5);
     }
 }
 
 #[test]
 #[ignore = "900 groups of 300 ranks, each of which waits for its deadline: hours; run with --ignored and 100,000 descriptors"]
-fn of_three_hundred_ranks_any_one_that_is_late_is_named_and_no_other() {
+fn only_the_late_rank_of_three_hundred_is_reported() {
     for late in 0..MOST {
         for (name, links) in WIRES {
             println!("{name}, {late}");
-            exactly_the_late_one_is_named(|| links(MOST), late);
+            assert_only_the_late_rank_is_reported(|| links(MOST), late);
         }
     }
 }
 
-/// One rank finds out; the others hear of it from a neighbour that has heard of it from a neighbour.
+/// One rank detects the timeout. The others get it from a neighbour, which got it from another neighbour.
 #[test]
-fn a_cause_that_goes_from_rank_to_rank_is_told_once_and_whole() {
+fn forwarded_cause_is_reported_once_and_completely() {
     let (size, late) = (40, 20);
-    // Time enough for all others to make the call, on a machine that has other work for each core.
-    let (limit, said) = (Duration::from_millis(2500), "waiting 2500ms");
+    // Enough time for all other ranks to make the call on a fully loaded machine.
+    let (limit, phrase) = (Duration::from_millis(2500), "waiting 2500ms");
     for wire in [Wire::Shm, Wire::Nodes(1), Wire::Nodes(4)] {
         let failed = Gate::new(size);
-        let texts = over(wire.links(size), PATIENCE / 3, |comm| {
+        let texts = over(wire.links(size), TIMEOUT / 3, |comm| {
             if comm.rank() == late {
                 failed.wait();
                 return None;
@@ -107,11 +107,11 @@ fn a_cause_that_goes_from_rank_to_rank_is_told_once_and_whole() {
             failed.wait();
             Some(error.to_string())
         });
-        let told: Vec<String> = texts.into_iter().flatten().filter(|text| text.contains(said)).collect();
-        // A rank may have only the late one between itself and the others: it waits for its own deadline.
-        assert!(told.len() > size / 2, "over {wire:?} {} heard of it", told.len());
-        assert_eq!(told[0].matches(" reports").count(), 0, "{}", told[0]);
-        for text in &told[1..] {
+        let reports: Vec<String> = texts.into_iter().flatten().filter(|text| text.contains(phrase)).collect();
+        // A rank may be connected to the others only through the late one: it waits for its own timeout.
+        assert!(reports.len() > size / 2, "over {wire:?} only {} ranks got the report", reports.len());
+        assert_eq!(reports[0].matches(" reports").count(), 0, "{}", reports[0]);
+        for text in &reports[1..] {
             assert_eq!((text.matches(" reports").count(), text.matches("waiting").count()), (1, 1), "{text}");
             assert!(
                 text.contains(": rank 0 (") && text.contains(&format!("missing: rank {late} (")),

@@ -1,4 +1,5 @@
-//! Input and output that are the same memory, or overlap: the results of separate buffers, for every collective, form, size and wire.
+//! Overlapping input and output: the results equal those of separate buffers, for every collective, form, size and
+//! wire.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -6,8 +7,8 @@ use std::sync::Mutex;
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, SymmetricBuffer};
 
 use crate::common::group::world;
-use crate::common::procs::{Me, start};
-use crate::common::{PATIENCE, Wire, over};
+use crate::common::procs::{RankProcess, start};
+use crate::common::{TIMEOUT, Wire, over};
 
 /// Layout of the side that has one block for each rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,7 +22,7 @@ enum Many {
     Same,
 }
 
-/// Position of the other side relative to it.
+/// Position of the other side relative to the side with many blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum At {
     Apart,
@@ -104,7 +105,7 @@ impl Cell {
         let base = stride;
         let apart = base + (n + 2) * stride;
         let at = if self.odd_only && rank.is_multiple_of(2) { At::Apart } else { self.at };
-        // Side by side, or as a list.
+        // Contiguous, or as a list.
         let place = |lengths: Vec<usize>| -> Vec<Span> {
             let mut next = base;
             let position = |(block, length): (usize, usize)| {
@@ -179,7 +180,7 @@ impl Cell {
         }
     }
 
-    /// Values of `from` for its block number `block`: small whole numbers, exact in every sum and in bfloat16.
+    /// Values of `from` for its block number `block`: small integers, exact in every sum and in bfloat16.
     fn given<'a>(&self, numbers: &'a [f32], from: usize, block: usize, length: usize) -> &'a [f32] {
         let block = if self.many == Many::Same { 0 } else { block };
         &numbers[8 * from + block..][..length]
@@ -209,7 +210,7 @@ impl Cell {
         }
     }
 
-    /// Makes the call; whether it gave what it should, and wrote nothing else.
+    /// Makes the call. Returns true if the result is correct and no other element has changed.
     fn run(&self, comm: &Communicator, arena: &mut [f32], numbers: &[f32]) -> bool {
         let (rank, n) = (comm.rank(), comm.size());
         let (inputs, outputs) = self.spans(rank, n);
@@ -249,7 +250,7 @@ impl Cell {
         let output = side(1, writes, is_one(&outputs));
         let Self { collective, redop, root, .. } = *self;
         let call = Call { collective, dtype: DType::F32, redop, root, input, output };
-        // SAFETY: the arena outlives the call, which is waited for.
+        // SAFETY: the arena outlives the call, which is awaited.
         let outcome = unsafe {
             match self.asynchronous {
                 true => comm.start(&call, Options::default()).and_then(|work| work.wait(None)),
@@ -261,11 +262,12 @@ impl Cell {
     }
 }
 
-/// Elements of a block: a short message, several cells, 264 KB that go from memory to memory between nodes, and more than a MiB.
+/// Elements of a block: an inline message, several cells, 264 KB that move zero-copy between nodes, and more than a
+/// MiB.
 const COUNTS: [usize; 4] = [3, 16_384, 66_001, 270_011];
 const SHORT_AND_LONG: [usize; 2] = [COUNTS[0], COUNTS[2]];
 
-/// Cells that a rank made, and a description of each that was wrong.
+/// Runs all cells of a rank. Returns their number and the descriptions of the wrong ones.
 fn run_all(comm: &Communicator, counts: &[usize], symmetric: bool) -> (usize, Vec<String>) {
     let n = comm.size();
     let most = counts.iter().max().unwrap();
@@ -274,7 +276,7 @@ fn run_all(comm: &Communicator, counts: &[usize], symmetric: bool) -> (usize, Ve
     let mut plain = vec![0f32; if symmetric { 0 } else { floats }];
     let mut shared = symmetric.then(|| SymmetricBuffer::new(256 << 20, 4 * floats).unwrap());
     let arena = match &mut shared {
-        // SAFETY: page-aligned memory of that many floats, of which every bit pattern is one; only this function uses it.
+        // SAFETY: page-aligned memory of that many floats, valid for every bit pattern; only this function uses it.
         Some(shared) => unsafe { std::slice::from_raw_parts_mut(shared.as_mut_ptr().cast(), floats) },
         None => &mut plain[..],
     };
@@ -283,12 +285,12 @@ fn run_all(comm: &Communicator, counts: &[usize], symmetric: bool) -> (usize, Ve
     (cells.len(), wrong.map(|cell| format!("{cell:?}")).collect())
 }
 
-/// Ranks as threads over each wire.
+/// Runs ranks as threads over each wire.
 fn over_wires(wires: &[(Wire, usize, &[usize], bool)]) -> (usize, Vec<String>) {
     let (mut made, mut wrong) = (0, Vec::new());
     for &(wire, n, counts, symmetric) in wires {
         let found = Mutex::new(BTreeSet::new());
-        let cells = over(wire.links(n), PATIENCE, |comm| {
+        let cells = over(wire.links(n), TIMEOUT, |comm| {
             let (cells, wrong) = run_all(comm, counts, symmetric);
             found.lock().unwrap().extend(wrong);
             cells
@@ -301,62 +303,62 @@ fn over_wires(wires: &[(Wire, usize, &[usize], bool)]) -> (usize, Vec<String>) {
     (made, wrong)
 }
 
-fn all_right((made, wrong): (usize, Vec<String>)) {
+fn assert_all_correct((made, wrong): (usize, Vec<String>)) {
     let listed = wrong.iter().take(40).cloned().collect::<Vec<_>>().join("\n");
     assert!(wrong.is_empty(), "{} of {made} cells wrong:\n{listed}", wrong.len());
 }
 
 #[test]
 fn overlapping_input_and_output_give_the_results_of_separate_buffers() {
-    all_right(over_wires(&[
+    assert_all_correct(over_wires(&[
         (Wire::Shm, 1, &SHORT_AND_LONG, false),
         (Wire::Shm, 3, &COUNTS[..3], false),
         (Wire::Shm, 3, &SHORT_AND_LONG, true),
         (Wire::Nodes(1), 2, &COUNTS, false),
         (Wire::Nodes(2), 4, &SHORT_AND_LONG, false),
         (Wire::Nodes(2), 3, &SHORT_AND_LONG, true),
-        (Wire::Sealed(1), 2, &SHORT_AND_LONG, false),
+        (Wire::Encrypted(1), 2, &SHORT_AND_LONG, false),
         (Wire::Srd(7), 2, &SHORT_AND_LONG, false),
     ]));
 }
 
 /// A process with its own settings: ranks as threads between nodes, or as processes on one node.
-pub(crate) fn rank(me: &Me) {
+pub(crate) fn rank(me: &RankProcess) {
     let (made, wrong) = if me.size == 1 {
         over_wires(&[
             (Wire::Nodes(1), 2, &SHORT_AND_LONG, false),
             (Wire::Nodes(2), 4, &SHORT_AND_LONG, false),
         ])
     } else {
-        let comm = world(me, PATIENCE);
+        let comm = world(me, TIMEOUT);
         let found = run_all(&comm, &[3, 140_003], false);
         comm.close();
         found
     };
     println!("{} of {made} cells wrong", wrong.len());
-    all_right((made, wrong));
-    me.say("right");
+    assert_all_correct((made, wrong));
+    me.report("correct");
 }
 
 #[test]
-fn overlapping_input_and_output_are_right_with_every_setting_that_moves_messages_otherwise() {
+fn overlapping_buffers_are_correct_with_every_transfer_setting() {
     for (size, name, value) in [
         (2, "SMDDP_SINGLE_COPY", "1"),
         (3, "SMDDP_SINGLE_COPY", "1"),
         (1, "SMDDP_WIRE_FORMAT", "bf16"),
         (1, "SMDDP_CANONICAL_ORDER", "1"),
     ] {
-        let mut ranks = start("overlap", size, &[(name, value)], 4 * PATIENCE);
-        (0..size).for_each(|rank| drop(ranks.hear(rank, "right")));
+        let mut ranks = start("overlap", size, &[(name, value)], 4 * TIMEOUT);
+        (0..size).for_each(|rank| drop(ranks.wait_for(rank, "correct")));
         ranks.finish(0..size);
     }
 }
 
-/// Calls of one group run in their order, so a copy of the input may not be taken before the call that writes it is over.
+/// Calls of one group run in order, so the input must be copied only after the call that writes it has completed.
 #[test]
-fn an_overlapping_call_reads_the_results_of_the_calls_before_it() {
+fn overlapping_call_reads_the_results_of_earlier_calls() {
     for wire in [Wire::Shm, Wire::Nodes(1)] {
-        over(wire.links(2), PATIENCE, |comm| {
+        over(wire.links(2), TIMEOUT, |comm| {
             for count in [4, 200_000] {
                 let mut data = vec![1f32; count];
                 let place = Blocks::Flat { ptr: data.as_mut_ptr().cast(), count };
@@ -373,7 +375,7 @@ fn an_overlapping_call_reads_the_results_of_the_calls_before_it() {
                     call(Collective::AllToAll, RedOp::Sum),
                     call(Collective::AllReduce, RedOp::PremulSum(5.0)),
                 ];
-                // SAFETY: the data outlives the calls, which are waited for.
+                // SAFETY: the data outlives the calls, which are awaited.
                 let works = calls.map(|call| unsafe { comm.start(&call, Options::default()) }.unwrap());
                 works.iter().for_each(|work| work.wait(None).unwrap());
                 assert!(data.iter().all(|&x| x == 20.0), "{wire:?}, {count}: {}", data[0]);
@@ -383,8 +385,8 @@ fn an_overlapping_call_reads_the_results_of_the_calls_before_it() {
 }
 
 #[test]
-fn outputs_that_overlap_each_other_are_refused_and_both_entries_named() {
-    over(Wire::Shm.links(2), PATIENCE, |comm| {
+fn overlapping_outputs_are_rejected_with_both_entries() {
+    over(Wire::Shm.links(2), TIMEOUT, |comm| {
         let (mut input, mut output) = (vec![1f32; 20], vec![0f32; 25]);
         let at = |index: usize| (output.as_ptr().wrapping_add(index) as *mut u8, 10);
         let flat = |count| Blocks::Flat { ptr: input.as_ptr() as *mut u8, count };
@@ -406,7 +408,7 @@ fn outputs_that_overlap_each_other_are_refused_and_both_entries_named() {
                     assert!(error.to_string().contains("entries 0 and 1"), "{error}");
                 }
             }
-            // Side by side they do not overlap, and the group is usable.
+            // Adjacent outputs do not overlap, and the group remains usable.
             make(&[at(10), at(0)]).unwrap();
         }
         input.fill(0.0);

@@ -1,13 +1,13 @@
-//! A call that came before is not looked at anew: what it shares with the one before it may be nothing but its kind.
+//! Repeated calls reuse their preparation. Calls that merely resemble an earlier one must not.
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
 
-use crate::common::{PATIENCE, Wire, over};
+use crate::common::{TIMEOUT, Wire, over};
 
-/// One all_reduce or all_gather: of so many elements, by that reduction, in place or not.
+/// One all_reduce or all_gather: elements, reduction, and whether it is in place.
 type Variety = (Collective, usize, RedOp, bool);
 
-/// More than are kept, small ones and one that needs cells; each differs from another in one thing alone.
+/// More varieties than the cache keeps, mostly small and one with several cells. Neighbours differ in one property.
 const VARIETIES: [Variety; 12] = [
     (Collective::AllReduce, 3, RedOp::Sum, false),
     (Collective::AllReduce, 3, RedOp::Sum, true),
@@ -26,7 +26,7 @@ const VARIETIES: [Variety; 12] = [
 fn once(comm: &Communicator, (collective, count, redop, in_place): Variety, round: usize) {
     let (rank, n) = (comm.rank(), comm.size());
     let given = |r: usize, i: usize| ((r + 1) * (i % 7 + 1) + round) as f32 * n as f32;
-    // Memory of its own each time, at another address as a rule.
+    // A new allocation each time, usually at another address.
     let mut input: Vec<f32> = (0..count).map(|i| given(rank, i)).collect();
     let gathers = collective == Collective::AllGather;
     let mut output =
@@ -35,7 +35,7 @@ fn once(comm: &Communicator, (collective, count, redop, in_place): Variety, roun
     let to = flat(&mut output);
     let from = if in_place { to } else { flat(&mut input) };
     let call = Call { collective, dtype: DType::F32, redop, root: 0, input: from, output: to };
-    // SAFETY: both buffers outlive the call, which is waited for.
+    // SAFETY: both buffers outlive the call, which is awaited.
     unsafe { comm.run(&call, Options::default()) }.unwrap();
     let want = |i: usize| {
         let all = (0..n).map(|r| given(r, i));
@@ -54,12 +54,12 @@ fn once(comm: &Communicator, (collective, count, redop, in_place): Variety, roun
 }
 
 #[test]
-fn a_call_that_comes_again_has_its_own_buffers_and_only_what_is_the_same_call_is_taken_for_it() {
+fn repeated_calls_use_new_buffers_and_match_only_equal_calls() {
     for wire in [Wire::Shm, Wire::Nodes(1), Wire::Nodes(2)] {
         for size in [2, 3] {
-            over(wire.links(size), PATIENCE, |comm| {
+            over(wire.links(size), TIMEOUT, |comm| {
                 for round in 0..40 {
-                    // Two in turns, all in their order, and each many times over.
+                    // Two alternating varieties, all in order, and each several times.
                     once(comm, VARIETIES[round % 2], round);
                     once(comm, VARIETIES[round % VARIETIES.len()], round);
                     for variety in VARIETIES.iter().filter(|_| round % 10 == 9) {
@@ -73,15 +73,15 @@ fn a_call_that_comes_again_has_its_own_buffers_and_only_what_is_the_same_call_is
 }
 
 #[test]
-fn a_call_that_is_wrong_is_refused_though_one_like_it_was_made() {
-    over(Wire::Shm.links(2), PATIENCE, |comm| {
+fn invalid_call_is_rejected_after_a_similar_valid_call() {
+    over(Wire::Shm.links(2), TIMEOUT, |comm| {
         let mut data = vec![1f32; 8];
         let place = |data: &mut Vec<f32>, count| Blocks::Flat { ptr: data.as_mut_ptr().cast(), count };
         let mut make = |given: usize, taken: usize| {
             let (input, output) = (place(&mut data, given), place(&mut data, taken));
             let (collective, dtype) = (Collective::AllReduce, DType::F32);
             let call = Call { collective, dtype, redop: RedOp::Sum, root: 0, input, output };
-            // SAFETY: `data` holds both and outlives the call.
+            // SAFETY: `data` contains both and outlives the call.
             unsafe { comm.run(&call, Options::default()) }
         };
         for _ in 0..3 {

@@ -1,16 +1,16 @@
-//! Large messages that the kernel copies from where they lie: the same results as staged ones.
+//! Large messages that the kernel copies directly between processes: the results equal those of staged messages.
 
 use smddp_core::{Collective, Endpoint};
 
 use crate::common::group::world;
-use crate::common::procs::{Me, start};
-use crate::common::{PATIENCE, try_one};
+use crate::common::procs::{RankProcess, start};
+use crate::common::{TIMEOUT, try_one};
 
-/// Elements of a block: as many bytes as are worth it, of segments that are not alike, and several of them.
+/// Elements of a block: the minimum for single copies, uneven segments, and several segments.
 const COUNTS: [usize; 3] = [128 << 10, 150_001, 700_000];
 
-pub(crate) fn rank(me: &Me) {
-    let comm = world(me, PATIENCE);
+pub(crate) fn rank(me: &RankProcess) {
+    let comm = world(me, TIMEOUT);
     for collective in [
         Collective::AllGather,
         Collective::AllToAll,
@@ -32,14 +32,14 @@ pub(crate) fn rank(me: &Me) {
     }
     let copied = Endpoint::existing().map_or(0, |endpoint| endpoint.single_copies());
     comm.close();
-    me.say(if copied > 0 { "copied once" } else { "staged" });
+    me.report(if copied > 0 { "copied once" } else { "staged" });
 }
 
 #[test]
-fn messages_that_the_kernel_copies_are_what_they_were_and_none_is_where_that_is_forbidden() {
-    for (setting, size, says) in [("1", 2, "copied once"), ("1", 3, "copied once"), ("0", 2, "staged")] {
-        let mut ranks = start("single_copy", size, &[("SMDDP_SINGLE_COPY", setting)], 4 * PATIENCE);
-        (0..size).for_each(|rank| drop(ranks.hear(rank, says)));
+fn single_copies_are_correct_and_can_be_disabled() {
+    for (setting, size, expected) in [("1", 2, "copied once"), ("1", 3, "copied once"), ("0", 2, "staged")] {
+        let mut ranks = start("single_copy", size, &[("SMDDP_SINGLE_COPY", setting)], 4 * TIMEOUT);
+        (0..size).for_each(|rank| drop(ranks.wait_for(rank, expected)));
         ranks.finish(0..size);
     }
 }

@@ -1,4 +1,4 @@
-//! Many collectives from several threads over overlapping groups at the smallest staging budget.
+//! Many collectives from several threads over overlapping groups at the minimum staging budget.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -7,15 +7,15 @@ use smddp_core::{Collective, Communicator, Work};
 
 use crate::common::group::group;
 use crate::common::job::Job;
-use crate::common::procs::{Me, start};
-use crate::common::{ALL, Gate, PATIENCE};
+use crate::common::procs::{RankProcess, start};
+use crate::common::{ALL, Gate, TIMEOUT};
 use crate::groups::Footprint;
 
 const THREADS: usize = 4;
-/// Members of each group, as ranks of a world of 4; those of them that exist are meant.
+/// Members of each group in a world of 4 ranks. In smaller worlds only the existing ranks are members.
 const GROUPS: [&[usize]; 8] =
     [&[0, 1, 2, 3], &[0, 1], &[1, 2], &[0, 2], &[0, 1, 2], &[3, 0, 1], &[2, 3, 1], &[2, 1, 0, 3]];
-/// Collectives of each group in a round; all are started before the first is waited for.
+/// Collectives of each group in a round. All of them are started before the first wait.
 const EACH: usize = 4;
 
 pub(crate) fn scramble(mut x: u64) -> u64 {
@@ -25,11 +25,11 @@ pub(crate) fn scramble(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The `number`-th collective of a group: the same on all its ranks.
+/// Returns the `number`-th collective of a group, which is equal on all its ranks.
 fn job(comm: &Communicator, group: usize, number: u64) -> Job {
     let random = scramble(group as u64 * 1_000_003 + number);
     let collective: Collective = ALL[(random % 9) as usize];
-    // Mostly small, some through the staging ring, few that need many turns of it.
+    // Mostly small; some use the staging ring, few wrap around it many times.
     let count = match (random >> 8) % 32 {
         0 => 30_000,
         1..=6 => 5_000,
@@ -42,55 +42,54 @@ fn job(comm: &Communicator, group: usize, number: u64) -> Job {
 struct Group {
     comm: Communicator,
     name: usize,
-    /// The next collective's number; held while it is started, so that numbers and starts have one order.
+    /// Number of the next collective. Locked during its start, so that numbers and starts have the same order.
     next: Mutex<u64>,
 }
 
-/// Turn of the threads: in every round each group's collectives are dealt to the threads, in an order that is this
-/// rank's own.
+/// Distribution of a round's collectives over the threads, in a different random order on each rank.
 #[derive(Default)]
-struct Deal {
+struct Distribution {
     left: Mutex<(u64, Vec<usize>)>,
 }
 
-impl Deal {
+impl Distribution {
     fn take(&self, round: u64, me: usize, groups: usize) -> Option<usize> {
         let mut left = self.left.lock().unwrap();
         if left.0 < round {
-            let mut cards: Vec<usize> = (0..groups).flat_map(|g| [g; EACH]).collect();
-            for i in (1..cards.len()).rev() {
-                cards.swap(i, scramble(round * 4096 + me as u64 * 512 + i as u64) as usize % (i + 1));
+            let mut order: Vec<usize> = (0..groups).flat_map(|g| [g; EACH]).collect();
+            for i in (1..order.len()).rev() {
+                order.swap(i, scramble(round * 4096 + me as u64 * 512 + i as u64) as usize % (i + 1));
             }
-            *left = (round, cards);
+            *left = (round, order);
         }
         left.1.pop()
     }
 }
 
-fn thread(me: usize, index: usize, rounds: u64, groups: &[Group], deal: &Deal, gate: &Gate) {
+fn thread(me: usize, index: usize, rounds: u64, groups: &[Group], distribution: &Distribution, gate: &Gate) {
     for round in 1..=rounds {
-        let mut under_way: Vec<(Work, Job)> = Vec::new();
+        let mut pending: Vec<(Work, Job)> = Vec::new();
         let mut last: Option<usize> = None;
-        while let Some(card) = deal.take(round, me, groups.len()) {
-            // The one before is not the last: it is started and left to itself.
-            if let Some(before) = last.replace(card) {
-                under_way.push(begin(&groups[before]));
+        while let Some(group) = distribution.take(round, me, groups.len()) {
+            // The previous collective is not the last one: it is started and awaited later.
+            if let Some(before) = last.replace(group) {
+                pending.push(begin(&groups[before]));
             }
         }
-        if let Some(card) = last {
-            // Everything else of this thread is started, so it may block here.
-            let (work, job) = begin(&groups[card]);
+        if let Some(group) = last {
+            // All other collectives of this thread are started, so it may block here.
+            let (work, job) = begin(&groups[group]);
             if (round as usize + index + me).is_multiple_of(2) {
                 work.wait(None).unwrap();
                 job.check();
             } else {
-                under_way.push((work, job));
+                pending.push((work, job));
             }
         }
-        // Some from the front, some from the back.
-        while !under_way.is_empty() {
-            let at = scramble(round + index as u64) as usize % under_way.len();
-            let (work, job) = under_way.swap_remove(at);
+        // Waits in a random order.
+        while !pending.is_empty() {
+            let at = scramble(round + index as u64) as usize % pending.len();
+            let (work, job) = pending.swap_remove(at);
             work.wait(None).unwrap();
             job.check();
         }
@@ -106,7 +105,7 @@ fn begin(group: &Group) -> (Work, Job) {
     (work, job)
 }
 
-pub(crate) fn rank(me: &Me) {
+pub(crate) fn rank(me: &RankProcess) {
     let rounds: u64 = std::env::var("SMDDP_TEST_ROUNDS").unwrap().parse().unwrap();
     let mut groups = Vec::new();
     for (name, members) in GROUPS.iter().enumerate() {
@@ -119,11 +118,11 @@ pub(crate) fn rank(me: &Me) {
     let gate = Gate::new(THREADS);
     let begun = Instant::now();
     let half = |rounds: u64| {
-        let deal = Deal::default();
+        let distribution = Distribution::default();
         std::thread::scope(|scope| {
             for index in 0..THREADS {
-                let (groups, deal, gate) = (&groups, &deal, &gate);
-                scope.spawn(move || thread(me.rank, index, rounds, groups, deal, gate));
+                let (groups, distribution, gate) = (&groups, &distribution, &gate);
+                scope.spawn(move || thread(me.rank, index, rounds, groups, distribution, gate));
             }
         });
     };
@@ -132,7 +131,7 @@ pub(crate) fn rank(me: &Me) {
     half(rounds - rounds / 5);
     let late = Footprint::now();
     let calls: u64 = groups.iter().map(|g| *g.next.lock().unwrap()).sum();
-    me.say(&format!("made {calls} in {:?}, early {early:?}, late {late:?}", begun.elapsed()));
+    me.report(&format!("made {calls} in {:?}, early {early:?}, late {late:?}", begun.elapsed()));
     assert!(
         late.resident < early.resident + 2048,
         "resident pages: {} early, {} late",
@@ -141,33 +140,33 @@ pub(crate) fn rank(me: &Me) {
     );
     assert!(late.descriptors <= early.descriptors && late.mappings == early.mappings);
     groups.iter().for_each(|group| group.comm.close());
-    me.say("done");
+    me.report("done");
 }
 
-/// `collectives` over all groups together.
-fn soak(size: usize, collectives: usize, patience: Duration) {
+/// Runs about `collectives` collectives over all groups together.
+fn soak(size: usize, collectives: usize, timeout: Duration) {
     let alive = GROUPS.iter().filter(|m| m.iter().any(|&r| r < size)).count();
     let collectives =
         std::env::var("SMDDP_TEST_COLLECTIVES").map_or(collectives, |text| text.parse().unwrap());
     let rounds = collectives.div_ceil(alive * EACH);
     let environment = [("SMDDP_STAGING_BYTES", "65536"), ("SMDDP_TEST_ROUNDS", &*rounds.to_string())];
-    let mut ranks = start("soak", size, &environment, patience);
+    let mut ranks = start("soak", size, &environment, timeout);
     for rank in 0..size {
-        println!("rank {rank} of {size}: {}", ranks.hear(rank, "made").text);
+        println!("rank {rank} of {size}: {}", ranks.wait_for(rank, "made").text);
     }
-    (0..size).for_each(|rank| drop(ranks.hear(rank, "done")));
+    (0..size).for_each(|rank| drop(ranks.wait_for(rank, "done")));
     ranks.finish(0..size);
 }
 
 #[test]
-fn ten_thousand_collectives_of_four_threads_over_eight_groups_at_the_smallest_staging() {
-    soak(3, 5_000, 4 * PATIENCE);
-    soak(4, 5_000, 4 * PATIENCE);
+fn ten_thousand_collectives_of_four_threads_over_eight_groups_at_minimum_staging() {
+    soak(3, 5_000, 4 * TIMEOUT);
+    soak(4, 5_000, 4 * TIMEOUT);
 }
 
 #[test]
 #[ignore = "takes half a minute on two idle cores; run with --ignored"]
-fn a_hundred_thousand_collectives_of_four_threads_over_eight_groups_at_the_smallest_staging() {
+fn hundred_thousand_collectives_of_four_threads_over_eight_groups_at_minimum_staging() {
     soak(3, 100_000, Duration::from_secs(900));
     soak(4, 100_000, Duration::from_secs(900));
 }

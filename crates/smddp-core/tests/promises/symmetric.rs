@@ -1,13 +1,13 @@
-//! Memory that the ranks of a node read where it lies: the same results as from any other, and it is the caller's again when the
-//! call is over.
+//! Symmetric memory, which the ranks of a node read directly: the results equal those of other memory. The caller
+//! owns the memory again after the call.
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, SymmetricBuffer};
 
-use crate::common::{ALL, PATIENCE, Wire, over, shape, value};
+use crate::common::{ALL, TIMEOUT, Wire, over, shape, value};
 
 const CAP: usize = 64 << 20;
 
-/// `count` floats of it, from its `skip`-th on.
+/// `count` floats of a symmetric buffer, starting at element `skip`.
 struct Floats {
     buffer: SymmetricBuffer,
     skip: usize,
@@ -21,7 +21,7 @@ impl Floats {
 
     fn all(&mut self) -> &mut [f32] {
         let first = self.buffer.as_mut_ptr().cast::<f32>().wrapping_add(self.skip);
-        // SAFETY: page-aligned memory of that many floats, of which every bit pattern is one; no call is under way on it.
+        // SAFETY: page-aligned memory of that many floats, valid for every bit pattern; no call on it is pending.
         unsafe { std::slice::from_raw_parts_mut(first, self.count) }
     }
 
@@ -32,20 +32,20 @@ impl Floats {
 
 fn make(comm: &Communicator, collective: Collective, root: usize, input: Blocks<'_>, output: Blocks<'_>) {
     let call = Call { collective, dtype: DType::F32, redop: RedOp::Sum, root, input, output };
-    // SAFETY: the callers' buffers outlive the call, which is synchronous.
+    // SAFETY: the callers' buffers outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }.unwrap();
 }
 
-/// The collective from and into such memory and from and into any other, again and again; what was given is overwritten as soon
-/// as the call is over.
+/// Compares the collective on symmetric memory with the collective on other memory, several times. Overwrites the
+/// input immediately after each call.
 fn compare(comm: &Communicator, collective: Collective, count: usize, skip: usize) {
     let (me, n) = (comm.rank(), comm.size());
     let root = n - 1;
     let (given, taken) = shape(collective, me == root, n, count);
     let mut input = Floats::new(given.unwrap_or(0), skip);
     let mut output = Floats::new(taken.unwrap_or(0), 0);
-    for turn in 0..4 {
-        let mut plain: Vec<f32> = (0..given.unwrap_or(0)).map(|i| value(me + turn, i)).collect();
+    for iteration in 0..4 {
+        let mut plain: Vec<f32> = (0..given.unwrap_or(0)).map(|i| value(me + iteration, i)).collect();
         let mut want = vec![f32::NAN; taken.unwrap_or(0)];
         let flat = |data: &mut [f32], there: Option<usize>| match there {
             Some(_) => Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() },
@@ -58,10 +58,10 @@ fn compare(comm: &Communicator, collective: Collective, count: usize, skip: usiz
         let from = flat(input.all(), given);
         make(comm, collective, root, from, flat(output.all(), taken));
         input.all().fill(-1.0);
-        let what = format!("{collective:?} of {count} on rank {me} of {n}, turn {turn}");
-        assert!(output.all() == want, "{what}");
+        let case = format!("{collective:?} of {count} on rank {me} of {n}, iteration {iteration}");
+        assert!(output.all() == want, "{case}");
 
-        // In place, where that is a call.
+        // In place, for collectives that support it.
         let own = match collective {
             Collective::AllReduce => Some((0, count)),
             Collective::AllGather => Some((me * count, count)),
@@ -71,23 +71,23 @@ fn compare(comm: &Communicator, collective: Collective, count: usize, skip: usiz
             output.all()[first..first + length].copy_from_slice(&plain);
             let (from, to) = (output.blocks(first, length), output.blocks(0, want.len()));
             make(comm, collective, root, from, to);
-            assert!(output.all() == want, "{what}, in place");
+            assert!(output.all() == want, "{case}, in place");
             output.all().fill(-2.0);
         }
     }
 }
 
 #[test]
-fn every_collective_reads_it_where_it_lies_and_gives_it_back() {
+fn collectives_are_correct_on_symmetric_memory_and_release_it() {
     for (n, wire) in [
         (2, Wire::Shm),
         (3, Wire::Shm),
-        (4, Wire::Far),
+        (4, Wire::NonTemporal),
         (4, Wire::Nodes(2)),
         (5, Wire::Nodes(3)),
         (3, Wire::Srd(7)),
     ] {
-        over(wire.links(n), PATIENCE, |comm| {
+        over(wire.links(n), TIMEOUT, |comm| {
             for collective in ALL {
                 for (count, skip) in [(1, 0), (9_000, 0), (9_000, 2), (9_001, 1), (150_000, 0)] {
                     compare(comm, collective, count, skip);
@@ -97,13 +97,13 @@ fn every_collective_reads_it_where_it_lies_and_gives_it_back() {
     }
 }
 
-/// Large enough, and where words may lie: then no message was copied into a cell.
+/// Large and aligned messages are sent without a copy into a cell.
 #[test]
-fn messages_that_stay_are_counted() {
-    // The process keeps its memory, and the count, as long as somebody has some.
+fn zero_copy_messages_are_counted() {
+    // The process keeps its symmetric memory and the counter while a buffer exists.
     let _held = SymmetricBuffer::new(CAP, 1).unwrap();
     let before = SymmetricBuffer::usage().messages;
-    over(Wire::Shm.links(2), PATIENCE, |comm| {
+    over(Wire::Shm.links(2), TIMEOUT, |comm| {
         let (mut input, mut output) = (Floats::new(50_000, 0), Floats::new(100_000, 0));
         make(comm, Collective::AllGather, 0, input.blocks(0, 50_000), output.blocks(0, 100_000));
     });

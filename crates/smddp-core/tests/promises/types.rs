@@ -1,10 +1,10 @@
-//! Every element type and reduction, and every uneven form, against plain arithmetic.
+//! Every element type, reduction and uneven form, compared with plain arithmetic.
 
 use half::{bf16, f16};
 use smddp_core::{Algorithm, Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, Result};
 
-use crate::common::procs::{Me, start};
-use crate::common::{PATIENCE, Wire, over};
+use crate::common::procs::{RankProcess, start};
+use crate::common::{TIMEOUT, Wire, over};
 
 const REDOPS: [RedOp; 9] = [
     RedOp::Sum,
@@ -18,7 +18,7 @@ const REDOPS: [RedOp; 9] = [
     RedOp::Bxor,
 ];
 
-/// What can be reduced how.
+/// Returns true if the reduction is defined for the type.
 fn defined(dtype: DType, redop: RedOp) -> bool {
     use DType::{Bool, C32, C64, C128, Opaque1, Opaque2, Opaque4, Opaque8, Opaque16};
     let bitwise = matches!(redop, RedOp::Band | RedOp::Bor | RedOp::Bxor);
@@ -32,7 +32,7 @@ fn defined(dtype: DType, redop: RedOp) -> bool {
     }
 }
 
-/// One element: whole numbers, exact in every type; the second part is the imaginary one.
+/// One element: integers that are exact in every type. The second number is the imaginary part.
 type Value = (i64, i64);
 
 fn encode(dtype: DType, (re, im): Value) -> Vec<u8> {
@@ -52,7 +52,7 @@ fn complex(dtype: DType) -> bool {
     matches!(dtype, DType::C64 | DType::C128)
 }
 
-/// What rank `r` gives: small, positive where the type has no sign, divisible so that an average is whole.
+/// Input of rank `r`: small, non-negative for unsigned types, and divisible so that averages are integers.
 fn given(r: usize, i: usize, n: usize, redop: RedOp) -> Value {
     let x = ((i * 5 + r * 3) % 4) as i64;
     match redop {
@@ -117,25 +117,25 @@ fn reduce(
     let before = input.clone();
     let call =
         Call { collective, dtype, redop: mine, root: 0, input: flat(&mut input, dtype), output: taken };
-    // SAFETY: the buffers outlive the call, which is synchronous.
+    // SAFETY: the buffers outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }?;
     let first = if collective == Collective::ReduceScatter { me * count } else { 0 };
     let expected: Vec<u8> =
         (first..first + count).flat_map(|i| encode(dtype, want(dtype, redop, n, i))).collect();
-    let what =
+    let case =
         format!("{collective:?}, {} of {}, {count} elements, rank {me} of {n}", redop.name(), dtype.name());
     if has_output {
-        assert_eq!(output, expected, "{what}");
+        assert_eq!(output, expected, "{case}");
     }
-    assert_eq!(input, before, "{what}: the input was changed");
+    assert_eq!(input, before, "{case}: the input was changed");
     Ok(())
 }
 
 #[test]
-fn every_type_is_reduced_by_every_defined_reduction_and_refused_for_the_others() {
+fn defined_reductions_are_correct_and_undefined_ones_are_rejected() {
     for wire in Wire::EACH {
         for n in [1, 2, 3] {
-            over(wire.links(n), PATIENCE, |comm| {
+            over(wire.links(n), TIMEOUT, |comm| {
                 for dtype in DType::ALL {
                     for redop in REDOPS {
                         for collective in
@@ -173,11 +173,11 @@ fn block(r: usize, b: usize, elements: usize, dtype: DType) -> Vec<u8> {
     (0..elements * dtype.size()).map(|i| byte(r, b, i)).collect()
 }
 
-/// A buffer of blocks of these counts, in a row or each for itself.
+/// A buffer of blocks of these counts, contiguous or as a list.
 struct Parts {
     dtype: DType,
     counts: Vec<usize>,
-    /// Together when `Cut`, one each when `List`.
+    /// One contiguous buffer for `Cut`, one buffer per block for `List`.
     data: Vec<Vec<u8>>,
     places: Vec<(*mut u8, usize)>,
 }
@@ -212,7 +212,7 @@ impl Parts {
     }
 }
 
-/// Blocks of several shapes for `n` ranks: some empty, one much longer, all empty but one.
+/// Block counts of several shapes for `n` ranks: some empty, one much longer, all empty except for one.
 fn shapes(n: usize) -> Vec<Vec<usize>> {
     vec![
         (0..n).map(|r| r * 3).collect(),
@@ -226,15 +226,15 @@ fn shapes(n: usize) -> Vec<Vec<usize>> {
 
 fn call(comm: &Communicator, collective: Collective, dtype: DType, input: Blocks<'_>, output: Blocks<'_>) {
     let call = Call { collective, dtype, redop: RedOp::Sum, root: 0, input, output };
-    // SAFETY: the callers' buffers outlive the call, which is synchronous.
+    // SAFETY: the callers' buffers outlive the synchronous call.
     unsafe { comm.run(&call, Options::default()) }.unwrap();
 }
 
 #[test]
-fn uneven_all_gathers_put_every_block_in_its_place() {
+fn uneven_all_gathers_are_correct() {
     for wire in Wire::EACH {
         for n in [2, 3, 4] {
-            over(wire.links(n), PATIENCE, |comm| {
+            over(wire.links(n), TIMEOUT, |comm| {
                 let me = comm.rank();
                 for dtype in [DType::Opaque1, DType::F64, DType::Opaque16, DType::C32] {
                     for counts in shapes(n) {
@@ -256,10 +256,10 @@ fn uneven_all_gathers_put_every_block_in_its_place() {
 }
 
 #[test]
-fn uneven_reduce_scatters_give_each_rank_the_sum_of_its_block() {
+fn uneven_reduce_scatters_are_correct() {
     for wire in Wire::EACH {
         for n in [2, 3, 4] {
-            over(wire.links(n), PATIENCE, |comm| {
+            over(wire.links(n), TIMEOUT, |comm| {
                 let me = comm.rank();
                 let number = |r: usize, b: usize, i: usize| ((r * 5 + b * 3 + i) % 17) as i32;
                 let bytes = |r: usize, b: usize, c: usize| -> Vec<u8> {
@@ -284,10 +284,10 @@ fn uneven_reduce_scatters_give_each_rank_the_sum_of_its_block() {
 }
 
 #[test]
-fn uneven_all_to_alls_move_each_pairs_own_size() {
+fn uneven_all_to_alls_are_correct() {
     for wire in Wire::EACH {
         for n in [2, 3, 4] {
-            over(wire.links(n), PATIENCE, |comm| {
+            over(wire.links(n), TIMEOUT, |comm| {
                 let me = comm.rank();
                 // Elements from rank `a` to rank `b`.
                 let tables: [fn(usize, usize) -> usize; 5] = [
@@ -315,13 +315,13 @@ fn uneven_all_to_alls_move_each_pairs_own_size() {
     }
 }
 
-/// Rank `r`'s element `i`, so large that sums wrap in every type.
+/// Element `i` of rank `r`, so large that sums wrap in every type.
 fn large(r: usize, i: usize) -> u64 {
     (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(r as u64 * 0x7f7f_7f7f_7f7f_7f7f)
         | 0x40 << 56
 }
 
-/// The sum modulo 2^bits, then divided, truncating.
+/// Returns the sum modulo 2^bits, divided with truncation.
 fn wrapped_average(dtype: DType, n: usize, i: usize) -> Vec<u8> {
     let sum = (0..n).map(|r| large(r, i)).fold(0, u64::wrapping_add);
     let unused = 64 - 8 * dtype.size();
@@ -334,11 +334,11 @@ fn wrapped_average(dtype: DType, n: usize, i: usize) -> Vec<u8> {
     average.to_le_bytes()[..dtype.size()].to_vec()
 }
 
-/// This process has its algorithm from the environment, and all ranks as threads.
-pub(crate) fn averages(me: &Me) {
+/// Runs all ranks as threads in this process, which has the algorithm in its environment.
+pub(crate) fn averages(me: &RankProcess) {
     let n = 3;
     for wire in [Wire::Shm, Wire::Nodes(1), Wire::Nodes(2)] {
-        over(wire.links(n), PATIENCE, |comm| {
+        over(wire.links(n), TIMEOUT, |comm| {
             for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_integer()) {
                 for count in [5, 3_000] {
                     let element = |i| large(comm.rank(), i).to_le_bytes()[..dtype.size()].to_vec();
@@ -346,7 +346,7 @@ pub(crate) fn averages(me: &Me) {
                     let place = flat(&mut data, dtype);
                     let (collective, redop) = (Collective::AllReduce, RedOp::Avg);
                     let call = Call { collective, dtype, redop, root: 0, input: place, output: place };
-                    // SAFETY: the buffer outlives the call, which is synchronous.
+                    // SAFETY: the buffer outlives the synchronous call.
                     unsafe { comm.run(&call, Options::default()) }.unwrap();
                     let want: Vec<u8> = (0..count).flat_map(|i| wrapped_average(dtype, n, i)).collect();
                     assert!(data == want, "{dtype:?}, {count} elements over {wire:?}");
@@ -354,14 +354,14 @@ pub(crate) fn averages(me: &Me) {
             }
         });
     }
-    me.say("done");
+    me.report("done");
 }
 
 #[test]
 fn integer_averages_divide_the_wrapped_sum_for_every_algorithm_and_wire() {
     for algorithm in Algorithm::ALL {
-        let mut ranks = start("averages", 1, &[("SMDDP_ALGO", algorithm.name())], PATIENCE);
-        ranks.hear(0, "done");
+        let mut ranks = start("averages", 1, &[("SMDDP_ALGO", algorithm.name())], TIMEOUT);
+        ranks.wait_for(0, "done");
         ranks.finish([0]);
     }
 }

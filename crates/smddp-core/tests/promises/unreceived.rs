@@ -1,15 +1,15 @@
-//! A rank that leaves a group with a message that no rank received: `Mismatch` on its sender and on its receiver.
+//! Departure of a rank with an unreceived message: `Mismatch` on its sender and its receiver.
 
 use std::time::Duration;
 
 use smddp_core::{Collective, Communicator, DType, Error, Options, Result};
 
-use crate::common::{Gate, PATIENCE, Wire, over};
-use crate::mismatch::{BASE, Make, run};
+use crate::common::{Gate, TIMEOUT, Wire, over};
+use crate::mismatch::{BASE, CallSpec, run};
 
 /// Call of the receiver while the sender leaves.
 #[derive(Clone, Copy, Debug)]
-enum Waits {
+enum Waiting {
     Collective(Collective, usize),
     /// A recv with another tag.
     Recv,
@@ -19,30 +19,31 @@ enum Waits {
 /// Elements of a message inside its announcement, in one cell, and above the eager limit.
 const SIZES: [usize; 3] = [3, 2_000, 300_000];
 
-fn waits() -> Vec<Waits> {
+fn waits() -> Vec<Waiting> {
     use smddp_core::Collective::*;
-    let unrooted = [Barrier, AllReduce, AllGather, ReduceScatter, AllToAll].map(|c| Waits::Collective(c, 0));
+    let unrooted =
+        [Barrier, AllReduce, AllGather, ReduceScatter, AllToAll].map(|c| Waiting::Collective(c, 0));
     let rooted = [Broadcast, Reduce, Gather, Scatter];
-    let rooted = rooted.into_iter().flat_map(|c| [0, 1].map(|root| Waits::Collective(c, root)));
-    unrooted.into_iter().chain(rooted).chain([Waits::Recv, Waits::Leaves]).collect()
+    let rooted = rooted.into_iter().flat_map(|c| [0, 1].map(|root| Waiting::Collective(c, root)));
+    unrooted.into_iter().chain(rooted).chain([Waiting::Recv, Waiting::Leaves]).collect()
 }
 
-fn call(comm: &Communicator, waits: Waits, data: &mut [f32]) -> Result<()> {
+fn call(comm: &Communicator, waits: Waiting, data: &mut [f32]) -> Result<()> {
     match waits {
-        Waits::Collective(collective, root) => run(comm, Make { collective, root, count: 12, ..BASE }),
-        Waits::Recv if comm.rank() == 1 => {
+        Waiting::Collective(collective, root) => run(comm, CallSpec { collective, root, count: 12, ..BASE }),
+        Waiting::Recv if comm.rank() == 1 => {
             let (ptr, count) = (data.as_mut_ptr().cast(), data.len());
-            // SAFETY: the buffer outlives the work, which is waited for.
+            // SAFETY: the buffer outlives the work, which is awaited.
             unsafe { comm.recv(ptr, count, DType::F32, Some(0), 8, Options::default()) }?.wait(None)
         }
-        Waits::Recv | Waits::Leaves => Ok(()),
+        Waiting::Recv | Waiting::Leaves => Ok(()),
     }
 }
 
 /// Rank 0 sends a message to rank 1 and leaves; the others make their call. Returns the outcome of each rank.
-fn outcomes(wire: Wire, size: usize, count: usize, waits: Waits, late: bool) -> Vec<Result<()>> {
+fn outcomes(wire: Wire, size: usize, count: usize, waits: Waiting, late: bool) -> Vec<Result<()>> {
     let gate = Gate::new(size);
-    over(wire.links(size), PATIENCE, |comm| {
+    over(wire.links(size), TIMEOUT, |comm| {
         let mut data = vec![0f32; count];
         let mut outcome = Ok(());
         let mut sent = None;
@@ -58,7 +59,7 @@ fn outcomes(wire: Wire, size: usize, count: usize, waits: Waits, late: bool) -> 
             }
             outcome = call(comm, waits, &mut data);
         }
-        let left = comm.finish(PATIENCE);
+        let left = comm.finish(TIMEOUT);
         drop(sent);
         gate.wait();
         outcome.and(left)
@@ -72,7 +73,8 @@ const LATE: Duration = Duration::from_millis(500);
 fn a_late_receiver_of_an_unreceived_message_and_its_sender_raise_mismatch() {
     let mut wrong = Vec::new();
     for wire in Wire::EACH {
-        for waits in [Waits::Collective(Collective::Barrier, 0), Waits::Collective(Collective::AllReduce, 0)]
+        for waits in
+            [Waiting::Collective(Collective::Barrier, 0), Waiting::Collective(Collective::AllReduce, 0)]
         {
             let ends = outcomes(wire, 3, 3, waits, true);
             for (rank, end) in ends.iter().enumerate().take(2) {

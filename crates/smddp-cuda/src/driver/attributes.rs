@@ -1,4 +1,4 @@
-//! What an address is: asked of the driver, which knows every allocation of the process, whoever made it.
+//! Queries of an address. The driver has a record of every allocation of the process, from any allocator.
 
 use std::ffi::c_void;
 
@@ -7,8 +7,8 @@ use super::errors::code_of;
 use super::types::*;
 use crate::device::{Address, Error, Kind, Region, Result};
 
-/// Answers are of at most eight bytes, some of four or one: each has a zeroed word.
-const ASKED: [i32; 9] = [
+/// Attributes of one query. A result has one, four or eight bytes, so each gets a zeroed 64-bit word.
+const QUERIED: [i32; 9] = [
     MEMORY_TYPE,
     DEVICE_ORDINAL,
     BUFFER_ID,
@@ -20,18 +20,18 @@ const ASKED: [i32; 9] = [
     MEMPOOL_HANDLE,
 ];
 
-/// Tells generations of mapped memory from those of other memory, which the driver numbers separately.
+/// Bit that separates generations of mapped memory from those of other memory. The driver numbers the two separately.
 const MAPPED_GENERATION: u64 = 1 << 63;
 
 impl Cuda {
-    /// The allocation in which `address` lies, for the device `ordinal`, whose context is current.
+    /// Returns the allocation that contains `address`, for the device `ordinal`, whose context is current.
     ///
-    /// Memory mapped by virtual-memory calls: a reservation of addresses holds many chunks of physical memory, and a
-    /// tensor may span several. The driver's range attributes tell of the reservation, cuMemGetAddressRange of the one
-    /// chunk that `address` is in; the chunk is what can be exported, so it is the region. Its generation is the number
-    /// of the physical memory, which is another one where a chunk was unmapped and a new one mapped at its place.
+    /// Virtual memory: one address reservation maps many physical allocations, and a tensor may span several. The
+    /// range attributes describe the reservation. cuMemGetAddressRange describes the physical allocation at
+    /// `address`, which is the unit of export and therefore the region. Its generation is the number of the physical
+    /// allocation, which changes when that allocation is unmapped and another is mapped at its address.
     pub(super) fn region(&self, ordinal: i32, address: Address) -> Result<Region> {
-        let [memory_type, owner, buffer, managed, legacy, start, size, mapped, pool] = self.ask(address)?;
+        let [memory_type, owner, buffer, managed, legacy, start, size, mapped, pool] = self.query(address)?;
         let whole = |kind| Ok(Region { base: start, bytes: size as usize, generation: buffer, kind });
         if managed as u32 != 0 {
             return whole(Kind::Private);
@@ -41,20 +41,20 @@ impl Cuda {
             MEMORYTYPE_DEVICE => {}
             _ => {
                 return Err(Error::Invalid(format!(
-                    "the address {address:#x} is not CUDA memory (never allocated or registered, or freed)"
+                    "the address {address:#x} is not CUDA memory (never allocated or registered, or already freed)"
                 )));
             }
         }
         let owner = owner as u32 as i32;
         if owner != ordinal {
             return Err(Error::Invalid(format!(
-                "the memory at {address:#x} is of CUDA device {owner}, but this is device {ordinal}"
+                "the memory at {address:#x} belongs to CUDA device {owner}, expected device {ordinal}"
             )));
         }
         if pool != 0 {
             return whole(Kind::Private);
         }
-        let (base, bytes) = self.chunk(address).map_err(|error| match mapped as u32 {
+        let (base, bytes) = self.physical_range(address).map_err(|error| match mapped as u32 {
             0 => Error::Invalid(format!("no memory is mapped at {address:#x} (freed?)")),
             _ => error,
         })?;
@@ -62,37 +62,38 @@ impl Cuda {
             return Ok(Region { base, bytes, generation: buffer, kind: Kind::Legacy });
         }
         let kind = if self.exportable(address) { Kind::Mapped } else { Kind::Private };
-        // Drivers that do not number physical memory yet number the mapping.
+        // Drivers without numbers for physical memory have a number for the mapping.
         let generation = self.one(MEMORY_BLOCK_ID, address).filter(|&id| id != 0).unwrap_or(buffer);
         Ok(Region { base, bytes, generation: generation | MAPPED_GENERATION, kind })
     }
 
-    /// The attributes of [`ASKED`]; zeros for an address that the driver does not know.
-    fn ask(&self, address: Address) -> Result<[u64; ASKED.len()]> {
-        let (mut asked, mut answers) = (ASKED, [0u64; ASKED.len()]);
-        let mut places = answers.each_mut().map(|answer| (answer as *mut u64).cast::<c_void>());
-        // SAFETY: as many places as attributes, each with room for the largest answer.
-        let told = unsafe {
+    /// Returns the attributes in [`QUERIED`]; all zeros for an address that the driver has no record of.
+    fn query(&self, address: Address) -> Result<[u64; QUERIED.len()]> {
+        let (mut attributes, mut answers) = (QUERIED, [0u64; QUERIED.len()]);
+        let mut pointers = answers.each_mut().map(|answer| (answer as *mut u64).cast::<c_void>());
+        // SAFETY: one pointer per attribute, each to a word that fits the largest result.
+        let result = unsafe {
             self.table.required.pointer_get_attributes(
-                asked.len() as u32,
-                asked.as_mut_ptr(),
-                places.as_mut_ptr(),
+                attributes.len() as u32,
+                attributes.as_mut_ptr(),
+                pointers.as_mut_ptr(),
                 address,
             )
         };
-        match told {
-            // Documented to succeed for unknown addresses too, but for some it refuses.
+        match result {
+            // The documentation promises success for unknown addresses, but the driver rejects some of them.
             Err(error) if code_of(&error) != CUDA_ERROR_INVALID_VALUE => Err(error),
             _ => Ok(answers),
         }
     }
 
-    /// Whether the allocation at `address` is still the one of that [`Region::generation`]; never for mapped memory.
+    /// Returns true if the allocation at `address` still has this [`Region::generation`]; always false for mapped
+    /// memory.
     pub(super) fn is_buffer(&self, address: Address, generation: u64) -> bool {
         self.one(BUFFER_ID, address) == Some(generation)
     }
 
-    /// The device whose memory is at `address`.
+    /// Returns the ordinal of the device that owns the memory at `address`; `None` for other memory.
     pub(super) fn owner(&self, address: Address) -> Option<i32> {
         let of_device = self.one(MEMORY_TYPE, address) == Some(u64::from(MEMORYTYPE_DEVICE));
         self.one(DEVICE_ORDINAL, address).filter(|_| of_device).map(|ordinal| ordinal as i32)
@@ -100,20 +101,20 @@ impl Cuda {
 
     fn one(&self, attribute: i32, address: Address) -> Option<u64> {
         let mut answer = 0u64;
-        // SAFETY: room for the largest answer.
-        let told = unsafe {
+        // SAFETY: the word fits the largest result.
+        let result = unsafe {
             self.table.required.pointer_get_attribute((&raw mut answer).cast(), attribute, address)
         };
-        told.ok().map(|()| answer)
+        result.ok().map(|()| answer)
     }
 
-    /// The physical allocation that is mapped at `address`.
-    fn chunk(&self, address: Address) -> Result<(Address, usize)> {
+    /// Returns the physical allocation that is mapped at `address`.
+    fn physical_range(&self, address: Address) -> Result<(Address, usize)> {
         let (mut base, mut bytes) = (0, 0);
-        // SAFETY: fills both.
+        // SAFETY: the call writes both values.
         match unsafe { self.table.required.mem_get_address_range(&raw mut base, &raw mut bytes, address) } {
             Ok(()) => Ok((base, bytes)),
-            // Some drivers say so of mapped memory, and answer by attribute.
+            // Some drivers return "not found" for mapped memory and provide the range as attributes.
             Err(error) if code_of(&error) == CUDA_ERROR_NOT_FOUND => self
                 .one(MAPPING_BASE_ADDR, address)
                 .zip(self.one(MAPPING_SIZE, address))
@@ -122,29 +123,29 @@ impl Cuda {
         }
     }
 
-    /// Whether the physical memory mapped at `address` was made to be exported as a descriptor.
+    /// Returns true if the physical memory mapped at `address` was created with support for export as a descriptor.
     fn exportable(&self, address: Address) -> bool {
         let Ok(handle) = self.retain(address) else { return false };
         let mut properties = std::mem::MaybeUninit::<CUmemAllocationProp>::zeroed();
-        // SAFETY: fills the structure, of which zeros are a valid value; the handle is held.
-        let (told, properties) = unsafe {
-            let told = self.table.required.mem_properties(properties.as_mut_ptr(), handle);
-            (told, properties.assume_init())
+        // SAFETY: the call fills the structure, for which all zeros is valid; the handle is retained.
+        let (result, properties) = unsafe {
+            let result = self.table.required.mem_properties(properties.as_mut_ptr(), handle);
+            (result, properties.assume_init())
         };
         self.release(handle);
-        told.is_ok() && properties.requested_handle_types & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0
+        result.is_ok() && properties.requested_handle_types & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0
     }
 
-    /// A share in the physical memory mapped at `address`.
+    /// Retains the physical memory mapped at `address`.
     pub(super) fn retain(&self, address: Address) -> Result<CUmemGenericAllocationHandle> {
         let mut handle = 0;
-        // SAFETY: fills the handle; an address that has none is refused.
+        // SAFETY: the call writes the handle; it rejects an address without one.
         unsafe { self.table.required.mem_retain(&raw mut handle, address as *mut c_void) }?;
         Ok(handle)
     }
 
     pub(super) fn release(&self, handle: CUmemGenericAllocationHandle) {
-        // SAFETY: a share that the caller holds and does not use again. Mappings keep the memory.
+        // SAFETY: a handle that the caller retained and does not use again. Mappings keep the memory alive.
         unsafe { (self.table.required.mem_release)(handle) };
     }
 }

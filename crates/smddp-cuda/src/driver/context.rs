@@ -1,4 +1,4 @@
-//! The device's primary context, current where a call needs it.
+//! The device's primary context, made current for the calls that need it.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::cuda::Cuda;
 use super::types::*;
 use crate::device::Result;
 
-/// A share in a device's primary context: the one in which torch's streams and memory are.
+/// A reference to a device's primary context, which also contains torch's streams and memory.
 #[derive(Debug)]
 pub(super) struct Context {
     cuda: Arc<Cuda>,
@@ -17,7 +17,7 @@ pub(super) struct Context {
 impl Context {
     pub(super) fn retain(cuda: Arc<Cuda>, device: CUdevice) -> Result<Self> {
         let mut handle = 0;
-        // SAFETY: fills the handle; given back in `drop`.
+        // SAFETY: the call writes the handle; `drop` releases it.
         unsafe { cuda.table.required.primary_retain(&raw mut handle, device) }?;
         Ok(Self { cuda, device, handle })
     }
@@ -26,26 +26,28 @@ impl Context {
         self.handle
     }
 
-    /// Makes the context current for this thread until the guard goes; costs one look where it is already.
+    /// Makes the context current on this thread until the guard is dropped. Costs one query if it is current already.
     pub(super) fn enter(&self) -> Result<Current<'_>> {
         let table = &self.cuda.table;
         let mut current = 0;
-        // SAFETY: fills the handle.
+        // SAFETY: the call writes the handle.
         unsafe { table.required.ctx_get_current(&raw mut current) }?;
         let pushed = current != self.handle;
         if pushed {
-            // SAFETY: a context of which a share is held.
+            // SAFETY: a retained context.
             unsafe { table.required.ctx_push(self.handle) }?;
         }
         Ok(Current { context: self, pushed, mode: None })
     }
 
-    /// The same, for calls that would end a graph capture that another part of the program has under way. They touch
-    /// none of its streams, so it is safe, and this thread says so for their duration.
+    /// Enters the context in relaxed capture mode, for calls that would invalidate another thread's graph capture.
+    ///
+    /// These calls use none of the captured streams, so the relaxed mode is safe. It applies to this thread while the
+    /// guard exists.
     pub(super) fn enter_relaxed(&self) -> Result<Current<'_>> {
         let mut current = self.enter()?;
         let mut mode = CAPTURE_MODE_RELAXED;
-        // SAFETY: swaps this thread's mode with the number.
+        // SAFETY: the call exchanges this thread's mode with the number.
         unsafe { self.cuda.table.required.exchange_capture_mode(&raw mut mode) }?;
         current.mode = Some(mode);
         Ok(current)
@@ -54,17 +56,17 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the share that `retain` took. At the end of the process the driver has shut down already and says
-        // so; there is nothing left to give back then, so the code is not looked at.
+        // SAFETY: releases the reference that `retain` took. At process exit the driver has already shut down and
+        // returns an error. Nothing is left to release in that case, so the code is ignored.
         unsafe { (self.cuda.table.required.primary_release)(self.device) };
     }
 }
 
-/// The context is current while this lives, on the thread that made it.
+/// Guard: the context is current on the creating thread while this exists.
 pub(super) struct Current<'a> {
     context: &'a Context,
     pushed: bool,
-    /// This thread's capture mode before, where it was changed.
+    /// Previous capture mode of this thread; set if it was changed.
     mode: Option<i32>,
 }
 
@@ -72,12 +74,12 @@ impl Drop for Current<'_> {
     fn drop(&mut self) {
         let required = &self.context.cuda.table.required;
         if let Some(mut mode) = self.mode {
-            // SAFETY: puts back what `enter_relaxed` found.
+            // SAFETY: restores the mode that `enter_relaxed` replaced.
             unsafe { (required.exchange_capture_mode)(&raw mut mode) };
         }
         if self.pushed {
             let mut popped = 0;
-            // SAFETY: takes off what `enter` put on; calls in between left the stack as it was.
+            // SAFETY: pops the context that `enter` pushed; calls in between left the stack unchanged.
             unsafe { (required.ctx_pop)(&raw mut popped) };
         }
     }

@@ -1,4 +1,4 @@
-//! A device, over the driver.
+//! Operations of one device.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -16,11 +16,14 @@ use crate::device::{
 };
 use crate::kernels;
 
-/// One device as this process uses it. Methods may be called from any thread: each makes the device's primary context
-/// current for its own duration where it has to. None but `synchronize` waits for the device; giving memory back may.
+/// One device as used by this process.
 ///
-/// The unsafe methods enqueue, or touch memory: what they name stays valid until the stream has passed them. That is the
-/// promise of whoever calls.
+/// Every thread may call every method. A method makes the device's primary context current for its duration where it
+/// needs the context. Only `synchronize` waits for the device by design; a call that frees memory may wait too.
+///
+/// # Safety
+/// The unsafe methods enqueue work or access memory. The caller must keep their arguments' memory valid until the
+/// stream has completed the operation.
 #[derive(Debug)]
 pub struct Device {
     pub(super) cuda: Arc<Cuda>,
@@ -30,25 +33,27 @@ pub struct Device {
     uuid: Uuid,
     description: String,
     no_words: Option<String>,
-    /// The highest priority that a stream can have: the lowest number.
+    /// The highest stream priority: the lowest number.
     priority: i32,
-    /// The driver has a batched copy, and it worked so far.
+    /// Set while the driver's batched copy is available and has not failed.
     batches: AtomicBool,
     kernels: Kernels,
-    /// Blocks of a reduction at most.
+    /// Maximum number of blocks of a reduction.
     most: AtomicU32,
     known: Mutex<Known>,
-    /// Streams that were given back, for the next that asks.
+    /// Released streams for reuse.
     spare: Mutex<Vec<Stream>>,
 }
 
 impl Cuda {
-    /// The device `ordinal`, counted as torch does (in the order of CUDA_VISIBLE_DEVICES), in its primary context,
-    /// which is kept alive as long as this is and made if nobody has used the device yet.
+    /// Returns the device `ordinal` with its primary context.
+    ///
+    /// The ordinal counts as in torch, in the order of CUDA_VISIBLE_DEVICES. The device retains the context, and the
+    /// call creates it if necessary.
     pub fn device(self: &Arc<Self>, ordinal: i32) -> Result<Arc<Device>> {
         if !(0..self.count()).contains(&ordinal) {
             return Err(Error::Invalid(format!(
-                "there is no CUDA device {ordinal}: this process sees {} (CUDA_VISIBLE_DEVICES counts)",
+                "CUDA device {ordinal} does not exist: this process sees {} (see CUDA_VISIBLE_DEVICES)",
                 self.count()
             )));
         }
@@ -61,7 +66,7 @@ impl Device {
         let name = cuda.name(device)?;
         let (major, minor) = cuda.version();
         if cuda.attribute(device, UNIFIED_ADDRESSING) == 0 {
-            return Err(Error::Invalid(format!("{name} has no unified addresses")));
+            return Err(Error::Invalid(format!("{name} does not support unified addressing")));
         }
         let no_words = if cuda.table.words.is_none() {
             Some(format!("the driver (CUDA {major}.{minor}) has no 64-bit stream memory operations"))
@@ -74,7 +79,7 @@ impl Device {
         let (mut least, mut greatest) = (0, 0);
         {
             let _current = context.enter()?;
-            // SAFETY: fills both.
+            // SAFETY: the call writes both values.
             unsafe { cuda.table.required.ctx_priorities(&raw mut least, &raw mut greatest) }?;
         }
         let driver = kernel_module().map_or_else(String::new, |version| format!("driver {version}, "));
@@ -107,8 +112,10 @@ impl Device {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All copies in one call. False where the driver refuses: it has no such call for this device, or not for such memory,
-    /// and the manual names only "invalid value" for both, as for copies that cannot be at all.
+    /// Enqueues all copies in one driver call. Returns false if the driver rejects the batch.
+    ///
+    /// The driver returns "invalid value" for an unsupported device, for unsupported memory and for invalid copies
+    /// alike.
     ///
     /// # Safety
     /// The contract of `copy`.
@@ -127,11 +134,11 @@ impl Device {
             dst_loc_hint: CUmemLocation::default(),
             flags: MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE,
         };
-        // The first copy that the one set of attributes is for.
+        // Index of the first copy to which the attributes apply.
         let mut first = 0usize;
         let mut failed = usize::MAX;
-        // SAFETY: arrays of one length, one set of attributes from the first copy on; they are read before the call
-        // returns. The signature is that of the release that was asked for.
+        // SAFETY: arrays of equal length and one set of attributes from the first copy on. The driver reads them
+        // before the call returns. The signature matches the CUDA release that was requested.
         let code = unsafe {
             match batch {
                 MemcpyBatch::Cuda12(call) => call(
@@ -173,11 +180,11 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // The context is released by its own drop, after this.
+        // The field `context` is dropped after this and releases the context.
         if let Ok(_current) = self.context.enter_relaxed() {
             self.kernels.unload(&self.cuda);
             for stream in self.spare().drain(..) {
-                // SAFETY: made by `create_stream`; nobody has the device any more.
+                // SAFETY: created by `create_stream`; the device has no other users in `drop`.
                 unsafe { (self.driver().stream_destroy)(stream.0) };
             }
         }
@@ -194,25 +201,26 @@ impl Wait {
     }
 }
 
-/// Whether it is one of the default streams, to which no batch is given: the driver refuses it for the legacy one.
+/// Returns true for a default stream. Default streams get no batched copies: the driver rejects them on the legacy
+/// one.
 fn is_default(stream: Stream) -> bool {
     matches!(stream.0, 0 | STREAM_LEGACY | STREAM_PER_THREAD)
 }
 
-/// The version of NVIDIA's kernel module, "580.95.05".
+/// Version of NVIDIA's kernel module, for example "580.95.05".
 fn kernel_module() -> Option<String> {
     let text = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
     Some(text.trim().to_owned()).filter(|version| !version.is_empty())
 }
 
-#[expect(clippy::missing_safety_doc, reason = "one contract for all, at the type")]
+#[expect(clippy::missing_safety_doc, reason = "the type documents the one contract of all methods")]
 impl Device {
-    /// "NVIDIA H200, driver 580.95, CUDA 13.0".
+    /// Description of the device, for example "NVIDIA H200, driver 580.95, CUDA 13.0".
     pub fn describe(&self) -> String {
         self.description.clone()
     }
 
-    /// CUDA's ordinal in this process.
+    /// CUDA ordinal in this process.
     pub fn ordinal(&self) -> i32 {
         self.ordinal
     }
@@ -221,57 +229,60 @@ impl Device {
         self.uuid
     }
 
-    /// Whether one process has both, by one opening of the driver.
+    /// Returns true if both devices belong to one opened driver of this process.
     pub fn is_beside(&self, other: &Device) -> bool {
         Arc::ptr_eq(&self.cuda, &other.cuda)
     }
 
-    /// Why stream-ordered waits and writes on host words are not to be had; `None` where they are.
+    /// Reason why stream-ordered waits and writes on host words are unavailable; `None` if they are available.
     pub fn no_words(&self) -> Option<String> {
         self.no_words.clone()
     }
 
-    /// Whether this process can map memory of the device `other` (itself included) and copy from it; yes where only trying
-    /// tells.
+    /// Returns true if this process can map memory of the device `other` (which may be itself) and copy from it.
     ///
-    /// Yes for a device that CUDA_VISIBLE_DEVICES hides from this process: the driver opens legacy handles of such devices
-    /// (documented since CUDA 10.1), but cannot be asked beforehand whether it will; opening one tells.
+    /// Also returns true if only an attempt can decide: for a device that CUDA_VISIBLE_DEVICES hides from this
+    /// process. The driver opens legacy handles of such devices (documented since CUDA 10.1), but has no query for
+    /// it.
     pub fn reaches(&self, other: &Uuid) -> bool {
         let visible = (0..self.cuda.count()).filter_map(|ordinal| self.cuda.handle(ordinal).ok());
         let named = |peer: &CUdevice| self.cuda.uuid(*peer).is_ok_and(|uuid| uuid == *other);
         *other == self.uuid || visible.filter(named).all(|peer| self.cuda.can_access(self.device, peer))
     }
 
-    /// Does now what would wait for the device if it were done by the first reduction: to be called while no stream
-    /// waits for a word.
+    /// Loads the reduction kernels, which otherwise happens at the first reduction and waits for the device.
+    ///
+    /// Call it while no stream waits for a word.
     pub fn prepare(&self) -> Result<()> {
         let _current = self.context.enter_relaxed()?;
         self.kernels.prepare(&self.cuda)
     }
 
-    /// A stream that does not wait for the legacy default stream, of the highest priority.
+    /// Creates a non-blocking stream (no synchronization with the legacy default stream) of the highest priority.
     pub fn create_stream(&self) -> Result<Stream> {
         if let Some(stream) = self.spare().pop() {
             return Ok(stream);
         }
         let _current = self.context.enter_relaxed()?;
         let mut stream = 0;
-        // SAFETY: fills the handle.
+        // SAFETY: the call writes the handle.
         unsafe { self.driver().stream_create(&raw mut stream, STREAM_NON_BLOCKING, self.priority) }?;
         Ok(Stream(stream))
     }
 
-    /// Returns at once. The stream stays, for the next that asks: whoever was told of it may come back to it. torch's
-    /// allocator records an event on every stream that used a tensor when the tensor goes, however late that is.
+    /// Releases a stream for reuse without destroying it; returns immediately.
+    ///
+    /// Other code may use the handle later: torch's allocator records an event on every stream that used a tensor
+    /// when it frees the tensor.
     pub fn destroy_stream(&self, stream: Stream) {
         self.spare().push(stream);
     }
 
-    /// An event without timing.
+    /// Creates an event without timing.
     pub fn create_event(&self) -> Result<Event> {
         let _current = self.context.enter_relaxed()?;
         let mut event = 0;
-        // SAFETY: fills the handle.
+        // SAFETY: the call writes the handle.
         unsafe { self.driver().event_create(&raw mut event, EVENT_DISABLE_TIMING) }?;
         Ok(Event(event))
     }
@@ -285,7 +296,7 @@ impl Device {
 
     pub fn record(&self, event: Event, stream: Stream) -> Result<()> {
         let _current = self.context.enter()?;
-        // SAFETY: handles; those that are none are refused.
+        // SAFETY: the driver rejects invalid handles.
         unsafe { self.driver().event_record(event.0, stream.0) }
     }
 
@@ -295,7 +306,7 @@ impl Device {
         unsafe { self.driver().stream_wait_event(stream.0, event.0, 0) }
     }
 
-    /// Whether the stream passed the event's last record.
+    /// Returns true if the stream completed the last recorded work of the event.
     pub fn passed(&self, event: Event) -> Result<bool> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
@@ -305,27 +316,27 @@ impl Device {
         }
     }
 
-    /// Whether the stream is being captured into a graph.
+    /// Returns true if a graph capture of the stream is active.
     pub fn capturing(&self, stream: Stream) -> Result<bool> {
         let _current = self.context.enter()?;
         let mut status = CAPTURE_STATUS_NONE;
-        // SAFETY: fills the number.
+        // SAFETY: the call writes the number.
         match unsafe { self.driver().stream_is_capturing(stream.0, &raw mut status) } {
-            // The legacy default stream, while a stream that synchronises with it is being captured: using it would
-            // end that capture.
+            // The legacy default stream during the capture of a stream that synchronizes with it. Its use would
+            // invalidate that capture.
             Err(Error::Driver { code: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, .. }) => Ok(true),
             asked => asked.map(|()| status != CAPTURE_STATUS_NONE),
         }
     }
 
-    /// Blocks this thread until the stream is empty: for tests and for leaving.
+    /// Blocks the calling thread until the stream is empty. For tests and shutdown.
     pub fn synchronize(&self, stream: Stream) -> Result<()> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
         unsafe { self.driver().stream_synchronize(stream.0) }
     }
 
-    /// The stream waits for all of these, in as few calls of the driver as it has.
+    /// Enqueues waits for all given words, in as few driver calls as possible.
     pub unsafe fn wait_words(&self, stream: Stream, waits: &[Wait]) -> Result<()> {
         if waits.is_empty() {
             return Ok(());
@@ -333,15 +344,15 @@ impl Device {
         let words = self.words()?;
         let _current = self.context.enter()?;
         if let [Wait { word, value }] = *waits {
-            // SAFETY: the caller's word.
+            // SAFETY: the caller guarantees the word.
             let code = unsafe { (words.wait)(stream.0, word, value, STREAM_WAIT_VALUE_GEQ) };
             return self.driver().check(c"cuStreamWaitValue64", code);
         }
-        // SAFETY: the caller's words.
+        // SAFETY: the caller guarantees the words.
         unsafe { self.batch(words, stream, waits.iter().map(Wait::operation)) }
     }
 
-    /// The stream writes a word, waits for all of these and writes another word, as by `write_word` and `wait_words`.
+    /// Enqueues a write, all waits and a second write, in this order, as by `write_word` and `wait_words`.
     pub unsafe fn words_in_turn(
         &self,
         stream: Stream,
@@ -350,7 +361,7 @@ impl Device {
         after: Option<(Address, u64)>,
     ) -> Result<()> {
         match (before, waits, after) {
-            // SAFETY: the caller's words.
+            // SAFETY: the caller guarantees the words.
             (None, waits, None) => return unsafe { self.wait_words(stream, waits) },
             (Some((word, value)), [], None) | (None, [], Some((word, value))) => {
                 // SAFETY: as above.
@@ -364,16 +375,16 @@ impl Device {
             memory_operation(STREAM_MEM_OP_WRITE_VALUE_64, word, value, STREAM_WRITE_VALUE_DEFAULT)
         };
         let waits = waits.iter().map(Wait::operation);
-        // SAFETY: the caller's words.
+        // SAFETY: the caller guarantees the words.
         unsafe {
             self.batch(words, stream, before.map(write).into_iter().chain(waits).chain(after.map(write)))
         }
     }
 
-    /// In their order, in as few calls as there can be.
+    /// Enqueues the operations in their order, in as few driver calls as possible.
     ///
     /// # Safety
-    /// The words are the caller's; the context is current.
+    /// The caller guarantees the words; the context is current.
     unsafe fn batch(
         &self,
         words: &super::table::Words,
@@ -382,52 +393,53 @@ impl Device {
     ) -> Result<()> {
         let mut operations: Vec<_> = operations.collect();
         for some in operations.chunks_mut(MAX_BATCH_MEM_OPS) {
-            // SAFETY: as many operations as said, read before the call returns; the caller's words.
+            // SAFETY: the count is that of the slice, which is read before the call returns; the caller guarantees
+            // the words.
             let code = unsafe { (words.batch)(stream.0, some.len() as u32, some.as_mut_ptr(), 0) };
             self.driver().check(c"cuStreamBatchMemOp", code)?;
         }
         Ok(())
     }
 
-    /// The stream writes a word of eight bytes, after everything before it is visible everywhere.
+    /// Enqueues a write of a 64-bit word. All earlier work of the stream is visible system-wide before the write.
     pub unsafe fn write_word(&self, stream: Stream, word: Address, value: u64) -> Result<()> {
         let words = self.words()?;
         let _current = self.context.enter()?;
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees the word.
         let code = unsafe { (words.write)(stream.0, word, value, STREAM_WRITE_VALUE_DEFAULT) };
         self.driver().check(c"cuStreamWriteValue64", code)
     }
 
-    /// Copies, in any order among themselves, batched where the driver has it.
+    /// Enqueues copies, which may complete in any order.
     ///
-    /// Several copies are one batch, which prefers the copy engines, where the driver has batches.
+    /// Several copies form one batch, which prefers the copy engines, if the driver supports batches.
     pub unsafe fn copy(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
         let _current = self.context.enter()?;
-        // Batches with an empty copy are refused as a whole.
+        // The driver rejects a batch that contains an empty copy.
         let copies = copies.iter().filter(|copy| copy.bytes > 0);
         let batches = !is_default(stream) && self.batches.load(Ordering::Relaxed);
         let batch = self.cuda.table.memcpy_batch.filter(|_| batches && copies.clone().nth(1).is_some());
         if let Some(batch) = batch
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's contract.
             && unsafe { self.copy_batch(batch, stream, copies.clone()) }?
         {
             return Ok(());
         }
         for copy in copies {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's contract.
             unsafe { self.driver().memcpy_async(copy.to, copy.from, copy.bytes, stream.0) }?;
         }
         if batch.is_some() {
-            // It was the batch and not its copies: not tried again.
+            // The single copies succeeded, so the batch call is unsupported. Disables further attempts.
             self.batches.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// The same for memory that kernels of this device reach: by a launch instead of several copies where that is quicker.
+    /// Enqueues copies of memory that kernels of this device can access: by one kernel launch where that is faster.
     pub unsafe fn copy_few(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
-        for some in copies.chunks(kernels::MOST_COPIES) {
-            // SAFETY: the caller's promise.
+        for some in copies.chunks(kernels::MAX_COPIES) {
+            // SAFETY: the caller's contract.
             unsafe {
                 match kernels::copy(some) {
                     None => self.copy(stream, some)?,
@@ -438,7 +450,7 @@ impl Device {
         Ok(())
     }
 
-    /// 32-bit floats as they come out of a format, see [`kernels::round`].
+    /// Enqueues a conversion of 32-bit floats to a format and back; see [`kernels::round`].
     pub unsafe fn round(
         &self,
         stream: Stream,
@@ -446,16 +458,16 @@ impl Device {
         places: (Address, Address),
         count: usize,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.launch(stream, kernels::round(rounding, places, count, self.most())?) }
     }
 
     pub unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.launch(stream, kernels::launch(reduction, self.most())?) }
     }
 
-    /// Reductions take no more than so many multiprocessors from now on.
+    /// Limits the number of SMs that each later reduction occupies.
     pub fn take_at_most(&self, multiprocessors: u32) {
         self.most.store(multiprocessors, Ordering::Relaxed);
     }
@@ -467,76 +479,78 @@ impl Device {
     unsafe fn launch(&self, stream: Stream, launch: Option<kernels::Launch>) -> Result<()> {
         let Some(launch) = launch else { return Ok(()) };
         let _current = self.context.enter()?;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.kernels.launch(&self.cuda, stream, &launch) }
     }
 
-    /// Device memory of our own, of kind [`Kind::Legacy`].
+    /// Allocates device memory of kind [`Kind::Legacy`].
     pub fn allocate(&self, bytes: usize) -> Result<Address> {
         let _current = self.context.enter_relaxed()?;
         let mut address = 0;
-        // SAFETY: fills the address.
+        // SAFETY: the call writes the address.
         unsafe { self.driver().mem_alloc(&raw mut address, bytes) }?;
         Ok(address)
     }
 
-    /// Waits for nothing: the caller knows that no stream uses it any more.
+    /// Frees device memory. The caller guarantees that no stream uses it any more.
     ///
-    /// The driver waits for all work on the device first. So no stream may be waiting for a word that this thread has
-    /// yet to write, or whose writer waits for this thread.
+    /// The driver first waits for all work on the device. Therefore no stream may wait for a word that this thread
+    /// has still to write, or whose writer waits for this thread.
     pub unsafe fn free(&self, address: Address) {
         if let Ok(_current) = self.context.enter_relaxed() {
-            // SAFETY: what `allocate` gave, by the caller's promise.
+            // SAFETY: allocated by `allocate`, by the caller's contract.
             unsafe { (self.driver().mem_free)(address) };
         }
     }
 
-    /// Host memory that the device reaches at the same address; page aligned.
+    /// Allocates page-aligned host memory that the device accesses at the same address.
     pub fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
         let _current = self.context.enter_relaxed()?;
         let mut memory = std::ptr::null_mut();
         let flags = MEMHOSTALLOC_PORTABLE | MEMHOSTALLOC_DEVICEMAP;
-        // SAFETY: fills the pointer.
+        // SAFETY: the call writes the pointer.
         unsafe { self.driver().mem_host_alloc(&raw mut memory, bytes, flags) }?;
         Ok(memory.cast())
     }
 
-    /// As `free`.
+    /// Frees host memory. The contract is that of `free`.
     pub unsafe fn free_host(&self, memory: *mut u8) {
         if let Ok(_current) = self.context.enter_relaxed() {
-            // SAFETY: what `allocate_host` gave, by the caller's promise.
+            // SAFETY: allocated by `allocate_host`, by the caller's contract.
             unsafe { (self.driver().mem_free_host)(memory.cast()) };
         }
     }
 
-    /// Makes memory of this process known to the device; page aligned. Gives the address under which it is known.
+    /// Registers page-aligned memory of this process with the device. Returns its device address.
     pub unsafe fn register(&self, memory: *mut u8, bytes: usize) -> Result<Address> {
         let _current = self.context.enter_relaxed()?;
         let memory: *mut c_void = memory.cast();
         let flags = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP;
-        // SAFETY: the caller's memory, mapped as long as it is registered.
+        // SAFETY: the caller keeps the memory mapped while it is registered.
         unsafe { self.driver().mem_host_register(memory, bytes, flags) }?;
         let mut address = 0;
-        // SAFETY: registered above; flags 0 by contract.
+        // SAFETY: registered above; flags must be 0.
         if let Err(error) = unsafe { self.driver().mem_host_get_device_pointer(&raw mut address, memory, 0) }
         {
-            // SAFETY: registered above, and nobody knows.
+            // SAFETY: registered above and not yet used.
             unsafe { (self.driver().mem_host_unregister)(memory) };
             return Err(error);
         }
         Ok(address)
     }
 
-    /// As `free`.
+    /// Unregisters host memory. The contract is that of `free`.
     pub unsafe fn unregister(&self, memory: *mut u8) {
         if let Ok(_current) = self.context.enter_relaxed() {
-            // SAFETY: what `register` was given, by the caller's promise.
+            // SAFETY: registered by `register`, by the caller's contract.
             unsafe { (self.driver().mem_host_unregister)(memory.cast()) };
         }
     }
 
-    /// The allocation in which `address` lies. An error for memory that is no device's and not known to one, and for
-    /// memory of another device than this.
+    /// Returns the allocation that contains `address`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for memory that is not registered with CUDA, and for memory of another device.
     pub fn region(&self, address: Address) -> Result<Region> {
         let _current = self.context.enter()?;
         if let Some(region) =
@@ -549,7 +563,7 @@ impl Device {
         Ok(region)
     }
 
-    /// Whether the memory at `address` is this device's own, so that its kernels reach it.
+    /// Returns true if the memory at `address` belongs to this device, so that its kernels can access it.
     pub fn owns(&self, address: Address) -> bool {
         let current = self.context.enter();
         current.is_ok() && self.cuda.owner(address) == Some(self.ordinal)
@@ -560,13 +574,13 @@ impl Device {
         self.cuda.export(region)
     }
 
-    /// Maps another process's region of `bytes`.
+    /// Maps a region of `bytes` bytes that another process exported.
     pub fn import(&self, import: Import<'_>, bytes: usize) -> Result<Imported> {
         let _current = self.context.enter_relaxed()?;
         self.cuda.import(self.device, &import, bytes)
     }
 
-    /// As `free`.
+    /// Unmaps an imported region. The contract is that of `free`.
     pub fn close(&self, imported: Imported) {
         if let Ok(_current) = self.context.enter_relaxed() {
             self.cuda.close(imported);

@@ -1,4 +1,4 @@
-//! What the driver's codes mean, and what to do about the common ones.
+//! Names of the driver's error codes, and advice for the common ones.
 
 use std::ffi::CStr;
 
@@ -7,19 +7,19 @@ use super::types::*;
 use crate::device::{Error, Result};
 
 impl Required {
-    /// The driver's name for a code.
+    /// Returns the driver's name of a code.
     fn name(&self, code: CUresult) -> String {
         let mut text = std::ptr::null();
-        // SAFETY: sets the pointer to a static string, or to null for a code that it does not know.
+        // SAFETY: sets the pointer to a static string, or to null for an unknown code.
         unsafe { (self.get_error_name)(code, &raw mut text) };
         if text.is_null() {
             return "unknown error".to_owned();
         }
-        // SAFETY: null-terminated, the library's own, which is never unloaded.
+        // SAFETY: null-terminated string of the library, which is never unloaded.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// The error of the function `call` where it returned another code than success.
+    /// Returns an error that names the function `call`, unless the code is success.
     #[inline]
     pub(super) fn check(&self, call: &'static CStr, code: CUresult) -> Result<()> {
         if code == CUDA_SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
@@ -27,18 +27,18 @@ impl Required {
 
     #[cold]
     fn error(&self, call: &'static CStr, code: CUresult) -> Error {
-        // Without the version of its signature.
+        // Removes the version suffix of the signature.
         let call = call.to_str().unwrap_or_default().trim_end_matches("_v2");
         Error::Driver { call, code, name: self.name(code), advice: advice(code).to_owned() }
     }
 }
 
-/// The driver's code, or success for an error that is not the driver's.
+/// Returns the driver's code; success for an error without one.
 pub(super) fn code_of(error: &Error) -> CUresult {
     if let Error::Driver { code, .. } = error { *code } else { CUDA_SUCCESS }
 }
 
-/// What to do about it; empty where there is nothing to say.
+/// Returns advice for a code; empty if there is none.
 fn advice(code: CUresult) -> &'static str {
     match code {
         CUDA_ERROR_OUT_OF_MEMORY => {
@@ -48,22 +48,22 @@ fn advice(code: CUresult) -> &'static str {
         CUDA_ERROR_NOT_INITIALIZED => {
             "a process that was forked after CUDA was used cannot use it: start it with the method spawn"
         }
-        CUDA_ERROR_DEINITIALIZED => "the process is ending, and the driver has shut down already",
+        CUDA_ERROR_DEINITIALIZED => "the process is exiting, and the driver has shut down already",
         CUDA_ERROR_STUB_LIBRARY => {
-            "a toolkit's stub was loaded in place of the driver: take it off the loader path"
+            "a toolkit's stub library was loaded instead of the driver: remove it from the loader path"
         }
-        CUDA_ERROR_DEVICE_UNAVAILABLE => "another process has the device for itself (compute mode)",
+        CUDA_ERROR_DEVICE_UNAVAILABLE => "another process uses the device exclusively (compute mode)",
         CUDA_ERROR_NO_DEVICE => "no device is visible: see CUDA_VISIBLE_DEVICES",
-        CUDA_ERROR_INVALID_DEVICE => "there is no such device, or CUDA_VISIBLE_DEVICES hides it",
+        CUDA_ERROR_INVALID_DEVICE => "the device does not exist, or CUDA_VISIBLE_DEVICES hides it",
         CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_CONTEXT_IS_DESTROYED => {
-            "the device's context is gone: it was reset, or the process is ending"
+            "the device's context was destroyed: the device was reset, or the process is exiting"
         }
         CUDA_ERROR_MAP_FAILED | CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => {
-            "the devices cannot reach each other's memory, or a container or MIG is between them"
+            "the devices cannot access each other's memory, or a container or MIG separates them"
         }
         CUDA_ERROR_ALREADY_MAPPED => {
-            "its owner freed memory that is still mapped here, and got the same addresses for this: the old mapping \
-             has to be closed first"
+            "the exporting process freed memory that is still mapped here, and a new allocation got the same addresses: \
+             close the old mapping first"
         }
         CUDA_ERROR_NO_BINARY_FOR_GPU
         | CUDA_ERROR_INVALID_PTX
@@ -73,14 +73,14 @@ fn advice(code: CUresult) -> &'static str {
             "the driver cannot compile the reductions: it may be too old"
         }
         CUDA_ERROR_ECC_UNCORRECTABLE | CUDA_ERROR_ILLEGAL_ADDRESS | CUDA_ERROR_LAUNCH_FAILED => {
-            "the device's context is broken and the process has to end; the cause may be earlier work of anybody's \
-             (CUDA_LAUNCH_BLOCKING=1 finds kernels)"
+            "the device's context is corrupted and the process must exit; the cause may be earlier work of any library \
+             (set CUDA_LAUNCH_BLOCKING=1 to find the kernel)"
         }
         CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED => {
-            "the memory, or a part of it, is known to the device already"
+            "the memory, or a part of it, is already registered with CUDA"
         }
         CUDA_ERROR_NOT_PERMITTED => "a sandbox, container or operation in progress does not allow it",
-        CUDA_ERROR_NOT_SUPPORTED => "this device, driver or virtual machine does not have it",
+        CUDA_ERROR_NOT_SUPPORTED => "this device, driver or virtual machine does not support it",
         CUDA_ERROR_SYSTEM_NOT_READY => "the system is not ready: nvidia-fabricmanager may not be running",
         CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
             "the driver's library and its kernel module differ: reboot after an upgrade"
@@ -88,7 +88,7 @@ fn advice(code: CUresult) -> &'static str {
         CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE => {
             "the forward-compatibility library is loaded, which this device does not support"
         }
-        CUDA_ERROR_MPS_CONNECTION_FAILED => "the MPS daemon does not answer",
+        CUDA_ERROR_MPS_CONNECTION_FAILED => "the MPS daemon does not respond",
         CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
         | CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
         | CUDA_ERROR_STREAM_CAPTURE_IMPLICIT

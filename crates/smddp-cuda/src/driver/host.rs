@@ -1,6 +1,7 @@
-//! What the host does with memory that streams use too.
+//! Host accesses to memory that streams use too.
 //!
-//! A driver that checks orders, for tests, cannot see it: it has a function that is told, and does it.
+//! A checking driver, used in tests, cannot observe them. It exports a function that reports and performs each
+//! access.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,7 +9,7 @@ use super::device::Device;
 use super::types::HostTouch;
 use crate::device::{Address, reached};
 
-/// What is told.
+/// Kinds of accesses, as in fake-libcuda.
 const LOAD: i32 = 0;
 const REACHED: i32 = 1;
 const STORE: i32 = 2;
@@ -17,34 +18,34 @@ const WRITE: i32 = 4;
 
 #[expect(clippy::missing_safety_doc, reason = "one contract for all, at the type")]
 impl Device {
-    fn told(&self) -> Option<HostTouch> {
+    fn checker(&self) -> Option<HostTouch> {
         self.cuda.table.host
     }
 
-    /// The host reads a word that streams and other processes write; what they wrote before is visible then.
+    /// Loads a word that streams and other processes write. Their earlier writes are visible after the load.
     pub unsafe fn load(&self, word: Address) -> u64 {
-        match self.told() {
-            // SAFETY: the caller's promise: an aligned word of host memory, reached as an atomic by all.
+        match self.checker() {
+            // SAFETY: the caller guarantees an aligned word of host memory that all parties access atomically.
             None => unsafe { AtomicU64::from_ptr(word as *mut u64) }.load(Ordering::Acquire),
             // SAFETY: as above.
             Some(host) => unsafe { host(self.context.handle(), LOAD, word, 0) },
         }
     }
 
-    /// Whether such a word has [`reached`] `value`. What was written before it did is visible then; of what came later
-    /// nothing is promised.
+    /// Returns true if the word has [`reached`] `value`. Writes that precede this value are then visible; later
+    /// writes may not be.
     pub unsafe fn has_reached(&self, word: Address, value: u64) -> bool {
-        match self.told() {
-            // SAFETY: the caller's promise.
+        match self.checker() {
+            // SAFETY: the caller's contract.
             None => reached(unsafe { self.load(word) }, value),
             // SAFETY: as above.
             Some(host) => unsafe { host(self.context.handle(), REACHED, word, value) != 0 },
         }
     }
 
-    /// The host writes such a word, after everything that this thread did before.
+    /// Stores to such a word, after all earlier accesses of this thread.
     pub unsafe fn store(&self, word: Address, value: u64) {
-        match self.told() {
+        match self.checker() {
             // SAFETY: as in `load`.
             None => unsafe { AtomicU64::from_ptr(word as *mut u64) }.store(value, Ordering::Release),
             // SAFETY: as in `load`.
@@ -52,12 +53,12 @@ impl Device {
         }
     }
 
-    /// The processor is about to read (or write) memory that streams use too.
+    /// Reports a read or write by the host of memory that streams use too.
     pub fn host_touches(&self, address: Address, bytes: usize, writes: bool) {
-        if let Some(host) = self.told() {
-            let what = if writes { WRITE } else { READ };
-            // SAFETY: told of these, it touches nothing.
-            unsafe { host(self.context.handle(), what, address, bytes as u64) };
+        if let Some(host) = self.checker() {
+            let kind = if writes { WRITE } else { READ };
+            // SAFETY: for these kinds the function accesses no memory.
+            unsafe { host(self.context.handle(), kind, address, bytes as u64) };
         }
     }
 }

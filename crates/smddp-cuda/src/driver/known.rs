@@ -1,16 +1,16 @@
-//! Allocations that were asked about before: whether one is still there takes one question, and what it is takes ten.
+//! Cache of regions. Validation of an entry takes one driver query; a full lookup takes ten.
 
 use crate::device::{Address, Kind, Region};
 
-/// So many are kept.
-const MOST: usize = 4096;
+/// Maximum number of entries.
+const MAX_ENTRIES: usize = 4096;
 
-/// In the order of their addresses.
+/// Sorted by address.
 #[derive(Debug, Default)]
 pub(super) struct Known(Vec<Region>);
 
 impl Known {
-    /// The region in which `address` lies, if `is` says that the allocation there still has this generation.
+    /// Returns the region that contains `address`, if `is` confirms the generation of the allocation there.
     pub(super) fn find(&mut self, address: Address, is: impl FnOnce(u64) -> bool) -> Option<Region> {
         let at = self.0.partition_point(|region| region.base <= address).checked_sub(1)?;
         let region = self.0[at];
@@ -24,12 +24,13 @@ impl Known {
         None
     }
 
-    /// Of mapped memory each chunk has a number of its own, which the one question does not tell.
+    /// Stores a region. Mapped memory is not cached: each physical allocation has a number that the one query cannot
+    /// check.
     pub(super) fn learn(&mut self, region: Region) {
         if region.kind != Kind::Legacy {
             return;
         }
-        if self.0.len() >= MOST {
+        if self.0.len() >= MAX_ENTRIES {
             self.0.clear();
         }
         let at = self.0.partition_point(|known| known.base < region.base);
@@ -50,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_holds_as_long_as_its_generation_does() {
+    fn entry_is_valid_while_its_generation_matches() {
         let mut known = Known::default();
         assert_eq!(known.find(4096, |_| true), None);
         let first = region(4096, 8192, 1);
@@ -59,12 +60,12 @@ mod tests {
         assert_eq!(known.find(4096 + 8191, |generation| generation == 1), Some(first));
         assert_eq!(known.find(4095, |_| true), None);
         assert_eq!(known.find(4096 + 8192, |_| true), None);
-        // Freed, and a larger one made that begins before it: the old one is not in the way of the new one.
+        // Freed, and a larger allocation that begins at a lower address: the old entry does not hide the new one.
         assert_eq!(known.find(5000, |generation| generation == 2), None);
         let second = region(1024, 1 << 20, 2);
         known.learn(second);
         assert_eq!(known.find(5000, |generation| generation == 2), Some(second));
-        // Memory whose chunks have numbers of their own is asked about each time.
+        // Mapped memory is queried each time.
         known.learn(Region { kind: Kind::Mapped, ..region(1 << 30, 4096, 3) });
         assert_eq!(known.find(1 << 30, |_| true), None);
     }

@@ -1,4 +1,4 @@
-//! The reductions' module: compiled by the driver on first use, then kept.
+//! The reduction module. The driver compiles it at the first use.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
@@ -9,20 +9,22 @@ use super::types::*;
 use crate::device::{Error, Result, Stream};
 use crate::kernels::{self, Launch};
 
-/// Bytes of the compiler's complaints that are kept.
+/// Size of the compiler's error log in bytes.
 const LOG: usize = 4096;
 
-/// The kernels in one context, which is current whenever this is used.
+/// The kernels in one context, which is current during every call.
 #[derive(Debug, Default)]
 pub(super) struct Kernels {
-    /// A failure is kept too: compiling again would fail again, and takes a second.
+    /// Keeps a failure too: another compilation would fail again, and takes a second.
     module: OnceLock<Result<CUmodule>>,
     functions: Mutex<HashMap<CString, CUfunction>>,
 }
 
 impl Kernels {
-    /// Compiles all there is and loads every function (drivers load lazily): done later, at the first use of each, it may
-    /// wait for the device, whose streams may wait for a word.
+    /// Compiles the module and loads every function.
+    ///
+    /// Drivers load functions lazily. A load at the first launch may wait for the device, whose streams may wait for
+    /// a word.
     pub(super) fn prepare(&self, cuda: &Cuda) -> Result<()> {
         let ptx = kernels::ptx();
         for name in entries(ptx.to_bytes()) {
@@ -37,7 +39,7 @@ impl Kernels {
     pub(super) unsafe fn launch(&self, cuda: &Cuda, stream: Stream, launch: &Launch) -> Result<()> {
         let function = self.function(cuda, launch.name)?;
         let mut arguments = [(&raw const launch.args).cast_mut().cast::<c_void>()];
-        // SAFETY: one argument, of the kernel's type (`kernels::launch` pairs them), copied before the call returns.
+        // SAFETY: one argument of the kernel's type (`kernels::launch` pairs them), copied before the call returns.
         unsafe {
             cuda.table.required.launch_kernel(
                 function,
@@ -62,11 +64,11 @@ impl Kernels {
         }
         let module = self.module.get_or_init(|| load(cuda)).clone()?;
         let mut function = 0;
-        // SAFETY: a loaded module and a string.
+        // SAFETY: a loaded module and a null-terminated string.
         unsafe { cuda.table.required.module_get_function(&raw mut function, module, name.as_ptr()) }
             .map_err(|error| named(error, name))?;
         if let Some(load) = cuda.table.func_load {
-            // Otherwise the first launch may do it.
+            // Without this the first launch may load the function.
             // SAFETY: a function of a loaded module.
             let code = unsafe { load(function) };
             cuda.table.required.check(c"cuFuncLoad", code).map_err(|error| named(error, name))?;
@@ -75,11 +77,11 @@ impl Kernels {
         Ok(function)
     }
 
-    /// Gives the module back. Nothing is launched any more.
+    /// Unloads the module. No launch may follow.
     pub(super) fn unload(&mut self, cuda: &Cuda) {
         if let Some(Ok(module)) = self.module.take() {
-            // SAFETY: loaded here, and no launch can follow. At the end of the process the driver refuses, and that
-            // is as good.
+            // SAFETY: loaded here, and no launch can follow. At process exit the driver returns an error, which needs
+            // no handling.
             unsafe { (cuda.table.required.module_unload)(module) };
         }
     }
@@ -91,7 +93,7 @@ fn load(cuda: &Cuda) -> Result<CUmodule> {
     // The size is passed in the pointer itself.
     let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG as *mut c_void];
     let mut module = 0;
-    // SAFETY: null-terminated text; as many values as options, of the kinds that they ask for.
+    // SAFETY: null-terminated text; one value per option, of the option's type.
     unsafe {
         cuda.table.required.module_load(
             &raw mut module,
@@ -103,16 +105,16 @@ fn load(cuda: &Cuda) -> Result<CUmodule> {
     }
     .map_err(|error| {
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG);
-        say(error, &format!("the compiler says: {}", String::from_utf8_lossy(&log[..end]).trim()))
+        extend(error, &format!("the compiler reports: {}", String::from_utf8_lossy(&log[..end]).trim()))
     })?;
     Ok(module)
 }
 
 fn named(error: Error, name: &CStr) -> Error {
-    say(error, &format!("the kernel {}", name.to_string_lossy()))
+    extend(error, &format!("the kernel {}", name.to_string_lossy()))
 }
 
-fn say(error: Error, more: &str) -> Error {
+fn extend(error: Error, more: &str) -> Error {
     match error {
         Error::Driver { call, code, name, advice } => {
             let advice = if advice.is_empty() { more.to_owned() } else { format!("{advice}; {more}") };
@@ -122,7 +124,7 @@ fn say(error: Error, more: &str) -> Error {
     }
 }
 
-/// The names of the kernels in PTX text.
+/// Returns the names of the kernels in PTX text.
 fn entries(ptx: &[u8]) -> impl Iterator<Item = String> {
     let text = String::from_utf8_lossy(ptx).into_owned();
     let names: Vec<String> = text

@@ -1,18 +1,20 @@
-//! Finding and opening the shared object.
+//! Search and opening of the shared library.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What the driver is called on Linux, whatever its version.
+/// File name of the driver library on Linux, for every version.
 pub const SONAME: &str = "libcuda.so.1";
 
-/// An open shared object. It stays open as long as the process: the driver starts threads.
+/// An open shared library. It stays open until process exit, because the driver starts threads.
 pub(super) struct Object(*mut c_void);
 
 impl Object {
-    /// Opens the library and makes something of it: the named file and no other if there is one; else what the process
-    /// has open already (torch); else what the loader finds. The error names each place and what was wrong there.
+    /// Opens the library and passes it to `make`.
+    ///
+    /// Uses only the named file if there is one. Otherwise uses the library that the process has already loaded (for
+    /// example by torch), or the library that the loader finds. The error lists each attempt with its reason.
     pub(super) fn open<T>(
         explicit: Option<&Path>,
         mut make: impl FnMut(&Self) -> Result<T, String>,
@@ -35,8 +37,8 @@ impl Object {
 
     fn load(at: &Path, flags: c_int) -> Result<Self, String> {
         let name = CString::new(at.as_os_str().as_bytes()).map_err(|_| "not a path".to_owned())?;
-        // SAFETY: opening runs the library's initialisers; the caller, or the system's owner, named it. The handle
-        // is never closed.
+        // SAFETY: opening runs the library's initialisers; the caller or the system's administrator chose it. The
+        // handle is never closed.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | flags) };
         if handle.is_null() {
             return Err(if flags == libc::RTLD_NOLOAD { "not loaded".to_owned() } else { last_error() });
@@ -45,11 +47,11 @@ impl Object {
     }
 
     /// # Safety
-    /// `F` is the type of the function of that name.
+    /// `F` is the type of the function `name`.
     pub(super) unsafe fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
-        // SAFETY: an open handle and a string.
+        // SAFETY: an open handle and a null-terminated string.
         let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         (!found.is_null()).then(|| unsafe { cast(found) })
     }
 }
@@ -58,16 +60,16 @@ impl Object {
 /// `F` is the type of the function at `found`.
 pub(super) unsafe fn cast<F: Copy>(found: *mut c_void) -> F {
     const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: the same size (asserted), and by the caller's promise a function of this type.
+    // SAFETY: equal sizes (asserted), and the caller guarantees a function of this type.
     unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) }
 }
 
 fn last_error() -> String {
-    // SAFETY: returns a string of this thread's, or null.
+    // SAFETY: returns a string of this thread, or null.
     let text = unsafe { libc::dlerror() };
     if text.is_null() {
         return "unknown error".to_owned();
     }
-    // SAFETY: null-terminated, and nothing of the loader's is called before it is copied.
+    // SAFETY: null-terminated, and copied before the next call of the loader.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

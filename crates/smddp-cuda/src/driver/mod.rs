@@ -1,14 +1,14 @@
-//! CUDA devices through the driver's own interface, `libcuda.so.1`, found at run time.
+//! CUDA devices through the driver API, `libcuda.so.1`, opened at run time.
 //!
-//! Nothing is linked and nothing of CUDA's is needed to build. [`Cuda::open`] looks for the library and takes its
-//! functions by name (`table`); without one, or with one that is too old, that is [`Error::Absent`](crate::Error),
-//! which says what was looked at. Streams and memory are shared with torch in the device's primary context.
+//! The build needs and links nothing of CUDA. [`Cuda::open`] finds the library and looks up its functions by name
+//! (`table`). A missing or old library is [`Error::Absent`](crate::Error), which lists the searched locations. The
+//! device's primary context shares streams and memory with torch.
 //!
-//! | what a call may do besides | which |
+//! | side effect | calls |
 //! |---|---|
-//! | wait for work on the device (never while a stream waits for a word) | freeing, registering and closing memory, allocating, loading the reductions |
-//! | end the caller's graph capture, were it not for the relaxed mode around it | the same, and asking whether an event has passed |
-//! | nothing | all that enqueues, `region`, `capturing`, `record`, `wait_event` |
+//! | may wait for work on the device (forbidden while a stream waits for a word) | freeing, registering and closing memory, allocating, loading the reductions |
+//! | would invalidate a graph capture of the caller without the relaxed mode around it | the same, and the query of an event |
+//! | none | all calls that enqueue, `region`, `capturing`, `record`, `wait_event` |
 
 mod attributes;
 mod context;

@@ -1,8 +1,8 @@
-//! The functions, looked up once.
+//! The driver's functions, looked up once.
 //!
-//! A function whose structures or arguments changed has a version in its name (`_v2`), so the name fixes the signature;
-//! those are taken by name. The few whose signature another CUDA release may change under the same name are asked of
-//! the driver by the release whose signature is written down here.
+//! A function whose structures or arguments changed has a version suffix (`_v2`), so its name defines the signature.
+//! Those functions are looked up by name. A few functions may change their signature under one name between CUDA
+//! releases. The driver returns those for the release whose signature is declared here.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
@@ -10,7 +10,7 @@ use super::load::Object;
 use super::types::*;
 use crate::device::Error;
 
-/// Where the batched copy is to be had, and with which arguments.
+/// The batched copy with the arguments of one CUDA release.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MemcpyBatch {
     Cuda12(MemcpyBatch12),
@@ -27,16 +27,16 @@ pub(super) struct Words {
 
 macro_rules! table {
     ($(fn $field:ident($($argument:ident: $kind:ty),*) = $name:literal;)*) => {
-        /// Every driver since CUDA 12.0 has these.
+        /// Functions that every driver since CUDA 12.0 exports.
         #[derive(Clone, Copy, Debug)]
         pub(super) struct Required {
             $(pub(super) $field: unsafe extern "C" fn($($kind),*) -> CUresult,)*
         }
 
-        #[expect(clippy::too_many_arguments, reason = "the driver's own")]
-        #[expect(dead_code, reason = "who weighs a code, or ends something and can do nothing about it, calls the bare function")]
+        #[expect(clippy::too_many_arguments, reason = "the driver's signatures")]
+        #[expect(dead_code, reason = "code that inspects or ignores a result calls the bare function")]
         impl Required {
-            /// Names what is missing.
+            /// Looks up all functions. The error lists the missing ones.
             fn find(object: &Object) -> Result<Self, String> {
                 let mut missing = Vec::new();
                 $(
@@ -55,12 +55,12 @@ macro_rules! table {
             }
 
             $(
-                /// Makes the call, and an error of its code.
+                /// Makes the call and converts its code to an error.
                 ///
                 /// # Safety
-                /// The driver's contract for it.
+                /// The driver's contract of the function.
                 pub(super) unsafe fn $field(&self, $($argument: $kind),*) -> Result<(), Error> {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: the caller's contract.
                     self.check($name, unsafe { (self.$field)($($argument),*) })
                 }
             )*
@@ -130,11 +130,11 @@ pub(super) struct Table {
     pub(super) required: Required,
     pub(super) words: Option<Words>,
     pub(super) memcpy_batch: Option<MemcpyBatch>,
-    /// Since CUDA 12.4; before, cuModuleGetFunction loaded what it found.
+    /// Exported since CUDA 12.4; in older drivers cuModuleGetFunction loads the function.
     pub(super) func_load: Option<FuncLoad>,
-    /// A checking driver's alone: see `host`.
+    /// Exported by a checking driver only; see `host`.
     pub(super) host: Option<HostTouch>,
-    /// 12080 is CUDA 12.8.
+    /// CUDA version as the driver encodes it: 12080 is CUDA 12.8.
     pub(super) version: c_int,
 }
 
@@ -142,7 +142,7 @@ impl Table {
     pub(super) fn find(object: &Object) -> Result<Self, String> {
         let required = Required::find(object)?;
         let mut version = 0;
-        // SAFETY: fills the number; allowed before cuInit.
+        // SAFETY: the call writes the number; it is allowed before cuInit.
         let code = unsafe { (required.driver_get_version)(&raw mut version) };
         if code != CUDA_SUCCESS {
             return Err(format!("opened, but cuDriverGetVersion fails with {code}"));
@@ -153,7 +153,7 @@ impl Table {
             by_release: unsafe { object.function(c"cuGetProcAddress_v2") },
             version,
         };
-        // SAFETY: the types are those of the functions as of these releases.
+        // SAFETY: the types are those of the functions in these releases.
         let words = unsafe {
             match (
                 versioned.function(c"cuStreamWaitValue64", 11070, Some(c"cuStreamWaitValue64_v2")),
@@ -164,9 +164,8 @@ impl Table {
                 _ => None,
             }
         };
-        // A driver that is asked for a later release than its own gives the newest it has, whose arguments would be
-        // those of 12.8 here. `function` asks none for more than it is.
-        // SAFETY: as above.
+        // A driver that gets a request for a later release than its own returns its newest function, which here would
+        // have the arguments of 12.8. `function` rejects requests for later releases. SAFETY: as above.
         let memcpy_batch = unsafe {
             versioned
                 .function(c"cuMemcpyBatchAsync", 13000, None)
@@ -175,13 +174,13 @@ impl Table {
         };
         // SAFETY: as above.
         let func_load = unsafe { versioned.function(c"cuFuncLoad", 12040, None) };
-        // SAFETY: the type of fake-libcuda's function of this name; no other driver has one.
+        // SAFETY: the type of fake-libcuda's function of this name; no other driver exports one.
         let host = unsafe { object.function(c"fake_host") };
         Ok(Self { required, words, memcpy_batch, func_load, host, version })
     }
 }
 
-/// Looks functions up by the CUDA release whose signature is meant.
+/// Lookup of functions by the CUDA release that defines their signature.
 struct Versioned<'a> {
     object: &'a Object,
     by_release: Option<GetProcAddress>,
@@ -189,26 +188,28 @@ struct Versioned<'a> {
 }
 
 impl Versioned<'_> {
-    /// The function `name` as of `release`. A driver that cannot be asked by release (older than 12.0) is asked for
-    /// the name with the version in it, if that fixes the signature.
+    /// Returns the function `name` with the signature of `release`.
+    ///
+    /// A driver without lookup by release (older than 12.0) is searched for the versioned name `named`, if that
+    /// defines the signature.
     ///
     /// # Safety
-    /// `F` is the type of the function of that name as of that release, and of the named one.
+    /// `F` is the type of the function `name` in that release, and of the function `named`.
     unsafe fn function<F: Copy>(&self, name: &CStr, release: c_int, named: Option<&CStr>) -> Option<F> {
         if self.version < release {
             return None;
         }
         let Some(by_release) = self.by_release else {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller's contract.
             return named.and_then(|named| unsafe { self.object.function(named) });
         };
         let (mut found, mut status) = (std::ptr::null_mut(), GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
-        // SAFETY: a string and two places to write to; flags 0 is the default (legacy streams).
+        // SAFETY: a null-terminated string and two output pointers; flags 0 is the default (legacy streams).
         let code = unsafe { by_release(name.as_ptr(), &raw mut found, release, 0, &raw mut status) };
         if code != CUDA_SUCCESS || status != GET_PROC_ADDRESS_SUCCESS || found.is_null() {
             return None;
         }
-        // SAFETY: the caller's promise, and the driver says that it is this function.
+        // SAFETY: the caller's contract, and the driver reported a match.
         Some(unsafe { super::load::cast(found) })
     }
 }

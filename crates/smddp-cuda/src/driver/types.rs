@@ -1,12 +1,12 @@
-//! CUDA's types and numbers, as far as they are used: cuda.h of CUDA 12.0 to 13.0. Nothing here depends on the rest of
-//! the crate, because the fake driver is built from this file too.
+//! The CUDA types and constants in use, from cuda.h of CUDA 12.0 to 13.0. This file depends on nothing else in the
+//! crate, because the fake driver includes it too.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 pub(crate) type CUresult = c_int;
 pub(crate) type CUdevice = c_int;
 pub(crate) type CUdeviceptr = u64;
-/// Handles of the driver's. Numbers and not pointers, because none is ever followed.
+/// Driver handles. They are numbers because they are never dereferenced.
 pub(crate) type CUcontext = usize;
 pub(crate) type CUstream = u64;
 pub(crate) type CUevent = u64;
@@ -52,7 +52,7 @@ pub(crate) const CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: CUresult = 908;
 
 // CUdevice_attribute
 pub(crate) const UNIFIED_ADDRESSING: c_int = 41;
-/// Of the second version of the interface; the first had the number 93 and had to be switched on.
+/// For the second version of the API. The first version had the number 93 and was off by default.
 pub(crate) const CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
 
 // CUpointer_attribute
@@ -91,9 +91,9 @@ pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 pub(crate) const STREAM_MEM_OP_WAIT_VALUE_64: c_uint = 4;
 pub(crate) const STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
-/// With the memory barrier: everything before in the stream is visible everywhere first.
+/// Includes the memory barrier: all earlier work in the stream becomes visible system-wide first.
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
-/// The driver's manual wants less than 256.
+/// The driver's manual requires less than 256.
 pub(crate) const MAX_BATCH_MEM_OPS: usize = 255;
 
 // Virtual memory
@@ -162,7 +162,7 @@ pub(crate) struct CUmemcpyAttributes {
     pub(crate) flags: c_uint,
 }
 
-/// `CUstreamBatchMemOpParams` is a union of 6 words of 64 bits; this is the member of waits and writes.
+/// `CUstreamBatchMemOpParams` is a union of 6 words of 64 bits; this is the member for waits and writes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct CUstreamBatchMemOpParams {
@@ -187,8 +187,8 @@ const _: () = {
 
 pub(crate) type GetProcAddress =
     unsafe extern "C" fn(*const c_char, *mut *mut c_void, c_int, u64, *mut c_int) -> CUresult;
-/// cuMemcpyBatchAsync as of CUDA 12.8: destinations, sources, sizes, count, attributes, the first copy of each,
-/// their count, where the failing copy's index goes, stream.
+/// cuMemcpyBatchAsync of CUDA 12.8. Arguments: destinations, sources, sizes, count, attributes, the first copy of
+/// each attribute, number of attributes, output for the index of the failing copy, stream.
 pub(crate) type MemcpyBatch12 = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
@@ -200,7 +200,7 @@ pub(crate) type MemcpyBatch12 = unsafe extern "C" fn(
     *mut usize,
     CUstream,
 ) -> CUresult;
-/// The same as of CUDA 13.0, which has no index.
+/// cuMemcpyBatchAsync of CUDA 13.0, without the index.
 pub(crate) type MemcpyBatch13 = unsafe extern "C" fn(
     *mut CUdeviceptr,
     *mut CUdeviceptr,
@@ -211,7 +211,7 @@ pub(crate) type MemcpyBatch13 = unsafe extern "C" fn(
     usize,
     CUstream,
 ) -> CUresult;
-/// A checking driver's, not CUDA's: what of host memory is done, where, and a number.
+/// Function of a checking driver, not of CUDA. Arguments: context, kind of host access, address, value or size.
 pub(crate) type HostTouch = unsafe extern "C" fn(CUcontext, c_int, CUdeviceptr, u64) -> u64;
 pub(crate) type FuncLoad = unsafe extern "C" fn(CUfunction) -> CUresult;
 pub(crate) type StreamValue64 = unsafe extern "C" fn(CUstream, CUdeviceptr, u64, c_uint) -> CUresult;

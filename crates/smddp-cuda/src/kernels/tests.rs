@@ -5,14 +5,14 @@ use sha2::{Digest, Sha256};
 use super::{Args, DIVIDE, KEEP, Launch, THREADS, TIMES, USUAL_BLOCKS, copy, launch, ptx, round};
 use crate::{Copy, Element, Error, Fold, MAX_SOURCES, Reduction, Rounding};
 
-/// A sum of two arrays that begin `at` bytes after a pack's boundary.
+/// A sum of two arrays that begin `at` bytes after a pack boundary.
 fn sum(element: Element, count: usize, at: u64) -> Reduction {
     let sources = vec![0x10_0000 + at, 0x20_0000 + at];
     Reduction { element, fold: Fold::Sum, sources, to: 0x30_0000 + at, count, divide: None, times: None }
 }
 
 fn launched(reduction: &Reduction) -> Launch {
-    launch(reduction, USUAL_BLOCKS).expect("a reduction that can be").expect("elements")
+    launch(reduction, USUAL_BLOCKS).expect("a valid reduction").expect("elements")
 }
 
 fn text() -> &'static str {
@@ -20,20 +20,20 @@ fn text() -> &'static str {
 }
 
 #[test]
-fn the_program_is_made_of_the_source_beside_it() {
+fn ptx_matches_the_hash_of_its_source() {
     let sum = Sha256::digest(include_bytes!("../../kernels/reduce.cu"));
     let hex: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
-    let told = text().lines().find_map(|line| line.strip_prefix("// source: sha256 "));
-    assert_eq!(told, Some(hex.as_str()), "reduce.cu was changed: run scripts/kernels.py");
+    let recorded = text().lines().find_map(|line| line.strip_prefix("// source: sha256 "));
+    assert_eq!(recorded, Some(hex.as_str()), "reduce.cu was changed: run scripts/kernels.py");
 }
 
 #[test]
-fn drivers_from_525_on_understand_the_program() {
+fn ptx_targets_drivers_since_525() {
     assert!(text().contains("\n.version 8.0\n.target sm_70\n.address_size 64\n"));
 }
 
 #[test]
-fn nothing_is_fused_approximated_or_flushed() {
+fn ptx_has_no_fused_approximate_or_flushing_instructions() {
     let code: Vec<&str> = text().lines().filter(|line| !line.starts_with("//")).collect();
     for word in ["fma", "mad.f", "mad.rn.f", ".approx", ".ftz", ".full", "add.f", "mul.f", "div.f", "sub.f"] {
         assert_eq!(code.iter().find(|line| line.contains(word)), None, "{word}");
@@ -41,8 +41,8 @@ fn nothing_is_fused_approximated_or_flushed() {
 }
 
 #[test]
-fn every_kernel_is_launched_by_something_and_every_launch_has_its_kernel() {
-    let there: BTreeSet<&str> = text()
+fn launches_and_kernels_match() {
+    let exported: BTreeSet<&str> = text()
         .lines()
         .filter_map(|line| line.strip_prefix(".visible .entry "))
         .map(|line| line.trim_end_matches('('))
@@ -61,25 +61,25 @@ fn every_kernel_is_launched_by_something_and_every_launch_has_its_kernel() {
         launched.insert(rounded.name.to_str().expect("ASCII"));
     }
     launched.insert(copy(&small).expect("few bytes").name.to_str().expect("ASCII"));
-    assert_eq!(launched, there);
+    assert_eq!(launched, exported);
 }
 
 #[test]
-fn kernels_take_what_is_passed_to_them() {
+fn kernel_parameters_match_the_arguments() {
     let parameters = text().lines().filter(|line| line.contains(".param .align")).count();
     let ours = format!("_param_0[{}]", size_of::<Args>());
     assert_eq!(text().lines().filter(|line| line.ends_with(&ours)).count(), parameters);
     assert_eq!(text().matches(&format!("\n.maxntid {THREADS},1,1\n")).count(), parameters);
 }
 
-/// `n` copies of `bytes` each, that begin `at` bytes after a pack's boundary.
+/// `n` copies of `bytes` bytes each, which begin `at` bytes after a pack boundary.
 fn copies(n: usize, bytes: usize, at: u64) -> Vec<Copy> {
     let place = |base: u64, i: usize| base + i as u64 * 0x10_0000 + at;
     (0..n).map(|i| Copy { to: place(0x1000_0000, i), from: place(0x2000_0000, i), bytes }).collect()
 }
 
 #[test]
-fn a_few_small_copies_of_one_size_are_one_launch_on_eight_multiprocessors_at_most() {
+fn few_small_copies_of_one_size_are_one_launch_on_at_most_eight_sms() {
     let parts = |n, bytes, at| {
         copy(&copies(n, bytes, at)).map(|launch| (launch.blocks, launch.args.finish, launch.args.packs))
     };
@@ -101,7 +101,7 @@ fn a_few_small_copies_of_one_size_are_one_launch_on_eight_multiprocessors_at_mos
 }
 
 #[test]
-fn what_no_element_can_is_refused() {
+fn unsupported_element_and_operator_pairs_are_rejected() {
     for element in Element::ALL {
         for fold in Fold::ALL {
             let bits = matches!(fold, Fold::Band | Fold::Bor | Fold::Bxor);
@@ -118,7 +118,7 @@ fn what_no_element_can_is_refused() {
 }
 
 #[test]
-fn a_reduction_that_cannot_be_meant_is_refused_even_if_it_is_empty() {
+fn invalid_reductions_are_rejected_even_when_empty() {
     let plain = sum(Element::F32, 0, 0);
     let bad = [
         Reduction { sources: Vec::new(), ..plain.clone() },
@@ -140,7 +140,7 @@ fn a_reduction_that_cannot_be_meant_is_refused_even_if_it_is_empty() {
 }
 
 #[test]
-fn a_launch_takes_no_more_multiprocessors_than_it_may_and_than_it_needs() {
+fn launch_uses_no_more_blocks_than_allowed_and_needed() {
     let blocks = |element, count, at| launched(&sum(element, count, at)).blocks;
     assert_eq!(blocks(Element::F32, 1, 0), 1);
     assert_eq!(blocks(Element::F32, 4 * 512, 0), 1);
@@ -150,14 +150,14 @@ fn a_launch_takes_no_more_multiprocessors_than_it_may_and_than_it_needs() {
         let large = launch(&sum(Element::F32, 1 << 40, 0), most).expect("a sum").expect("elements");
         assert_eq!(large.blocks, most);
     }
-    // Shorter than what precedes the first pack.
+    // Shorter than the part before the first pack.
     assert_eq!(blocks(Element::U8, 3, 9), 1);
     let mixed = Reduction { to: 0x30_0004, ..sum(Element::F32, 4 * 512, 0) };
     assert_eq!(launched(&mixed).blocks, 4);
 }
 
 #[test]
-fn packs_begin_where_all_arrays_are_aligned() {
+fn packs_start_where_all_arrays_are_aligned() {
     let parts = |reduction: &Reduction| {
         let Args { head, packs, count, .. } = launched(reduction).args;
         (head, packs, count)
@@ -165,19 +165,19 @@ fn packs_begin_where_all_arrays_are_aligned() {
     assert_eq!(parts(&sum(Element::F32, 100, 0)), (0, 25, 100));
     assert_eq!(parts(&sum(Element::F32, 100, 4)), (3, 24, 100));
     assert_eq!(parts(&sum(Element::BF16, 100, 14)), (1, 12, 100));
-    // In the kernel's elements: parts of complex numbers, bytes of integers' bits.
+    // In kernel elements: parts of complex numbers, bytes for bitwise operators.
     assert_eq!(parts(&sum(Element::C128, 10, 8)), (1, 9, 20));
     assert_eq!(parts(&Reduction { fold: Fold::Band, ..sum(Element::I32, 10, 1) }), (15, 1, 40));
-    // A product needs whole numbers in its packs.
+    // A product needs whole complex numbers in its packs.
     assert_eq!(parts(&Reduction { fold: Fold::Prod, ..sum(Element::C128, 10, 0) }), (0, 10, 10));
     assert_eq!(parts(&Reduction { fold: Fold::Prod, ..sum(Element::C128, 10, 8) }), (0, 0, 10));
-    // One array that does not agree, or an end before the boundary.
+    // One array with another alignment, or an end before the boundary.
     assert_eq!(parts(&Reduction { to: 0x30_0008, ..sum(Element::F32, 100, 0) }), (0, 0, 100));
     assert_eq!(parts(&sum(Element::F32, 2, 4)), (0, 0, 2));
 }
 
 #[test]
-fn an_average_divides_only_where_there_is_no_reciprocal() {
+fn average_divides_only_without_an_exact_reciprocal() {
     let last = |element, divide| {
         let Args { finish, divide, times, .. } = launched(&Reduction { divide, ..sum(element, 1, 0) }).args;
         (finish, divide, times)

@@ -1,8 +1,8 @@
-//! What tests over the fake driver share. Its settings hold for a process, so each test body runs in one of its own:
-//! this binary again, with this test alone.
+//! Helpers for tests over the fake driver. Its settings apply to a whole process, so each test body runs in a child
+//! process: this binary again, with this test only.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, reason = "test helpers")]
+#![allow(dead_code, reason = "each test binary uses a part of it")]
 
 mod world;
 
@@ -25,22 +25,22 @@ use smddp_cuda::driver::Cuda;
 use smddp_cuda::{Address, Copy, Device, Stream};
 pub(crate) use world::function;
 
-/// Says in a process what it is there for.
+/// Variable with the role of a child process.
 const ROLE: &str = "SMDDP_TEST_ROLE";
-/// With which settings: a test may run its body with several.
+/// Variable with the settings of a child process. A test may run its body with several.
 const CASE: &str = "SMDDP_TEST_CASE";
-/// The descriptor of its end of a connection to the process that started it.
+/// Variable with the file descriptor of the child's end of its connection to the parent.
 const SOCKET: &str = "SMDDP_TEST_SOCKET";
 
-/// No step of a test takes longer, however slow the machine.
+/// Time limit of each step of a test, sufficient for a slow machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// The command, and this side of a connection to what it starts.
-fn myself(test: &str, role: &str, settings: &[(&str, &str)]) -> (Command, UnixStream, UnixStream) {
+/// Returns the command of a child process, and both ends of a connection to it.
+fn child_command(test: &str, role: &str, settings: &[(&str, &str)]) -> (Command, UnixStream, UnixStream) {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let (ours, theirs) = UnixStream::pair().unwrap();
     ours.set_read_timeout(Some(LIMIT)).unwrap();
-    // SAFETY: between fork and exec; a system call alone.
+    // SAFETY: runs between fork and exec, and only makes a system call.
     unsafe {
         let fd = theirs.as_raw_fd();
         command.pre_exec(move || match libc::fcntl(fd, libc::F_SETFD, 0) {
@@ -63,81 +63,81 @@ fn myself(test: &str, role: &str, settings: &[(&str, &str)]) -> (Command, UnixSt
     (command, ours, theirs)
 }
 
-/// The connection to the process that started this one.
-fn starter() -> UnixStream {
+/// Returns the connection to the parent process.
+fn parent() -> UnixStream {
     use std::os::fd::FromRawFd;
     let fd = std::env::var(SOCKET).unwrap().parse().unwrap();
-    // SAFETY: handed down by the process that started this one, for this purpose alone.
+    // SAFETY: inherited from the parent process for this use only.
     let socket = unsafe { UnixStream::from_raw_fd(fd) };
     socket.set_read_timeout(Some(LIMIT)).unwrap();
-    // A stream that waits for ever shall not hold up the tests for ever.
-    let (tell, up) = std::sync::mpsc::channel();
+    // Aborts the process after the time limit, even if a stream never completes.
+    let (started, has_started) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        let _ = tell.send(());
+        let _ = started.send(());
         std::thread::sleep(LIMIT);
-        eprintln!("the test has not ended in {LIMIT:?}");
+        eprintln!("the test has not ended within {LIMIT:?}");
         std::process::abort();
     });
-    // What a thread maps as it begins would come where a test has just freed memory.
-    let _ = up.recv();
+    // A starting thread maps memory, possibly where a test has just freed some. Waits until it has started.
+    let _ = has_started.recv();
     socket
 }
 
-/// Runs `body` in a process with these settings of the fake.
-pub(crate) fn with(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
+/// Runs `body` in a child process with these settings of the fake driver.
+pub(crate) fn in_child(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     match std::env::var(ROLE).as_deref() {
         Err(_) => {
-            let (mut command, ours, theirs) = myself(test, "body", settings);
+            let (mut command, ours, theirs) = child_command(test, "body", settings);
             let output = command.output().unwrap();
             drop(theirs);
-            let said = format!(
+            let printed = format!(
                 "{}{}",
                 String::from_utf8_lossy(&output.stdout),
                 String::from_utf8_lossy(&output.stderr)
             );
-            assert!(output.status.success(), "{test} with {settings:?}: {}\n{said}", output.status);
-            assert_eq!((&ours).read(&mut [0; 2]).unwrap(), 1, "the body has run once: {said}");
+            assert!(output.status.success(), "{test} with {settings:?}: {}\n{printed}", output.status);
+            assert_eq!((&ours).read(&mut [0; 2]).unwrap(), 1, "the body did not run once: {printed}");
         }
         Ok("body") if std::env::var(CASE) == Ok(format!("{settings:?}")) => {
-            let starter = starter();
+            let parent = parent();
             body();
-            say(&starter, &[1]);
+            write_bytes(&parent, &[1]);
         }
         Ok(_) => {}
     }
 }
 
-/// Runs `one` and `other` in two processes with these settings and a connection between them.
-pub(crate) fn with_peer(
+/// Runs `one` and `other` in two child processes with these settings and a connection between them.
+pub(crate) fn in_two_children(
     test: &str,
     settings: &[(&str, &str)],
     one: impl FnOnce(&UnixStream),
     other: impl FnOnce(&UnixStream),
 ) {
     if std::env::var(ROLE).as_deref() == Ok("peer") {
-        // Its starter's, handed down.
+        // The case is inherited from the parent process.
         if std::env::var(CASE) != Ok(format!("{settings:?}")) {
             return;
         }
-        let starter = starter();
-        other(&starter);
-        return say(&starter, &[0]);
+        let parent = parent();
+        other(&parent);
+        return write_bytes(&parent, &[0]);
     }
-    with(test, settings, || {
-        let (mut command, ours, theirs) = myself(test, "peer", &[]);
-        let mut child = Ended(command.spawn().unwrap());
+    in_child(test, settings, || {
+        let (mut command, ours, theirs) = child_command(test, "peer", &[]);
+        let mut child = KillOnDrop(command.spawn().unwrap());
         drop(theirs);
         one(&ours);
-        assert_eq!(hear::<1>(&ours), [0], "the other process ended well");
+        assert_eq!(read_bytes::<1>(&ours), [0], "the peer process failed");
         let status = child.0.wait().unwrap();
-        assert!(status.success(), "{test}, the other process: {status}");
+        assert!(status.success(), "{test}, peer process: {status}");
     });
 }
 
-/// Does not outlive the test.
-struct Ended(Child);
+/// Kills the process when dropped, so that it does not outlive the test.
+struct KillOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -152,19 +152,19 @@ pub(crate) fn device(ordinal: i32) -> Arc<Device> {
     open().device(ordinal).unwrap()
 }
 
-/// How often the fake's function of that name was called.
+/// Number of calls of the fake driver's function `name`.
 pub(crate) fn calls(name: &CStr) -> u64 {
     // SAFETY: the type of that function.
     unsafe { function::<unsafe extern "C" fn(*const std::ffi::c_char) -> u64>(c"fake_calls")(name.as_ptr()) }
 }
 
-/// What is open in the fake.
-pub(crate) fn things() -> u64 {
+/// Number of open objects in the fake driver.
+pub(crate) fn open_objects() -> u64 {
     // SAFETY: the type of that function.
     unsafe { function::<unsafe extern "C" fn() -> u64>(c"fake_open")() }
 }
 
-/// Host memory that the device knows, filled.
+/// Allocates host memory registered with the device, with these contents.
 pub(crate) fn host(device: &Device, bytes: &[u8]) -> Address {
     let memory = device.allocate_host(bytes.len()).unwrap();
     // SAFETY: new memory of that size.
@@ -172,13 +172,13 @@ pub(crate) fn host(device: &Device, bytes: &[u8]) -> Address {
     memory as Address
 }
 
-/// What is in host memory.
+/// Reads host memory.
 pub(crate) fn bytes(address: Address, count: usize) -> Vec<u8> {
-    // SAFETY: the tests' own memory, and its streams are empty.
+    // SAFETY: memory of the test, whose streams are empty.
     unsafe { std::slice::from_raw_parts(address as *const u8, count) }.to_vec()
 }
 
-/// Device memory, filled.
+/// Allocates device memory with these contents.
 pub(crate) fn filled(device: &Device, stream: Stream, contents: &[u8]) -> Address {
     let address = device.allocate(contents.len()).unwrap();
     put(device, stream, address, contents);
@@ -187,7 +187,7 @@ pub(crate) fn filled(device: &Device, stream: Stream, contents: &[u8]) -> Addres
 
 pub(crate) fn put(device: &Device, stream: Stream, to: Address, contents: &[u8]) {
     let from = host(device, contents);
-    // SAFETY: both live until the stream is empty.
+    // SAFETY: both remain allocated until the stream is empty.
     unsafe {
         device.copy(stream, &[Copy { to, from, bytes: contents.len() }]).unwrap();
         device.synchronize(stream).unwrap();
@@ -195,10 +195,10 @@ pub(crate) fn put(device: &Device, stream: Stream, to: Address, contents: &[u8])
     }
 }
 
-/// What is in device memory.
+/// Reads device memory.
 pub(crate) fn contents(device: &Device, stream: Stream, from: Address, count: usize) -> Vec<u8> {
     let to = host(device, &vec![0; count]);
-    // SAFETY: both live until the stream is empty.
+    // SAFETY: both remain allocated until the stream is empty.
     unsafe {
         device.copy(stream, &[Copy { to, from, bytes: count }]).unwrap();
         device.synchronize(stream).unwrap();
@@ -208,20 +208,20 @@ pub(crate) fn contents(device: &Device, stream: Stream, from: Address, count: us
     }
 }
 
-/// Waits for something that other threads do.
-pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+/// Waits until other threads make the condition true.
+pub(crate) fn wait_until(description: &str, mut done: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !done() {
-        assert!(begin.elapsed() < LIMIT, "{what}");
+        assert!(begin.elapsed() < LIMIT, "{description}");
         std::thread::yield_now();
     }
 }
 
-/// A page of words that streams and processes share, mapped here.
+/// Maps a page of words that streams and processes share.
 pub(crate) fn page(fd: &OwnedFd) -> *mut u8 {
     use rustix::mm::{MapFlags, ProtFlags, mmap};
     rustix::fs::ftruncate(fd, 4096).unwrap();
-    // SAFETY: a new mapping, never taken away.
+    // SAFETY: a new mapping that is never unmapped.
     unsafe {
         let flags = ProtFlags::READ | ProtFlags::WRITE;
         mmap(std::ptr::null_mut(), 4096, flags, MapFlags::SHARED, fd, 0).unwrap().cast()
@@ -232,11 +232,11 @@ pub(crate) fn memfd() -> OwnedFd {
     rustix::fs::memfd_create(c"words", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
 }
 
-pub(crate) fn say(mut socket: &UnixStream, bytes: &[u8]) {
+pub(crate) fn write_bytes(mut socket: &UnixStream, bytes: &[u8]) {
     socket.write_all(bytes).unwrap();
 }
 
-pub(crate) fn hear<const N: usize>(mut socket: &UnixStream) -> [u8; N] {
+pub(crate) fn read_bytes<const N: usize>(mut socket: &UnixStream) -> [u8; N] {
     let mut bytes = [0; N];
     socket.read_exact(&mut bytes).unwrap();
     bytes

@@ -1,4 +1,4 @@
-//! A checked world of the fake driver: its processes are threads of this one, and it tells of every order that is missing.
+//! A checked world of the fake driver. Its processes are threads of this process, and it reports every missing order.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -9,13 +9,13 @@ use fake_libcuda::PATH;
 use smddp_cuda::driver::Cuda;
 use smddp_cuda::{Address, Device, Stream};
 
-/// A function of the fake that the crate does not call.
+/// Returns a function of the fake driver that the crate does not call.
 ///
 /// # Safety
-/// `F` is its type.
+/// `F` is the type of the function.
 pub(crate) unsafe fn function<F: std::marker::Copy>(name: &CStr) -> F {
     let path = CString::new(PATH).unwrap();
-    // SAFETY: opened already, or opened for good now; the name is one of its functions.
+    // SAFETY: the library is never unloaded; the name is one of its functions.
     unsafe {
         let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
         let found = libc::dlsym(handle, name.as_ptr());
@@ -24,79 +24,79 @@ pub(crate) unsafe fn function<F: std::marker::Copy>(name: &CStr) -> F {
     }
 }
 
-/// A wait that was enqueued, or would have been.
+/// A wait that was enqueued, or that the settings left out.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
-    /// "process.stream.number": stable from run to run as long as each host enqueues the same on each of its streams.
+pub(crate) struct RecordedWait {
+    /// "process.stream.number". Stable between runs if each host enqueues the same operations on each of its streams.
     pub(crate) id: String,
-    /// Of what is waited for; 0: an event.
+    /// Address of the word; 0 for an event.
     pub(crate) word: Address,
-    /// Nothing that lets it through was enqueued before it.
+    /// No write that satisfies it was enqueued before it.
     pub(crate) early: bool,
-    /// The stream did not know already all that it learnt from it.
+    /// The wait ordered the stream after work that was not ordered before it already.
     pub(crate) needed: bool,
-    pub(crate) what: String,
+    pub(crate) description: String,
 }
 
-/// Reports that nobody read make its drop panic. One at a time: a second one waits for the first to end.
+/// The drop panics if reports are unread. Only one world exists at a time: a second one waits for the first to end.
 pub(crate) struct World {
-    _turn: MutexGuard<'static, ()>,
+    _exclusive: MutexGuard<'static, ()>,
     processes: AtomicUsize,
     read: AtomicUsize,
 }
 
 impl World {
-    /// Settings as "NAME=VALUE", with spaces between.
+    /// Creates a world with settings as "NAME=VALUE", separated by spaces.
     pub(crate) fn new(settings: &str) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        static EXCLUSIVE: Mutex<()> = Mutex::new(());
+        let exclusive = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);
         let settings = CString::new(settings).unwrap();
-        // SAFETY: the type of that function; nobody uses the world before.
+        // SAFETY: the type of that function; the world is not in use yet.
         unsafe { function::<unsafe extern "C" fn(*const c_char)>(c"fake_begin")(settings.as_ptr()) };
-        Self { _turn: turn, processes: AtomicUsize::new(0), read: AtomicUsize::new(0) }
+        Self { _exclusive: exclusive, processes: AtomicUsize::new(0), read: AtomicUsize::new(0) }
     }
 
     pub(crate) fn seeded(seed: u64) -> Self {
         Self::new(&format!("FAKE_CUDA_SEED={}", seed + 1))
     }
 
-    /// Another process, which this thread is from now on. They are numbered from 0.
+    /// Makes this thread another process of the world. They are numbered from 0.
     pub(crate) fn process(&self) -> usize {
         let rank = self.processes.fetch_add(1, SeqCst);
         become_process(rank);
         rank
     }
 
-    /// Mistakes found so far, of all kinds: "Race: ..." and the operations.
+    /// All reported errors, as "Race: ..." with the operations.
     pub(crate) fn reports(&self) -> Vec<String> {
-        let reports = tell(c"reports");
+        let reports = query(c"reports");
         self.read.store(reports.len(), SeqCst);
         reports
     }
 
-    /// Waits enqueued so far, the one left out too.
-    pub(crate) fn waits(&self) -> Vec<Seen> {
+    /// All enqueued waits, including the wait that the settings left out.
+    pub(crate) fn waits(&self) -> Vec<RecordedWait> {
         let wait = |text: String| {
             let mut parts = text.splitn(5, ' ');
             let mut part = || parts.next().unwrap().to_owned();
             let (id, word) = (part(), part().parse().unwrap());
             let (early, needed) = (part() == "true", part() == "true");
-            Seen { id, word, early, needed, what: part() }
+            RecordedWait { id, word, early, needed, description: part() }
         };
-        tell(c"waits").into_iter().map(wait).collect()
+        query(c"waits").into_iter().map(wait).collect()
     }
 
-    /// Calls so far that a driver might have held until the device was idle, at a bad time. No mistakes by themselves.
+    /// Calls that a driver might block until the device is idle, made while a stream waits. Not errors in themselves.
     pub(crate) fn stalls(&self) -> Vec<String> {
-        tell(c"stalls")
+        query(c"stalls")
     }
 
-    /// What is still allocated, registered, imported or created, in words. What another thread lets go of, it lets go of
-    /// soon.
+    /// Descriptions of everything that is still allocated, registered, imported or created. Retries, because other
+    /// threads may still be releasing resources.
     pub(crate) fn leaks(&self) -> Vec<String> {
         let begun = Instant::now();
         loop {
-            let leaks = tell(c"leaks");
+            let leaks = query(c"leaks");
             if leaks.is_empty() || begun.elapsed() > Duration::from_secs(20) {
                 return leaks;
             }
@@ -104,14 +104,14 @@ impl World {
         }
     }
 
-    /// Lets all streams go on until each is empty or stands at a wait, and then orders all that is done before all that
-    /// any host does from now on: a test that looks at results.
+    /// Runs all streams until each is empty or blocked in a wait. Then orders all completed work before all later
+    /// host accesses, for a test that reads results.
     pub(crate) fn settle(&self) {
         // SAFETY: the type of that function.
         unsafe { function::<unsafe extern "C" fn()>(c"fake_settle")() };
     }
 
-    /// The same; then streams that stand at a wait are reported. Gives all reports.
+    /// Settles the world and reports the streams that are blocked in a wait. Returns all reports.
     pub(crate) fn end(&self) -> Vec<String> {
         // SAFETY: the type of that function.
         unsafe { function::<unsafe extern "C" fn()>(c"fake_end")() };
@@ -126,20 +126,20 @@ impl Drop for World {
         let unread = &reports[read.min(reports.len())..];
         unread.iter().for_each(|report| eprintln!("{report}"));
         if !unread.is_empty() && !std::thread::panicking() {
-            panic!("{} mistakes that nobody asked about, above", unread.len());
+            panic!("{} unread errors, listed above", unread.len());
         }
     }
 }
 
-/// What the fake knows of something.
-pub(crate) fn tell(what: &CStr) -> Vec<String> {
-    type Tell = unsafe extern "C" fn(*const c_char, *mut u8, usize) -> usize;
+/// Returns a list from the fake driver.
+pub(crate) fn query(list: &CStr) -> Vec<String> {
+    type Query = unsafe extern "C" fn(*const c_char, *mut u8, usize) -> usize;
     // SAFETY: the type of that function.
-    let tell = unsafe { function::<Tell>(c"fake_tell") };
+    let query = unsafe { function::<Query>(c"fake_query") };
     let mut text = vec![0; 1 << 16];
     loop {
-        // SAFETY: writes so many bytes at most.
-        let bytes = unsafe { tell(what.as_ptr(), text.as_mut_ptr(), text.len()) };
+        // SAFETY: the call writes at most the given number of bytes.
+        let bytes = unsafe { query(list.as_ptr(), text.as_mut_ptr(), text.len()) };
         if bytes <= text.len() {
             text.truncate(bytes);
             return String::from_utf8(text).unwrap().split_terminator('\x1e').map(str::to_owned).collect();
@@ -148,44 +148,44 @@ pub(crate) fn tell(what: &CStr) -> Vec<String> {
     }
 }
 
-/// This thread is that process from now on.
+/// Makes this thread the process `rank`.
 pub(crate) fn become_process(rank: usize) {
     // SAFETY: the type of that function.
     unsafe { function::<unsafe extern "C" fn(usize)>(c"fake_process")(rank) };
 }
 
-/// A device as the process uses it that this thread is.
+/// Opens a device for the process that this thread represents.
 pub(crate) fn open_device(ordinal: i32) -> Arc<Device> {
     Cuda::open(Some(PATH.as_ref())).unwrap().device(ordinal).unwrap()
 }
 
-/// Kinds of mistakes, "Race" or so.
+/// Returns the kinds of the reported errors, for example "Race".
 pub(crate) fn faults(reports: &[String]) -> Vec<String> {
     reports.iter().map(|report| report.split_once(':').unwrap().0.to_owned()).collect()
 }
 
-/// Nothing was found, or what was is shown.
+/// Asserts that the world has found no errors; shows them otherwise.
 #[track_caller]
-pub(crate) fn assert_clean(world: &World, what: &str) {
+pub(crate) fn assert_clean(world: &World, case: &str) {
     let reports = world.end();
-    assert!(reports.is_empty(), "{what}: {} mistakes\n{}", reports.len(), reports.join("\n"));
+    assert!(reports.is_empty(), "{case}: {} errors\n{}", reports.len(), reports.join("\n"));
 }
 
-/// The processor writes memory of its process's.
+/// Writes memory of this process from the host.
 pub(crate) fn upload(device: &Device, to: Address, data: &[u8]) {
     device.host_touches(to, data.len(), true);
-    // SAFETY: the fake's memory is mapped here, and the test's own.
+    // SAFETY: the fake's device memory is mapped in this process and belongs to the test.
     unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to as *mut u8, data.len()) };
 }
 
-/// The processor reads it.
+/// Reads memory of this process from the host.
 pub(crate) fn download(device: &Device, from: Address, bytes: usize) -> Vec<u8> {
     device.host_touches(from, bytes, false);
     // SAFETY: as in `upload`.
     unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }.to_vec()
 }
 
-/// Whether a stream of the process that this thread is, on its first device, is being captured from now on.
+/// Begins or ends a graph capture of a stream on the first device of the process that this thread represents.
 pub(crate) fn capture(stream: Stream, on: bool) {
     type Retain = unsafe extern "C" fn(*mut usize, i32) -> i32;
     type Begin = unsafe extern "C" fn(u64, i32) -> i32;

@@ -1,8 +1,8 @@
-//! The protocol of collectives between ranks, in small: descriptors by the hosts, data and order by the streams.
+//! A small version of the collective protocol between ranks. Hosts exchange descriptors; streams move and order data.
 //!
-//! Each rank has a caller's stream and a communicator's. An operation takes what the caller's stream made, writes
-//! *progress* where others may read, waits for theirs, and does not end before its readers' *reads done*. So after it
-//! the caller may write its input again, or free it.
+//! Each rank has a caller's stream and a communicator's stream. An operation starts after the caller's stream,
+//! publishes *progress* to its peers and waits for theirs. It completes after the *reads done* of all peers that read
+//! its input. Afterwards the caller may overwrite or free its input.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use smddp_cuda::{
 };
 
 use crate::rank::Page;
-use crate::world::{Seen, World, become_process, download, faults, open_device, upload};
+use crate::world::{RecordedWait, World, become_process, download, faults, open_device, upload};
 
 /// Bytes of a rank's block.
 const BLOCK: usize = 96;
 const OPERATIONS: u64 = 3;
-const POISON: u64 = 1 << 62;
+const ABORT_VALUE: u64 = 1 << 62;
 
-/// A rank's words.
+/// Words of one rank.
 #[derive(Clone, Copy)]
 enum Word {
     Progress,
@@ -32,7 +32,7 @@ fn word(page: &Page, rank: usize, which: Word) -> Address {
     page.word(rank * 8 + which as usize)
 }
 
-/// "You may read this of mine once my progress has reached that."
+/// Permission to read the memory of a peer once the peer's progress word has reached `progress`.
 #[derive(Clone, Copy)]
 struct Descriptor {
     handle: [u8; 64],
@@ -48,16 +48,16 @@ struct Rank<'a> {
     caller: Stream,
     stream: Stream,
     event: Event,
-    /// To and from each rank.
+    /// Channels to and from each rank.
     to: Vec<Sender<Descriptor>>,
     from: Vec<Receiver<Descriptor>>,
     imported: HashMap<u64, Imported>,
     progress: u64,
 }
 
-/// A rank of the group is gone.
+/// A rank of the group has died.
 #[derive(Debug)]
-struct Gone;
+struct RankDied;
 
 impl<'a> Rank<'a> {
     fn new(
@@ -86,27 +86,27 @@ impl<'a> Rank<'a> {
     }
 
     fn copy(&self, stream: Stream, copies: &[Copy]) {
-        // SAFETY: the world checks how long it lives.
+        // SAFETY: the world checks the lifetimes.
         unsafe { self.device.copy(stream, copies) }.unwrap();
     }
 
     fn write(&self, which: Word, value: u64) {
-        // SAFETY: as above.
+        // SAFETY: as in `copy`.
         unsafe { self.device.write_word(self.stream, word(self.page, self.rank, which), value) }.unwrap();
     }
 
     fn wait(&self, waits: &[Wait]) {
-        // SAFETY: as above.
+        // SAFETY: as in `copy`.
         unsafe { self.device.wait_words(self.stream, waits) }.unwrap();
     }
 
-    /// The second stream goes on after the first.
+    /// Orders the second stream after the current work of the first.
     fn join(&self, first: Stream, second: Stream) {
         self.device.record(self.event, first).unwrap();
         self.device.wait_event(second, self.event).unwrap();
     }
 
-    /// The work so far made `memory`, all of which others may read.
+    /// Publishes `memory`, written by the current work, to all peers.
     fn publish(&mut self, memory: Address) {
         self.progress += 1;
         self.write(Word::Progress, self.progress);
@@ -115,16 +115,16 @@ impl<'a> Rank<'a> {
         let (generation, bytes) = (region.generation, region.bytes);
         let descriptor = Descriptor { handle, generation, bytes, progress: self.progress };
         for peer in self.others() {
-            // Who is gone does not read.
+            // A dead peer does not receive.
             let _ = self.to[peer].send(descriptor);
         }
     }
 
-    /// What each other rank published, behind the waits for it.
-    fn receive(&mut self) -> Result<Vec<(usize, Address)>, Gone> {
+    /// Receives each peer's published memory, and enqueues the waits for it.
+    fn receive(&mut self) -> Result<Vec<(usize, Address)>, RankDied> {
         let mut found = Vec::new();
         for peer in self.others() {
-            let descriptor = self.from[peer].recv().map_err(|_| Gone)?;
+            let descriptor = self.from[peer].recv().map_err(|_| RankDied)?;
             let device = &self.device;
             let imported = self.imported.entry(descriptor.generation).or_insert_with(|| {
                 device.import(Import::Legacy(&descriptor.handle), descriptor.bytes).unwrap()
@@ -135,7 +135,7 @@ impl<'a> Rank<'a> {
         Ok(found)
     }
 
-    /// This rank has read what it wanted; nobody reads of it any more.
+    /// Publishes that this rank has read its peers' memory, and waits until all peers have read.
     fn finish(&mut self, operation: u64) {
         self.write(Word::ReadsDone, operation);
         let of = |peer| Wait { word: word(self.page, peer, Word::ReadsDone), value: operation };
@@ -145,8 +145,8 @@ impl<'a> Rank<'a> {
         self.join(self.stream, self.caller);
     }
 
-    /// Every rank's block of `input` to `out`.
-    fn all_gather(&mut self, operation: u64, input: Address, out: Address) -> Result<(), Gone> {
+    /// Copies every rank's block of `input` to `out`.
+    fn all_gather(&mut self, operation: u64, input: Address, out: Address) -> Result<(), RankDied> {
         self.join(self.caller, self.stream);
         self.publish(input);
         let of = |rank: usize, from| Copy { to: out + (rank * BLOCK) as u64, from, bytes: BLOCK };
@@ -157,8 +157,8 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    /// Sums: each rank reduces its block of all inputs, then gathers.
-    fn all_reduce(&mut self, operation: u64, input: Address, out: Address) -> Result<(), Gone> {
+    /// Sums the inputs: each rank reduces its block of all inputs, then gathers.
+    fn all_reduce(&mut self, operation: u64, input: Address, out: Address) -> Result<(), RankDied> {
         self.join(self.caller, self.stream);
         self.publish(input);
         let mine = (self.rank * BLOCK) as u64;
@@ -173,7 +173,7 @@ impl<'a> Rank<'a> {
             divide: None,
             times: None,
         };
-        // SAFETY: the world checks how long it lives.
+        // SAFETY: the world checks the lifetimes.
         unsafe { self.device.reduce(self.stream, &reduction) }.unwrap();
         self.publish(out);
         let of = |(peer, from): (usize, Address)| {
@@ -186,7 +186,7 @@ impl<'a> Rank<'a> {
         Ok(())
     }
 
-    fn run(&mut self, dies: bool) -> Result<Vec<Vec<u8>>, Gone> {
+    fn run(&mut self, dead: bool) -> Result<Vec<Vec<u8>>, RankDied> {
         let bytes = BLOCK * self.size();
         let [input, out, result] = [(); 3].map(|()| self.device.allocate(bytes).unwrap());
         let sources: Vec<Address> = (1..=OPERATIONS).map(|_| self.device.allocate(bytes).unwrap()).collect();
@@ -194,10 +194,10 @@ impl<'a> Rank<'a> {
         let mut over = Ok(());
         for (operation, (source, kept)) in (1..).zip(sources.iter().zip(&results)) {
             upload(&self.device, *source, &vec![(operation * 10) as u8 + self.rank as u8; bytes]);
-            // The caller's own work before and after.
+            // The caller's own work before the operation.
             self.copy(self.caller, &[Copy { to: input, from: *source, bytes }]);
-            if dies && operation == 2 {
-                return Err(Gone);
+            if dead && operation == 2 {
+                return Err(RankDied);
             }
             over = match operation % 2 {
                 1 => self.all_gather(operation, input, out),
@@ -208,27 +208,27 @@ impl<'a> Rank<'a> {
             }
             self.copy(self.caller, &[Copy { to: result, from: out, bytes }]);
             self.copy(self.caller, &[Copy { to: *kept, from: result, bytes }]);
-            // The caller may write its output again too.
+            // The caller overwrites its output after the operation.
             self.copy(self.caller, &[Copy { to: out, from: *source, bytes }]);
         }
         if over.is_err() {
-            // Lets all streams go that stand at a wait.
+            // Releases all streams that are blocked in a wait.
             for rank in 0..self.size() {
                 for which in [Word::Progress, Word::ReadsDone, Word::Done] {
                     // SAFETY: a word of the page.
-                    unsafe { self.device.store(word(self.page, rank, which), POISON) };
+                    unsafe { self.device.store(word(self.page, rank, which), ABORT_VALUE) };
                 }
             }
         }
         self.device.synchronize(self.caller).unwrap();
         let found = match over {
             Ok(()) => Ok(results.iter().map(|kept| download(&self.device, *kept, bytes)).collect()),
-            Err(gone) => Err(gone),
+            Err(error) => Err(error),
         };
         if found.is_ok() {
-            // The caller's own order is enough to free its memory.
+            // The caller's stream order is sufficient to free its memory.
             for memory in [input, out, result].iter().chain(&sources).chain(&results) {
-                // SAFETY: whether it is in use is what the world is asked.
+                // SAFETY: the world checks whether it is in use.
                 unsafe { self.device.free(*memory) };
             }
         }
@@ -242,8 +242,8 @@ impl<'a> Rank<'a> {
     }
 }
 
-/// All ranks of a group of `size` as threads; each one's results, or that somebody was gone.
-fn run(world: &World, page: &Page, size: usize, dies: Option<usize>) -> Vec<Result<Vec<Vec<u8>>, Gone>> {
+/// Runs a group of `size` ranks as threads. Returns each rank's results, or that a rank died.
+fn run(world: &World, page: &Page, size: usize, dead: Option<usize>) -> Vec<Result<Vec<Vec<u8>>, RankDied>> {
     let mut senders: Vec<Vec<Sender<Descriptor>>> = (0..size).map(|_| Vec::new()).collect();
     let mut receivers: Vec<Vec<Receiver<Descriptor>>> = Vec::new();
     for _ in 0..size {
@@ -255,7 +255,7 @@ fn run(world: &World, page: &Page, size: usize, dies: Option<usize>) -> Vec<Resu
     let found = std::thread::scope(|scope| {
         let threads: Vec<_> = ends
             .map(|(rank, (to, from))| {
-                scope.spawn(move || Rank::new(page, rank, to, from).run(dies == Some(rank)))
+                scope.spawn(move || Rank::new(page, rank, to, from).run(dead == Some(rank)))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -276,7 +276,7 @@ fn expected(size: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn ranks_that_keep_the_protocol_have_no_race_and_the_right_bytes() {
+fn protocol_has_no_races_and_correct_results() {
     for seed in 0..200 {
         for size in 2..=5 {
             let world = World::seeded(seed);
@@ -285,16 +285,21 @@ fn ranks_that_keep_the_protocol_have_no_race_and_the_right_bytes() {
             let reports = world.reports();
             assert!(reports.is_empty(), "{size} ranks, seed {seed}:\n{}", reports.join("\n"));
             found.into_iter().for_each(|found| assert_eq!(found.unwrap(), expected(size)));
-            // Only for the end of others' reads is there a wait before those are enqueued.
+            // Only the waits for "reads done" may be enqueued before the writes that satisfy them.
             for wait in world.waits().into_iter().filter(|wait| wait.early) {
-                assert_eq!((wait.word - page.word(0)) / 8 % 8, Word::ReadsDone as u64, "{}", wait.what);
+                assert_eq!(
+                    (wait.word - page.word(0)) / 8 % 8,
+                    Word::ReadsDone as u64,
+                    "{}",
+                    wait.description
+                );
             }
             assert_eq!(world.leaks(), [""; 0]);
         }
     }
 }
 
-fn with_wait_left_out(size: usize, seed: usize, left_out: &str) -> (Vec<Seen>, Vec<String>) {
+fn run_without_wait(size: usize, seed: usize, left_out: &str) -> (Vec<RecordedWait>, Vec<String>) {
     let settings = format!("FAKE_CUDA_SEED={} FAKE_CUDA_DROP={left_out}", seed + 1);
     let (world, page) = (World::new(&settings), Page::new());
     drop(run(&world, &page, size, None));
@@ -302,23 +307,23 @@ fn with_wait_left_out(size: usize, seed: usize, left_out: &str) -> (Vec<Seen>, V
 }
 
 #[test]
-fn every_wait_of_the_protocol_is_needed_and_missed() {
+fn every_wait_of_the_protocol_is_needed_and_its_omission_is_detected() {
     for size in 2..=5 {
-        let (waits, found) = with_wait_left_out(size, 0, "none");
+        let (waits, found) = run_without_wait(size, 0, "none");
         assert_eq!(found, [""; 0]);
-        // Two events; a progress word of each other rank for every time it publishes; its reads done.
+        // Two events, one progress word of each peer per publication, and one "reads done" word of each peer.
         let each = |operation| 2 + (size - 1) * if operation % 2 == 1 { 2 } else { 3 };
         assert_eq!(waits.len(), size * (1..=OPERATIONS).map(each).sum::<usize>());
         for (seed, wait) in waits.iter().enumerate() {
-            assert!(wait.needed, "{}", wait.what);
-            let (_, found) = with_wait_left_out(size, seed, &wait.id);
-            assert!(!found.is_empty(), "{size} ranks, seed {seed}: nobody misses {}", wait.what);
+            assert!(wait.needed, "{}", wait.description);
+            let (_, found) = run_without_wait(size, seed, &wait.id);
+            assert!(!found.is_empty(), "{size} ranks, seed {seed}: no error without {}", wait.description);
         }
     }
 }
 
 #[test]
-fn whoever_loses_a_rank_is_let_go_by_poison_and_leaves_in_order() {
+fn abort_value_releases_survivors_without_errors() {
     for seed in 0..50 {
         let (world, page) = (World::seeded(seed), Page::new());
         let found = run(&world, &page, 3, Some(1));

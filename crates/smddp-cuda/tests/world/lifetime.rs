@@ -1,12 +1,12 @@
-//! Memory that goes, and streams that stay.
+//! Lifetimes of memory, imports, handles and streams.
 
 use smddp_cuda::{Error, Export, Import};
 
 use crate::rank::{BYTES, Page, Rank};
-use crate::world::{World, assert_clean, faults, tell};
+use crate::world::{World, assert_clean, faults, query};
 
 #[test]
-fn freeing_what_a_stream_may_still_use_is_found_whenever_the_stream_came_to_it() {
+fn free_of_memory_in_use_by_a_stream_is_detected() {
     for seed in 0..50 {
         for synchronize in [true, false] {
             let world = World::seeded(seed);
@@ -16,7 +16,7 @@ fn freeing_what_a_stream_may_still_use_is_found_whenever_the_stream_came_to_it()
             if synchronize {
                 rank.synchronize();
             }
-            // SAFETY: whether it is in use is what the world is asked.
+            // SAFETY: the world checks whether it is in use.
             unsafe { rank.device.free(a) };
             let found = faults(&world.end());
             assert_eq!(found, if synchronize { vec![] } else { vec!["Freed"] }, "seed {seed}");
@@ -25,7 +25,7 @@ fn freeing_what_a_stream_may_still_use_is_found_whenever_the_stream_came_to_it()
 }
 
 #[test]
-fn an_owner_may_not_free_while_a_reader_may_still_read() {
+fn free_before_a_peer_has_read_is_detected() {
     for seed in 0..50 {
         for wait in [true, false] {
             let (world, page) = (World::seeded(seed), Page::new());
@@ -48,12 +48,12 @@ fn an_owner_may_not_free_while_a_reader_may_still_read() {
 }
 
 #[test]
-fn an_open_import_of_freed_memory_is_no_mistake_until_it_is_used() {
+fn import_of_freed_memory_is_an_error_only_when_used() {
     let world = World::seeded(0);
     let (a, b) = (Rank::new(&world), Rank::new(&world));
     let (to, out) = (a.memory(1), b.memory(2));
     let peer = b.import(&a, to);
-    // SAFETY: nobody used it.
+    // SAFETY: unused.
     unsafe { a.device.free(to) };
     assert_eq!(faults(&world.reports()), [""; 0]);
     b.copy(peer, out);
@@ -61,7 +61,7 @@ fn an_open_import_of_freed_memory_is_no_mistake_until_it_is_used() {
 }
 
 #[test]
-fn closing_what_a_stream_may_still_read_is_found_whenever_the_stream_came_to_it() {
+fn close_of_an_import_in_use_is_detected() {
     for seed in 0..50 {
         for synchronize in [true, false] {
             let world = World::seeded(seed);
@@ -83,7 +83,7 @@ fn closing_what_a_stream_may_still_read_is_found_whenever_the_stream_came_to_it(
 }
 
 #[test]
-fn a_handle_opened_twice_is_closed_twice() {
+fn handle_opened_twice_needs_two_closes() {
     let world = World::seeded(0);
     let (a, b) = (Rank::new(&world), Rank::new(&world));
     let (to, out) = (a.memory(1), b.memory(2));
@@ -101,21 +101,21 @@ fn a_handle_opened_twice_is_closed_twice() {
     b.device.close(second);
     assert_eq!(faults(&world.reports()), ["Misuse"]);
     let copy = smddp_cuda::Copy { to: out, from: first.base, bytes: 1 };
-    // SAFETY: the driver refuses what is gone.
+    // SAFETY: the driver rejects closed memory.
     let late = unsafe { b.device.copy(b.stream, &[copy]) };
     assert!(matches!(late, Err(Error::Driver { code: 1, .. })));
     assert_eq!(faults(&world.end()), ["Misuse", "Unknown"]);
 }
 
 #[test]
-fn another_ranks_address_is_no_address_here() {
+fn address_of_another_rank_is_rejected() {
     let world = World::seeded(0);
     let (a, b) = (Rank::new(&world), Rank::new(&world));
     let (theirs, mine) = (a.memory(1), b.memory(2));
     let copy = smddp_cuda::Copy { to: mine, from: theirs, bytes: BYTES };
-    // SAFETY: the driver refuses it.
+    // SAFETY: the driver rejects it.
     assert!(unsafe { b.device.copy(b.stream, &[copy]) }.is_err());
-    // Nor is what lies behind the end of one's own.
+    // Addresses after the end of the rank's own memory are invalid too.
     let copy = smddp_cuda::Copy { to: mine, from: mine + 8, bytes: BYTES };
     // SAFETY: as above.
     assert!(unsafe { b.device.copy(b.stream, &[copy]) }.is_err());
@@ -123,7 +123,7 @@ fn another_ranks_address_is_no_address_here() {
 }
 
 #[test]
-fn words_are_unregistered_after_their_last_use() {
+fn unregistering_words_in_use_is_detected() {
     for seed in 0..20 {
         for synchronize in [true, false] {
             let (world, page) = (World::seeded(seed), Page::new());
@@ -132,7 +132,7 @@ fn words_are_unregistered_after_their_last_use() {
             if synchronize {
                 rank.synchronize();
             }
-            // SAFETY: whether it is in use is what the world is asked.
+            // SAFETY: the world checks whether it is in use.
             unsafe { rank.device.unregister(page.memory()) };
             let found = faults(&world.end());
             assert_eq!(found, if synchronize { vec![] } else { vec!["Freed"] }, "seed {seed}");
@@ -141,11 +141,11 @@ fn words_are_unregistered_after_their_last_use() {
 }
 
 #[test]
-fn memory_freed_twice_and_handles_of_others_are_reported() {
+fn double_free_and_foreign_handles_are_reported() {
     let world = World::seeded(0);
     let (a, b) = (Rank::new(&world), Rank::new(&world));
     let memory = a.device.allocate(BYTES).unwrap();
-    // SAFETY: the driver refuses what is wrong.
+    // SAFETY: the driver rejects the invalid calls.
     unsafe {
         a.device.free(memory + 1);
         a.device.free(memory);
@@ -159,7 +159,7 @@ fn memory_freed_twice_and_handles_of_others_are_reported() {
 }
 
 #[test]
-fn device_memory_that_nothing_wrote_is_not_read() {
+fn read_of_uninitialized_device_memory_is_reported() {
     let world = World::seeded(0);
     let rank = Rank::new(&world);
     let (a, b) = (rank.device.allocate(BYTES).unwrap(), rank.memory(2));
@@ -169,7 +169,7 @@ fn device_memory_that_nothing_wrote_is_not_read() {
 }
 
 #[test]
-fn a_stream_that_stands_at_a_wait_is_reported_and_holds_up_nothing() {
+fn blocked_stream_is_reported_and_delays_no_other() {
     let page = Page::new();
     let world = World::new("FAKE_CUDA_PATIENCE=100");
     let rank = Rank::with(&world, &page);
@@ -183,7 +183,7 @@ fn a_stream_that_stands_at_a_wait_is_reported_and_holds_up_nothing() {
 }
 
 #[test]
-fn a_world_dropped_with_mistakes_that_nobody_asked_about_panics() {
+fn drop_of_a_world_with_unread_errors_panics() {
     let dropped = std::panic::catch_unwind(|| {
         let world = World::seeded(0);
         let rank = Rank::new(&world);
@@ -194,14 +194,14 @@ fn a_world_dropped_with_mistakes_that_nobody_asked_about_panics() {
 }
 
 #[test]
-fn what_was_not_given_back_is_named() {
+fn leaks_are_listed() {
     let page = Page::new();
     let world = World::seeded(0);
     let (a, b) = (Rank::with(&world, &page), Rank::new(&world));
     let memory = a.memory(1);
     b.import(&a, memory);
     a.device.create_event().unwrap();
-    let leaks = tell(c"leaks");
+    let leaks = query(c"leaks");
     for part in [
         "256 bytes (Device)",
         "4096 bytes (Registered)",
@@ -215,7 +215,7 @@ fn what_was_not_given_back_is_named() {
 }
 
 #[test]
-fn calls_that_may_wait_for_a_stream_that_nobody_lets_go_are_told() {
+fn calls_that_may_block_on_a_waiting_stream_are_reported() {
     let page = Page::new();
     let world = World::seeded(0);
     let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
@@ -232,10 +232,10 @@ fn calls_that_may_wait_for_a_stream_that_nobody_lets_go_are_told() {
     assert!(world.stalls()[1].contains("stream 0, operation 2:"), "the next");
     // SAFETY: as above.
     unsafe { b.device.store(page.word(2), 1) };
-    // On the way, though it has not come to pass.
+    // Enqueued, although not yet executed.
     b.write(page.word(1), 1);
     for memory in [memory, more] {
-        // SAFETY: nobody uses it.
+        // SAFETY: unused.
         unsafe { a.device.free(memory) };
     }
     assert_eq!(world.stalls().len(), 2);
@@ -243,16 +243,16 @@ fn calls_that_may_wait_for_a_stream_that_nobody_lets_go_are_told() {
 }
 
 #[test]
-fn a_word_is_written_in_memory_of_ones_own() {
+fn stream_writes_words_only_in_own_aligned_memory() {
     let world = World::seeded(0);
     let (a, b) = (Rank::new(&world), Rank::new(&world));
     let memory = a.memory(0);
     a.write(memory, 1);
     let peer = b.import(&a, memory);
-    // SAFETY: refused.
+    // SAFETY: rejected.
     assert!(unsafe { b.device.write_word(b.stream, peer, 1) }.is_err());
     assert_eq!(faults(&world.reports()), ["Misuse"]);
-    // SAFETY: refused, not aligned.
+    // SAFETY: rejected, not aligned.
     assert!(unsafe { a.device.write_word(a.stream, memory + 4, 1) }.is_err());
     assert_eq!(faults(&world.end()), ["Misuse", "Unknown"]);
 }

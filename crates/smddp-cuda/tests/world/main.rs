@@ -1,6 +1,6 @@
-//! What the fake driver finds in a checked world, whatever the delays were: order, lifetimes, and a protocol in small.
+//! Errors that the fake driver detects in a checked world for all delays: order, lifetime, and a small protocol.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "test helpers")]
 
 mod exchange;
 mod lifetime;

@@ -1,4 +1,4 @@
-//! Races, and what orders.
+//! Races, and the operations that prevent them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,12 +7,12 @@ use smddp_cuda::{Address, Copy, Element, Fold, Reduction};
 use crate::rank::{BYTES, Page, Rank};
 use crate::world::{World, assert_clean, download, faults, upload};
 
-fn past_the_driver(word: Address) -> &'static AtomicU64 {
-    // SAFETY: a word of a page that outlives the use, and an atomic to all.
+fn unreported_atomic(word: Address) -> &'static AtomicU64 {
+    // SAFETY: a word of a page that outlives the use; all accesses are atomic.
     unsafe { AtomicU64::from_ptr(word as *mut u64) }
 }
 
-/// Two streams of one rank, the second reading what the first writes, with `between` to order them.
+/// Two streams of one rank: the second reads memory that the first writes. `between` may order them.
 fn two_streams(seed: u64, between: impl Fn(&Rank, smddp_cuda::Stream)) -> World {
     let world = World::seeded(seed);
     let rank = Rank::new(&world);
@@ -29,7 +29,7 @@ fn two_streams(seed: u64, between: impl Fn(&Rank, smddp_cuda::Stream)) -> World 
 }
 
 #[test]
-fn two_streams_race_with_nothing_between_them_whatever_the_delays() {
+fn unordered_streams_race_for_all_delays() {
     for seed in 0..50 {
         let world = two_streams(seed, |_, _| {});
         let races = world.reports();
@@ -41,7 +41,7 @@ fn two_streams_race_with_nothing_between_them_whatever_the_delays() {
 }
 
 #[test]
-fn an_event_orders_two_streams() {
+fn event_orders_two_streams() {
     for seed in 0..50 {
         let world = two_streams(seed, |rank, other| {
             let event = rank.device.create_event().unwrap();
@@ -54,7 +54,7 @@ fn an_event_orders_two_streams() {
 }
 
 #[test]
-fn an_event_recorded_too_early_orders_nothing_that_comes_after_it() {
+fn event_does_not_order_work_after_its_record() {
     for seed in 0..20 {
         let world = World::seeded(seed);
         let rank = Rank::new(&world);
@@ -70,7 +70,7 @@ fn an_event_recorded_too_early_orders_nothing_that_comes_after_it() {
 }
 
 #[test]
-fn the_host_orders_two_streams_if_it_waits_for_the_first_and_not_otherwise() {
+fn host_orders_two_streams_only_after_a_wait_for_the_first() {
     let world = two_streams(1, |rank, _| rank.synchronize());
     assert_clean(&world, "clean");
     drop(world);
@@ -83,14 +83,14 @@ fn the_host_orders_two_streams_if_it_waits_for_the_first_and_not_otherwise() {
     drop(world);
     let world = two_streams(1, |rank, _| {
         let early = rank.device.create_event().unwrap();
-        // Never recorded, so passed: and it says nothing.
+        // Never recorded, so complete: it orders nothing.
         assert!(rank.device.passed(early).unwrap());
     });
     assert_eq!(faults(&world.end()), ["Race"]);
 }
 
 #[test]
-fn the_host_races_with_streams_it_did_not_wait_for() {
+fn host_races_with_streams_without_a_wait() {
     for (synchronize, writes, races) in [(true, true, 0), (false, true, 1), (false, false, 0)] {
         let world = World::seeded(3);
         let rank = Rank::new(&world);
@@ -105,22 +105,22 @@ fn the_host_races_with_streams_it_did_not_wait_for() {
 }
 
 #[test]
-fn what_the_host_does_after_it_enqueued_is_not_ordered_before_the_operation() {
+fn host_access_after_the_enqueue_races_with_the_operation() {
     let (world, page) = (World::seeded(3), Page::new());
     let rank = Rank::with(&world, &page);
     let (a, b) = (rank.memory(1), rank.memory(2));
     rank.wait(page.word(0), 1);
     rank.copy(a, b);
     upload(&rank.device, a, &[9; BYTES]);
-    // By luck it comes before.
-    past_the_driver(page.word(0)).store(1, Ordering::Release);
+    // Happens to run before the copy.
+    unreported_atomic(page.word(0)).store(1, Ordering::Release);
     rank.synchronize();
     assert_eq!(download(&rank.device, b, BYTES), [9; BYTES]);
     assert_eq!(faults(&world.end()), ["Race"]);
 }
 
 #[test]
-fn a_word_orders_two_ranks() {
+fn word_orders_two_ranks() {
     for seed in 0..50 {
         for wait in [true, false] {
             let (world, page) = (World::seeded(seed), Page::new());
@@ -138,7 +138,7 @@ fn a_word_orders_two_ranks() {
                 assert_eq!(found, [""; 0]);
                 assert_eq!(download(&b.device, out, BYTES), [1; BYTES]);
             } else {
-                // The upload is of another process too, and nothing orders it either.
+                // The upload belongs to another process too, and is not ordered either.
                 assert!(!found.is_empty() && found.iter().all(|fault| *fault == "Race"), "{found:?}");
             }
         }
@@ -170,7 +170,7 @@ fn order_goes_through_a_third_stream() {
 }
 
 #[test]
-fn a_wait_may_count_on_the_first_write_that_lets_it_through_and_no_later_one() {
+fn wait_is_ordered_after_the_first_satisfying_write_only() {
     for (value, races) in [(1, 1), (2, 0)] {
         let (world, page) = (World::seeded(0), Page::new());
         let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
@@ -180,7 +180,7 @@ fn a_wait_may_count_on_the_first_write_that_lets_it_through_and_no_later_one() {
         a.write(page.word(0), 1);
         a.copy(from, to);
         a.write(page.word(0), 2);
-        // The word is 2 whenever the wait looks.
+        // The word is 2 at every poll of the wait.
         a.synchronize();
         b.wait(page.word(0), value);
         b.copy(peer, out);
@@ -189,7 +189,7 @@ fn a_wait_may_count_on_the_first_write_that_lets_it_through_and_no_later_one() {
 }
 
 #[test]
-fn the_host_counts_on_the_value_it_asks_for() {
+fn host_is_ordered_after_the_requested_value_only() {
     for (value, races) in [(1, 1), (2, 0)] {
         let (world, page) = (World::seeded(0), Page::new());
         let rank = Rank::with(&world, &page);
@@ -197,7 +197,7 @@ fn the_host_counts_on_the_value_it_asks_for() {
         rank.write(page.word(0), 1);
         rank.copy(from, to);
         rank.write(page.word(0), 2);
-        while past_the_driver(page.word(0)).load(Ordering::Acquire) != 2 {}
+        while unreported_atomic(page.word(0)).load(Ordering::Acquire) != 2 {}
         // SAFETY: a word of the page.
         assert!(unsafe { rank.device.has_reached(page.word(0), value) });
         rank.device.host_touches(to, BYTES, false);
@@ -206,7 +206,7 @@ fn the_host_counts_on_the_value_it_asks_for() {
 }
 
 #[test]
-fn a_word_that_the_host_writes_orders_a_stream_behind_it() {
+fn host_store_orders_a_waiting_stream() {
     for stored in [true, false] {
         let (world, page) = (World::seeded(0), Page::new());
         let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
@@ -219,8 +219,8 @@ fn a_word_that_the_host_writes_orders_a_stream_behind_it() {
             unsafe { a.device.store(page.word(0), 1) };
             assert_eq!(faults(&world.end()), [""; 0]);
         } else {
-            // Past the driver: it lets through, and orders nothing.
-            past_the_driver(page.word(0)).store(1, Ordering::Release);
+            // Not reported to the driver: it satisfies the wait, and orders nothing.
+            unreported_atomic(page.word(0)).store(1, Ordering::Release);
             b.synchronize();
             assert_eq!(faults(&world.end()), ["Race"]);
         }
@@ -228,7 +228,7 @@ fn a_word_that_the_host_writes_orders_a_stream_behind_it() {
 }
 
 #[test]
-fn waits_compare_the_signed_difference_and_poison_lets_all_through() {
+fn waits_compare_the_signed_difference_and_abort_value_satisfies_all() {
     let (world, page) = (World::seeded(0), Page::new());
     let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
     // SAFETY: a word of the page.
@@ -251,7 +251,7 @@ fn waits_compare_the_signed_difference_and_poison_lets_all_through() {
 }
 
 #[test]
-fn after_poison_the_order_of_data_is_not_held_against_the_streams_it_let_through() {
+fn streams_released_by_the_abort_value_report_no_races() {
     let (world, page) = (World::seeded(0), Page::new());
     let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
     let (from, to, out) = (a.memory(1), a.memory(2), b.memory(3));
@@ -264,30 +264,30 @@ fn after_poison_the_order_of_data_is_not_held_against_the_streams_it_let_through
     a.copy(from, to);
     b.synchronize();
     assert_eq!(faults(&world.reports()), [""; 0]);
-    // The stream is whole again once the host has seen it empty.
+    // A host synchronization ends the exemption of the stream.
     b.copy(peer, out);
     assert_eq!(faults(&world.end()), ["Race"]);
 }
 
 #[test]
-fn a_copy_over_a_word_that_others_wait_for_is_a_race() {
+fn copy_over_an_awaited_word_is_a_race() {
     let (world, page) = (World::seeded(0), Page::new());
     let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
     let from = a.memory(1);
     b.wait(page.word(0), 1);
-    // SAFETY: the world checks how long it lives.
+    // SAFETY: the world checks the lifetimes.
     unsafe { a.device.copy(a.stream, &[Copy { to: page.word(0), from, bytes: 8 }]) }.unwrap();
     b.synchronize();
     assert_eq!(faults(&world.end()), ["Race"]);
 }
 
 #[test]
-fn copies_of_one_call_have_no_order_among_themselves() {
+fn copies_of_one_call_are_unordered() {
     let world = World::seeded(0);
     let rank = Rank::new(&world);
     let (a, b, c) = (rank.memory(1), rank.memory(2), rank.memory(3));
     let copy = |from, to| Copy { to, from, bytes: BYTES };
-    // SAFETY: the world checks how long it lives.
+    // SAFETY: the world checks the lifetimes.
     unsafe {
         rank.device.copy(rank.stream, &[copy(a, b), copy(a, c)]).unwrap();
         assert_eq!(faults(&world.reports()), [""; 0]);
@@ -298,7 +298,7 @@ fn copies_of_one_call_have_no_order_among_themselves() {
 }
 
 #[test]
-fn a_reduction_may_write_one_of_its_sources_and_no_part_of_one() {
+fn reduction_may_write_a_whole_source_but_not_a_part() {
     let world = World::seeded(0);
     let rank = Rank::new(&world);
     let (a, b) = (rank.memory(1), rank.memory(2));
@@ -311,7 +311,7 @@ fn a_reduction_may_write_one_of_its_sources_and_no_part_of_one() {
         divide: None,
         times: None,
     };
-    // SAFETY: the world checks how long it lives.
+    // SAFETY: the world checks the lifetimes.
     unsafe {
         rank.device.reduce(rank.stream, &reduction).unwrap();
         rank.synchronize();
@@ -323,7 +323,7 @@ fn a_reduction_may_write_one_of_its_sources_and_no_part_of_one() {
 }
 
 #[test]
-fn a_wait_left_out_by_the_script_is_a_race_and_a_redundant_one_is_told() {
+fn omitted_wait_is_a_race_and_redundant_wait_is_reported() {
     let run = |left_out: &str| {
         let (world, page) = (World::new(&format!("FAKE_CUDA_DROP={left_out}")), Page::new());
         let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
@@ -341,19 +341,19 @@ fn a_wait_left_out_by_the_script_is_a_race_and_a_redundant_one_is_told() {
     let (waits, found) = run("none");
     assert_eq!(found, [""; 0]);
     assert_eq!(waits.iter().map(|wait| wait.needed).collect::<Vec<_>>(), [true, false]);
-    // Either alone is enough.
+    // Each wait alone is sufficient.
     for wait in &waits {
         assert_eq!(run(&wait.id).1, [""; 0]);
     }
 }
 
 #[test]
-fn a_wait_is_early_where_nothing_that_lets_it_through_is_enqueued() {
+fn wait_is_early_without_an_enqueued_satisfying_write() {
     for seed in 0..20 {
         let (world, page) = (World::seeded(seed), Page::new());
         let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
         b.wait(page.word(0), 1);
-        // Enqueued, and not passed before the other goes on.
+        // Enqueued before the dependent wait, but completed later.
         b.write(page.word(1), 7);
         a.wait(page.word(1), 7);
         a.wait(page.word(2), 0);
@@ -370,24 +370,24 @@ fn a_wait_is_early_where_nothing_that_lets_it_through_is_enqueued() {
 }
 
 #[test]
-fn ten_thousand_operations_take_no_minutes() {
+fn ten_thousand_operations_take_less_than_100_seconds() {
     let started = std::time::Instant::now();
     let (world, page) = (World::seeded(7), Page::new());
     let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
     let (from, to, out) = (a.memory(1), a.memory(2), b.memory(3));
     let peer = b.import(&a, to);
-    for turn in 1..=1250 {
-        a.wait(page.word(1), turn - 1);
+    for iteration in 1..=1250 {
+        a.wait(page.word(1), iteration - 1);
         a.copy(from, to);
         a.copy(to, from);
-        a.write(page.word(0), turn);
-        b.wait(page.word(0), turn);
+        a.write(page.word(0), iteration);
+        b.wait(page.word(0), iteration);
         b.copy(peer, out);
         b.copy(out, peer);
-        b.write(page.word(1), turn);
+        b.write(page.word(1), iteration);
     }
     assert_clean(&world, "clean");
-    // Two seconds alone; what grows with the square of them takes many minutes.
+    // Takes two seconds on an idle machine. An algorithm with quadratic time would take many minutes.
     assert!(started.elapsed().as_secs() < 100, "{:?}", started.elapsed());
 }
 
@@ -405,8 +405,8 @@ fn every_process_has_a_default_stream() {
 }
 
 #[test]
-fn a_page_mapped_at_two_addresses_has_one_set_of_words() {
-    // SAFETY: a file of its own, mapped twice; unmapped with the process.
+fn page_mapped_at_two_addresses_has_one_set_of_words() {
+    // SAFETY: a new file, mapped twice; unmapped at process exit.
     let [one, two] = unsafe {
         let file = libc::memfd_create(c"words".as_ptr(), libc::MFD_CLOEXEC);
         assert!(file >= 0 && libc::ftruncate(file, 4096) == 0);
@@ -418,7 +418,7 @@ fn a_page_mapped_at_two_addresses_has_one_set_of_words() {
     for seed in 0..20 {
         let world = World::seeded(seed);
         let (a, b) = (Rank::new(&world), Rank::new(&world));
-        // SAFETY: mapped above; the word is set back before the streams know of it.
+        // SAFETY: mapped above; the word is reset before the streams use it.
         unsafe {
             one.cast::<u64>().write(0);
             a.device.register(one, 4096).unwrap();

@@ -1,4 +1,4 @@
-//! What the tests have in common: ranks, and words that they share.
+//! Common test helpers: ranks and their shared words.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use crate::world::{World, open_device, upload};
 
 pub(crate) const BYTES: usize = 256;
 
-/// A page of words in host memory, known to all ranks that register it.
+/// A page of words in host memory, which several ranks register.
 pub(crate) struct Page(*mut u8);
 
-// SAFETY: an address; the words behind it are used as atomics alone.
+// SAFETY: an address; the words are only used as atomics.
 unsafe impl Send for Page {}
 // SAFETY: as above.
 unsafe impl Sync for Page {}
@@ -39,7 +39,7 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
-        // SAFETY: allocated so.
+        // SAFETY: allocated in `new` with this layout.
         unsafe { dealloc(self.0, Self::LAYOUT) }
     }
 }
@@ -60,7 +60,7 @@ impl Rank {
 
     pub(crate) fn with(world: &World, page: &Page) -> Self {
         let rank = Self::new(world);
-        // SAFETY: the page lives until the test is over.
+        // SAFETY: the page remains allocated until the test ends.
         unsafe { rank.device.register(page.memory(), 4096) }.unwrap();
         rank
     }
@@ -71,7 +71,7 @@ impl Rank {
         address
     }
 
-    /// This rank's address of another's memory.
+    /// Imports another rank's memory and returns its address in this rank.
     pub(crate) fn import(&self, other: &Rank, address: Address) -> Address {
         let region = other.device.region(address).unwrap();
         let smddp_cuda::Export::Legacy(handle) = other.device.export(&region).unwrap() else {
@@ -86,17 +86,17 @@ impl Rank {
     }
 
     pub(crate) fn copy_on(&self, stream: Stream, from: Address, to: Address) {
-        // SAFETY: the world checks how long it lives.
+        // SAFETY: the world checks the lifetimes.
         unsafe { self.device.copy(stream, &[Copy { to, from, bytes: BYTES }]) }.unwrap();
     }
 
     pub(crate) fn write(&self, word: Address, value: u64) {
-        // SAFETY: as above.
+        // SAFETY: as in `copy_on`.
         unsafe { self.device.write_word(self.stream, word, value) }.unwrap();
     }
 
     pub(crate) fn wait(&self, word: Address, value: u64) {
-        // SAFETY: as above.
+        // SAFETY: as in `copy_on`.
         unsafe { self.device.wait_words(self.stream, &[Wait { word, value }]) }.unwrap();
     }
 

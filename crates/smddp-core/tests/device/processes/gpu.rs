@@ -1,4 +1,4 @@
-//! The fake driver as a rank process has it: a device, a caller's stream, and memory of both kinds.
+//! The fake driver in a rank process: a device, a caller's stream, and two kinds of memory.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,22 +8,22 @@ use smddp_cuda::{Address, Copy, Device, Stream};
 
 use crate::world::{function, open_device};
 
-/// The library's threads let go of things within this time, however slow the machine.
+/// Time limit for releases by the library's threads, sufficient for a slow machine.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Of the memory that virtual-memory calls map.
+/// Size in bytes of one mapped physical allocation.
 const CHUNK: usize = 2 << 20;
 
 #[derive(Clone)]
 pub(crate) struct Gpu {
     pub(crate) device: Arc<Device>,
-    /// The caller's.
+    /// The caller's stream.
     pub(crate) stream: Stream,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Legacy,
-    /// As torch's expandable segments; what is asked for lies across two chunks.
+    /// Like torch's expandable segments: an allocation spans two chunks.
     Mapped,
 }
 
@@ -43,21 +43,21 @@ impl Gpu {
         self.device.synchronize(self.stream).unwrap();
     }
 
-    /// The stream writes `data` there; it is read now.
+    /// Enqueues a write of `data`, which is read before the call returns.
     pub(crate) fn write(&self, to: Address, data: &[u8]) {
         if !data.is_empty() {
             let copy = Copy { to, from: data.as_ptr() as u64, bytes: data.len() };
-            // SAFETY: ordinary memory is read before the call returns; the other is the caller's.
+            // SAFETY: pageable memory is read before the call returns; the destination belongs to the caller.
             unsafe { self.device.copy(self.stream, &[copy]).unwrap() };
         }
     }
 
-    /// What is there after all that the stream was asked to do.
+    /// Reads memory after all earlier work of the stream.
     pub(crate) fn read(&self, from: Address, bytes: usize) -> Vec<u8> {
         let mut data = vec![0; bytes];
         if bytes > 0 {
             let copy = Copy { to: data.as_mut_ptr() as u64, from, bytes };
-            // SAFETY: both live until the stream is empty.
+            // SAFETY: both remain allocated until the stream is empty.
             unsafe { self.device.copy(self.stream, &[copy]).unwrap() };
             self.synchronize();
         }
@@ -81,38 +81,38 @@ impl Gpu {
         }
     }
 
-    /// Ends with all that was allocated, made or mapped in this process.
-    pub(crate) fn leave_nothing(self) {
+    /// Releases the device and asserts that nothing remains allocated, created or mapped in this process.
+    pub(crate) fn close_and_check(self) {
         self.synchronize();
         self.device.destroy_stream(self.stream);
         drop(self);
-        // What another thread of the library lets go of, it lets go of soon.
+        // Other threads of the library may still be releasing objects.
         let begun = Instant::now();
-        while things() > 0 {
-            assert!(begun.elapsed() < LIMIT, "{} things of the driver's are left", things());
+        while open_objects() > 0 {
+            assert!(begun.elapsed() < LIMIT, "{} driver objects are still open", open_objects());
             std::thread::yield_now();
         }
     }
 }
 
-/// What is allocated, mapped, reserved, held or created in the fake.
-fn things() -> u64 {
-    // SAFETY: the type of that function, which changes nothing.
+/// Number of objects that are allocated, mapped, reserved, retained or created in the fake driver.
+fn open_objects() -> u64 {
+    // SAFETY: the type of that function, which has no side effects.
     unsafe { function::<unsafe extern "C" fn() -> u64>(c"fake_open")() }
 }
 
-/// Device memory; given back when dropped.
+/// Device memory, released by its drop.
 pub(crate) struct Memory {
     gpu: Gpu,
     pub(crate) at: Address,
     pub(crate) bytes: usize,
-    /// Address and bytes of what it lies in.
+    /// Address and bytes of the reservation.
     reserved: Option<(Address, usize)>,
 }
 
 impl Memory {
-    /// The stream has other uses for it.
-    pub(crate) fn spoil(&self) {
+    /// Overwrites the memory on the stream, as unrelated work of the caller would.
+    pub(crate) fn overwrite(&self) {
         self.gpu.write(self.at, &vec![0xa5; self.bytes]);
     }
 
@@ -120,11 +120,11 @@ impl Memory {
         self.gpu.read(self.at, self.bytes)
     }
 
-    /// Other physical memory comes to the place of it.
-    pub(crate) fn exchange(&self) {
+    /// Replaces the physical memory at the same addresses.
+    pub(crate) fn remap(&self) {
         let Some((base, bytes)) = self.reserved else { return };
         self.gpu.synchronize();
-        // SAFETY: mapped by `allocate`, in whole, and no stream uses it.
+        // SAFETY: mapped completely by `allocate`, and no stream uses it.
         assert_eq!(unsafe { function::<Unmap>(c"cuMemUnmap")(base, bytes) }, 0);
         map_at(Some(base), bytes, CHUNK, true);
     }
@@ -134,7 +134,7 @@ impl Drop for Memory {
     fn drop(&mut self) {
         let _ = self.gpu.device.synchronize(self.gpu.stream);
         match self.reserved {
-            // SAFETY: the caller's stream is empty, which comes after what the group did with it.
+            // SAFETY: the caller's stream is empty, and it waits for the group's use of the memory.
             None => unsafe { self.gpu.device.free(self.at) },
             // SAFETY: as above.
             Some((base, bytes)) => unsafe { unmap(base, bytes) },
@@ -149,7 +149,7 @@ type Access = unsafe extern "C" fn(u64, usize, *const [i32; 3], usize) -> i32;
 type Unmap = unsafe extern "C" fn(u64, usize) -> i32;
 type Release = unsafe extern "C" fn(u64) -> i32;
 
-/// Memory of chunks that lie in a row, at these addresses or new ones, which can be exported or not.
+/// Maps adjacent chunks of memory, exportable or not, at `base` or at new addresses.
 pub(crate) fn map_at(base: Option<Address>, bytes: usize, chunk: usize, exported: bool) -> Address {
     let mut at = base.unwrap_or(0);
     if base.is_none() {
@@ -159,7 +159,7 @@ pub(crate) fn map_at(base: Option<Address>, bytes: usize, chunk: usize, exported
     }
     for place in (at..at + bytes as u64).step_by(chunk) {
         let mut handle = 0;
-        // CUmemAllocationProp: pinned, exported as a descriptor, on device 0, nothing else.
+        // CUmemAllocationProp: pinned, exportable as a descriptor, on device 0, other fields zero.
         let property = [1 | u64::from(exported) << 32, 1, 0, 0];
         let access = [1, 0, 3];
         // SAFETY: the types of these functions.
@@ -174,9 +174,9 @@ pub(crate) fn map_at(base: Option<Address>, bytes: usize, chunk: usize, exported
 }
 
 /// # Safety
-/// No stream uses what [`map_at`] gave.
+/// No stream uses the memory that [`map_at`] mapped.
 pub(crate) unsafe fn unmap(base: Address, bytes: usize) {
-    // SAFETY: the types of these functions, and the caller's promise.
+    // SAFETY: the types of these functions, and the caller's contract.
     unsafe {
         function::<Unmap>(c"cuMemUnmap")(base, bytes);
         function::<Unmap>(c"cuMemAddressFree")(base, bytes);

@@ -1,4 +1,4 @@
-//! One collective on a process's device memory, held against the same on host memory.
+//! One collective on a process's device memory, compared with the same collective on host memory.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use smddp_cuda::Address;
 
 use super::gpu::{Gpu, Kind, Memory};
 use crate::common::shape;
-use crate::rank::{by_processor, numbers};
+use crate::rank::{host_result, numbers};
 
 const SUM: (DType, RedOp) = (DType::F32, RedOp::Sum);
 
@@ -18,7 +18,7 @@ pub(crate) struct Job<'a> {
     root: usize,
     input: Option<Memory>,
     output: Option<Memory>,
-    /// Where the input is, with its elements, and the output.
+    /// Address and elements of the input and of the output.
     given: Option<(Address, usize)>,
     taken: Option<(Address, usize)>,
     want: Vec<u8>,
@@ -26,7 +26,7 @@ pub(crate) struct Job<'a> {
 }
 
 impl<'a> Job<'a> {
-    /// `count` elements a block (whole for all_reduce, broadcast, reduce).
+    /// Creates a job of `count` elements per block (whole buffer for all_reduce, broadcast, reduce).
     pub(crate) fn new(
         (gpu, comm): (&'a Gpu, &'a Communicator),
         collective: Collective,
@@ -37,12 +37,12 @@ impl<'a> Job<'a> {
         let (n, me, size) = (comm.size(), comm.rank(), DType::F32.size());
         let (given, taken) = shape(collective, me == root, n, count);
         let data = given.map(|count| numbers(DType::F32, me, count));
-        let want = by_processor(comm, collective, SUM, root, data.as_deref(), taken);
+        let want = host_result(comm, collective, SUM, root, data.as_deref(), taken);
         let memory = |count: usize| gpu.allocate(kind, count * size);
         let output = taken.map(memory);
-        // The caller's stream had other uses for it before.
-        output.iter().for_each(Memory::spoil);
-        // In place: all elements are alike in both, or the block is this rank's of the larger one.
+        // Overwrites the output, as earlier work of the caller's stream would.
+        output.iter().for_each(Memory::overwrite);
+        // In place: equal shapes use the same address; otherwise the input is this rank's block of the output.
         let place = output.as_ref().filter(|_| in_place).and_then(|output| match collective {
             Collective::AllGather | Collective::Gather => Some(output.at + (me * count * size) as u64),
             _ if given == taken => Some(output.at),
@@ -63,7 +63,7 @@ impl<'a> Job<'a> {
         self.start_within(None)
     }
 
-    /// With a deadline of its own.
+    /// Starts the collective with a separate timeout.
     pub(crate) fn start_within(&self, timeout: Option<Duration>) -> Result<Work> {
         let flat = |place: Option<(Address, usize)>| match place {
             Some((at, count)) => Blocks::Flat { ptr: at as *mut u8, count },
@@ -72,15 +72,15 @@ impl<'a> Job<'a> {
         let Self { collective, root, .. } = *self;
         let (dtype, redop) = SUM;
         let call = Call { collective, dtype, redop, root, input: flat(self.given), output: flat(self.taken) };
-        // SAFETY: the memory lives as long as the job, and is given back when the caller's stream, which waits for the
-        // call, is empty.
+        // SAFETY: the memory lives as long as the job. Its drop first waits for the caller's stream, which waits for
+        // the call.
         unsafe { self.comm.start(&call, Options { timeout, ..self.gpu.on() }) }
     }
 
-    /// The caller's stream waits for it; then the input may be overwritten.
+    /// Makes the caller's stream wait for the work, and then overwrites the input.
     pub(crate) fn finish(&self, work: &Work) -> Result<()> {
         work.wait_stream(self.gpu.stream)?;
-        self.input.iter().for_each(Memory::spoil);
+        self.input.iter().for_each(Memory::overwrite);
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl<'a> Job<'a> {
         self.compare(&self.read());
     }
 
-    /// What the caller's stream finds.
+    /// Reads the output on the caller's stream.
     fn read(&self) -> Vec<u8> {
         self.output.as_ref().map_or(Vec::new(), Memory::read)
     }
@@ -96,7 +96,7 @@ impl<'a> Job<'a> {
     fn compare(&self, found: &[u8]) {
         if let Some(at) = (0..found.len()).find(|&i| found[i] != self.want[i]) {
             panic!(
-                "{:?}, rank {} of {}, root {}, in place {}: byte {at} of {} is {}, not {}",
+                "{:?}, rank {} of {}, root {}, in place {}: byte {at} of {} is {}, expected {}",
                 self.collective,
                 self.comm.rank(),
                 self.comm.size(),
@@ -113,21 +113,21 @@ impl<'a> Job<'a> {
         let work = self.start()?;
         self.finish(&work)?;
         let found = self.read();
-        // If it failed, that comes first.
+        // Reports a failure of the call before the comparison.
         work.wait(None)?;
         self.compare(&found);
         Ok(())
     }
 
-    /// The same, in other memory at the same addresses where it is mapped.
-    pub(crate) fn run_elsewhere(&self) -> Result<()> {
-        self.output.iter().chain(&self.input).for_each(Memory::exchange);
+    /// Runs again in new physical memory at the same addresses, if it is mapped.
+    pub(crate) fn run_remapped(&self) -> Result<()> {
+        self.output.iter().chain(&self.input).for_each(Memory::remap);
         self.run_again()
     }
 
-    /// The same.
+    /// Runs again.
     pub(crate) fn run_again(&self) -> Result<()> {
-        self.output.iter().for_each(Memory::spoil);
+        self.output.iter().for_each(Memory::overwrite);
         if let Some((at, count)) = self.given {
             self.gpu.write(at, &numbers(DType::F32, self.comm.rank(), count));
         }

@@ -1,4 +1,4 @@
-//! Ranks as processes: real shared memory and sockets, the driver's own interface, and a fake of the driver behind it.
+//! Ranks as processes: real shared memory and sockets, the driver interface, and a fake driver behind it.
 
 mod gpu;
 mod job;
@@ -8,17 +8,17 @@ pub(crate) use gpu::{map_at, unmap};
 
 use std::time::Duration;
 
-use crate::common::procs::{Me, start};
+use crate::common::procs::{RankProcess, start};
 
-/// A whole test, on a machine that does other things besides.
+/// Time limit of a whole test on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(120);
 const BY_REFERENCE: (&str, &str) = ("SMDDP_TEST_PATH", "by reference");
 const STAGED: (&str, &str) = ("SMDDP_TEST_PATH", "through pinned host memory");
 const LO: (&str, &str) = ("SMDDP_SOCKET_IFNAME", "=lo");
 const PAIRS: (&str, &str) = ("SMDDP_NODE", "node {pair}");
 
-/// Not a promise of its own: the entry of the processes that these tests start.
-pub(crate) fn rank(me: &Me) {
+/// Runs the role of a process that these tests start.
+pub(crate) fn rank(me: &RankProcess) {
     match me.role.as_str() {
         "every collective" => roles::every_collective(me),
         "in a format" => roles::in_a_format(me),
@@ -36,18 +36,18 @@ fn all(role: &str, size: usize, settings: &[(&str, &str)]) {
 }
 
 #[test]
-fn every_collective_is_right_between_processes_with_an_old_driver_and_a_new_one() {
+fn collectives_are_correct_between_processes_with_old_and_new_drivers() {
     all("every collective", 2, &[BY_REFERENCE, ("FAKE_CUDA_VERSION", "12000")]);
     all("every collective", 3, &[BY_REFERENCE, ("FAKE_CUDA_VERSION", "13000"), ("FAKE_CUDA_SEED", "3")]);
 }
 
 #[test]
-fn every_collective_is_right_between_two_nodes_of_two_processes() {
+fn collectives_are_correct_between_two_nodes_of_two_processes() {
     all("every collective", 4, &[BY_REFERENCE, LO, PAIRS]);
 }
 
 #[test]
-fn what_travels_between_nodes_in_a_format_comes_to_what_it_does_on_host_memory() {
+fn wire_formats_give_the_results_of_host_memory() {
     for format in ["bf16", "f16", "int8"] {
         all("in a format", 4, &[LO, PAIRS, ("SMDDP_WIRE_FORMAT", format)]);
     }
@@ -56,25 +56,25 @@ fn what_travels_between_nodes_in_a_format_comes_to_what_it_does_on_host_memory()
 }
 
 #[test]
-fn processes_that_may_not_share_device_memory_stage_it_and_say_so() {
+fn processes_without_shared_device_memory_stage_it() {
     all("every collective", 2, &[STAGED, ("FAKE_CUDA_NO_IPC", "1")]);
     all("every collective", 2, &[STAGED, ("SMDDP_CUDA_PATH", "host")]);
 }
 
 #[test]
-fn memory_that_turns_out_not_to_be_exported_is_copied_to_whole_blocks_of_the_groups_own() {
+fn memory_whose_export_fails_is_copied_to_the_groups_slab() {
     all("every collective", 2, &[BY_REFERENCE, ("FAKE_CUDA_LEAST_EXPORT", "2097152")]);
 }
 
 #[test]
-fn groups_of_the_same_processes_work_at_once_and_come_and_go() {
+fn several_groups_of_the_same_processes_work_concurrently() {
     all("several groups", 3, &[("FAKE_CUDA_SEED", "5")]);
     all("several groups", 3, &[("FAKE_CUDA_SEED", "6")]);
     all("several groups", 4, &[LO, PAIRS]);
 }
 
 #[test]
-fn a_driver_that_waits_for_all_streams_before_it_maps_memory_holds_nobody_up() {
+fn driver_that_waits_for_all_streams_before_mapping_causes_no_deadlock() {
     let waits = ("FAKE_CUDA_WAITS", "1");
     all("every collective", 3, &[BY_REFERENCE, waits]);
     all("every collective", 4, &[BY_REFERENCE, LO, PAIRS, waits]);
@@ -82,38 +82,42 @@ fn a_driver_that_waits_for_all_streams_before_it_maps_memory_holds_nobody_up() {
 }
 
 #[test]
-fn thousands_of_calls_in_the_order_of_a_stream_are_right() {
-    all("soak", 2, &[("SMDDP_TEST_TURNS", "1000")]);
-    all("soak", 3, &[("SMDDP_TEST_TURNS", "300"), ("FAKE_CUDA_SEED", "11"), ("FAKE_CUDA_VERSION", "12080")]);
+fn thousands_of_calls_in_stream_order_are_correct() {
+    all("soak", 2, &[("SMDDP_TEST_ITERATIONS", "1000")]);
+    all(
+        "soak",
+        3,
+        &[("SMDDP_TEST_ITERATIONS", "300"), ("FAKE_CUDA_SEED", "11"), ("FAKE_CUDA_VERSION", "12080")],
+    );
 }
 
 #[test]
-fn streams_that_share_one_queue_do_not_wait_for_what_comes_behind_them() {
+fn streams_that_share_one_queue_cause_no_deadlock() {
     let one = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
-    all("soak", 3, &[("SMDDP_TEST_TURNS", "300"), ("FAKE_CUDA_SEED", "13"), one]);
+    all("soak", 3, &[("SMDDP_TEST_ITERATIONS", "300"), ("FAKE_CUDA_SEED", "13"), one]);
     all("several groups", 3, &[("FAKE_CUDA_SEED", "5"), one]);
 }
 
 #[test]
-fn mappings_are_closed_while_calls_are_on_the_device() {
+fn mappings_are_closed_while_device_calls_are_active() {
     all("many buffers", 2, &[]);
 }
 
 #[test]
-fn a_killed_process_is_named_by_the_others_and_their_streams_go_on() {
+fn killed_process_is_reported_and_streams_are_released() {
     for case in 0..15usize {
         let mut ranks = start("killed", 3, &[("SMDDP_TEST_CASE", &case.to_string())], LIMIT);
-        (0..3).for_each(|rank| drop(ranks.hear(rank, "ready")));
-        // Not a wait for anything: it moves the blow to another moment.
+        (0..3).for_each(|rank| drop(ranks.wait_for(rank, "ready")));
+        // Varies the moment of the kill.
         std::thread::park_timeout(Duration::from_micros((case as u64 * 613) % 4000));
         let victim = case % 3;
         let killed = ranks.kill(victim);
         let others = (0..3).filter(|&rank| rank != victim);
         for rank in others.clone() {
-            for what in ["failed", "released"] {
-                let after = ranks.hear(rank, what).at.saturating_duration_since(killed);
+            for event in ["failed", "released"] {
+                let after = ranks.wait_for(rank, event).at.saturating_duration_since(killed);
                 if after > Duration::from_secs(5) {
-                    ranks.fail(&format!("case {case}: rank {rank} {what} after {after:?}"));
+                    ranks.fail(&format!("case {case}: rank {rank} {event} after {after:?}"));
                 }
             }
         }
@@ -122,10 +126,10 @@ fn a_killed_process_is_named_by_the_others_and_their_streams_go_on() {
 }
 
 #[test]
-fn a_process_that_does_not_make_the_call_is_named_and_the_callers_streams_go_on() {
+fn missing_process_is_reported_and_streams_are_released() {
     for settings in [&[][..], &[LO, PAIRS]] {
         let mut ranks = start("absent", 3, settings, LIMIT);
-        (0..2).for_each(|rank| drop(ranks.hear(rank, "failed")));
+        (0..2).for_each(|rank| drop(ranks.wait_for(rank, "failed")));
         ranks.put("over", "yes");
         ranks.finish(0..3);
     }

@@ -1,4 +1,4 @@
-//! What the rank processes do.
+//! Roles of the rank processes.
 
 use std::time::{Duration, Instant};
 
@@ -8,23 +8,23 @@ use super::gpu::{Gpu, Kind};
 use super::job::Job;
 use crate::common::ALL;
 use crate::common::group::{group, world};
-use crate::common::procs::Me;
+use crate::common::procs::RankProcess;
 use crate::rank::numbers;
 
-/// For calls that are to end well: only a hang takes as long.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// What the survivors of a failure may take to notice, on a machine with other things to do.
-const NOTICE: Duration = Duration::from_secs(10);
-/// When a rank that waits for an absent one gives up.
-const GIVES_UP: Duration = Duration::from_secs(2);
+/// Timeout of calls that must succeed; only a deadlock reaches it.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit for the survivors of a failure to report it, on a loaded machine.
+const REPORT_LIMIT: Duration = Duration::from_secs(10);
+/// Timeout of a rank that waits for a missing rank.
+const TIMEOUT_AT_RANK_0: Duration = Duration::from_secs(2);
 
 fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-pub(crate) fn every_collective(me: &Me) {
+pub(crate) fn every_collective(me: &RankProcess) {
     let gpu = Gpu::open();
-    let comm = world(me, PATIENCE);
+    let comm = world(me, TIMEOUT);
     for kind in [Kind::Legacy, Kind::Mapped] {
         for (i, collective) in ALL.into_iter().enumerate() {
             for (count, in_place) in [(1, false), (1000, true), (40_001, false), (40_001, true)] {
@@ -35,7 +35,7 @@ pub(crate) fn every_collective(me: &Me) {
                 };
                 right(job.run());
                 if kind == Kind::Mapped {
-                    right(job.run_elsewhere());
+                    right(job.run_remapped());
                 }
             }
         }
@@ -44,13 +44,13 @@ pub(crate) fn every_collective(me: &Me) {
     assert!(path.contains(&setting("SMDDP_TEST_PATH").unwrap()), "{path}");
     comm.close();
     drop(comm);
-    gpu.leave_nothing();
+    gpu.close_and_check();
 }
 
-/// The collectives that have formats, of what is worth coding and of what is not. (Eight bits leave no number as it is.)
-pub(crate) fn in_a_format(me: &Me) {
+/// Collectives that support formats, with sizes that use one and a size that does not. (Int8 changes every value.)
+pub(crate) fn in_a_format(me: &RankProcess) {
     let gpu = Gpu::open();
-    let comm = world(me, PATIENCE);
+    let comm = world(me, TIMEOUT);
     for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
         for (count, in_place) in [(40_001, false), (200_003, true), (100, false)] {
             let job = Job::new((&gpu, &comm), collective, count, 0, (Kind::Mapped, in_place));
@@ -58,46 +58,46 @@ pub(crate) fn in_a_format(me: &Me) {
         }
         let taken = comm.taken().into_iter().filter(|taken| taken.collective == collective);
         let coded: u64 = taken.filter(|taken| taken.way.1.is_some()).map(|taken| taken.operations).sum();
-        // As many on host memory, which they are held against.
-        assert_eq!(coded, 4, "{collective:?}: all but the small ones");
+        // The comparison runs the same number on host memory.
+        assert_eq!(coded, 4, "{collective:?}: all except the small calls");
     }
     comm.close();
     drop(comm);
-    gpu.leave_nothing();
+    gpu.close_and_check();
 }
 
-/// Jobs of several groups at once, in an order of each rank's own.
-pub(crate) fn several_groups(me: &Me) {
+/// Runs jobs of several groups concurrently, in a different group order on each rank.
+pub(crate) fn several_groups(me: &RankProcess) {
     let gpu = Gpu::open();
     let mut groups: Vec<Communicator> = (0..3)
         .map(|i| {
             let members: Vec<usize> = (0..me.size).map(|r| (r + i) % me.size).collect();
-            group(me, &format!("of {i}").replace(' ', "-"), &members, PATIENCE)
+            group(me, &format!("of {i}").replace(' ', "-"), &members, TIMEOUT)
         })
         .collect();
-    // The first call on a device meets all ranks.
+    // Makes the first device call of each group, which needs all ranks.
     groups.iter().for_each(|comm| {
         Job::new((&gpu, comm), Collective::Barrier, 0, 0, (Kind::Legacy, false)).run().unwrap()
     });
     let streams: Vec<Gpu> =
         groups.iter().map(|_| Gpu { stream: gpu.device.create_stream().unwrap(), ..gpu.clone() }).collect();
-    for turn in 0..10 {
+    for iteration in 0..10 {
         {
             let mut jobs = Vec::new();
             for (i, comm) in groups.iter().enumerate() {
                 for j in 0..3 {
-                    let collective = ALL[(turn + i + 3 * j) % 8];
+                    let collective = ALL[(iteration + i + 3 * j) % 8];
                     let kind = if j == 1 { Kind::Mapped } else { Kind::Legacy };
-                    let count = [1, 3000, 50_000][(turn + j) % 3];
+                    let count = [1, 3000, 50_000][(iteration + j) % 3];
                     jobs.push((
                         i,
                         Job::new((&streams[i], comm), collective, count, j % me.size, (kind, j == 2)),
                     ));
                 }
             }
-            // Within a group in the group's order.
+            // Keeps the order within each group.
             let mut order: Vec<usize> = (0..groups.len()).collect();
-            order.rotate_left((me.rank + turn) % groups.len());
+            order.rotate_left((me.rank + iteration) % groups.len());
             let mut works: Vec<(usize, Work)> = Vec::new();
             for group in order {
                 let mine = jobs.iter().enumerate().filter(|(_, (i, _))| *i == group);
@@ -109,10 +109,10 @@ pub(crate) fn several_groups(me: &Me) {
                 work.wait(None).unwrap();
             }
         }
-        // One of them ends, and another comes in its place.
-        groups[turn % 3].close();
+        // Closes one of the groups and creates another in its place.
+        groups[iteration % 3].close();
         let members: Vec<usize> = (0..me.size).collect();
-        groups[turn % 3] = group(me, &format!("turn-{turn}"), &members, PATIENCE);
+        groups[iteration % 3] = group(me, &format!("iteration-{iteration}"), &members, TIMEOUT);
     }
     groups.iter().for_each(Communicator::close);
     drop(groups);
@@ -121,30 +121,30 @@ pub(crate) fn several_groups(me: &Me) {
         gpu.device.destroy_stream(gpu.stream);
     });
     drop(streams);
-    gpu.leave_nothing();
+    gpu.close_and_check();
 }
 
-/// Elements of each rank's blocks at most.
+/// Maximum number of elements of each rank's blocks.
 const SMALL: usize = 61;
 
-/// Thousands of small calls in the order of one stream; the host looks at the results at the end.
-pub(crate) fn soak(me: &Me) {
-    let turns: usize = setting("SMDDP_TEST_TURNS").unwrap().parse().unwrap();
+/// Thousands of small calls in the order of one stream. The host checks the results at the end.
+pub(crate) fn soak(me: &RankProcess) {
+    let iterations: usize = setting("SMDDP_TEST_ITERATIONS").unwrap().parse().unwrap();
     let gpu = Gpu::open();
-    let comm = world(me, PATIENCE);
+    let comm = world(me, TIMEOUT);
     let n = me.size;
     let room = n * SMALL * 4;
     let input = gpu.allocate(Kind::Legacy, room);
     let output = gpu.allocate(Kind::Mapped, room);
-    let results = gpu.allocate(Kind::Legacy, turns * room);
-    let mut wants = Vec::with_capacity(turns);
+    let results = gpu.allocate(Kind::Legacy, iterations * room);
+    let mut wants = Vec::with_capacity(iterations);
     let mut last = None;
-    for turn in 0..turns {
+    for iteration in 0..iterations {
         let collective =
             [Collective::AllReduce, Collective::AllGather, Collective::AllToAll, Collective::ReduceScatter]
-                [turn % 4];
-        let count = 1 + turn * 7 % SMALL;
-        let of = |rank: usize, count: usize| numbers(DType::F32, rank + turn, count);
+                [iteration % 4];
+        let count = 1 + iteration * 7 % SMALL;
+        let of = |rank: usize, count: usize| numbers(DType::F32, rank + iteration, count);
         let floats = |bytes: Vec<u8>| -> Vec<f32> {
             bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
         };
@@ -174,35 +174,39 @@ pub(crate) fn soak(me: &Me) {
         // SAFETY: the memory outlives the stream's work, which ends below.
         let work = unsafe { comm.start(&call, gpu.on()) }.unwrap();
         work.wait_stream(gpu.stream).unwrap();
-        let to = results.at + (turn * room) as u64;
+        let to = results.at + (iteration * room) as u64;
         let copy = smddp_cuda::Copy { to, from: output.at, bytes: want.len() };
         // SAFETY: as above.
         unsafe { gpu.device.copy(gpu.stream, &[copy]).unwrap() };
         wants.push(want);
-        if turn % 100 == 99 {
+        if iteration % 100 == 99 {
             work.wait(None).unwrap();
         }
         last = Some(work);
     }
     last.unwrap().wait(None).unwrap();
     let found = results.read();
-    for (turn, want) in wants.into_iter().enumerate() {
-        assert!(found[turn * room..turn * room + want.len()] == want, "turn {turn}, rank {}", me.rank);
+    for (iteration, want) in wants.into_iter().enumerate() {
+        assert!(
+            found[iteration * room..iteration * room + want.len()] == want,
+            "iteration {iteration}, rank {}",
+            me.rank
+        );
     }
     comm.close();
     drop((comm, input, output, results));
-    gpu.leave_nothing();
+    gpu.close_and_check();
 }
 
-/// More buffers than a group keeps mappings of, one after the other in the order of one stream.
-pub(crate) fn many_buffers(me: &Me) {
+/// Uses more buffers than a group caches mappings of, one after the other in stream order.
+pub(crate) fn many_buffers(me: &RankProcess) {
     let gpu = Gpu::open();
-    let comm = world(me, PATIENCE);
+    let comm = world(me, TIMEOUT);
     let (buffers, n) = (1100, me.size);
     let inputs: Vec<_> = (0..buffers).map(|_| gpu.allocate(Kind::Legacy, 64)).collect();
     let output = gpu.allocate(Kind::Legacy, buffers * n * 64);
     let mut last = None;
-    for (turn, input) in inputs.iter().enumerate() {
+    for (iteration, input) in inputs.iter().enumerate() {
         let flat = |at: u64, count: usize| Blocks::Flat { ptr: at as *mut u8, count };
         let call = Call {
             collective: Collective::AllGather,
@@ -210,9 +214,9 @@ pub(crate) fn many_buffers(me: &Me) {
             redop: RedOp::Sum,
             root: 0,
             input: flat(input.at, 16),
-            output: flat(output.at + (turn * n * 64) as u64, 16 * n),
+            output: flat(output.at + (iteration * n * 64) as u64, 16 * n),
         };
-        gpu.write(input.at, &numbers(DType::F32, me.rank + turn, 16));
+        gpu.write(input.at, &numbers(DType::F32, me.rank + iteration, 16));
         // SAFETY: the memory outlives the stream's work, which ends below.
         let work = unsafe { comm.start(&call, gpu.on()) }.unwrap();
         work.wait_stream(gpu.stream).unwrap();
@@ -220,31 +224,31 @@ pub(crate) fn many_buffers(me: &Me) {
     }
     last.unwrap().wait(None).unwrap();
     let want: Vec<u8> = (0..buffers)
-        .flat_map(|turn| (0..n).flat_map(move |rank| numbers(DType::F32, rank + turn, 16)))
+        .flat_map(|iteration| (0..n).flat_map(move |rank| numbers(DType::F32, rank + iteration, 16)))
         .collect();
     assert!(output.read() == want);
     comm.close();
     drop((comm, inputs, output));
-    gpu.leave_nothing();
+    gpu.close_and_check();
 }
 
-/// One of the ranks is killed in the middle of this.
-pub(crate) fn killed(me: &Me) {
+/// The test kills one of the ranks while this runs.
+pub(crate) fn killed(me: &RankProcess) {
     let number: usize = setting("SMDDP_TEST_CASE").unwrap().parse().unwrap();
     let collective = [Collective::AllReduce, Collective::AllGather, Collective::AllToAll][number % 3];
     let (victim, count) = (number % me.size, [1000, 300_000][number % 2]);
-    let anew = number >= 6;
+    let remaps = number >= 6;
     let gpu = Gpu::open();
-    let comm = world(me, PATIENCE);
-    let kind = if anew { Kind::Mapped } else { Kind::Legacy };
+    let comm = world(me, TIMEOUT);
+    let kind = if remaps { Kind::Mapped } else { Kind::Legacy };
     let job = Job::new((&gpu, &comm), collective, count, 0, (kind, false));
     job.run().unwrap();
-    me.say("ready");
-    // Calls whose works the host waits for in the end only: some are enqueued and some not when it happens. Or calls on
-    // memory that is new each time, and is asked for when its owner may be dead.
+    me.report("ready");
+    // Either several asynchronous calls, some of which are enqueued at the kill; or calls on new mappings, whose
+    // owner may be dead when a peer requests the export.
     let error = loop {
-        if anew {
-            match job.run_elsewhere() {
+        if remaps {
+            match job.run_remapped() {
                 Ok(()) => continue,
                 Err(error) => break error,
             }
@@ -262,31 +266,31 @@ pub(crate) fn killed(me: &Me) {
             break error;
         }
     };
-    me.say("failed");
+    me.report("failed");
     assert!(
         matches!(error, Error::PeerLost { rank, .. } if rank == victim),
         "not the loss of {victim}: {error}"
     );
-    // What waited on the device waits no more.
+    // The stream must not be blocked any more.
     gpu.synchronize();
-    me.say("released");
+    me.report("released");
     assert_eq!(job.start().err(), Some(error));
     drop(job);
     comm.close();
     drop(comm);
     let others: Vec<usize> = (0..me.size).filter(|&r| r != victim).collect();
-    let again = group(me, "again", &others, PATIENCE);
+    let again = group(me, "again", &others, TIMEOUT);
     Job::new((&gpu, &again), collective, count, 0, (Kind::Mapped, false)).run().unwrap();
     again.close();
     drop(again);
-    gpu.leave_nothing();
-    me.say("done");
+    gpu.close_and_check();
+    me.report("done");
 }
 
-/// The last rank does not make the call that the others make.
-pub(crate) fn absent(me: &Me) {
+/// The last rank does not make the call of the other ranks.
+pub(crate) fn absent(me: &RankProcess) {
     let gpu = Gpu::open();
-    let comm = world(me, PATIENCE);
+    let comm = world(me, TIMEOUT);
     let job = Job::new((&gpu, &comm), Collective::AllReduce, 5000, 0, (Kind::Legacy, false));
     job.run_again().unwrap();
     let late = me.size - 1;
@@ -294,28 +298,28 @@ pub(crate) fn absent(me: &Me) {
         me.get("over");
     } else {
         let begun = Instant::now();
-        // Rank 0 gives up, when the others have made the call.
-        let timeout = (me.rank == 0).then_some(GIVES_UP);
+        // Rank 0 times out after the other ranks have made the call.
+        let timeout = (me.rank == 0).then_some(TIMEOUT_AT_RANK_0);
         if me.rank == 0 {
             (1..late).for_each(|rank| drop(me.get(&format!("called/{rank}"))));
         }
         let work = job.start_within(timeout).unwrap();
         me.put(&format!("called/{}", me.rank), "yes");
         let error = work.wait_stream(gpu.stream).unwrap_err();
-        assert!(begun.elapsed() >= GIVES_UP, "the host went on before the group gave up");
+        assert!(begun.elapsed() >= TIMEOUT_AT_RANK_0, "the host continued before the timeout of the group");
         gpu.synchronize();
         assert_eq!(work.wait(None).err(), Some(error.clone()));
         let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
         assert_eq!(*missing, [late], "{error}");
-        assert!(begun.elapsed() < GIVES_UP + NOTICE, "{:?}", begun.elapsed());
-        me.say("failed");
+        assert!(begun.elapsed() < TIMEOUT_AT_RANK_0 + REPORT_LIMIT, "{:?}", begun.elapsed());
+        me.report("failed");
     }
     drop(job);
     comm.close();
     drop(comm);
-    let again = group(me, "again", &(0..me.size).collect::<Vec<_>>(), PATIENCE);
+    let again = group(me, "again", &(0..me.size).collect::<Vec<_>>(), TIMEOUT);
     Job::new((&gpu, &again), Collective::AllReduce, 5000, 0, (Kind::Legacy, true)).run().unwrap();
     again.close();
     drop(again);
-    gpu.leave_nothing();
+    gpu.close_and_check();
 }

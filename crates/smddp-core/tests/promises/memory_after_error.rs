@@ -1,4 +1,5 @@
-//! A call that has raised never touches its caller's memory again, whatever ended it and whatever the peers still send.
+//! A call that has raised never accesses its caller's memory again, whatever ended it and whatever the peers still
+//! send.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -9,9 +10,9 @@ use smddp_core::{
 };
 
 use crate::common::job::Job;
-use crate::common::{Gate, PATIENCE, SOON, Wire, over, value};
+use crate::common::{Gate, PROMPT_LIMIT, TIMEOUT, Wire, over, value};
 
-/// Elements of a block: messages between nodes go directly to and from callers' memory.
+/// Elements of a block, large enough for zero-copy transfers between nodes.
 const COUNT: usize = 70_000;
 /// The caller's value of every output element after the call has raised.
 const SENTINEL: u32 = 0x5a5a_5a5a;
@@ -40,7 +41,7 @@ const COLLECTIVES: [Collective; 5] = [
 ];
 
 thread_local! {
-    /// Set while a signal waits for this thread.
+    /// Set while a signal is pending for this thread.
     static SIGNAL: Cell<bool> = const { Cell::new(false) };
     /// Runs once, at the next check for a signal.
     static HANDLER: Cell<Option<Box<dyn FnOnce()>>> = const { Cell::new(None) };
@@ -98,7 +99,7 @@ impl Buffers {
         if call.collective == Collective::Broadcast && comm.rank() != call.root {
             call.input = Blocks::None;
         }
-        // SAFETY: the vectors outlive the call; what has raised has to leave them alone, which is what is tested.
+        // SAFETY: the vectors outlive the call. A failed call must not access them any more, which this test checks.
         unsafe {
             match asynchronous {
                 true => comm.start(&call, Options::default()).and_then(|work| work.wait(None)),
@@ -118,19 +119,19 @@ impl Buffers {
         self.output.iter().filter(|value| value.to_bits() != SENTINEL).count()
     }
 
-    fn is_right(&self) -> bool {
+    fn is_correct(&self) -> bool {
         self.output.iter().zip(&self.want).all(|(got, want)| got.to_bits() == want.to_bits())
     }
 }
 
 /// Makes the call on three ranks and ends it; returns (calls that raised, elements written afterwards).
-fn ended(wire: Wire, collective: Collective, end: End, asynchronous: bool, turn: u64) -> (usize, usize) {
+fn ended(wire: Wire, collective: Collective, end: End, asynchronous: bool, iteration: u64) -> (usize, usize) {
     let deadline = match end {
         End::Deadline => Duration::from_millis(40),
-        _ => PATIENCE,
+        _ => TIMEOUT,
     };
     let (raised_all, begun) = (Gate::new(3), Gate::new(2));
-    let found = over(wire.links(3), PATIENCE, |comm| {
+    let found = over(wire.links(3), TIMEOUT, |comm| {
         let me = comm.rank();
         // Between nodes an abort is announced to ranks that have exchanged something.
         if end != End::Death {
@@ -146,8 +147,8 @@ fn ended(wire: Wire, collective: Collective, end: End, asynchronous: bool, turn:
                 let (comm, begun) = (comm.clone(), &begun);
                 scope.spawn(move || {
                     begun.wait();
-                    // Different moments of the transfer; every one must do.
-                    std::thread::park_timeout(Duration::from_micros(300 * turn));
+                    // Varies the moment of the abort.
+                    std::thread::park_timeout(Duration::from_micros(300 * iteration));
                     match end {
                         End::Abort => comm.abort("enough"),
                         _ => comm.close(),
@@ -174,24 +175,24 @@ fn ended(wire: Wire, collective: Collective, end: End, asynchronous: bool, turn:
 }
 
 #[test]
-fn a_call_that_has_raised_leaves_its_memory_alone() {
+fn failed_call_does_not_access_its_memory() {
     let mut cells = 0;
-    for wire in [Wire::Nodes(1), Wire::Sealed(1), Wire::Shm, Wire::Srd(7)] {
+    for wire in [Wire::Nodes(1), Wire::Encrypted(1), Wire::Shm, Wire::Srd(7)] {
         for end in [End::Abort, End::Close, End::Deadline, End::Mismatch] {
             for (at, collective) in COLLECTIVES.into_iter().enumerate() {
-                // An abort meets the call at a different moment each time.
-                let turns = if matches!(end, End::Abort | End::Close) { 3 } else { 1 };
+                // An abort ends the call at a different moment each time.
+                let iterations = if matches!(end, End::Abort | End::Close) { 3 } else { 1 };
                 let mut raised = 0;
-                for turn in 0..turns {
-                    let asynchronous = (at + turn) % 2 == 1;
-                    let (calls, written) = ended(wire, collective, end, asynchronous, turn as u64);
+                for iteration in 0..iterations {
+                    let asynchronous = (at + iteration) % 2 == 1;
+                    let (calls, written) = ended(wire, collective, end, asynchronous, iteration as u64);
                     raised += calls;
                     assert_eq!(
                         written, 0,
-                        "{wire:?}, {end:?}, {collective:?}, turn {turn}: elements written after the call had raised"
+                        "{wire:?}, {end:?}, {collective:?}, iteration {iteration}: elements written after the error"
                     );
                 }
-                assert!(raised > 0 || turns > 1, "{wire:?}, {end:?}, {collective:?}: no call raised");
+                assert!(raised > 0 || iterations > 1, "{wire:?}, {end:?}, {collective:?}: no call raised");
                 cells += 1;
             }
         }
@@ -206,21 +207,21 @@ fn a_call_that_has_raised_leaves_its_memory_alone() {
     println!("{cells} cells");
 }
 
-/// Waits until `done`, at most [`SOON`].
+/// Waits until `done` returns true, at most [`PROMPT_LIMIT`].
 fn until(what: &str, done: impl Fn() -> bool) {
     let begun = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < SOON, "{what}");
+        assert!(begun.elapsed() < PROMPT_LIMIT, "{what}");
         std::thread::yield_now();
     }
 }
 
-/// Rank 0 is interrupted in a call to which rank 2 has not come yet: ranks 1 and 2 still get right results, rank 0's buffers
-/// are its own, and the group works afterwards.
+/// Interrupts rank 0 in a call before rank 2 makes it. Ranks 1 and 2 still get correct results, rank 0 may reuse its
+/// buffers, and the group works afterwards.
 fn interrupted(wire: Wire, collective: Collective, busy: bool) {
-    let came = OnceLock::new();
-    let over_all = Gate::new(3);
-    over(wire.links(3), PATIENCE, |comm| {
+    let interrupted = OnceLock::new();
+    let all_done = Gate::new(3);
+    over(wire.links(3), TIMEOUT, |comm| {
         let mut buffers = Buffers::new(comm, collective);
         match comm.rank() {
             0 => std::thread::scope(|scope| {
@@ -229,7 +230,7 @@ fn interrupted(wire: Wire, collective: Collective, busy: bool) {
                     scope.spawn(|| {
                         let mut waiting = Buffers::new(comm, Collective::AllReduce);
                         waiting.run(comm, false).unwrap();
-                        assert!(waiting.is_right());
+                        assert!(waiting.is_correct());
                     });
                     until("the first call is submitted", || comm.sequence() > 0);
                 }
@@ -238,24 +239,24 @@ fn interrupted(wire: Wire, collective: Collective, busy: bool) {
                 SIGNAL.set(false);
                 assert_eq!(outcome, Err(Error::Interrupted), "{wire:?}, {collective:?}");
                 buffers.reuse();
-                came.get_or_init(|| ());
+                interrupted.get_or_init(|| ());
             }),
             rank => {
                 if rank == 2 {
-                    until("rank 0 was interrupted", || came.get().is_some());
+                    until("rank 0 was interrupted", || interrupted.get().is_some());
                 }
                 if busy {
                     Buffers::new(comm, Collective::AllReduce).run(comm, false).unwrap();
                 }
                 buffers.run(comm, false).unwrap();
-                assert!(buffers.is_right(), "{wire:?}, {collective:?}: rank {rank}");
+                assert!(buffers.is_correct(), "{wire:?}, {collective:?}: rank {rank}");
             }
         }
-        over_all.wait();
-        // Behind the interrupted operation, so that it is over.
+        all_done.wait();
+        // This call follows the interrupted operation, so that operation is complete.
         let mut again = Buffers::new(comm, Collective::AllReduce);
         again.run(comm, false).unwrap();
-        assert!(again.is_right());
+        assert!(again.is_correct());
         if comm.rank() == 0 {
             assert_eq!(buffers.changed(), 0, "{wire:?}, {collective:?}: written after the interruption");
         }
@@ -263,9 +264,9 @@ fn interrupted(wire: Wire, collective: Collective, busy: bool) {
 }
 
 #[test]
-fn an_interrupted_call_gives_its_memory_back_and_the_other_ranks_finish() {
+fn interrupted_call_releases_its_memory_and_other_ranks_finish() {
     set_interrupt(check);
-    for wire in [Wire::Nodes(1), Wire::Sealed(1), Wire::Shm, Wire::Srd(7)] {
+    for wire in [Wire::Nodes(1), Wire::Encrypted(1), Wire::Shm, Wire::Srd(7)] {
         for collective in COLLECTIVES {
             interrupted(wire, collective, false);
         }
@@ -273,21 +274,22 @@ fn an_interrupted_call_gives_its_memory_back_and_the_other_ranks_finish() {
     }
 }
 
-/// A signal handler of rank 0 calls the group whose call it interrupts: a barrier that misses the other rank, then a close.
+/// A signal handler of rank 0 calls the group whose call it interrupts: a barrier without the other rank, then a
+/// close.
 #[test]
-fn a_signal_handler_may_call_the_group_whose_call_it_interrupts() {
+fn signal_handler_may_call_the_interrupted_group() {
     set_interrupt(check);
     for (wire, closes) in
         [Wire::Nodes(1), Wire::Shm].into_iter().flat_map(|wire| [(wire, true), (wire, false)])
     {
-        let over_all = Gate::new(2);
-        over(wire.links(2), PATIENCE, |comm| {
+        let all_done = Gate::new(2);
+        over(wire.links(2), TIMEOUT, |comm| {
             if comm.rank() == 0 {
                 comm.set_timeout(Duration::from_millis(500));
                 let nested = comm.clone();
                 HANDLER.set(Some(Box::new(move || {
                     if closes {
-                        return nested.finish(PATIENCE).unwrap();
+                        return nested.finish(TIMEOUT).unwrap();
                     }
                     let outcome = nested.barrier(Options::default());
                     assert!(matches!(outcome, Err(Error::Timeout { .. })), "{outcome:?}");
@@ -295,25 +297,25 @@ fn a_signal_handler_may_call_the_group_whose_call_it_interrupts() {
                 let begun = Instant::now();
                 let outcome = Buffers::new(comm, Collective::AllReduce).run(comm, false);
                 assert!(HANDLER.take().is_none(), "{wire:?}: the handler has not run");
-                assert!(begun.elapsed() < SOON, "{wire:?}: {:?}", begun.elapsed());
+                assert!(begun.elapsed() < PROMPT_LIMIT, "{wire:?}: {:?}", begun.elapsed());
                 match outcome {
                     Err(Error::Closed { .. }) => assert!(closes),
                     Err(Error::Timeout { .. }) => assert!(!closes),
                     other => panic!("{wire:?}: {other:?}"),
                 }
             }
-            over_all.wait();
+            all_done.wait();
         });
     }
 }
 
-/// The input of the interrupted call is the output of a pending one: a copy of it would be stale.
+/// The input of the interrupted call is the output of a pending call, so a copy of it would be stale.
 #[test]
-fn an_interrupted_call_whose_input_is_still_written_ends_the_group() {
+fn interrupted_call_with_a_pending_input_ends_the_group() {
     set_interrupt(check);
     for wire in [Wire::Nodes(1), Wire::Shm] {
-        let came = Gate::new(2);
-        over(wire.links(2), PATIENCE, |comm| {
+        let interrupted = Gate::new(2);
+        over(wire.links(2), TIMEOUT, |comm| {
             let mut buffers = Buffers::new(comm, Collective::AllReduce);
             let mut second = Buffers::new(comm, Collective::AllReduce);
             let mut call = second.call(2);
@@ -328,9 +330,9 @@ fn an_interrupted_call_whose_input_is_still_written_ends_the_group() {
                 SIGNAL.set(false);
                 assert_eq!(outcome, Err(Error::Interrupted));
                 assert!(work.wait(None).is_err());
-                came.wait();
+                interrupted.wait();
             } else {
-                came.wait();
+                interrupted.wait();
                 let outcome = buffers.run(comm, false).and_then(|()| {
                     // SAFETY: as above.
                     unsafe { comm.run(&call, Options::default()) }

@@ -1,4 +1,4 @@
-//! A rank that leaves in good order is missed only where it is needed.
+//! Orderly departure of a rank: other ranks fail only if they need it.
 
 use std::time::{Duration, Instant};
 
@@ -7,46 +7,52 @@ use smddp_transport::{Head, Wiring};
 
 use crate::common::group::world;
 use crate::common::job::Job;
-use crate::common::procs::{Me, start};
-use crate::common::{Gate, PATIENCE, Wire, over};
+use crate::common::procs::{RankProcess, start};
+use crate::common::{Gate, TIMEOUT, Wire, over};
 
-fn one(comm: &Communicator, collective: Collective, count: usize, turn: usize) -> smddp_core::Result<()> {
-    let mut job = Job::new(comm.rank(), comm.size(), collective, count, turn % comm.size(), turn);
+fn one(
+    comm: &Communicator,
+    collective: Collective,
+    count: usize,
+    iteration: usize,
+) -> smddp_core::Result<()> {
+    let mut job = Job::new(comm.rank(), comm.size(), collective, count, iteration % comm.size(), iteration);
     job.run(comm)?;
     job.check();
     Ok(())
 }
 
-pub(crate) fn rank(me: &Me) {
-    let comm = world(me, PATIENCE);
-    for turn in 0..50 {
-        one(&comm, crate::common::ALL[turn % 9], 3000, turn).unwrap();
+pub(crate) fn rank(me: &RankProcess) {
+    let comm = world(me, TIMEOUT);
+    for iteration in 0..50 {
+        one(&comm, crate::common::ALL[iteration % 9], 3000, iteration).unwrap();
     }
-    let letter = [7f32; 9];
+    let message = [7f32; 9];
     if me.rank == 1 {
         for to in [0, 2] {
-            // SAFETY: the letter lives until the process ends.
-            let sent = unsafe { comm.send(letter.as_ptr().cast(), 9, DType::F32, to, 5, Options::default()) };
+            // SAFETY: the message lives until the process exits.
+            let sent =
+                unsafe { comm.send(message.as_ptr().cast(), 9, DType::F32, to, 5, Options::default()) };
             sent.unwrap().wait(None).unwrap();
         }
     }
-    // The last collective, and the end of the process right behind it.
+    // The last collective, followed immediately by the shutdown.
     one(&comm, Collective::AllGather, 100_000, 1).unwrap();
     if me.rank == 1 {
         smddp_core::shutdown();
         return;
     }
-    // What it sent before is still received.
+    // Messages that it sent before are still received.
     let mut got = [0f32; 9];
-    me.get("gone");
-    // SAFETY: the buffer outlives the work, which is waited for.
+    me.get("departed");
+    // SAFETY: the buffer outlives the work, which is awaited.
     let work = unsafe { comm.recv(got.as_mut_ptr().cast(), 9, DType::F32, Some(1), 5, Options::default()) };
     work.unwrap().wait(None).unwrap();
-    assert_eq!(got, letter);
-    // Messages between those who are still there go on, whoever has left.
+    assert_eq!(got, message);
+    // Messages between the remaining ranks continue.
     let (other, mut into) = (2 - me.rank, vec![0f32; 100_000]);
     let out = vec![me.rank as f32; 100_000];
-    // SAFETY: both buffers outlive both works, which are waited for.
+    // SAFETY: both buffers outlive both works, which are awaited.
     unsafe {
         let s = comm.send(out.as_ptr().cast(), out.len(), DType::F32, other, 1, Options::default()).unwrap();
         let r = comm
@@ -56,88 +62,87 @@ pub(crate) fn rank(me: &Me) {
         s.wait(None).unwrap();
     }
     assert!(into.iter().all(|&x| x == other as f32));
-    assert_eq!(comm.error(), None, "a rank that left is no error by itself");
+    assert_eq!(comm.error(), None, "a departed rank alone is not an error");
     let error = one(&comm, Collective::AllReduce, 10, 0).unwrap_err();
     assert!(matches!(&error, Error::PeerLost { rank: 1, how, .. } if how.contains("left")), "{error}");
     comm.close();
-    me.say("done");
+    me.report("done");
 }
 
 #[test]
-fn an_orderly_exit_after_the_last_collective_is_no_error_until_the_rank_is_needed() {
+fn departed_rank_is_an_error_only_when_needed() {
     for _ in 0..10 {
-        let mut ranks = start("leaving", 3, &[], 2 * PATIENCE);
+        let mut ranks = start("departure", 3, &[], 2 * TIMEOUT);
         if !ranks.exit(1).success() {
-            ranks.fail("rank 1 ended badly");
+            ranks.fail("rank 1 failed");
         }
-        ranks.put("gone", "yes");
-        ranks.hear(0, "done");
-        ranks.hear(2, "done");
+        ranks.put("departed", "yes");
+        ranks.wait_for(0, "done");
+        ranks.wait_for(2, "done");
         ranks.finish([0, 1, 2]);
     }
 }
 
-/// The last to leave may have been told that it keeps others waiting, and never have read that: it must not take its
-/// own last bytes back by closing.
+/// The last rank may have an unread wait notice when it leaves. Its close must not discard its last sent bytes.
 #[test]
-fn what_a_rank_sent_arrives_though_it_leaves_at_once_and_has_unread_frames() {
-    over(Wire::Nodes(1).links(3), PATIENCE, |comm| {
+fn data_sent_before_an_immediate_departure_arrives() {
+    over(Wire::Nodes(1).links(3), TIMEOUT, |comm| {
         if comm.rank() == 2 {
-            // Longer than ranks wait before they say what they wait in.
+            // Longer than the delay after which ranks send wait notices.
             std::thread::park_timeout(Duration::from_millis(150));
         }
         one(comm, Collective::Broadcast, 4_000_000, 2).unwrap();
     });
 }
 
-/// It would look as if it were where those are that wait for it.
+/// Otherwise the departed rank would look as if it were in the call of the waiting ranks.
 #[test]
-fn a_rank_that_leaves_has_not_arrived_in_the_call_of_that_number() {
+fn departure_does_not_count_as_arrival_in_a_call() {
     let mut links = Wire::Nodes(1).links(2);
-    let (mut leaves, mut asks) = (links.remove(1).group, links.remove(0).group);
-    let wired = leaves.wire(Wiring { depth: (1, 1), window: 1, ..Wiring::default() });
+    let (mut departing, mut querying) = (links.remove(1).group, links.remove(0).group);
+    let wired = departing.wire(Wiring { depth: (1, 1), window: 1, ..Wiring::default() });
     for (seq, wired, arrived) in [(0, wired.clone(), true), (1, wired.untold(), false)] {
-        assert!(leaves.begin(seq, Head::default(), &wired, &[]));
-        asks.survey();
-        assert_eq!(asks.arrived(1, seq), Some(arrived), "#{seq}");
-        leaves.end();
+        assert!(departing.begin(seq, Head::default(), &wired, &[]));
+        querying.survey();
+        assert_eq!(querying.arrived(1, seq), Some(arrived), "#{seq}");
+        departing.end();
     }
 }
 
-/// The root of a broadcast waits for nobody's data, only for what it sends to be taken.
+/// A broadcast's root waits for no data, only for the receipt of its own.
 #[test]
-fn who_sends_to_a_rank_that_left_does_not_wait_for_the_deadline() {
+fn send_to_a_departed_rank_does_not_wait_for_the_timeout() {
     for wire in [Wire::Nodes(1), Wire::Srd(7)] {
         let begun = Instant::now();
-        over(wire.links(2), PATIENCE, |comm| {
+        over(wire.links(2), TIMEOUT, |comm| {
             one(comm, Collective::Broadcast, 100, 1).unwrap();
             if comm.rank() == 0 {
                 comm.close();
                 return;
             }
-            // It has gone out, or it is said that nobody takes it.
+            // Either everything is sent, or the departure of the receiver is reported.
             match one(comm, Collective::Broadcast, 4_000_000, 1) {
                 Ok(()) | Err(Error::PeerLost { rank: 0, .. }) => {}
                 other => panic!("{other:?}"),
             }
         });
-        assert!(begun.elapsed() < PATIENCE / 3, "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < TIMEOUT / 3, "{:?}", begun.elapsed());
     }
 }
 
 #[test]
-fn a_rank_that_closes_with_calls_pending_is_lost_to_the_others() {
+fn close_with_pending_calls_is_reported_as_a_lost_rank() {
     for wire in Wire::EACH {
         for pending in ["recv", "send", "collective"] {
             let (exchanged, closed) = (Gate::new(3), Gate::new(3));
-            over(wire.links(3), PATIENCE, |comm| {
+            over(wire.links(3), TIMEOUT, |comm| {
                 Job::new(comm.rank(), 3, Collective::AllToAll, 10, 0, 0).run(comm).unwrap();
-                // Ranks 1 and 2 may still exchange when rank 0 has all that it needs.
+                // Ranks 1 and 2 may still exchange data when rank 0 has all it needs.
                 exchanged.wait();
                 let again = || Job::new(comm.rank(), 3, Collective::AllReduce, 7, 0, 0);
                 if comm.rank() > 0 {
                     closed.wait();
-                    // What rank 0 gave to its pending collective may be enough for the others.
+                    // The data that rank 0 sent for its pending collective may be sufficient for the others.
                     let outcome = again().run(comm).and_then(|()| again().run(comm));
                     let lost = matches!(&outcome, Err(Error::PeerLost { rank: 0, how, .. }) if how.contains("pending"));
                     assert!(lost, "{wire:?}, {pending}: {outcome:?}");

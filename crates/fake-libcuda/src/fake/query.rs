@@ -1,4 +1,4 @@
-//! What a test asks of the driver and tells it, besides what programs do. Texts are records that end in [`END`].
+//! Functions for tests besides the driver API. Texts are records that end in [`END`].
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,29 +13,29 @@ use crate::{memory, modules, streams};
 
 const END: char = '\x1e';
 
-/// Begins a checked world with these settings ("NAME=VALUE", with spaces between), which come before the environment's. All
-/// that was open before is forgotten.
+/// Begins a checked world with these settings ("NAME=VALUE", separated by spaces), which take precedence over the
+/// environment. Drops everything that was open before.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn fake_begin(text: *const c_char) {
     set(&CStr::from_ptr(text).to_string_lossy());
     check::begin();
-    forget();
-    memory::forget();
-    streams::forget();
-    modules::forget();
+    reset();
+    memory::reset();
+    streams::reset();
+    modules::reset();
 }
 
-/// This thread is that process of the world from now on, wherever no context is current.
+/// Makes this thread the process `rank` of the world for calls without a current context.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_process(rank: usize) {
     become_process(check::first() + rank);
 }
 
-/// Lets all streams go on until each is empty or stands at a wait, at most for the world's patience.
-fn quieten(then: impl Fn(&mut World)) {
+/// Runs all streams until each is empty or blocked in a wait, for at most the world's patience. Then calls `then`.
+fn wait_until_idle(then: impl Fn(&mut World)) {
     let begun = Instant::now();
     let settles = |world: &mut World, _| {
-        let quiet = world.settles() || begun.elapsed() > settings().patience;
+        let quiet = world.settle() || begun.elapsed() > settings().patience;
         if quiet {
             then(world);
         }
@@ -46,37 +46,37 @@ fn quieten(then: impl Fn(&mut World)) {
     }
 }
 
-/// Lets all streams go on until each is empty or stands at a wait, and orders all that is done before all that any host does
-/// from now on.
+/// Runs all streams until each is empty or blocked in a wait. Then orders all completed work before all later host
+/// accesses.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_settle() {
-    quieten(|_| {});
+    wait_until_idle(|_| {});
 }
 
-/// The same; then streams that stand at a wait are reported and let go, and nothing more is checked.
+/// Settles the world, reports and releases the streams that are blocked in a wait, and ends the checks.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn fake_end() {
-    quieten(World::end);
+    wait_until_idle(World::end);
 }
 
-/// What the world knows of "reports", "waits", "stalls" or "leaks". Gives the bytes that there are; as many as there is room
-/// for are written.
+/// Writes the list "reports", "waits", "stalls" or "leaks" to `to`, at most `room` bytes. Returns the full size in
+/// bytes.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn fake_tell(what: *const c_char, to: *mut u8, room: usize) -> usize {
-    let mut leaks = streams::left();
+pub(crate) unsafe extern "C" fn fake_query(what: *const c_char, to: *mut u8, room: usize) -> usize {
+    let mut leaks = streams::list_open();
     let records = check::with(check::first(), |world, _| match CStr::from_ptr(what).to_bytes() {
         b"reports" => world.reports.clone(),
         b"stalls" => world.stalls.clone(),
         b"waits" => {
-            let line = |((rank, stream, index), seen): (&check::WaitId, &check::Seen)| {
-                let check::Seen { what, word, early, redundant } = seen;
-                format!("{rank}.{stream}.{index} {word} {early} {} {what}", *redundant == Some(false))
+            let line = |((rank, stream, index), seen): (&check::WaitId, &check::RecordedWait)| {
+                let check::RecordedWait { description, word, early, redundant } = seen;
+                format!("{rank}.{stream}.{index} {word} {early} {} {description}", *redundant == Some(false))
             };
             world.waits.iter().map(line).collect()
         }
         _ => {
             let line = |(&(rank, base), view): (&(usize, u64), &crate::views::View)| {
-                format!("rank {rank}: {} bytes ({:?}) at {base:#x}", view.bytes, view.had)
+                format!("rank {rank}: {} bytes ({:?}) at {base:#x}", view.bytes, view.origin)
             };
             leaks.extend(world.views.iter().map(line));
             std::mem::take(&mut leaks)
@@ -88,8 +88,10 @@ pub(crate) unsafe extern "C" fn fake_tell(what: *const c_char, to: *mut u8, room
     text.len()
 }
 
-/// What a host does with memory that streams use too: it reads a word (0), asks whether a word has reached a number (1), writes a
-/// word (2), or is about to read (3) or write (4) `operand` bytes. Does it, and gives what was read.
+/// Performs a host access to memory that streams use too, and returns the value read.
+///
+/// Kinds: load a word (0), test if a word has reached a value (1), store a word (2), report a read (3) or a write (4)
+/// of `operand` bytes.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn fake_host(
     context: CUcontext,
@@ -97,7 +99,7 @@ pub(crate) unsafe extern "C" fn fake_host(
     address: u64,
     operand: u64,
 ) -> u64 {
-    check::shake();
+    check::delay_at_random();
     let (bytes, touch) = match what {
         0 | 1 => (8, Touch::AtomicRead),
         2 => (8, Touch::AtomicWrite),
@@ -111,7 +113,7 @@ pub(crate) unsafe extern "C" fn fake_host(
         let (actor, clock) = (host.actor, host.clock.clone());
         world.touch(rank, (address, bytes), touch, (actor, &clock, &by));
         if what == 2 {
-            let knows = world.host_knows(rank);
+            let knows = world.take_host_clock(rank);
             world.write_word(rank, address, operand, knows);
         }
         if what > 1 {
@@ -121,8 +123,8 @@ pub(crate) unsafe extern "C" fn fake_host(
         let (found, learned) = match what {
             0 => (None, word.read()),
             _ => {
-                let through = word.lets_through(operand);
-                (Some(through.is_some()), through.flatten())
+                let satisfied = word.clock_for(operand);
+                (Some(satisfied.is_some()), satisfied.flatten())
             }
         };
         learned.iter().for_each(|learned| world.host(rank).clock.join_seen(learned));

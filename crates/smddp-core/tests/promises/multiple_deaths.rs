@@ -1,43 +1,44 @@
-//! Several ranks are gone, one after the other, before anybody makes a call: the first is the cause of the others' ends.
+//! Several ranks die one after the other before a call: the error reports the first as the cause, and lists the
+//! others.
 
 use smddp_core::{Error, Options};
 
-use crate::common::PATIENCE;
+use crate::common::TIMEOUT;
 use crate::common::group::world;
-use crate::common::procs::{Me, start};
+use crate::common::procs::{RankProcess, start};
 
 const SIZE: usize = 4;
-/// In the order in which they die.
+/// Victims in the order of their deaths.
 const VICTIMS: [usize; 2] = [2, 0];
 
-pub(crate) fn rank(me: &Me) {
-    let comm = world(me, PATIENCE);
+pub(crate) fn rank(me: &RankProcess) {
+    let comm = world(me, TIMEOUT);
     comm.barrier(Options::default()).unwrap();
-    me.say("ready");
+    me.report("ready");
     for victim in VICTIMS {
         me.get(&format!("killed {victim}"));
         while !comm.dead(&[victim]).iter().any(|(rank, _)| *rank == victim) {
             std::thread::yield_now();
         }
-        me.say(&format!("knows {victim}"));
+        me.report(&format!("detected {victim}"));
     }
     let error = comm.barrier(Options::default()).unwrap_err();
     let Error::PeerLost { rank, ref how, .. } = error else { panic!("not a loss: {error}") };
     assert_eq!(rank, VICTIMS[0], "{error}");
     assert!(how.contains(&format!("gone, too: rank {}", VICTIMS[1])), "{error}");
-    me.say("done");
+    me.report("done");
 }
 
 #[test]
-fn of_several_dead_the_first_to_die_is_named_first_and_the_others_too() {
-    let mut ranks = start("several", SIZE, &[], PATIENCE);
-    (0..SIZE).for_each(|rank| drop(ranks.hear(rank, "ready")));
+fn first_of_several_deaths_is_the_reported_cause() {
+    let mut ranks = start("multiple_deaths", SIZE, &[], TIMEOUT);
+    (0..SIZE).for_each(|rank| drop(ranks.wait_for(rank, "ready")));
     let survivors: Vec<usize> = (0..SIZE).filter(|rank| !VICTIMS.contains(rank)).collect();
     for victim in VICTIMS {
         ranks.kill(victim);
         ranks.put(&format!("killed {victim}"), "yes");
-        survivors.iter().for_each(|&rank| drop(ranks.hear(rank, &format!("knows {victim}"))));
+        survivors.iter().for_each(|&rank| drop(ranks.wait_for(rank, &format!("detected {victim}"))));
     }
-    survivors.iter().for_each(|&rank| drop(ranks.hear(rank, "done")));
+    survivors.iter().for_each(|&rank| drop(ranks.wait_for(rank, "done")));
     ranks.finish(survivors);
 }
