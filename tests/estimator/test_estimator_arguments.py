@@ -47,7 +47,8 @@ def test_an_argument_without_an_effect_is_reported(name, tmp_path, monkeypatch, 
             CLASSES[kind](**given)
         return
     with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
+        warnings.simplefilter("ignore", ResourceWarning)  # of other tests' objects
+        warnings.simplefilter("always", UserWarning)
         made = CLASSES[kind](**given)
     if name in arguments.WARNED:
         (text,) = [str(each.message) for each in seen]

@@ -219,7 +219,9 @@ def test_every_field_of_a_configuration_has_an_effect_or_a_message():
         for name, (value, expected) in FIELDS[part].items():
             given = {part: kind(**{name: value})}
             with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
+                # A collection of garbage in this block may emit a ResourceWarning about another test's object.
+                warnings.simplefilter("ignore", ResourceWarning)
+                warnings.simplefilter("always", UserWarning)
                 try:
                     made = trainer(**given).estimator
                 except ValueError as error:

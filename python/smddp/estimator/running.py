@@ -347,18 +347,20 @@ class _Agent:
 
 
 def _read(number: int, pipe: IO[bytes], said: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
-    for line in pipe:
-        try:
-            what = json.loads(line)
-        except ValueError:
-            what = {"line": line.decode(errors="replace").rstrip("\n")}
-        said.put((number, what if isinstance(what, dict) else {"line": str(what)}))
+    with pipe:
+        for line in pipe:
+            try:
+                what = json.loads(line)
+            except ValueError:
+                what = {"line": line.decode(errors="replace").rstrip("\n")}
+            said.put((number, what if isinstance(what, dict) else {"line": str(what)}))
     said.put((number, None))
 
 
 def _keep(pipe: IO[bytes], lines: list[str]) -> None:
-    for line in pipe:
-        lines.append(line.decode(errors="replace").rstrip("\n"))
+    with pipe:
+        for line in pipe:
+            lines.append(line.decode(errors="replace").rstrip("\n"))
 
 
 def remote_shell(rsh: str) -> list[str]:

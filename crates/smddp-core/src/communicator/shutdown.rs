@@ -191,8 +191,8 @@ impl Inner {
 static CLOSING: PerProcess<Mutex<Vec<JoinHandle<()>>>> = PerProcess::new();
 
 impl Communicator {
-    /// As [`Communicator::close`], for who goes on in another group at once: a dead group's reason may take a tenth of a second
-    /// to arrive between nodes, and a thread of its own waits for that. What is under way on devices is waited for here.
+    /// As [`Communicator::close`], for a caller that continues in another group at once. Between nodes the delivery of a dead group's
+    /// reason may take up to two seconds, so a separate thread waits for it. This call waits for operations on devices.
     pub fn let_go(&self) {
         if self.error().is_none() || !lock(&self.0.handles).is_empty() {
             return self.close();

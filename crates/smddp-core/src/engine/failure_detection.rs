@@ -61,12 +61,16 @@ impl Driver {
                 self.differ(seq, mine, found)?;
             }
         }
-        let faults = self.group.faults(now);
+        let mut faults = self.group.faults(now);
         if !faults.is_empty() {
             // Whoever left may have published what we wait for just before.
             let moved = self.poll()?;
             if !self.pending() {
                 return Ok(());
+            }
+            if moved {
+                // The report of a rank may have arrived with it, and explains the end of its connection.
+                faults = self.group.faults(now);
             }
             // Messages that go on and on are no reason for a collective to wait for the dead.
             if !moved || !self.queue.is_empty() && !self.advanced {

@@ -585,12 +585,14 @@ impl Net {
                 self.frame(rank, &frame, payload, P2P);
             }
         }
-        // A dead group's bytes may have nobody to take them.
+        // A peer may never take the data of a dead group. Its listener accepts a connection at any time: the abort report that waits
+        // for one is delivered, so the peer does not report a lost rank instead.
         let dead = self.poisoned || self.state.peers.iter().any(|peer| peer.poison.is_some());
-        let patience = if dead { GOODBYE / 20 } else { GOODBYE };
         let mut now = Instant::now();
-        let until = now + patience;
-        while !self.wire.finish() && now < until {
+        let (soon, until) = (now + GOODBYE / 20, now + GOODBYE);
+        let waits =
+            |now: Instant, wire: &dyn Wire| now < until && (!dead || now < soon || wire.is_connecting());
+        while !self.wire.finish() && waits(now, &*self.wire) {
             if self.wire.drained() {
                 // Only acknowledgements are on their way.
                 std::thread::sleep(ACKNOWLEDGED);

@@ -123,6 +123,10 @@ pub(crate) trait Wire: Send {
     fn spoken(&self) -> bool {
         self.drained()
     }
+    /// Returns true while a connection that carries frames is not established.
+    fn is_connecting(&self) -> bool {
+        false
+    }
     /// The group is dead: what still arrives is of no use to anybody.
     fn abandon(&mut self) {}
     /// Nothing more will be sent: whether everything has arrived that would be lost if this wire were dropped.

@@ -448,6 +448,10 @@ impl Wire for TcpWire {
         self.conns.iter().flatten().filter(|conn| conn.class == MESSAGES).all(Conn::idle)
     }
 
+    fn is_connecting(&self) -> bool {
+        self.conns.iter().flatten().any(Conn::is_calling)
+    }
+
     fn finish(&mut self) -> bool {
         if !self.drained() {
             return false;

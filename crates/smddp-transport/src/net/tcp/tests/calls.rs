@@ -206,3 +206,49 @@ fn what_this_process_lacks_is_no_loss_of_a_peer() {
         answering.join().unwrap();
     }
 }
+
+/// Delay before the proxy of the next test accepts: longer than a dead group waits for its other data.
+const LATE: Duration = Duration::from_millis(400);
+
+#[test]
+fn the_report_of_a_dead_group_reaches_a_peer_that_accepts_the_first_connection_late() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let here = listener.local_addr().unwrap();
+    let real = std::cell::Cell::new(here);
+    let mut pair = Pair::with(
+        |_| {},
+        |card| {
+            if let (1, Ok((address, _))) = (card.rank, &mut card.offer.tcp) {
+                real.set(std::mem::replace(&mut address.socket, here));
+            }
+        },
+    );
+    let real = real.get();
+    std::thread::spawn(move || {
+        std::thread::sleep(LATE);
+        for caller in listener.incoming().map_while(Result::ok) {
+            let peer = TcpStream::connect(real).unwrap();
+            for (mut from, mut to) in
+                [(caller.try_clone().unwrap(), peer.try_clone().unwrap()), (peer, caller)]
+            {
+                std::thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(std::net::Shutdown::Write);
+                });
+            }
+        }
+    });
+    let [leaves, other] = &mut pair.groups;
+    leaves.poison("calls differ");
+    leaves.leave();
+    let begun = Instant::now();
+    let faults = loop {
+        other.turn();
+        let faults = other.faults(Instant::now());
+        if !faults.is_empty() {
+            break faults;
+        }
+        assert!(begun.elapsed() < DEADLINE, "no report arrived");
+    };
+    assert_eq!(faults.first(), Some(&Fault::Poisoned { rank: 0, why: "calls differ".to_owned() }));
+}
