@@ -212,9 +212,10 @@ test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
 	@sh scripts/libfabric.sh
 	$(FAKES) $(BIN)/python -m pytest $(SECOND_TRY) $(FOLDERS) $(PYTEST_ARGS)
 
+# `-m slow` comes last: pytest uses the last -m, and the default of PYTEST_ARGS contains another one.
 .PHONY: test-slow
 test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
-	$(FAKES) $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(FAKES) $(BIN)/python -m pytest $(PYTEST_ARGS) -m slow
 
 .PHONY: test-images
 test-images: wheel-portable ## the wheel on images that have nothing but Python and pip, by debootstrap (root; gigabytes, under .images/)

@@ -128,6 +128,12 @@ def unsharded_frozen() -> Undo:
     return _around(private.CATCH_RESHARD, hybrid.registering_again)
 
 
+def gloo_average() -> Undo:
+    from smddp.sagemaker.fsdp import gloo_average
+
+    return in_place.wrap(_fully_shard(), gloo_average.around_fully_shard)
+
+
 def hybrid_fully_shard() -> Undo:
     from smddp.sagemaker.fsdp import hybrid
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smddp.sagemaker import replacements
+from smddp.sagemaker.fsdp import gloo_average
 from smddp.sagemaker.parallel import Layout
 from smddp.sagemaker.private_names import MissingNameError
 from smddp.sagemaker.replacements import Undo
@@ -74,6 +75,13 @@ PATCHES = (
         replacements.unsharded_frozen,
         lambda values, sizes: not sizes.native,
         replacements.without_fsdp1,
+    ),
+    Patch(
+        "gloo_average",
+        "torch.distributed.fsdp.fully_shard, before torch 2.9",
+        "it refuses gloo on CPUs, over which these versions sum gradients instead of averaging them",
+        replacements.gloo_average,
+        lambda values, sizes: gloo_average.torch_sums(),
     ),
     Patch(
         "hybrid_fully_shard",

@@ -6,6 +6,7 @@ import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
 from ranks.errors import refused
+from smddp.sagemaker.fsdp import gloo_average
 from smp_cases.models import batch, loss_of, part_of, tiny
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import ShardingStrategy, fully_shard
@@ -251,3 +252,43 @@ def _counted() -> dict:
             key = (entry["nodes"] > 1, entry["collective"])
             total[key] = total.get(key, 0) + entry["bytes"]
     return total
+
+
+def case_fully_shard_over_gloo_is_refused_where_torch_sums_gradients():
+    gloo = dist.new_group(backend="gloo")
+    over_gloo = dist.device_mesh.DeviceMesh.from_group(gloo, "cpu")
+    over_default = dist.device_mesh.init_device_mesh("cpu", (4,))
+    first_correct, gloo_average.FIRST_CORRECT = gloo_average.FIRST_CORRECT, (99, 0)
+
+    def body():
+        with refused("torch 99.0 or later", kind=RuntimeError):
+            fully_shard(torch.nn.Linear(4, 4), mesh=over_gloo)
+        if dist.get_backend() == "gloo":
+            with refused("Use init_process_group(backend='smddp')", kind=RuntimeError):
+                fully_shard(torch.nn.Linear(4, 4))
+        else:
+            fully_shard(torch.nn.Linear(4, 4), mesh=over_default)
+            fully_shard(torch.nn.Linear(4, 4))
+
+    try:
+        _with({"hybrid_shard_degree": 2}, body)
+        _with({}, body)
+    finally:
+        gloo_average.FIRST_CORRECT = first_correct
+
+
+def case_fully_shard_over_gloo_averages_gradients_or_is_refused():
+    gloo = dist.new_group(backend="gloo")
+    mesh = dist.device_mesh.DeviceMesh.from_group(gloo, "cpu")
+    layer = torch.nn.Linear(1, 4, bias=False)
+
+    def body():
+        if gloo_average.torch_sums():
+            with refused("sums the gradients of the 4 ranks", kind=RuntimeError):
+                fully_shard(layer, mesh=mesh)
+            return
+        fully_shard(layer, mesh=mesh)
+        layer(torch.full((1, 1), float(dist.get_rank()))).sum().backward()
+        assert layer.weight.grad.full_tensor().unique().tolist() == [1.5]
+
+    _with({}, body)
