@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCFunction};
-use smddp_core::{Communicator, Error, Known, Result, Store, after, interrupted, log};
+use smddp_core::{Communicator, Deletion, Error, Known, Result, Store, after, interrupted, log};
 
 use crate::errors::raise;
 
@@ -45,13 +45,23 @@ pub(crate) struct PyStore {
 impl PyStore {
     pub(crate) fn new(
         store: Py<PyAny>,
+        names: (&str, &str),
+        rank: usize,
+        timeout: Duration,
+        known: Option<(Communicator, Vec<usize>)>,
+    ) -> Self {
+        Self::shared(Arc::new(store), names, rank, timeout, known)
+    }
+
+    fn shared(
+        store: Arc<Py<PyAny>>,
         (call, group): (&str, &str),
         rank: usize,
         timeout: Duration,
         known: Option<(Communicator, Vec<usize>)>,
     ) -> Self {
         Self {
-            store: Arc::new(store),
+            store,
             known,
             making: (call.to_owned(), group.to_owned(), timeout, after(Instant::now(), timeout)),
             rank,
@@ -104,8 +114,14 @@ impl PyStore {
         let (answer, answered) = channel();
         let store = Arc::clone(&self.store);
         self.hand(Box::new(move || {
+            let outcome = Python::attach(|py| {
+                let outcome = what(store.bind(py));
+                // A store that is dropped without the interpreter lock may stay open for some time.
+                drop(store);
+                outcome
+            });
             // Nobody listens any more where the deadline has passed.
-            let _ = answer.send(Python::attach(|py| what(store.bind(py))));
+            let _ = answer.send(outcome);
         }))?;
         let begun = Instant::now();
         let patience = self.making.3.saturating_duration_since(begun).max(LEAST);
@@ -257,5 +273,25 @@ impl Store for PyStore {
             Err(error) if !error.is_instance_of::<PyException>(store.py()) => Err(error),
             _ => Ok(()),
         })
+    }
+
+    fn deletion(&self, key: &str, value: &[u8]) -> Option<Deletion> {
+        let (call, group, ..) = &self.making;
+        let place = (call.clone(), group.clone());
+        let (store, rank, key, value) =
+            (Arc::clone(&self.store), self.rank, key.to_owned(), value.to_owned());
+        Some(Box::new(move || {
+            // Its deadline is `LEAST`.
+            let store = Self::shared(store, (&place.0, &place.1), rank, Duration::ZERO, None);
+            let outcome = store.ask(move |store| {
+                let stored = |key: &str| store.call_method1("check", (vec![key],))?.extract::<bool>();
+                if stored(&key)? && store.call_method1("get", (&key,))?.extract::<Vec<u8>>()? == value {
+                    store.call_method1("delete_key", (&key,))?;
+                }
+                Ok(())
+            });
+            Python::attach(|_| drop(store));
+            outcome
+        }))
     }
 }

@@ -18,6 +18,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::head::{self, mix};
 use crate::ledger::REMEMBERED;
+use crate::log::{self, Level};
 use crate::sync::lock;
 use crate::types::{DType, RedOp};
 use crate::work::Shared;
@@ -113,6 +114,26 @@ impl Step {
 }
 
 impl Inner {
+    /// Deletes the record of this rank's claim. Called before the ranks leave together: afterwards the process that serves the store
+    /// may end.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]. Any other error of the store is logged: the record does no harm.
+    pub(super) fn delete_claim(&self) -> Result<()> {
+        let deletion = lock(&self.claim).as_mut().and_then(|(_, deletion)| deletion.take());
+        if let Some(Err(error)) = deletion.map(|delete| delete()) {
+            if error == Error::Interrupted {
+                return Err(error);
+            }
+            let (rank, name) = (self.rank, &self.name);
+            log::say(
+                Level::Trace,
+                &format!("group `{name}`: the claim of rank {rank} stays in the store: {error}"),
+            );
+        }
+        Ok(())
+    }
+
     /// Puts a call behind all others by which this rank leaves; `None` where somebody else waits in this group for a
     /// call that its end is to end.
     fn leave_by(

@@ -35,6 +35,7 @@ use crate::log::{self, Level};
 use crate::network::{Known, Origin};
 use crate::p2p::Request;
 use crate::recorder::{self, Recorder, Taken, Tally};
+use crate::startup::Deletion;
 use crate::sync::lock;
 use crate::types::{DType, RedOp};
 use crate::wait::SpinPolicy;
@@ -72,8 +73,8 @@ pub(crate) struct Inner {
     /// Threads that wait in this group and have released the driver for a signal check.
     long_waits: AtomicUsize,
     closed: AtomicBool,
-    /// Claim on this rank, until the group is closed or dead.
-    claim: Mutex<Option<Claim>>,
+    /// Claim on this rank, until the group is closed or dead, and the deletion of its record in the store.
+    claim: Mutex<Option<(Claim, Option<Deletion>)>>,
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) facts: GroupFacts,
@@ -168,11 +169,11 @@ impl Communicator {
     }
 
     /// Keeps the claim of this process on its rank until the group is closed or dead.
-    pub(crate) fn hold(&self, claim: Claim) {
+    pub(crate) fn hold(&self, claim: Claim, deletion: Option<Deletion>) {
         let mut held = lock(&self.0.claim);
         // `die` sets the reason before it releases the claim, so a group that dies meanwhile keeps none.
         if self.0.poison.get().is_none() {
-            *held = Some(claim);
+            *held = Some((claim, deletion));
         }
     }
 
@@ -585,12 +586,15 @@ impl Communicator {
             let begun = Instant::now();
             let left = || limit.saturating_sub(begun.elapsed());
             if inner.poison.get().is_none() {
-                outcome = inner.compare(|work| match inner.reach(&Target::Work(work), Some(left()))? {
-                    true => work.outcome(),
-                    false => Err(Error::Closed {
-                        group: inner.name.clone(),
-                        why: "its time to leave was over".to_owned(),
-                    }),
+                let deleted = if limit.is_zero() { Ok(()) } else { inner.delete_claim() };
+                outcome = deleted.and_then(|()| {
+                    inner.compare(|work| match inner.reach(&Target::Work(work), Some(left()))? {
+                        true => work.outcome(),
+                        false => Err(Error::Closed {
+                            group: inner.name.clone(),
+                            why: "its time to leave was over".to_owned(),
+                        }),
+                    })
                 });
             }
             match &outcome {

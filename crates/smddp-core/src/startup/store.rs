@@ -2,6 +2,9 @@
 
 use crate::error::Result;
 
+/// Later deletion of a value.
+pub type Deletion = Box<dyn FnOnce() -> Result<()> + Send>;
+
 /// Store of small values by key, shared by the ranks of a group. Its errors are errors of this process.
 pub trait Store {
     /// Writes a value.
@@ -12,4 +15,8 @@ pub trait Store {
     fn get(&self, key: &str) -> Result<Vec<u8>>;
     /// Deletes a key.
     fn delete(&self, key: &str) -> Result<()>;
+    /// Returns an action that deletes a key later if it still has this value. `None`: the store cannot outlive the startup.
+    fn deletion(&self, _key: &str, _value: &[u8]) -> Option<Deletion> {
+        None
+    }
 }
