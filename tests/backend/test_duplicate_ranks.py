@@ -37,7 +37,10 @@ later = dist.new_group([0, 1])
 result = torch.tensor([rank + 1.0])
 dist.all_reduce(result, group=later)
 assert result.item() == 3, result
+store = dist.group.WORLD._store
+assert store.check([f"smddp/held/{rank}"])
 dist.destroy_process_group()
+assert not store.check([f"smddp/held/{rank}"])
 mark(f"left{rank}")
 # This process lives on and no longer holds its rank.
 wait(f"again{rank}")

@@ -43,7 +43,7 @@ pub use smddp_transport::process::{
     Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error, refused, undisturbed,
 };
 pub use smddp_transport::threads::spawn;
-pub use startup::{Known, MAX_RANKS, Pending, Store, check_size};
+pub use startup::{Deletion, Known, MAX_RANKS, Pending, Store, check_size};
 pub use sync::completion::{Keep, interrupted, set_interrupt};
 pub use sync::deadline::{after, duration};
 pub use types::{DType, RedOp};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCFunction};
-use smddp_core::{Communicator, Error, Known, Result, Store, after, interrupted, log};
+use smddp_core::{Communicator, Deletion, Error, Known, Result, Store, after, interrupted, log};
 
 use crate::errors::raise;
 
@@ -47,13 +47,23 @@ pub(crate) struct PyStore {
 impl PyStore {
     pub(crate) fn new(
         store: Py<PyAny>,
+        names: (&str, &str),
+        rank: usize,
+        timeout: Duration,
+        known: Option<(Communicator, Vec<usize>)>,
+    ) -> Self {
+        Self::shared(Arc::new(store), names, rank, timeout, known)
+    }
+
+    fn shared(
+        store: Arc<Py<PyAny>>,
         (call, group): (&str, &str),
         rank: usize,
         timeout: Duration,
         known: Option<(Communicator, Vec<usize>)>,
     ) -> Self {
         Self {
-            store: Arc::new(store),
+            store,
             known,
             call: (call.to_owned(), group.to_owned(), timeout, after(Instant::now(), timeout)),
             rank,
@@ -106,8 +116,14 @@ impl PyStore {
         let (reply, replies) = channel();
         let store = Arc::clone(&self.store);
         self.submit(Box::new(move || {
+            let outcome = Python::attach(|py| {
+                let outcome = operation(store.bind(py));
+                // A store that is dropped without the interpreter lock may stay open for some time.
+                drop(store);
+                outcome
+            });
             // After the deadline the receiver is dropped.
-            let _ = reply.send(Python::attach(|py| operation(store.bind(py))));
+            let _ = reply.send(outcome);
         }))?;
         let begun = Instant::now();
         let timeout = self.call.3.saturating_duration_since(begun).max(MIN_TIMEOUT);
@@ -264,5 +280,25 @@ impl Store for PyStore {
             Err(error) if !error.is_instance_of::<PyException>(store.py()) => Err(error),
             _ => Ok(()),
         })
+    }
+
+    fn deletion(&self, key: &str, value: &[u8]) -> Option<Deletion> {
+        let (call, group, ..) = &self.call;
+        let place = (call.clone(), group.clone());
+        let (store, rank, key, value) =
+            (Arc::clone(&self.store), self.rank, key.to_owned(), value.to_owned());
+        Some(Box::new(move || {
+            // Its deadline is `LEAST`.
+            let store = Self::shared(store, (&place.0, &place.1), rank, Duration::ZERO, None);
+            let outcome = store.request(move |store| {
+                let stored = |key: &str| store.call_method1("check", (vec![key],))?.extract::<bool>();
+                if stored(&key)? && store.call_method1("get", (&key,))?.extract::<Vec<u8>>()? == value {
+                    store.call_method1("delete_key", (&key,))?;
+                }
+                Ok(())
+            });
+            Python::attach(|_| drop(store));
+            outcome
+        }))
     }
 }

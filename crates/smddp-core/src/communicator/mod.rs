@@ -29,7 +29,7 @@ use crate::device::On;
 use crate::engine::messages::Request;
 use crate::engine::progress_loop::Target;
 use crate::engine::progress_thread;
-use crate::engine::shared::{DESTROYED, Inner};
+use crate::engine::shared::{DESTROYED, Deletion, Inner};
 use crate::engine::wait_plan::SpinPolicy;
 use crate::engine::{Driver, Item};
 use crate::error::{Error, Result};
@@ -111,11 +111,11 @@ impl Communicator {
     }
 
     /// Keeps the claim of this process on its rank until the group is closed or dead.
-    pub(crate) fn hold(&self, claim: Claim) {
+    pub(crate) fn hold(&self, claim: Claim, deletion: Option<Deletion>) {
         let mut held = lock(&self.0.claim);
         // `die` sets the reason before it releases the claim, so a group that dies meanwhile keeps none.
         if self.0.poison.get().is_none() {
-            *held = Some(claim);
+            *held = Some((claim, deletion));
         }
     }
 
@@ -528,12 +528,15 @@ impl Communicator {
             let begun = Instant::now();
             let left = || limit.saturating_sub(begun.elapsed());
             if inner.poison.get().is_none() {
-                outcome = inner.compare(|work| match inner.reach(&Target::Work(work), Some(left()))? {
-                    true => work.outcome(),
-                    false => Err(Error::Closed {
-                        group: inner.name.clone(),
-                        why: "its time to leave was over".to_owned(),
-                    }),
+                let deleted = if limit.is_zero() { Ok(()) } else { inner.delete_claim() };
+                outcome = deleted.and_then(|()| {
+                    inner.compare(|work| match inner.reach(&Target::Work(work), Some(left()))? {
+                        true => work.outcome(),
+                        false => Err(Error::Closed {
+                            group: inner.name.clone(),
+                            why: "its time to leave was over".to_owned(),
+                        }),
+                    })
                 });
             }
             match &outcome {

@@ -20,6 +20,7 @@ use crate::engine::shared::Inner;
 use crate::error::{Error, Result};
 use crate::failure::call_log::REMEMBERED;
 use crate::failure::error_text;
+use crate::log::{self, Level};
 use crate::sync::completion::Shared;
 use crate::sync::lock;
 
@@ -114,6 +115,26 @@ impl Step {
 }
 
 impl Inner {
+    /// Deletes the record of this rank's claim. Called before the ranks leave together: afterwards the process that serves the store
+    /// may end.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]. Any other error of the store is logged: the record does no harm.
+    pub(super) fn delete_claim(&self) -> Result<()> {
+        let deletion = lock(&self.claim).as_mut().and_then(|(_, deletion)| deletion.take());
+        if let Some(Err(error)) = deletion.map(|delete| delete()) {
+            if error == Error::Interrupted {
+                return Err(error);
+            }
+            let (rank, name) = (self.rank, &self.name);
+            log::say(
+                Level::Trace,
+                &format!("group `{name}`: the claim of rank {rank} stays in the store: {error}"),
+            );
+        }
+        Ok(())
+    }
+
     /// Puts a call behind all others by which this rank leaves; `None` where somebody else waits in this group for a
     /// call that its end is to end.
     fn leave_by(

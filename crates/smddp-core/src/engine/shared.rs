@@ -17,6 +17,9 @@ use crate::observe::recorder::Tally;
 /// Reason of calls after the group is closed.
 pub(crate) const DESTROYED: &str = "it was destroyed";
 
+/// Deletion of a value in the store over which a group started.
+pub type Deletion = Box<dyn FnOnce() -> Result<()> + Send>;
+
 pub(crate) struct Inner {
     pub(crate) driver: Mutex<Driver>,
     /// Operations and bytes so far, by collective and path.
@@ -37,8 +40,8 @@ pub(crate) struct Inner {
     /// Threads that wait in this group and have released the driver for a signal check.
     pub(crate) long_waits: AtomicUsize,
     pub(crate) closed: AtomicBool,
-    /// Claim on this rank, until the group is closed or dead.
-    pub(crate) claim: Mutex<Option<Claim>>,
+    /// Claim on this rank, until the group is closed or dead, and the deletion of its record in the store.
+    pub(crate) claim: Mutex<Option<(Claim, Option<Deletion>)>>,
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) facts: GroupFacts,

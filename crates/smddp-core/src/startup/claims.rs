@@ -1,19 +1,21 @@
-//! Claims of processes on the ranks of a group, in the group's store. They outlive the making of the group.
+//! Claims of processes on the ranks of a group, in the group's store. They outlive the making of the group. A rank that leaves in
+//! good order deletes its own.
 //!
 //! Only groups that are the first of their ranks have claims: any other group is made by processes of a group that has them.
 
 use smddp_transport::bootstrap::{CardTree, Holder};
 
-use super::store::Store;
+use super::store::{Deletion, Store};
 use crate::error::{Error, Result};
 
 fn key(rank: usize) -> String {
     format!("smddp/held/{rank}")
 }
 
-/// Stores the claim of this process on `rank`. `record`: its address record.
-pub(super) fn claim(store: &dyn Store, rank: usize, record: &[u8]) -> Result<()> {
-    store.set(&key(rank), record)
+/// Stores the claim of this process on `rank` and returns its deletion. `record`: its address record.
+pub(super) fn claim(store: &dyn Store, rank: usize, record: &[u8]) -> Result<Option<Deletion>> {
+    store.set(&key(rank), record)?;
+    Ok(store.deletion(&key(rank), record))
 }
 
 /// The other process that joined the group as `rank` before, if it may still hold the rank.
@@ -36,7 +38,7 @@ pub(super) fn running(
 ) -> Result<Option<String>> {
     let Some(Holder::Open(process)) = holder(store, rank, tree)? else { return Ok(None) };
     for other in (0..size.min(EXAMINED)).filter(|&other| other != rank) {
-        if store.has(&[key(other)])? && tree.holder(&store.get(&key(other))?).is_none() {
+        if holder(store, other, tree)?.is_none() {
             return Ok(None);
         }
     }

@@ -12,4 +12,4 @@ mod store;
 pub use pending::Pending;
 pub use rank_exchange::Known;
 pub use size::{MAX_RANKS, check_size};
-pub use store::Store;
+pub use store::{Deletion, Store};

@@ -146,8 +146,8 @@ impl Communicator {
             && let Some(tree) = tree.take()
         {
             // Not an error of the group: without the record, a duplicate fails at its deadline instead of at once.
-            let _ = claims::claim(store, rank, &tree.address());
-            comm.hold(tree.into_claim());
+            let deletion = claims::claim(store, rank, &tree.address()).ok().flatten();
+            comm.hold(tree.into_claim(), deletion);
         }
         // Last: other ranks may still have to read the address. With a conflict it may be another process's.
         if meeting.found.borrow().is_none() {

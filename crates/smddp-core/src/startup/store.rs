@@ -1,5 +1,6 @@
 //! Interface to the store over which the ranks of a group start.
 
+pub use crate::engine::shared::Deletion;
 use crate::error::Result;
 
 /// Store of small values by key, shared by the ranks of a group. Its errors are errors of this process.
@@ -12,4 +13,8 @@ pub trait Store {
     fn get(&self, key: &str) -> Result<Vec<u8>>;
     /// Deletes a key.
     fn delete(&self, key: &str) -> Result<()>;
+    /// Returns an action that deletes a key later if it still has this value. `None`: the store cannot outlive the startup.
+    fn deletion(&self, _key: &str, _value: &[u8]) -> Option<Deletion> {
+        None
+    }
 }

@@ -1,18 +1,18 @@
 //! Groups that ranks as threads create through a store: exchange of the ranks' information over the tree.
 
 use std::collections::HashMap;
-use std::sync::{Barrier, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use smddp_core::{Communicator, Error, Result, Store};
+use smddp_core::{Communicator, Deletion, Error, Result, Store};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A store in this process, which counts the transferred bytes.
 #[derive(Default)]
 struct Values {
-    values: Mutex<HashMap<String, Vec<u8>>>,
+    values: Arc<Mutex<HashMap<String, Vec<u8>>>>,
     bytes: Mutex<usize>,
 }
 
@@ -44,6 +44,17 @@ impl Store for Values {
     fn delete(&self, key: &str) -> Result<()> {
         self.values.lock().unwrap().remove(key);
         Ok(())
+    }
+
+    fn deletion(&self, key: &str, value: &[u8]) -> Option<Deletion> {
+        let (values, key, value) = (self.values.clone(), key.to_owned(), value.to_owned());
+        Some(Box::new(move || {
+            let mut values = values.lock().unwrap();
+            if values.get(&key) == Some(&value) {
+                values.remove(&key);
+            }
+            Ok(())
+        }))
     }
 }
 
@@ -202,7 +213,7 @@ fn unreachable_parent_is_replaced_by_the_store() {
             let children = (1..=16).map(|rank| format!("smddp/up/{rank}"));
             assert_eq!(carried, children.collect::<Vec<_>>());
         }
-        let left = other_host.store.values.into_inner().unwrap();
+        let left = std::mem::take(&mut *other_host.store.values.lock().unwrap());
         assert!(left.is_empty(), "{:?}", left.keys());
     }
 }
@@ -269,4 +280,59 @@ fn rank_claimed_on_another_host_is_reported_at_the_timeout() {
     let holder = format!("pid {} on host", std::process::id());
     assert!(error.to_string().contains(&holder) && error.to_string().contains("as rank 1 before"), "{error}");
     comms.into_iter().for_each(|(_, comm)| comm.close());
+}
+
+/// Replaces the id of the process in the claim of a rank. Its pid and host stay.
+fn of_another_process(store: &Values, rank: usize) {
+    let host = smddp_core::host_name();
+    let mut values = store.values.lock().unwrap();
+    let record = values.get_mut(&format!("smddp/held/{rank}")).unwrap();
+    let host_end =
+        record.windows(host.len()).position(|bytes| bytes == host.as_bytes()).unwrap() + host.len();
+    // The pid is a number of variable length. Its last byte has no high bit.
+    let pid_end = host_end + record[host_end..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;
+    record[pid_end] ^= 1;
+}
+
+#[test]
+fn a_duplicate_with_the_pid_and_host_of_the_holder_is_refused() {
+    let store = Values::default();
+    let call = ("init_process_group", "namespaces");
+    let comms = ranks(2, |_| true, |rank| Communicator::make(&store, call, rank, 2, TIMEOUT, None).unwrap());
+    (0..2).for_each(|rank| of_another_process(&store, rank));
+    let error = Communicator::make(&store, call, 1, 2, TIMEOUT, None).err().unwrap();
+    assert!(matches!(error, Error::Topology(_)), "{error}");
+    assert!(error.to_string().contains("two processes claim rank 1 of group 'namespaces'"), "{error}");
+    comms.into_iter().for_each(|(_, comm)| comm.close());
+}
+
+#[test]
+fn ranks_that_leave_in_good_order_delete_their_claims_alone() {
+    let store = Values::default();
+    let call = ("init_process_group", "deleted");
+    let claims = || store.values.lock().unwrap().keys().filter(|key| key.contains("held")).count();
+    for another in [false, true] {
+        let comms =
+            ranks(2, |_| true, |rank| Communicator::make(&store, call, rank, 2, TIMEOUT, None).unwrap());
+        assert_eq!(claims(), 2);
+        if another {
+            of_another_process(&store, 1);
+        }
+        thread::scope(|scope| {
+            comms.iter().for_each(|(_, comm)| _ = scope.spawn(|| comm.finish(TIMEOUT).unwrap()));
+        });
+        assert_eq!(claims(), usize::from(another), "a claim of another process stays");
+    }
+}
+
+/// A restart of one rank is possible once another rank has left and deleted its claim.
+#[test]
+fn a_rank_without_a_claim_has_left() {
+    let store = Values::default();
+    let call = ("init_process_group", "left");
+    let comms = ranks(2, |_| true, |rank| Communicator::make(&store, call, rank, 2, TIMEOUT, None).unwrap());
+    (0..2).for_each(|rank| of_another_process(&store, rank));
+    store.values.lock().unwrap().remove("smddp/held/0");
+    let again = ranks(2, |_| true, |rank| Communicator::make(&store, call, rank, 2, TIMEOUT, None).unwrap());
+    again.into_iter().chain(comms).for_each(|(_, comm)| comm.close());
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::process::Id;
+use crate::fork::PerProcess;
+use crate::process::{Id, random};
 use crate::token::{PROTOCOL, Token};
 
 /// The address record of a rank in the store, by which its children connect to it.
@@ -16,6 +17,8 @@ pub(super) struct TreeAddress {
     /// Whose it is, for people.
     pub(super) host: String,
     pub(super) pid: u32,
+    /// Random id of its process: processes of different pid namespaces may have the same pid.
+    pub(super) process_id: [u8; 8],
     /// Ranks of its group.
     pub(super) size: u32,
     /// Which rank of which attempt this is.
@@ -116,6 +119,20 @@ pub(super) fn parse_address(bytes: &[u8]) -> Result<(TreeAddress, &[u8]), String
 /// The address as it is stored, which nothing verifies: for messages to people.
 pub(super) fn stated(bytes: &[u8]) -> Option<TreeAddress> {
     parse_address(bytes).ok().map(|(address, _)| address)
+}
+
+struct ProcessId([u8; 8]);
+
+impl Default for ProcessId {
+    fn default() -> Self {
+        Self(random())
+    }
+}
+
+/// Returns the random id of this process. A forked child has another one.
+pub(super) fn process_id() -> [u8; 8] {
+    static PROCESS_ID: PerProcess<ProcessId> = PerProcess::new();
+    PROCESS_ID.get().0
 }
 
 /// Nanoseconds since the boot.

@@ -33,7 +33,7 @@ impl CardTree {
         if !other.is_near(mine) {
             return Some(Holder::Unknown(other.process()));
         }
-        if other.pid == mine.pid {
+        if other.process_id == mine.process_id {
             return None;
         }
         match dial(&other, mine) {

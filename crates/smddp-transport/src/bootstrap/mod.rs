@@ -185,6 +185,7 @@ impl CardTree {
                 version,
                 host: card.host.clone(),
                 pid: card.pid,
+                process_id: address::process_id(),
                 size: card.size,
                 made: address::now(),
                 id,
