@@ -8,7 +8,7 @@
 #![allow(dead_code, unused_imports, reason = "no model needs all of a file")]
 
 /// Constant that `layout.rs` needs for sizes; the models do not use it.
-const LONGEST_WHY: usize = 1000;
+const MAX_ABORT_REPORT: usize = 1000;
 #[path = "../../crates/smddp-transport/src/process/layout.rs"]
 mod layout;
 mod weak;
@@ -22,8 +22,8 @@ mod stores_relaxed;
 mod unfenced;
 
 // The models.
-mod bell;
 mod cells;
+mod doorbell;
 mod finish;
 mod slot;
 mod turns;

@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 
 use smddp_core::{DType, RedOp};
 
-use crate::buffers::{Buffer, Maker};
+use crate::buffers::{Buffer, Exporter};
 use crate::calls::{Case, Sides, Team};
 use crate::cli::Cli;
 use crate::device::hostname;
@@ -69,7 +69,7 @@ pub(crate) fn run(cli: &Cli, launched: &LaunchEnvironment) -> Result<()> {
 
 struct Worker<'a> {
     team: &'a Team,
-    make: Maker,
+    make: Exporter,
     job: Option<Job>,
 }
 
@@ -175,7 +175,7 @@ struct Job {
 }
 
 impl Job {
-    fn new(op: JobOp, dtype: DType, bytes: usize, team: &Team, make: Maker) -> Result<Job> {
+    fn new(op: JobOp, dtype: DType, bytes: usize, team: &Team, make: Exporter) -> Result<Job> {
         let (rank, ranks) = (team.rank(), team.size());
         let part = (bytes / dtype.size() / ranks).max(1);
         let count = part * ranks;

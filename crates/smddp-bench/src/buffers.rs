@@ -33,7 +33,7 @@ pub(crate) struct Buffer {
 }
 
 /// What makes a buffer of so many bytes.
-pub(crate) type Maker = fn(usize) -> Result<Buffer>;
+pub(crate) type Exporter = fn(usize) -> Result<Buffer>;
 
 // SAFETY: the allocation belongs to this value alone; no thread keeps a pointer into it except through borrows
 // of it (or through calls that hold such a borrow until they are done, see `calls`).
@@ -41,7 +41,7 @@ unsafe impl Send for Buffer {}
 
 impl Buffer {
     /// As `-R` says.
-    pub(crate) fn maker(register: u8) -> Maker {
+    pub(crate) fn maker(register: u8) -> Exporter {
         if register == 2 { Self::symmetric } else { Self::new }
     }
 

@@ -200,8 +200,8 @@ impl Cli {
             let name = self.task.name();
             return usage(format!("{name} is one of OSU's tests, which have no {option}: leave it out"));
         }
-        if let Some(why) = self.neutral.refusal() {
-            return usage(why);
+        if let Some(reason) = self.neutral.refusal() {
+            return usage(reason);
         }
         if let Task::Measure(op) | Task::Overlap(op) = self.task {
             self.validate_call(op)?;

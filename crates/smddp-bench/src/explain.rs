@@ -142,7 +142,7 @@ fn reason(cli: &Cli, cluster: &Cluster, chosen: &Run, best: Option<&Run>) -> Str
     } else {
         "lowest cost by the planner's formula, with this network's latency and rate"
     };
-    let why = match chosen.job.decision.reason {
+    let reason = match chosen.job.decision.reason {
         Reason::Setting => "requested by SMDDP_ALGO".to_owned(),
         Reason::Table => "requested by a row of SMDDP_TUNE".to_owned(),
         Reason::Unsupported(wanted) => {
@@ -154,12 +154,12 @@ fn reason(cli: &Cli, cluster: &Cluster, chosen: &Run, best: Option<&Run>) -> Str
     };
     match best {
         Some(best) if best.outcome.seconds < 0.95 * chosen.outcome.seconds => format!(
-            "{why}; the fastest in the simulation is {} with segments of {}, {:.1} us",
+            "{reason}; the fastest in the simulation is {} with segments of {}, {:.1} us",
             best.job.decision.choice.algorithm.name(),
             size(best.job.decision.choice.segment as u64),
             best.outcome.seconds * 1e6
         ),
-        _ => format!("{why}; fastest in the simulation too"),
+        _ => format!("{reason}; fastest in the simulation too"),
     }
 }
 

@@ -41,7 +41,7 @@ impl Neutral {
             ("-x", self.cta_policy, "no thread blocks of a device take part"),
             ("-D", self.device_implementation, "there is no implementation on a device"),
         ];
-        let (name, value, why) = asked.into_iter().find(|(_, value, _)| *value != 0)?;
-        Some(format!("{name} {value}: {why}; leave it out, or give 0"))
+        let (name, value, reason) = asked.into_iter().find(|(_, value, _)| *value != 0)?;
+        Some(format!("{name} {value}: {reason}; leave it out, or give 0"))
     }
 }

@@ -76,9 +76,11 @@ mod tests {
     fn an_iteration_is_as_long_as_its_slowest_rank() {
         let found = PerIter::new(&[vec![1e-6, 5e-6, 3e-6], vec![2e-6, 4e-6, 3e-6]], 0);
         assert_eq!(found.times_us.iter().map(|t| t.round()).collect::<Vec<_>>(), [2.0, 5.0, 3.0]);
-        let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
-        assert!(near(found.avg_us, 10.0 / 3.0) && near(found.min_us, 2.0) && near(found.max_us, 5.0));
-        assert!(near(found.p99_us, 5.0) && near(found.cv_pct, (7.0f64 / 3.0).sqrt() / (10.0 / 3.0) * 100.0));
+        let local = |a: f64, b: f64| (a - b).abs() < 1e-6;
+        assert!(local(found.avg_us, 10.0 / 3.0) && local(found.min_us, 2.0) && local(found.max_us, 5.0));
+        assert!(
+            local(found.p99_us, 5.0) && local(found.cv_pct, (7.0f64 / 3.0).sqrt() / (10.0 / 3.0) * 100.0)
+        );
         assert_eq!(found.per_process_max_times_us.len(), 2);
     }
 

@@ -198,8 +198,8 @@ fn quickest(cluster: &Cluster, subject: &Subject<'_>) -> Result<Run> {
         );
     }
     if found.runs.is_empty() {
-        let why = found.failed.first().map_or("nothing can run it", String::as_str);
-        return Err(Error::Usage(format!("{} nodes: {why}", cluster.nodes())));
+        let reason = found.failed.first().map_or("nothing can run it", String::as_str);
+        return Err(Error::Usage(format!("{} nodes: {reason}", cluster.nodes())));
     }
     Ok(found.runs.swap_remove(0))
 }

@@ -36,7 +36,7 @@ impl Split {
     pub(crate) fn from_env(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Split>> {
         for (name, read) in VARIABLES.into_iter().zip([mask, split]) {
             if let Some(text) = get(name).filter(|text| !text.trim().is_empty()) {
-                let wrong = |why| Error::Usage(format!("{name} is '{text}': {why}"));
+                let wrong = |reason| Error::Usage(format!("{name} is '{text}': {reason}"));
                 return read(text.trim()).map(Some).map_err(wrong);
             }
         }

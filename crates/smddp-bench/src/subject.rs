@@ -129,16 +129,16 @@ mod tests {
     /// network, writes inside nodes. `None` where the engine refuses the plan (memory of a device).
     fn bound(subject: &Subject<'_>) -> Option<(u64, Vec<u64>, u64)> {
         let (group, node_of) = (subject.group(), subject.cluster.node_of());
-        let (mut messages, mut bytes, mut near) = (0, vec![0; subject.cluster.nodes()], 0);
+        let (mut messages, mut bytes, mut local) = (0, vec![0; subject.cluster.nodes()], 0);
         for rank in 0..subject.cluster.size() {
             for written in group.written(rank, &subject.call).ok()? {
                 let away = written.readers.iter().filter(|&&reader| node_of[reader] != node_of[rank]).count();
                 messages += away as u64 * written.messages;
                 bytes[node_of[rank]] += away as u64 * written.bytes;
-                near += if away < written.readers.len() { written.messages } else { 0 };
+                local += if away < written.readers.len() { written.messages } else { 0 };
             }
         }
-        Some((messages, bytes, near))
+        Some((messages, bytes, local))
     }
 
     fn holds(subject: &Subject<'_>, replayed: &mut usize) {
@@ -161,7 +161,7 @@ mod tests {
         if subject.cluster.size() > 40 || job.messages(subject.cluster) > 4_000 {
             return;
         }
-        let Some((messages, bytes, near)) = bound(subject) else { return };
+        let Some((messages, bytes, local)) = bound(subject) else { return };
         let run = job.run(subject.cluster, Vec::new()).unwrap();
         let context = format!("{:?} {:?} {:?}", subject.call, subject.cluster.ranks, job.decision.choice);
         assert_eq!(run.outcome.network_messages, messages, "{context}");
@@ -170,7 +170,7 @@ mod tests {
             let scales = if job.decision.format == Some(Format::Int8) { bound / 100 } else { 0 };
             assert!(replayed.abs_diff(bound) <= scales, "{replayed} instead of {bound} bytes, {context}");
         }
-        assert_eq!(run.outcome.local_messages, near, "{context}");
+        assert_eq!(run.outcome.local_messages, local, "{context}");
         *replayed += 1;
     }
 

@@ -19,8 +19,8 @@ pub enum Error {
     #[error("{what} on group `{group}` failed: {who} {how}; {advice}")]
     PeerLost { what: String, group: String, rank: usize, who: String, how: String, advice: &'static str },
     /// The communicator was aborted or closed here.
-    #[error("group `{group}` is closed: {why}")]
-    Closed { group: String, why: String },
+    #[error("group `{group}` is closed: {reason}")]
+    Closed { group: String, reason: String },
     /// Ranks that cannot reach each other.
     #[error("{0}")]
     Topology(String),
@@ -37,8 +37,8 @@ pub enum Error {
     )]
     Forked { group: String },
     /// The system refused something.
-    #[error("{what}: {why}")]
-    System { what: String, why: String },
+    #[error("{what}: {reason}")]
+    System { what: String, reason: String },
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -1,19 +1,19 @@
 //! What unit tests share: a rank whose mates never come.
 
 use smddp_transport::Group;
-use smddp_transport::interface::{Family, Wanted};
-use smddp_transport::joint::{Between, Means, Prepared};
+use smddp_transport::interface::{AddressFamily, InterfaceFilter};
+use smddp_transport::joint::{InterNode, Prepared, TransportOptions};
 
 /// Rank 0 of so many, all on this node.
 pub(crate) fn group(size: usize) -> Group {
-    let means = Means {
+    let means = TransportOptions {
         staging: 4 << 20,
         shm: true,
         node: None,
-        interface: Wanted { value: None, from: "" },
-        family: Family::Any,
+        interface: InterfaceFilter { value: None, from: "" },
+        family: AddressFamily::Any,
         peer_timeout: std::time::Duration::from_secs(20),
-        between: Between::Nothing,
+        between: InterNode::Nothing,
         encrypts: false,
         library: None,
         provider: None,
@@ -22,6 +22,6 @@ pub(crate) fn group(size: usize) -> Group {
     };
     let prepared = |rank| Prepared::new(rank, size, Vec::new(), &means).unwrap();
     let all: Vec<Prepared> = (0..size).map(prepared).collect();
-    let cards = all.iter().map(|one| one.card().clone()).collect();
+    let cards = all.iter().map(|one| one.rank_info().clone()).collect();
     all.into_iter().next().unwrap().connect(cards).unwrap().group
 }

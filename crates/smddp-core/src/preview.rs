@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use smddp_plan::{Collective, Counts, Decision, GroupShape, Memory, Network, Settings, Shape, Topology};
 use smddp_transport::shm::SLOT_BYTES;
-use smddp_transport::{Outlet, Reach};
+use smddp_transport::{Routes, SendChannel};
 
 use crate::bind::{GroupFacts, bind, decided, described};
 use crate::call::key::Key;
@@ -55,7 +55,7 @@ impl<'a> Absent<'a> {
     pub fn new(topology: Topology, network: Network, config: &'a Config) -> Self {
         let slot = if topology.nodes() > 1 { 0 } else { SLOT_BYTES };
         // Nothing goes any way.
-        let reach = Arc::new(Reach::near(0, topology.size()));
+        let reach = Arc::new(Routes::local(0, topology.size()));
         Self {
             facts: GroupFacts {
                 rank: 0,
@@ -89,8 +89,8 @@ impl<'a> Absent<'a> {
     ///
     /// # Errors
     /// Where the call cannot be bound.
-    pub fn written(&self, rank: usize, call: &Imagined) -> Result<Vec<Outlet>> {
+    pub fn written(&self, rank: usize, call: &Imagined) -> Result<Vec<SendChannel>> {
         let facts = GroupFacts { rank, ..self.facts.clone() };
-        Ok(Arc::unwrap_or_clone(bind(&call.key(), &facts, self.config)?.wiring).outlets)
+        Ok(Arc::unwrap_or_clone(bind(&call.key(), &facts, self.config)?.channel_layout).send_channels)
     }
 }

@@ -22,7 +22,7 @@ fn preview_agrees_with_a_real_group() {
         let prepared: Vec<_> = (0..labels.len())
             .map(|rank| Prepared::new(rank, labels.len(), Vec::new(), &node(rank)).unwrap())
             .collect();
-        let infos = prepared.iter().map(|prepared| prepared.card().clone()).collect();
+        let infos = prepared.iter().map(|prepared| prepared.rank_info().clone()).collect();
         let link = prepared.into_iter().next().unwrap().connect(infos).unwrap().group;
         let group = Communicator::over(link, &labels, "preview", Duration::from_secs(60));
         let absent = Absent::new(Topology::from_labels(&labels), Network::ASSUMED, config);

@@ -16,8 +16,8 @@ fn unsigned(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
 
 fn type_error(name: &str, wanted: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     if error.is_instance_of::<PyOverflowError>(value.py()) {
-        let why = format!("{name} {value:?} is out of range: expected {wanted} of at most {}", i64::MAX);
-        return PyValueError::new_err(why);
+        let reason = format!("{name} {value:?} is out of range: expected {wanted} of at most {}", i64::MAX);
+        return PyValueError::new_err(reason);
     }
     if !error.is_instance_of::<PyTypeError>(value.py()) {
         return error;

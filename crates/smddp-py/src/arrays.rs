@@ -279,8 +279,8 @@ impl Arrays {
         let input = match (array, self.comm.rank() == root) {
             (Some(array), true) => Some(how.input(array)?),
             (None, true) => {
-                let why = format!("scatter: rank {root} is the root and needs an array");
-                return Err(PyTypeError::new_err(why));
+                let reason = format!("scatter: rank {root} is the root and needs an array");
+                return Err(PyTypeError::new_err(reason));
             }
             (_, false) => None,
         };

@@ -93,9 +93,9 @@ impl CallOptions {
     pub(crate) fn counts(self, counts: Option<Vec<i64>>) -> PyResult<Option<Vec<usize>>> {
         let Some(counts) = counts else { return Ok(None) };
         if counts.iter().try_fold(0_i64, |sum, &count| sum.checked_add(count)).is_none() {
-            let why =
+            let reason =
                 format!("{}: the sum of counts {counts:?} is out of range: at most {}", self.call, i64::MAX);
-            return Err(PyValueError::new_err(why));
+            return Err(PyValueError::new_err(reason));
         }
         counts.into_iter().map(|count| self.number("a count of", count)).collect::<PyResult<_>>().map(Some)
     }

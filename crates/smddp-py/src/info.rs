@@ -36,8 +36,10 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     found.set_item("cores", smddp_core::cores())?;
     found.set_item("simd", smddp_core::simd_level())?;
     found.set_item("in_a_node", "shm: sealed memfd over an abstract unix socket")?;
-    found
-        .set_item("between_nodes", config.between_nodes().unwrap_or_else(|why| format!("nothing: {why}")))?;
+    found.set_item(
+        "between_nodes",
+        config.between_nodes().unwrap_or_else(|reason| format!("nothing: {reason}")),
+    )?;
     found.set_item("interfaces", smddp_core::interfaces())?;
     found.set_item("staging_cap", config.staging)?;
     let (_, resident, reserve) = Endpoint::existing().map_or((0, 0, 0), |e| e.staging());
@@ -81,13 +83,13 @@ pub(crate) fn cuda(py: Python<'_>, start: bool) -> PyResult<Bound<'_, PyDict>> {
         }
         Ok::<_, smddp_core::Error>((format!("CUDA {major}.{minor}"), devices))
     });
-    let (why, driver, devices) = match probed {
+    let (reason, driver, devices) = match probed {
         Ok((driver, devices)) => (String::new(), driver, devices),
         Err(error) => (error.to_string(), String::new(), Vec::new()),
     };
     let found = PyDict::new(py);
-    found.set_item("found", why.is_empty())?;
-    found.set_item("why", why)?;
+    found.set_item("found", reason.is_empty())?;
+    found.set_item("why", reason)?;
     found.set_item("driver", driver)?;
     found.set_item("devices", devices)?;
     Ok(found)
@@ -97,7 +99,7 @@ pub(crate) fn cuda(py: Python<'_>, start: bool) -> PyResult<Bound<'_, PyDict>> {
 #[pyfunction]
 pub(crate) fn fabric(py: Python<'_>) -> PyResult<Vec<String>> {
     let config = Config::get().map_err(|error| raise(py, error))?;
-    Ok(py.detach(|| config.fabric()).unwrap_or_else(|why| vec![format!("none: {why}")]))
+    Ok(py.detach(|| config.fabric()).unwrap_or_else(|reason| vec![format!("none: {reason}")]))
 }
 
 /// Calls `load`, which loads or initializes `library`, and returns its result. Restores signal handlers and the floating-point mode.

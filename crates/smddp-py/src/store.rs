@@ -95,12 +95,12 @@ impl PyStore {
     }
 
     /// Returns the error of a failed request.
-    fn failed(&self, why: &str) -> Error {
+    fn failed(&self, reason: &str) -> Error {
         let (rank, host, pid) = (self.rank, smddp_core::host_name(), std::process::id());
         Error::System {
             what: self.operation(),
-            why: format!(
-                "rank {rank} (host {host}, pid {pid}) cannot use {} ({why}). Has the process that serves the store ended? \
+            reason: format!(
+                "rank {rank} (host {host}, pid {pid}) cannot use {} ({reason}). Has the process that serves the store ended? \
                  Existing groups go on. For new groups serve the store from a process that outlives the ranks (torchrun \
                  does), give a group other ranks with `reconfigure` and hints={{\"store\": \"HOST:PORT\"}}, or start the \
                  job again",
@@ -134,11 +134,11 @@ impl PyStore {
                 Ok(Ok(value)) => return Ok(value),
                 Ok(Err(error)) => {
                     // torch appends the C++ stack in further lines.
-                    let why = error.to_string().lines().next().unwrap_or_default().to_owned();
+                    let reason = error.to_string().lines().next().unwrap_or_default().to_owned();
                     if let Ok(mut raised) = self.raised.lock() {
                         raised.get_or_insert(error);
                     }
-                    return Err(self.dead_rank().unwrap_or_else(|| self.failed(&why)));
+                    return Err(self.dead_rank().unwrap_or_else(|| self.failed(&reason)));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(self.failed("the thread that sends its requests has ended"));
@@ -173,7 +173,7 @@ impl PyStore {
         if self.abandoned.load(Ordering::Relaxed) {
             return Err(self.timeout_error());
         }
-        let refused = |why: &dyn std::fmt::Display| self.failed(&why.to_string());
+        let refused = |reason: &dyn std::fmt::Display| self.failed(&reason.to_string());
         let sender = match self.sender.get() {
             Some(sender) => sender,
             None => {

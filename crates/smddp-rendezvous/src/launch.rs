@@ -220,8 +220,8 @@ fn host_is_loopback(env: &Env) -> bool {
         .is_some_and(|host| host == "localhost" || host.starts_with("127.") || host == "::1")
 }
 
-fn missing(name: &str, why: &str) -> Error {
-    Error::Usage(format!("{name} is not set: {why} (torchrun, mpirun, srun and smddprun set it)"))
+fn missing(name: &str, reason: &str) -> Error {
+    Error::Usage(format!("{name} is not set: {reason} (torchrun, mpirun, srun and smddprun set it)"))
 }
 
 fn derived_port(job: &str) -> u16 {

@@ -44,7 +44,7 @@ pub fn join(
     smddp_core::check_size(name, size)?;
     if let (None, None) = (store, &launch.address) {
         let pending = Pending::new(name, rank, size, timeout)?;
-        let own = pending.card();
+        let own = pending.rank_info();
         return Ok(JoinedWorld { comm: pending.connect(&[own])?, traffic: 0 });
     }
     let rendezvous = Rendezvous::open(launch, store, deadline)?;
@@ -210,9 +210,10 @@ impl StoreClient {
     fn request<T>(&self, operation: impl FnOnce(&mut Client) -> Result<T>) -> smddp_core::Result<T> {
         operation(&mut self.client()).map_err(|error| match error {
             Error::Core(error) => error,
-            error => {
-                smddp_core::Error::System { what: "the ranks' rendezvous".to_owned(), why: error.to_string() }
-            }
+            error => smddp_core::Error::System {
+                what: "the ranks' rendezvous".to_owned(),
+                reason: error.to_string(),
+            },
         })
     }
 }

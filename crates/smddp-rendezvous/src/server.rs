@@ -70,7 +70,7 @@ impl Shared {
             changed: Condvar::new(),
             closing: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|why| refused("eventfd2", why))?,
+                .map_err(|reason| refused("eventfd2", reason))?,
             used: Arc::default(),
             max_bytes: AtomicUsize::new(0),
             members: AtomicUsize::new(0),
@@ -356,7 +356,7 @@ struct Serving {
 
 impl Serving {
     fn new(listener: TcpListener, shared: Arc<Shared>) -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|why| refused("epoll_create1", why))?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|reason| refused("epoll_create1", reason))?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         Ok(Self {

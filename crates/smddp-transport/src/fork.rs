@@ -8,7 +8,7 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    crate::own::forked();
+    crate::close_on_fork::forked();
 }
 
 /// How often this process forked away from an ancestor since the library was first used.

@@ -4,29 +4,29 @@
 //! others, a wire to them.
 
 pub mod bootstrap;
-mod card;
+mod close_on_fork;
 pub mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod joint;
 mod net;
-mod own;
 mod p2p;
 pub mod process;
-mod send;
+mod rank_info;
 pub mod shm;
+mod socket_io;
 pub mod threads;
 mod token;
-pub mod warn;
+pub mod warning;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use card::{Card, CardError, host_name};
-pub use joint::{Group, Reach, Wired};
+pub use joint::{Group, RoutedChannels, Routes};
 pub use net::{fabric, interface};
-pub use p2p::{Envelope, MessageId, PointToPoint};
-pub use process::{Lent, Maker, SingleCopy, Sleeper, SymmetricBuffer, SymmetricUsage};
-pub use shm::{Board, Stay};
+pub use p2p::{Envelope, MessageId, MessageTransport};
+pub use process::{Exporter, MemoryExport, SingleCopy, Sleeper, SymmetricBuffer, SymmetricUsage};
+pub use rank_info::{RankInfo, RankInfoError, host_name};
+pub use shm::{SharedPage, ZeroCopySource};
 pub use token::Token;
 
 /// Whoever panicked held no half-made state that matters more than going on.
@@ -36,15 +36,15 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// What a call is: the same on all its ranks, whatever the bits mean to the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Head {
+pub struct CallFingerprint {
     pub what: u64,
     pub count: u64,
 }
 
 /// One channel that this rank writes in an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outlet {
-    /// Ranks that read it, ascending; [`Outlet::ELSEWHERE`] for one that another wire serves.
+pub struct SendChannel {
+    /// Ranks that read it, ascending; [`SendChannel::REMOTE`] for one that another wire serves.
     pub readers: Vec<usize>,
     /// Bytes of the largest message.
     pub cell: usize,
@@ -54,13 +54,13 @@ pub struct Outlet {
     pub bytes: u64,
 }
 
-impl Outlet {
-    pub(crate) const ELSEWHERE: usize = usize::MAX;
+impl SendChannel {
+    pub(crate) const REMOTE: usize = usize::MAX;
 }
 
 /// One channel that this rank reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Inlet {
+pub struct RecvChannel {
     pub rank: usize,
     pub channel: usize,
     /// My index among its readers.
@@ -73,9 +73,9 @@ pub struct Inlet {
 
 /// The channels of one bound call's operations at one rank.
 #[derive(Clone, Debug, Default)]
-pub struct Wiring {
-    pub outlets: Vec<Outlet>,
-    pub inlets: Vec<Inlet>,
+pub struct Channels {
+    pub send_channels: Vec<SendChannel>,
+    pub recv_channels: Vec<RecvChannel>,
     /// Every channel carries one message that fits a slot: payload travels with the header.
     pub inline: bool,
     /// Cells per channel wanted, and the fewest that work.
@@ -88,7 +88,7 @@ pub struct Wiring {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     pub rank: usize,
-    pub theirs: Head,
+    pub theirs: CallFingerprint,
     /// Bytes on the channel: expected here, offered there (only where the heads agree).
     pub bytes: Option<(u64, u64)>,
 }
@@ -99,13 +99,13 @@ pub enum Fault {
     /// The process is gone without having left the group.
     Lost { rank: usize, how: String },
     /// This process cannot reach the rank, which may be well: it lacks something.
-    Unable { rank: usize, why: String },
+    Unable { rank: usize, reason: String },
     /// The rank left the group (closed it or exited in good order).
     Left { rank: usize },
     /// The rank declared the group unusable, and says why.
-    Poisoned { rank: usize, why: String },
+    Poisoned { rank: usize, reason: String },
     /// Operation `seq` is over here, which needed nothing of that rank, and it made another call.
-    Differs { seq: u64, mine: Head, found: Mismatch },
+    Differs { seq: u64, mine: CallFingerprint, found: Mismatch },
 }
 
 impl Fault {
@@ -119,4 +119,4 @@ impl Fault {
 }
 
 /// Bytes of the text in which a rank tells why the group is dead.
-pub const LONGEST_WHY: usize = 2000;
+pub const MAX_ABORT_REPORT: usize = 2000;

@@ -12,7 +12,7 @@ pub struct Envelope {
 pub type MessageId = u64;
 
 /// One rank's messages with others, as one carrier brings them. Nothing blocks; what cannot be done yet is `None`.
-pub trait PointToPoint {
+pub trait MessageTransport {
     /// Starts sending a message.
     fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId>;
     /// Next free cell of an outgoing message: address and room in bytes.

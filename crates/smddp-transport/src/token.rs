@@ -220,12 +220,12 @@ impl Challenge {
 }
 
 /// No reason to try again.
-fn refused(why: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, why)
+fn refused(reason: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
 /// Whether a handshake failed because of who is at the other end.
-pub(crate) fn is_stranger(error: &io::Error) -> bool {
+pub(crate) fn is_unauthenticated(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::InvalidData
 }
 
@@ -248,12 +248,12 @@ mod tests {
     fn ends_with_one_token_meet_and_others_do_not() {
         let (ours, theirs) = (token(), token());
         assert!(meet(&ours, &ours).unwrap());
-        assert!(is_stranger(&meet(&ours, &theirs).unwrap_err()));
+        assert!(is_unauthenticated(&meet(&ours, &theirs).unwrap_err()));
         assert_ne!(ours.name(), theirs.name());
         // Both halves count.
         let mixed = Arc::new(ours.with(b"a secret of the job's"));
-        assert!(is_stranger(&meet(&ours, &mixed).unwrap_err()));
-        assert!(is_stranger(&meet(&Arc::new(ours.with(b"another")), &mixed).unwrap_err()));
+        assert!(is_unauthenticated(&meet(&ours, &mixed).unwrap_err()));
+        assert!(is_unauthenticated(&meet(&Arc::new(ours.with(b"another")), &mixed).unwrap_err()));
     }
 
     #[test]
@@ -269,7 +269,7 @@ mod tests {
         assert!(!again.is_met_by(&other[REPLY - 32..]));
         // And a caller takes no answer that was given to other words.
         let next = Claim::new(&token, b"smddp-tthe words").unwrap();
-        assert!(is_stranger(&next.prove(&reply).unwrap_err()));
+        assert!(is_unauthenticated(&next.prove(&reply).unwrap_err()));
     }
 
     #[test]

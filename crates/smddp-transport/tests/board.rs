@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::param::page_size;
-use smddp_transport::Card;
-use smddp_transport::shm::{Near, Prepared};
-use smddp_transport::{Board, Lent};
+use smddp_transport::RankInfo;
+use smddp_transport::shm::{LocalChannels, Prepared};
+use smddp_transport::{MemoryExport, SharedPage};
 
 const CAP: usize = 1 << 20;
 const CHILD: &str = "SMDDP_TEST_CHILD";
@@ -26,9 +26,9 @@ fn from_hex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-fn word(board: &Board, rank: usize, index: usize) -> &AtomicU64 {
-    let page = board.page(rank).unwrap();
-    assert!(page.addr().is_multiple_of(page_size()) && Board::PAGE.is_multiple_of(page_size()));
+fn word(shared_page: &SharedPage, rank: usize, index: usize) -> &AtomicU64 {
+    let page = shared_page.page(rank).unwrap();
+    assert!(page.addr().is_multiple_of(page_size()) && SharedPage::PAGE.is_multiple_of(page_size()));
     // SAFETY: within the page, which lives as long as the board; reached as an atomic by all.
     unsafe { AtomicU64::from_ptr(page.cast::<u64>().add(index)) }
 }
@@ -42,21 +42,25 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// Rank 0 and rank 1 in two processes that talk in lines.
-fn board(rank: usize, from: &mut impl BufRead, to: &mut impl Write) -> (Near, Arc<Board>) {
+fn shared_page(
+    rank: usize,
+    from: &mut impl BufRead,
+    to: &mut impl Write,
+) -> (LocalChannels, Arc<SharedPage>) {
     let mut prepared = Prepared::new(rank, 2, CAP, Vec::new()).unwrap();
-    say(to, &to_hex(&prepared.card().to_bytes()));
-    let theirs = Card::from_bytes(&from_hex(&hear(from))).unwrap();
-    let mut cards = vec![prepared.card().clone(), theirs];
+    say(to, &to_hex(&prepared.rank_info().to_bytes()));
+    let theirs = RankInfo::from_bytes(&from_hex(&hear(from))).unwrap();
+    let mut rank_infos = vec![prepared.rank_info().clone(), theirs];
     if rank == 1 {
-        cards.swap(0, 1);
+        rank_infos.swap(0, 1);
     }
-    prepared.trust_card(&cards[0]);
+    prepared.trust_rank_info(&rank_infos[0]);
     // Nobody is called who does not hear yet.
     say(to, "hears");
     hear(from);
-    let link = prepared.connect(cards).unwrap();
-    let board = link.board(vec![Some(0), Some(1)]).unwrap();
-    (link, board)
+    let link = prepared.connect(rank_infos).unwrap();
+    let shared_page = link.shared_page(vec![Some(0), Some(1)]).unwrap();
+    (link, shared_page)
 }
 
 fn say(to: &mut impl Write, line: &str) {
@@ -101,32 +105,32 @@ impl Drop for Ended {
 /// Rank 1: lends things under numbers that it says, and is asked by way of words.
 fn lender() {
     let (mut from, mut to) = (BufReader::new(io::stdin()), io::stdout());
-    let (_link, board) = board(1, &mut from, &mut to);
+    let (_link, shared_page) = shared_page(1, &mut from, &mut to);
     let times = Arc::new(AtomicUsize::new(0));
     let asked = times.clone();
     let bytes = |count: usize, fds: usize| {
         move || {
             let fds = (0..fds).map(|i| file(&format!("file {i}"))).collect();
-            Ok(Lent { bytes: (0..count).map(|i| i as u8).collect(), fds })
+            Ok(MemoryExport { bytes: (0..count).map(|i| i as u8).collect(), fds })
         }
     };
     let tokens = [
-        board.lend(Box::new(move || {
+        shared_page.lend(Box::new(move || {
             asked.fetch_add(1, Ordering::SeqCst);
             bytes(3, 2)()
         })),
-        board.lend(Box::new(bytes(Lent::MOST_BYTES, Lent::MOST_FDS))),
-        board.lend(Box::new(bytes(Lent::MOST_BYTES + 1, 0))),
-        board.lend(Box::new(bytes(0, Lent::MOST_FDS + 1))),
-        board.lend(Box::new(|| Err(io::Error::other("it is not for you")))),
-        board.lend(Box::new(bytes(1, 0))),
+        shared_page.lend(Box::new(bytes(MemoryExport::MOST_BYTES, MemoryExport::MOST_FDS))),
+        shared_page.lend(Box::new(bytes(MemoryExport::MOST_BYTES + 1, 0))),
+        shared_page.lend(Box::new(bytes(0, MemoryExport::MOST_FDS + 1))),
+        shared_page.lend(Box::new(|| Err(io::Error::other("it is not for you")))),
+        shared_page.lend(Box::new(bytes(1, 0))),
     ];
-    board.withdraw(tokens[5]);
+    shared_page.withdraw(tokens[5]);
     say(&mut to, &tokens.map(|token| token.to_string()).join(" "));
     // Its page is the one that the other process sees as this rank's, and so the other way round.
-    until("rank 0 writes its word", || word(&board, 0, 511).load(Ordering::Acquire) == 7);
-    word(&board, 1, 3).store(8, Ordering::Release);
-    assert_eq!(word(&board, 1, 511).load(Ordering::Acquire), 0);
+    until("rank 0 writes its word", || word(&shared_page, 0, 511).load(Ordering::Acquire) == 7);
+    word(&shared_page, 1, 3).store(8, Ordering::Release);
+    assert_eq!(word(&shared_page, 1, 511).load(Ordering::Acquire), 0);
     hear(&mut from);
     assert_eq!(times.load(Ordering::SeqCst), 2, "made anew for each who asks");
 }
@@ -146,35 +150,38 @@ fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shar
         .unwrap();
     let (mut to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let (mut from, mut child) = (BufReader::new(from), Ended(child));
-    let (_link, board) = board(0, &mut from, &mut to);
+    let (_link, shared_page) = shared_page(0, &mut from, &mut to);
     let tokens: Vec<u64> = hear(&mut from).split(' ').map(|token| token.parse().unwrap()).collect();
 
     for _ in 0..2 {
-        let lent = board.borrow(1, tokens[0]).unwrap();
+        let lent = shared_page.borrow(1, tokens[0]).unwrap();
         assert_eq!(lent.bytes, [0, 1, 2]);
         let texts: Vec<String> = lent.fds.into_iter().map(contents).collect();
         assert_eq!(texts, ["file 0", "file 1"], "in their order");
     }
-    let most = board.borrow(1, tokens[1]).unwrap();
+    let most = shared_page.borrow(1, tokens[1]).unwrap();
     assert!(most.bytes.iter().enumerate().all(|(i, &byte)| byte == i as u8));
-    assert_eq!((most.bytes.len(), most.fds.len()), (Lent::MOST_BYTES, Lent::MOST_FDS));
-    assert_eq!(contents(most.fds.into_iter().next_back().unwrap()), format!("file {}", Lent::MOST_FDS - 1));
+    assert_eq!((most.bytes.len(), most.fds.len()), (MemoryExport::MOST_BYTES, MemoryExport::MOST_FDS));
+    assert_eq!(
+        contents(most.fds.into_iter().next_back().unwrap()),
+        format!("file {}", MemoryExport::MOST_FDS - 1)
+    );
 
-    let refused = |token: u64| board.borrow(1, token).unwrap_err().to_string();
+    let refused = |token: u64| shared_page.borrow(1, token).unwrap_err().to_string();
     assert!(refused(tokens[2]).contains("are more than one answer holds"), "{}", refused(tokens[2]));
     assert!(refused(tokens[3]).contains("are more than one answer holds"), "{}", refused(tokens[3]));
     assert_eq!(refused(tokens[4]), "it is not for you");
     for unknown in [tokens[5], 1 << 40] {
         assert_eq!(refused(unknown), format!("nothing is lent under number {unknown}"));
     }
-    assert_eq!(board.borrow(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
+    assert_eq!(shared_page.borrow(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
 
-    word(&board, 0, 511).store(7, Ordering::Release);
-    until("rank 1 writes its word", || word(&board, 1, 3).load(Ordering::Acquire) == 8);
+    word(&shared_page, 0, 511).store(7, Ordering::Release);
+    until("rank 1 writes its word", || word(&shared_page, 1, 3).load(Ordering::Acquire) == 8);
     say(&mut to, "over");
     assert!(child.0.wait().unwrap().success());
     // Nobody is there any more: an error at once, not a wait.
     let begun = Instant::now();
-    board.borrow(1, tokens[0]).unwrap_err();
+    shared_page.borrow(1, tokens[0]).unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use smddp_transport::shm::Prepared;
-use smddp_transport::{Card, process::PROTOCOL};
+use smddp_transport::{RankInfo, process::PROTOCOL};
 
 const CAP: usize = 1 << 20;
 
@@ -25,9 +25,9 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 /// This process's id in the handshake: its first half is in the socket's name, the whole in every card.
-fn my_id(card: &Card, socket: &str) -> [u8; 16] {
+fn my_id(rank_info: &RankInfo, socket: &str) -> [u8; 16] {
     let half = from_hex(socket.rsplit('-').next().unwrap());
-    let bytes = card.to_bytes();
+    let bytes = rank_info.to_bytes();
     let at = bytes.windows(8).position(|window| window == half).unwrap();
     bytes[at..at + 16].try_into().unwrap()
 }
@@ -51,7 +51,7 @@ fn hello(magic: &[u8; 8], version: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8>
 }
 
 /// The group's token: at the end of rank 0's card.
-fn token_of(first: &Card) -> [u8; 32] {
+fn token_of(first: &RankInfo) -> [u8; 32] {
     *first.to_bytes().last_chunk().unwrap()
 }
 
@@ -97,13 +97,13 @@ fn is_shut_out(stream: &mut UnixStream) -> bool {
 }
 
 /// Rank 0 of two, which trusts its own card's token; rank 1, which keeps it; the socket's name, what says who is meant, the token.
-fn at_home() -> ([smddp_transport::shm::Near; 2], String, Vec<u8>, [u8; 32]) {
+fn at_home() -> ([smddp_transport::shm::LocalChannels; 2], String, Vec<u8>, [u8; 32]) {
     let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, CAP, Vec::new()).unwrap());
     let name = my_sockets().pop().unwrap();
-    let cards: Vec<Card> = prepared.iter().map(|p| p.card().clone()).collect();
-    let hello = hello(b"smddp-in", PROTOCOL, [1; 16], my_id(&cards[0], &name));
-    let token = token_of(&cards[0]);
-    (prepared.map(|p| p.connect(cards.clone()).unwrap()), name, hello, token)
+    let rank_infos: Vec<RankInfo> = prepared.iter().map(|p| p.rank_info().clone()).collect();
+    let hello = hello(b"smddp-in", PROTOCOL, [1; 16], my_id(&rank_infos[0], &name));
+    let token = token_of(&rank_infos[0]);
+    (prepared.map(|p| p.connect(rank_infos.clone()).unwrap()), name, hello, token)
 }
 
 /// Eight bytes from sixteen digits.
@@ -118,7 +118,7 @@ fn replace(bytes: &mut [u8], what: &[u8], by: &[u8]) {
 
 /// My card as rank 1, and the card of a rank 0 that does not exist: its id and its socket's name differ from mine.
 /// With the name of that socket and its id.
-fn false_peer() -> (Prepared, Vec<Card>, String, [u8; 16]) {
+fn false_peer() -> (Prepared, Vec<RankInfo>, String, [u8; 16]) {
     let prepared = Prepared::new(1, 2, CAP, Vec::new()).unwrap();
     let name = my_sockets().pop().unwrap();
     let digits = name.rsplit('-').next().unwrap().to_owned();
@@ -126,13 +126,13 @@ fn false_peer() -> (Prepared, Vec<Card>, String, [u8; 16]) {
     let other: Vec<u8> = id.iter().map(|byte| !byte).collect();
     let other_digits: String = other.iter().map(|byte| format!("{byte:02x}")).collect();
     let other_name = name.replace(&digits, &other_digits);
-    let mut bytes = Prepared::new(0, 2, CAP, Vec::new()).unwrap().card().to_bytes();
-    let mut whole = my_id(prepared.card(), &name);
+    let mut bytes = Prepared::new(0, 2, CAP, Vec::new()).unwrap().rank_info().to_bytes();
+    let mut whole = my_id(prepared.rank_info(), &name);
     whole[..8].copy_from_slice(&other);
     replace(&mut bytes, &id, &other);
     replace(&mut bytes, name.as_bytes(), other_name.as_bytes());
-    let cards = vec![Card::from_bytes(&bytes).unwrap(), prepared.card().clone()];
-    (prepared, cards, other_name, whole)
+    let rank_infos = vec![RankInfo::from_bytes(&bytes).unwrap(), prepared.rank_info().clone()];
+    (prepared, rank_infos, other_name, whole)
 }
 
 #[test]
@@ -151,16 +151,16 @@ fn a_caller_with_another_magic_or_version_gets_nothing_and_harms_nobody() {
         stream.write_all(&bytes).unwrap();
         assert!(is_shut_out(&mut stream), "a stranger got something");
     }
-    let cards: Vec<Card> = prepared.iter().map(|p| p.card().clone()).collect();
+    let rank_infos: Vec<RankInfo> = prepared.iter().map(|p| p.rank_info().clone()).collect();
     for p in prepared {
-        p.connect(cards.clone()).unwrap();
+        p.connect(rank_infos.clone()).unwrap();
     }
 }
 
 #[test]
 fn a_listener_of_another_version_is_refused_with_both_versions_shown() {
     let _alone = alone();
-    let (prepared, cards, name, id) = false_peer();
+    let (prepared, rank_infos, name, id) = false_peer();
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     let other = PROTOCOL + 41;
     let answering = std::thread::spawn(move || {
@@ -168,7 +168,7 @@ fn a_listener_of_another_version_is_refused_with_both_versions_shown() {
         stream.read_exact(&mut [0; 100]).unwrap();
         stream.write_all(&hello(b"smddp-in", other, id, [0; 16])).unwrap();
     });
-    let text = prepared.connect(cards).err().unwrap().to_string();
+    let text = prepared.connect(rank_infos).err().unwrap().to_string();
     answering.join().unwrap();
     assert!(text.contains(&format!("{PROTOCOL} here")) && text.contains(&format!("{other} there")), "{text}");
     assert!(text.contains("rank 0"), "{text}");
@@ -177,19 +177,19 @@ fn a_listener_of_another_version_is_refused_with_both_versions_shown() {
 #[test]
 fn a_listener_that_speaks_something_else_or_is_gone_is_an_error_naming_the_rank() {
     let _alone = alone();
-    let (prepared, cards, name, _) = false_peer();
+    let (prepared, rank_infos, name, _) = false_peer();
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; 100]).unwrap();
         stream.write_all(&[b'x'; 44]).unwrap();
     });
-    let text = prepared.connect(cards).err().unwrap().to_string();
+    let text = prepared.connect(rank_infos).err().unwrap().to_string();
     answering.join().unwrap();
     assert!(text.contains("rank 0") && text.contains("does not speak smddp"), "{text}");
 
-    let (prepared, cards, ..) = false_peer();
-    let text = prepared.connect(cards).err().unwrap().to_string();
+    let (prepared, rank_infos, ..) = false_peer();
+    let text = prepared.connect(rank_infos).err().unwrap().to_string();
     assert!(text.contains("rank 0") && text.contains("socket is closed"), "{text}");
 }
 
@@ -280,10 +280,10 @@ fn a_group_that_is_gone_is_no_way_in() {
 #[test]
 fn a_card_of_garbage_is_refused() {
     for bytes in [&b""[..], b"hello", &[0; 300], &[0xff; 300]] {
-        assert!(Card::from_bytes(bytes).is_err());
+        assert!(RankInfo::from_bytes(bytes).is_err());
     }
-    let good = Prepared::new(0, 1, CAP, Vec::new()).unwrap().card().to_bytes();
-    assert!(Card::from_bytes(&good[..good.len() - 3]).is_err());
+    let good = Prepared::new(0, 1, CAP, Vec::new()).unwrap().rank_info().to_bytes();
+    assert!(RankInfo::from_bytes(&good[..good.len() - 3]).is_err());
 }
 
 /// What the kernel says of the thread that answers callers.

@@ -5,22 +5,27 @@
 use std::sync::Arc;
 
 use smddp_transport::process::Endpoint;
-use smddp_transport::shm::{Near, Prepared};
-use smddp_transport::{Envelope, Head, Inlet, Outlet, Wiring};
+use smddp_transport::shm::{LocalChannels, Prepared};
+use smddp_transport::{CallFingerprint, Channels, Envelope, RecvChannel, SendChannel};
 
 const CAP: usize = 4 << 20;
 
-fn pair() -> [Near; 2] {
+fn pair() -> [LocalChannels; 2] {
     let [a, b] = [0, 1].map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap());
-    let cards = vec![a.card().clone(), b.card().clone()];
-    [a, b].map(|p| p.connect(cards.clone()).unwrap())
+    let rank_infos = vec![a.rank_info().clone(), b.rank_info().clone()];
+    [a, b].map(|p| p.connect(rank_infos.clone()).unwrap())
 }
 
 /// One message each way through cells of `bytes`.
-fn exchange(links: &mut [Near; 2], seq: u64, bytes: usize) {
-    let wiring = |peer: usize| Wiring {
-        outlets: vec![Outlet { readers: vec![peer], cell: bytes, messages: 1, bytes: bytes as u64 }],
-        inlets: vec![Inlet {
+fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
+    let channel_layout = |peer: usize| Channels {
+        send_channels: vec![SendChannel {
+            readers: vec![peer],
+            cell: bytes,
+            messages: 1,
+            bytes: bytes as u64,
+        }],
+        recv_channels: vec![RecvChannel {
             rank: peer,
             channel: 0,
             reader: 0,
@@ -32,9 +37,9 @@ fn exchange(links: &mut [Near; 2], seq: u64, bytes: usize) {
         depth: (1, 1),
         window: 1,
     };
-    let head = Head { what: 7, count: 1 };
+    let head = CallFingerprint { what: 7, count: 1 };
     for (rank, link) in links.iter_mut().enumerate() {
-        assert!(link.begin(seq, head, &Arc::new(wiring(1 - rank)), &[]));
+        assert!(link.begin(seq, head, &Arc::new(channel_layout(1 - rank)), &[]));
         let cell = link.cell(0).unwrap();
         // SAFETY: the cell is this link's and has `bytes` bytes.
         unsafe { cell.write_bytes(rank as u8 + 1, bytes) };
@@ -48,7 +53,7 @@ fn exchange(links: &mut [Near; 2], seq: u64, bytes: usize) {
         link.release(0);
         assert!(link.settle().unwrap());
     }
-    links.iter_mut().for_each(Near::end);
+    links.iter_mut().for_each(LocalChannels::end);
 }
 
 fn resident() -> usize {

@@ -10,8 +10,8 @@ const PAUSE_NS: u64 = 1_000_000_000;
 /// By how much the clock of each process's host is ahead of the first one's: all ranks leave an operation together. `None`:
 /// nothing tells.
 pub(crate) fn ahead(processes: &[Process]) -> Vec<Option<i64>> {
-    type Ends = BTreeMap<(String, u64), u64>;
-    let mut hosts: HashMap<&str, Ends> = HashMap::new();
+    type LocalTransports = BTreeMap<(String, u64), u64>;
+    let mut hosts: HashMap<&str, LocalTransports> = HashMap::new();
     for process in processes {
         let ends = hosts.entry(&process.host).or_default();
         for group in &process.groups {

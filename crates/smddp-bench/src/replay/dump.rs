@@ -79,7 +79,8 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<Vec<Process>> {
         let name = file.display();
         let text =
             smddp_core::files::read_text(file, MAX_DUMP).map_err(Error::io(format!("reading {name}")))?;
-        let processes = parse(&text).map_err(|why| Error::Usage(format!("{name} is no dump: {why}")))?;
+        let processes =
+            parse(&text).map_err(|reason| Error::Usage(format!("{name} is no dump: {reason}")))?;
         for process in processes {
             let which = (process.host.clone(), process.pid);
             if found.get(&which).is_none_or(|known| known.time_ns < process.time_ns) {
@@ -157,8 +158,8 @@ mod tests {
             ("no", "expected"),
             (&ONE.replace("operations", "other"), "smddp status --dump"),
         ] {
-            let why = parse(text).unwrap_err();
-            assert!(why.contains(says), "{text}: {why}");
+            let reason = parse(text).unwrap_err();
+            assert!(reason.contains(says), "{text}: {reason}");
         }
     }
 }

@@ -192,7 +192,9 @@ fn play(
     let mut all = Vec::new();
     for text in told {
         let text = String::from_utf8_lossy(&text);
-        all.extend(dump::parse(&text).map_err(|why| Error::Rendezvous(format!("a rank's record: {why}")))?);
+        all.extend(
+            dump::parse(&text).map_err(|reason| Error::Rendezvous(format!("a rank's record: {reason}")))?,
+        );
     }
     Ok(Some(all))
 }

@@ -92,8 +92,8 @@ impl Script {
                     entries[process].push(Entry { group: at, op, plan, submitted, ended });
                 }
             }
-            for (why, calls) in lacks {
-                notes.push(format!("group `{}`: {} calls: {why}", members.name, calls.len()));
+            for (reason, calls) in lacks {
+                notes.push(format!("group `{}`: {} calls: {reason}", members.name, calls.len()));
             }
             let errors = members.groups.iter().filter_map(|group| group.error.as_deref());
             let ending = Ending::of(errors, 0);
@@ -177,8 +177,8 @@ fn members<'a>(
         } else {
             None
         };
-        if let Some(why) = left_out {
-            notes.push(format!("group `{name}` {LEFT_OUT}: {why}"));
+        if let Some(reason) = left_out {
+            notes.push(format!("group `{name}` {LEFT_OUT}: {reason}"));
             continue;
         }
         let groups = places.iter().map(|&(at, inner)| &processes[at].groups[inner]).collect();
@@ -216,11 +216,11 @@ fn again(
         false => Vec::new(),
     };
     spec.pairs = sent.iter().any(|&bytes| bytes > 0);
-    let mut lack = |why: &str| {
-        lacks.entry(why.to_owned()).or_default().insert(op.seq);
+    let mut lack = |reason: &str| {
+        lacks.entry(reason.to_owned()).or_default().insert(op.seq);
     };
-    if let Some(why) = spec.lacks() {
-        lack(why);
+    if let Some(reason) = spec.lacks() {
+        lack(reason);
     }
     if spec.on_device {
         lack("on CUDA: replayed in host memory");

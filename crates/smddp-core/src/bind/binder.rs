@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use smddp_plan::{Buffer, Collective, Decision, Program, Source, Span, Step};
-use smddp_transport::{Inlet, Outlet, Wired, Wiring};
+use smddp_transport::{Channels, RecvChannel, RoutedChannels, SendChannel};
 
 use super::{Act, Bound, Coding, Direct, GroupFacts, Incoming, Reduce, Run};
 use crate::call::fingerprint;
@@ -39,62 +39,62 @@ pub(super) fn bound(key: &Key, facts: &GroupFacts, decision: &Decision, program:
     let named = named.map(|source| source.message.block + source.message.blocks).max().unwrap_or(0);
     let scratch: Vec<usize> = (0..program.scratch_blocks.max(named)).map(|b| input[b % n]).collect();
     let aligned = scratch.iter().map(|length| length.next_multiple_of(64));
-    let outlet = |readers| Outlet { readers, cell: 0, messages: 0, bytes: 0 };
+    let send_channel = |readers| SendChannel { readers, cell: 0, messages: 0, bytes: 0 };
     let mut binder = Binder {
-        outlets: program.channels.into_iter().map(|channel| outlet(channel.readers)).collect(),
-        inlets: Vec::new(),
+        send_channels: program.channels.into_iter().map(|channel| send_channel(channel.readers)).collect(),
+        recv_channels: Vec::new(),
         known: HashMap::new(),
         uneven_pairs: decision.uneven_pairs(),
-        far: (0..n).map(|rank| !facts.topology.share_node(rank, facts.rank)).collect(),
+        remote: (0..n).map(|rank| !facts.topology.share_node(rank, facts.rank)).collect(),
         bound: Bound {
             choice: decision.choice,
             kernel: None,
             lanes: Vec::new(),
             turns: Vec::new(),
-            wiring: Arc::default(),
-            wired: Wired::default(),
+            channel_layout: Arc::default(),
+            wired: RoutedChannels::default(),
             scratch: aligned.clone().take(program.scratch_blocks).sum(),
             offsets: [place(&input, own_in), place(&output, own_out), running(aligned)],
             lengths: [input, output, scratch],
-            near: Default::default(),
+            local: Default::default(),
             direct: Direct::default(),
             coding: decision.format.map(|format| Coding::new(format, key.collective)),
-            head: fingerprint::of(key, decision),
+            fingerprint: fingerprint::of(key, decision),
             bytes: decision.bytes(),
         },
     };
     for lane in &program.pipelines {
         binder.lane(lane.iter().map(|timed| (timed.lag, &timed.step)));
     }
-    let Binder { mut bound, outlets, inlets, far, .. } = binder;
+    let Binder { mut bound, send_channels, recv_channels, remote, .. } = binder;
     if let Some(coding) = &mut bound.coding {
-        coding.outs = outlets.iter().map(|outlet| is_far(outlet, &far)).collect();
-        coding.ins = inlets.iter().map(|inlet| far[inlet.rank]).collect();
+        coding.outs = send_channels.iter().map(|send_channel| is_remote(send_channel, &remote)).collect();
+        coding.ins = recv_channels.iter().map(|recv_channel| remote[recv_channel.rank]).collect();
     }
-    let most = outlets.iter().map(|outlet| outlet.messages).max().unwrap_or(0) as usize;
+    let most = send_channels.iter().map(|send_channel| send_channel.messages).max().unwrap_or(0) as usize;
     // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
     let least = if most <= 1 { 1 } else { 2 };
     let depth = (bound.choice.depth.min(most).max(least), least);
     let (inline, window) = (decision.inline, bound.choice.window());
-    bound.wiring = Arc::new(Wiring { outlets, inlets, inline, depth, window });
+    bound.channel_layout = Arc::new(Channels { send_channels, recv_channels, inline, depth, window });
     bound
 }
 
 struct Binder {
     bound: Bound,
-    outlets: Vec<Outlet>,
+    send_channels: Vec<SendChannel>,
     /// Also of messages without bytes: their writers' headers are held against this rank's.
-    inlets: Vec<Inlet>,
+    recv_channels: Vec<RecvChannel>,
     /// The inlet of a rank's channel.
     known: HashMap<(usize, usize), usize>,
     uneven_pairs: bool,
     /// Of each rank, whether it is on another node.
-    far: Vec<bool>,
+    remote: Vec<bool>,
 }
 
 /// Whether a channel goes to another node; all its readers are on one.
-fn is_far(outlet: &Outlet, far: &[bool]) -> bool {
-    outlet.readers.first().is_some_and(|&reader| far[reader])
+fn is_remote(send_channel: &SendChannel, remote: &[bool]) -> bool {
+    send_channel.readers.first().is_some_and(|&reader| remote[reader])
 }
 
 impl Binder {
@@ -178,12 +178,12 @@ impl Binder {
 
     /// The channel carries the segments of a run; the first is its largest.
     fn sends(&mut self, channel: usize, run: Run) {
-        let coded = is_far(&self.outlets[channel], &self.far);
+        let coded = is_remote(&self.send_channels[channel], &self.remote);
         let (largest, bytes) = (self.bound.coded(coded, run, 0), self.bytes(coded, run));
-        let outlet = &mut self.outlets[channel];
-        outlet.cell = outlet.cell.max(largest);
-        outlet.messages += run.segments as u64;
-        outlet.bytes += bytes;
+        let send_channel = &mut self.send_channels[channel];
+        send_channel.cell = send_channel.cell.max(largest);
+        send_channel.messages += run.segments as u64;
+        send_channel.bytes += bytes;
     }
 
     /// `to`: the span that takes it, which alone tells the size where only the pair knows it.
@@ -194,18 +194,25 @@ impl Binder {
             _ => source.message,
         });
         let (rank, channel) = (source.rank, source.channel);
-        let coded = self.far[rank];
+        let coded = self.remote[rank];
         let (largest, bytes) = (self.bound.coded(coded, message, 0), self.bytes(coded, message));
-        let inlet = *self.known.entry((rank, channel)).or_insert_with(|| {
-            self.inlets.push(Inlet { rank, channel, reader: source.reader, cell: 0, messages: 0, bytes: 0 });
-            self.inlets.len() - 1
+        let recv_channel = *self.known.entry((rank, channel)).or_insert_with(|| {
+            self.recv_channels.push(RecvChannel {
+                rank,
+                channel,
+                reader: source.reader,
+                cell: 0,
+                messages: 0,
+                bytes: 0,
+            });
+            self.recv_channels.len() - 1
         });
-        let known = &mut self.inlets[inlet];
+        let known = &mut self.recv_channels[recv_channel];
         known.messages += message.segments as u64;
         known.cell = known.cell.max(largest);
         known.bytes += bytes;
         let before = source.take.0;
         let skip = self.bound.coded(coded, Run { blocks: before, ..message }, 0);
-        Incoming { inlet, message, before, skip }
+        Incoming { recv_channel, message, before, skip }
     }
 }

@@ -77,7 +77,7 @@ mod tests {
     use std::sync::OnceLock;
 
     use smddp_plan::{Collective, Counts, Memory, Topology};
-    use smddp_transport::Reach;
+    use smddp_transport::Routes;
 
     use super::*;
     use crate::bind::{GroupFacts, bind};
@@ -87,7 +87,7 @@ mod tests {
     #[test]
     fn plans_keep_to_a_budget_and_the_least_recently_used_goes() {
         let topology = Topology::single(256);
-        let reach = Arc::new(Reach::near(0, topology.size()));
+        let reach = Arc::new(Routes::local(0, topology.size()));
         let assumed = GroupFacts::assumed("");
         let facts = GroupFacts {
             rank: 0,

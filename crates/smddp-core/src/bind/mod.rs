@@ -14,7 +14,7 @@ use smddp_plan::{
     Association, Buffer, Choice, Collective, Decision, Format, Formats, GroupShape, Memory, Network,
     PlanRequest, Program, Reason, Settings, Step, Topology, decide, plan,
 };
-use smddp_transport::{Head, Reach, SingleCopy, Wired, Wiring};
+use smddp_transport::{CallFingerprint, Channels, RoutedChannels, Routes, SingleCopy};
 
 pub(crate) use self::cache::Cache;
 pub(crate) use self::staging_check::check;
@@ -53,7 +53,7 @@ impl Run {
 /// Blocks that are taken of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Incoming {
-    pub(crate) inlet: usize,
+    pub(crate) recv_channel: usize,
     /// The message as its writer laid it out (block numbers of the tables).
     pub(crate) message: Run,
     /// Blocks of it before those that are taken, and their bytes in the first segment.
@@ -90,22 +90,22 @@ pub(crate) struct Bound {
     pub(crate) lanes: Vec<Vec<(usize, Act)>>,
     /// Turns of each lane's loop.
     pub(crate) turns: Vec<usize>,
-    pub(crate) wiring: Arc<Wiring>,
+    pub(crate) channel_layout: Arc<Channels>,
     /// The same with the ways of its channels.
-    pub(crate) wired: Wired,
+    pub(crate) wired: RoutedChannels,
     /// Offsets in bytes of the blocks of In, Out, Scratch when each is one flat buffer.
     pub(crate) offsets: [Vec<usize>; 3],
     /// Bytes of the blocks of In, Out, Scratch.
     pub(crate) lengths: [Vec<usize>; 3],
     pub(crate) scratch: usize,
     /// On a device: whether each outlet's and each inlet's messages are by reference.
-    pub(crate) near: [Vec<bool>; 2],
+    pub(crate) local: [Vec<bool>; 2],
     /// Messages that need no cell.
     pub(crate) direct: Direct,
     /// Where messages between nodes are in a format.
     pub(crate) coding: Option<Coding>,
     /// The header: operation, dtype, root, plan; and how many elements, see `fingerprint::count`.
-    pub(crate) head: Head,
+    pub(crate) fingerprint: CallFingerprint,
     /// Whole buffer, as nccl-tests counts it.
     pub(crate) bytes: usize,
 }
@@ -182,7 +182,7 @@ impl Bound {
         if segment == 0 {
             from.skip
         } else {
-            let coded = self.coding.as_ref().is_some_and(|coding| coding.ins[from.inlet]);
+            let coded = self.coding.as_ref().is_some_and(|coding| coding.ins[from.recv_channel]);
             self.coded(coded, Run { blocks: from.before, ..from.message }, segment)
         }
     }
@@ -192,9 +192,10 @@ impl Bound {
         let acts = self.lanes.iter().flatten();
         let sources = |act: &Act| if let Act::Reduce(reduce) = act { reduce.from.len() } else { 0 };
         let sources: usize = acts.clone().map(|(_, act)| sources(act)).sum();
-        let Wiring { outlets, inlets, .. } = &*self.wiring;
-        let readers: usize = outlets.iter().map(|outlet| outlet.readers.len()).sum();
-        let channels = size_of_val(&outlets[..]) + size_of_val(&inlets[..]) + readers * size_of::<usize>();
+        let Channels { send_channels, recv_channels, .. } = &*self.channel_layout;
+        let readers: usize = send_channels.iter().map(|send_channel| send_channel.readers.len()).sum();
+        let channels =
+            size_of_val(&send_channels[..]) + size_of_val(&recv_channels[..]) + readers * size_of::<usize>();
         let blocks: usize = self.offsets.iter().chain(&self.lengths).map(Vec::len).sum();
         // `wired` has the channels once more.
         acts.count() * size_of::<(usize, Act)>()
@@ -212,7 +213,7 @@ pub(crate) struct GroupFacts {
     /// Payload of a slot; 0 where ranks are on several nodes.
     pub(crate) slot: usize,
     /// How it reaches the other ranks.
-    pub(crate) reach: Arc<Reach>,
+    pub(crate) reach: Arc<Routes>,
     /// What the way between nodes is taken to be like.
     pub(crate) assumed: Network,
     /// What is known of the network between nodes; set before the first call, if at all, and to the same on all ranks.
@@ -323,7 +324,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
     if key.memory != Memory::Host {
         on_device(&mut bound, key, facts);
     }
-    bound.wired = facts.reach.wire(&bound.wiring);
+    bound.wired = facts.reach.wire(&bound.channel_layout);
     if let Some(coding) = bound.coding.as_ref().filter(|coding| coding.rounds_inputs && rank == 0) {
         warn_of_gathers(coding.format);
     }
@@ -366,18 +367,24 @@ fn warn_of_gathers(format: Format) {
 
 /// Messages of a node that go by reference are a few words each.
 fn on_device(bound: &mut Bound, key: &Key, facts: &GroupFacts) {
-    let near = |rank: usize| key.memory == Memory::Reference && facts.topology.share_node(rank, facts.rank);
-    let wiring = Arc::make_mut(&mut bound.wiring);
-    bound.near = [
-        wiring.outlets.iter().map(|o| o.readers.first().is_some_and(|&reader| near(reader))).collect(),
-        wiring.inlets.iter().map(|i| near(i.rank)).collect(),
+    let local = |rank: usize| key.memory == Memory::Reference && facts.topology.share_node(rank, facts.rank);
+    let channel_layout = Arc::make_mut(&mut bound.channel_layout);
+    bound.local = [
+        channel_layout
+            .send_channels
+            .iter()
+            .map(|o| o.readers.first().is_some_and(|&reader| local(reader)))
+            .collect(),
+        channel_layout.recv_channels.iter().map(|i| local(i.rank)).collect(),
     ];
-    let outlets = wiring.outlets.iter_mut().zip(&bound.near[0]).filter(|(_, near)| **near);
-    outlets.for_each(|(outlet, _)| outlet.cell = DESCRIPTOR);
-    let inlets = wiring.inlets.iter_mut().zip(&bound.near[1]).filter(|(_, near)| **near);
-    inlets.for_each(|(inlet, _)| inlet.cell = DESCRIPTOR);
+    let send_channels =
+        channel_layout.send_channels.iter_mut().zip(&bound.local[0]).filter(|(_, local)| **local);
+    send_channels.for_each(|(send_channel, _)| send_channel.cell = DESCRIPTOR);
+    let recv_channels =
+        channel_layout.recv_channels.iter_mut().zip(&bound.local[1]).filter(|(_, local)| **local);
+    recv_channels.for_each(|(recv_channel, _)| recv_channel.cell = DESCRIPTOR);
     // All ranks are on a device, and on the same of the group's.
-    bound.head.what |= fingerprint::on_device(key.site);
+    bound.fingerprint.what |= fingerprint::on_device(key.site);
 }
 
 /// Bytes of a message by reference.
@@ -412,7 +419,7 @@ mod tests {
     #[test]
     fn device_sums_are_refused_where_sibling_groups_need_the_canonical_order() {
         let topology = Topology::from_labels(&[0, 0, 1]);
-        let (reach, assumed) = (Arc::new(Reach::near(0, 3)), GroupFacts::assumed(""));
+        let (reach, assumed) = (Arc::new(Routes::local(0, 3)), GroupFacts::assumed(""));
         let (network, canonical) = (OnceLock::new(), OnceLock::from(true));
         let facts = GroupFacts { rank: 0, topology, slot: 0, reach, assumed, network, canonical };
         let key = |collective, dtype, memory| {

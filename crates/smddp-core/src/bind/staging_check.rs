@@ -8,28 +8,28 @@ use crate::error::{Error, Result};
 /// Refuses a bound call whose cells the staging memory could never hold: it would wait for them until its deadline. What is
 /// chosen here fits by far; what a setting forces may not.
 pub(crate) fn check(bound: &Bound, facts: &GroupFacts, call: &str, cap: usize) -> Result<()> {
-    let wiring = &bound.wiring;
-    let near = |rank: usize| facts.topology.share_node(rank, facts.rank);
+    let channel_layout = &bound.channel_layout;
+    let local = |rank: usize| facts.topology.share_node(rank, facts.rank);
     let cells = |cell: usize, count: usize| cell.next_multiple_of(64).saturating_mul(count);
-    let window = |messages: u64| (messages.min(wiring.window as u64) as usize).max(1);
+    let window = |messages: u64| (messages.min(channel_layout.window as u64) as usize).max(1);
     // One piece of memory for what goes through shared memory, one for what crosses the wire.
     let (mut inside, mut between) = (0usize, 0usize);
-    for outlet in &wiring.outlets {
-        if outlet.readers.iter().any(|&rank| near(rank)) && !wiring.inline {
-            inside = inside.saturating_add(cells(outlet.cell, wiring.depth.1));
+    for send_channel in &channel_layout.send_channels {
+        if send_channel.readers.iter().any(|&rank| local(rank)) && !channel_layout.inline {
+            inside = inside.saturating_add(cells(send_channel.cell, channel_layout.depth.1));
         }
-        if outlet.readers.iter().any(|&rank| !near(rank)) {
-            between = between.saturating_add(cells(outlet.cell, window(outlet.messages)));
+        if send_channel.readers.iter().any(|&rank| !local(rank)) {
+            between = between.saturating_add(cells(send_channel.cell, window(send_channel.messages)));
         }
     }
-    for inlet in wiring.inlets.iter().filter(|inlet| !near(inlet.rank)) {
-        between = between.saturating_add(cells(inlet.cell, window(inlet.messages)));
+    for recv_channel in channel_layout.recv_channels.iter().filter(|recv_channel| !local(recv_channel.rank)) {
+        between = between.saturating_add(cells(recv_channel.cell, window(recv_channel.messages)));
     }
     let (need, most) = (inside.max(between), Endpoint::most_at_once(cap));
     if need <= most {
         return Ok(());
     }
-    let channels = wiring.outlets.len() + wiring.inlets.len();
+    let channels = channel_layout.send_channels.len() + channel_layout.recv_channels.len();
     Err(Error::Invalid(format!(
         "{call}: {channels} channels with pieces of {} bytes need {need} bytes of staging memory at once, and there are never more \
          than {most} (SMDDP_STAGING_BYTES is {cap}); take smaller pieces (SMDDP_SEGMENT_BYTES) or more staging memory",
@@ -42,7 +42,7 @@ mod tests {
     use std::sync::{Arc, OnceLock};
 
     use smddp_plan::{Algorithm, Collective, Counts, Memory, Topology};
-    use smddp_transport::Reach;
+    use smddp_transport::Routes;
 
     use super::*;
     use crate::bind::bind;
@@ -54,7 +54,7 @@ mod tests {
     fn exchanged(each: usize, config: &Config) -> Result<()> {
         let nodes: Vec<usize> = (0..40).map(|rank| rank / each).collect();
         let topology = Topology::from_labels(&nodes);
-        let (reach, network) = (Arc::new(Reach::near(0, topology.size())), OnceLock::new());
+        let (reach, network) = (Arc::new(Routes::local(0, topology.size())), OnceLock::new());
         let facts = GroupFacts {
             rank: 0,
             topology,

@@ -56,7 +56,7 @@ impl Direct {
             true => Leaving::Apart,
             false => Leaving::FromCells,
         };
-        let mut outs: Vec<Leaving> = (0..bound.wiring.outlets.len()).map(place).collect();
+        let mut outs: Vec<Leaving> = (0..bound.channel_layout.send_channels.len()).map(place).collect();
         if outs.iter().all(|&leaving| leaving == Leaving::FromCells) {
             outs.clear();
         }
@@ -109,7 +109,7 @@ const WORTH_FETCHING: usize = 512 << 10;
 
 /// Of each outlet whose messages are all made by one step, from one place or into one that is kept.
 fn staying(bound: &Bound, in_place: bool, single_copy: SingleCopy) -> Vec<Staying> {
-    let mut makers: Vec<Vec<Option<Run>>> = vec![Vec::new(); bound.wiring.outlets.len()];
+    let mut makers: Vec<Vec<Option<Run>>> = vec![Vec::new(); bound.channel_layout.send_channels.len()];
     for (_, act) in bound.lanes.iter().flatten() {
         match act {
             Act::Send { channel, source, .. } => makers[*channel].push(Some(*source)),
@@ -125,10 +125,10 @@ fn staying(bound: &Bound, in_place: bool, single_copy: SingleCopy) -> Vec<Stayin
     for (channel, makers) in makers.iter().enumerate() {
         let &[Some(run)] = &makers[..] else { continue };
         let placed = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
-        let outlet = &bound.wiring.outlets[channel];
-        let enough = outlet.bytes >= WORTH_STAYING as u64;
+        let send_channel = &bound.channel_layout.send_channels[channel];
+        let enough = send_channel.bytes >= WORTH_STAYING as u64;
         // Of several readers each saves less than the kernel costs it.
-        let fetched = outlet.bytes >= WORTH_FETCHING as u64 && outlet.readers.len() == 1;
+        let fetched = send_channel.bytes >= WORTH_FETCHING as u64 && send_channel.readers.len() == 1;
         if placed && enough && bound.wired.may_stay(channel) {
             let always = in_place && stays(bound, channel);
             let leaving = if always { Leaving::Always } else { Leaving::Apart };
@@ -141,42 +141,42 @@ fn staying(bound: &Bound, in_place: bool, single_copy: SingleCopy) -> Vec<Stayin
 
 /// `single_copy`: this call's messages may lie in their writers' memory.
 fn arriving(bound: &Bound, single_copy: bool) -> Vec<(usize, Run)> {
-    let mut uses = vec![0; bound.wiring.inlets.len()];
+    let mut uses = vec![0; bound.channel_layout.recv_channels.len()];
     let mut ins = Vec::new();
     for (_, act) in bound.lanes.iter().flatten() {
         match act {
             Act::Receive { from, to, .. } => {
-                uses[from.inlet] += 1;
+                uses[from.recv_channel] += 1;
                 let whole = from.before == 0 && from.message.blocks == to.blocks;
                 // Segments of several blocks do not lie one behind the other.
                 let placed = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
                 let fetched = single_copy
-                    && bound.wiring.inlets[from.inlet].bytes >= WORTH_FETCHING as u64
-                    && bound.wired.may_be_fetched(from.inlet);
-                let directly = fetched || bound.wired.arrives_directly(from.inlet);
+                    && bound.channel_layout.recv_channels[from.recv_channel].bytes >= WORTH_FETCHING as u64
+                    && bound.wired.may_be_fetched(from.recv_channel);
+                let directly = fetched || bound.wired.arrives_directly(from.recv_channel);
                 if whole && placed && directly {
-                    ins.push((from.inlet, *to));
+                    ins.push((from.recv_channel, *to));
                 }
             }
-            Act::Reduce(reduce) => reduce.from.iter().for_each(|from| uses[from.inlet] += 1),
+            Act::Reduce(reduce) => reduce.from.iter().for_each(|from| uses[from.recv_channel] += 1),
             Act::Send { .. } | Act::Copy { .. } => {}
         }
     }
     // The messages of one step alone.
-    ins.retain(|&(inlet, _)| uses[inlet] == 1);
+    ins.retain(|&(recv_channel, _)| uses[recv_channel] == 1);
     ins
 }
 
 /// Whether what an outlet sends stays as it is until it has left, though In is Out: either nothing is written there, or only what
 /// its one reader makes of it.
-fn stays(bound: &Bound, outlet: usize) -> bool {
+fn stays(bound: &Bound, send_channel: usize) -> bool {
     let acts = || bound.lanes.iter().flatten().map(|(_, act)| act);
     let sends = |act: &Act| match act {
         Act::Send { channel, source, .. } => Some((*channel, *source)),
         _ => None,
     };
-    let one_reader = bound.wiring.outlets[outlet].readers.len() == 1;
-    acts().filter_map(sends).filter(|&(channel, _)| channel == outlet).all(|(_, source)| {
+    let one_reader = bound.channel_layout.send_channels[send_channel].readers.len() == 1;
+    acts().filter_map(sends).filter(|&(channel, _)| channel == send_channel).all(|(_, source)| {
         let meets = |run: &Run| {
             run.buffer != Buffer::Scratch
                 && run.block < source.block + source.blocks
@@ -199,7 +199,7 @@ mod tests {
 
     use smddp_plan::check::{Operation, Sizes, check_by_reference, programs};
     use smddp_plan::{Algorithm, Counts, Memory, Topology};
-    use smddp_transport::Reach;
+    use smddp_transport::Routes;
 
     use super::*;
     use crate::bind::{GroupFacts, bind};
@@ -218,7 +218,7 @@ mod tests {
         let config = Config { algorithm: Some(algorithm), ..Config::default() };
         (0..topology.size())
             .map(|rank| {
-                let (reach, network) = (Arc::new(Reach::near(rank, topology.size())), OnceLock::new());
+                let (reach, network) = (Arc::new(Routes::local(rank, topology.size())), OnceLock::new());
                 let assumed = GroupFacts::assumed("");
                 let facts = GroupFacts {
                     rank,
@@ -284,7 +284,7 @@ mod tests {
     /// Whether all outlets of rank 0 of four nodes that send from In may do so in place.
     fn all_stay(collective: Collective, algorithm: Algorithm) -> bool {
         let topology = Topology::from_labels(&[0, 1, 2, 3]);
-        let (reach, network) = (Arc::new(Reach::near(0, 4)), OnceLock::new());
+        let (reach, network) = (Arc::new(Routes::local(0, 4)), OnceLock::new());
         let facts = GroupFacts {
             rank: 0,
             topology,
@@ -299,7 +299,7 @@ mod tests {
         let key = Key { collective, dtype, redop, root: 0, factor: 0, counts, memory, site: 0, exact: false };
         let config = Config { algorithm: Some(algorithm), ..Config::default() };
         let bound = bind(&key, &facts, &config).unwrap();
-        (0..bound.wiring.outlets.len()).all(|outlet| stays(&bound, outlet))
+        (0..bound.channel_layout.send_channels.len()).all(|send_channel| stays(&bound, send_channel))
     }
 
     #[test]

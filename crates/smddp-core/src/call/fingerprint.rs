@@ -4,7 +4,7 @@
 //! sizes, a factor), a short name of the rest as well, so that calls that only add up to the same differ.
 
 use smddp_plan::{Collective, Counts, Decision};
-use smddp_transport::Head;
+use smddp_transport::CallFingerprint;
 
 use crate::call::key::{Key, SPARSE};
 use crate::call::name_of;
@@ -20,7 +20,7 @@ const CODED: u64 = 1 << 15;
 const LEAVING: u64 = 1 << 23;
 
 /// The header of a call about which its ranks have decided so.
-pub(crate) fn of(key: &Key, decision: &Decision) -> Head {
+pub(crate) fn of(key: &Key, decision: &Decision) -> CallFingerprint {
     let (choice, pairs) = (decision.choice, decision.uneven_pairs());
     let what = u64::from(key.collective as u8)
         | u64::from(key.dtype as u8) << 8
@@ -30,7 +30,7 @@ pub(crate) fn of(key: &Key, decision: &Decision) -> Head {
         | ((choice.segment as u64 >> 6) & 0xffff) << 44
         | u64::from(pairs) << 60
         | if decision.format.is_some() { CODED } else { 0 };
-    Head { what, count: count(&decision.counts, key.factor) }
+    CallFingerprint { what, count: count(&decision.counts, key.factor) }
 }
 
 fn count(counts: &Counts, factor: u64) -> u64 {
@@ -56,58 +56,58 @@ pub(crate) fn on_device(site: usize) -> u64 {
     1 << 61 | (site as u64 & 3) << 62
 }
 
-pub(crate) fn is_on_device(head: Head) -> bool {
-    head.what >> 61 & 1 == 1
+pub(crate) fn is_on_device(fingerprint: CallFingerprint) -> bool {
+    fingerprint.what >> 61 & 1 == 1
 }
 
 /// The call that has this header, made to leave the group.
-pub(crate) fn leaving(head: Head) -> Head {
-    Head { what: head.what | LEAVING, ..head }
+pub(crate) fn leaving(fingerprint: CallFingerprint) -> CallFingerprint {
+    CallFingerprint { what: fingerprint.what | LEAVING, ..fingerprint }
 }
 
-pub(crate) fn is_leaving(head: Head) -> bool {
-    head.what & LEAVING != 0
+pub(crate) fn is_leaving(fingerprint: CallFingerprint) -> bool {
+    fingerprint.what & LEAVING != 0
 }
 
 /// `None`: a header that no rank of this version writes.
-pub(crate) fn collective(head: Head) -> Option<Collective> {
-    Collective::ALL.get((head.what & 0xff) as usize).copied()
+pub(crate) fn collective(fingerprint: CallFingerprint) -> Option<Collective> {
+    Collective::ALL.get((fingerprint.what & 0xff) as usize).copied()
 }
 
-pub(crate) fn dtype(head: Head) -> Option<DType> {
-    DType::from_u8((head.what >> 8 & 0x7f) as u8)
+pub(crate) fn dtype(fingerprint: CallFingerprint) -> Option<DType> {
+    DType::from_u8((fingerprint.what >> 8 & 0x7f) as u8)
 }
 
 /// A header as the call it stands for.
-pub(crate) fn call(head: Head) -> String {
-    if is_leaving(head) {
+pub(crate) fn call(fingerprint: CallFingerprint) -> String {
+    if is_leaving(fingerprint) {
         return "destroy_process_group".to_owned();
     }
-    let Some(collective) = collective(head) else {
-        return format!("an unknown call ({:#x})", head.what);
+    let Some(collective) = collective(fingerprint) else {
+        return format!("an unknown call ({:#x})", fingerprint.what);
     };
-    let named = head.count & NAMED != 0;
-    let elements = if named { head.count & ((1 << NUMBER) - 1) } else { head.count };
-    let dtype = dtype(head).map_or("?", DType::name);
+    let named = fingerprint.count & NAMED != 0;
+    let elements = if named { fingerprint.count & ((1 << NUMBER) - 1) } else { fingerprint.count };
+    let dtype = dtype(fingerprint).map_or("?", DType::name);
     let mut text = format!("{}({elements} elements of {dtype}", name_of(collective));
-    let redop = RedOp::from_code((head.what >> 16) as u8, 1.0).filter(|_| collective.reduces());
+    let redop = RedOp::from_code((fingerprint.what >> 16) as u8, 1.0).filter(|_| collective.reduces());
     if let Some(redop) = redop {
         text += &format!(", {}", redop.name());
     }
     if named {
         let of = if matches!(redop, Some(RedOp::PremulSum(_))) { "factor" } else { "blocks of sizes" };
-        text += &format!(", {of} #{:08x}", head.count << 1 >> (NUMBER + 1));
+        text += &format!(", {of} #{:08x}", fingerprint.count << 1 >> (NUMBER + 1));
     }
     if collective.has_root() {
-        text += &format!(", root {}", (head.what >> 24) & 0xffff);
+        text += &format!(", root {}", (fingerprint.what >> 24) & 0xffff);
     }
-    if collective == Collective::AllGather && (head.what >> 16) as u8 & 0x7f == SPARSE.code() {
+    if collective == Collective::AllGather && (fingerprint.what >> 16) as u8 & 0x7f == SPARSE.code() {
         text += ", of a sparse all_reduce";
     }
-    if head.what & CODED != 0 {
+    if fingerprint.what & CODED != 0 {
         text += ", as SMDDP_WIRE_FORMAT says";
     }
-    text + if is_on_device(head) { ") on CUDA" } else { ")" }
+    text + if is_on_device(fingerprint) { ") on CUDA" } else { ")" }
 }
 
 /// Spreads bits: different words in, words out that look like chance (the finalizer of splitmix64).
@@ -139,7 +139,7 @@ mod tests {
         }
     }
 
-    fn head(key: &Key) -> Head {
+    fn fingerprint(key: &Key) -> CallFingerprint {
         let topology = Topology::single(3);
         let group = GroupShape { topology: &topology, slot: 0, network: Network::ASSUMED };
         // However it is cut.
@@ -158,27 +158,27 @@ mod tests {
             .chain([key(Collective::ReduceScatter, Counts::Uneven(vec![2, 1, 3]), 0.5)])
             .collect();
         for (i, a) in keys.iter().enumerate() {
-            assert_eq!(head(a), head(a));
+            assert_eq!(fingerprint(a), fingerprint(a));
             for b in &keys[..i] {
-                assert_ne!(head(a), head(b), "{a:?} {b:?}");
+                assert_ne!(fingerprint(a), fingerprint(b), "{a:?} {b:?}");
             }
         }
-        assert!(call(head(&keys[0])).contains("6 elements of float32, sum, blocks of sizes #"));
-        assert!(call(head(&keys[6])).contains("2 elements of float32, premul_sum, factor #"));
+        assert!(call(fingerprint(&keys[0])).contains("6 elements of float32, sum, blocks of sizes #"));
+        assert!(call(fingerprint(&keys[6])).contains("2 elements of float32, premul_sum, factor #"));
     }
 
     #[test]
     fn all_gather_of_a_sparse_all_reduce_has_a_header_of_its_own() {
         let plain = key(Collective::AllGather, Counts::Even(1), 0.0);
         let sparse = Key { redop: SPARSE.code(), ..plain.clone() };
-        assert_ne!(head(&plain), head(&sparse));
-        assert!(call(head(&sparse)).ends_with(", of a sparse all_reduce)"));
-        assert!(!call(head(&plain)).contains("sparse"));
+        assert_ne!(fingerprint(&plain), fingerprint(&sparse));
+        assert!(call(fingerprint(&sparse)).ends_with(", of a sparse all_reduce)"));
+        assert!(!call(fingerprint(&plain)).contains("sparse"));
     }
 
     #[test]
     fn who_leaves_is_told_from_every_call() {
-        let call = head(&key(Collective::AllReduce, Counts::Whole(3), 0.0));
+        let call = fingerprint(&key(Collective::AllReduce, Counts::Whole(3), 0.0));
         assert!(is_leaving(leaving(call)) && !is_leaving(call));
         assert_eq!(super::call(leaving(call)), "destroy_process_group");
     }

@@ -1,6 +1,6 @@
 //! What a send or recv is called: in errors, and in the recorder, which keeps it in a header's two words.
 
-use smddp_transport::Head;
+use smddp_transport::CallFingerprint;
 
 use crate::call::types::DType;
 
@@ -65,27 +65,27 @@ impl Label {
     }
 
     /// Numbers from 2^32 on begin anew there.
-    pub(crate) fn head(&self) -> Head {
+    pub(crate) fn fingerprint(&self) -> CallFingerprint {
         let (kind, peer) = match self.direction {
             Direction::To(rank) => (0, rank),
             Direction::From(rank) => (1, rank),
             Direction::FromAny => (2, 0),
         };
         let what = kind | (self.dtype as u64) << 8 | (peer as u64 & 0xffff) << 16 | self.number << 32;
-        Head { what, count: self.tag }
+        CallFingerprint { what, count: self.tag }
     }
 
     /// `None`: no send or recv of this version has this header.
-    pub(crate) fn of(head: Head) -> Option<Self> {
-        let peer = (head.what >> 16 & 0xffff) as usize;
-        let direction = match head.what & 0xff {
+    pub(crate) fn of(fingerprint: CallFingerprint) -> Option<Self> {
+        let peer = (fingerprint.what >> 16 & 0xffff) as usize;
+        let direction = match fingerprint.what & 0xff {
             0 => Direction::To(peer),
             1 => Direction::From(peer),
             2 => Direction::FromAny,
             _ => return None,
         };
-        let dtype = DType::from_u8((head.what >> 8) as u8)?;
-        Some(Self { direction, number: head.what >> 32, dtype, tag: head.count })
+        let dtype = DType::from_u8((fingerprint.what >> 8) as u8)?;
+        Some(Self { direction, number: fingerprint.what >> 32, dtype, tag: fingerprint.count })
     }
 }
 
@@ -122,10 +122,10 @@ mod tests {
         for direction in directions {
             for (number, tag) in [(0, 0), (7, u64::MAX), (u64::from(u32::MAX), 1)] {
                 let label = Label { direction, number, dtype: DType::BF16, tag };
-                assert_eq!(Label::of(label.head()), Some(label));
+                assert_eq!(Label::of(label.fingerprint()), Some(label));
             }
         }
-        assert_eq!(Label::of(Head { what: 3, count: 0 }), None);
+        assert_eq!(Label::of(CallFingerprint { what: 3, count: 0 }), None);
         let label = Label { direction: Direction::To(1), number: 3, dtype: DType::F32, tag: 9 };
         assert_eq!(label.numbered(), "send #3 to rank 1");
         assert_eq!(label.call(20), "send(5 elements of float32 to rank 1, tag 9)");

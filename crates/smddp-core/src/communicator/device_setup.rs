@@ -4,7 +4,7 @@ use std::sync::{Arc, TryLockError};
 
 use smddp_cuda::Uuid;
 use smddp_plan::Memory;
-use smddp_transport::Board;
+use smddp_transport::SharedPage;
 
 use super::Communicator;
 use crate::call::{self, Call};
@@ -56,7 +56,7 @@ impl Communicator {
         if in_handler() && matches!(inner.preparing.try_lock(), Err(TryLockError::WouldBlock)) {
             return Err(Error::System {
                 what: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), inner.name),
-                why: "the call that the handler interrupted, or another thread, prepares a device of this group; make the \
+                reason: "the call that the handler interrupted, or another thread, prepares a device of this group; make the \
                       call after the handler has returned"
                     .to_owned(),
             });
@@ -70,7 +70,7 @@ impl Communicator {
             (handles.len(), handles.first().cloned())
         };
         // Two collectives: other threads may ask for the devices that are prepared meanwhile.
-        let (handle, site) = agree(self, on, count, first.as_ref(), inner.board.clone())?;
+        let (handle, site) = agree(self, on, count, first.as_ref(), inner.shared_page.clone())?;
         inner.submit(|| Item::Site(Box::new(site)));
         lock(&inner.handles).push(handle.clone());
         Ok(handle)
@@ -96,7 +96,7 @@ fn agree(
     on: &On,
     index: usize,
     first: Option<&Arc<SiteHandle>>,
-    board: Option<Arc<Board>>,
+    shared_page: Option<Arc<SharedPage>>,
 ) -> Result<(Arc<SiteHandle>, Site)> {
     let (rank, size, device) = (comm.rank(), comm.size(), &on.device);
     if index >= MOST_SITES {
@@ -109,13 +109,13 @@ fn agree(
     // Loaded later, at first use, a kernel may wait for streams that wait for other ranks.
     let unable = device.no_words().or(device.prepare().err().map(|error| format!("its kernels: {error}")));
     let (memory, path, pages, sample) = if size == 1 {
-        if let Some(why) = unable {
-            return Err(impossible(comm, &format!("rank 0: {why}")));
+        if let Some(reason) = unable {
+            return Err(impossible(comm, &format!("rank 0: {reason}")));
         }
         (Memory::Reference, "one rank: a copy at most".to_owned(), None, None)
     } else {
         let known = first.and_then(|handle| handle.words.pages());
-        comm.one_call("the preparation of a device", || meet(comm, on, known, board.clone(), unable))?
+        comm.one_call("the preparation of a device", || meet(comm, on, known, shared_page.clone(), unable))?
     };
     if memory == Memory::Bounced && comm.config().device_path == DevicePath::Reference {
         return Err(Error::Topology(format!(
@@ -129,8 +129,8 @@ fn agree(
     );
     let words = Words::new(device.clone(), pages, (rank, size), index).map_err(failed)?;
     let handle = SiteHandle::new(device.clone(), (index, memory), path, words).map_err(failed)?;
-    let board = board.filter(|_| memory == Memory::Reference && size > 1);
-    let site = Site::new(handle.clone(), board, size, sample.and_then(Sample::keep));
+    let shared_page = shared_page.filter(|_| memory == Memory::Reference && size > 1);
+    let site = Site::new(handle.clone(), shared_page, size, sample.and_then(Sample::keep));
     Ok((handle, site))
 }
 
@@ -142,36 +142,38 @@ fn meet(
     comm: &Communicator,
     on: &On,
     known: Option<Arc<Pages>>,
-    board: Option<Arc<Board>>,
+    shared_page: Option<Arc<SharedPage>>,
     unable: Option<String>,
 ) -> Result<Found> {
     let device = &on.device;
-    let mut asked = match (&board, comm.config().device_path) {
+    let mut asked = match (&shared_page, comm.config().device_path) {
         (_, DevicePath::Host) => Err("SMDDP_CUDA_PATH=host".to_owned()),
         (None, _) => Err("it shares no memory with the ranks of its node".to_owned()),
         (Some(_), _) if unable.is_some() => Err(String::new()),
-        (Some(board), _) => Sample::new(device, board, LEAST_SLAB).map_err(|error| error.to_string()),
+        (Some(shared_page), _) => {
+            Sample::new(device, shared_page, LEAST_SLAB).map_err(|error| error.to_string())
+        }
     };
     let mut card = device.uuid().to_vec();
     card.extend(asked.as_ref().map_or(0, |sample| sample.token).to_le_bytes());
     let cards = comm.bytes_of_all(card)?;
     let found = asked.as_ref().map_err(Clone::clone).and_then(|_| {
-        let board = board.clone().ok_or_else(String::new)?;
-        reach(comm, on, &cards, &board)?;
+        let shared_page = shared_page.clone().ok_or_else(String::new)?;
+        reach(comm, on, &cards, &shared_page)?;
         match known {
             Some(pages) => Ok(pages),
-            None => Pages::new(device.clone(), board, comm.size())
+            None => Pages::new(device.clone(), shared_page, comm.size())
                 .map(Arc::new)
                 .map_err(|error| format!("its words cannot be made known to the device: {error}")),
         }
     });
-    let (kind, why) = match (&unable, &found) {
-        (Some(why), _) => (NOT_AT_ALL, why.clone()),
+    let (kind, reason) = match (&unable, &found) {
+        (Some(reason), _) => (NOT_AT_ALL, reason.clone()),
         (None, Ok(_)) => (REFERENCE, String::new()),
-        (None, Err(why)) => (HOST, why.clone()),
+        (None, Err(reason)) => (HOST, reason.clone()),
     };
     let mut verdict = vec![kind];
-    verdict.extend(why.bytes().take(VERDICT - 1));
+    verdict.extend(reason.bytes().take(VERDICT - 1));
     verdict.resize(VERDICT, 0);
     let verdicts = comm.bytes_of_all(verdict.to_vec())?;
     if let Ok(sample) = &mut asked {
@@ -184,28 +186,28 @@ fn meet(
         Some(format!("rank {rank}: {}", text.trim_end_matches('\0')))
     };
     let sample = asked.ok();
-    if let Some(why) = first(NOT_AT_ALL) {
-        return Err(impossible(comm, &why));
+    if let Some(reason) = first(NOT_AT_ALL) {
+        return Err(impossible(comm, &reason));
     }
     Ok(match first(HOST) {
         None => {
             let path = "by reference: copy engines read the peers' memory".to_owned();
             (Memory::Reference, path, found.ok(), sample)
         }
-        Some(why) => (Memory::Bounced, format!("through pinned host memory ({why})"), None, sample),
+        Some(reason) => (Memory::Bounced, format!("through pinned host memory ({reason})"), None, sample),
     })
 }
 
-fn impossible(comm: &Communicator, why: &str) -> Error {
+fn impossible(comm: &Communicator, reason: &str) -> Error {
     Error::Topology(format!(
-        "group `{}`: smddp cannot move device memory here ({why}); give its CUDA tensors to another backend, as in \
+        "group `{}`: smddp cannot move device memory here ({reason}); give its CUDA tensors to another backend, as in \
          init_process_group('cpu:smddp,cuda:nccl')",
         comm.name()
     ))
 }
 
 /// Whether this rank's device has the memory of its node's devices: tried with a sample of each.
-fn reach(comm: &Communicator, on: &On, cards: &[u8], board: &Arc<Board>) -> Result<(), String> {
+fn reach(comm: &Communicator, on: &On, cards: &[u8], shared_page: &Arc<SharedPage>) -> Result<(), String> {
     let topology = comm.topology();
     for mate in (0..comm.size()).filter(|&mate| topology.share_node(mate, comm.rank())) {
         let card = &cards[mate * CARD..(mate + 1) * CARD];
@@ -218,7 +220,7 @@ fn reach(comm: &Communicator, on: &On, cards: &[u8], board: &Arc<Board>) -> Resu
         if !on.device.reaches(&uuid) {
             return Err(format!("{} does not reach the device of rank {mate}", on.device.describe()));
         }
-        Sample::try_of(&on.device, board, mate, u64::from_le_bytes(token))?;
+        Sample::try_of(&on.device, shared_page, mate, u64::from_le_bytes(token))?;
     }
     Ok(())
 }

@@ -33,7 +33,7 @@ impl Communicator {
         }
         let run = job.run(&cluster, Vec::new()).map_err(|error| Error::System {
             what: format!("{} on group `{}` cannot be estimated", crate::name_of(collective), self.0.name),
-            why: error.to_string(),
+            reason: error.to_string(),
         })?;
         Ok(run.outcome.seconds * bytes.max(1) as f64 / smaller.max(1) as f64)
     }
@@ -41,11 +41,11 @@ impl Communicator {
     /// Seconds of a message of `bytes` between this rank and `peer`; `None`: any other rank.
     pub fn estimate_message(&self, peer: Option<usize>, bytes: usize) -> f64 {
         let (cluster, topology) = (self.cluster(), &self.0.facts.topology);
-        let near = match peer {
+        let local = match peer {
             Some(peer) => topology.share_node(peer, self.0.rank),
             None => topology.nodes() == 1,
         };
-        let Port { bytes_per_s, latency_s, message_s } = if near { cluster.local } else { cluster.network };
+        let Port { bytes_per_s, latency_s, message_s } = if local { cluster.local } else { cluster.network };
         latency_s + message_s + bytes as f64 / bytes_per_s
     }
 

@@ -64,10 +64,10 @@ impl Communicator {
         let way = group.way();
         let topology = Topology::from_labels(nodes);
         let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&way));
-        let reach = group.reach().clone();
+        let reach = group.routes().clone();
         let (network, canonical) = (OnceLock::new(), OnceLock::new());
         let facts = GroupFacts { rank, topology, slot, reach, assumed, network, canonical };
-        let (sleeper, board) = (group.sleeper(), group.board());
+        let (sleeper, shared_page) = (group.sleeper(), group.shared_page());
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
             FALLBACK.get_or_init(Config::default)
@@ -93,7 +93,7 @@ impl Communicator {
             rank,
             size,
             facts,
-            board,
+            shared_page,
             overlaps: AtomicU16::new(0),
             handles: Mutex::default(),
             preparing: Mutex::default(),
@@ -499,8 +499,9 @@ impl Communicator {
         if inner.forks != fork::generation() {
             return;
         }
-        let _ =
-            inner.poison.set(Error::Closed { group: inner.name.clone(), why: format!("aborted: {reason}") });
+        let _ = inner
+            .poison
+            .set(Error::Closed { group: inner.name.clone(), reason: format!("aborted: {reason}") });
         match inner.try_drive() {
             Some(mut driver) => {
                 inner.guard(&mut driver, |driver| {
@@ -534,7 +535,7 @@ impl Communicator {
                         true => work.outcome(),
                         false => Err(Error::Closed {
                             group: inner.name.clone(),
-                            why: "its time to leave was over".to_owned(),
+                            reason: "its time to leave was over".to_owned(),
                         }),
                     })
                 });
@@ -542,15 +543,15 @@ impl Communicator {
             match &outcome {
                 Ok(true) => inner.drive_to(&Target::Delivered, left()),
                 Ok(false) => {}
-                Err(why) => {
+                Err(reason) => {
                     log::say(
                         Level::Info,
                         &format!(
-                            "group `{}` is left, and not all ranks were held against each other: {why}",
+                            "group `{}` is left, and not all ranks were held against each other: {reason}",
                             inner.name
                         ),
                     );
-                    interrupted = *why == Error::Interrupted;
+                    interrupted = *reason == Error::Interrupted;
                     inner.forget_leaving();
                 }
             }
@@ -575,7 +576,7 @@ impl Communicator {
         }
         *lock(&inner.claim) = None;
         inner.drive_to(&Target::Landed, COMPLETION);
-        let error = Error::Closed { group: inner.name.clone(), why: DESTROYED.to_owned() };
+        let error = Error::Closed { group: inner.name.clone(), reason: DESTROYED.to_owned() };
         // A group that is already dead stays dead for its first reason.
         let fresh = inner.poison.set(error).is_ok();
         inner.sleeper.ring();

@@ -32,8 +32,8 @@ impl Communicator {
         let lost = faults.iter().filter_map(|fault| match fault {
             Fault::Lost { rank, .. } => Some(*rank),
             // Another rank has noticed it first.
-            Fault::Poisoned { rank: from, why } => {
-                named(&report::heard(group, name, "new_group".to_owned(), *from, why))
+            Fault::Poisoned { rank: from, reason } => {
+                named(&report::heard(group, name, "new_group".to_owned(), *from, reason))
             }
             _ => None,
         });
@@ -48,7 +48,7 @@ impl Communicator {
     pub(crate) fn doing(&self, ranks: &[usize]) -> Vec<String> {
         let Some(mut driver) = self.0.try_drive() else { return Vec::new() };
         let ranks = &ranks[..ranks.len().min(error_text::ASKED)];
-        driver.group.survey_of(ranks);
+        driver.group.straggler_query_of(ranks);
         let said = |&rank: &usize| {
             let words = error_text::said(&driver.group, &self.0.name, rank);
             format!("{} {}", driver.group.describe(rank), words.unwrap_or("does not answer".to_owned()))

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use smddp_plan::{Collective, Counts};
 use smddp_transport::fork::PerProcess;
-use smddp_transport::{Group, Head, Mismatch};
+use smddp_transport::{CallFingerprint, Group, Mismatch};
 
 use super::Communicator;
 use crate::call::fingerprint::{self, mix};
@@ -33,7 +33,7 @@ const SHOWN: usize = 8;
 fn story(driver: &Driver, size: usize) -> Vec<u64> {
     let record = &driver.record;
     let mut words = vec![record.calls];
-    words.extend(record.newest.iter().flat_map(|head| [head.what, head.count]));
+    words.extend(record.newest.iter().flat_map(|fingerprint| [fingerprint.what, fingerprint.count]));
     words.resize(1 + 2 * REMEMBERED, 0);
     if size <= LISTED {
         words.extend(
@@ -57,11 +57,14 @@ fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Er
     let calls = story(me)[0];
     let first = calls.saturating_sub(REMEMBERED as u64);
     for (index, seq) in (first..calls).enumerate() {
-        let head = |rank: usize| Head { what: story(rank)[1 + 2 * index], count: story(rank)[2 + 2 * index] };
-        let mine = head(me);
-        if let Some(rank) = (0..size).find(|&rank| head(rank) != mine) {
+        let fingerprint = |rank: usize| CallFingerprint {
+            what: story(rank)[1 + 2 * index],
+            count: story(rank)[2 + 2 * index],
+        };
+        let mine = fingerprint(me);
+        if let Some(rank) = (0..size).find(|&rank| fingerprint(rank) != mine) {
             let collective = fingerprint::collective(mine).unwrap_or(Collective::Barrier);
-            let found = Mismatch { rank, theirs: head(rank), bytes: None };
+            let found = Mismatch { rank, theirs: fingerprint(rank), bytes: None };
             return Some(error_text::mismatch(group, name, collective, seq, mine, found));
         }
     }
@@ -161,8 +164,8 @@ impl Inner {
         };
         let mut op = self.prepare(driver.spare.take(), &call, counts, Duration::MAX, None)?;
         let mut bound = (*op.bound).clone();
-        bound.head = fingerprint::leaving(bound.head);
-        bound.wired = bound.wired.untold();
+        bound.fingerprint = fingerprint::leaving(bound.fingerprint);
+        bound.wired = bound.wired.unannounced();
         op.bound = Arc::new(bound);
         let work = Arc::new(Shared::new(Some(Box::new((given, taken.clone())))));
         op.work = Some(work.clone());

@@ -114,7 +114,7 @@ impl Work {
         }
         waits.map_err(|error| Error::System {
             what: format!("wait for {} on group `{}`", self.call, comm.name),
-            why: error.to_string(),
+            reason: error.to_string(),
         })
     }
 

@@ -15,8 +15,8 @@ use smddp_plan::names::did_you_mean;
 use smddp_plan::tune::Table;
 use smddp_plan::{Algorithm, Formats, Network, Settings};
 use smddp_transport::SingleCopy;
-use smddp_transport::interface::{Family, Wanted};
-use smddp_transport::joint::Between;
+use smddp_transport::interface::{AddressFamily, InterfaceFilter};
+use smddp_transport::joint::InterNode;
 
 pub use self::values::{CanonicalOrder, DevicePath, parse_bytes};
 use self::values::{
@@ -135,7 +135,7 @@ settings! {
     SMDDP_PEER_TIMEOUT = "10", own, peer_timeout: Duration = a_second_or_more;
     /// between nodes: auto (EFA where all ranks have it, tcp where none has), tcp, fabric (libfabric), or shm, which makes
     /// ranks that cannot share memory an error
-    SMDDP_TRANSPORT = "auto", shared, between: Between = named;
+    SMDDP_TRANSPORT = "auto", shared, between: InterNode = named;
     /// any other way between nodes than this is an error: efa, tcp, fabric, or a libfabric provider
     SMDDP_REQUIRE = "", shared, require: Option<String> = some(|text| Ok(text.to_ascii_lowercase()));
     /// libfabric's file; empty: the one that is loaded already, /opt/amazon/efa, the loader's path
@@ -148,9 +148,9 @@ settings! {
     SMDDP_NODE = "", own, node: Option<String> = some(as_it_is);
     /// network interfaces to use between nodes, as in NCCL: `eth,ens` (beginnings), `=eth0` (whole names), `^docker,lo` (not
     /// these); empty: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, else the fastest that is up
-    SMDDP_SOCKET_IFNAME = "", own, interface: Wanted = wanted;
+    SMDDP_SOCKET_IFNAME = "", own, interface: InterfaceFilter = wanted;
     /// AF_INET or AF_INET6: the addresses to use; empty: either
-    SMDDP_SOCKET_FAMILY = "", shared, family: Family = named;
+    SMDDP_SOCKET_FAMILY = "", shared, family: AddressFamily = named;
     /// a file of 32 bytes or more that only this job's ranks have, the same for all: with it, whoever reads the store still
     /// cannot speak to a rank; empty: the store's word is enough (docs/security.md)
     SMDDP_JOB_TOKEN_FILE = "", own, token_file: Option<PathBuf> = some(as_it_is);
@@ -283,7 +283,7 @@ impl Config {
         let mut config = Self::read_table(get)?;
         if config.interface.value.is_none() {
             // Other libraries' names will do.
-            config.interface = Wanted::first(&lookup);
+            config.interface = InterfaceFilter::first(&lookup);
         }
         if config.segment.is_some_and(|bytes| bytes > config.staging) {
             let want = format!(

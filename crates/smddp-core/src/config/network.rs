@@ -212,8 +212,8 @@ mod tests {
         assert_eq!(credible(ms(50), Some(ms(49))), ms(50));
         assert_eq!(credible(ms(50), Some(ms(1))), ms(11));
         assert_eq!(credible(ms(50), None), ms(10));
-        let far = Network { latency_ns: 25e6, ..Network::ASSUMED };
-        assert_eq!(coarse(far).latency_ns, 25e6);
+        let remote = Network { latency_ns: 25e6, ..Network::ASSUMED };
+        assert_eq!(coarse(remote).latency_ns, 25e6);
     }
 
     #[test]

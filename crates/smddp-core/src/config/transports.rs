@@ -2,17 +2,17 @@
 
 use smddp_transport::fabric::{
     self,
-    choose::{Provider, Unusable},
+    provider_choice::{Provider, ProviderError},
 };
 use smddp_transport::interface;
-use smddp_transport::joint::{Between, Means, may_have_efa};
+use smddp_transport::joint::{InterNode, TransportOptions, may_have_efa};
 
 use super::Config;
 
 impl Config {
     /// What the transports may use.
-    pub(crate) fn means(&self) -> Means {
-        Means {
+    pub(crate) fn means(&self) -> TransportOptions {
+        TransportOptions {
             staging: self.staging,
             shm: self.shm,
             node: self.node.clone(),
@@ -31,10 +31,10 @@ impl Config {
     /// What serves between nodes, in words; the error says why nothing does.
     pub fn between_nodes(&self) -> std::result::Result<String, String> {
         let (names, way) = match self.between {
-            Between::Nothing => return Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
-            Between::Fabric => self.over_fabric()?,
-            Between::Auto if may_have_efa() => self.over_fabric().or_else(|_| self.over_tcp())?,
-            Between::Auto | Between::Tcp => self.over_tcp()?,
+            InterNode::Nothing => return Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
+            InterNode::Fabric => self.over_fabric()?,
+            InterNode::Auto if may_have_efa() => self.over_fabric().or_else(|_| self.over_tcp())?,
+            InterNode::Auto | InterNode::Tcp => self.over_tcp()?,
         };
         match &self.require {
             Some(wanted) if !names.contains(wanted) => {
@@ -64,8 +64,8 @@ impl Config {
         choice.map(|_| lines).map_err(|error| error.to_string())
     }
 
-    fn look_for_fabric(&self) -> (std::result::Result<Provider, Unusable>, Vec<String>) {
-        fabric::choose::choose_provider(&fabric::choose::Settings {
+    fn look_for_fabric(&self) -> (std::result::Result<Provider, ProviderError>, Vec<String>) {
+        fabric::provider_choice::choose_provider(&fabric::provider_choice::Settings {
             library: self.library.clone(),
             provider: self.provider.clone(),
             address: None,

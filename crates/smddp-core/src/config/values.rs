@@ -6,8 +6,8 @@ use smddp_plan::names::did_you_mean;
 use smddp_plan::tune::Table;
 use smddp_plan::{Algorithm, Formats, Network};
 use smddp_transport::SingleCopy;
-use smddp_transport::interface::{self, Family, Wanted};
-use smddp_transport::joint::Between;
+use smddp_transport::interface::{self, AddressFamily, InterfaceFilter};
+use smddp_transport::joint::InterNode;
 
 use crate::config::files;
 use crate::log::Level;
@@ -107,8 +107,8 @@ pub(super) fn port(text: &str) -> Read<String> {
     found.map_err(|_| "a port, or ADDRESS:PORT".to_owned())
 }
 
-pub(super) fn wanted(text: &str) -> Read<Wanted> {
-    Ok(Wanted { value: some(as_it_is)(text)?, from: interface::NAMES[0] })
+pub(super) fn wanted(text: &str) -> Read<InterfaceFilter> {
+    Ok(InterfaceFilter { value: some(as_it_is)(text)?, from: interface::NAMES[0] })
 }
 
 /// A setting with a few values, each with a name.
@@ -135,12 +135,12 @@ impl Named for bool {
     const NAMES: &'static [(&'static str, Self)] = &[("0", false), ("1", true)];
 }
 
-impl Named for Between {
+impl Named for InterNode {
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("tcp", Self::Tcp), ("fabric", Self::Fabric), ("shm", Self::Nothing)];
 }
 
-impl Named for Family {
+impl Named for AddressFamily {
     const NAMES: &'static [(&'static str, Self)] =
         &[("", Self::Any), ("AF_INET", Self::V4), ("AF_INET6", Self::V6)];
 }

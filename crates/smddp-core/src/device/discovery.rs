@@ -17,7 +17,7 @@ const DRIVER: &str = "the CUDA driver";
 
 /// What the driver refused.
 pub(crate) fn refused(what: &str, error: &smddp_cuda::Error) -> Error {
-    Error::System { what: what.to_owned(), why: error.to_string() }
+    Error::System { what: what.to_owned(), reason: error.to_string() }
 }
 
 /// The driver, opened and initialised once. After that a forked child cannot use CUDA.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use smddp_cuda::{Address, Device, Result};
-use smddp_transport::Board;
+use smddp_transport::SharedPage;
 
 use super::MOST_SITES;
 
@@ -19,7 +19,7 @@ const READS: u64 = LINE;
 /// Written by a rank's host: operations whose write of `READS` is enqueued.
 const ENQUEUED: u64 = 2 * LINE;
 const LINES: u64 = 4;
-const _: () = assert!(MOST_SITES as u64 * LINES * LINE <= Board::PAGE as u64);
+const _: () = assert!(MOST_SITES as u64 * LINES * LINE <= SharedPage::PAGE as u64);
 
 /// Releases whoever waits for any number: CUDA compares the signed difference, so all ones would not.
 pub(crate) const POISON: u64 = 1 << 62;
@@ -50,7 +50,7 @@ impl Lines {
 pub(crate) struct Pages {
     device: Arc<Device>,
     /// Keeps the pages.
-    _board: Arc<Board>,
+    _board: Arc<SharedPage>,
     /// By rank: as the host and as devices reach it; `None` for ranks of other nodes.
     known: Vec<Option<(*mut u8, Address)>>,
 }
@@ -61,13 +61,13 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    pub(crate) fn new(device: Arc<Device>, board: Arc<Board>, size: usize) -> Result<Self> {
-        board.keep();
-        let mut pages = Self { device, known: vec![None; size], _board: board.clone() };
+    pub(crate) fn new(device: Arc<Device>, shared_page: Arc<SharedPage>, size: usize) -> Result<Self> {
+        shared_page.keep();
+        let mut pages = Self { device, known: vec![None; size], _board: shared_page.clone() };
         for rank in 0..size {
-            let Some(page) = board.page(rank) else { continue };
+            let Some(page) = shared_page.page(rank) else { continue };
             // SAFETY: a whole page that lives as long as the board, which this value keeps.
-            let address = unsafe { pages.device.register(page, Board::PAGE)? };
+            let address = unsafe { pages.device.register(page, SharedPage::PAGE)? };
             pages.known[rank] = Some((page, address));
         }
         Ok(pages)
@@ -106,7 +106,7 @@ impl Words {
         (me, size): (usize, usize),
         site: usize,
     ) -> Result<Self> {
-        let own = device.allocate_host(Board::PAGE)?;
+        let own = device.allocate_host(SharedPage::PAGE)?;
         let offset = site as u64 * LINES * LINE;
         let mut lines = vec![None; size];
         if let Some(pages) = &pages {

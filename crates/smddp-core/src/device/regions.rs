@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
 use smddp_transport::fork::PerProcess;
-use smddp_transport::{Board, Lent};
+use smddp_transport::{MemoryExport, SharedPage};
 
 use super::site_handle::SiteHandle;
 use crate::sync::lock;
@@ -84,7 +84,7 @@ static ALL: PerProcess<Mutex<Vec<Weak<Mutex<Borrowed>>>>> = PerProcess::new();
 /// What one site lends and has borrowed.
 pub(crate) struct Regions {
     device: Arc<Device>,
-    board: Option<Arc<Board>>,
+    shared_page: Option<Arc<SharedPage>>,
     /// By (address, generation) of the regions.
     lent: HashMap<Vec<(Address, u64)>, u64>,
     borrowed: Arc<Mutex<Borrowed>>,
@@ -96,18 +96,18 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const ASK: Duration = Duration::from_millis(100);
 
 impl Regions {
-    pub(crate) fn new(handle: &Arc<SiteHandle>, board: Option<Arc<Board>>) -> Self {
+    pub(crate) fn new(handle: &Arc<SiteHandle>, shared_page: Option<Arc<SharedPage>>) -> Self {
         let borrowed = Borrowed { handle: Arc::downgrade(handle), mappings: HashMap::new() };
         let borrowed = Arc::new(Mutex::new(borrowed));
         let mut all = lock(ALL.get());
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&borrowed));
-        Self { device: handle.device.clone(), board, lent: HashMap::new(), borrowed }
+        Self { device: handle.device.clone(), shared_page, lent: HashMap::new(), borrowed }
     }
 
     /// (number, offset) under which peers find these bytes; `None` for memory that no other process can have.
     pub(crate) fn lend(&mut self, address: Address, bytes: usize) -> smddp_cuda::Result<Option<(u64, u64)>> {
-        let Some(board) = &self.board else { return Ok(None) };
+        let Some(shared_page) = &self.shared_page else { return Ok(None) };
         let mut parts: Vec<Region> = Vec::with_capacity(1);
         let mut at = address;
         loop {
@@ -138,7 +138,7 @@ impl Regions {
                 .iter()
                 .any(|(base, generation)| key.iter().any(|(now, other)| base == now && generation != other));
             if gone {
-                board.withdraw(*token);
+                shared_page.withdraw(*token);
             }
             !gone
         });
@@ -147,7 +147,7 @@ impl Regions {
             return Ok(None);
         }
         let device = self.device.clone();
-        let token = board.lend(Box::new(move || show(&device, &parts)));
+        let token = shared_page.lend(Box::new(move || show(&device, &parts)));
         self.lent.insert(key, token);
         Ok(Some((token, offset)))
     }
@@ -158,12 +158,14 @@ impl Regions {
             *used = now;
             return Ok(mapping.clone());
         }
-        let board = self.board.as_ref().ok_or("this rank shares memory with nobody")?;
-        let ask = || ask(board, rank, token);
+        let shared_page = self.shared_page.as_ref().ok_or("this rank shares memory with nobody")?;
+        let ask = || ask(shared_page, rank, token);
         let mapping = match open(&self.device, &ask()?) {
             // What the rank freed may still be mapped here, by any group, and in the way of what has its addresses now:
             // the driver refuses the one while it has the other.
-            Err(_) if self.forget(rank, now, || ask().is_ok()) => fetch(&self.device, board, rank, token)?,
+            Err(_) if self.forget(rank, now, || ask().is_ok()) => {
+                fetch(&self.device, shared_page, rank, token)?
+            }
             Err(error) => return Err(format!("memory of rank {rank}: {error}")),
             Ok(mapping) => mapping,
         };
@@ -211,26 +213,28 @@ impl Regions {
 
 impl Drop for Regions {
     fn drop(&mut self) {
-        if let Some(board) = &self.board {
-            self.lent.values().for_each(|&token| board.withdraw(token));
+        if let Some(shared_page) = &self.shared_page {
+            self.lent.values().for_each(|&token| shared_page.withdraw(token));
         }
     }
 }
 
 /// What `rank` lends under that number, mapped.
-fn fetch(device: &Arc<Device>, board: &Board, rank: usize, token: u64) -> Result<Mapping, String> {
-    let lent = ask(board, rank, token)?;
+fn fetch(device: &Arc<Device>, shared_page: &SharedPage, rank: usize, token: u64) -> Result<Mapping, String> {
+    let lent = ask(shared_page, rank, token)?;
     open(device, &lent).map_err(|error| format!("memory of rank {rank}: {error}"))
 }
 
-fn ask(board: &Board, rank: usize, token: u64) -> Result<Lent, String> {
-    board.borrow(rank, token).map_err(|error| format!("rank {rank} does not hand over its memory: {error}"))
+fn ask(shared_page: &SharedPage, rank: usize, token: u64) -> Result<MemoryExport, String> {
+    shared_page
+        .borrow(rank, token)
+        .map_err(|error| format!("rank {rank} does not hand over its memory: {error}"))
 }
 
 /// Memory of a device that is lent to find out which ranks can map it. Dropping it withdraws and frees it.
 pub(crate) struct Sample {
     device: Arc<Device>,
-    board: Arc<Board>,
+    shared_page: Arc<SharedPage>,
     /// `None`: it belongs to the caller of [`Sample::keep`].
     at: Option<Address>,
     /// 0 where no other process can have it.
@@ -239,20 +243,25 @@ pub(crate) struct Sample {
 
 impl Sample {
     /// Allocates `bytes`.
-    pub(crate) fn new(device: &Arc<Device>, board: &Arc<Board>, bytes: usize) -> smddp_cuda::Result<Self> {
+    pub(crate) fn new(
+        device: &Arc<Device>,
+        shared_page: &Arc<SharedPage>,
+        bytes: usize,
+    ) -> smddp_cuda::Result<Self> {
         let at = device.allocate(bytes)?;
-        let mut sample = Self { device: device.clone(), board: board.clone(), at: Some(at), token: 0 };
+        let mut sample =
+            Self { device: device.clone(), shared_page: shared_page.clone(), at: Some(at), token: 0 };
         let region = device.region(at)?;
         if !matches!(region.kind, Kind::Private | Kind::Host) && device.export(&region).is_ok() {
             let lender = device.clone();
-            sample.token = board.lend(Box::new(move || show(&lender, &[region])));
+            sample.token = shared_page.lend(Box::new(move || show(&lender, &[region])));
         }
         Ok(sample)
     }
 
     /// No rank asks for it any more.
     pub(crate) fn withdraw(&mut self) {
-        self.board.withdraw(std::mem::take(&mut self.token));
+        self.shared_page.withdraw(std::mem::take(&mut self.token));
     }
 
     /// Its memory, which is the caller's from now on.
@@ -261,11 +270,16 @@ impl Sample {
     }
 
     /// Whether `rank`'s can be had here.
-    pub(crate) fn try_of(device: &Arc<Device>, board: &Board, rank: usize, token: u64) -> Result<(), String> {
+    pub(crate) fn try_of(
+        device: &Arc<Device>,
+        shared_page: &SharedPage,
+        rank: usize,
+        token: u64,
+    ) -> Result<(), String> {
         if token == 0 {
             return Err(format!("memory of rank {rank}'s device cannot be had by other processes"));
         }
-        fetch(device, board, rank, token).map(drop)
+        fetch(device, shared_page, rank, token).map(drop)
     }
 }
 
@@ -280,8 +294,8 @@ impl Drop for Sample {
 }
 
 /// For each region: kind, bytes, handle where it is one; descriptors beside it.
-fn show(device: &Device, parts: &[Region]) -> io::Result<Lent> {
-    let mut lent = Lent::default();
+fn show(device: &Device, parts: &[Region]) -> io::Result<MemoryExport> {
+    let mut lent = MemoryExport::default();
     for region in parts {
         let export = device.export(region).map_err(io::Error::other)?;
         let kind = if matches!(export, Export::Legacy(_)) { LEGACY } else { MAPPED };
@@ -295,7 +309,7 @@ fn show(device: &Device, parts: &[Region]) -> io::Result<Lent> {
     Ok(lent)
 }
 
-fn open(device: &Arc<Device>, lent: &Lent) -> Result<Mapping, String> {
+fn open(device: &Arc<Device>, lent: &MemoryExport) -> Result<Mapping, String> {
     let mut mapping = Mapping { device: device.clone(), parts: Vec::new() };
     let (mut rest, mut fds) = (&lent.bytes[..], lent.fds.iter());
     let cut = || "an answer that is cut short".to_owned();

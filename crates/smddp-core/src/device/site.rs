@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Rounding, Wait};
-use smddp_transport::Board;
+use smddp_transport::SharedPage;
 
 use super::flags::Words;
 use super::pinned_slots::Bounce;
@@ -64,7 +64,7 @@ impl Site {
     /// `first`: device memory of [`LEAST_SLAB`] bytes, this site's from now on.
     pub(crate) fn new(
         handle: Arc<SiteHandle>,
-        board: Option<Arc<Board>>,
+        shared_page: Option<Arc<SharedPage>>,
         size: usize,
         first: Option<Address>,
     ) -> Self {
@@ -72,7 +72,7 @@ impl Site {
         let memory = SiteMemory {
             bounce: Bounce::new(device.clone()),
             device,
-            regions: Regions::new(&handle, board),
+            regions: Regions::new(&handle, shared_page),
             slabs: first.map(|at| Slab { at, bytes: LEAST_SLAB, free: true }).into_iter().collect(),
         };
         Self {

@@ -34,9 +34,9 @@ impl Driver {
             return Ok(());
         }
         let Operation { collective, bound, execution, begun, work, .. } = &mut **op;
-        let refused = |why: &str| Error::Closed {
+        let refused = |reason: &str| Error::Closed {
             group: self.name.clone(),
-            why: format!("{} was interrupted by a signal, and {why}", numbered(*collective, seq)),
+            reason: format!("{} was interrupted by a signal, and {reason}", numbered(*collective, seq)),
         };
         if *begun && host::is_read_by_peers(bound, execution, &self.group) {
             return Err(refused("other ranks were reading its buffers"));

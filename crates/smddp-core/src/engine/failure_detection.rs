@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use smddp_plan::Collective;
-use smddp_transport::{Fault, Head, Mismatch};
+use smddp_transport::{CallFingerprint, Fault, Mismatch};
 
 use super::Driver;
 use crate::call::fingerprint;
@@ -56,7 +56,7 @@ impl Driver {
     pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
         self.tell_last();
         if let Some(op) = self.queue.front().filter(|op| op.begun) {
-            let (seq, mine) = (op.seq, op.bound.head);
+            let (seq, mine) = (op.seq, op.bound.fingerprint);
             if let Some(found) = self.group.settle().err().or_else(|| self.other_call(seq, mine)) {
                 self.differ(seq, mine, found)?;
             }
@@ -88,7 +88,7 @@ impl Driver {
                 }
             }
             if now.duration_since(since) >= op.timeout {
-                self.group.survey();
+                self.group.straggler_query();
                 // Another rank may have found the cause meanwhile: that took its time.
                 let faults = self.group.faults(Instant::now());
                 self.judge(&faults, false)?;
@@ -103,7 +103,7 @@ impl Driver {
         }
         self.look_for_leavers()?;
         let Some(late) = self.messages.late(now) else { return Ok(()) };
-        self.group.survey_of(&late);
+        self.group.straggler_query_of(&late);
         // As above.
         let faults = self.group.faults(Instant::now());
         self.judge(&faults, false)?;
@@ -111,9 +111,9 @@ impl Driver {
     }
 
     /// Where calls differ, all may be writing to ranks that do not read, and hold nobody's header against their own.
-    fn other_call(&self, seq: u64, mine: Head) -> Option<Mismatch> {
+    fn other_call(&self, seq: u64, mine: CallFingerprint) -> Option<Mismatch> {
         (0..self.group.size()).filter(|&rank| rank != self.group.rank()).find_map(|rank| {
-            let theirs = self.group.head_of(rank, seq).filter(|&theirs| theirs != mine)?;
+            let theirs = self.group.fingerprint_of(rank, seq).filter(|&theirs| theirs != mine)?;
             Some(Mismatch { rank, theirs, bytes: None })
         })
     }
@@ -159,10 +159,10 @@ impl Driver {
             if let Some(error) = self.unreceived(&what, rank) {
                 return error;
             }
-            if let Some((from, why)) = self.told_mismatch() {
-                return self.hear(what, from, &why);
+            if let Some((from, reason)) = self.told_mismatch() {
+                return self.hear(what, from, &reason);
             }
-            let all_here = self.group.is_near(rank) || self.group.p2p_over(rank);
+            let all_here = self.group.is_local(rank) || self.group.p2p_over(rank);
             let patience = match self.group.size() {
                 2 if all_here => Duration::ZERO,
                 _ if all_here => REPORT_TIME,
@@ -197,7 +197,7 @@ impl Driver {
 
     /// True if rank `rank` is known to send no more messages: it leaves in call `seq`.
     fn departs(&self, rank: usize, seq: u64) -> bool {
-        self.group.is_near(rank) && self.group.head_of(rank, seq).is_some_and(fingerprint::is_leaving)
+        self.group.is_local(rank) && self.group.fingerprint_of(rank, seq).is_some_and(fingerprint::is_leaving)
             || self.group.p2p_over(rank)
     }
 
@@ -205,7 +205,7 @@ impl Driver {
     /// did not receive one.
     fn awaits_receivers(&self, rank: usize, faults: &[Fault]) -> bool {
         let me = self.group.rank();
-        let reports = |fault: &Fault| matches!(fault, Fault::Poisoned { rank: by, why } if *by == rank && report::lost_rank(why) == Some(me));
+        let reports = |fault: &Fault| matches!(fault, Fault::Poisoned { rank: by, reason } if *by == rank && report::lost_rank(reason) == Some(me));
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
         let answered =
             |&to: &usize| self.departs(to, seq) || faults.iter().any(|fault| fault.rank() == Some(to));
@@ -215,7 +215,7 @@ impl Driver {
     /// The rank that reports that calls differ, and what it says.
     fn told_mismatch(&mut self) -> Option<(usize, String)> {
         self.group.faults(Instant::now()).into_iter().find_map(|fault| match fault {
-            Fault::Poisoned { rank, why } if report::is_mismatch(&why) => Some((rank, why)),
+            Fault::Poisoned { rank, reason } if report::is_mismatch(&reason) => Some((rank, reason)),
             _ => None,
         })
     }
@@ -254,16 +254,16 @@ impl Driver {
         }
         // What another rank reports may well be how this process's own trouble looks from there.
         for fault in faults {
-            if let Fault::Unable { rank, why } = fault {
-                return Err(error_text::unable(&self.group, &self.name, &what, *rank, why));
+            if let Fault::Unable { rank, reason } = fault {
+                return Err(error_text::unable(&self.group, &self.name, &what, *rank, reason));
             }
         }
         for fault in faults {
             match fault {
                 Fault::Poisoned { rank, .. } if self.ends_yet(*rank) => {}
-                Fault::Poisoned { rank, why } => {
-                    let cause = self.unreceived_of_lost(&what, why);
-                    return Err(cause.unwrap_or_else(|| self.hear(what, *rank, why)));
+                Fault::Poisoned { rank, reason } => {
+                    let cause = self.unreceived_of_lost(&what, reason);
+                    return Err(cause.unwrap_or_else(|| self.hear(what, *rank, reason)));
                 }
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| self.group.awaits(*rank, op.seq));
@@ -318,7 +318,7 @@ impl Driver {
     }
 
     /// Two ranks made different calls, which is the end of the group, unless one of them left and the other hears that.
-    pub(super) fn differ(&mut self, seq: u64, mine: Head, found: Mismatch) -> Result<(), Error> {
+    pub(super) fn differ(&mut self, seq: u64, mine: CallFingerprint, found: Mismatch) -> Result<(), Error> {
         let collective = fingerprint::collective(mine).unwrap_or(Collective::Barrier);
         let (leave, left) = (fingerprint::is_leaving(mine), fingerprint::is_leaving(found.theirs));
         if left && !leave && !collective.has_root() && self.queue.front().is_some_and(|op| op.seq == seq) {
@@ -342,17 +342,17 @@ impl Driver {
 
     /// Whether the call under way is the one by which this rank leaves.
     fn leaves(&self) -> bool {
-        self.queue.front().is_some_and(|op| fingerprint::is_leaving(op.bound.head))
+        self.queue.front().is_some_and(|op| fingerprint::is_leaving(op.bound.fingerprint))
     }
 
     /// Ends the call by which this rank leaves: there is nobody to hold anything against.
-    pub(crate) fn leave_alone(&mut self, why: &str) {
+    pub(crate) fn leave_alone(&mut self, reason: &str) {
         if self.leaves()
             && let Some(op) = self.queue.pop_front()
         {
             self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
             let Some(work) = op.work else { return };
-            work.finish(Err(Error::Closed { group: self.name.clone(), why: why.to_owned() }));
+            work.finish(Err(Error::Closed { group: self.name.clone(), reason: reason.to_owned() }));
         }
     }
 
@@ -361,8 +361,8 @@ impl Driver {
         let seq = self.queue.front().map_or(0, |op| op.seq);
         for fault in faults {
             match fault {
-                Fault::Poisoned { rank, why } if report::is_mismatch(why) => {
-                    return Err(self.hear("destroy_process_group".to_owned(), *rank, why));
+                Fault::Poisoned { rank, reason } if report::is_mismatch(reason) => {
+                    return Err(self.hear("destroy_process_group".to_owned(), *rank, reason));
                 }
                 Fault::Left { rank } if !self.group.awaits(*rank, seq) => {}
                 Fault::Poisoned { rank, .. } | Fault::Left { rank }
@@ -371,20 +371,20 @@ impl Driver {
                     // Others may wait for this rank's part in the leaving, and not look after the one that is lost.
                     let what = "destroy_process_group".to_owned();
                     let error = error_text::lost(&self.group, &self.name, what, *rank, how);
-                    self.group.poison(&report::own(self.group.rank(), &error));
+                    self.group.abort(&report::own(self.group.rank(), &error));
                     self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
                     break;
                 }
                 Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
-                    let report = if let Fault::Poisoned { why, .. } = fault { why } else { "" };
+                    let report = if let Fault::Poisoned { reason, .. } = fault { reason } else { "" };
                     if let Some(error) = self.unreceived_of_lost("destroy_process_group", report) {
                         return Err(error);
                     }
                     self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
                     break;
                 }
-                Fault::Unable { rank, why } => {
-                    self.leave_alone(&format!("{} is out of reach: {why}", self.group.describe(*rank)));
+                Fault::Unable { rank, reason } => {
+                    self.leave_alone(&format!("{} is out of reach: {reason}", self.group.describe(*rank)));
                     break;
                 }
                 Fault::Differs { .. } => {}

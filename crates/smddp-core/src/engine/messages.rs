@@ -90,7 +90,7 @@ struct Unexpected {
 /// Receives by tag, each with its place in the order of posting.
 type ByTag = BTreeMap<u64, VecDeque<(u64, Active)>>;
 
-pub(crate) struct PointToPoint {
+pub(crate) struct MessageTransport {
     sends: Vec<Active>,
     /// Receives whose message is here or on its way.
     recvs: Vec<Active>,
@@ -113,7 +113,7 @@ pub(crate) struct PointToPoint {
     recorder: Arc<Recorder>,
 }
 
-impl PointToPoint {
+impl MessageTransport {
     pub(crate) fn new(me: usize, size: usize, recorder: Arc<Recorder>) -> Self {
         Self {
             sends: Vec::new(),
@@ -509,10 +509,10 @@ mod tests {
 
     /// Of a few tries the one in which nothing else had the processor.
     fn cheapest(group: &mut Group, size: usize, waiting: u64) -> Duration {
-        let mut messages = PointToPoint::new(0, size, recorder());
+        let mut messages = MessageTransport::new(0, size, recorder());
         let mut into = [0f32; 1];
         (0..waiting).for_each(|tag| messages.post(recv(&mut into, tag)));
-        let looks = |messages: &mut PointToPoint, group: &mut Group| {
+        let looks = |messages: &mut MessageTransport, group: &mut Group| {
             let begun = Instant::now();
             for _ in 0..30 {
                 assert!(!messages.poll(group, "test").unwrap());

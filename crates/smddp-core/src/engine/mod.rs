@@ -21,7 +21,7 @@ use smddp_transport::process::leave_error;
 use crate::call::fingerprint;
 use crate::call::numbered;
 use crate::device::{Enqueued, Site};
-use crate::engine::messages::{PointToPoint, Request};
+use crate::engine::messages::{MessageTransport, Request};
 use crate::engine::operation::{Operation, Repeat};
 use crate::error::Error;
 use crate::exec::device::{self, Trouble};
@@ -48,7 +48,7 @@ pub(crate) struct Driver {
     pub(crate) group: Group,
     /// Collectives in their order; the first one runs.
     pub(crate) queue: VecDeque<Box<Operation>>,
-    pub(crate) messages: PointToPoint,
+    pub(crate) messages: MessageTransport,
     /// Number of the next collective.
     pub(crate) next: u64,
     /// Collectives that are over.
@@ -87,13 +87,13 @@ pub(crate) struct Driver {
     traced: bool,
     /// The last call of which it was told that ranks are late.
     told_late: Option<u64>,
-    /// The progress thread looks after this group, and has found that it is only [`Self::landing`]: it looks again soon.
+    /// The progress thread looks after this group, and has found that it is only [`Self::recv_target`]: it looks again soon.
     pub(crate) watched: bool,
 }
 
 impl Driver {
     pub(crate) fn new(group: Group, name: String, tally: Arc<Tally>, recorder: Arc<Recorder>) -> Self {
-        let messages = PointToPoint::new(group.rank(), group.size(), recorder.clone());
+        let messages = MessageTransport::new(group.rank(), group.size(), recorder.clone());
         Self {
             group,
             queue: VecDeque::new(),
@@ -132,7 +132,7 @@ impl Driver {
     /// The same as [`Self::enqueue`] for one that the caller waits for. A small one that nothing is before goes on at once, and is
     /// written down while its message is on its way: a look at the clock takes as long as that.
     pub(crate) fn enter(&mut self, mut op: Box<Operation>) -> Result<(), Error> {
-        if self.traced || !self.queue.is_empty() || op.device.is_some() || !op.bound.wiring.inline {
+        if self.traced || !self.queue.is_empty() || op.device.is_some() || !op.bound.channel_layout.inline {
             self.enqueue(op);
             return Ok(());
         }
@@ -142,7 +142,7 @@ impl Driver {
         let progress = host::advance(*seq, begun, bound, execution, &mut self.group);
         let now = ticks();
         self.note(&op, now);
-        let (seq, mine) = (op.seq, op.bound.head);
+        let (seq, mine) = (op.seq, op.bound.fingerprint);
         self.queue.push_back(op);
         match progress {
             Ok(Progress::Done) => self.end_first(now),
@@ -154,10 +154,10 @@ impl Driver {
 
     /// A collective has its number.
     fn note(&mut self, op: &Operation, now: u64) {
-        if !fingerprint::is_leaving(op.bound.head) {
-            self.record.add(op.bound.head);
+        if !fingerprint::is_leaving(op.bound.fingerprint) {
+            self.record.add(op.bound.fingerprint);
         }
-        self.recorder.submitted(op.seq, op.bound.head, op.bound.bytes, now, self.queue.is_empty());
+        self.recorder.submitted(op.seq, op.bound.fingerprint, op.bound.bytes, now, self.queue.is_empty());
     }
 
     /// The first collective of the queue is over here.
@@ -211,13 +211,13 @@ impl Driver {
 
     /// Whether devices alone have something to end. Nothing that comes from others matters then, and a look now and then is
     /// enough.
-    pub(crate) fn landing(&self) -> bool {
+    pub(crate) fn recv_target(&self) -> bool {
         let host = !self.queue.is_empty() || self.messages.pending() || self.group.busy();
         !host && !self.enqueued.is_empty() && self.releasing.is_none()
     }
 
     /// How long nobody may sleep: a device rings no bell.
-    pub(crate) fn nap(&self, now: Instant) -> Duration {
+    pub(crate) fn max_sleep(&self, now: Instant) -> Duration {
         match self.queue.front() {
             Some(op) if op.device.is_some() && op.begun => Duration::from_micros(50),
             _ if !self.enqueued.is_empty() => Duration::from_millis(1),
@@ -278,19 +278,19 @@ impl Driver {
                     break;
                 }
                 Ok(Progress::Blocked) => break,
-                Err(Trouble::Device(why)) => {
+                Err(Trouble::Device(reason)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
                     // A rank that failed takes its memory back: then its reason is the one to tell.
                     let cause = self.examine_faults(Instant::now())?;
-                    return Err(cause.unwrap_or(Error::System { what, why }));
+                    return Err(cause.unwrap_or(Error::System { what, reason }));
                 }
-                Err(Trouble::Peer(why)) => {
+                Err(Trouble::Peer(reason)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
                     self.await_faults()?;
-                    return Err(Error::System { what, why });
+                    return Err(Error::System { what, reason });
                 }
                 Err(Trouble::Mismatch(mismatch)) => {
-                    let (seq, mine) = (op.seq, op.bound.head);
+                    let (seq, mine) = (op.seq, op.bound.fingerprint);
                     self.differ(seq, mine, mismatch)?;
                     break;
                 }
@@ -365,11 +365,11 @@ impl Driver {
                     return Err(error);
                 }
                 let enqueued = &self.enqueued[index];
-                let why = format!(
+                let reason = format!(
                     "another rank of the node gave it up while {} was on the device",
                     numbered(enqueued.collective, enqueued.seq)
                 );
-                return Err(Error::Closed { group: self.name.clone(), why });
+                return Err(Error::Closed { group: self.name.clone(), reason });
             }
             if let Some(work) = self.enqueued.remove(index).and_then(|enqueued| enqueued.work) {
                 work.finish(Ok(()));
@@ -430,8 +430,8 @@ impl Driver {
         let heard = self.heard.take().filter(|(about, _)| about == error);
         self.recorder.failed(&error.to_string());
         // Before the notice: sending it also reads from the sockets, and those bytes must not reach a caller's memory.
-        self.group.let_go();
-        self.group.poison(&heard.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report));
+        self.group.release_user_buffers();
+        self.group.abort(&heard.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report));
         self.end(error, now);
     }
 
@@ -450,7 +450,7 @@ impl Driver {
 
     /// All that waits here ends with `error`.
     pub(crate) fn end(&mut self, error: &Error, now: Instant) {
-        self.group.let_go();
+        self.group.release_user_buffers();
         for mut op in self.queue.drain(..) {
             self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
             if let Some(work) = op.work.take() {

@@ -95,7 +95,7 @@ impl Operation {
 
     pub(crate) fn pending_call(&self) -> PendingCall {
         let Self { collective, seq, timeout, .. } = *self;
-        PendingCall { collective, seq, fingerprint: self.bound.head, timeout }
+        PendingCall { collective, seq, fingerprint: self.bound.fingerprint, timeout }
     }
 
     /// Whether it is worth its memory until its call comes again.
@@ -110,7 +110,7 @@ mod tests {
     use std::sync::OnceLock;
 
     use smddp_plan::{Counts, Memory, Topology};
-    use smddp_transport::Reach;
+    use smddp_transport::Routes;
 
     use super::*;
     use crate::bind::{GroupFacts, bind};
@@ -119,7 +119,7 @@ mod tests {
 
     fn of(call: &Call<'_>) -> Operation {
         let topology = Topology::single(2);
-        let reach = Arc::new(Reach::near(0, 2));
+        let reach = Arc::new(Routes::local(0, 2));
         let assumed = GroupFacts::assumed("");
         let facts = GroupFacts {
             rank: 0,

@@ -122,7 +122,7 @@ impl Inner {
         op.input_copy.try_reserve_exact(bytes.div_ceil(size_of::<u128>())).map_err(|error| {
             Error::System {
                 what: format!("{} on group `{}`", name_of(call.collective), self.name),
-                why: format!("cannot allocate {bytes} bytes for a copy of the input: {error}"),
+                reason: format!("cannot allocate {bytes} bytes for a copy of the input: {error}"),
             }
         })?;
         let run = &mut op.execution;

@@ -142,7 +142,7 @@ impl Inner {
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         let error = Error::System {
             what: format!("driving group `{}` on rank {}", self.name, self.rank),
-            why: format!(
+            reason: format!(
                 "the library panicked: {text}; this is a bug, please report it with what stands above it in the log"
             ),
         };
@@ -166,7 +166,7 @@ impl Inner {
         if let Some(error) = self.poison.get() {
             let (had, now) = (driver.waited_for(), Instant::now());
             match error {
-                Error::Closed { why, .. } if had && why == DESTROYED => driver.depart(error, now),
+                Error::Closed { reason, .. } if had && reason == DESTROYED => driver.depart(error, now),
                 _ if had => driver.fail(error, now),
                 _ => {}
             }
@@ -361,7 +361,11 @@ impl Inner {
                     return None;
                 }
                 if let Some(about_to_sleep) = about_to_sleep.take() {
-                    backoff.nap(&about_to_sleep, &driver.group, limit.left(now).min(driver.nap(now)));
+                    backoff.max_sleep(
+                        &about_to_sleep,
+                        &driver.group,
+                        limit.left(now).min(driver.max_sleep(now)),
+                    );
                     continue;
                 }
             }
@@ -411,7 +415,7 @@ impl Inner {
 
     fn reach_within(self: &Arc<Self>, target: &Target<'_>, limit: &mut Limit) -> Result<bool> {
         // The progress thread has the driver for one look as a rule: far shorter than a sleep.
-        let (mut looks, mut nap) = (LOOKS, Duration::from_micros(50));
+        let (mut looks, mut max_sleep) = (LOOKS, Duration::from_micros(50));
         let (mut long_wait, mut unregistered) = (None, false);
         let outcome = loop {
             if target.is_seen() {
@@ -439,8 +443,8 @@ impl Inner {
                     // Whoever drives sleeps, and has not seen what this thread waits for.
                     self.sleeper.ring();
                 }
-                work.sleep(nap, matches!(target, Target::Enqueued(..)));
-                nap = (nap * 2).min(Duration::from_millis(5));
+                work.sleep(max_sleep, matches!(target, Target::Enqueued(..)));
+                max_sleep = (max_sleep * 2).min(Duration::from_millis(5));
             }
             if limit.over(Instant::now()) && !target.is_seen() {
                 break Ok(false);
@@ -482,7 +486,7 @@ impl Inner {
 
     /// What is left behind is the progress thread's.
     pub(crate) fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
-        let watched = driver.watched && driver.landing();
+        let watched = driver.watched && driver.recv_target();
         let pending = driver.pending() && !watched;
         drop(driver);
         if pending || self.has_items() {

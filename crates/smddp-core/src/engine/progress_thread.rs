@@ -23,7 +23,7 @@ struct Queue {
     sleeps: bool,
     /// It looks again in a moment, told or not.
     rests: bool,
-    kicks: u64,
+    wakeups: u64,
 }
 
 /// The thread's state, and what tells it of a change.
@@ -37,7 +37,7 @@ fn progress() -> (MutexGuard<'static, Queue>, &'static Condvar) {
 /// Has the progress thread look after `comm` until nothing is pending there.
 pub(crate) fn register(comm: &Arc<Inner>) {
     let (mut state, changed) = progress();
-    state.kicks += 1;
+    state.wakeups += 1;
     if !state.incoming.iter().any(|c| Arc::ptr_eq(c, comm)) {
         state.incoming.push(comm.clone());
     }
@@ -51,7 +51,7 @@ pub(crate) fn register(comm: &Arc<Inner>) {
     } else if !state.rests {
         // It may sleep until something comes for other communicators, or until this one has more room to send.
         drop(state);
-        comm.sleeper.rouse();
+        comm.sleeper.notify_if_waiting();
     }
 }
 
@@ -73,7 +73,7 @@ fn sleep<'a>(
     seen: &mut u64,
     at_most: Duration,
 ) -> (MutexGuard<'a, Queue>, bool) {
-    let rests = std::mem::replace(seen, state.kicks) != state.kicks;
+    let rests = std::mem::replace(seen, state.wakeups) != state.wakeups;
     (state.rests, state.sleeps) = (rests, !rests);
     let at_most = if rests { at_most.min(REST) } else { at_most };
     let (mut state, timeout) = changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
@@ -102,10 +102,10 @@ fn run() {
                     break;
                 }
                 // Idle for a while: go; the next asynchronous call makes a new thread.
-                let kicks = state.kicks;
+                let wakeups = state.wakeups;
                 let (next, timed_out) = sleep(state, changed, &mut seen, Duration::from_secs(5));
                 state = next;
-                if timed_out && state.kicks == kicks && state.incoming.is_empty() {
+                if timed_out && state.wakeups == wakeups && state.incoming.is_empty() {
                     state.running = false;
                     return;
                 }
@@ -130,7 +130,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
     while !comms.is_empty() {
         // The last look before sleeping, or other things go on and on.
         let late = about_to_sleep.is_some() || about_to_rest || rounds.due();
-        let (mut moved, mut owned, mut landing) = (false, false, true);
+        let (mut moved, mut owned, mut recv_target) = (false, false, true);
         let (mut fds, mut at_most) = (Vec::new(), Duration::MAX);
         comms.retain(|comm| {
             let Some(mut driver) = comm.try_drive() else {
@@ -143,7 +143,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
                 if late {
                     let now = Instant::now();
                     comm.examine(driver, now);
-                    at_most = at_most.min(driver.nap(now)).min(longest(&driver.group, &mut fds));
+                    at_most = at_most.min(driver.max_sleep(now)).min(longest(&driver.group, &mut fds));
                 }
                 driver.group.flush();
                 driver.pending() || comm.has_items()
@@ -151,8 +151,8 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
             // One that panicked has nothing more to do.
             let pending = pending.unwrap_or(false);
             owned |= pending;
-            driver.watched = pending && driver.landing();
-            landing &= driver.watched || !pending;
+            driver.watched = pending && driver.recv_target();
+            recv_target &= driver.watched || !pending;
             pending
         });
         if moved {
@@ -167,7 +167,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
             if !state.incoming.is_empty() {
                 return;
             }
-            if !owned || (about_to_rest && landing) || sleeper.is_none() {
+            if !owned || (about_to_rest && recv_target) || sleeper.is_none() {
                 // All groups are driven by waiters, which register what they leave behind, or nothing arrives from other ranks:
                 // a registration ends the sleep.
                 let at_most = if late && sleeper.is_none() { at_most } else { at_most.min(SOON) };
@@ -175,8 +175,8 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
                 (about_to_sleep, about_to_rest) = (None, sleeper.is_none());
                 continue;
             }
-            about_to_rest = landing;
-            if landing {
+            about_to_rest = recv_target;
+            if recv_target {
                 about_to_sleep = None;
                 continue;
             }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, OnceLock};
 
 use smddp_transport::bootstrap::Claim;
-use smddp_transport::{Board, Sleeper, fork};
+use smddp_transport::{SharedPage, Sleeper, fork};
 
 use crate::bind::{Cache, GroupFacts};
 use crate::config::Config;
@@ -45,7 +45,7 @@ pub(crate) struct Inner {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) facts: GroupFacts,
-    pub(crate) board: Option<Arc<Board>>,
+    pub(crate) shared_page: Option<Arc<SharedPage>>,
     /// Collectives, by bit, of which a copied input has been logged.
     pub(crate) overlaps: AtomicU16,
     /// The devices that this group has been used on.

@@ -119,7 +119,7 @@ impl<'a> Backoff<'a> {
         self.slept = 0;
     }
 
-    /// One wait after a look in vain. `true`: the caller should look once more and then call [`Backoff::nap`].
+    /// One wait after a look in vain. `true`: the caller should look once more and then call [`Backoff::max_sleep`].
     #[inline]
     pub(crate) fn wait(&mut self) -> bool {
         if !self.spin.is_zero() {
@@ -146,13 +146,13 @@ impl<'a> Backoff<'a> {
         true
     }
 
-    pub(crate) fn nap(&mut self, about_to_sleep: &AboutToSleep<'_>, group: &Group, at_most: Duration) {
+    pub(crate) fn max_sleep(&mut self, about_to_sleep: &AboutToSleep<'_>, group: &Group, at_most: Duration) {
         let mut fds = Vec::new();
-        let belt = longest(group, &mut fds);
-        let most = belt * (1 << self.slept.min(MOST_DOUBLINGS));
+        let sleep_limit = longest(group, &mut fds);
+        let most = sleep_limit * (1 << self.slept.min(MOST_DOUBLINGS));
         let begun = Instant::now();
         about_to_sleep.sleep(&fds, most.min(at_most));
-        if belt == NAP && begun.elapsed() >= NAP {
+        if sleep_limit == NAP && begun.elapsed() >= NAP {
             self.slept += 1;
         } else {
             // Woken by somebody: the next message is often close behind.
@@ -178,7 +178,7 @@ pub(crate) struct AboutToSleep<'a> {
 
 impl<'a> AboutToSleep<'a> {
     pub(crate) fn new(sleeper: &'a Sleeper) -> Self {
-        Self { sleeper, ticket: sleeper.drowse() }
+        Self { sleeper, ticket: sleeper.prepare_wait() }
     }
 
     pub(crate) fn sleep(&self, fds: &[(RawFd, i16)], at_most: Duration) {
@@ -188,7 +188,7 @@ impl<'a> AboutToSleep<'a> {
 
 impl Drop for AboutToSleep<'_> {
     fn drop(&mut self) {
-        self.sleeper.rise();
+        self.sleeper.cancel_wait();
     }
 }
 

@@ -9,7 +9,7 @@ use smddp_cuda::{Address, MAX_SOURCES, Wait};
 use smddp_plan::{Algorithm, Buffer, Collective, Format};
 use smddp_transport::{Group, Mismatch};
 
-use self::messages::{Inlet, Outlet};
+use self::messages::{RecvChannel, SendChannel};
 use crate::bind::{Bound, Incoming, Reduce, Run};
 use crate::call::types::RedOp;
 use crate::device::completion::Completion;
@@ -130,7 +130,7 @@ impl Turn<'_> {
     fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, Trouble> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
-            if !self.group.begin(seq, self.bound.head, &self.bound.wired, &[]) {
+            if !self.group.begin(seq, self.bound.fingerprint, &self.bound.wired, &[]) {
                 return Ok(Progress::Blocked);
             }
             *begun = true;
@@ -183,7 +183,7 @@ impl Turn<'_> {
             self.execution.bases[2] = self.slab(self.bound.scratch)? as usize;
         }
         self.stage_input()?;
-        if self.bound.near[0].contains(&true) {
+        if self.bound.local[0].contains(&true) {
             self.op.ready = self.site.mark()?;
         }
         Ok(())
@@ -238,8 +238,8 @@ impl Turn<'_> {
             Collective::AllToAll => true,
             collective => collective.reduces() && !ordered,
         };
-        let near = self.bound.near[0].contains(&true);
-        if factor.is_none() && !self.op.overlaps && !(near && overwrites && self.in_place()) {
+        let local = self.bound.local[0].contains(&true);
+        if factor.is_none() && !self.op.overlaps && !(local && overwrites && self.in_place()) {
             return Ok(());
         }
         // An input that is only this rank's block has it at its beginning.
@@ -351,8 +351,8 @@ impl Turn<'_> {
     }
 
     /// The slot of a message is free when the stream has passed what was enqueued.
-    fn passed(&mut self, inlet: &Inlet) -> Result<(), Trouble> {
-        if let Inlet::Far(slot) = inlet {
+    fn passed(&mut self, recv_channel: &RecvChannel) -> Result<(), Trouble> {
+        if let RecvChannel::Far(slot) = recv_channel {
             let number = self.site.host_mark()?;
             self.site.bounce().free_at(*slot, number);
         }
@@ -363,8 +363,8 @@ impl Turn<'_> {
     fn combine(
         &mut self,
         step: &Reduce,
-        inlets: &[(&Incoming, Inlet)],
-        onward: Option<(usize, Outlet)>,
+        recv_channels: &[(&Incoming, RecvChannel)],
+        onward: Option<(usize, SendChannel)>,
         segment: usize,
     ) -> Result<(), Trouble> {
         let result = step.result;
@@ -375,8 +375,10 @@ impl Turn<'_> {
         let bytes = self.bound.message(result, segment);
         // By block: what each source has of it, in the order of the reduction.
         let mut blocks: Vec<Vec<Pieces>> = vec![Vec::new(); result.blocks];
-        for (f, inlet) in inlets {
-            for (block, pieces) in self.sources(inlet, f, segment, result.blocks)?.into_iter().enumerate() {
+        for (f, recv_channel) in recv_channels {
+            for (block, pieces) in
+                self.sources(recv_channel, f, segment, result.blocks)?.into_iter().enumerate()
+            {
                 blocks[block].push(pieces);
             }
         }
@@ -391,8 +393,8 @@ impl Turn<'_> {
         let kept = self.pieces(result, segment);
         // A result that is not kept goes straight to where it is sent from.
         let mut packed = match (step.keep, &onward) {
-            (false, Some((_, Outlet::Far(slot)))) => Some(self.site.bounce().address(*slot) as Address),
-            (false, Some((_, Outlet::Near(_)))) => Some(self.slab(bytes)?),
+            (false, Some((_, SendChannel::Far(slot)))) => Some(self.site.bounce().address(*slot) as Address),
+            (false, Some((_, SendChannel::LocalChannels(_)))) => Some(self.slab(bytes)?),
             _ => None,
         };
         let first = packed;
@@ -408,8 +410,10 @@ impl Turn<'_> {
         }
         match (onward, first) {
             (Some(onward), None) => self.message(onward, result, segment)?,
-            (Some((channel, Outlet::Far(slot))), Some(_)) => self.post(channel, slot, result, segment)?,
-            (Some((channel, Outlet::Near(cell))), Some(slab)) => {
+            (Some((channel, SendChannel::Far(slot))), Some(_)) => {
+                self.post(channel, slot, result, segment)?
+            }
+            (Some((channel, SendChannel::LocalChannels(cell))), Some(slab)) => {
                 let ready = self.site.mark()?;
                 let place = if bytes == 0 { (0, 0, false) } else { self.show_slab(slab, bytes)? };
                 self.describe(channel, cell, ready, place, bytes)?;
@@ -435,11 +439,12 @@ impl Turn<'_> {
     /// The operation is over when all who read this rank's memory are through: false while their reads are not even enqueued.
     /// `reads`: what is still to be told of this rank's.
     fn end(&mut self, reads: Option<(Address, u64)>) -> Result<bool, Trouble> {
-        let near =
-            |channel: &usize| self.bound.near[0][*channel] && self.bound.wiring.outlets[*channel].bytes > 0;
-        let mut readers: Vec<usize> = (0..self.bound.wiring.outlets.len())
-            .filter(near)
-            .flat_map(|channel| self.bound.wiring.outlets[channel].readers.iter().copied())
+        let local = |channel: &usize| {
+            self.bound.local[0][*channel] && self.bound.channel_layout.send_channels[*channel].bytes > 0
+        };
+        let mut readers: Vec<usize> = (0..self.bound.channel_layout.send_channels.len())
+            .filter(local)
+            .flat_map(|channel| self.bound.channel_layout.send_channels[channel].readers.iter().copied())
             .collect();
         readers.sort_unstable();
         readers.dedup();
@@ -462,7 +467,7 @@ impl Turn<'_> {
 impl Mover for Turn<'_> {
     type Trouble = Trouble;
     /// A channel, and where its next message is written to.
-    type Room = (usize, Outlet);
+    type Room = (usize, SendChannel);
 
     fn execution(&mut self) -> &mut Execution {
         self.execution
@@ -473,15 +478,15 @@ impl Mover for Turn<'_> {
     }
 
     fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>> {
-        if self.bound.near[0][channel] {
+        if self.bound.local[0][channel] {
             if self.op.unpublished.iter().any(|message| message.0 == channel) {
                 self.publish()?;
             }
-            return Ok(self.group.cell(channel).map(|cell| (channel, Outlet::Near(cell))));
+            return Ok(self.group.cell(channel).map(|cell| (channel, SendChannel::LocalChannels(cell))));
         }
         let bytes = self.bound.message(run, segment);
         let none = !self.op.outbox.iter().any(|outgoing| outgoing.channel == channel);
-        Ok(self.site.slot(bytes, none)?.map(|slot| (channel, Outlet::Far(slot))))
+        Ok(self.site.slot(bytes, none)?.map(|slot| (channel, SendChannel::Far(slot))))
     }
 
     fn send(&mut self, to: Self::Room, source: Run, tee: Option<Run>, segment: usize) -> Outcome<Self> {
@@ -498,17 +503,17 @@ impl Mover for Turn<'_> {
         onward: Option<Self::Room>,
         segment: usize,
     ) -> Outcome<Self, bool> {
-        let Some(inlet) = self.take(from, message, segment, false)? else {
-            if let Some((_, Outlet::Far(slot))) = onward {
+        let Some(recv_channel) = self.take(from, message, segment, false)? else {
+            if let Some((_, SendChannel::Far(slot))) = onward {
                 self.site.bounce().free(slot);
             }
             return Ok(false);
         };
-        let sources = self.sources(&inlet, from, segment, to.blocks)?;
+        let sources = self.sources(&recv_channel, from, segment, to.blocks)?;
         for ((to, _), source) in self.pieces(to, segment).into_iter().zip(sources) {
             self.pack(to, source);
         }
-        self.passed(&inlet)?;
+        self.passed(&recv_channel)?;
         if let Some(onward) = onward {
             self.message(onward, to, segment)?;
         }
@@ -522,17 +527,18 @@ impl Mover for Turn<'_> {
         onward: Option<Self::Room>,
         segment: usize,
     ) -> Outcome<Self> {
-        let mut inlets = Vec::with_capacity(messages.len());
+        let mut recv_channels = Vec::with_capacity(messages.len());
         for (from, &message) in step.from.iter().zip(messages).filter(|(_, message)| !message.is_null()) {
-            let inlet = self.take(from, message, segment, true)?;
+            let recv_channel = self.take(from, message, segment, true)?;
             // A slot that is needed is made.
-            let inlet = inlet.ok_or_else(|| Trouble::Device("no pinned memory for a message".to_owned()))?;
-            inlets.push((from, inlet));
+            let recv_channel =
+                recv_channel.ok_or_else(|| Trouble::Device("no pinned memory for a message".to_owned()))?;
+            recv_channels.push((from, recv_channel));
         }
         if segment < step.result.segments {
-            self.combine(step, &inlets, onward, segment)?;
+            self.combine(step, &recv_channels, onward, segment)?;
         }
-        inlets.iter().try_for_each(|(_, inlet)| self.passed(inlet))
+        recv_channels.iter().try_for_each(|(_, recv_channel)| self.passed(recv_channel))
     }
 
     fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self> {

@@ -7,7 +7,7 @@
 mod compressed;
 
 use smddp_plan::{Association, Buffer};
-use smddp_transport::{Group, Mismatch, Stay};
+use smddp_transport::{Group, Mismatch, ZeroCopySource};
 
 use self::compressed::Coded;
 use crate::bind::{Bound, Incoming, Reduce, Run, Staying};
@@ -31,7 +31,7 @@ pub(crate) fn advance(
             execution.in_place = execution.overlaps(bound);
         }
         let stays = if bound.direct.any_stay(symmetric) { staying(bound, execution) } else { Vec::new() };
-        if !group.begin(seq, bound.head, &bound.wired, &stays) {
+        if !group.begin(seq, bound.fingerprint, &bound.wired, &stays) {
             return Ok(Progress::Blocked);
         }
         *begun = true;
@@ -69,17 +69,17 @@ pub(crate) fn copy_input(execution: &mut Execution) {
 }
 
 /// Messages that need no cell if the others can read them where they lie.
-fn staying(bound: &Bound, execution: &Execution) -> Vec<Stay> {
+fn staying(bound: &Bound, execution: &Execution) -> Vec<ZeroCopySource> {
     let flat =
         |run: &Run| run.blocks == 1 || !matches!(execution.lists.get(run.buffer as usize), Some(Some(_)));
     bound
         .direct
         .stays(execution.in_place)
         .filter(|staying| flat(&staying.run))
-        .map(|&Staying { channel, run, single_copy, .. }| Stay {
+        .map(|&Staying { channel, run, single_copy, .. }| ZeroCopySource {
             channel,
             at: execution.address(bound, run.buffer, run.block, 0) as *const u8,
-            stride: bound.wiring.outlets[channel].cell,
+            stride: bound.channel_layout.send_channels[channel].cell,
             single_copy,
         })
         .collect()
@@ -92,7 +92,7 @@ pub(crate) fn is_read_by_peers(bound: &Bound, execution: &Execution, group: &Gro
 
 /// Says where messages belong that need no cell.
 fn land(bound: &Bound, execution: &Execution, group: &mut Group) {
-    for &(inlet, to) in bound.direct.arrives(execution.in_place) {
+    for &(recv_channel, to) in bound.direct.arrives(execution.in_place) {
         let at = execution.address(bound, to.buffer, to.block, 0);
         let flat = !matches!(execution.lists.get(to.buffer as usize), Some(Some(_)));
         let bytes = match to.row {
@@ -100,7 +100,7 @@ fn land(bound: &Bound, execution: &Execution, group: &mut Group) {
             Some((_, bytes)) if flat => bytes,
             _ => continue,
         };
-        group.land(inlet, at as *mut u8, bytes, bound.choice.segment);
+        group.land(recv_channel, at as *mut u8, bytes, bound.choice.segment);
     }
 }
 
@@ -146,7 +146,7 @@ impl Mover for Host<'_> {
             self.group.publish_from(channel, from as *const u8, bytes);
             return Ok(());
         }
-        let far = self.group.far();
+        let remote = self.group.remote();
         let rows = match tee {
             None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
             Some(tee) => {
@@ -159,14 +159,14 @@ impl Mover for Host<'_> {
             self.keep(tee, (from, bytes), segment);
             at = bytes;
         } else if let Some((from, kept, bytes)) = rows {
-            self.put(far, cell, from, kept, bytes);
+            self.put(remote, cell, from, kept, bytes);
             at = bytes;
         } else {
             for i in 0..source.blocks {
                 let bytes = self.bound.piece(source.buffer, source.block + i, segment);
                 let from = self.address(source, source.block + i, segment);
                 let kept = tee.map_or(from, |tee| self.address(tee, tee.block + i, segment));
-                self.put(far, cell.wrapping_add(at), from, kept, bytes);
+                self.put(remote, cell.wrapping_add(at), from, kept, bytes);
                 at += bytes;
             }
         }
@@ -301,9 +301,9 @@ impl Host<'_> {
     }
 
     /// One piece into a cell, and to where it is kept if that is elsewhere.
-    fn put(&self, far: bool, cell: Cell, from: usize, kept: usize, bytes: usize) {
+    fn put(&self, remote: bool, cell: Cell, from: usize, kept: usize, bytes: usize) {
         let (source, out) = (from as *const u8, kept as *mut u8);
-        let (past_caches, stream) = (far && bytes >= WORTH_STREAMING, self.execution.stream);
+        let (past_caches, stream) = (remote && bytes >= WORTH_STREAMING, self.execution.stream);
         // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's
         // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
         unsafe {
@@ -366,7 +366,7 @@ impl Host<'_> {
         let (out, none) = (out as *mut u8, std::ptr::null_mut());
         let scale = if step.finish { self.execution.scale } else { None };
         let (size, stream) = (self.execution.dtype.size(), self.execution.stream);
-        let past_caches = self.group.far() && bytes >= WORTH_STREAMING;
+        let past_caches = self.group.remote() && bytes >= WORTH_STREAMING;
         let (first, second, stream) = match cell {
             None => (out, none, stream),
             Some(cell) if cell == out => (out, none, stream),

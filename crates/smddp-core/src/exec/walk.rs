@@ -168,25 +168,25 @@ fn act<M: Mover>(mover: &mut M, act: &Act, segment: usize) -> Outcome<M, bool> {
             mover.send(room, *source, *tee, segment)?;
         }
         Act::Receive { from, to, forward } if segment < from.message.segments => {
-            let Some(message) = mover.group().message(from.inlet)? else { return Ok(false) };
+            let Some(message) = mover.group().message(from.recv_channel)? else { return Ok(false) };
             let Some(onward) = onward(mover, *forward, *to, segment)? else { return Ok(false) };
             if !mover.receive((from, message), *to, onward, segment)? {
                 return Ok(false);
             }
-            mover.group().release(from.inlet);
+            mover.group().release(from.recv_channel);
         }
         Act::Reduce(step) => {
             return with_room(step.from.len(), std::ptr::null(), |messages| {
                 for (message, from) in messages.iter_mut().zip(&step.from) {
                     if segment < from.message.segments {
-                        let Some(found) = mover.group().message(from.inlet)? else { return Ok(false) };
+                        let Some(found) = mover.group().message(from.recv_channel)? else { return Ok(false) };
                         *message = found;
                     }
                 }
                 let Some(onward) = onward(mover, step.send, step.result, segment)? else { return Ok(false) };
                 mover.reduce(step, messages, onward, segment)?;
                 for from in step.from.iter().filter(|from| segment < from.message.segments) {
-                    mover.group().release(from.inlet);
+                    mover.group().release(from.recv_channel);
                 }
                 Ok(true)
             });

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use smddp_transport::Head;
+use smddp_transport::CallFingerprint;
 
 use crate::call::fingerprint::mix;
 
@@ -13,19 +13,19 @@ pub(crate) struct Record {
     pub(crate) digest: u64,
     pub(crate) calls: u64,
     /// The newest headers, to tell which call it was.
-    pub(crate) newest: VecDeque<Head>,
+    pub(crate) newest: VecDeque<CallFingerprint>,
 }
 
 pub(crate) const REMEMBERED: usize = 64;
 
 impl Record {
-    pub(crate) fn add(&mut self, head: Head) {
-        self.digest = mix(self.digest ^ head.what).wrapping_add(mix(head.count));
+    pub(crate) fn add(&mut self, fingerprint: CallFingerprint) {
+        self.digest = mix(self.digest ^ fingerprint.what).wrapping_add(mix(fingerprint.count));
         self.calls += 1;
         if self.newest.len() == REMEMBERED {
             self.newest.pop_front();
         }
-        self.newest.push_back(head);
+        self.newest.push_back(fingerprint);
     }
 }
 
@@ -87,14 +87,14 @@ mod tests {
 
     #[test]
     fn another_order_is_another_record() {
-        let heads = [Head { what: 1, count: 2 }, Head { what: 2, count: 1 }];
-        let of = |heads: &[Head]| {
+        let fingerprints = [CallFingerprint { what: 1, count: 2 }, CallFingerprint { what: 2, count: 1 }];
+        let of = |fingerprints: &[CallFingerprint]| {
             let mut record = Record::default();
-            heads.iter().for_each(|&head| record.add(head));
+            fingerprints.iter().for_each(|&fingerprint| record.add(fingerprint));
             record.digest
         };
-        assert_ne!(of(&heads), of(&[heads[1], heads[0]]));
-        assert_ne!(of(&heads), of(&heads[..1]));
-        assert_eq!(of(&heads), of(&heads));
+        assert_ne!(of(&fingerprints), of(&[fingerprints[1], fingerprints[0]]));
+        assert_ne!(of(&fingerprints), of(&fingerprints[..1]));
+        assert_eq!(of(&fingerprints), of(&fingerprints));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use smddp_plan::Collective;
 use smddp_transport::process::leave_error;
-use smddp_transport::{Group, Head, Mismatch};
+use smddp_transport::{CallFingerprint, Group, Mismatch};
 
 use crate::call::fingerprint::{self, call};
 use crate::call::numbered;
@@ -19,7 +19,7 @@ use crate::observe::recorder;
 pub(crate) struct PendingCall {
     pub(crate) collective: Collective,
     pub(crate) seq: u64,
-    pub(crate) fingerprint: Head,
+    pub(crate) fingerprint: CallFingerprint,
     pub(crate) timeout: Duration,
 }
 
@@ -28,7 +28,7 @@ pub(crate) fn mismatch(
     name: &str,
     collective: Collective,
     seq: u64,
-    mine: Head,
+    mine: CallFingerprint,
     found: Mismatch,
 ) -> Error {
     let who = group.describe(found.rank);
@@ -111,7 +111,9 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
     for rank in (0..size).filter(|&rank| rank != me) {
         match group.arrived(rank, seq) {
             // It leaves in its place.
-            Some(true) if group.head_of(rank, seq).is_some_and(fingerprint::is_leaving) => late.push(rank),
+            Some(true) if group.fingerprint_of(rank, seq).is_some_and(fingerprint::is_leaving) => {
+                late.push(rank)
+            }
             Some(true) => {}
             None if !silent.contains(&rank) => unknown.push(rank),
             _ => late.push(rank),
@@ -225,10 +227,10 @@ pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &s
 }
 
 /// This process cannot reach a rank that may be well.
-pub(crate) fn unable(group: &Group, name: &str, what: &str, rank: usize, why: &str) -> Error {
+pub(crate) fn unable(group: &Group, name: &str, what: &str, rank: usize, reason: &str) -> Error {
     let (me, other) = (group.describe(group.rank()), group.describe(rank));
     Error::System {
         what: format!("{what} on group `{name}` failed: {me} cannot reach {other}"),
-        why: why.to_owned(),
+        reason: reason.to_owned(),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use smddp_transport::{Group, LONGEST_WHY};
+use smddp_transport::{Group, MAX_ABORT_REPORT};
 
 use crate::error::Error;
 
@@ -72,8 +72,8 @@ pub(crate) fn own(me: usize, error: &Error) -> String {
         _ => ('C', &[][..], Duration::ZERO, &String::new(), &told),
     };
     let mut report = format!("{kind};{me};{};{}\n{what}\n{text}", ranges(ranks, ROOM), after.as_millis());
-    if report.len() > LONGEST_WHY {
-        let end = (0..=LONGEST_WHY - "...".len()).rev().find(|&at| report.is_char_boundary(at));
+    if report.len() > MAX_ABORT_REPORT {
+        let end = (0..=MAX_ABORT_REPORT - "...".len()).rev().find(|&at| report.is_char_boundary(at));
         report.truncate(end.unwrap_or(0));
         report += "...";
     }
@@ -95,9 +95,9 @@ pub(crate) fn lost_rank(report: &str) -> Option<usize> {
 /// A report that came from rank `from`, as an error of the same kind here, in the call `what`.
 pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');
-    let (head, call, text) =
+    let (fingerprint, call, text) =
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
-    let mut fields = head.split(';');
+    let mut fields = fingerprint.split(';');
     let kind = fields.next().unwrap_or_default();
     let origin = fields.next().and_then(|rank| rank.parse().ok()).filter(|&rank| rank < group.size());
     let origin: usize = origin.unwrap_or(from);
@@ -127,7 +127,7 @@ pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report
                 advice: "its own log says why; destroy the group and make a new one without it to go on",
             }
         }
-        _ => Error::Closed { group: in_group, why: format!("{what}: {detail}") },
+        _ => Error::Closed { group: in_group, reason: format!("{what}: {detail}") },
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
         let missing: Vec<usize> = (0..300).filter(|rank| rank % 3 == 1).collect();
         let error = timeout(missing.clone(), format!("missing: {}", list(&group, &missing)));
         let report = own(9, &error);
-        assert!(report.len() <= LONGEST_WHY, "{}", report.len());
+        assert!(report.len() <= MAX_ABORT_REPORT, "{}", report.len());
         let heard = heard(&group, "g", "all_reduce #8".to_owned(), 4, &report);
         let Error::Timeout { what, after, missing: told, detail, .. } = &heard else { panic!("{heard}") };
         assert_eq!((what.as_str(), after.as_millis()), ("all_reduce #8", 1500));
@@ -194,7 +194,7 @@ mod tests {
     fn a_text_that_is_too_long_ends_between_two_characters() {
         for extra in 0..8 {
             let report = own(0, &timeout(vec![1], "x".repeat(extra) + &"ü€".repeat(2000)));
-            assert!(report.len() <= LONGEST_WHY && report.ends_with("..."), "{}", report.len());
+            assert!(report.len() <= MAX_ABORT_REPORT && report.ends_with("..."), "{}", report.len());
         }
     }
 

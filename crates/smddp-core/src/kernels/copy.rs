@@ -112,17 +112,17 @@ unsafe fn move_through_caches<I: Isa, const TEE: bool>(
 /// As [`move_bytes`].
 #[inline(always)]
 unsafe fn move_around_caches<I: Isa, const TEE: bool>(dst: *mut u8, cell: *mut u8, src: *const u8, n: usize) {
-    let head = (LINE - dst as usize % LINE) % LINE;
+    let fingerprint = (LINE - dst as usize % LINE) % LINE;
     // SAFETY: head < LINE < n. Every access lies in 0..n of buffers that the caller made valid for n bytes;
     // streamed registers start at multiples of their size from an address aligned to a line.
     unsafe {
-        edge::<TEE>(dst, cell, src, 0, head);
-        let mut at = head;
+        edge::<TEE>(dst, cell, src, 0, fingerprint);
+        let mut at = fingerprint;
         while at + TURN * I::BYTES <= n {
             registers::<I, TEE, true, TURN>(dst, cell, src, at);
             at += TURN * I::BYTES;
         }
-        let lines_end = n - (n - head) % LINE;
+        let lines_end = n - (n - fingerprint) % LINE;
         while at < lines_end {
             registers::<I, TEE, true, 1>(dst, cell, src, at);
             at += I::BYTES;

@@ -3,7 +3,7 @@
 //!
 //! Only groups that are the first of their ranks have claims: any other group is made by processes of a group that has them.
 
-use smddp_transport::bootstrap::{CardTree, Holder};
+use smddp_transport::bootstrap::{Holder, RankTree};
 
 use super::store::{Deletion, Store};
 use crate::error::{Error, Result};
@@ -19,7 +19,7 @@ pub(super) fn claim(store: &dyn Store, rank: usize, record: &[u8]) -> Result<Opt
 }
 
 /// The other process that joined the group as `rank` before, if it may still hold the rank.
-pub(super) fn holder(store: &dyn Store, rank: usize, tree: &CardTree) -> Result<Option<Holder>> {
+pub(super) fn holder(store: &dyn Store, rank: usize, tree: &RankTree) -> Result<Option<Holder>> {
     let key = key(rank);
     let held = store.has(std::slice::from_ref(&key))?;
     Ok(if held { tree.holder(&store.get(&key)?) } else { None })
@@ -34,7 +34,7 @@ pub(super) fn running(
     store: &dyn Store,
     rank: usize,
     size: usize,
-    tree: &CardTree,
+    tree: &RankTree,
 ) -> Result<Option<String>> {
     let Some(Holder::Open(process)) = holder(store, rank, tree)? else { return Ok(None) };
     for other in (0..size.min(EXAMINED)).filter(|&other| other != rank) {
@@ -46,7 +46,7 @@ pub(super) fn running(
 }
 
 /// Error of the call `call` in a process whose rank process `holder` holds.
-pub(super) fn refused((call, name): (&str, &str), rank: usize, holder: &str, tree: &CardTree) -> Error {
+pub(super) fn refused((call, name): (&str, &str), rank: usize, holder: &str, tree: &RankTree) -> Error {
     let mine = tree.process();
     Error::Topology(format!(
         "{call} failed: two processes claim rank {rank} of group '{name}': {holder}, which has joined the group and still holds \

@@ -62,7 +62,7 @@ pub(crate) fn learn(comm: &Communicator, noted: Option<Network>, timeout: Durati
 
 /// An error of one of the probe's messages says what it was for.
 fn named(mut error: Error) -> Error {
-    if let Error::Timeout { what, .. } | Error::PeerLost { what, .. } | Error::Closed { why: what, .. } =
+    if let Error::Timeout { what, .. } | Error::PeerLost { what, .. } | Error::Closed { reason: what, .. } =
         &mut error
     {
         *what = format!("measuring the network between nodes (SMDDP_PROBE=0 goes without): {what}");

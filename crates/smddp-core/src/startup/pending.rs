@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_transport::Card;
-use smddp_transport::bootstrap::{CardTree, MAX_RECORD};
+use smddp_transport::RankInfo;
+use smddp_transport::bootstrap::{MAX_RECORD, RankTree};
 use smddp_transport::joint::{JoinError, Joined, OpenEndpoint, Prepared};
 use smddp_transport::shm::Unreachable;
-use smddp_transport::warn::Told;
+use smddp_transport::warning::Told;
 
 use super::network_probe;
 use super::size::check_size;
@@ -55,7 +55,7 @@ impl Pending {
         }
         let begun = Instant::now();
         let config = Config::get()?;
-        smddp_transport::warn::hear(|told, text| {
+        smddp_transport::warning::hear(|told, text| {
             let level = if told == Told::Warning { Level::Warn } else { Level::Info };
             log::say(level, text);
         });
@@ -65,7 +65,7 @@ impl Pending {
         let mut prepared =
             Prepared::new(rank, size, settings, &config.means()).map_err(|error| Error::System {
                 what: format!("group `{name}`: rank {rank} cannot take part"),
-                why: error.to_string(),
+                reason: error.to_string(),
             })?;
         if size > 1
             && let Some(secret) = config.job_secret()?
@@ -74,7 +74,7 @@ impl Pending {
         }
         prepared.set_note(network::note());
         if size > 1 {
-            fits(name, rank, prepared.card(), config)?;
+            fits(name, rank, prepared.rank_info(), config)?;
         }
         let (call, name) = ("making it".to_owned(), name.to_owned());
         Ok(Self { call, name, timeout, prepared, canonical, begun, prepared_at: Instant::now() })
@@ -86,8 +86,8 @@ impl Pending {
     }
 
     /// What all other ranks of the group must get, by whatever store.
-    pub fn card(&self) -> Vec<u8> {
-        self.prepared.card().to_bytes()
+    pub fn rank_info(&self) -> Vec<u8> {
+        self.prepared.rank_info().to_bytes()
     }
 
     /// Keeps this process's endpoint open to the other ranks after [`Pending::connect`] has failed.
@@ -96,19 +96,19 @@ impl Pending {
     }
 
     /// This rank's part of the tree along which cards may travel.
-    pub(crate) fn tree(&mut self) -> std::io::Result<CardTree> {
+    pub(crate) fn tree(&mut self) -> std::io::Result<RankTree> {
         self.prepared.tree()
     }
 
     /// Has it call its parent: addresses of rank 0 and of the parent. Whether the parent's is a new one.
     pub(crate) fn call_parent(
         &mut self,
-        tree: &mut CardTree,
+        tree: &mut RankTree,
         first: &[u8],
         parent: &[u8],
         now: Instant,
     ) -> Result<bool> {
-        let making = |why| Error::Topology(format!("making group `{}`: {why}", self.name));
+        let making = |reason| Error::Topology(format!("making group `{}`: {reason}", self.name));
         self.prepared.call_parent(tree, first, parent, now).map_err(making)
     }
 
@@ -118,24 +118,26 @@ impl Pending {
     /// # Errors
     /// [`Error::Topology`] for what is no card.
     pub fn trust(&mut self, first: &[u8]) -> Result<()> {
-        let card = Card::from_bytes(first)
+        let rank_info = RankInfo::from_bytes(first)
             .map_err(|e| Error::Topology(format!("group `{}`: rank 0 sent a card that is {e}", self.name)))?;
-        self.prepared.trust_card(&card);
+        self.prepared.trust_rank_info(&rank_info);
         Ok(())
     }
 
     /// Second half, with the cards of all ranks in rank order, mine included.
-    pub fn connect(self, cards: &[Vec<u8>]) -> Result<Communicator> {
+    pub fn connect(self, rank_infos: &[Vec<u8>]) -> Result<Communicator> {
         let here_at = Instant::now();
-        let cards = self.checked(cards)?;
-        let known = network::noted(cards.iter().map(|card| card.note.as_slice()));
+        let rank_infos = self.checked(rank_infos)?;
+        let known = network::noted(rank_infos.iter().map(|rank_info| rank_info.note.as_slice()));
         let me = {
-            let Card { rank, host, pid, .. } = self.prepared.card();
+            let RankInfo { rank, host, pid, .. } = self.prepared.rank_info();
             format!("rank {rank} (host {host}, pid {pid})")
         };
-        let Joined { group, nodes, crowd, told } =
-            self.prepared.connect(cards).map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
-        cores::note_group(crowd);
+        let Joined { group, nodes, local_ranks, told } = self
+            .prepared
+            .connect(rank_infos)
+            .map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
+        cores::note_group(local_ranks);
         tell_once(&told);
         let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
         if self.canonical {
@@ -163,39 +165,43 @@ impl Pending {
         Ok(comm)
     }
 
-    fn checked(&self, cards: &[Vec<u8>]) -> Result<Vec<Card>> {
-        let (name, mine) = (&self.name, self.prepared.card());
+    fn checked(&self, rank_infos: &[Vec<u8>]) -> Result<Vec<RankInfo>> {
+        let (name, mine) = (&self.name, self.prepared.rank_info());
         let (me, size) = (mine.rank, mine.size as usize);
-        if cards.len() != size {
-            return Err(Error::Invalid(format!("group `{name}`: {} cards for {} ranks", cards.len(), size)));
+        if rank_infos.len() != size {
+            return Err(Error::Invalid(format!(
+                "group `{name}`: {} cards for {} ranks",
+                rank_infos.len(),
+                size
+            )));
         }
-        let mut checked = Vec::with_capacity(cards.len());
-        for (rank, bytes) in cards.iter().enumerate() {
-            let card = Card::from_bytes(bytes).map_err(|e| {
+        let mut checked = Vec::with_capacity(rank_infos.len());
+        for (rank, bytes) in rank_infos.iter().enumerate() {
+            let rank_info = RankInfo::from_bytes(bytes).map_err(|e| {
                 Error::Topology(format!("group `{name}`: rank {rank} sent a card that is {e}"))
             })?;
             let differ = |what: &str, here: &str, there: &str| {
                 Err(Error::Topology(format!(
                     "group `{name}`: {what} differs: {here} on rank {me}, {there} on rank {rank} (host {}, pid {})",
-                    card.host, card.pid
+                    rank_info.host, rank_info.pid
                 )))
             };
-            if (card.protocol, &card.version) != (mine.protocol, &mine.version) {
-                return differ("the version of smddp", &mine.version, &card.version);
+            if (rank_info.protocol, &rank_info.version) != (mine.protocol, &mine.version) {
+                return differ("the version of smddp", &mine.version, &rank_info.version);
             }
-            if (card.rank as usize, card.size as usize) != (rank, size) {
+            if (rank_info.rank as usize, rank_info.size as usize) != (rank, size) {
                 return differ(
                     "rank and size",
                     &format!("{rank} of {size}"),
-                    &format!("{} of {}", card.rank, card.size),
+                    &format!("{} of {}", rank_info.rank, rank_info.size),
                 );
             }
-            for ((setting, here), (_, there)) in mine.settings.iter().zip(&card.settings) {
+            for ((setting, here), (_, there)) in mine.settings.iter().zip(&rank_info.settings) {
                 if here != there {
                     return differ(setting, &format!("{here:?}"), &format!("{there:?}"));
                 }
             }
-            checked.push(card);
+            checked.push(rank_info);
         }
         Ok(checked)
     }
@@ -210,13 +216,13 @@ fn order(canonical: bool) -> &'static str {
 
 /// # Errors
 /// [`Error::Config`] naming the longest setting, if other ranks would refuse the address record.
-fn fits(name: &str, rank: usize, card: &Card, config: &Config) -> Result<()> {
-    let bytes = card.to_bytes().len();
+fn fits(name: &str, rank: usize, rank_info: &RankInfo, config: &Config) -> Result<()> {
+    let bytes = rank_info.to_bytes().len();
     if bytes <= MAX_RECORD {
         return Ok(());
     }
     let node = ("SMDDP_NODE", config.node.as_ref().map_or(0, String::len));
-    let shared = card.settings.iter().map(|(setting, value)| (setting.as_str(), value.len()));
+    let shared = rank_info.settings.iter().map(|(setting, value)| (setting.as_str(), value.len()));
     let (setting, length) = shared.chain([node]).max_by_key(|(_, length)| *length).unwrap_or(node);
     Err(Error::Config(format!(
         "{setting} has {length} bytes on rank {rank} of group '{name}', which makes the address record that each rank sends to \
@@ -227,12 +233,12 @@ fn fits(name: &str, rank: usize, card: &Card, config: &Config) -> Result<()> {
 /// Failure of `call` at the connections between ranks that have exchanged their address records.
 fn unjoined(call: &str, name: &str, me: &str, error: JoinError) -> Error {
     match error {
-        JoinError::Unreachable(Unreachable { rank, host, pid, gone: true, why }) => Error::PeerLost {
+        JoinError::Unreachable(Unreachable { rank, host, pid, gone: true, reason }) => Error::PeerLost {
             what: call.to_owned(),
             group: name.to_owned(),
             rank,
             who: format!("rank {rank} (host {host}, pid {pid})"),
-            how: format!("ended before the group was made: {why}"),
+            how: format!("ended before the group was made: {reason}"),
             advice: LOST_WHILE_MADE,
         },
         error => Error::Topology(format!("{call} of group '{name}' failed on {me}: {error}")),

@@ -1,6 +1,6 @@
 //! Making a group of ranks that share nothing but a store: every rank's card to every rank.
 //!
-//! Cards travel along a tree of connections ([`CardTree`]); the store holds each rank's address in it, which ranks came, and at
+//! Cards travel along a tree of connections ([`RankTree`]); the store holds each rank's address in it, which ranks came, and at
 //! rank 0's address what makes the group's token.
 //! What a rank has to say that cannot connect to its parent goes through the store, too. Keys lie under whatever prefix the
 //! store has for this group; a rank takes its own away in the end, so a later group of the same name never meets an old one.
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use smddp_transport::bootstrap::{CardTree, Failure, Holder, UNREACHED, who};
+use smddp_transport::bootstrap::{Failure, Holder, RankTree, UNREACHED, who};
 use smddp_transport::joint::OpenEndpoint;
 use smddp_transport::process::leave_error;
 
@@ -53,7 +53,7 @@ const FEW: usize = 4;
 /// Empty where that was taken back: whoever finds it there may still read it, and would wait for one that is gone.
 const REFUSED: &str = "smddp/refused";
 
-/// A rank's "card", "failed", "up" or "down".
+/// A rank's "card" (its information), "failed", "up" or "down".
 fn key(what: &str, rank: usize) -> String {
     format!("smddp/{what}/{rank}")
 }
@@ -116,8 +116,8 @@ impl Communicator {
         let made = Pending::ordered(name, rank, size, timeout, canonical);
         let pending = match made.map(|pending| pending.called(call)) {
             Ok(pending) if size == 1 => {
-                let card = pending.card();
-                return pending.connect(&[card]);
+                let rank_info = pending.rank_info();
+                return pending.connect(&[rank_info]);
             }
             Ok(pending) => pending,
             Err(error) => {
@@ -191,12 +191,12 @@ impl Meeting<'_> {
     fn meet(
         &self,
         mut pending: Pending,
-        tree: &mut Option<CardTree>,
+        tree: &mut Option<RankTree>,
         endpoint: &mut Option<OpenEndpoint>,
     ) -> Result<Communicator> {
         let new = pending.tree().map_err(|error| Error::System {
             what: format!("group `{}`: no sockets to exchange cards", self.name),
-            why: error.to_string(),
+            reason: error.to_string(),
         })?;
         let tree = tree.insert(new);
         if self.has_claims()
@@ -214,14 +214,14 @@ impl Meeting<'_> {
         if let Err(error) = &outcome {
             tree.fail(match error {
                 Error::Timeout { missing, detail, .. } => {
-                    Failure { missing: missing.clone(), lost: None, why: detail.clone() }
+                    Failure { missing: missing.clone(), lost: None, reason: detail.clone() }
                 }
                 other => self.failure(other),
             });
         }
-        let cards = outcome?;
+        let rank_infos = outcome?;
         *endpoint = Some(pending.open_endpoint());
-        let comm = pending.connect(&cards)?;
+        let comm = pending.connect(&rank_infos)?;
         // All ranks have read all address records before one of them returns. A rank that failed to connect stores its reason.
         let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let options = Options { timeout: Some(left), ..Options::default() };
@@ -232,10 +232,10 @@ impl Meeting<'_> {
         Ok(comm)
     }
 
-    fn exchange(&self, pending: &mut Pending, tree: &mut CardTree) -> Result<Vec<Vec<u8>>> {
+    fn exchange(&self, pending: &mut Pending, tree: &mut RankTree) -> Result<Vec<Vec<u8>>> {
         let longest = LONGEST_PAUSE.max(FOR_EACH_RANK * self.size as u32);
         let (mut pause, mut next) = (FIRST_PAUSE, Instant::now());
-        let mut next_knock = self.begun + KNOCK_PAUSE;
+        let mut next_probe = self.begun + KNOCK_PAUSE;
         let mut check_pause = FIRST_CHECK;
         let mut next_check = self.begun + check_pause;
         loop {
@@ -252,9 +252,9 @@ impl Meeting<'_> {
                 next = Instant::now() + pause;
                 pause = (2 * pause).min(longest);
             }
-            if now >= next_knock {
+            if now >= next_probe {
                 self.knock(tree, now)?;
-                next_knock = Instant::now() + KNOCK_PAUSE.max(FOR_EACH_RANK * self.size as u32);
+                next_probe = Instant::now() + KNOCK_PAUSE.max(FOR_EACH_RANK * self.size as u32);
             }
             if now >= next_check {
                 self.check_claim(tree)?;
@@ -276,27 +276,27 @@ impl Meeting<'_> {
     }
 
     /// What the store has for this rank; whether there was anything.
-    fn look(&self, pending: &mut Pending, tree: &mut CardTree, now: Instant) -> Result<bool> {
+    fn look(&self, pending: &mut Pending, tree: &mut RankTree, now: Instant) -> Result<bool> {
         let mut moved = false;
         if let Some(parent) = tree.parent().filter(|_| tree.is_lost(now)) {
             // One question for both.
-            let mut keys = vec![key("card", 0), key("card", parent)];
+            let mut keys = vec![key("card", 0), key("rank_info", parent)];
             keys.dedup();
             if self.store.has(&keys)? {
                 let addresses = keys.iter().map(|key| self.store.get(key)).collect::<Result<Vec<_>>>()?;
                 let (first, last) = (&addresses[0], &addresses[addresses.len() - 1]);
-                if let Some(why) =
+                if let Some(reason) =
                     tree.contradicted_by(0, first).or_else(|| tree.contradicted_by(parent, last))
                 {
-                    return Err(self.conflict(format!("group '{}' {why}", self.name)));
+                    return Err(self.conflict(format!("group '{}' {reason}", self.name)));
                 }
                 moved = pending.call_parent(tree, first, last, now)?;
             }
         }
-        if let Some((words, why)) = tree.to_carry_up() {
+        if let Some((words, reason)) = tree.to_carry_up() {
             let (name, rank, parent) = (self.name, self.rank, tree.parent().unwrap_or(0));
             let path = format!(
-                "rank {rank} cannot connect to rank {parent} ({why}); its cards go through the store"
+                "rank {rank} cannot connect to rank {parent} ({reason}); its cards go through the store"
             );
             log::say(Level::Info, &format!("group `{name}`: {path}"));
             self.store.set(&key("up", self.rank), &words)?;
@@ -320,7 +320,7 @@ impl Meeting<'_> {
     }
 
     /// Reads this rank's own address again: another process that claims the rank has replaced it.
-    fn check_claim(&self, tree: &CardTree) -> Result<()> {
+    fn check_claim(&self, tree: &RankTree) -> Result<()> {
         let mine = key("card", self.rank);
         // Only a process of this rank deletes it, when it leaves.
         let both = match self.there(&mine)? {
@@ -332,7 +332,7 @@ impl Meeting<'_> {
     }
 
     /// The error of a failure that reached this rank. A lost peer may be the consequence of a contradiction between ranks.
-    fn explained(&self, tree: &CardTree, failure: Failure) -> Error {
+    fn explained(&self, tree: &RankTree, failure: Failure) -> Error {
         if failure.lost.is_some() {
             if let Err(conflict @ Error::Topology(_)) = self.check_claim(tree) {
                 return conflict;
@@ -348,27 +348,28 @@ impl Meeting<'_> {
 
     /// True if a failure is a contradiction between ranks, which all ranks report in the same words.
     fn is_conflict(&self, failure: &Failure) -> bool {
-        failure.why.contains(&format!("group '{}'", self.name))
+        failure.reason.contains(&format!("group '{}'", self.name))
     }
 
     /// The error of ranks that contradict each other, which all ranks raise in these words.
-    fn conflict(&self, why: String) -> Error {
-        let failure = Failure::of(why);
+    fn conflict(&self, reason: String) -> Error {
+        let failure = Failure::of(reason);
         self.found.replace(Some(failure.clone()));
         self.told(failure)
     }
 
     /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
-    fn knock(&self, tree: &mut CardTree, now: Instant) -> Result<()> {
+    fn knock(&self, tree: &mut RankTree, now: Instant) -> Result<()> {
         for (rank, how) in self.known.map_or_else(Vec::new, |known| known.dead(&tree.waits_for())) {
             tree.fail(Failure::lost(rank, how));
         }
         for rank in tree.doubted() {
-            let card = key("card", rank);
-            if self.there(&card)? && !self.there(&key("failed", rank))? {
-                let wrong =
-                    |why| Error::Topology(format!("making group `{}`: rank {rank} has {why}", self.name));
-                tree.knock(rank, &self.store.get(&card)?, self.patience, now).map_err(wrong)?;
+            let rank_info = key("card", rank);
+            if self.there(&rank_info)? && !self.there(&key("failed", rank))? {
+                let wrong = |reason| {
+                    Error::Topology(format!("making group `{}`: rank {rank} has {reason}", self.name))
+                };
+                tree.knock(rank, &self.store.get(&rank_info)?, self.patience, now).map_err(wrong)?;
             }
         }
         Ok(())
@@ -396,7 +397,7 @@ impl Meeting<'_> {
         Ok((!said.is_empty()).then(|| Failure::heard(&said)))
     }
 
-    fn carry_down(&self, tree: &CardTree) -> Result<()> {
+    fn carry_down(&self, tree: &RankTree) -> Result<()> {
         let carried = tree.to_carry_down();
         carried.into_iter().try_for_each(|(child, words)| self.store.set(&key("down", child), &words))
     }
@@ -412,7 +413,7 @@ impl Meeting<'_> {
     }
 
     /// The deadline has passed: who did not come.
-    fn late(&self, tree: &CardTree) -> Result<Error> {
+    fn late(&self, tree: &RankTree) -> Result<Error> {
         let mut missing = Vec::new();
         let complete = self.absent(0..self.size, &mut missing, Instant::now() + LOOK_FOR_ABSENT)?;
         let mut detail = if missing.is_empty() {
@@ -458,9 +459,9 @@ impl Meeting<'_> {
             return Ok(named(ranks));
         }
         let told = |&rank: &usize| {
-            let card = key("card", rank);
+            let rank_info = key("card", rank);
             // It may have gone since.
-            let address = if self.there(&card)? { self.store.get(&card)? } else { Vec::new() };
+            let address = if self.there(&rank_info)? { self.store.get(&rank_info)? } else { Vec::new() };
             Ok(who(rank, &address))
         };
         Ok(ranks.iter().map(told).collect::<Result<Vec<_>>>()?.join(", "))
@@ -503,25 +504,26 @@ impl Meeting<'_> {
         let group = self.name.to_owned();
         if let Some(rank) = failure.lost {
             // A store would wait for what is not there.
-            let card = key("card", rank);
-            let address = if self.there(&card) == Ok(true) { self.store.get(&card) } else { Ok(Vec::new()) };
+            let rank_info = key("card", rank);
+            let address =
+                if self.there(&rank_info) == Ok(true) { self.store.get(&rank_info) } else { Ok(Vec::new()) };
             let (what, advice) = (self.call.to_owned(), LOST_WHILE_MADE);
             return Error::PeerLost {
                 what,
                 group,
                 rank,
                 who: who(rank, &address.unwrap_or_default()),
-                how: failure.why,
+                how: failure.reason,
                 advice,
             };
         }
         match failure.missing.is_empty() {
             true if self.is_conflict(&failure) => {
                 self.found.replace(Some(failure.clone()));
-                Error::Topology(failure.why)
+                Error::Topology(failure.reason)
             }
-            true => Error::Topology(format!("making group `{group}`: {}", failure.why)),
-            false => self.timeout(failure.missing, failure.why),
+            true => Error::Topology(format!("making group `{group}`: {}", failure.reason)),
+            false => self.timeout(failure.missing, failure.reason),
         }
     }
 

@@ -66,21 +66,21 @@ impl Communicator {
         });
         let text = match &pending {
             None => Ok(Vec::new()),
-            Some(Ok(pending)) => Ok(pending.card()),
+            Some(Ok(pending)) => Ok(pending.rank_info()),
             Some(Err(error)) => Err(error.to_string()),
         };
         let texts = self.one_call("split", || self.texts_of_all(text))?;
         let Some(pending) = pending.transpose()? else { return Ok(None) };
-        let card = |&rank: &usize| {
-            texts[rank].clone().map_err(|why| {
+        let rank_info = |&rank: &usize| {
+            texts[rank].clone().map_err(|reason| {
                 let group = self.name();
                 Error::Topology(format!(
-                    "split, making group `{name}`: rank {rank} of group `{group}` could not make its part: {why}"
+                    "split, making group `{name}`: rank {rank} of group `{group}` could not make its part: {reason}"
                 ))
             })
         };
-        let cards = members.iter().map(card).collect::<Result<Vec<_>>>()?;
-        pending.connect(&cards).map(Some)
+        let rank_infos = members.iter().map(rank_info).collect::<Result<Vec<_>>>()?;
+        pending.connect(&rank_infos).map(Some)
     }
 
     /// Every rank's card, or why it has none.

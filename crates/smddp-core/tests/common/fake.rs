@@ -23,9 +23,9 @@ impl Fake {
 
     /// Returns the communicator and the other rank. The other rank counts as dead after its drop.
     pub(crate) fn comm(self, timeout: Duration) -> (Communicator, Prepared) {
-        let infos: Vec<_> = self.prepared.iter().map(|prepared| prepared.card().clone()).collect();
+        let infos: Vec<_> = self.prepared.iter().map(|prepared| prepared.rank_info().clone()).collect();
         let [me, mut other] = self.prepared;
-        other.trust_card(&infos[0]);
+        other.trust_rank_info(&infos[0]);
         let Joined { group: link, nodes, .. } = me.connect(infos).unwrap();
         (Communicator::over(link, &nodes, "fake", timeout), other)
     }

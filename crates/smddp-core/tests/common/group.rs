@@ -10,7 +10,7 @@ use super::procs::{RankProcess, from_hex, to_hex};
 pub(crate) fn group(me: &RankProcess, name: &str, members: &[usize], timeout: Duration) -> Communicator {
     let rank = members.iter().position(|&r| r == me.rank).unwrap();
     let mut pending = Pending::new(name, rank, members.len(), timeout).unwrap();
-    me.put(&format!("{name}/{rank}"), &to_hex(&pending.card()));
+    me.put(&format!("{name}/{rank}"), &to_hex(&pending.rank_info()));
     let infos: Vec<Vec<u8>> = (0..members.len()).map(|r| from_hex(&me.get(&format!("{name}/{r}")))).collect();
     // No rank connects before every rank accepts connections.
     pending.trust(&infos[0]).unwrap();

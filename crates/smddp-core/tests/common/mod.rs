@@ -9,10 +9,10 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result};
-use smddp_transport::fabric::choose;
+use smddp_transport::fabric::provider_choice;
 use smddp_transport::fabric::srd::{Srd, SrdScript};
-use smddp_transport::interface::{Family, Wanted};
-use smddp_transport::joint::{self, Between, Joined, Means, Prepared, WireScript};
+use smddp_transport::interface::{AddressFamily, InterfaceFilter};
+use smddp_transport::joint::{self, InterNode, Joined, Prepared, TransportOptions, WireScript};
 
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 /// Limit for prompt operations on a loaded machine; shorter than every timeout.
@@ -98,12 +98,12 @@ impl Wire {
             Wire::Shm => joined(size, |_| means(None), |_| None),
             Wire::NonTemporal => {
                 let mut links = Wire::Shm.links(size);
-                links.iter_mut().for_each(|joined| joined.group.assume_far());
+                links.iter_mut().for_each(|joined| joined.group.assume_remote());
                 links
             }
             Wire::Nodes(each) => joined(size, |rank| node(rank, each), |_| None),
             Wire::Encrypted(each) => {
-                joined(size, |rank| Means { encrypts: true, ..node(rank, each) }, |_| None)
+                joined(size, |rank| TransportOptions { encrypts: true, ..node(rank, each) }, |_| None)
             }
             // A group of one rank has no wire.
             Wire::Srd(_) if size == 1 => Wire::Shm.links(size),
@@ -116,15 +116,15 @@ impl Wire {
     }
 }
 
-pub(crate) fn means(node: Option<String>) -> Means {
-    Means {
+pub(crate) fn means(node: Option<String>) -> TransportOptions {
+    TransportOptions {
         staging: 64 << 20,
         shm: true,
         node,
-        interface: Wanted { value: Some("=lo".to_owned()), from: "SMDDP_SOCKET_IFNAME" },
-        family: Family::Any,
+        interface: InterfaceFilter { value: Some("=lo".to_owned()), from: "SMDDP_SOCKET_IFNAME" },
+        family: AddressFamily::Any,
         peer_timeout: std::time::Duration::from_secs(20),
-        between: Between::Tcp,
+        between: InterNode::Tcp,
         encrypts: false,
         library: None,
         provider: None,
@@ -137,15 +137,18 @@ pub(crate) fn means(node: Option<String>) -> Means {
 pub(crate) fn fabric_links(size: usize) -> Option<Vec<Joined>> {
     let library = std::env::var_os("SMDDP_LIBFABRIC").map(Into::into);
     let provider = Some("tcp;ofi_rxm".to_owned());
-    let fabric = |node| Means {
-        between: Between::Fabric,
+    let fabric = |node| TransportOptions {
+        between: InterNode::Fabric,
         library: library.clone(),
         provider: provider.clone(),
         ..means(Some(node))
     };
-    let settings =
-        choose::Settings { library: library.clone(), provider: provider.clone(), ..Default::default() };
-    if let Err(reason) = choose::choose_provider(&settings).0 {
+    let settings = provider_choice::Settings {
+        library: library.clone(),
+        provider: provider.clone(),
+        ..Default::default()
+    };
+    if let Err(reason) = provider_choice::choose_provider(&settings).0 {
         println!("fabric: skipped: {reason}");
         return None;
     }
@@ -154,7 +157,7 @@ pub(crate) fn fabric_links(size: usize) -> Option<Vec<Joined>> {
 
 fn joined(
     size: usize,
-    means: impl Fn(usize) -> Means,
+    means: impl Fn(usize) -> TransportOptions,
     script: impl Fn(usize) -> Option<WireScript>,
 ) -> Vec<Joined> {
     let mut prepared: Vec<_> =
@@ -162,7 +165,7 @@ fn joined(
     for (rank, one) in prepared.iter_mut().enumerate() {
         script(rank).into_iter().for_each(|script| one.set_script(script));
     }
-    let infos: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
+    let infos: Vec<_> = prepared.iter().map(|p| p.rank_info().clone()).collect();
     prepared.into_iter().map(|p| p.connect(infos.clone()).unwrap()).collect()
 }
 

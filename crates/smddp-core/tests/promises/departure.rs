@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, DType, Error, Options};
-use smddp_transport::{Head, Wiring};
+use smddp_transport::{CallFingerprint, Channels};
 
 use crate::common::group::world;
 use crate::common::job::Job;
@@ -100,10 +100,10 @@ fn data_sent_before_an_immediate_departure_arrives() {
 fn departure_does_not_count_as_arrival_in_a_call() {
     let mut links = Wire::Nodes(1).links(2);
     let (mut departing, mut querying) = (links.remove(1).group, links.remove(0).group);
-    let wired = departing.wire(Wiring { depth: (1, 1), window: 1, ..Wiring::default() });
-    for (seq, wired, arrived) in [(0, wired.clone(), true), (1, wired.untold(), false)] {
-        assert!(departing.begin(seq, Head::default(), &wired, &[]));
-        querying.survey();
+    let wired = departing.wire(Channels { depth: (1, 1), window: 1, ..Channels::default() });
+    for (seq, wired, arrived) in [(0, wired.clone(), true), (1, wired.unannounced(), false)] {
+        assert!(departing.begin(seq, CallFingerprint::default(), &wired, &[]));
+        querying.straggler_query();
         assert_eq!(querying.arrived(1, seq), Some(arrived), "#{seq}");
         departing.end();
     }

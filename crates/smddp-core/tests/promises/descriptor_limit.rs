@@ -49,7 +49,7 @@ pub(crate) fn rank(me: &RankProcess) {
             job.check();
             me.report("success");
         }
-        Err(Error::System { what, why }) => me.report(&format!("system {what}: {why}")),
+        Err(Error::System { what, reason }) => me.report(&format!("system {what}: {reason}")),
         Err(error) => me.report(&format!("other {error:?}: {error}")),
     }
     comm.close();

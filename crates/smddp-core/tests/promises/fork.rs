@@ -69,7 +69,7 @@ pub(crate) fn rank(me: &RankProcess) {
         assert!(begun.elapsed() < PROMPT_LIMIT, "{:?}", begun.elapsed());
         // A group that the child creates works.
         let own = Pending::new("own", 0, 1, TIMEOUT).unwrap();
-        let info = own.card();
+        let info = own.rank_info();
         let own = own.connect(&[info]).unwrap();
         let mut job = Job::new(0, 1, Collective::AllReduce, 10, 0, 0);
         job.run(&own).unwrap();

@@ -101,7 +101,7 @@ pub(crate) fn alone(me: &RankProcess) {
     // Excludes the cost of reading the settings.
     let make = || {
         let pending = Pending::new("alone", 0, 1, TIMEOUT).unwrap();
-        let info = pending.card();
+        let info = pending.rank_info();
         pending.connect(&[info]).unwrap()
     };
     let before = Footprint::now();

@@ -1,8 +1,8 @@
 //! Ranks that get exchanged addresses of their peers: every call gives correct results or raises an error.
 
 use smddp_core::{Collective, Communicator, DType, Options, Result};
-use smddp_transport::Card;
-use smddp_transport::joint::{Joined, Means, Prepared};
+use smddp_transport::RankInfo;
+use smddp_transport::joint::{Joined, Prepared, TransportOptions};
 
 use crate::common::{Gate, TIMEOUT, means, over, try_one};
 
@@ -14,22 +14,22 @@ fn endpoint(info: &[u8]) -> std::ops::Range<usize> {
 }
 
 /// The rank information as an attacker passes it to rank `me` of three: the addresses of the other two are exchanged.
-fn exchanged(infos: &[Card], me: usize) -> Vec<Card> {
-    let mut bytes: Vec<Vec<u8>> = infos.iter().map(Card::to_bytes).collect();
+fn exchanged(infos: &[RankInfo], me: usize) -> Vec<RankInfo> {
+    let mut bytes: Vec<Vec<u8>> = infos.iter().map(RankInfo::to_bytes).collect();
     let [a, b] = [1, 2].map(|step| (me + step) % 3);
     let ranges = [a, b].map(|rank| endpoint(&bytes[rank]));
     let endpoints = [a, b].map(|rank| bytes[rank][endpoint(&bytes[rank])].to_vec());
     bytes[a][ranges[0].clone()].copy_from_slice(&endpoints[1]);
     bytes[b][ranges[1].clone()].copy_from_slice(&endpoints[0]);
-    bytes.iter().map(|info| Card::from_bytes(info).unwrap()).collect()
+    bytes.iter().map(|info| RankInfo::from_bytes(info).unwrap()).collect()
 }
 
 /// Three nodes of one rank, each with exchanged addresses of its peers.
 fn links(encrypts: bool) -> Vec<Joined> {
-    let node = |rank| Means { encrypts, ..means(Some(format!("node {rank}"))) };
+    let node = |rank| TransportOptions { encrypts, ..means(Some(format!("node {rank}"))) };
     let prepared: Vec<_> =
         (0..3).map(|rank| Prepared::new(rank, 3, Vec::new(), &node(rank)).unwrap()).collect();
-    let infos: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
+    let infos: Vec<_> = prepared.iter().map(|p| p.rank_info().clone()).collect();
     let each = prepared.into_iter().enumerate();
     each.map(|(rank, p)| p.connect(exchanged(&infos, rank)).unwrap()).collect()
 }

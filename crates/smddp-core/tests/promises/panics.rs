@@ -17,7 +17,7 @@ fn barrier() -> Job {
 }
 
 fn is_reported(error: Option<Error>) -> bool {
-    matches!(error, Some(Error::System { what, why }) if what.contains("fake") && why.contains(TEXT))
+    matches!(error, Some(Error::System { what, reason }) if what.contains("fake") && reason.contains(TEXT))
 }
 
 fn wait_until(done: impl Fn() -> bool) {
@@ -43,7 +43,7 @@ fn panic_on_the_progress_thread_ends_its_group_only() {
     assert!(is_reported(comm.error()), "{:?}", comm.error());
     assert!(is_reported(barrier().run(&comm).err()), "the group remains failed");
     assert_eq!(script.panicked.load(Ordering::SeqCst), 1, "no second attempt");
-    assert!(script.poisoned.load(Ordering::SeqCst) > 0, "the peers got an abort notice");
+    assert!(script.aborted.load(Ordering::SeqCst) > 0, "the peers got an abort notice");
     assert!(!other.is_done() && waiting.error().is_none());
     waiting.close();
 }

@@ -71,7 +71,7 @@ fn absent(me: &RankProcess) {
     use crate::common::procs::{from_hex, to_hex};
     let mut pending =
         smddp_core::Pending::new("world", me.rank, me.size, Duration::from_millis(500)).unwrap();
-    me.put(&format!("info/{}", me.rank), &to_hex(&pending.card()));
+    me.put(&format!("info/{}", me.rank), &to_hex(&pending.rank_info()));
     let infos: Vec<_> = (0..me.size).map(|r| from_hex(&me.get(&format!("info/{r}")))).collect();
     pending.trust(&infos[0]).unwrap();
     me.put(&format!("listens/{}", me.rank), "1");

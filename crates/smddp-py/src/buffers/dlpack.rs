@@ -62,7 +62,7 @@ pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Access) -> PyResult<Opti
         }
         asked => asked,
     };
-    let capsule = asked.map_err(|why| usage.value_error(format!("gives no DLPack tensor: {why}")))?;
+    let capsule = asked.map_err(|reason| usage.value_error(format!("gives no DLPack tensor: {reason}")))?;
     // SAFETY: a live object, with the GIL. A capsule of that name contains a tensor of that version, which lives as long as
     // the capsule, because no one consumes it.
     let (tensor, flags) = unsafe {

@@ -47,8 +47,8 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    fn value_error(self, why: impl std::fmt::Display) -> PyErr {
-        PyValueError::new_err(format!("{}: {} {why}", self.call, self.argument))
+    fn value_error(self, reason: impl std::fmt::Display) -> PyErr {
+        PyValueError::new_err(format!("{}: {} {reason}", self.call, self.argument))
     }
 
     fn type_error(self, what: impl std::fmt::Display) -> PyErr {

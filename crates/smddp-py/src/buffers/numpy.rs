@@ -65,8 +65,8 @@ pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Access) -> PyResult<Opti
             return Ok(None);
         }
         if is_masked(array)? {
-            let why = "is a numpy.ma.MaskedArray, whose mask would be lost; give array.data, array.mask or array.filled()";
-            return Err(usage.type_error(why));
+            let reason = "is a numpy.ma.MaskedArray, whose mask would be lost; give array.data, array.mask or array.filled()";
+            return Err(usage.type_error(reason));
         }
     }
     // SAFETY: an instance of numpy.ndarray begins with these fields and owns its type descriptor. The GIL prevents

@@ -64,7 +64,7 @@ impl View {
         let asked = if usage.writes { STRIDES | FORMAT | WRITABLE } else { STRIDES | FORMAT };
         // SAFETY: as above; the view is filled in place and not moved until it is released.
         if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *view, asked) } != 0 {
-            let why = PyErr::fetch(py);
+            let reason = PyErr::fetch(py);
             // If a read-only view is possible, the reason is a read-only array.
             // SAFETY: as above.
             let reads = usage.writes
@@ -77,7 +77,7 @@ impl View {
                 // Its element type is not supported by the buffer protocol.
                 return Ok(None);
             }
-            return Err(usage.value_error(format!("gives no buffer: {why}")));
+            return Err(usage.value_error(format!("gives no buffer: {reason}")));
         }
         // SAFETY: the exporter filled the arrays with `ndim` numbers; a format is a C string.
         let (shape, strides, format) = unsafe {

@@ -43,7 +43,7 @@ impl TreeAddress {
 
     /// Whether its rank came after the one with that address: then it is none of an earlier attempt. Only a host's own clock tells.
     pub(super) fn came_after(&self, other: &Self) -> bool {
-        self.is_near(other) && self.made >= other.made
+        self.is_local(other) && self.made >= other.made
     }
 
     /// Returns true if both ranks use the same loopback interface and the same abstract unix sockets.
@@ -52,7 +52,7 @@ impl TreeAddress {
     }
 
     /// Returns true if its unix socket can be reached from there and accepts that rank's user.
-    pub(super) fn is_near(&self, other: &Self) -> bool {
+    pub(super) fn is_local(&self, other: &Self) -> bool {
         self.shares_network(other) && self.uid == other.uid
     }
 

@@ -3,14 +3,14 @@
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 
-use super::CardTree;
+use super::RankTree;
 use super::address::stated;
-use super::talk::dial;
-use crate::own::Uninherited;
+use super::link::dial;
+use crate::close_on_fork::CloseOnFork;
 
 /// The socket of a claim. The kernel closes it when the process ends; a forked child does not keep it.
 pub struct Claim {
-    _listener: Option<Uninherited<OwnedFd>>,
+    _listener: Option<CloseOnFork<OwnedFd>>,
 }
 
 /// Another process that joined the group as this rank before: "pid 5 on host a".
@@ -21,7 +21,7 @@ pub enum Holder {
     Unknown(String),
 }
 
-impl CardTree {
+impl RankTree {
     /// Ends the exchange of cards and keeps the claim on the rank.
     pub fn into_claim(mut self) -> Claim {
         Claim { _listener: (!self.listeners.is_empty()).then(|| self.listeners.swap_remove(0)) }
@@ -30,7 +30,7 @@ impl CardTree {
     /// The process that joined with the address record `record`. `None` if that is this process, or has left the group.
     pub fn holder(&self, record: &[u8]) -> Option<Holder> {
         let (other, mine) = (stated(record)?, &self.address);
-        if !other.is_near(mine) {
+        if !other.is_local(mine) {
             return Some(Holder::Unknown(other.process()));
         }
         if other.process_id == mine.process_id {

@@ -5,8 +5,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::OnceLock;
 
-use super::talk::Session;
-use super::talk::{WORDS, hello_of};
+use super::link::Session;
+use super::link::{WORDS, hello_of};
 use super::*;
 use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
@@ -20,11 +20,11 @@ const CHILD: usize = 9;
 /// Connections to it at once.
 const MOST: usize = 6;
 
-fn card() -> &'static Card {
-    static CARD: OnceLock<Card> = OnceLock::new();
+fn rank_info() -> &'static RankInfo {
+    static CARD: OnceLock<RankInfo> = OnceLock::new();
     CARD.get_or_init(|| {
         endpoint();
-        Prepared::new(ME, SIZE, 4 << 20, Vec::new()).expect("shared memory").card().clone()
+        Prepared::new(ME, SIZE, 4 << 20, Vec::new()).expect("shared memory").rank_info().clone()
     })
 }
 
@@ -61,7 +61,7 @@ impl Other {
 /// Several callers, a parent and a store that say anything, in any order.
 pub fn bootstrap(bytes: &[u8]) {
     let mut script = Script::new(bytes);
-    let (token, new) = (known_token(), || CardTree::new(card(), None, None));
+    let (token, new) = (known_token(), || RankTree::new(rank_info(), None, None));
     let Ok(mut tree) = new() else { return };
     let parent = TreeAddress { id: random(), ..new().expect("sockets").address };
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&parent.socket).expect("a name");
@@ -78,7 +78,7 @@ pub fn bootstrap(bytes: &[u8]) {
                 let other = match script.below(4) {
                     0 => Other::Stranger,
                     _ => {
-                        let _ = crate::send::send_all(&stream, claim.words());
+                        let _ = crate::socket_io::send_all(&stream, claim.words());
                         Other::Child(claim)
                     }
                 };
@@ -102,21 +102,21 @@ pub fn bootstrap(bytes: &[u8]) {
                     _ => frame.extend([&(script.number() as u32).to_le_bytes(), words].concat()),
                 }
                 frame.truncate(if script.yes() { frame.len() } else { script.below(frame.len()) });
-                let _ = crate::send::send_all(&*stream, &frame);
+                let _ = crate::socket_io::send_all(&*stream, &frame);
             }
             _ => {}
         }
         if let Ok((stream, _)) = listener.accept() {
             others.push((stream, Other::Parent));
         }
-        if let Some(Ok(cards)) = tree.go_on(Instant::now()) {
-            assert_eq!(cards.len(), SIZE);
+        if let Some(Ok(rank_infos)) = tree.go_on(Instant::now()) {
+            assert_eq!(rank_infos.len(), SIZE);
         }
         for (stream, other) in &mut others {
             let mut heard = [0; 4096];
             let got = stream.set_nonblocking(true).and_then(|()| stream.read(&mut heard)).unwrap_or(0);
             if let Some(answer) = other.answer(&heard[..got]) {
-                let _ = crate::send::send_all(&*stream, &answer);
+                let _ = crate::socket_io::send_all(&*stream, &answer);
             }
             let _ = stream.set_nonblocking(false).and_then(|()| stream.flush());
         }

@@ -8,22 +8,22 @@
 //!
 //! So a store with one server carries the same few bytes for every rank, however many there are; all else goes from
 //! rank to rank: through unix sockets on a host, over TCP between hosts. What a rank without such a way to its parent has
-//! to say is handed to whoever drives this ([`CardTree::to_carry_up`]), who may carry it some other way.
+//! to say is handed to whoever drives this ([`RankTree::to_carry_up`]), who may carry it some other way.
 //!
 //! Rank 0's address also has what makes the group's token, which nothing else carries. Both ends of each connection show that
 //! they have it before a card moves, from the root down: so what the store still has of an earlier attempt unites nobody.
 //!
 //! Nobody without the token changes what ranks learn of each other: address records carry a code under the job secret
-//! ([`address::Records`]), frames one under a key of their connection ([`talk`]), and cards that go through the store one under
+//! ([`address::Records`]), frames one under a key of their connection ([`link`]), and cards that go through the store one under
 //! the token.
 
 mod address;
 mod claim;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod knock;
-mod shape;
-mod talk;
+mod link;
+mod liveness_probe;
+mod tree_shape;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,16 +35,16 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
-use crate::Card;
-use crate::own::Uninherited;
+use crate::RankInfo;
+use crate::close_on_fork::CloseOnFork;
 use crate::process::{Id, listen, random};
-use crate::token::{PROTOCOL, TAG, Token, is_stranger};
-use crate::warn::warn;
+use crate::token::{PROTOCOL, TAG, Token, is_unauthenticated};
+use crate::warning::warn;
 pub use address::who;
 use address::{Records, TreeAddress, stated};
 pub use claim::{Claim, Holder};
-use knock::Knock;
-use talk::Talk;
+use link::Talk;
+use liveness_probe::Knock;
 
 /// Largest card; that of an EFA rank with 32 rails takes a tenth.
 const LARGEST_CARD: usize = 32 << 10;
@@ -66,18 +66,18 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub struct Failure {
     /// Ranks that did not come in time, if that is why.
     pub missing: Vec<usize>,
-    /// The rank that came and is gone, if that is why; then `why` says how that showed.
+    /// The rank that came and is gone, if that is why; then `reason` says how that showed.
     pub lost: Option<usize>,
-    pub why: String,
+    pub reason: String,
 }
 
 impl Failure {
-    pub fn of(why: String) -> Self {
-        Self { missing: Vec::new(), lost: None, why }
+    pub fn of(reason: String) -> Self {
+        Self { missing: Vec::new(), lost: None, reason }
     }
 
-    pub fn lost(rank: usize, why: String) -> Self {
-        Self { missing: Vec::new(), lost: Some(rank), why }
+    pub fn lost(rank: usize, reason: String) -> Self {
+        Self { missing: Vec::new(), lost: Some(rank), reason }
     }
 
     /// For the others, by some other way than this.
@@ -103,7 +103,7 @@ pub type Outcome = Result<Vec<Vec<u8>>, Failure>;
 /// A rank below this one.
 struct Child {
     /// `None`: it has no connection here, or none any more.
-    talk: Option<Talk>,
+    link: Option<Talk>,
     /// Whether it has said what it has.
     heard: bool,
     /// Authentication code of what the store carried up for it, which the answer refers to.
@@ -121,7 +121,7 @@ enum Above {
     },
     Talking {
         call: ParentCall,
-        talk: Talk,
+        link: Talk,
     },
     /// It cannot be reached; `carried`: the authentication code of what went up through the store.
     Unreached {
@@ -140,7 +140,7 @@ struct ParentCall {
 }
 
 /// One rank's part of the tree.
-pub struct CardTree {
+pub struct RankTree {
     rank: usize,
     size: usize,
     address: TreeAddress,
@@ -148,7 +148,7 @@ pub struct CardTree {
     token: Option<Arc<Token>>,
     /// A connection was rejected, and that was logged.
     met: bool,
-    listeners: Vec<Uninherited<OwnedFd>>,
+    listeners: Vec<CloseOnFork<OwnedFd>>,
     callers: Vec<Talk>,
     /// Connections of second processes of connected ranks. They are kept open and not read.
     duplicates: Vec<Talk>,
@@ -161,40 +161,44 @@ pub struct CardTree {
     /// Why the last call to the parent came to nothing.
     trouble: String,
     /// Cards of this rank and of those below.
-    cards: BTreeMap<usize, Vec<u8>>,
+    rank_infos: BTreeMap<usize, Vec<u8>>,
     outcome: Option<Outcome>,
 }
 
-impl CardTree {
+impl RankTree {
     /// For the rank with that card. Nobody is called yet. `token`: rank 0's; `secret`: the job's own, if there is one.
-    pub(crate) fn new(card: &Card, token: Option<Arc<Token>>, secret: Option<&[u8]>) -> io::Result<Self> {
-        let (rank, size, id) = (card.rank as usize, card.size as usize, random());
+    pub(crate) fn new(
+        rank_info: &RankInfo,
+        token: Option<Arc<Token>>,
+        secret: Option<&[u8]>,
+    ) -> io::Result<Self> {
+        let (rank, size, id) = (rank_info.rank as usize, rank_info.size as usize, random());
         let socket = [b"smddp-cards-", Id::as_slice(&id)].concat();
-        let mut listeners = vec![Uninherited::new(listen(&socket)?.into())];
+        let mut listeners = vec![CloseOnFork::new(listen(&socket)?.into())];
         // The path that the group's own connections will take.
-        let ip = card.offer.tcp.as_ref().ok().map(|(address, _)| address.socket.ip());
+        let ip = rank_info.offer.tcp.as_ref().ok().map(|(address, _)| address.socket.ip());
         let tcp = ip.and_then(|ip| listen_at(ip).ok());
         let address = tcp.as_ref().and_then(|listener| listener.local_addr().ok());
-        listeners.extend(tcp.map(|listener| Uninherited::new(listener.into())));
-        let (boot, netns, version) = (card.boot.clone(), card.netns, card.version.clone());
+        listeners.extend(tcp.map(|listener| CloseOnFork::new(listener.into())));
+        let (boot, netns, version) = (rank_info.boot.clone(), rank_info.netns, rank_info.version.clone());
         Ok(Self {
             rank,
             size,
             address: TreeAddress {
                 protocol: PROTOCOL,
                 version,
-                host: card.host.clone(),
-                pid: card.pid,
+                host: rank_info.host.clone(),
+                pid: rank_info.pid,
                 process_id: address::process_id(),
-                size: card.size,
+                size: rank_info.size,
                 made: address::now(),
                 id,
                 boot,
                 netns,
-                uid: card.uid,
+                uid: rank_info.uid,
                 socket,
                 tcp: address,
-                shared: card.token.clone(),
+                shared: rank_info.token.clone(),
             },
             records: Records { size, key: secret.map(Token::of_secret) },
             token,
@@ -207,12 +211,12 @@ impl CardTree {
             knocks: BTreeMap::new(),
             told: false,
             trouble: String::new(),
-            cards: BTreeMap::from([(rank, card.told_openly())]),
+            rank_infos: BTreeMap::from([(rank, rank_info.told_openly())]),
             outcome: None,
         })
     }
 
-    /// What this rank's children must get, for [`CardTree::call`].
+    /// What this rank's children must get, for [`RankTree::call`].
     pub fn address(&self) -> Vec<u8> {
         self.records.seal(self.rank, &self.address)
     }
@@ -249,7 +253,7 @@ impl CardTree {
     }
 
     pub fn parent(&self) -> Option<usize> {
-        shape::parent(self.rank)
+        tree_shape::parent(self.rank)
     }
 
     /// Whether the addresses of rank 0 and of the parent are still to come, or to be read again.
@@ -278,11 +282,11 @@ impl CardTree {
     /// Children that have not been heard.
     fn awaited(&self) -> Vec<usize> {
         let heard = |child: &usize| self.children.get(child).is_some_and(|child| child.heard);
-        shape::children(self.rank, self.size).filter(|child| !heard(child)).collect()
+        tree_shape::children(self.rank, self.size).filter(|child| !heard(child)).collect()
     }
 
     fn is_connected(&self, child: usize) -> bool {
-        self.children.get(&child).is_some_and(|child| child.talk.is_some())
+        self.children.get(&child).is_some_and(|child| child.link.is_some())
     }
 
     /// Children that have not been heard and have no connection here.
@@ -292,7 +296,7 @@ impl CardTree {
         awaited
     }
 
-    /// Ranks whose address tells whether they are still there, which nothing else does: for [`CardTree::knock`].
+    /// Ranks whose address tells whether they are still there, which nothing else does: for [`RankTree::knock`].
     pub fn doubted(&self) -> Vec<usize> {
         if self.outcome.is_some() {
             return Vec::new();
@@ -334,7 +338,7 @@ impl CardTree {
 
     /// Whom this rank waits for: children that have something to say, or to hear; else the parent.
     pub fn waits_for(&self) -> Vec<usize> {
-        let deaf = |child: &Child| child.talk.as_ref().is_some_and(|talk| !talk.said());
+        let deaf = |child: &Child| child.link.as_ref().is_some_and(|link| !link.said());
         let mut ranks = self.awaited();
         ranks.extend(
             self.children.iter().filter(|(_, child)| child.heard && deaf(child)).map(|(rank, _)| *rank),
@@ -379,7 +383,7 @@ impl CardTree {
         let Some((text, tag)) = self.verified(UP, &rank_bytes(child), bytes) else {
             return self.fail(altered(child));
         };
-        self.children.insert(child, Child { talk: None, heard: true, carried: Some(*tag) });
+        self.children.insert(child, Child { link: None, heard: true, carried: Some(*tag) });
         self.take(child, text);
     }
 
@@ -408,17 +412,17 @@ impl CardTree {
         self.hear_children();
         self.call_parent(now);
         self.knocks.values_mut().for_each(|knock| knock.look(now));
-        if self.rank == 0 && self.outcome.is_none() && self.cards.len() == self.size {
-            let cards = std::mem::take(&mut self.cards);
-            self.finish(Ok(cards.into_values().collect()));
+        if self.rank == 0 && self.outcome.is_none() && self.rank_infos.len() == self.size {
+            let rank_infos = std::mem::take(&mut self.rank_infos);
+            self.finish(Ok(rank_infos.into_values().collect()));
         }
         self.send();
-        let busy = self.talks().any(|talk| !talk.said());
+        let busy = self.talks().any(|link| !link.said());
         // The parent waits for this rank, and hears of its end too, if it can be reached.
         let unheard = match (&self.outcome, &self.above) {
             (Some(Err(failure)), _) if failure.lost.is_some() && failure.lost == self.parent() => false,
             (Some(Err(_)), Above::Calling { .. }) => true,
-            (Some(Err(_)), Above::Talking { talk, .. }) => !talk.said(),
+            (Some(Err(_)), Above::Talking { link, .. }) => !link.said(),
             _ => false,
         };
         self.outcome.as_ref().filter(|_| !busy && !unheard)
@@ -429,8 +433,8 @@ impl CardTree {
         if self.outcome.is_some() {
             return;
         }
-        if let Above::Talking { talk, .. } = &mut self.above {
-            talk.say(&words(&Err(failure.clone())));
+        if let Above::Talking { link, .. } = &mut self.above {
+            link.say(&words(&Err(failure.clone())));
             self.told = true;
         }
         self.finish(Err(failure));
@@ -438,7 +442,7 @@ impl CardTree {
     }
 
     fn talks(&self) -> impl Iterator<Item = &Talk> {
-        self.children.values().filter_map(|child| child.talk.as_ref())
+        self.children.values().filter_map(|child| child.link.as_ref())
     }
 
     /// Bytes of the longest frame.
@@ -449,14 +453,14 @@ impl CardTree {
     /// Waits until something can be moved, from `now` on for that long at most.
     pub fn wait(&self, at_most: Duration, now: Instant) {
         let (parent, at_most) = match &self.above {
-            Above::Talking { talk, .. } => (Some(talk), at_most),
+            Above::Talking { link, .. } => (Some(link), at_most),
             Above::Calling { next, .. } => (None, at_most.min(next.saturating_duration_since(now))),
             _ => (None, at_most),
         };
         // Callers keep what they say until they can be heard, and listeners their queues.
         let heard = if self.hears(now) { self.callers.as_slice() } else { &[] };
         let talks = self.talks().chain(parent).chain(heard);
-        let talks = talks.map(|talk| PollFd::from_borrowed_fd(talk.as_fd(), talk.events()));
+        let talks = talks.map(|link| PollFd::from_borrowed_fd(link.as_fd(), link.events()));
         let open = if self.callers.len() < CALLERS { self.listeners.as_slice() } else { &[] };
         let listeners = open.iter().map(|one| PollFd::from_borrowed_fd(one.as_fd(), PollFlags::IN));
         let knocks = self.knocks.values().filter_map(Knock::socket);
@@ -468,35 +472,35 @@ impl CardTree {
 
     /// Callers that say whose child they are, and what it has.
     fn admit(&mut self, now: Instant) {
-        let mut strangers = Vec::new();
+        let mut unauthenticated = Vec::new();
         for listener in &self.listeners {
             // What this process lacks (descriptors) may come back: whoever waits goes on waiting.
             while self.callers.len() < CALLERS
-                && let Ok(talk) = Talk::accept(listener.as_fd(), now)
+                && let Ok(link) = Talk::accept(listener.as_fd(), now)
             {
-                match talk.check_user() {
-                    Ok(()) => self.callers.push(talk),
-                    Err(error) => strangers.push(error),
+                match link.check_user() {
+                    Ok(()) => self.callers.push(link),
+                    Err(error) => unauthenticated.push(error),
                 }
             }
         }
-        strangers.iter().for_each(|error| self.reject(error));
+        unauthenticated.iter().for_each(|error| self.reject(error));
         if !self.hears(now) {
             return;
         }
-        for mut talk in std::mem::take(&mut self.callers) {
-            match talk.greet(&self.address.id, self.token.as_ref()).map(|known| (known, talk.from)) {
-                Ok((false, _)) => self.callers.push(talk),
+        for mut link in std::mem::take(&mut self.callers) {
+            match link.greet(&self.address.id, self.token.as_ref()).map(|known| (known, link.from)) {
+                Ok((false, _)) => self.callers.push(link),
                 Ok((true, child)) if self.awaited().contains(&child) && !self.is_connected(child) => {
                     // It comes too late for a group that there will not be.
                     if let Some(outcome) = &self.outcome {
-                        talk.say(&downward(outcome));
+                        link.say(&downward(outcome));
                     }
-                    self.children.insert(child, Child { talk: Some(talk), heard: false, carried: None });
+                    self.children.insert(child, Child { link: Some(link), heard: false, carried: None });
                 }
-                Err(error) if is_stranger(&error) => self.reject(&error),
+                Err(error) if is_unauthenticated(&error) => self.reject(&error),
                 // A second process of that rank: the store shows it, and the end of either connection would look like a lost parent.
-                Ok((true, _)) if self.duplicates.len() < CALLERS => self.duplicates.push(talk),
+                Ok((true, _)) if self.duplicates.len() < CALLERS => self.duplicates.push(link),
                 // A second connection of a child, or one that was closed.
                 Ok(_) | Err(_) => {}
             }
@@ -507,10 +511,10 @@ impl CardTree {
     }
 
     /// Logs the first rejected connection: repeated ones must not fill the log.
-    fn reject(&mut self, why: &io::Error) {
+    fn reject(&mut self, reason: &io::Error) {
         if !std::mem::replace(&mut self.met, true) {
             warn(&format!(
-                "rejected a connection to rank {} while the group is made: {why}. The job continues; further rejected \
+                "rejected a connection to rank {} while the group is made: {reason}. The job continues; further rejected \
                  connections are not logged (docs/security.md)",
                 self.rank,
             ));
@@ -523,7 +527,7 @@ impl CardTree {
             Above::Nobody | Above::Unreached { .. } => true,
             Above::Unknown => false,
             Above::Calling { call, .. } => now.duration_since(call.since) >= 2 * DOUBTED,
-            Above::Talking { talk, call } => talk.known() || now.duration_since(call.since) >= 2 * DOUBTED,
+            Above::Talking { link, call } => link.known() || now.duration_since(call.since) >= 2 * DOUBTED,
         }
     }
 
@@ -534,8 +538,8 @@ impl CardTree {
             return;
         }
         for (rank, child) in &mut self.children {
-            let Some(talk) = &mut child.talk else { continue };
-            match talk.read(most) {
+            let Some(link) = &mut child.link else { continue };
+            match link.read(most) {
                 Ok(None) => {}
                 Ok(Some(bytes)) => {
                     child.heard = true;
@@ -554,8 +558,8 @@ impl CardTree {
 
     /// A call that did not come through is made again for a while.
     fn call_parent(&mut self, now: Instant) {
-        if let Above::Talking { talk, call } = &self.above
-            && !talk.known()
+        if let Above::Talking { link, call } = &self.above
+            && !link.known()
             && now.duration_since(call.since) >= UNREACHED
         {
             self.trouble = "it does not answer".to_owned();
@@ -565,11 +569,11 @@ impl CardTree {
             (&self.above, &self.token)
             && now >= *next
         {
-            let talk = Talk::call(address, &self.address, self.rank, token, now);
+            let link = Talk::call(address, &self.address, self.rank, token, now);
             let above = std::mem::replace(&mut self.above, Above::Unreached { carried: None });
             let Above::Calling { call, .. } = above else { return };
-            match talk {
-                Ok(talk) => self.above = Above::Talking { call, talk },
+            match link {
+                Ok(link) => self.above = Above::Talking { call, link },
                 Err(error) => {
                     self.trouble = error.to_string();
                     if now.duration_since(call.since) < UNREACHED {
@@ -585,12 +589,12 @@ impl CardTree {
         let failed = matches!(self.outcome, Some(Err(_)));
         let (most, ready) = (self.most(), !self.told && (failed || self.awaited().is_empty()));
         let upward = if ready { self.upward() } else { Vec::new() };
-        let Above::Talking { talk, .. } = &mut self.above else { return };
+        let Above::Talking { link, .. } = &mut self.above else { return };
         if ready {
-            talk.say(&upward);
+            link.say(&upward);
             self.told = true;
         }
-        let greeted = talk.greet(&self.address.id, None);
+        let greeted = link.greet(&self.address.id, None);
         if self.outcome.is_some() {
             // Nobody is left there who could hear of it.
             if greeted.is_err() {
@@ -598,16 +602,16 @@ impl CardTree {
             }
             return;
         }
-        let outcome = greeted.and_then(|_| talk.write()).and_then(|()| talk.read(most));
-        let known = talk.known();
+        let outcome = greeted.and_then(|_| link.write()).and_then(|()| link.read(most));
+        let known = link.known();
         match outcome {
             Ok(None) => {}
             Ok(Some(bytes)) => self.settle(&bytes),
             Err(error) if known => self.fail(hung_up(self.parent().unwrap_or(0), &error)),
             Err(error) => {
                 let above = std::mem::replace(&mut self.above, Above::Nobody);
-                let Above::Talking { mut call, talk } = above else { return };
-                call.stood |= talk.stood();
+                let Above::Talking { mut call, link } = above else { return };
+                call.stood |= link.stood();
                 (self.told, self.trouble) = (false, error.to_string());
                 self.above = Above::Calling { call, next: now + PAUSE };
             }
@@ -617,12 +621,12 @@ impl CardTree {
     fn send(&mut self) {
         // Who does not take it is not there any more, and needs nothing.
         for child in self.children.values_mut() {
-            if child.talk.as_mut().is_some_and(|talk| talk.write().is_err()) {
-                child.talk = None;
+            if child.link.as_mut().is_some_and(|link| link.write().is_err()) {
+                child.link = None;
             }
         }
-        if let Above::Talking { talk, .. } = &mut self.above {
-            let _ = talk.write();
+        if let Above::Talking { link, .. } = &mut self.above {
+            let _ = link.write();
         }
     }
 
@@ -630,17 +634,17 @@ impl CardTree {
         if let Some(Err(failure)) = &self.outcome {
             return words(&Err(failure.clone()));
         }
-        let cards = self.cards.iter().map(|(rank, card)| (*rank as u32, card.clone()));
-        words(&Ok(cards.collect()))
+        let rank_infos = self.rank_infos.iter().map(|(rank, rank_info)| (*rank as u32, rank_info.clone()));
+        words(&Ok(rank_infos.collect()))
     }
 
     /// What a child has.
     fn take(&mut self, child: usize, bytes: &[u8]) {
         match parse(child, bytes) {
-            Ok(cards) => {
-                for (rank, card) in cards {
+            Ok(rank_infos) => {
+                for (rank, rank_info) in rank_infos {
                     if (rank as usize) < self.size {
-                        self.cards.entry(rank as usize).or_insert(card);
+                        self.rank_infos.entry(rank as usize).or_insert(rank_info);
                     }
                 }
             }
@@ -651,13 +655,13 @@ impl CardTree {
     /// What the parent says.
     fn settle(&mut self, bytes: &[u8]) {
         let parent = self.parent().unwrap_or(0);
-        let outcome = parse(parent, bytes).and_then(|cards| {
-            let cards: BTreeMap<u32, Vec<u8>> = cards.into_iter().collect();
-            match cards.len() == self.size {
-                true => Ok(cards.into_values().collect()),
+        let outcome = parse(parent, bytes).and_then(|rank_infos| {
+            let rank_infos: BTreeMap<u32, Vec<u8>> = rank_infos.into_iter().collect();
+            match rank_infos.len() == self.size {
+                true => Ok(rank_infos.into_values().collect()),
                 false => Err(Failure::of(format!(
                     "rank {parent} has {} cards for {} ranks",
-                    cards.len(),
+                    rank_infos.len(),
                     self.size
                 ))),
             }
@@ -667,8 +671,8 @@ impl CardTree {
 
     fn finish(&mut self, outcome: Outcome) {
         let bytes = downward(&outcome);
-        for talk in self.children.values_mut().filter_map(|child| child.talk.as_mut()) {
-            talk.say(&bytes);
+        for link in self.children.values_mut().filter_map(|child| child.link.as_mut()) {
+            link.say(&bytes);
         }
         self.outcome = Some(outcome);
     }
@@ -705,15 +709,15 @@ fn altered(rank: usize) -> Failure {
 }
 
 fn hung_up(rank: usize, error: &io::Error) -> Failure {
-    if is_stranger(error) {
+    if is_unauthenticated(error) {
         return Failure::of(format!("cards of rank {rank}: {error}"));
     }
     Failure::lost(rank, format!("hung up before all cards were there ({error}): it ended, or gave up"))
 }
 
 fn downward(outcome: &Outcome) -> Vec<u8> {
-    let numbered = |cards: &Vec<Vec<u8>>| {
-        cards.iter().enumerate().map(|(rank, card)| (rank as u32, card.clone())).collect()
+    let numbered = |rank_infos: &Vec<Vec<u8>>| {
+        rank_infos.iter().enumerate().map(|(rank, rank_info)| (rank as u32, rank_info.clone())).collect()
     };
     words(&outcome.as_ref().map(numbered).map_err(Clone::clone))
 }
@@ -727,19 +731,19 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::fuzzing::feed::means;
+    use crate::fuzzing::feed::options;
     use crate::joint::Prepared;
 
     /// The shortest time there is.
     const MOMENT: Duration = Duration::from_nanos(1);
 
-    fn trees(size: usize) -> Vec<CardTree> {
-        let rank = |rank| Prepared::new(rank, size, Vec::new(), &means(rank)).unwrap();
+    fn trees(size: usize) -> Vec<RankTree> {
+        let rank = |rank| Prepared::new(rank, size, Vec::new(), &options(rank)).unwrap();
         (0..size).map(|one| rank(one).tree().unwrap()).collect()
     }
 
     /// All ranks take turns until each has an outcome.
-    fn outcomes(trees: &mut [CardTree]) -> Vec<Outcome> {
+    fn outcomes(trees: &mut [RankTree]) -> Vec<Outcome> {
         let begun = Instant::now();
         let mut found = vec![None; trees.len()];
         while found.iter().any(Option::is_none) {
@@ -753,7 +757,7 @@ mod tests {
         found.into_iter().flatten().collect()
     }
 
-    fn call_parents(trees: &mut [CardTree]) {
+    fn call_parents(trees: &mut [RankTree]) {
         for rank in 1..trees.len() {
             let parent = trees[rank].parent().unwrap();
             let address = trees[parent].address();
@@ -762,7 +766,7 @@ mod tests {
         }
     }
 
-    fn stranger(tree: &CardTree) -> UnixStream {
+    fn stranger(tree: &RankTree) -> UnixStream {
         let address = std::os::unix::net::SocketAddr::from_abstract_name(&tree.address.socket).unwrap();
         UnixStream::connect_addr(&address).unwrap()
     }
@@ -774,7 +778,7 @@ mod tests {
         for length in 0..80 {
             let mut caller = stranger(&trees[0]);
             // No words, some of them, all of them, and more than that.
-            let mut bytes = talk::hello_of(1, &trees[0].address.id);
+            let mut bytes = link::hello_of(1, &trees[0].address.id);
             bytes.truncate(length);
             bytes.resize(2 * length, 0xff);
             caller.write_all(&bytes).unwrap();
@@ -804,8 +808,8 @@ mod tests {
                 }
             }
             for outcome in outcomes(&mut trees) {
-                let why = format!("rank 9 sent {} bytes that are no cards", words.len());
-                assert_eq!(outcome.unwrap_err(), Failure::of(why), "{words:?}");
+                let reason = format!("rank 9 sent {} bytes that are no cards", words.len());
+                assert_eq!(outcome.unwrap_err(), Failure::of(reason), "{words:?}");
             }
         }
     }
@@ -814,7 +818,7 @@ mod tests {
     fn a_child_that_dies_ends_the_meeting_at_once() {
         let mut trees = trees(10);
         call_parents(&mut trees);
-        while !matches!(&trees[9].above, Above::Talking { talk, .. } if talk.known()) {
+        while !matches!(&trees[9].above, Above::Talking { link, .. } if link.known()) {
             // Without the others, for which rank 0 waits.
             for rank in [0, 8, 9] {
                 let _ = trees[rank].go_on(Instant::now());
@@ -828,7 +832,7 @@ mod tests {
     }
 
     /// Rank 8 of ten, and the address of rank 9, which is gone and came before it: so it may be of an earlier attempt.
-    fn without_the_last(seen: Option<Instant>) -> (CardTree, Vec<u8>) {
+    fn without_the_last(seen: Option<Instant>) -> (RankTree, Vec<u8>) {
         let mut trees = trees(10);
         trees[9].address.made = 0;
         let address = trees[9].address();
@@ -840,7 +844,7 @@ mod tests {
         (trees.swap_remove(8), address)
     }
 
-    fn lost(tree: &CardTree) -> Option<usize> {
+    fn lost(tree: &RankTree) -> Option<usize> {
         tree.failure().and_then(|failure| failure.lost)
     }
 
@@ -891,9 +895,9 @@ mod tests {
     #[test]
     fn strangers_that_take_all_the_room_make_some_once_they_were_silent_for_so_long_and_no_moment_earlier() {
         let (mut trees, now) = (trees(2), Instant::now());
-        let mut strangers = Vec::new();
+        let mut unauthenticated = Vec::new();
         for _ in 0..CALLERS {
-            strangers.push(stranger(&trees[0]));
+            unauthenticated.push(stranger(&trees[0]));
             let _ = trees[0].go_on(now);
         }
         for (waited, left) in
@@ -902,7 +906,7 @@ mod tests {
             let _ = trees[0].go_on(now + waited);
             assert_eq!(trees[0].callers.len(), left, "{waited:?}");
         }
-        drop(strangers);
+        drop(unauthenticated);
     }
 
     #[test]
@@ -922,7 +926,7 @@ mod tests {
         let address = trees[9].address();
         trees[8].knock(9, &address, Duration::MAX, Instant::now()).unwrap();
         trees.truncate(9);
-        let again = Prepared::new(9, 10, Vec::new(), &means(9)).unwrap().tree().unwrap();
+        let again = Prepared::new(9, 10, Vec::new(), &options(9)).unwrap().tree().unwrap();
         for _ in 0..4 {
             let _ = trees[8].go_on(Instant::now());
             trees[8].knock(9, &again.address(), Duration::MAX, Instant::now()).unwrap();

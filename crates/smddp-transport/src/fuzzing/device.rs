@@ -5,8 +5,8 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use crate::lock;
-use crate::net::fabric::provider::{
-    Context, Event, Limits, LocalMemory, Posted, Rail, Registered, RemoteMemory,
+use crate::net::fabric::rail::{
+    Context, Event, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
 };
 
 /// What was handed to the device and is not over.
@@ -51,8 +51,8 @@ impl Device {
 }
 
 impl Rail for Device {
-    fn limits(&self) -> Limits {
-        Limits {
+    fn limits(&self) -> RailLimits {
+        RailLimits {
             message: 8400,
             one_sided: 32 << 10,
             operations: 64,

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use super::device::Device;
 use super::rank::{ME, Rank, SIZE, endpoint, peer};
 use super::script::Script;
-use crate::net::fabric::engine::{Engine, FabricAddress};
-use crate::net::fabric::message::{HEAD, MessageHead, What};
-use crate::net::fabric::provider::Event;
-use crate::net::fabric::staging::Staging;
+use crate::net::fabric::endpoint::{FabricAddress, FabricEndpoint};
+use crate::net::fabric::header::{HEAD, Header, HeaderKind};
+use crate::net::fabric::rail::Event;
+use crate::net::fabric::registration::RegisteredStaging;
 use crate::net::fabric::wire::FabricWire;
 
 /// Engines of the peers.
@@ -17,9 +17,13 @@ const ENGINE: u64 = 100;
 pub fn fabric(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     let device = Device::new(script.yes());
-    let Ok(engine) =
-        Engine::new("script".to_owned(), vec![device.clone()], Staging::of(&endpoint()), SIZE - 1, 1 << 20)
-    else {
+    let Ok(engine) = FabricEndpoint::new(
+        "script".to_owned(),
+        vec![device.clone()],
+        RegisteredStaging::of(&endpoint()),
+        SIZE - 1,
+        1 << 20,
+    ) else {
         return;
     };
     let engine = Arc::new(Mutex::new(engine));
@@ -27,7 +31,7 @@ pub fn fabric(bytes: &[u8]) {
     let group = mine.group();
     let addresses: Vec<Option<FabricAddress>> = (0..SIZE)
         .map(|rank| {
-            // What a card says.
+            // HeaderKind a card says.
             let (first, message) = match script.below(8) {
                 0 => (script.number() as u32, script.number() as u32),
                 _ => (8, 8192),
@@ -72,7 +76,7 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
         return script.take(64).to_vec();
     }
     let from = peer(script);
-    let what = What::ALL[script.below(What::ALL.len())];
+    let what = HeaderKind::ALL[script.below(HeaderKind::ALL.len())];
     let number = match script.below(8) {
         0 => script.number(),
         1 => next[from] + 1,
@@ -81,7 +85,7 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
     if what.ordered() && number == next[from] {
         next[from] += 1;
     }
-    let head = MessageHead {
+    let head = Header {
         what,
         credits: script.number() as u32,
         counted: script.below(4) > 0,
@@ -93,14 +97,14 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
     let mut message = vec![0; HEAD];
     head.encode(&mut message);
     match what {
-        What::First | What::Offer => {
+        HeaderKind::First | HeaderKind::TransportOffer => {
             let mut frame = script.frame(seq);
             let payload = script.byte() as usize;
-            if what == What::First && script.below(4) > 0 {
+            if what == HeaderKind::First && script.below(4) > 0 {
                 frame.bytes = payload as u64;
             }
             message.extend(frame.encode());
-            if what == What::First {
+            if what == HeaderKind::First {
                 message.resize(message.len() + payload, 0xcd);
             } else {
                 for _ in 0..script.below(8) {
@@ -108,7 +112,7 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
                 }
             }
         }
-        What::More => message.resize(HEAD + script.byte() as usize, 0xcd),
+        HeaderKind::More => message.resize(HEAD + script.byte() as usize, 0xcd),
         _ => {
             for _ in 0..script.below(6) {
                 message.extend(script.number().to_le_bytes());

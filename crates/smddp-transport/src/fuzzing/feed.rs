@@ -5,33 +5,33 @@ use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use crate::interface::{Family, Wanted};
-use crate::joint::{Between, Means, Prepared};
+use crate::interface::{AddressFamily, InterfaceFilter};
+use crate::joint::{InterNode, Prepared, TransportOptions};
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
-use crate::net::tcp::hello::{Credential, Hello, Purpose};
+use crate::net::tcp::address::{Credential, Hello, Purpose};
 #[cfg(test)]
-use crate::net::tcp::hello::{HELLO, TAKEN};
+use crate::net::tcp::address::{HELLO, TAKEN};
 use crate::token::{Challenge, Claim, REPLY, SALT, Token};
-use crate::{Envelope, Fault, Group, Head, Inlet, Outlet, Wiring};
+use crate::{CallFingerprint, Channels, Envelope, Fault, Group, RecvChannel, SendChannel};
 
 /// Bytes of the largest message of the operation under way, its messages, and all their bytes.
 pub(crate) const CELL: usize = 5_000;
 pub(crate) const MESSAGES: u64 = 3;
 pub(crate) const BYTES: u64 = 14_000;
 /// Its header.
-pub(crate) const HEAD: Head = Head { what: 7, count: 1 };
+pub(crate) const HEAD: CallFingerprint = CallFingerprint { what: 7, count: 1 };
 
 /// What may be used between ranks of one process that count as nodes of their own.
-pub(crate) fn means(rank: usize) -> Means {
-    Means {
+pub(crate) fn options(rank: usize) -> TransportOptions {
+    TransportOptions {
         staging: 8 << 20,
         shm: true,
         node: Some(format!("node {rank}")),
-        interface: Wanted { value: Some("=lo".to_owned()), from: "a test" },
-        family: Family::Any,
+        interface: InterfaceFilter { value: Some("=lo".to_owned()), from: "a test" },
+        family: AddressFamily::Any,
         peer_timeout: std::time::Duration::from_secs(20),
-        between: Between::Tcp,
+        between: InterNode::Tcp,
         encrypts: false,
         library: None,
         provider: None,
@@ -76,44 +76,47 @@ pub(crate) fn hear(mut stream: TcpStream) -> TcpStream {
 
 /// The token of the group of this rank 0.
 pub(crate) fn token(first: &Prepared) -> Arc<Token> {
-    match &first.card().token {
+    match &first.rank_info().token {
         Some(token) => Arc::new(token.clone()),
         None => panic!("rank 0 makes the token"),
     }
 }
 
 /// Where that rank is called.
-pub(crate) fn door(prepared: &Prepared) -> TcpAddress {
-    match &prepared.card().offer.tcp {
+pub(crate) fn group_listener(prepared: &Prepared) -> TcpAddress {
+    match &prepared.rank_info().offer.tcp {
         Ok((address, _)) => address.clone(),
-        Err(why) => panic!("{why}"),
+        Err(reason) => panic!("{reason}"),
     }
 }
 
 /// A call to that door by somebody who has the token, heard.
 pub(crate) fn call(
-    door: &TcpAddress,
+    group_listener: &TcpAddress,
     token: &Arc<Token>,
     (from, to): (usize, usize),
     class: usize,
 ) -> TcpStream {
-    let stream = prove(door, token, (from, to), Purpose::Class(class)).0;
+    let stream = prove(group_listener, token, (from, to), Purpose::Class(class)).0;
     // Callers are heard in the order in which they come.
-    let mut asked = prove(door, token, (from, to), Purpose::Ask).0;
+    let mut asked = prove(group_listener, token, (from, to), Purpose::Ask).0;
     let _ = asked.read(&mut [0; 8]);
     stream
 }
 
 /// A connection past its handshake, and all that its caller said.
 pub(crate) fn prove(
-    door: &TcpAddress,
+    group_listener: &TcpAddress,
     token: &Arc<Token>,
     (from, to): (usize, usize),
     purpose: Purpose,
 ) -> (TcpStream, Vec<u8>) {
     let said = || {
-        let claim = Claim::new(token, &Hello { door: door.door, from, to, purpose }.to_bytes())?;
-        let (mut stream, mut reply) = (say(door, claim.words()), [0; REPLY]);
+        let claim = Claim::new(
+            token,
+            &Hello { group_listener: group_listener.group_listener, from, to, purpose }.to_bytes(),
+        )?;
+        let (mut stream, mut reply) = (say(group_listener, claim.words()), [0; REPLY]);
         stream.read_exact(&mut reply)?;
         let proof = claim.prove(&reply)?;
         stream.write_all(&proof)?;
@@ -121,23 +124,23 @@ pub(crate) fn prove(
         let _ = stream.read(&mut [0]);
         Ok((stream, [claim.words(), &proof].concat()))
     };
-    said().unwrap_or_else(|error: std::io::Error| panic!("no connection to {door:?}: {error}"))
+    said().unwrap_or_else(|error: std::io::Error| panic!("no connection to {group_listener:?}: {error}"))
 }
 
-fn say(door: &TcpAddress, words: &[u8]) -> TcpStream {
-    let connected = TcpStream::connect(door.socket).and_then(|mut stream| {
+fn say(group_listener: &TcpAddress, words: &[u8]) -> TcpStream {
+    let connected = TcpStream::connect(group_listener.socket).and_then(|mut stream| {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.write_all(words)?;
         Ok(stream)
     });
-    connected.unwrap_or_else(|error| panic!("no connection to {door:?}: {error}"))
+    connected.unwrap_or_else(|error| panic!("no connection to {group_listener:?}: {error}"))
 }
 
 /// Rank 1 of two in an operation, in which each sends the other some messages. Rank 0 is whoever writes.
 pub(crate) struct Feed {
     group: Group,
-    door: TcpAddress,
+    group_listener: TcpAddress,
     token: Arc<Token>,
     /// What its card says of rank 0 stays true.
     _other: Prepared,
@@ -153,16 +156,22 @@ impl Feed {
     #[must_use]
     pub(crate) fn new() -> Self {
         let [mut other, me] = [0, 1].map(|rank| {
-            Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap_or_else(|error| panic!("{error}"))
+            Prepared::new(rank, 2, Vec::new(), &options(rank)).unwrap_or_else(|error| panic!("{error}"))
         });
         // What is said to it is taken up, and read by nobody.
-        other.trust_card(&other.card().clone());
-        let (cards, door) = (vec![other.card().clone(), me.card().clone()], door(&me));
+        other.trust_rank_info(&other.rank_info().clone());
+        let (rank_infos, group_listener) =
+            (vec![other.rank_info().clone(), me.rank_info().clone()], group_listener(&me));
         let token = token(&other);
-        let mut group = me.connect(cards).unwrap_or_else(|error| panic!("{error}")).group;
-        let wiring = Wiring {
-            outlets: vec![Outlet { readers: vec![0], cell: CELL, messages: MESSAGES, bytes: BYTES }],
-            inlets: vec![Inlet {
+        let mut group = me.connect(rank_infos).unwrap_or_else(|error| panic!("{error}")).group;
+        let channel_layout = Channels {
+            send_channels: vec![SendChannel {
+                readers: vec![0],
+                cell: CELL,
+                messages: MESSAGES,
+                bytes: BYTES,
+            }],
+            recv_channels: vec![RecvChannel {
                 rank: 0,
                 channel: 0,
                 reader: 0,
@@ -174,27 +183,32 @@ impl Feed {
             depth: (2, 2),
             window: 2,
         };
-        let wired = group.wire(wiring);
+        let wired = group.wire(channel_layout);
         assert!(group.begin(0, HEAD, &wired, &[]), "the operation does not begin");
-        Self { group, door, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
+        Self { group, group_listener, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
     /// A connection in rank 0's name that carries frames of this class (0 or 1).
     #[must_use]
     pub(crate) fn call(&self, class: usize) -> TcpStream {
-        call(&self.door, &self.token, (0, 1), class)
+        call(&self.group_listener, &self.token, (0, 1), class)
     }
 
     /// A connection that begins with any bytes; a hello that is right has 40, and 32 of a nonce behind them.
     #[must_use]
     pub(crate) fn caller(&self, words: &[u8]) -> TcpStream {
-        say(&self.door, words)
+        say(&self.group_listener, words)
     }
 
     /// The first words of somebody who carries frames of this class, in any rank's name.
     #[must_use]
     pub(crate) fn hello(&self, from: usize, class: usize) -> Vec<u8> {
-        let hello = Hello { door: self.door.door, from, to: 1, purpose: Purpose::Class(class) };
+        let hello = Hello {
+            group_listener: self.group_listener.group_listener,
+            from,
+            to: 1,
+            purpose: Purpose::Class(class),
+        };
         [&hello.to_bytes()[..], &[5; SALT]].concat()
     }
 

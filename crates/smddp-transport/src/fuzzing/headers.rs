@@ -19,6 +19,6 @@ pub fn hello(bytes: &[u8]) {
 }
 
 /// What ranks answer that are asked how far they are.
-pub fn survey(bytes: &[u8]) {
-    sockets::survey(&mut Script::new(bytes));
+pub fn straggler_query(bytes: &[u8]) {
+    sockets::straggler_query(&mut Script::new(bytes));
 }

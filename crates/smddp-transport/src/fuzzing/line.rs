@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::lock;
 use crate::net::frame::{CLASSES, Frame};
-use crate::net::wire::{Broken, Destination, EAGER, Sink, Ticket, Wire};
+use crate::net::wire::{Broken, INLINE_PAYLOAD, Sink, Target, Ticket, Wire};
 
 /// Frames of a class whose payloads are on their way at once.
 const AHEAD: usize = 4;
@@ -16,7 +16,7 @@ const AHEAD: usize = 4;
 pub(super) struct Item {
     pub(super) frame: Frame,
     /// `None`: it has no place yet.
-    pub(super) place: Option<Destination>,
+    pub(super) place: Option<Target>,
 }
 
 /// What the wire does at the next poll.
@@ -67,7 +67,7 @@ impl Line {
                         continue;
                     }
                     match sink.place(peer, &item.frame) {
-                        Destination::Later => break,
+                        Target::Later => break,
                         place => item.place = Some(place),
                     }
                 }
@@ -76,7 +76,7 @@ impl Line {
                 let class = &mut self.coming[peer][class];
                 let Some(place) = class.front().and_then(|item| item.place) else { return };
                 let Some(item) = class.pop_front() else { return };
-                if let Destination::Here(at) = place {
+                if let Target::Here(at) = place {
                     // SAFETY: the sink's promise, which was held against the rank's memory (`in_place`).
                     unsafe { at.write_bytes(0xab, item.frame.bytes as usize) };
                 }
@@ -94,10 +94,10 @@ impl Line {
     pub(super) fn under_way(&self) -> Vec<(*const u8, usize)> {
         let items = self.coming.iter().flatten().flatten();
         let coming = items.filter_map(|item| match item.place {
-            Some(Destination::Here(at)) => Some((at.cast_const(), item.frame.bytes as usize)),
+            Some(Target::Here(at)) => Some((at.cast_const(), item.frame.bytes as usize)),
             _ => None,
         });
-        let going = self.going.iter().filter(|(_, _, bytes)| *bytes > EAGER);
+        let going = self.going.iter().filter(|(_, _, bytes)| *bytes > INLINE_PAYLOAD);
         coming.chain(going.map(|&(_, at, bytes)| (at, bytes))).collect()
     }
 }
@@ -119,10 +119,10 @@ impl Wire for Shared {
         self.with(|line| line.copies)
     }
 
-    fn let_go(&mut self) {
+    fn release_user_buffers(&mut self) {
         self.with(|line| {
             let placed = line.coming.iter_mut().flatten().flatten().filter(|item| item.place.is_some());
-            placed.for_each(|item| item.place = Some(Destination::Drop));
+            placed.for_each(|item| item.place = Some(Target::Drop));
             line.going.iter_mut().for_each(|(_, _, bytes)| *bytes = 0);
         });
     }

@@ -4,13 +4,13 @@
 //! `fuzz/` makes a libFuzzer target of each; here they go over the corpus that is kept there and over random bytes.
 //! Built for tests and under `cfg(fuzzing)`, which cargo-fuzz sets.
 
-mod cards;
 mod device;
 mod fabric;
 pub(crate) mod feed;
 mod headers;
 pub(crate) mod line;
 mod rank;
+mod rank_infos;
 mod script;
 mod shm;
 mod sink;
@@ -18,10 +18,10 @@ mod tcp;
 mod unix;
 
 pub use crate::bootstrap::fuzzing::bootstrap;
-pub use cards::card;
 pub use fabric::fabric;
-pub use headers::{frame, hello, survey};
+pub use headers::{frame, hello, straggler_query};
 pub(crate) use rank::endpoint;
+pub use rank_infos::rank_info;
 pub(crate) use script::Script;
 pub use shm::shm;
 pub use sink::{letters, sink};
@@ -46,7 +46,7 @@ mod tests {
     }
 
     // Whatever bytes arrive there, in whatever order.
-    targets!(bootstrap, card, fabric, frame, hello, letters, shm, sink, survey, unix);
+    targets!(bootstrap, rank_info, fabric, frame, hello, letters, shm, sink, straggler_query, unix);
 
     #[test]
     fn tcp() {

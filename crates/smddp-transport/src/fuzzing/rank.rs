@@ -4,11 +4,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::script::Script;
-use crate::net::channels::{Net, Uplink};
+use crate::net::channels::{RemoteChannels, RemoteParts};
+use crate::net::layout::RemoteLayout;
 use crate::net::wire::Wire;
-use crate::net::wiring::NetWiring;
 use crate::process::Endpoint;
-use crate::{Envelope, Head, Inlet, MessageId, Outlet};
+use crate::{CallFingerprint, Envelope, MessageId, RecvChannel, SendChannel};
 
 pub(super) const ME: usize = 0;
 pub(super) const SIZE: usize = 4;
@@ -37,12 +37,12 @@ struct Moving {
 }
 
 pub(super) struct Rank {
-    pub(super) net: Net,
+    pub(super) net: RemoteChannels,
     seq: u64,
     open: bool,
     failed: bool,
     outs: Vec<(u64, u64, usize)>,
-    ins: Vec<(Inlet, u64)>,
+    ins: Vec<(RecvChannel, u64)>,
     sends: Vec<Moving>,
     receives: Vec<Moving>,
     /// Memory that was let go, which nobody may use any more.
@@ -52,7 +52,13 @@ pub(super) struct Rank {
 impl Rank {
     pub(super) fn new(wire: Box<dyn Wire>) -> Self {
         // The number at the pool is the same for all inputs, so that they use each other's regions.
-        let net = Net::new(ME, SIZE, Uplink { wire, listeners: None, watches: None }, endpoint(), 7);
+        let net = RemoteChannels::new(
+            ME,
+            SIZE,
+            RemoteParts { wire, listeners: None, watches: None },
+            endpoint(),
+            7,
+        );
         let (outs, ins, sends, receives, gone) = Default::default();
         Self { net, seq: 0, open: false, failed: false, outs, ins, sends, receives, gone }
     }
@@ -76,8 +82,8 @@ impl Rank {
                 // Rarely: nothing goes on after it.
                 if script.byte() == 0 {
                     self.failed = true;
-                    self.net.poison("this rank has had enough", &[1, 3]);
-                    self.net.let_go();
+                    self.net.abort("this rank has had enough", &[1, 3]);
+                    self.net.release_user_buffers();
                     let posts = self.sends.drain(..).chain(self.receives.drain(..));
                     self.gone.extend(posts.filter_map(|post| post.memory));
                 }
@@ -89,20 +95,20 @@ impl Rank {
         if self.open || self.failed || self.net.troubled(self.seq) || self.net.differs() {
             return;
         }
-        let mut outlets = Vec::new();
+        let mut send_channels = Vec::new();
         self.outs.clear();
         for channel in 0..script.below(3) {
             let (messages, cell) = (script.below(6) as u64, 1 + 97 * script.below(200));
             let readers = (1..=1 + script.below(SIZE - 1)).collect();
             let bytes = messages * cell as u64;
-            outlets.push((channel, Outlet { readers, cell, messages, bytes }));
+            send_channels.push((channel, SendChannel { readers, cell, messages, bytes }));
             self.outs.push((messages, 0, cell));
         }
-        let mut inlets = Vec::new();
+        let mut recv_channels = Vec::new();
         for channel in 0..script.below(4) {
             let (messages, cell) = (script.below(6) as u64, 1 + 97 * script.below(200));
             // A channel has one writer, a rank one inlet of it.
-            inlets.push(Inlet {
+            recv_channels.push(RecvChannel {
                 rank: 1 + channel % (SIZE - 1),
                 channel,
                 reader: 0,
@@ -111,11 +117,11 @@ impl Rank {
                 bytes: script.number() & 0xff,
             });
         }
-        self.ins = inlets.iter().map(|inlet| (*inlet, 0)).collect();
+        self.ins = recv_channels.iter().map(|recv_channel| (*recv_channel, 0)).collect();
         let (window, written) = (1 + script.below(4), 1 + script.below(4));
-        self.net.wire_up(&Arc::new(NetWiring::new(ME, outlets, &inlets, window, written)));
+        self.net.wire_up(&Arc::new(RemoteLayout::new(ME, send_channels, &recv_channels, window, written)));
         if self.net.reserve() {
-            self.net.begin(self.seq, Head { what: 1, count: 1 });
+            self.net.begin(self.seq, CallFingerprint { what: 1, count: 1 });
             self.open = true;
         }
     }
@@ -139,16 +145,16 @@ impl Rank {
         if !self.open || self.failed {
             return;
         }
-        for inlet in 0..self.ins.len() {
-            let (want, taken) = self.ins[inlet];
+        for recv_channel in 0..self.ins.len() {
+            let (want, taken) = self.ins[recv_channel];
             if taken == want.messages {
                 continue;
             }
-            match self.net.message(inlet) {
+            match self.net.message(recv_channel) {
                 Ok(Some(at)) => {
                     self.held(at, want.cell, "a message");
-                    self.net.release(inlet);
-                    self.ins[inlet].1 += 1;
+                    self.net.release(recv_channel);
+                    self.ins[recv_channel].1 += 1;
                 }
                 Ok(None) => {}
                 Err(_) => self.failed = true,
@@ -177,7 +183,7 @@ impl Rank {
     /// Asks what there is to know.
     fn look(&mut self, script: &mut Script<'_>) {
         let (rank, seq) = (peer(script), self.seq + script.below(2) as u64);
-        let _ = (self.net.arrived(rank, seq), self.net.head_of(rank, seq), self.net.silent());
+        let _ = (self.net.arrived(rank, seq), self.net.fingerprint_of(rank, seq), self.net.silent());
         let _ = (self.net.busy(), self.net.name(), self.net.interest(&mut Vec::new()));
         if script.yes() {
             // A fault ends the group; some go on for a while.

@@ -6,18 +6,18 @@ use std::sync::atomic::Ordering;
 use super::rank::endpoint;
 use super::script::Script;
 use crate::process::layout::BESIDE;
-use crate::shm::Near;
+use crate::shm::LocalChannels;
 use crate::shm::fuzzing::{Words, pair};
-use crate::{Envelope, Head, Inlet, MessageId, Outlet, Wiring};
+use crate::{CallFingerprint, Channels, Envelope, MessageId, RecvChannel, SendChannel};
 
 /// Rank 0 keeps to the rules; what rank 1 has written is up to the script.
 struct Pair {
-    link: Near,
+    link: LocalChannels,
     words: Words,
     seq: u64,
     /// (messages, sent or taken) by channel.
     outs: Vec<(u64, u64, usize)>,
-    ins: Vec<(Inlet, u64)>,
+    ins: Vec<(RecvChannel, u64)>,
     open: bool,
     failed: bool,
     sends: Vec<(MessageId, u64, u64)>,
@@ -82,11 +82,17 @@ impl Pair {
             return;
         }
         let inline = script.yes();
-        let mut wiring = Wiring { inline, depth: (1 + script.below(4), 1), window: 2, ..Wiring::default() };
+        let mut channel_layout =
+            Channels { inline, depth: (1 + script.below(4), 1), window: 2, ..Channels::default() };
         let most = if inline { 1 } else { 5 };
         for _ in 0..script.below(3) {
             let (messages, cell) = (script.below(most + 1) as u64, 1 + 31 * script.below(200));
-            wiring.outlets.push(Outlet { readers: vec![1], cell, messages, bytes: messages * cell as u64 });
+            channel_layout.send_channels.push(SendChannel {
+                readers: vec![1],
+                cell,
+                messages,
+                bytes: messages * cell as u64,
+            });
             if inline {
                 break;
             }
@@ -94,13 +100,20 @@ impl Pair {
         for channel in 0..script.below(3) {
             let (messages, cell) = (script.below(most + 1) as u64, 1 + 31 * script.below(200));
             let bytes = script.number() & 0xff;
-            wiring.inlets.push(Inlet { rank: 1, channel, reader: 0, cell, messages, bytes });
+            channel_layout.recv_channels.push(RecvChannel {
+                rank: 1,
+                channel,
+                reader: 0,
+                cell,
+                messages,
+                bytes,
+            });
         }
-        let wiring = Arc::new(wiring);
-        if self.link.begin(self.seq, Head { what: 1, count: 1 }, &wiring, &[]) {
+        let channel_layout = Arc::new(channel_layout);
+        if self.link.begin(self.seq, CallFingerprint { what: 1, count: 1 }, &channel_layout, &[]) {
             self.open = true;
-            self.outs = wiring.outlets.iter().map(|out| (out.messages, 0, out.cell)).collect();
-            self.ins = wiring.inlets.iter().map(|inlet| (*inlet, 0)).collect();
+            self.outs = channel_layout.send_channels.iter().map(|out| (out.messages, 0, out.cell)).collect();
+            self.ins = channel_layout.recv_channels.iter().map(|recv_channel| (*recv_channel, 0)).collect();
         }
     }
 
@@ -122,16 +135,16 @@ impl Pair {
         if !self.open || self.failed {
             return;
         }
-        for inlet in 0..self.ins.len() {
-            let (want, taken) = self.ins[inlet];
+        for recv_channel in 0..self.ins.len() {
+            let (want, taken) = self.ins[recv_channel];
             if taken == want.messages {
                 continue;
             }
-            match self.link.message(inlet) {
+            match self.link.message(recv_channel) {
                 Ok(Some(at)) => {
                     self.within(at, want.cell);
-                    self.link.release(inlet);
-                    self.ins[inlet].1 += 1;
+                    self.link.release(recv_channel);
+                    self.ins[recv_channel].1 += 1;
                 }
                 Ok(None) => {}
                 Err(_) => self.failed = true,
@@ -159,7 +172,7 @@ impl Pair {
 
     fn look(&mut self, script: &mut Script<'_>) {
         let seq = self.seq + script.below(2) as u64;
-        let _ = (self.link.arrived(1, seq), self.link.head_of(1, seq));
+        let _ = (self.link.arrived(1, seq), self.link.fingerprint_of(1, seq));
         self.link.flush();
         self.failed |= !self.link.faults().is_empty() && script.yes();
     }

@@ -1,11 +1,11 @@
 //! What is found out of cards alone.
 
 use super::join::nodes;
-use super::offer::check_addresses;
-use crate::Card;
+use super::transports::check_addresses;
+use crate::RankInfo;
 
-pub(crate) fn judge(cards: &[Card]) {
-    assert_eq!(nodes(cards).len(), cards.len());
-    let _ = check_addresses(cards);
-    cards.iter().for_each(|card| drop(card.name()));
+pub(crate) fn judge(rank_infos: &[RankInfo]) {
+    assert_eq!(nodes(rank_infos).len(), rank_infos.len());
+    let _ = check_addresses(rank_infos);
+    rank_infos.iter().for_each(|rank_info| drop(rank_info.name()));
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::group::Group;
-use super::means::{Between, Means};
-use super::offer::Ends;
-use super::reach::Reach;
+use super::options::{InterNode, TransportOptions};
+use super::routes::Routes;
 use super::scripted::{Scripted, WireScript};
-use crate::Card;
-use crate::bootstrap::CardTree;
-use crate::net::channels::{Net, Uplink};
+use super::transports::LocalTransports;
+use crate::RankInfo;
+use crate::bootstrap::RankTree;
+use crate::net::channels::{RemoteChannels, RemoteParts};
 use crate::process::Endpoint;
 use crate::shm::{self, Unreachable};
 use crate::token::Token;
@@ -30,7 +30,7 @@ pub struct Joined {
     pub group: Group,
     pub nodes: Vec<usize>,
     /// Ranks of this host, whether or not they share memory: they share its cores.
-    pub crowd: usize,
+    pub local_ranks: usize,
     /// What there is between nodes, and why it is used or not.
     pub told: Vec<String>,
 }
@@ -46,8 +46,8 @@ pub struct OpenEndpoint {
 /// First half of making a group: nobody waits.
 pub struct Prepared {
     shm: shm::Prepared,
-    ends: Ends,
-    means: Means,
+    ends: LocalTransports,
+    options: TransportOptions,
     script: Option<WireScript>,
     /// Of the job's own, beside what the group's store knows.
     secret: Option<Vec<u8>>,
@@ -55,24 +55,29 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    pub fn new(rank: usize, size: usize, settings: Vec<(String, String)>, means: &Means) -> io::Result<Self> {
+    pub fn new(
+        rank: usize,
+        size: usize,
+        settings: Vec<(String, String)>,
+        options: &TransportOptions,
+    ) -> io::Result<Self> {
         // Made before `shm::Prepared` asks for it without the number of ranks.
-        let here = means.local.map_or(size, |(_, ranks)| ranks.min(size));
+        let here = options.local.map_or(size, |(_, ranks)| ranks.min(size));
         let endpoint = (size > 1)
-            .then(|| Endpoint::among(means.staging, if means.shm { here } else { 1 }))
+            .then(|| Endpoint::among(options.staging, if options.shm { here } else { 1 }))
             .transpose()?;
-        let mut shm = shm::Prepared::new(rank, size, means.staging, settings)?;
-        let mut ends = Ends::default();
+        let mut shm = shm::Prepared::new(rank, size, options.staging, settings)?;
+        let mut ends = LocalTransports::default();
         if let Some(endpoint) = endpoint {
-            let alone = (!means.shm || !endpoint.is_shared()).then(|| format!("rank {rank}"));
-            shm.card_mut().node = alone.or_else(|| means.node.clone()).unwrap_or_default();
-            (ends, shm.card_mut().offer) = Ends::open(&endpoint, rank, size, means);
+            let alone = (!options.shm || !endpoint.is_shared()).then(|| format!("rank {rank}"));
+            shm.rank_info_mut().node = alone.or_else(|| options.node.clone()).unwrap_or_default();
+            (ends, shm.rank_info_mut().offer) = LocalTransports::open(&endpoint, rank, size, options);
         }
-        Ok(Self { shm, ends, means: means.clone(), script: None, secret: None, token: None })
+        Ok(Self { shm, ends, options: options.clone(), script: None, secret: None, token: None })
     }
 
-    pub fn card(&self) -> &Card {
-        self.shm.card()
+    pub fn rank_info(&self) -> &RankInfo {
+        self.shm.rank_info()
     }
 
     /// Keeps the endpoint open after [`Prepared::connect`] has failed.
@@ -82,7 +87,7 @@ impl Prepared {
 
     /// Puts a word of the caller's own on the card.
     pub fn set_note(&mut self, note: Vec<u8>) {
-        self.shm.card_mut().note = note;
+        self.shm.rank_info_mut().note = note;
     }
 
     /// Has the wire to other nodes do what a test says.
@@ -91,24 +96,25 @@ impl Prepared {
     }
 
     /// This rank's part of the tree along which cards travel.
-    pub fn tree(&mut self) -> io::Result<CardTree> {
-        let shared = self.card().token.clone();
+    pub fn tree(&mut self) -> io::Result<RankTree> {
+        let shared = self.rank_info().token.clone();
         let token = shared.map(|shared| self.trust(&shared));
-        CardTree::new(self.card(), token, self.secret.as_deref())
+        RankTree::new(self.rank_info(), token, self.secret.as_deref())
     }
 
     /// Has it call its parent: `first` is rank 0's address in the tree, `parent` the parent's. Whether that is a new one; an
     /// error says what is wrong with which of them.
     pub fn call_parent(
         &mut self,
-        tree: &mut CardTree,
+        tree: &mut RankTree,
         first: &[u8],
         parent: &[u8],
         now: Instant,
     ) -> Result<bool, String> {
-        let shared = tree.shared(first).map_err(|why| format!("rank 0 has {why}"))?;
+        let shared = tree.shared(first).map_err(|reason| format!("rank 0 has {reason}"))?;
         let token = self.trust(&shared);
-        tree.call(token, parent, now).map_err(|why| format!("rank {} has {why}", tree.parent().unwrap_or(0)))
+        tree.call(token, parent, now)
+            .map_err(|reason| format!("rank {} has {reason}", tree.parent().unwrap_or(0)))
     }
 
     /// Only ranks with the same secret come into a group: before anything else.
@@ -129,39 +135,41 @@ impl Prepared {
     }
 
     /// As [`Prepared::connect`] does, where rank 0's card came by a way that nobody else reads.
-    pub fn trust_card(&mut self, first: &Card) {
+    pub fn trust_rank_info(&mut self, first: &RankInfo) {
         if let Some(shared) = &first.token {
             self.trust(shared);
         }
     }
 
     /// Second half, with the cards of all ranks in rank order, mine included.
-    pub fn connect(mut self, cards: Vec<Card>) -> Result<Joined, JoinError> {
-        if self.token.is_none() && cards.len() > 1 {
-            self.trust_card(&cards[0]);
+    pub fn connect(mut self, rank_infos: Vec<RankInfo>) -> Result<Joined, JoinError> {
+        if self.token.is_none() && rank_infos.len() > 1 {
+            self.trust_rank_info(&rank_infos[0]);
             if self.token.is_none() {
                 return Err(JoinError::Nodes(
                     "no token came from rank 0: its card is not the one that it made".to_owned(),
                 ));
             }
         }
-        let me = self.card().rank as usize;
-        let nodes = nodes(&cards);
-        let crowd = cards.iter().filter(|card| card.boot == self.card().boot).count();
-        let here: Vec<usize> = (0..cards.len()).filter(|&r| nodes[r] == nodes[me]).collect();
-        if here.len() == cards.len() {
-            let group = group(me, self.shm, None, &cards, here)?;
-            return Ok(Joined { group, nodes, crowd, told: Vec::new() });
+        let me = self.rank_info().rank as usize;
+        let nodes = nodes(&rank_infos);
+        let local_ranks =
+            rank_infos.iter().filter(|rank_info| rank_info.boot == self.rank_info().boot).count();
+        let here: Vec<usize> = (0..rank_infos.len()).filter(|&r| nodes[r] == nodes[me]).collect();
+        if here.len() == rank_infos.len() {
+            let group = group(me, self.shm, None, &rank_infos, here)?;
+            return Ok(Joined { group, nodes, local_ranks, told: Vec::new() });
         }
-        if self.means.between == Between::Nothing {
-            return Err(JoinError::Nodes(forbidden(&cards, &nodes)));
+        if self.options.between == InterNode::Nothing {
+            return Err(JoinError::Nodes(forbidden(&rank_infos, &nodes)));
         }
-        let (mut way, told) = self.ends.connect(me, &cards, &nodes, &self.means).map_err(JoinError::Nodes)?;
+        let (mut way, told) =
+            self.ends.connect(me, &rank_infos, &nodes, &self.options).map_err(JoinError::Nodes)?;
         if let Some(script) = self.script {
             way.wire = Box::new(Scripted::new(way.wire, script));
         }
-        let group = group(me, self.shm, Some(way), &cards, here)?;
-        Ok(Joined { group, nodes, crowd, told })
+        let group = group(me, self.shm, Some(way), &rank_infos, here)?;
+        Ok(Joined { group, nodes, local_ranks, told })
     }
 }
 
@@ -169,45 +177,49 @@ impl Prepared {
 pub(super) fn group(
     me: usize,
     shm: shm::Prepared,
-    way: Option<Uplink>,
-    cards: &[Card],
+    way: Option<RemoteParts>,
+    rank_infos: &[RankInfo],
     here: Vec<usize>,
 ) -> Result<Group, JoinError> {
-    let near = shm.connect(here.iter().map(|&rank| cards[rank].clone()).collect())?;
-    let way = way.filter(|_| here.len() < cards.len());
+    let local = shm.connect(here.iter().map(|&rank| rank_infos[rank].clone()).collect())?;
+    let way = way.filter(|_| here.len() < rank_infos.len());
     let copies = way.as_ref().is_some_and(|way| way.wire.copies());
-    let net = way.zip(near.home());
-    let net = net.map(|(way, (endpoint, nonce))| Net::new(me, cards.len(), way, endpoint, nonce));
-    let reach = Reach::new(me, cards.len(), here, copies);
-    Ok(Group::new(reach, cards.iter().map(Card::name).collect(), near, net))
+    let net = way.zip(local.home());
+    let net =
+        net.map(|(way, (endpoint, nonce))| RemoteChannels::new(me, rank_infos.len(), way, endpoint, nonce));
+    let routes = Routes::new(me, rank_infos.len(), here, copies);
+    Ok(Group::new(routes, rank_infos.iter().map(RankInfo::name).collect(), local, net))
 }
 
-fn forbidden(cards: &[Card], nodes: &[usize]) -> String {
-    let other = cards.iter().zip(nodes).find(|(_, node)| **node != nodes[0]).map(|(card, _)| card);
+fn forbidden(rank_infos: &[RankInfo], nodes: &[usize]) -> String {
+    let other =
+        rank_infos.iter().zip(nodes).find(|(_, node)| **node != nodes[0]).map(|(rank_info, _)| rank_info);
     format!(
         "{} and {} do not share memory ({}), and SMDDP_TRANSPORT=shm forbids any other way; unset it to go over the network",
-        cards[0].name(),
-        other.map_or_else(String::new, Card::name),
-        other.map_or("", |other| apart(&cards[0], other)),
+        rank_infos[0].name(),
+        other.map_or_else(String::new, RankInfo::name),
+        other.map_or("", |other| apart(&rank_infos[0], other)),
     )
 }
 
 /// Each rank's node, from what the cards say: memory can be shared inside one boot of one host, by processes of one
 /// user that see the same abstract sockets. Whether it really can is tried when the group is made.
-pub(super) fn nodes(cards: &[Card]) -> Vec<usize> {
-    let label = |card: &Card| (card.boot.clone(), card.netns, card.uid, card.node.clone());
+pub(super) fn nodes(rank_infos: &[RankInfo]) -> Vec<usize> {
+    let label = |rank_info: &RankInfo| {
+        (rank_info.boot.clone(), rank_info.netns, rank_info.uid, rank_info.node.clone())
+    };
     let mut seen: std::collections::HashMap<_, usize> = std::collections::HashMap::new();
-    cards
+    rank_infos
         .iter()
-        .map(|card| {
+        .map(|rank_info| {
             let next = seen.len();
-            *seen.entry(label(card)).or_insert(next)
+            *seen.entry(label(rank_info)).or_insert(next)
         })
         .collect()
 }
 
 /// What keeps two ranks from sharing memory.
-fn apart(a: &Card, b: &Card) -> &'static str {
+fn apart(a: &RankInfo, b: &RankInfo) -> &'static str {
     if a.boot != b.boot {
         "they run on different hosts"
     } else if a.netns != b.netns {

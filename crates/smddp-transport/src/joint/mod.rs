@@ -4,16 +4,16 @@
 pub(crate) mod fuzzing;
 mod group;
 mod join;
-mod means;
-mod offer;
-mod reach;
+mod options;
+mod routes;
 mod scripted;
 mod simulated;
+mod transports;
 
 pub use group::Group;
 pub use join::{JoinError, Joined, OpenEndpoint, Prepared};
-pub use means::{Between, Means};
-pub use offer::may_have_efa;
-pub use reach::{Reach, Wired};
+pub use options::{InterNode, TransportOptions};
+pub use routes::{RoutedChannels, Routes};
 pub use scripted::WireScript;
 pub use simulated::simulated;
+pub use transports::may_have_efa;

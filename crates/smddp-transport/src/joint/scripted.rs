@@ -19,7 +19,7 @@ pub struct WireScript {
     pub busy: bool,
     /// How often it panicked, and how many ranks were told that the group is dead.
     pub panicked: Arc<AtomicU64>,
-    pub poisoned: Arc<AtomicU64>,
+    pub aborted: Arc<AtomicU64>,
 }
 
 pub(super) struct Scripted {
@@ -42,8 +42,8 @@ impl Scripted {
     /// Something is sent.
     fn tells(&mut self, peer: usize, frame: &Frame) {
         self.messages += u64::from(matches!(frame.kind, Kind::Data | Kind::Piece));
-        if frame.kind == Kind::Poison {
-            self.script.poisoned.fetch_add(1, Ordering::SeqCst);
+        if frame.kind == Kind::Abort {
+            self.script.aborted.fetch_add(1, Ordering::SeqCst);
         }
         if self.wire.is_some() && self.script.death.is_some_and(|death| death <= self.messages) {
             (self.wire, self.last) = (None, peer);
@@ -53,7 +53,7 @@ impl Scripted {
     fn panic_by_script(&self) {
         let thread = std::thread::current();
         let here = self.script.panics.is_some_and(|which| thread.name().unwrap_or_default().contains(which));
-        if here && self.script.poisoned.load(Ordering::SeqCst) == 0 {
+        if here && self.script.aborted.load(Ordering::SeqCst) == 0 {
             self.script.panicked.fetch_add(1, Ordering::SeqCst);
             panic!("the wire is cut");
         }
@@ -104,7 +104,7 @@ impl Wire for Scripted {
     fn broken(&self) -> Vec<Broken> {
         match &self.wire {
             Some(wire) => wire.broken(),
-            None => vec![Broken { peer: self.last, why: "this rank has died by script".to_owned() }],
+            None => vec![Broken { peer: self.last, reason: "this rank has died by script".to_owned() }],
         }
     }
 
@@ -124,8 +124,8 @@ impl Wire for Scripted {
         self.wire.as_ref().is_some_and(|wire| wire.copies())
     }
 
-    fn let_go(&mut self) {
-        self.wire.iter_mut().for_each(|wire| wire.let_go());
+    fn release_user_buffers(&mut self) {
+        self.wire.iter_mut().for_each(|wire| wire.release_user_buffers());
     }
 
     fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {

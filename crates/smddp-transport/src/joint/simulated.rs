@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::join::{JoinError, Joined, group, nodes};
-use super::means::Means;
-use crate::net::channels::Uplink;
+use super::options::TransportOptions;
+use crate::net::channels::RemoteParts;
+use crate::net::fabric::registration::RegisteredStaging;
 use crate::net::fabric::srd::{self, Srd, SrdScript};
-use crate::net::fabric::staging::Staging;
-use crate::net::tcp::{Door, Listeners, TcpEndpoint, Watches};
+use crate::net::tcp::{GroupListener, ProcessLiveness, Sideband, TcpEndpoint};
 use crate::process::Endpoint;
 use crate::shm;
 use crate::token::Token;
@@ -16,43 +16,50 @@ use crate::token::Token;
 /// beside a real one, their process's listener answers for those that do not drive.
 pub fn simulated(
     size: usize,
-    means: &Means,
+    options: &TransportOptions,
     node: impl Fn(usize) -> String,
     script: SrdScript,
 ) -> Result<(Srd, Vec<Joined>), JoinError> {
-    let wrong = |why: String| JoinError::Nodes(why);
+    let wrong = |reason: String| JoinError::Nodes(reason);
     let mut prepared = Vec::new();
     for rank in 0..size {
-        let mut one = shm::Prepared::new(rank, size, means.staging, Vec::new())
+        let mut one = shm::Prepared::new(rank, size, options.staging, Vec::new())
             .map_err(|error| wrong(error.to_string()))?;
-        one.card_mut().node = node(rank);
+        one.rank_info_mut().node = node(rank);
         prepared.push(one);
     }
-    let cards: Vec<_> = prepared.iter().map(|one| one.card().clone()).collect();
-    let endpoint = Endpoint::get(means.staging).map_err(|error| wrong(error.to_string()))?;
-    let listener =
-        TcpEndpoint::get(&endpoint, &means.interface, means.family, means.peer_timeout, means.encrypts)
-            .map_err(wrong)?;
-    let doors: Vec<Door> = (0..size).map(|rank| listener.door(rank, size)).collect();
+    let rank_infos: Vec<_> = prepared.iter().map(|one| one.rank_info().clone()).collect();
+    let endpoint = Endpoint::get(options.staging).map_err(|error| wrong(error.to_string()))?;
+    let listener = TcpEndpoint::get(
+        &endpoint,
+        &options.interface,
+        options.family,
+        options.peer_timeout,
+        options.encrypts,
+    )
+    .map_err(wrong)?;
+    let group_listeners: Vec<GroupListener> =
+        (0..size).map(|rank| listener.group_listener(rank, size)).collect();
     let token = Token::random().map_err(|error| wrong(error.to_string()))?;
     let token = Arc::new(token);
-    doors.iter().for_each(|door| door.trust(&token));
-    let addresses: Vec<_> = doors.iter().map(|door| door.address.clone()).collect();
-    let (srd, wires) = srd::group(size, script, &Staging::of(&endpoint)).map_err(wrong)?;
-    let nodes = nodes(&cards);
+    group_listeners.iter().for_each(|group_listener| group_listener.trust(&token));
+    let addresses: Vec<_> =
+        group_listeners.iter().map(|group_listener| group_listener.address.clone()).collect();
+    let (srd, wires) = srd::group(size, script, &RegisteredStaging::of(&endpoint)).map_err(wrong)?;
+    let nodes = nodes(&rank_infos);
     let joined = prepared
         .into_iter()
-        .zip(wires.into_iter().zip(doors))
+        .zip(wires.into_iter().zip(group_listeners))
         .enumerate()
-        .map(|(me, (shm, (wire, door)))| {
+        .map(|(me, (shm, (wire, group_listener)))| {
             let here = (0..size).filter(|&rank| nodes[rank] == nodes[me]).collect();
-            let far = |(rank, address)| (nodes[rank] != nodes[me]).then_some(address);
-            let addresses = addresses.iter().cloned().enumerate().map(far);
-            let listeners = Listeners::new(me, door, addresses).map(Arc::new);
-            let watches = listeners.clone().map(Watches::new);
-            let way = Uplink { wire: Box::new(wire), listeners, watches };
-            let group = group(me, shm, Some(way), &cards, here)?;
-            Ok(Joined { group, nodes: nodes.clone(), crowd: size, told: Vec::new() })
+            let remote = |(rank, address)| (nodes[rank] != nodes[me]).then_some(address);
+            let addresses = addresses.iter().cloned().enumerate().map(remote);
+            let listeners = Sideband::new(me, group_listener, addresses).map(Arc::new);
+            let watches = listeners.clone().map(ProcessLiveness::new);
+            let way = RemoteParts { wire: Box::new(wire), listeners, watches };
+            let group = group(me, shm, Some(way), &rank_infos, here)?;
+            Ok(Joined { group, nodes: nodes.clone(), local_ranks: size, told: Vec::new() })
         })
         .collect::<Result<_, JoinError>>()?;
     Ok((srd, joined))

@@ -10,19 +10,19 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::goodbye::LastError;
+use self::leave_notice::LastError;
 use super::frame::{CLASSES, COLLECTIVES, Frame, Kind, MESSAGES};
-use super::messages::{Due, FarMessages};
-use super::tcp::{Listeners, Watches};
-use super::wire::{Broken, Destination, Sink, Ticket, Wire};
-use super::wiring::{InletProgress, Landing, NetInlet, NetWiring, Progress};
+use super::layout::{Progress, RecvProgress, RecvTarget, RemoteLayout, RemoteRecv};
+use super::messages::{QueuedMessage, RemoteMessages};
+use super::tcp::{ProcessLiveness, Sideband};
+use super::wire::{Broken, Sink, Target, Ticket, Wire};
 use crate::fork;
 use crate::process::layout::LONGEST_ERROR;
-use crate::process::{Endpoint, Owner, last_error};
-use crate::{Fault, Head, LONGEST_WHY, Mismatch, PointToPoint};
+use crate::process::{Endpoint, StagingMemory, last_error};
+use crate::{CallFingerprint, Fault, MAX_ABORT_REPORT, MessageTransport, Mismatch};
 
-mod goodbye;
-mod survey;
+mod leave_notice;
+mod straggler_query;
 #[cfg(test)]
 mod tests;
 
@@ -33,10 +33,10 @@ const NOWHERE: *mut u8 = std::ptr::dangling_mut();
 
 /// What is known of a rank.
 #[derive(Clone, Default)]
-struct RankState {
+struct PeerRecord {
     /// Operations it is known to have begun, and the header of the newest.
     begun: u64,
-    newest: Head,
+    newest: CallFingerprint,
     /// It was asked what it has begun and said so: `begun` is all there is to know.
     answered: bool,
     /// Of the survey, too: its host took the question up, and it did not answer.
@@ -59,7 +59,7 @@ struct RankState {
     /// long as the wire is.
     words: Option<(u32, Box<[u8]>)>,
     /// In which operation it declared the group dead, and why.
-    poison: Option<(u64, String)>,
+    abort: Option<(u64, String)>,
     /// Since when the wire has it for broken.
     broken: Option<Instant>,
     /// It sent what no rank sends, and what: nothing more that it sends counts.
@@ -69,28 +69,28 @@ struct RankState {
 /// What arrives is judged and kept here.
 pub(super) struct Inbound {
     me: usize,
-    owner: Owner,
+    owner: StagingMemory,
     /// Number of the operation under way, or of the next one.
     seq: u64,
     open: bool,
-    head: Head,
+    fingerprint: CallFingerprint,
     /// The operation's cells.
     base: *mut u8,
-    wiring: Arc<NetWiring>,
+    channel_layout: Arc<RemoteLayout>,
     flow: Progress,
     /// Inlets whose messages arrive in the call's own memory.
-    landings: Vec<Option<Landing>>,
+    recv_targets: Vec<Option<RecvTarget>>,
     /// Sends of cells whose memory is still in use.
     flying: u64,
     /// Bytes of collectives that were given to the wire.
     crossed: u64,
-    past: VecDeque<(u64, Head)>,
+    past: VecDeque<(u64, CallFingerprint)>,
     differs: Option<Fault>,
     /// First operation in which a rank declared the group dead.
     dead_from: Option<u64>,
     /// By rank.
-    peers: Vec<RankState>,
-    pub(super) messages: FarMessages,
+    peers: Vec<PeerRecord>,
+    pub(super) messages: RemoteMessages,
 }
 
 // SAFETY: cell addresses lie in the endpoint's staging memory, in a region that this operation owns until it ends, and landings
@@ -98,16 +98,16 @@ pub(super) struct Inbound {
 unsafe impl Send for Inbound {}
 
 /// What leads to other nodes, and who watches their ranks where the wire does not.
-pub(crate) struct Uplink {
+pub(crate) struct RemoteParts {
     pub(crate) wire: Box<dyn Wire>,
     /// Where those ranks' processes answer for them, though they do not drive.
-    pub(crate) listeners: Option<Arc<Listeners>>,
-    pub(crate) watches: Option<Watches>,
+    pub(crate) listeners: Option<Arc<Sideband>>,
+    pub(crate) watches: Option<ProcessLiveness>,
 }
 
 /// Whether those that are waited for were told so.
 #[derive(Default)]
-enum Hail {
+enum WaitNotice {
     /// Nobody had to be waited for.
     #[default]
     Idle,
@@ -116,17 +116,17 @@ enum Hail {
     Told,
 }
 
-pub(crate) struct Net {
+pub(crate) struct RemoteChannels {
     wire: Box<dyn Wire>,
-    listeners: Option<Arc<Listeners>>,
+    listeners: Option<Arc<Sideband>>,
     /// Peers' TCP listeners tell of their end, where the wire does not: libfabric's providers notice a peer that is gone late
     /// or never while nothing is sent to it.
-    watches: Option<Watches>,
+    watches: Option<ProcessLiveness>,
     state: Inbound,
-    poisoned: bool,
+    aborted: bool,
     gone: bool,
     /// In the operation under way.
-    hail: Hail,
+    wait_notice: WaitNotice,
     forks: u32,
 }
 
@@ -145,42 +145,42 @@ const WORDS: u64 = 8;
 /// Tickets with this bit are the messages'.
 const P2P: Ticket = 1 << 63;
 
-impl Net {
+impl RemoteChannels {
     /// `nonce`: the group's number at this process's staging pool.
     pub(crate) fn new(
         me: usize,
         size: usize,
-        Uplink { wire, listeners, watches }: Uplink,
+        RemoteParts { wire, listeners, watches }: RemoteParts,
         endpoint: Arc<Endpoint>,
         nonce: u64,
     ) -> Self {
-        let owner = Owner::new(endpoint, nonce);
+        let owner = StagingMemory::new(endpoint, nonce);
         let state = Inbound {
             me,
-            messages: FarMessages::new(size, owner.sibling(), wire.copies()),
+            messages: RemoteMessages::new(size, owner.sibling(), wire.copies()),
             owner,
             seq: 0,
             open: false,
-            head: Head::default(),
+            fingerprint: CallFingerprint::default(),
             base: NOWHERE,
-            wiring: Arc::default(),
+            channel_layout: Arc::default(),
             flow: Progress::default(),
-            landings: Vec::new(),
+            recv_targets: Vec::new(),
             flying: 0,
             crossed: 0,
             past: VecDeque::new(),
             differs: None,
             dead_from: None,
-            peers: vec![RankState::default(); size],
+            peers: vec![PeerRecord::default(); size],
         };
         Self {
             wire,
             listeners,
             watches,
             state,
-            poisoned: false,
+            aborted: false,
             gone: false,
-            hail: Hail::default(),
+            wait_notice: WaitNotice::default(),
             forks: fork::generation(),
         }
     }
@@ -217,34 +217,34 @@ impl Net {
     }
 
     /// The channels of the operations to come.
-    pub(crate) fn wire_up(&mut self, wiring: &Arc<NetWiring>) {
+    pub(crate) fn wire_up(&mut self, channel_layout: &Arc<RemoteLayout>) {
         let state = &mut self.state;
-        if Arc::ptr_eq(&state.wiring, wiring) {
+        if Arc::ptr_eq(&state.channel_layout, channel_layout) {
             return;
         }
-        state.wiring = wiring.clone();
-        state.flow.reset(wiring);
-        for inlet in &wiring.ins {
-            state.peers[inlet.want.rank].met = true;
+        state.channel_layout = channel_layout.clone();
+        state.flow.reset(channel_layout);
+        for recv_channel in &channel_layout.ins {
+            state.peers[recv_channel.want.rank].met = true;
         }
     }
 
     /// Takes the memory that the operation needs; false while the pool has none.
     pub(crate) fn reserve(&mut self) -> bool {
-        self.state.owner.reserve(self.state.wiring.bytes)
+        self.state.owner.reserve(self.state.channel_layout.bytes)
     }
 
     /// Opens operation `seq`, which is wired up and whose memory is reserved.
-    pub(crate) fn begin(&mut self, seq: u64, head: Head) {
+    pub(crate) fn begin(&mut self, seq: u64, fingerprint: CallFingerprint) {
         let state = &mut self.state;
-        (state.seq, state.head, state.open) = (seq, head, true);
-        self.hail = Hail::Idle;
+        (state.seq, state.fingerprint, state.open) = (seq, fingerprint, true);
+        self.wait_notice = WaitNotice::Idle;
         state.base = state.owner.base();
-        state.flow.reset(&state.wiring);
-        state.landings.clear();
+        state.flow.reset(&state.channel_layout);
+        state.recv_targets.clear();
         // A channel that carries nothing still tells its readers what this operation is.
-        for out in 0..self.state.wiring.outs.len() {
-            if self.state.wiring.outs[out].messages == 0 {
+        for out in 0..self.state.channel_layout.outs.len() {
+            if self.state.channel_layout.outs[out].messages == 0 {
                 self.tell(out, 0, std::ptr::null(), 0);
             }
         }
@@ -259,14 +259,14 @@ impl Net {
 
     /// Message `index`, of `bytes`, goes to all readers of an outlet.
     fn tell(&mut self, out: usize, index: u64, payload: *const u8, bytes: usize) {
-        let (state, o) = (&self.state, &self.state.wiring.outs[out]);
+        let (state, o) = (&self.state, &self.state.channel_layout.outs[out]);
         let cell = index % o.cells;
         let frame = Frame {
             channel: o.channel as u32,
             index,
             bytes: bytes as u64,
-            what: state.head.what,
-            count: state.head.count,
+            what: state.fingerprint.what,
+            count: state.fingerprint.count,
             total: o.bytes,
             ..Frame::new(Kind::Data, state.seq)
         };
@@ -276,13 +276,13 @@ impl Net {
         self.state.crossed += (bytes * readers) as u64;
         self.state.flow.busy[place] += readers as u32;
         for reader in 0..readers {
-            let to = self.state.wiring.outs[out].readers[reader];
+            let to = self.state.channel_layout.outs[out].readers[reader];
             self.frame(to, &frame, payload, ticket);
         }
     }
 
     pub(crate) fn cell(&mut self, out: usize) -> Option<*mut u8> {
-        let (o, flow) = (&self.state.wiring.outs[out], &self.state.flow);
+        let (o, flow) = (&self.state.channel_layout.outs[out], &self.state.flow);
         let sent = flow.sent[out];
         let readers = o.first_reader..o.first_reader + o.readers.len();
         let slowest = flow.read[readers].iter().copied().min().unwrap_or(sent);
@@ -292,7 +292,7 @@ impl Net {
     }
 
     pub(crate) fn publish(&mut self, out: usize, bytes: usize) {
-        let (state, o) = (&self.state, &self.state.wiring.outs[out]);
+        let (state, o) = (&self.state, &self.state.channel_layout.outs[out]);
         let cell = state.flow.sent[out] % o.cells;
         let payload = state.base.wrapping_add(o.at + cell as usize * o.cell);
         self.publish_from(out, payload, bytes);
@@ -306,38 +306,43 @@ impl Net {
     }
 
     /// In the operation under way, messages of this inlet arrive one behind the other in `bytes` from `at` on.
-    pub(crate) fn land(&mut self, inlet: usize, at: *mut u8, bytes: usize, stride: usize) {
+    pub(crate) fn land(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
         let state = &mut self.state;
-        state.landings.resize(state.wiring.ins.len(), None);
-        state.landings[inlet] = Some(Landing { at, bytes, stride });
+        state.recv_targets.resize(state.channel_layout.ins.len(), None);
+        state.recv_targets[recv_channel] = Some(RecvTarget { at, bytes, stride });
     }
 
     /// The memory of the calls under way is their callers' again.
-    pub(crate) fn let_go(&mut self) {
-        self.state.landings.clear();
-        self.state.messages.let_go();
-        self.wire.let_go();
+    pub(crate) fn release_user_buffers(&mut self) {
+        self.state.recv_targets.clear();
+        self.state.messages.release_user_buffers();
+        self.wire.release_user_buffers();
     }
 
     /// The memory of the collective under way has moved to `moved(address)`.
     pub(crate) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
-        self.state.landings.iter_mut().flatten().for_each(|landing| landing.at = moved(landing.at));
+        self.state
+            .recv_targets
+            .iter_mut()
+            .flatten()
+            .for_each(|recv_target| recv_target.at = moved(recv_target.at));
         self.wire.relocate(moved);
     }
 
-    pub(crate) fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
-        let came = &self.state.flow.came[inlet];
+    pub(crate) fn message(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
+        let came = &self.state.flow.came[recv_channel];
         match came.bad {
             Some(bad) => Err(bad),
             None if came.there > came.taken => {
-                Ok(self.state.lies(inlet, came.taken, 0).map(<*mut u8>::cast_const))
+                Ok(self.state.lies(recv_channel, came.taken, 0).map(<*mut u8>::cast_const))
             }
             None => Ok(None),
         }
     }
 
-    pub(crate) fn release(&mut self, inlet: usize) {
-        let (i, came) = (&self.state.wiring.ins[inlet], &mut self.state.flow.came[inlet]);
+    pub(crate) fn release(&mut self, recv_channel: usize) {
+        let (i, came) =
+            (&self.state.channel_layout.ins[recv_channel], &mut self.state.flow.came[recv_channel]);
         came.taken += 1;
         // The writer's last messages need no room any more: word of the one before is the last.
         let last = came.taken + i.depth == i.want.messages;
@@ -369,7 +374,7 @@ impl Net {
 
     pub(crate) fn end(&mut self) {
         let state = &mut self.state;
-        state.past.push_back((state.seq, state.head));
+        state.past.push_back((state.seq, state.fingerprint));
         if state.past.len() > REMEMBERED {
             state.past.pop_front();
         }
@@ -415,7 +420,7 @@ impl Net {
         (0..self.state.peers.len()).filter(|&rank| self.state.peers[rank].silent).collect()
     }
 
-    pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
+    pub(crate) fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
         (self.state.peers[rank].begun == seq + 1).then(|| self.state.peers[rank].newest)
     }
 
@@ -431,7 +436,7 @@ impl Net {
 
     /// Whether that rank declared the group dead in an operation after `seq`.
     pub(crate) fn failed_after(&self, rank: usize, seq: u64) -> bool {
-        self.state.peers[rank].poison.as_ref().is_some_and(|(from, _)| *from > seq)
+        self.state.peers[rank].abort.as_ref().is_some_and(|(from, _)| *from > seq)
     }
 
     /// Whether a rank made another call in an operation that is over here.
@@ -442,7 +447,7 @@ impl Net {
     /// Looks after the ranks that this one waits for, and tells what is known to be wrong by `now`.
     pub(crate) fn faults(&mut self, now: Instant) -> Vec<Fault> {
         let (awaited, readers) = self.state.lacking();
-        self.hail(&awaited, now);
+        self.wait_notice(&awaited, now);
         let awaited = awaited.into_iter().chain(readers).chain(self.state.messages.awaited());
         for rank in awaited {
             self.look_after(rank, now);
@@ -453,17 +458,18 @@ impl Net {
         let broken = self.broken(now);
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
         let peers = || self.state.peers.iter().enumerate();
-        faults
-            .extend(peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, why: p.poison.clone()?.1 })));
+        faults.extend(
+            peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, reason: p.abort.clone()?.1 })),
+        );
         faults.extend(peers().filter(|(_, p)| p.left).map(|(rank, _)| Fault::Left { rank }));
         let wrong = |what: &str| format!("is lost (it sent {what})");
         faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Lost { rank, how: wrong(p.wrong?) })));
         let unable = self.wire.unable();
-        faults.extend(unable.map(|(rank, why)| Fault::Unable { rank, why }));
+        faults.extend(unable.map(|(rank, reason)| Fault::Unable { rank, reason }));
         // Who has said why the group is dead may well hang up.
-        let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].poison.is_some();
+        let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].abort.is_some();
         let broken = broken.into_iter().filter(|b| !known(b.peer));
-        faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
+        faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.reason) }));
         faults
     }
 
@@ -500,37 +506,43 @@ impl Net {
 
     /// Tells ranks that keep this one waiting what it is that they are waited for in: perhaps they make another call, in
     /// which nothing comes this way.
-    fn hail(&mut self, awaited: &[usize], now: Instant) {
-        match self.hail {
+    fn wait_notice(&mut self, awaited: &[usize], now: Instant) {
+        match self.wait_notice {
             _ if !self.state.open => return,
-            Hail::Idle => {
-                self.hail = Hail::Waits(now);
+            WaitNotice::Idle => {
+                self.wait_notice = WaitNotice::Waits(now);
                 return;
             }
-            Hail::Waits(since) if now.duration_since(since) >= HAIL => self.hail = Hail::Told,
-            Hail::Waits(_) | Hail::Told => return,
+            WaitNotice::Waits(since) if now.duration_since(since) >= HAIL => {
+                self.wait_notice = WaitNotice::Told
+            }
+            WaitNotice::Waits(_) | WaitNotice::Told => return,
         }
-        let head = self.state.head;
-        let frame = Frame { what: head.what, count: head.count, ..Frame::new(Kind::Hail, self.state.seq) };
+        let fingerprint = self.state.fingerprint;
+        let frame = Frame {
+            what: fingerprint.what,
+            count: fingerprint.count,
+            ..Frame::new(Kind::WaitNotice, self.state.seq)
+        };
         for &rank in awaited {
             self.frame(rank, &frame, std::ptr::null(), P2P);
         }
     }
 
-    /// Tells the others, `far` being all ranks of other nodes: one that this rank has had nothing to do with may wait for it
+    /// Tells the others, `remote` being all ranks of other nodes: one that this rank has had nothing to do with may wait for it
     /// in a call of its own.
-    pub(crate) fn poison(&mut self, why: &str, far: &[usize]) {
-        if std::mem::replace(&mut self.poisoned, true) {
+    pub(crate) fn abort(&mut self, reason: &str, remote: &[usize]) {
+        if std::mem::replace(&mut self.aborted, true) {
             return;
         }
-        let words = &why.as_bytes()[..why.len().min(LONGEST_WHY)];
-        for rank in self.to_be_told(far) {
+        let words = &reason.as_bytes()[..reason.len().min(MAX_ABORT_REPORT)];
+        for rank in self.to_be_told(remote) {
             // On the messages' class in any case, as with a goodbye. If there is no connection of it yet, this process may have
             // ended before there is one: so where there is one of the other class as well, be it that nothing came over it yet.
             let classes = self.state.peers[rank].used | self.wire.linked(rank) | 1 << MESSAGES;
             for class in (0..CLASSES).filter(|class| classes >> class & 1 == 1) {
                 let (bytes, channel) = (words.len() as u64, class as u32);
-                let frame = Frame { bytes, channel, ..Frame::new(Kind::Poison, self.state.seq) };
+                let frame = Frame { bytes, channel, ..Frame::new(Kind::Abort, self.state.seq) };
                 self.frame(rank, &frame, words.as_ptr(), P2P);
             }
         }
@@ -552,13 +564,13 @@ impl Net {
 
     /// All that this rank has to do with, and all others of a group that is not large. Of a large one those that are one, two,
     /// four, ... ranks away: each tells it on, so everybody hears it.
-    fn to_be_told(&self, far: &[usize]) -> Vec<usize> {
+    fn to_be_told(&self, remote: &[usize]) -> Vec<usize> {
         let state = &self.state;
         let size = state.peers.len();
         let away = |rank: usize| rank.abs_diff(state.me).min(size - rank.abs_diff(state.me));
         let chosen =
             |rank: usize| state.peers[rank].met || size <= TOLD_BY_ONE || away(rank).is_power_of_two();
-        far.iter().copied().filter(|&rank| !state.peers[rank].left && chosen(rank)).collect()
+        remote.iter().copied().filter(|&rank| !state.peers[rank].left && chosen(rank)).collect()
     }
 
     fn acquaintances(&self) -> Vec<usize> {
@@ -580,14 +592,14 @@ impl Net {
                 let mut frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
                 let mut payload = std::ptr::null();
                 if let Some((ago, text)) = error.as_ref().filter(|_| class == MESSAGES) {
-                    (frame.bytes, frame.total, payload) = goodbye::words(*ago, text);
+                    (frame.bytes, frame.total, payload) = leave_notice::words(*ago, text);
                 }
                 self.frame(rank, &frame, payload, P2P);
             }
         }
         // A peer may never take the data of a dead group. Its listener accepts a connection at any time: the abort report that waits
         // for one is delivered, so the peer does not report a lost rank instead.
-        let dead = self.poisoned || self.state.peers.iter().any(|peer| peer.poison.is_some());
+        let dead = self.aborted || self.state.peers.iter().any(|peer| peer.abort.is_some());
         let mut now = Instant::now();
         let (soon, until) = (now + GOODBYE / 20, now + GOODBYE);
         let waits =
@@ -600,7 +612,7 @@ impl Net {
                 self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
-                self.state.owner.nap(&fds);
+                self.state.owner.max_sleep(&fds);
             }
             now = Instant::now();
         }
@@ -642,7 +654,7 @@ impl Net {
     }
 
     /// Messages with the ranks of other nodes, and what they have to send of it.
-    pub(crate) fn p2p<T>(&mut self, does: impl FnOnce(&mut dyn PointToPoint) -> T) -> T {
+    pub(crate) fn p2p<T>(&mut self, does: impl FnOnce(&mut dyn MessageTransport) -> T) -> T {
         let outcome = does(&mut self.state.messages);
         self.post();
         outcome
@@ -651,7 +663,7 @@ impl Net {
     /// Sends what messages have to; whether there was anything.
     fn post(&mut self) -> bool {
         let mut any = false;
-        while let Some(Due { to, frame, payload, ticket }) = self.state.messages.due() {
+        while let Some(QueuedMessage { to, frame, payload, ticket }) = self.state.messages.due() {
             match ticket {
                 Some(ticket) => self.frame(to, &frame, payload, P2P | ticket),
                 None => {
@@ -666,7 +678,7 @@ impl Net {
     }
 }
 
-impl Drop for Net {
+impl Drop for RemoteChannels {
     /// A device may still read from or write to the memory of a group that broke: it is not used again.
     fn drop(&mut self) {
         // And in a forked child all of it is the parent's.
@@ -679,16 +691,16 @@ impl Drop for Net {
 
 impl Inbound {
     fn awaits(&self, rank: usize, seq: u64) -> bool {
-        let silent = |(i, came): (&NetInlet, &InletProgress)| {
+        let silent = |(i, came): (&RemoteRecv, &RecvProgress)| {
             i.want.rank == rank && came.awaited(&i.want) && came.there <= came.taken
         };
-        self.open && self.seq == seq && self.peers[rank].begun <= seq && self.inlets().any(silent)
+        self.open && self.seq == seq && self.peers[rank].begun <= seq && self.recv_channels().any(silent)
     }
 
     /// Readers to whom something is on its way, or that keep a writer from going on.
     fn debtors(&self) -> impl Iterator<Item = usize> {
         let flow = &self.flow;
-        self.wiring.outs.iter().enumerate().flat_map(move |(out, o)| {
+        self.channel_layout.outs.iter().enumerate().flat_map(move |(out, o)| {
             let flies = flow.busy[o.first_cell..o.first_cell + o.cells as usize].iter().any(|&busy| busy > 0);
             let sent = flow.sent[out];
             let full = move |reader: usize| {
@@ -701,27 +713,28 @@ impl Inbound {
 
     /// Ranks of which something is to come, and those that have still to take something.
     fn lacking(&self) -> (Vec<usize>, Vec<usize>) {
-        let awaited = self.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank);
+        let awaited =
+            self.recv_channels().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank);
         (awaited.collect(), if self.open { self.debtors().collect() } else { Vec::new() })
     }
 
     /// Takes a frame for an error of its sender's.
-    fn refuse(&mut self, peer: usize, what: &'static str) -> Destination {
+    fn refuse(&mut self, peer: usize, what: &'static str) -> Target {
         self.peers[peer].wrong.get_or_insert(what);
-        Destination::Drop
+        Target::Drop
     }
 
     /// What this rank reads, and how far each has come.
-    fn inlets(&self) -> impl Iterator<Item = (&NetInlet, &InletProgress)> {
-        self.wiring.ins.iter().zip(&self.flow.came)
+    fn recv_channels(&self) -> impl Iterator<Item = (&RemoteRecv, &RecvProgress)> {
+        self.channel_layout.ins.iter().zip(&self.flow.came)
     }
 
     /// A frame of an operation that is over here, or of a channel that I do not read: then the calls differ.
     fn hold(&mut self, peer: usize, frame: &Frame) {
-        let theirs = Head { what: frame.what, count: frame.count };
+        let theirs = CallFingerprint { what: frame.what, count: frame.count };
         let mine = match self.past.iter().find(|(seq, _)| *seq == frame.seq) {
-            Some(&(_, head)) => head,
-            None if frame.seq == self.seq => self.head,
+            Some(&(_, fingerprint)) => fingerprint,
+            None if frame.seq == self.seq => self.fingerprint,
             None => return,
         };
         let found = Mismatch { rank: peer, theirs, bytes: None };
@@ -731,35 +744,36 @@ impl Inbound {
     /// A rank waits for this one in an operation that is not what it is here.
     fn hailed(&mut self, peer: usize, frame: &Frame) {
         let mine = if frame.seq == self.seq && self.open {
-            Some(self.head)
+            Some(self.fingerprint)
         } else {
-            self.past.iter().find(|(seq, _)| *seq == frame.seq).map(|&(_, head)| head)
+            self.past.iter().find(|(seq, _)| *seq == frame.seq).map(|&(_, fingerprint)| fingerprint)
         };
-        if mine.is_some_and(|mine| mine != Head { what: frame.what, count: frame.count }) {
+        if mine.is_some_and(|mine| mine != CallFingerprint { what: frame.what, count: frame.count }) {
             self.hold(peer, frame);
         }
     }
 
-    fn place_data(&mut self, peer: usize, frame: &Frame) -> Destination {
+    fn place_data(&mut self, peer: usize, frame: &Frame) -> Target {
         self.peers[peer].begun = self.peers[peer].begun.max(frame.seq.saturating_add(1));
-        self.peers[peer].newest = Head { what: frame.what, count: frame.count };
+        self.peers[peer].newest = CallFingerprint { what: frame.what, count: frame.count };
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
-            return Destination::Later;
+            return Target::Later;
         }
-        let inlet = self.wiring.places.get(&(peer, frame.channel)).filter(|_| frame.seq == self.seq).copied();
-        let Some(inlet) = inlet else {
+        let recv_channel =
+            self.channel_layout.places.get(&(peer, frame.channel)).filter(|_| frame.seq == self.seq).copied();
+        let Some(recv_channel) = recv_channel else {
             self.hold(peer, frame);
-            return Destination::Drop;
+            return Target::Drop;
         };
-        let (i, came) = (&self.wiring.ins[inlet], &mut self.flow.came[inlet]);
-        let theirs = Head { what: frame.what, count: frame.count };
-        if theirs != self.head {
+        let (i, came) = (&self.channel_layout.ins[recv_channel], &mut self.flow.came[recv_channel]);
+        let theirs = CallFingerprint { what: frame.what, count: frame.count };
+        if theirs != self.fingerprint {
             came.bad = Some(Mismatch { rank: peer, theirs, bytes: None });
         } else if frame.total != i.want.bytes || frame.bytes > i.want.cell as u64 {
             came.bad = Some(Mismatch { rank: peer, theirs, bytes: Some((i.want.bytes, frame.total)) });
         }
         if came.bad.is_some() {
-            return Destination::Drop;
+            return Target::Drop;
         }
         // Each message once, in order, and none besides.
         let known = if i.want.messages == 0 { frame.bytes == 0 } else { frame.index == came.placed };
@@ -767,21 +781,21 @@ impl Inbound {
             return self.refuse(peer, "a message out of order");
         }
         if frame.index >= came.taken + i.depth {
-            return Destination::Later;
+            return Target::Later;
         }
-        let Some(place) = self.lies(inlet, frame.index, frame.bytes) else {
+        let Some(place) = self.lies(recv_channel, frame.index, frame.bytes) else {
             return self.refuse(peer, "a message that is longer than what is left of its block");
         };
-        self.flow.came[inlet].placed += 1;
-        Destination::Here(place)
+        self.flow.came[recv_channel].placed += 1;
+        Target::Here(place)
     }
 
     /// Where message `index` of an inlet lies: in the call's own memory, if it is to and `bytes` fit there, or in a cell.
-    fn lies(&self, inlet: usize, index: u64, bytes: u64) -> Option<*mut u8> {
-        if let Some(landing) = self.landings.get(inlet).copied().flatten() {
-            return landing.place(index, bytes);
+    fn lies(&self, recv_channel: usize, index: u64, bytes: u64) -> Option<*mut u8> {
+        if let Some(recv_target) = self.recv_targets.get(recv_channel).copied().flatten() {
+            return recv_target.place(index, bytes);
         }
-        let i = &self.wiring.ins[inlet];
+        let i = &self.channel_layout.ins[recv_channel];
         let slot = (index % i.depth) as usize * i.want.cell.next_multiple_of(64);
         Some(self.base.wrapping_add(i.at + slot))
     }
@@ -790,8 +804,8 @@ impl Inbound {
         if frame.seq != self.seq || !self.open {
             return;
         }
-        if let Some(&inlet) = self.wiring.places.get(&(peer, frame.channel)) {
-            let (i, came) = (&self.wiring.ins[inlet], &mut self.flow.came[inlet]);
+        if let Some(&recv_channel) = self.channel_layout.places.get(&(peer, frame.channel)) {
+            let (i, came) = (&self.channel_layout.ins[recv_channel], &mut self.flow.came[recv_channel]);
             came.resolved = true;
             if came.bad.is_none() && i.want.messages > 0 && came.there < came.placed {
                 came.there += 1;
@@ -801,12 +815,12 @@ impl Inbound {
 }
 
 impl Sink for Inbound {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Destination {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Target {
         self.peers[peer].met = true;
         if self.peers[peer].wrong.is_some() {
-            return Destination::Drop;
+            return Target::Drop;
         }
-        if matches!(frame.kind, Kind::Data | Kind::Credit | Kind::Hail) {
+        if matches!(frame.kind, Kind::Data | Kind::Credit | Kind::WaitNotice) {
             self.peers[peer].used |= 1 << frame.class();
         }
         match frame.kind {
@@ -815,24 +829,24 @@ impl Sink for Inbound {
                 Some(place) => place,
                 None => self.refuse(peer, "a piece of a message that it did not announce so"),
             },
-            Kind::Poison if frame.bytes <= LONGEST_WHY as u64 && self.peers[peer].words.is_none() => {
+            Kind::Abort if frame.bytes <= MAX_ABORT_REPORT as u64 && self.peers[peer].words.is_none() => {
                 let words = vec![0; frame.bytes as usize].into();
-                Destination::Here(self.peers[peer].words.insert((frame.channel, words)).1.as_mut_ptr())
+                Target::Here(self.peers[peer].words.insert((frame.channel, words)).1.as_mut_ptr())
             }
             // It comes on each class that is used: the first to begin counts.
-            Kind::Poison if frame.bytes <= LONGEST_WHY as u64 => Destination::Drop,
-            Kind::Poison => self.refuse(peer, "a reason without an end why the group is dead"),
+            Kind::Abort if frame.bytes <= MAX_ABORT_REPORT as u64 => Target::Drop,
+            Kind::Abort => self.refuse(peer, "a reason without an end why the group is dead"),
             Kind::Leave if frame.bytes > LONGEST_ERROR as u64 => self.refuse(peer, "an error without an end"),
             // Once, and where it belongs.
             Kind::Leave if frame.bytes > 0 => {
                 let known = &mut self.peers[peer].last_error;
                 match frame.channel as usize == MESSAGES && known.is_none() {
-                    true => Destination::Here(known.insert(LastError::new(frame)).place()),
-                    false => Destination::Drop,
+                    true => Target::Here(known.insert(LastError::new(frame)).place()),
+                    false => Target::Drop,
                 }
             }
             _ if frame.bytes > 0 => self.refuse(peer, "bytes with a frame that has none"),
-            _ => Destination::Drop,
+            _ => Target::Drop,
         }
     }
 
@@ -843,7 +857,7 @@ impl Sink for Inbound {
         match frame.kind {
             Kind::Data => self.data_arrived(peer, frame),
             Kind::Credit => {
-                let mut outs = self.wiring.outs.iter().enumerate();
+                let mut outs = self.channel_layout.outs.iter().enumerate();
                 let out = outs.find(|(_, out)| out.channel as u32 == frame.channel);
                 if let Some((number, out)) = out.filter(|_| self.open && frame.seq == self.seq)
                     && let Some(reader) = out.readers.iter().position(|&rank| rank == peer)
@@ -854,13 +868,13 @@ impl Sink for Inbound {
                     *read = (*read).max(frame.index.min(sent));
                 }
             }
-            Kind::Poison => {
+            Kind::Abort => {
                 let Some((class, words)) = &self.peers[peer].words else { return };
                 if *class != frame.channel {
                     return;
                 }
-                let why = String::from_utf8_lossy(words).into_owned();
-                self.peers[peer].poison.get_or_insert((frame.seq, why));
+                let reason = String::from_utf8_lossy(words).into_owned();
+                self.peers[peer].abort.get_or_insert((frame.seq, reason));
                 self.dead_from = Some(self.dead_from.map_or(frame.seq, |from| from.min(frame.seq)));
             }
             Kind::Leave => {
@@ -871,7 +885,7 @@ impl Sink for Inbound {
                     self.peers[peer].last_error.iter_mut().for_each(LastError::came);
                 }
             }
-            Kind::Hail => self.hailed(peer, frame),
+            Kind::WaitNotice => self.hailed(peer, frame),
             // Between the ends of a wire.
             Kind::Move | Kind::Moved => {}
             Kind::Announce => {
@@ -895,7 +909,7 @@ impl Sink for Inbound {
         }
         let (out, cell) = ((ticket >> 32) as usize, (ticket & 0xffff_ffff) as usize);
         self.flying = self.flying.saturating_sub(1);
-        if let Some(o) = self.wiring.outs.get(out).filter(|o| (cell as u64) < o.cells) {
+        if let Some(o) = self.channel_layout.outs.get(out).filter(|o| (cell as u64) < o.cells) {
             let busy = &mut self.flow.busy[o.first_cell + cell];
             *busy = busy.saturating_sub(1);
         }
@@ -903,7 +917,7 @@ impl Sink for Inbound {
 }
 
 #[cfg(any(test, fuzzing))]
-impl Net {
+impl RemoteChannels {
     /// Whether these bytes lie in memory that this group has now.
     pub(crate) fn holds(&self, at: *const u8, bytes: usize) -> bool {
         let state = &self.state;

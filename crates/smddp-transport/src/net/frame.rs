@@ -20,12 +20,12 @@ pub(crate) enum Kind {
     /// Piece `index` of message `seq`.
     Piece = 5,
     /// The sender declares the group dead; the payload says why.
-    Poison = 6,
+    Abort = 6,
     /// The sender leaves in good order: its last frame on class `channel`, of the classes whose bits `index` has. On the
     /// messages' class the payload is its process's last error, `total` nanoseconds old, if it had one.
     Leave = 7,
     /// The sender waits for the receiver in operation `seq`, which is `what`.
-    Hail = 8,
+    WaitNotice = 8,
     /// The sender's last frame over this connection.
     Move = 9,
     /// The sender's first frame over this connection: `Move` is its last over another one.
@@ -41,9 +41,9 @@ impl Kind {
         Self::Announce,
         Self::Ready,
         Self::Piece,
-        Self::Poison,
+        Self::Abort,
         Self::Leave,
-        Self::Hail,
+        Self::WaitNotice,
         Self::Move,
         Self::Moved,
         Self::Last,
@@ -77,9 +77,9 @@ impl Frame {
     /// make that call, and messages between the two go on meanwhile.
     pub(crate) const fn class(&self) -> usize {
         match self.kind {
-            Kind::Data | Kind::Credit | Kind::Hail | Kind::Move | Kind::Moved => 0,
+            Kind::Data | Kind::Credit | Kind::WaitNotice | Kind::Move | Kind::Moved => 0,
             // The last frames of every class that was used.
-            Kind::Leave | Kind::Poison => self.channel as usize,
+            Kind::Leave | Kind::Abort => self.channel as usize,
             Kind::Announce | Kind::Ready | Kind::Piece | Kind::Last => MESSAGES,
         }
     }

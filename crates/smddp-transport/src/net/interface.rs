@@ -92,14 +92,14 @@ impl fmt::Display for Address {
 
 /// Which kind of address; `SMDDP_SOCKET_FAMILY`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Family {
+pub enum AddressFamily {
     #[default]
     Any,
     V4,
     V6,
 }
 
-impl Family {
+impl AddressFamily {
     /// `AF_INET` or `AF_INET6`, as NCCL spells them.
     pub fn from_setting(value: &str) -> Option<Self> {
         match value.trim().to_ascii_uppercase().as_str() {
@@ -118,7 +118,7 @@ impl Family {
     }
 }
 
-impl fmt::Display for Family {
+impl fmt::Display for AddressFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Any => "",
@@ -130,12 +130,12 @@ impl fmt::Display for Family {
 
 /// Which interfaces the user named, and by which setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct InterfaceFilter {
     pub value: Option<String>,
     pub from: &'static str,
 }
 
-impl Wanted {
+impl InterfaceFilter {
     /// The first of [`NAMES`] that `lookup` has a value for; an empty value counts as none.
     pub fn first(lookup: impl Fn(&str) -> Option<String>) -> Self {
         NAMES
@@ -150,7 +150,7 @@ impl Wanted {
 
 /// The interface that is used, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChosenInterface {
+pub struct SelectedInterface {
     pub name: String,
     pub address: Address,
     /// Of the link, in Mbit/s, where the driver tells it.
@@ -158,17 +158,17 @@ pub struct ChosenInterface {
     /// Nobody else reaches this address: of no use to a job that spans hosts.
     pub loopback: bool,
     /// "NCCL_SOCKET_IFNAME=eth", "the fastest of eth0, eth1": for logs and errors.
-    pub why: String,
+    pub reason: String,
 }
 
-impl fmt::Display for ChosenInterface {
+impl fmt::Display for SelectedInterface {
     /// "eth0 10.77.0.1, 10000 Mbit/s (the only one)".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.name, self.address)?;
         if let Some(speed) = self.speed_mbit {
             write!(f, ", {speed} Mbit/s")?;
         }
-        write!(f, " ({})", self.why)
+        write!(f, " ({})", self.reason)
     }
 }
 
@@ -180,17 +180,17 @@ pub enum Error {
     #[error(
         "{from}={value:?} leaves no network interface that is up and has an {family}address; this host has {there}"
     )]
-    Unusable { from: &'static str, value: String, family: Family, there: String },
+    ProviderError { from: &'static str, value: String, family: AddressFamily, there: String },
     #[error("no network interface of this host is up and has an {family}address; it has {there}")]
-    Nothing { family: Family, there: String },
-    #[error("{from}={value:?} is not a list of interfaces: {why}")]
-    Syntax { from: &'static str, value: String, why: &'static str },
+    Nothing { family: AddressFamily, there: String },
+    #[error("{from}={value:?} is not a list of interfaces: {reason}")]
+    Syntax { from: &'static str, value: String, reason: &'static str },
     #[error("cannot read this host's network interfaces: {0}")]
     Machine(String),
 }
 
 /// The interface and address to use on this machine.
-pub fn choose(wanted: &Wanted, family: Family) -> Result<ChosenInterface, Error> {
+pub fn choose(wanted: &InterfaceFilter, family: AddressFamily) -> Result<SelectedInterface, Error> {
     let interfaces = machine::interfaces().map_err(|e| Error::Machine(e.to_string()))?;
     choose_from(&interfaces, wanted, family)
 }
@@ -198,19 +198,17 @@ pub fn choose(wanted: &Wanted, family: Family) -> Result<ChosenInterface, Error>
 /// The interface and address to use, of `interfaces`.
 pub fn choose_from(
     interfaces: &[Interface],
-    wanted: &Wanted,
-    family: Family,
-) -> Result<ChosenInterface, Error> {
-    let pattern = match &wanted.value {
-        Some(value) => {
-            Some(Pattern::parse(value, wanted.from == "GLOO_SOCKET_IFNAME").map_err(|why| Error::Syntax {
-                from: wanted.from,
-                value: value.clone(),
-                why,
-            })?)
-        }
-        None => None,
-    };
+    wanted: &InterfaceFilter,
+    family: AddressFamily,
+) -> Result<SelectedInterface, Error> {
+    let pattern =
+        match &wanted.value {
+            Some(value) => Some(
+                Pattern::parse(value, wanted.from == "GLOO_SOCKET_IFNAME")
+                    .map_err(|reason| Error::Syntax { from: wanted.from, value: value.clone(), reason })?,
+            ),
+            None => None,
+        };
     let named: Vec<&Interface> =
         interfaces.iter().filter(|i| pattern.as_ref().is_none_or(|p| p.takes(&i.name))).collect();
     let mut usable: Vec<Candidate<'_>> =
@@ -224,17 +222,17 @@ pub fn choose_from(
         return Err(match (&wanted.value, named.is_empty()) {
             (Some(value), true) => Error::NoMatch { from: wanted.from, value: value.clone(), there },
             (Some(value), false) => {
-                Error::Unusable { from: wanted.from, value: value.clone(), family, there }
+                Error::ProviderError { from: wanted.from, value: value.clone(), family, there }
             }
             (None, _) => Error::Nothing { family, there },
         });
     };
-    Ok(ChosenInterface {
+    Ok(SelectedInterface {
         name: best.interface.name.clone(),
         address: best.address,
         speed_mbit: best.interface.speed_mbit,
         loopback: best.interface.loopback,
-        why: why(&usable, wanted, chosen_by_name),
+        reason: reason(&usable, wanted, chosen_by_name),
     })
 }
 
@@ -245,7 +243,7 @@ struct Candidate<'a> {
 }
 
 impl<'a> Candidate<'a> {
-    fn new(interface: &'a Interface, family: Family) -> Option<Self> {
+    fn new(interface: &'a Interface, family: AddressFamily) -> Option<Self> {
         let addresses = interface.addresses.iter().copied().filter(|a| family.takes(a.ip));
         let address = addresses.min_by_key(|a| a.rank())?;
         interface.up.then_some(Self { interface, address })
@@ -264,7 +262,7 @@ impl<'a> Candidate<'a> {
 }
 
 /// In words why the first of `usable`, which is sorted, was taken.
-fn why(usable: &[Candidate<'_>], wanted: &Wanted, chosen_by_name: bool) -> String {
+fn reason(usable: &[Candidate<'_>], wanted: &InterfaceFilter, chosen_by_name: bool) -> String {
     let asked = wanted.value.as_ref().map(|value| format!("{}={value}", wanted.from));
     let first = usable[0].order(chosen_by_name);
     let equals: Vec<&Candidate<'_>> = usable

@@ -8,9 +8,9 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::frame::{Frame, Kind};
-use super::wire::{Destination, EAGER, Ticket};
-use crate::process::{Owner, Region};
-use crate::{Envelope, MessageId, PointToPoint};
+use super::wire::{INLINE_PAYLOAD, Target, Ticket};
+use crate::process::{Region, StagingMemory};
+use crate::{Envelope, MessageId, MessageTransport};
 
 const PIECE: usize = 128 << 10;
 /// Messages up to this many bytes follow their announcement at once.
@@ -41,7 +41,7 @@ struct Outgoing {
 }
 
 /// Where a message lies that needs no cells.
-enum Landing {
+enum RecvTarget {
     At(*mut u8),
     /// It was let go: what still comes is dropped.
     Over,
@@ -51,7 +51,7 @@ struct Incoming {
     bytes: usize,
     follows: bool,
     region: Option<Region>,
-    landing: Option<Landing>,
+    recv_target: Option<RecvTarget>,
     /// It was put off for a look, in which whoever waits for it may say where it belongs.
     deferred: bool,
     /// Pieces that were given room, that are here, and that are read: none is read that is not here, so the region is not
@@ -72,8 +72,8 @@ impl Incoming {
     }
 }
 
-pub(super) struct FarMessages {
-    owner: Owner,
+pub(super) struct RemoteMessages {
+    owner: StagingMemory,
     /// The wire takes messages from any memory and brings them to any.
     direct: bool,
     next: MessageId,
@@ -81,18 +81,18 @@ pub(super) struct FarMessages {
     /// Short messages' bytes that each rank keeps for this one.
     kept: Vec<u64>,
     /// Bytes of short messages that were taken and that their sender has not been told of.
-    untold: Vec<u64>,
+    unannounced: Vec<u64>,
     announced: Vec<VecDeque<(Envelope, MessageId)>>,
     incoming: BTreeMap<(usize, MessageId), Incoming>,
     /// Ranks whose announcements were looked for in vain.
     wanted: Vec<bool>,
     /// The last look for announcements was in vain.
     seeks: bool,
-    due: VecDeque<Due>,
+    due: VecDeque<QueuedMessage>,
 }
 
 /// A frame that has to be sent to a rank.
-pub(super) struct Due {
+pub(super) struct QueuedMessage {
     pub(super) to: usize,
     pub(super) frame: Frame,
     pub(super) payload: *const u8,
@@ -101,12 +101,12 @@ pub(super) struct Due {
 }
 
 /// One without a payload.
-fn tell(due: &mut VecDeque<Due>, to: usize, frame: Frame) {
-    due.push_back(Due { to, frame, payload: std::ptr::null(), ticket: Some(0) });
+fn tell(due: &mut VecDeque<QueuedMessage>, to: usize, frame: Frame) {
+    due.push_back(QueuedMessage { to, frame, payload: std::ptr::null(), ticket: Some(0) });
 }
 
-impl FarMessages {
-    pub(super) fn new(size: usize, owner: Owner, direct: bool) -> Self {
+impl RemoteMessages {
+    pub(super) fn new(size: usize, owner: StagingMemory, direct: bool) -> Self {
         Self {
             owner,
             direct,
@@ -114,7 +114,7 @@ impl FarMessages {
             next: 1,
             outgoing: BTreeMap::new(),
             kept: vec![0; size],
-            untold: vec![0; size],
+            unannounced: vec![0; size],
             announced: vec![VecDeque::new(); size],
             incoming: BTreeMap::new(),
             wanted: vec![false; size],
@@ -124,7 +124,7 @@ impl FarMessages {
     }
 
     /// The next frame that has to be told a rank.
-    pub(super) fn due(&mut self) -> Option<Due> {
+    pub(super) fn due(&mut self) -> Option<QueuedMessage> {
         self.due.pop_front()
     }
 
@@ -140,9 +140,9 @@ impl FarMessages {
 
     /// A short message of `from` was taken.
     fn took(&mut self, from: usize, bytes: u64) {
-        self.untold[from] += bytes;
-        if self.untold[from] >= WORD {
-            let total = std::mem::take(&mut self.untold[from]);
+        self.unannounced[from] += bytes;
+        if self.unannounced[from] >= WORD {
+            let total = std::mem::take(&mut self.unannounced[from]);
             tell(&mut self.due, from, Frame { channel: TAKEN, total, ..Frame::new(Kind::Ready, 0) });
         }
     }
@@ -150,7 +150,7 @@ impl FarMessages {
     /// Ranks from which something should come.
     pub(super) fn awaited(&self) -> Vec<usize> {
         let mut ranks: Vec<usize> = self.outgoing.values().map(|out| out.to).collect();
-        let asked = |incoming: &Incoming| incoming.region.is_some() || incoming.landing.is_some();
+        let asked = |incoming: &Incoming| incoming.region.is_some() || incoming.recv_target.is_some();
         ranks.extend(self.incoming.iter().filter(|(_, i)| asked(i)).map(|((from, _), _)| *from));
         ranks.extend(self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted).map(|(rank, _)| rank));
         ranks
@@ -200,7 +200,7 @@ impl FarMessages {
                 bytes: envelope.bytes as usize,
                 follows,
                 region: None,
-                landing: None,
+                recv_target: None,
                 deferred: false,
                 placed: 0,
                 there: 0,
@@ -212,32 +212,32 @@ impl FarMessages {
     }
 
     /// `None`: no such piece is awaited.
-    pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Option<Destination> {
+    pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Option<Target> {
         let incoming = self.incoming.get_mut(&(peer, frame.seq))?;
-        let whole = incoming.follows || incoming.landing.is_some();
+        let whole = incoming.follows || incoming.recv_target.is_some();
         let room = if whole { incoming.pieces() } else { incoming.taken + DEPTH };
         let next = frame.index == incoming.placed && incoming.placed < incoming.pieces().min(room);
         if !next || frame.bytes != incoming.next() as u64 {
             return None;
         }
-        match incoming.landing {
-            Some(Landing::At(at)) => {
+        match incoming.recv_target {
+            Some(RecvTarget::At(at)) => {
                 incoming.placed += 1;
-                return Some(Destination::Here(at.wrapping_add(frame.index as usize * PIECE)));
+                return Some(Target::Here(at.wrapping_add(frame.index as usize * PIECE)));
             }
-            Some(Landing::Over) => {
+            Some(RecvTarget::Over) => {
                 incoming.placed += 1;
-                return Some(Destination::Drop);
+                return Some(Target::Drop);
             }
             // A few bytes are copied sooner than looked for again.
             None if self.direct
                 && incoming.follows
-                && incoming.bytes > EAGER
+                && incoming.bytes > INLINE_PAYLOAD
                 && self.wanted[peer]
                 && !incoming.deferred =>
             {
                 incoming.deferred = true;
-                return Some(Destination::Later);
+                return Some(Target::Later);
             }
             None => {}
         }
@@ -245,14 +245,14 @@ impl FarMessages {
             incoming.region = self.owner.take(incoming.bytes);
             // Memory comes back when some other message is taken.
             if incoming.region.is_none() {
-                return Some(Destination::Later);
+                return Some(Target::Later);
             }
         }
         // Nobody asked for it before it has a region.
         let base = self.owner.address(incoming.region?);
         let slot = if incoming.follows { 0 } else { (frame.index % DEPTH) as usize * PIECE };
         incoming.placed += 1;
-        Some(Destination::Here(base.wrapping_add(slot)))
+        Some(Target::Here(base.wrapping_add(slot)))
     }
 
     pub(super) fn arrived(&mut self, peer: usize, frame: &Frame) {
@@ -264,7 +264,7 @@ impl FarMessages {
     }
 }
 
-impl PointToPoint for FarMessages {
+impl MessageTransport for RemoteMessages {
     fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
         let stream = self.next;
         self.next += 1;
@@ -321,7 +321,12 @@ impl PointToPoint for FarMessages {
             let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Piece, stream) };
             out.sent += 1;
             out.busy[slot as usize] += 1;
-            self.due.push_back(Due { to: out.to, frame, payload, ticket: Some(stream << 8 | slot) });
+            self.due.push_back(QueuedMessage {
+                to: out.to,
+                frame,
+                payload,
+                ticket: Some(stream << 8 | slot),
+            });
         }
     }
 
@@ -333,7 +338,7 @@ impl PointToPoint for FarMessages {
             // Its sender goes on at once, whether the reader has room for it or not.
             out.sent = 1;
             let frame = Frame { bytes: out.bytes as u64, ..Frame::new(Kind::Piece, stream) };
-            self.due.push_back(Due { to: out.to, frame, payload: at, ticket: None });
+            self.due.push_back(QueuedMessage { to: out.to, frame, payload: at, ticket: None });
         } else {
             out.lent = Some(at);
         }
@@ -350,7 +355,12 @@ impl PointToPoint for FarMessages {
             let frame = Frame { index: out.sent, bytes, ..Frame::new(Kind::Piece, stream) };
             (out.sent, out.busy[slot as usize]) = (out.sent + 1, 1);
             let payload = at.wrapping_add(from);
-            self.due.push_back(Due { to: out.to, frame, payload, ticket: Some(stream << 8 | slot) });
+            self.due.push_back(QueuedMessage {
+                to: out.to,
+                frame,
+                payload,
+                ticket: Some(stream << 8 | slot),
+            });
         }
         out.sent == pieces && out.busy.iter().all(|&busy| busy == 0)
     }
@@ -374,7 +384,7 @@ impl PointToPoint for FarMessages {
         if !self.direct || incoming.region.is_some() {
             return false;
         }
-        incoming.landing = Some(Landing::At(at));
+        incoming.recv_target = Some(RecvTarget::At(at));
         if !incoming.follows {
             let granted = Frame { index: incoming.pieces(), ..Frame::new(Kind::Ready, stream) };
             tell(&mut self.due, from, granted);
@@ -430,13 +440,13 @@ impl PointToPoint for FarMessages {
     }
 }
 
-impl FarMessages {
+impl RemoteMessages {
     /// Memory of senders and receivers is theirs again: no more is sent of it, and what still comes for it is dropped.
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn release_user_buffers(&mut self) {
         self.due.retain(|due| due.frame.kind != Kind::Piece);
         self.outgoing.values_mut().for_each(|out| out.lent = None);
-        for landing in self.incoming.values_mut().filter_map(|incoming| incoming.landing.as_mut()) {
-            *landing = Landing::Over;
+        for recv_target in self.incoming.values_mut().filter_map(|incoming| incoming.recv_target.as_mut()) {
+            *recv_target = RecvTarget::Over;
         }
     }
 
@@ -447,7 +457,7 @@ impl FarMessages {
     }
 }
 
-impl Drop for FarMessages {
+impl Drop for RemoteMessages {
     fn drop(&mut self) {
         let sent = std::mem::take(&mut self.outgoing).into_values().filter_map(|out| out.region);
         let came = std::mem::take(&mut self.incoming).into_values().filter_map(|incoming| incoming.region);
@@ -456,13 +466,13 @@ impl Drop for FarMessages {
 }
 
 #[cfg(any(test, fuzzing))]
-impl FarMessages {
+impl RemoteMessages {
     /// Whether these bytes lie in memory of a message.
     pub(super) fn holds(&self, at: *const u8, bytes: usize) -> bool {
         let regions = self.outgoing.values().filter_map(|out| out.region);
         let mut regions = regions.chain(self.incoming.values().filter_map(|incoming| incoming.region));
-        let lands = self.incoming.values().filter_map(|incoming| match incoming.landing {
-            Some(Landing::At(base)) => Some((base.cast_const(), incoming.bytes)),
+        let lands = self.incoming.values().filter_map(|incoming| match incoming.recv_target {
+            Some(RecvTarget::At(base)) => Some((base.cast_const(), incoming.bytes)),
             _ => None,
         });
         let mut own = lands.chain(self.outgoing.values().filter_map(|out| Some((out.lent?, out.bytes))));

@@ -9,17 +9,17 @@ use super::frame::Frame;
 pub(crate) type Ticket = u64;
 
 /// What a process said before its end may still be under way over a wire when that end is seen.
-pub(crate) const GRACE: Duration = Duration::from_millis(250);
+pub(crate) const DRAIN_GRACE: Duration = Duration::from_millis(250);
 
 /// Payloads up to this many bytes may lie anywhere and are copied (or gone) when `send` returns; larger ones stay unchanged
-/// until their ticket comes back, or [`Wire::let_go`]. They lie in the process's staging memory, or anywhere if the wire
+/// until their ticket comes back, or [`Wire::release_user_buffers`]. They lie in the process's staging memory, or anywhere if the wire
 /// [`Wire::copies`].
-pub(crate) const EAGER: usize = 8 << 10;
+pub(crate) const INLINE_PAYLOAD: usize = 8 << 10;
 
 /// Where an arriving payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Destination {
-    /// To this address, which has room for all of it. Over [`EAGER`] bytes it lies in the staging memory, or anywhere if the
+pub(crate) enum Target {
+    /// To this address, which has room for all of it. Over [`INLINE_PAYLOAD`] bytes it lies in the staging memory, or anywhere if the
     /// wire [`Wire::copies`].
     Here(*mut u8),
     /// Nowhere yet: ask again at a later poll. Nothing behind it on that class of the pair is delivered meanwhile.
@@ -30,7 +30,7 @@ pub(crate) enum Destination {
 
 /// Whoever owns a wire's ends: takes what arrives.
 pub(crate) trait Sink {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Destination;
+    fn place(&mut self, peer: usize, frame: &Frame) -> Target;
     /// The frame is here, its payload where `place` said. Called once for each frame, in the order of its class.
     fn arrived(&mut self, peer: usize, frame: &Frame);
     /// The payload's memory is free again.
@@ -45,7 +45,7 @@ pub(crate) trait Sink {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
     pub(crate) peer: usize,
-    pub(crate) why: String,
+    pub(crate) reason: String,
 }
 
 /// One rank's end of one communicator's frames. Between an ordered pair of ranks the frames of a class ([`Frame::class`])
@@ -58,7 +58,7 @@ pub(crate) trait Wire: Send {
     /// first needed. `ticket` comes back through `Sink::sent`, at the earliest in the next `poll`.
     ///
     /// # Safety
-    /// `payload` points at `frame.bytes` readable bytes, which keep to the rule of [`EAGER`].
+    /// `payload` points at `frame.bytes` readable bytes, which keep to the rule of [`INLINE_PAYLOAD`].
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket);
     /// Sends a frame whose payload may lie anywhere, whatever its size, and is copied or gone when this returns. For wires that
     /// [`Wire::copies`].
@@ -99,7 +99,7 @@ pub(crate) trait Wire: Send {
     }
     /// Memory outside the staging memory is its owner's again: what is still to be sent from there is copied, and what
     /// still comes for it is dropped.
-    fn let_go(&mut self) {}
+    fn release_user_buffers(&mut self) {}
     /// Memory outside the staging memory has moved: what is still to be sent from there is copied, and what still comes for a
     /// collective arrives at the new address.
     fn relocate(&mut self, _moved: &dyn Fn(*mut u8) -> *mut u8) {}

@@ -8,41 +8,41 @@ use std::sync::{Arc, Mutex, Weak};
 
 use rustix::process::{PidfdFlags, pidfd_open};
 
-use super::bell::Bell;
-use super::control::Control;
+use super::control_blocks::ControlBlocks;
 use super::credentials::pid_namespace;
-use super::deaths::Deaths;
-use super::handshake::{self, Answer, Host, Id, UnixAddress};
+use super::death_watch::DeathWatch;
+use super::doorbell::Doorbell;
+use super::exports::{Exports, MemoryExport};
+use super::handshake::{self, Answer, Host, Id, ProcessAddress};
 use super::layout::{OWN_ADDRESS, RESERVE_BYTES, STAGING};
-use super::lending::{Lending, Lent};
 use super::memory::Memory;
 use super::peer::PeerProcess;
 use super::pool::Pool;
-use super::questions;
 use super::room::{Limits, Room};
 use super::service::Service;
+use super::status;
 use super::symmetric::Symmetric;
-use super::trusted::Trusted;
+use super::token_registry::TokenRegistry;
+use crate::close_on_fork::CloseOnFork;
 use crate::fork::PerProcess;
 use crate::lock;
-use crate::own::Uninherited;
-use crate::send::send_all;
+use crate::socket_io::send_all;
 use crate::token::Token;
-use crate::warn::{note, warn};
+use crate::warning::{note, warn};
 
 pub struct Endpoint {
-    pub(crate) address: UnixAddress,
+    pub(crate) address: ProcessAddress,
     pub(crate) memory: Arc<Memory>,
-    bell: Bell,
-    pub(crate) control: Control,
+    doorbell: Doorbell,
+    pub(crate) control: ControlBlocks,
     pub(crate) pool: Pool,
     pub(crate) symmetric: Symmetric,
     pub(crate) single_copies: AtomicU64,
     pub(crate) service: Service,
-    pub(crate) deaths: Deaths,
+    pub(crate) deaths: DeathWatch,
     /// What other processes of this node may ask for.
-    pub(crate) lending: Arc<Lending>,
-    pub(crate) trusted: Arc<Trusted>,
+    pub(crate) lending: Arc<Exports>,
+    pub(crate) trusted: Arc<TokenRegistry>,
     peers: Mutex<HashMap<Id, Weak<PeerProcess>>>,
     /// Other processes can map `memory`.
     shared: bool,
@@ -61,11 +61,11 @@ fn allocate(cap: usize, ranks: usize) -> io::Result<(Memory, Option<OwnedFd>, Ro
         let (memory, fd) = Memory::create(room.bytes(fixed))?;
         Ok((memory, Some(fd), room))
     });
-    shared.or_else(|why| {
+    shared.or_else(|reason| {
         let room = Room::private(fixed, limits);
         let memory = Memory::private(room.bytes(fixed))?;
         warn(&format!(
-            "this process shares no memory with the other ranks of its host and reaches them over the network, which is slower: {why}"
+            "this process shares no memory with the other ranks of its host and reaches them over the network, which is slower: {reason}"
         ));
         Ok((memory, None, room))
     })
@@ -116,31 +116,31 @@ impl Endpoint {
         let digits: String = id[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let socket = format!("smddp-{}-{}-{digits}", std::process::id(), pid_namespace()).into_bytes();
         let listener = handshake::listen(&socket)?;
-        let bell = Bell::new(memory.clone())?;
-        let (lending, trusted) = (Arc::<Lending>::default(), Arc::<Trusted>::default());
-        let service = Service::start(bell.clone())?;
-        let deaths = Deaths::start(memory.clone(), bell.clone());
-        let address = UnixAddress { id, socket, memory: bytes as u64 };
+        let doorbell = Doorbell::new(memory.clone())?;
+        let (lending, trusted) = (Arc::<Exports>::default(), Arc::<TokenRegistry>::default());
+        let service = Service::start(doorbell.clone())?;
+        let deaths = DeathWatch::start(memory.clone(), doorbell.clone());
+        let address = ProcessAddress { id, socket, memory: bytes as u64 };
         if let Some(fd) = fd {
             service.answer(
-                Uninherited::new(listener.into()),
+                CloseOnFork::new(listener.into()),
                 Host {
                     me: id,
                     memory: fd,
-                    bell: bell.clone(),
+                    doorbell: doorbell.clone(),
                     lending: lending.clone(),
                     trusted: trusted.clone(),
                 },
             );
         }
-        if let Some((listener, host)) = questions::open(&address) {
+        if let Some((listener, host)) = status::open(&address) {
             service.answer(listener, host);
         }
         Ok(Self {
             address,
             memory,
-            bell,
-            control: Control::default(),
+            doorbell,
+            control: ControlBlocks::default(),
             pool: Pool::new(cap, room.reserve),
             symmetric,
             single_copies: AtomicU64::new(0),
@@ -155,7 +155,11 @@ impl Endpoint {
 
     /// The process at an address, its memory mapped; known ones are found again, whichever token they were reached under. Its
     /// death is known early from the next look of `deaths` on.
-    pub(crate) fn reach(&self, address: &UnixAddress, token: &Arc<Token>) -> io::Result<Arc<PeerProcess>> {
+    pub(crate) fn routes(
+        &self,
+        address: &ProcessAddress,
+        token: &Arc<Token>,
+    ) -> io::Result<Arc<PeerProcess>> {
         if let Some(peer) = lock(&self.peers).get(&address.id).and_then(Weak::upgrade) {
             return Ok(peer);
         }
@@ -193,7 +197,12 @@ impl Endpoint {
     }
 
     /// What the process at an address lends under that number.
-    pub(crate) fn borrow(&self, address: &UnixAddress, token: &Arc<Token>, number: u64) -> io::Result<Lent> {
+    pub(crate) fn borrow(
+        &self,
+        address: &ProcessAddress,
+        token: &Arc<Token>,
+        number: u64,
+    ) -> io::Result<MemoryExport> {
         handshake::borrow(address, &self.address.id, token, number)
     }
 
@@ -212,7 +221,7 @@ impl Endpoint {
         self.single_copies.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn bell(&self) -> Bell {
-        self.bell.clone()
+    pub(crate) fn doorbell(&self) -> Doorbell {
+        self.doorbell.clone()
     }
 }

@@ -53,7 +53,7 @@ pub fn whereabouts() -> String {
     }
     let text = match source.read() {
         Ok(text) => told(&text, &source.inner),
-        Err(why) => format!("an unknown line ({why})"),
+        Err(reason) => format!("an unknown line ({reason})"),
     };
     source.known = Some((Instant::now(), text.clone()));
     text

@@ -10,14 +10,14 @@ use std::time::Instant;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::callers::Callers;
+use super::exports::{Exports, MemoryExport};
 use super::handshake::{self, Host};
-use super::lending::{Lending, Lent};
-use super::trusted::Trusted;
+use super::incoming::IncomingConnections;
+use super::token_registry::TokenRegistry;
+use crate::close_on_fork::CloseOnFork;
 use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
-use crate::own::Uninherited;
-use crate::send::send;
+use crate::socket_io::send;
 use crate::token::{Claim, REPLY};
 
 const ME: [u8; 16] = [7; 16];
@@ -30,22 +30,22 @@ fn nothing() -> OwnedFd {
 
 /// This process as its callers find it, with something to lend under number 1 and something too long under 2.
 fn host() -> Host {
-    static LENDING: OnceLock<Arc<Lending>> = OnceLock::new();
+    static LENDING: OnceLock<Arc<Exports>> = OnceLock::new();
     let lending = LENDING.get_or_init(|| {
-        let lending = Arc::<Lending>::default();
-        for bytes in [100, Lent::MOST_BYTES + 1] {
-            lending.lend(Box::new(move || Ok(Lent { bytes: vec![1; bytes], fds: vec![nothing()] })));
+        let lending = Arc::<Exports>::default();
+        for bytes in [100, MemoryExport::MOST_BYTES + 1] {
+            lending.lend(Box::new(move || Ok(MemoryExport { bytes: vec![1; bytes], fds: vec![nothing()] })));
         }
         lending
     });
-    let trusted = Arc::<Trusted>::default();
+    let trusted = Arc::<TokenRegistry>::default();
     trusted.add(&known_token());
-    Host { me: ME, memory: nothing(), bell: endpoint().bell(), lending: lending.clone(), trusted }
+    Host { me: ME, memory: nothing(), doorbell: endpoint().doorbell(), lending: lending.clone(), trusted }
 }
 
 /// Several at once, each with any words, in any pieces; those that have the token are heard further.
 pub(crate) fn callers(script: &mut Script<'_>) {
-    let mut callers = Callers::new(Uninherited::new(nothing()), host());
+    let mut callers = IncomingConnections::new(CloseOnFork::new(nothing()), host());
     let mut streams: Vec<UnixStream> = Vec::new();
     let mut claims: Vec<Option<Claim>> = Vec::new();
     while let Some(what) = script.step() {

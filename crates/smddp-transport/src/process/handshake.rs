@@ -19,13 +19,13 @@ use rustix::net::{
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
-use super::bell::Bell;
-use super::callers::{self, Stage};
 use super::credentials::{PeerCredentials, check_user};
-use super::lending::{Lending, Lent};
-use super::trusted::Trusted;
-use crate::own::Uninherited;
-use crate::send::send_all;
+use super::doorbell::Doorbell;
+use super::exports::{Exports, MemoryExport};
+use super::incoming::{self, Stage};
+use super::token_registry::TokenRegistry;
+use crate::close_on_fork::CloseOnFork;
+use crate::socket_io::send_all;
 use crate::token::{Challenge, Claim, PROTOCOL, REPLY, SALT, Token};
 
 /// A process's number among all.
@@ -33,7 +33,7 @@ pub(crate) type Id = [u8; 16];
 
 /// How the processes of its host reach a process, and the bytes of its memory.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct UnixAddress {
+pub(crate) struct ProcessAddress {
     pub(crate) id: Id,
     pub(super) socket: Vec<u8>,
     pub(super) memory: u64,
@@ -86,12 +86,12 @@ pub(crate) fn listen(name: &[u8]) -> io::Result<UnixListener> {
 pub(crate) struct Host {
     pub(crate) me: Id,
     pub(crate) memory: OwnedFd,
-    pub(crate) bell: Bell,
-    pub(crate) lending: Arc<Lending>,
-    pub(crate) trusted: Arc<Trusted>,
+    pub(crate) doorbell: Doorbell,
+    pub(crate) lending: Arc<Exports>,
+    pub(crate) trusted: Arc<TokenRegistry>,
 }
 
-impl callers::Host for Host {
+impl incoming::Host for Host {
     fn words(&self) -> usize {
         WORDS + SALT
     }
@@ -117,17 +117,17 @@ impl callers::Host for Host {
 
     fn answer(
         &self,
-        caller: Uninherited<OwnedFd>,
+        caller: CloseOnFork<OwnedFd>,
         words: &[u8],
         _: Option<&Challenge>,
-    ) -> Option<(Uninherited<OwnedFd>, Stage)> {
+    ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
         let (from, _) = parse(words.first_chunk()?).ok()?;
         let wanted = u64::from_le_bytes(*words.get(HELLO..)?.first_chunk()?);
         let reply = hello(&self.me, &from);
         let stage = if wanted == MEMORY {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = SendAncillaryBuffer::new(&mut space);
-            let fds = [self.memory.as_fd(), self.bell.event()];
+            let fds = [self.memory.as_fd(), self.doorbell.event()];
             control.push(SendAncillaryMessage::ScmRights(&fds));
             let words = [io::IoSlice::new(&reply)];
             rustix::net::sendmsg(&*caller, &words, &mut control, SendFlags::NOSIGNAL).ok()?;
@@ -158,7 +158,7 @@ pub(crate) struct Answer {
 
 /// Hands over what is lent, or says why not: the reply, a byte (1: it is handed over), the length of what follows. What
 /// the socket has no room for comes back.
-fn lend(stream: BorrowedFd<'_>, reply: &[u8; HELLO], lent: io::Result<Lent>) -> io::Result<Vec<u8>> {
+fn lend(stream: BorrowedFd<'_>, reply: &[u8; HELLO], lent: io::Result<MemoryExport>) -> io::Result<Vec<u8>> {
     let (given, text, fds) = match lent {
         Ok(lent) => (1, lent.bytes, lent.fds),
         Err(error) => (0, error.to_string().into_bytes(), Vec::new()),
@@ -167,7 +167,7 @@ fn lend(stream: BorrowedFd<'_>, reply: &[u8; HELLO], lent: io::Result<Lent>) -> 
     words.push(given);
     words.extend((text.len() as u32).to_le_bytes());
     words.extend(text);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Lent::MOST_FDS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MemoryExport::MOST_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     if !borrowed.is_empty() {
@@ -180,18 +180,23 @@ fn lend(stream: BorrowedFd<'_>, reply: &[u8; HELLO], lent: io::Result<Lent>) -> 
 }
 
 /// Asks for what another process lends under that number.
-pub(crate) fn borrow(address: &UnixAddress, me: &Id, token: &Arc<Token>, number: u64) -> io::Result<Lent> {
-    let (stream, _) = reach(address, me, token, number)?;
+pub(crate) fn borrow(
+    address: &ProcessAddress,
+    me: &Id,
+    token: &Arc<Token>,
+    number: u64,
+) -> io::Result<MemoryExport> {
+    let (stream, _) = routes(address, me, token, number)?;
     lent(&stream, &address.id)
 }
 
 /// What comes of such a question.
-pub(crate) fn lent(stream: &UnixStream, them: &Id) -> io::Result<Lent> {
+pub(crate) fn lent(stream: &UnixStream, them: &Id) -> io::Result<MemoryExport> {
     let mut fds = Vec::new();
     let mut words = Vec::new();
     let mut part = vec![0; 4096];
     while words.len() < HELLO + 5 || words.len() < HELLO + 5 + length(&words) {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Lent::MOST_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MemoryExport::MOST_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let into = &mut [IoSliceMut::new(&mut part)];
         // A signal to this thread is no reason to give up.
@@ -207,7 +212,7 @@ pub(crate) fn lent(stream: &UnixStream, them: &Id) -> io::Result<Lent> {
             return Err(io::Error::other("the other end hung up"));
         }
         words.extend(&part[..got.bytes]);
-        if words.len() >= HELLO + 5 && length(&words) > Lent::MOST_BYTES {
+        if words.len() >= HELLO + 5 && length(&words) > MemoryExport::MOST_BYTES {
             return Err(io::Error::other("an answer that is too long"));
         }
     }
@@ -220,7 +225,7 @@ pub(crate) fn lent(stream: &UnixStream, them: &Id) -> io::Result<Lent> {
     if words[HELLO] == 0 {
         return Err(io::Error::other(String::from_utf8_lossy(&text).into_owned()));
     }
-    Ok(Lent { bytes: text, fds })
+    Ok(MemoryExport { bytes: text, fds })
 }
 
 /// What an answer says of the length of what follows it.
@@ -231,8 +236,8 @@ fn length(words: &[u8]) -> usize {
 }
 
 /// Connects, says what is wanted and proves that it may be; the other end's pid comes back too.
-fn reach(
-    address: &UnixAddress,
+fn routes(
+    address: &ProcessAddress,
     me: &Id,
     token: &Arc<Token>,
     wanted: u64,
@@ -269,8 +274,8 @@ fn hung_up() -> io::Error {
     io::Error::other("the other end hung up in the handshake (another user, another job or another version?)")
 }
 
-pub(crate) fn call(address: &UnixAddress, me: &Id, token: &Arc<Token>) -> io::Result<Answer> {
-    let (stream, pid) = reach(address, me, token, MEMORY)?;
+pub(crate) fn call(address: &ProcessAddress, me: &Id, token: &Arc<Token>) -> io::Result<Answer> {
+    let (stream, pid) = routes(address, me, token, MEMORY)?;
     handed(stream, pid, &address.id)
 }
 

@@ -20,7 +20,7 @@
 //!            offset, bytes of a cell and depth, or in their place all that it says
 //! ```
 
-use crate::LONGEST_WHY;
+use crate::MAX_ABORT_REPORT;
 
 pub(crate) const LINE: usize = 64;
 /// The largest page that a kernel of this architecture may have: what stands alone in its pages does so under each of them.
@@ -57,7 +57,7 @@ pub(crate) const NONCE: usize = 0;
 pub(crate) const STATE: usize = 8;
 pub(crate) const DONE: usize = LINE;
 pub(crate) const WHY: usize = 2 * LINE;
-pub(crate) const MAIL: usize = (WHY + 8 + LONGEST_WHY).next_multiple_of(LINE);
+pub(crate) const MAIL: usize = (WHY + 8 + MAX_ABORT_REPORT).next_multiple_of(LINE);
 
 /// Bits of the state: a poisoned group is still to be left.
 pub(crate) const OPEN: u32 = 1;
@@ -101,12 +101,12 @@ pub(crate) const fn slot_at(size: usize, seq: u64) -> usize {
     slots_at(size) + (seq % SLOTS) as usize * SLOT_STRIDE
 }
 
-pub(crate) const fn board_at(size: usize) -> usize {
+pub(crate) const fn shared_page_at(size: usize) -> usize {
     (slots_at(size) + SLOTS as usize * SLOT_STRIDE).next_multiple_of(PAGE)
 }
 
 pub(crate) const fn block_bytes(size: usize) -> usize {
-    board_at(size) + PAGE
+    shared_page_at(size) + PAGE
 }
 
 const _: () = assert!(ERROR_TEXT + 8 + LONGEST_ERROR <= PAGE);

@@ -14,15 +14,15 @@ use super::order::Count;
 use super::room::too_small;
 
 /// An error that names the system call and says how to permit it.
-pub fn refused(call: &str, why: Errno) -> io::Error {
-    let advice = match why {
+pub fn refused(call: &str, reason: Errno) -> io::Error {
+    let advice = match reason {
         Errno::PERM | Errno::ACCESS | Errno::NOSYS => {
             "; a seccomp filter or sandbox forbids it: allow this system call"
         }
         Errno::MFILE | Errno::NFILE => "; raise the limit of open files (ulimit -n)",
         _ => "",
     };
-    io::Error::new(io::Error::from(why).kind(), format!("the system call {call} failed: {why}{advice}"))
+    io::Error::new(io::Error::from(reason).kind(), format!("the system call {call} failed: {reason}{advice}"))
 }
 
 /// A shared mapping. Everything in it is reached as atomics or by raw pointer, never as plain references, so
@@ -45,14 +45,15 @@ impl Memory {
     /// New anonymous memory of `len` bytes whose size nobody can change. Pages appear when first touched.
     pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd = rustix::fs::memfd_create("smddp", flags).map_err(|why| refused("memfd_create", why))?;
+        let fd =
+            rustix::fs::memfd_create("smddp", flags).map_err(|reason| refused("memfd_create", reason))?;
         // The kernel would send SIGXFSZ, which ends a process that does not ignore it.
         if getrlimit(Resource::Fsize).current.is_some_and(|most| most < len as u64) {
             return Err(io::Error::other(too_small(&format!("{} MiB of shared memory", len >> 20), 1)));
         }
-        rustix::fs::ftruncate(&fd, len as u64).map_err(|why| refused("ftruncate", why))?;
+        rustix::fs::ftruncate(&fd, len as u64).map_err(|reason| refused("ftruncate", reason))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&fd, seals).map_err(|why| refused("fcntl(F_ADD_SEALS)", why))?;
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(|reason| refused("fcntl(F_ADD_SEALS)", reason))?;
         Ok((Self::map(Some(fd.as_fd()), len)?, fd))
     }
 
@@ -83,12 +84,12 @@ impl Memory {
                 None => rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags),
             }
         };
-        let base = base.map_err(|why| match why {
+        let base = base.map_err(|reason| match reason {
             Errno::NOMEM => {
                 let text = too_small(&format!("a mapping of {} MiB", len >> 20), 1);
                 io::Error::new(io::ErrorKind::OutOfMemory, text)
             }
-            why => refused("mmap", why),
+            reason => refused("mmap", reason),
         })?;
         // A core dump would contain the whole reserve once for each rank of the host, and reading its holes would allocate them.
         // SAFETY: the mapping made above; the advice changes no bytes.

@@ -80,7 +80,7 @@ impl<'a> Slot<'a> {
 }
 
 /// The words of a process's bell. Whoever publishes something rings it if anybody may sleep there.
-pub(crate) struct Bell<'a> {
+pub(crate) struct Doorbell<'a> {
     /// How often it rang.
     pub(crate) word: &'a AtomicU32,
     /// Who is about to sleep, or does.
@@ -89,10 +89,10 @@ pub(crate) struct Bell<'a> {
     pub(crate) pollers: &'a AtomicU32,
 }
 
-impl Bell<'_> {
+impl Doorbell<'_> {
     /// I am about to sleep: what is published from here on rings, what was published before is seen by my last look, which
     /// comes now. Returns the ticket that `sleep` takes.
-    pub(crate) fn drowse(&self) -> u32 {
+    pub(crate) fn prepare_wait(&self) -> u32 {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         // Pairs with the fence before `wanted`: either the ringer sees this sleeper, or the last look sees what was published.
         fence(Ordering::SeqCst);
@@ -100,7 +100,7 @@ impl Bell<'_> {
     }
 
     /// Up again, having slept or not.
-    pub(crate) fn rise(&self) {
+    pub(crate) fn cancel_wait(&self) {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::process::Pid;
 
-use super::foreign;
 use super::layout::LIFE_WORD;
 use super::memory::Memory;
+use super::single_copy;
 
 /// Another process on this node, its memory mapped.
 pub(crate) struct PeerProcess {
@@ -30,7 +30,7 @@ static DEATHS: AtomicU64 = AtomicU64::new(0);
 impl PeerProcess {
     /// `event`: what wakes those who poll there. `gone`: as whoever watches it sets it. `pid`: if it has one here.
     pub(super) fn new(memory: Memory, event: OwnedFd, gone: Arc<AtomicBool>, pid: Option<Pid>) -> Self {
-        let readable = pid.filter(|&pid| foreign::permitted(pid, &memory));
+        let readable = pid.filter(|&pid| single_copy::permitted(pid, &memory));
         Self { memory, event, pid, readable, gone, death: AtomicU64::new(0) }
     }
 

@@ -14,12 +14,12 @@ use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
-use super::bell::Bell;
-use super::callers::{Callers, Host};
+use super::doorbell::Doorbell;
+use super::incoming::{Host, IncomingConnections};
 use super::memory::refused;
-use crate::own::Uninherited;
+use crate::close_on_fork::CloseOnFork;
 use crate::threads::spawn;
-use crate::warn::{note, warn};
+use crate::warning::{note, warn};
 use crate::{fork, lock};
 
 struct Watched {
@@ -28,7 +28,7 @@ struct Watched {
 }
 
 /// Processes and connections whose ends are waited for, and the thread's own eventfd.
-struct Ends {
+struct LocalTransports {
     epoll: OwnedFd,
     wake: OwnedFd,
     watched: Mutex<HashMap<u64, Watched>>,
@@ -36,12 +36,12 @@ struct Ends {
     next: AtomicU64,
 }
 
-impl Ends {
+impl LocalTransports {
     /// The number of the eventfd.
     const WAKE: u64 = u64::MAX;
 
     fn new(wake: OwnedFd) -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|why| refused("epoll_create1", why))?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|reason| refused("epoll_create1", reason))?;
         epoll::add(&epoll, &wake, EventData::new_u64(Self::WAKE), EventFlags::IN)?;
         Ok(Self { epoll, wake, watched: Mutex::default(), next: AtomicU64::new(0) })
     }
@@ -52,8 +52,8 @@ impl Ends {
         let mut watched = lock(&self.watched);
         match epoll::add(&self.epoll, &new.fd, EventData::new_u64(number), EventFlags::IN) {
             Ok(()) => drop(watched.insert(number, new)),
-            Err(why) => note(&format!(
-                "the end of a process of this node will be known at a deadline only: epoll refuses its descriptor ({why})"
+            Err(reason) => note(&format!(
+                "the end of a process of this node will be known at a deadline only: epoll refuses its descriptor ({reason})"
             )),
         }
     }
@@ -98,12 +98,12 @@ impl Ends {
 }
 
 struct Shared {
-    /// Wakes the answering thread. [`Ends`] has the eventfd of the watching thread.
+    /// Wakes the answering thread. [`LocalTransports`] has the eventfd of the watching thread.
     wake: OwnedFd,
     stop: AtomicBool,
-    ends: Ends,
+    ends: LocalTransports,
     /// Listeners to serve from now on.
-    more: Mutex<Vec<Callers>>,
+    more: Mutex<Vec<IncomingConnections>>,
 }
 
 /// Two threads: one reports the ends of peers, the other one answers callers. An answer may take long (the main thread's frames, the
@@ -115,20 +115,20 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// `bell` rings where a peer has died.
-    pub(crate) fn start(bell: Bell) -> io::Result<Self> {
+    /// `doorbell` rings where a peer has died.
+    pub(crate) fn start(doorbell: Doorbell) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = || eventfd(0, flags).map_err(|why| refused("eventfd2", why));
+        let event = || eventfd(0, flags).map_err(|reason| refused("eventfd2", reason));
         let shared = Arc::new(Shared {
             wake: event()?,
             stop: AtomicBool::new(false),
-            ends: Ends::new(event()?)?,
+            ends: LocalTransports::new(event()?)?,
             more: Mutex::default(),
         });
         let mut service = Self { shared, threads: [None, None], forks: fork::generation() };
         // Dropping the service joins the first thread where the second one cannot be started.
         let theirs = service.shared.clone();
-        service.threads[0] = Some(spawn("smddp-ends", move || watch_ends(&theirs, &bell))?);
+        service.threads[0] = Some(spawn("smddp-ends", move || watch_ends(&theirs, &doorbell))?);
         let theirs = service.shared.clone();
         service.threads[1] = Some(spawn("smddp-service", move || answer_callers(&theirs))?);
         Ok(service)
@@ -141,8 +141,8 @@ impl Service {
     }
 
     /// Answers callers at that listener, which does not block, for as long as its host is open.
-    pub(crate) fn answer(&self, listener: Uninherited<OwnedFd>, host: impl Host + 'static) {
-        lock(&self.shared.more).push(Callers::new(listener, host));
+    pub(crate) fn answer(&self, listener: CloseOnFork<OwnedFd>, host: impl Host + 'static) {
+        lock(&self.shared.more).push(IncomingConnections::new(listener, host));
         self.wake();
     }
 
@@ -178,11 +178,11 @@ impl Drop for Service {
     }
 }
 
-fn watch_ends(shared: &Shared, bell: &Bell) {
+fn watch_ends(shared: &Shared, doorbell: &Doorbell) {
     while !shared.stop.load(Ordering::Acquire) {
         shared.ends.forget();
         match shared.ends.wait() {
-            Some(true) => bell.ring(),
+            Some(true) => doorbell.ring(),
             Some(false) => {}
             None => return,
         }
@@ -190,13 +190,13 @@ fn watch_ends(shared: &Shared, bell: &Bell) {
 }
 
 fn answer_callers(shared: &Shared) {
-    let mut callers: Vec<Callers> = Vec::new();
+    let mut callers: Vec<IncomingConnections> = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
         callers.append(&mut lock(&shared.more));
         callers.retain(|callers| callers.host.open());
         let now = Instant::now();
-        let nap = callers.iter().filter_map(|callers| callers.nap(now)).min();
-        let nap = nap.and_then(|nap| Timespec::try_from(nap).ok());
+        let max_sleep = callers.iter().filter_map(|callers| callers.max_sleep(now)).min();
+        let max_sleep = max_sleep.and_then(|max_sleep| Timespec::try_from(max_sleep).ok());
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
         let mut counts = Vec::with_capacity(callers.len());
         for callers in &mut callers {
@@ -204,7 +204,7 @@ fn answer_callers(shared: &Shared) {
             fds.extend(callers.fds(now));
             counts.push(fds.len() - before);
         }
-        if poll(&mut fds, nap.as_ref()).is_err() {
+        if poll(&mut fds, max_sleep.as_ref()).is_err() {
             continue;
         }
         if fds[0].revents().contains(PollFlags::NVAL) {
@@ -241,8 +241,8 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
-    use super::super::callers::Stage;
     use super::super::handshake::listen;
+    use super::super::incoming::Stage;
     use super::super::layout::PAGE;
     use super::super::memory::Memory;
     use super::*;
@@ -271,10 +271,10 @@ mod tests {
         }
         fn answer(
             &self,
-            _: Uninherited<OwnedFd>,
+            _: CloseOnFork<OwnedFd>,
             _: &[u8],
             _: Option<&Challenge>,
-        ) -> Option<(Uninherited<OwnedFd>, Stage)> {
+        ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
             None
         }
         fn lacking(&self, error: &io::Error) -> String {
@@ -298,10 +298,11 @@ mod tests {
     #[test]
     fn deaths_are_reported_while_an_answer_is_stuck_and_after_it_panicked() {
         let name = format!("smddp-test-stuck-{}", std::process::id());
-        let service = Service::start(Bell::new(Arc::new(Memory::create(PAGE).unwrap().0)).unwrap()).unwrap();
+        let service =
+            Service::start(Doorbell::new(Arc::new(Memory::create(PAGE).unwrap().0)).unwrap()).unwrap();
         let (begun, seen) = channel();
         let (go, wait) = channel();
-        let listener = Uninherited::new(OwnedFd::from(listen(name.as_bytes()).unwrap()));
+        let listener = CloseOnFork::new(OwnedFd::from(listen(name.as_bytes()).unwrap()));
         service.answer(listener, Stuck { begun, go: wait });
         let address =
             <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(

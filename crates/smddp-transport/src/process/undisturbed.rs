@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 
-use crate::warn::note;
+use crate::warning::note;
 
 const SIGNALS: std::ops::RangeInclusive<i32> = 1..=64;
 

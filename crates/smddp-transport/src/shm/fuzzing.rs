@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::near::Near;
+use super::channels::LocalChannels;
 use super::prepare::Prepared;
 use crate::process::endpoint::Endpoint;
 use crate::process::layout::*;
@@ -31,18 +31,18 @@ pub(crate) struct Words {
     /// Announced messages.
     messages: u64,
     /// Its end, which does nothing but leave.
-    _link: Near,
+    _link: LocalChannels,
 }
 
 /// `odd`: the second rank's card has a block where there is none.
-pub(crate) fn pair(odd: Option<u64>) -> Option<(Near, Words)> {
+pub(crate) fn pair(odd: Option<u64>) -> Option<(LocalChannels, Words)> {
     let [first, second] = [0, 1].map(|rank| Prepared::new(rank, 2, 4 << 20, Vec::new()).ok());
     let (first, second) = (first?, second?);
-    let mut cards = vec![first.card().clone(), second.card().clone()];
-    let (block, nonce) = (cards[1].block as usize, cards[1].nonce);
-    let link = second.connect(cards.clone()).ok()?;
-    cards[1].block = odd.unwrap_or(block as u64);
-    let first = first.connect(cards).ok()?;
+    let mut rank_infos = vec![first.rank_info().clone(), second.rank_info().clone()];
+    let (block, nonce) = (rank_infos[1].block as usize, rank_infos[1].nonce);
+    let link = second.connect(rank_infos.clone()).ok()?;
+    rank_infos[1].block = odd.unwrap_or(block as u64);
+    let first = first.connect(rank_infos).ok()?;
     let (endpoint, _) = first.home()?;
     let region = endpoint.pool.acquire(&endpoint.memory, nonce ^ 1, OWN, OWN)?;
     let words = Words { endpoint, block, nonce, region, messages: 0, _link: link };
@@ -109,7 +109,7 @@ impl Words {
 
     /// Whether the shared memory has these bytes.
     pub(crate) fn within(&self, at: *const u8, bytes: usize) -> bool {
-        crate::net::fabric::staging::Staging::of(&self.endpoint).offset(at, bytes).is_some()
+        crate::net::fabric::registration::RegisteredStaging::of(&self.endpoint).offset(at, bytes).is_some()
     }
 }
 

@@ -10,14 +10,14 @@ use std::sync::atomic::Ordering;
 
 use slab::Slab;
 
-use super::ranks::{Home, Ranks};
+use super::local_ranks::{GroupHome, Ranks};
 use crate::process::layout::*;
 use crate::process::memory::Memory;
 use crate::process::pool::{Region, Release};
-use crate::{Envelope, Fault, MessageId, PointToPoint};
+use crate::{Envelope, Fault, MessageId, MessageTransport};
 
 /// Messages up to this many bytes are written whole.
-const EAGER: usize = 64 << 10;
+const INLINE_PAYLOAD: usize = 64 << 10;
 const PIECE: usize = 128 << 10;
 const PIECES: usize = 4;
 /// What a message is moved with when the pool is used up.
@@ -82,7 +82,7 @@ impl Release for AllRead {
 
 pub(super) struct NearMessages {
     /// A group of one rank has none.
-    home: Option<Home>,
+    home: Option<GroupHome>,
     ranks: Arc<Ranks>,
     /// By receiver.
     rings: Vec<Ring>,
@@ -115,7 +115,7 @@ fn entry(ring: usize, message: u64) -> usize {
 }
 
 impl NearMessages {
-    pub(super) fn new(home: Option<Home>, ranks: Arc<Ranks>) -> Self {
+    pub(super) fn new(home: Option<GroupHome>, ranks: Arc<Ranks>) -> Self {
         Self {
             home,
             rings: vec![Ring::default(); ranks.remotes.len()],
@@ -128,12 +128,18 @@ impl NearMessages {
     }
 
     /// When the receiver has read so many pieces of the message there.
-    fn read(&self, Home { endpoint, .. }: &Home, region: usize, pieces: u64, to: usize) -> Arc<AllRead> {
+    fn read(
+        &self,
+        GroupHome { endpoint, .. }: &GroupHome,
+        region: usize,
+        pieces: u64,
+        to: usize,
+    ) -> Arc<AllRead> {
         Arc::new(AllRead { memory: endpoint.memory.clone(), ranks: self.ranks.clone(), region, pieces, to })
     }
 
     /// Tells the receiver. What a short message says lies where it belongs by then.
-    fn announce(&self, Home { endpoint, .. }: &Home, out: &Outgoing) {
+    fn announce(&self, GroupHome { endpoint, .. }: &GroupHome, out: &Outgoing) {
         let (memory, at) = (&endpoint.memory, entry(self.rings[out.to].at, out.number));
         let write = |i: usize, value: u64| memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
         let Envelope { tag, what, bytes } = out.envelope;
@@ -153,7 +159,7 @@ impl NearMessages {
             self.close(message);
         }
         let rings = std::mem::take(&mut self.rings);
-        let Some(home @ Home { endpoint, nonce, .. }) = &self.home else { return };
+        let Some(home @ GroupHome { endpoint, nonce, .. }) = &self.home else { return };
         endpoint.pool.disown(&endpoint.memory, nonce ^ MAIL_OWNER);
         for (to, ring) in rings.iter().enumerate().filter(|(_, ring)| ring.at > 0) {
             endpoint.control.give(ring.at, RING_BYTES, self.read(home, ring.at, u64::MAX, to));
@@ -161,14 +167,15 @@ impl NearMessages {
     }
 }
 
-impl Home {
+impl GroupHome {
     /// Memory for a message of `bytes`, if it does not lie beside its announcement, and the size of its pieces.
     fn region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
         if bytes <= BESIDE {
             return Some((None, bytes));
         }
-        let cell = if bytes <= EAGER { bytes } else { PIECE.min(bytes) };
-        let want = FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= EAGER { 1 } else { PIECES };
+        let cell = if bytes <= INLINE_PAYLOAD { bytes } else { PIECE.min(bytes) };
+        let want =
+            FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= INLINE_PAYLOAD { 1 } else { PIECES };
         // Every message may go on, if need be in small pieces and past the cap: the receiver may want the last one
         // announced first.
         let least = want.min(FIRST_CELL + 2 * LEAST_PIECE);
@@ -179,7 +186,7 @@ impl Home {
     }
 }
 
-impl PointToPoint for NearMessages {
+impl MessageTransport for NearMessages {
     fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
         let home = self.home.as_ref()?;
         let memory = &home.endpoint.memory;
@@ -246,7 +253,7 @@ impl PointToPoint for NearMessages {
             && let Some(region) = out.region
         {
             let release = self.read(home, region.offset, out.pieces, out.to);
-            let Home { endpoint, nonce, .. } = home;
+            let GroupHome { endpoint, nonce, .. } = home;
             endpoint.pool.retire(&endpoint.memory, nonce ^ MAIL_OWNER, region, release);
         }
     }
@@ -328,7 +335,7 @@ impl PointToPoint for NearMessages {
 
 /// A sender says that its messages lie where none can.
 fn nonsense<T>(found: &mut Option<Fault>, from: usize) -> Option<T> {
-    found.get_or_insert_with(|| super::ranks::nonsense(from, "where a message to this rank lies"));
+    found.get_or_insert_with(|| super::local_ranks::nonsense(from, "where a message to this rank lies"));
     None
 }
 

@@ -4,20 +4,20 @@
 //! handed to peers over an abstract unix socket; nothing has a name in a file system and nothing outlives the
 //! processes.
 
-mod board;
-mod channel;
-mod distance;
+mod cache_distance;
+mod cells;
+mod channels;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod landing;
-mod messages;
-mod near;
+mod local_ranks;
 #[cfg(test)]
-mod nonsense_tests;
+mod malformed_tests;
+mod messages;
 mod prepare;
-mod ranks;
+mod recv_targets;
+mod shared_page;
 
 pub use crate::process::layout::SLOT_BYTES;
-pub use board::Board;
-pub use near::{Near, Stay};
+pub use channels::{LocalChannels, ZeroCopySource};
 pub use prepare::{Prepared, Unreachable};
+pub use shared_page::SharedPage;

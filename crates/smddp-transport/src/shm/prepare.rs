@@ -4,31 +4,31 @@ use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::near::Near;
-use super::ranks::{Home, Ranks, RemoteRank};
-use crate::Card;
+use super::channels::LocalChannels;
+use super::local_ranks::{GroupHome, LocalRank, Ranks};
+use crate::RankInfo;
 use crate::process::layout::*;
 use crate::process::peer::PeerProcess;
-use crate::process::{Endpoint, UnixAddress, random};
+use crate::process::{Endpoint, ProcessAddress, random};
 use crate::token::Token;
 
 /// What is left of the first half of making a group.
 pub struct Prepared {
     /// A group of one rank has none.
-    home: Option<Home>,
-    card: Card,
+    home: Option<GroupHome>,
+    rank_info: RankInfo,
 }
 
 /// Ranks that cannot be reached through shared memory.
 #[derive(Debug, thiserror::Error)]
-#[error("rank {rank} ({host}, pid {pid}) cannot share memory with this process: {why}")]
+#[error("rank {rank} ({host}, pid {pid}) cannot share memory with this process: {reason}")]
 pub struct Unreachable {
     pub rank: usize,
     pub host: String,
     pub pid: u32,
     /// It was there, and is not any more.
     pub gone: bool,
-    pub why: String,
+    pub reason: String,
 }
 
 impl Prepared {
@@ -40,8 +40,8 @@ impl Prepared {
         settings: Vec<(String, String)>,
     ) -> io::Result<Self> {
         if size <= 1 {
-            let card = Card::new(rank, size, settings, UnixAddress::default(), (0, 0));
-            return Ok(Self { home: None, card });
+            let rank_info = RankInfo::new(rank, size, settings, ProcessAddress::default(), (0, 0));
+            return Ok(Self { home: None, rank_info });
         }
         let endpoint = Endpoint::get(staging_cap)?;
         let block = endpoint.control.take(&endpoint.memory, block_bytes(size)).ok_or_else(|| {
@@ -52,11 +52,12 @@ impl Prepared {
         // Release: whoever sees by it that the block's last group is over here sees what this process read there as read.
         endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Release);
         endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
-        let mut card = Card::new(rank, size, settings, endpoint.address.clone(), (block as u64, nonce));
+        let mut rank_info =
+            RankInfo::new(rank, size, settings, endpoint.address.clone(), (block as u64, nonce));
         if rank == 0 {
-            card.token = Some(Token::random()?);
+            rank_info.token = Some(Token::random()?);
         }
-        Ok(Self { home: Some(Home { endpoint, block, nonce, size, token: None }), card })
+        Ok(Self { home: Some(GroupHome { endpoint, block, nonce, size, token: None }), rank_info })
     }
 
     /// From now on this process hears callers who have that token.
@@ -68,70 +69,70 @@ impl Prepared {
     }
 
     /// With rank 0's card, where that came by a way that nobody else reads; any other says nothing.
-    pub fn trust_card(&mut self, first: &Card) {
+    pub fn trust_rank_info(&mut self, first: &RankInfo) {
         if let Some(token) = &first.token {
             self.trust(&Arc::new(token.clone()));
         }
     }
 
-    pub fn card(&self) -> &Card {
-        &self.card
+    pub fn rank_info(&self) -> &RankInfo {
+        &self.rank_info
     }
 
-    pub(crate) fn card_mut(&mut self) -> &mut Card {
-        &mut self.card
+    pub(crate) fn rank_info_mut(&mut self) -> &mut RankInfo {
+        &mut self.rank_info
     }
 
-    /// Maps the memory of the ranks of this node: `cards` are theirs, ascending, mine included. The link numbers the
+    /// Maps the memory of the ranks of this node: `rank_infos` are theirs, ascending, mine included. The link numbers the
     /// ranks by their places in this list.
-    pub fn connect(mut self, cards: Vec<Card>) -> Result<Near, Unreachable> {
+    pub fn connect(mut self, rank_infos: Vec<RankInfo>) -> Result<LocalChannels, Unreachable> {
         if self.home.as_ref().is_some_and(|home| home.token.is_none()) {
-            cards.iter().for_each(|card| self.trust_card(card));
+            rank_infos.iter().for_each(|rank_info| self.trust_rank_info(rank_info));
         }
-        let me = cards.iter().position(|card| card.rank == self.card.rank).unwrap_or(0);
-        let Some(Home { endpoint, token, .. }) = &self.home else {
-            return Ok(Near::new(self.home, Ranks { remotes: Vec::new(), me }));
+        let me = rank_infos.iter().position(|rank_info| rank_info.rank == self.rank_info.rank).unwrap_or(0);
+        let Some(GroupHome { endpoint, token, .. }) = &self.home else {
+            return Ok(LocalChannels::new(self.home, Ranks { remotes: Vec::new(), me }));
         };
-        let mut remotes = Vec::with_capacity(cards.len());
-        for card in cards {
+        let mut remotes = Vec::with_capacity(rank_infos.len());
+        for rank_info in rank_infos {
             // Several ranks of one process (threads) share its memory as it is.
-            let peer = if card.process.id == endpoint.address.id {
+            let peer = if rank_info.process.id == endpoint.address.id {
                 None
             } else {
-                Some(reach(endpoint, token.as_ref(), &self.card, &card)?)
+                Some(routes(endpoint, token.as_ref(), &self.rank_info, &rank_info)?)
             };
-            let (home, block) = (endpoint.bell(), usize::try_from(card.block).unwrap_or(usize::MAX));
-            let remote = RemoteRank { peer, home, block, nonce: card.nonce, card };
+            let (home, block) = (endpoint.doorbell(), usize::try_from(rank_info.block).unwrap_or(usize::MAX));
+            let remote = LocalRank { peer, home, block, nonce: rank_info.nonce, rank_info };
             // All of the block is read later as if it were there.
-            if !remote.memory().holds(block, block_bytes(self.card.size as usize)) {
-                let Card { rank, host, pid, .. } = remote.card;
-                let why = format!("its card names a control block at {block}, outside of its memory");
-                return Err(Unreachable { rank: rank as usize, host, pid, gone: false, why });
+            if !remote.memory().holds(block, block_bytes(self.rank_info.size as usize)) {
+                let RankInfo { rank, host, pid, .. } = remote.rank_info;
+                let reason = format!("its card names a control block at {block}, outside of its memory");
+                return Err(Unreachable { rank: rank as usize, host, pid, gone: false, reason });
             }
             remotes.push(remote);
         }
         endpoint.deaths.look();
-        Ok(Near::new(self.home, Ranks { remotes, me }))
+        Ok(LocalChannels::new(self.home, Ranks { remotes, me }))
     }
 }
 
-fn reach(
+fn routes(
     endpoint: &Endpoint,
     token: Option<&Arc<Token>>,
-    mine: &Card,
-    card: &Card,
+    mine: &RankInfo,
+    rank_info: &RankInfo,
 ) -> Result<Arc<PeerProcess>, Unreachable> {
-    let fail = |why: String| {
-        let Card { rank, host, pid, .. } = card;
-        Unreachable { rank: *rank as usize, host: host.clone(), pid: *pid, gone: false, why }
+    let fail = |reason: String| {
+        let RankInfo { rank, host, pid, .. } = rank_info;
+        Unreachable { rank: *rank as usize, host: host.clone(), pid: *pid, gone: false, reason }
     };
-    if card.boot != mine.boot {
-        return Err(fail(format!("it runs on another host ({} here, {} there)", mine.host, card.host)));
+    if rank_info.boot != mine.boot {
+        return Err(fail(format!("it runs on another host ({} here, {} there)", mine.host, rank_info.host)));
     }
     let Some(token) = token else {
         return Err(fail("this rank has not heard the group's token".to_owned()));
     };
-    endpoint.reach(&card.process, token).map_err(|error| {
+    endpoint.routes(&rank_info.process, token).map_err(|error| {
         // It showed in the exchange of cards that it has the token, so it refuses nobody who has.
         let gone = matches!(
             error.kind(),
@@ -140,20 +141,20 @@ fn reach(
                 | ErrorKind::BrokenPipe
                 | ErrorKind::UnexpectedEof
         );
-        let here = (card.netns, card.uid) == (mine.netns, mine.uid);
+        let here = (rank_info.netns, rank_info.uid) == (mine.netns, mine.uid);
         let gone = gone && here;
         // A limit of this process: the other one is well.
-        let why = if error.kind() == ErrorKind::OutOfMemory {
+        let reason = if error.kind() == ErrorKind::OutOfMemory {
             format!("{error}; or set SMDDP_SHM=0 for all ranks to go over the network")
-        } else if card.netns != mine.netns {
+        } else if rank_info.netns != mine.netns {
             format!("its network namespace differs, so its unix socket is out of reach ({error})")
-        } else if card.uid != mine.uid {
-            format!("it runs as user {}, this process as user {} ({error})", card.uid, mine.uid)
+        } else if rank_info.uid != mine.uid {
+            format!("it runs as user {}, this process as user {} ({error})", rank_info.uid, mine.uid)
         } else if gone {
             format!("its unix socket is closed ({error})")
         } else {
             format!("its unix socket fails ({error}). Its log names the reason; SMDDP_SHM=0 uses the network instead")
         };
-        Unreachable { gone, ..fail(why) }
+        Unreachable { gone, ..fail(reason) }
     })
 }

@@ -9,21 +9,21 @@ use crate::device::reduction::Pieces;
 use crate::kernels::{decode, encode};
 
 /// Where a message is written to.
-pub(super) enum Outlet {
+pub(super) enum SendChannel {
     /// Words in a cell: the reader copies from this rank's memory.
-    Near(*mut u8),
+    LocalChannels(*mut u8),
     Far(usize),
 }
 
 /// Where a message lies.
-pub(super) enum Inlet {
-    Near(Near),
+pub(super) enum RecvChannel {
+    LocalChannels(LocalChannels),
     /// A slot that this message fills from its beginning.
     Far(usize),
 }
 
 /// Words of a message by reference.
-pub(super) struct Near {
+pub(super) struct LocalChannels {
     rank: usize,
     /// The data is there when its writer's progress word has reached it.
     ready: u64,
@@ -69,17 +69,17 @@ impl Turn<'_> {
     /// A message of one segment of `run`, which lies in the call's buffers.
     pub(super) fn message(
         &mut self,
-        (channel, outlet): (usize, Outlet),
+        (channel, send_channel): (usize, SendChannel),
         run: Run,
         segment: usize,
     ) -> Result<(), Trouble> {
         let bytes = self.bound.message(run, segment);
-        match outlet {
-            Outlet::Near(cell) => {
+        match send_channel {
+            SendChannel::LocalChannels(cell) => {
                 let (ready, place) = self.show(run, segment, bytes)?;
                 self.describe(channel, cell, ready, place, bytes)?;
             }
-            Outlet::Far(slot) => {
+            SendChannel::Far(slot) => {
                 self.order(run.buffer)?;
                 let at = self.site.bounce().address(slot) as Address;
                 self.pack(at, self.pieces(run, segment));
@@ -159,30 +159,31 @@ impl Turn<'_> {
         message: *const u8,
         segment: usize,
         needed: bool,
-    ) -> Result<Option<Inlet>, Trouble> {
-        if self.bound.near[1][from.inlet] {
+    ) -> Result<Option<RecvChannel>, Trouble> {
+        if self.bound.local[1][from.recv_channel] {
             // SAFETY: the message is DESCRIPTOR bytes and stays where it is until it is released.
             let word = |i: usize| unsafe { message.cast::<u64>().add(i).read_unaligned() };
-            let rank = self.bound.wiring.inlets[from.inlet].rank;
-            let near = Near { rank, ready: word(0), token: word(1), offset: word(2), packed: word(3) != 0 };
-            return Ok(Some(Inlet::Near(near)));
+            let rank = self.bound.channel_layout.recv_channels[from.recv_channel].rank;
+            let local =
+                LocalChannels { rank, ready: word(0), token: word(1), offset: word(2), packed: word(3) != 0 };
+            return Ok(Some(RecvChannel::LocalChannels(local)));
         }
         let bytes = self.bound.message(from.message, segment);
         let free = needed || !self.site.bounce().moving();
         let Some(slot) = self.site.slot(bytes, free)? else { return Ok(None) };
         let at = self.site.bounce().address(slot);
         self.site.handle.device.host_touches(at as Address, bytes, true);
-        let coding = self.bound.coding.as_ref().filter(|coding| coding.ins[from.inlet]);
+        let coding = self.bound.coding.as_ref().filter(|coding| coding.ins[from.recv_channel]);
         // SAFETY: the message holds these elements (both ranks' sizes were held against each other) and stays until it is
         // released; no stream uses the slot.
         unsafe { carry(self.bound, coding, (from.message, segment), false, (message, at)) };
-        Ok(Some(Inlet::Far(slot)))
+        Ok(Some(RecvChannel::Far(slot)))
     }
 
     /// Where the first `blocks` blocks that are taken of a message lie; the stream waits until they do.
     pub(super) fn sources(
         &mut self,
-        inlet: &Inlet,
+        recv_channel: &RecvChannel,
         from: &Incoming,
         segment: usize,
         blocks: usize,
@@ -191,8 +192,8 @@ impl Turn<'_> {
         let length = |block: usize| self.bound.length(run.buffer, run.block + block);
         let piece = |block: usize| self.bound.piece(run.buffer, run.block + block, segment);
         let taken = from.before..from.before + blocks;
-        match inlet {
-            Inlet::Far(slot) => {
+        match recv_channel {
+            RecvChannel::Far(slot) => {
                 let base = self.site.bounce().address(*slot) as Address;
                 let mut at = base + self.bound.skipped(from, segment) as u64;
                 Ok(taken
@@ -203,25 +204,25 @@ impl Turn<'_> {
                     })
                     .collect())
             }
-            Inlet::Near(near) => {
-                self.site.await_progress(near.rank, near.ready);
-                if near.token == 0 || blocks == 0 {
+            RecvChannel::LocalChannels(local) => {
+                self.site.await_progress(local.rank, local.ready);
+                if local.token == 0 || blocks == 0 {
                     return Ok(vec![Vec::new(); blocks]);
                 }
                 let number = self.op.number;
-                let mapping = self.site.borrow(near.rank, near.token, number).map_err(Trouble::Peer)?;
-                let step = if near.packed { 0 } else { segment * self.bound.choice.segment };
-                let whole = |block: usize| if near.packed { piece(block) } else { length(block) };
+                let mapping = self.site.borrow(local.rank, local.token, number).map_err(Trouble::Peer)?;
+                let step = if local.packed { 0 } else { segment * self.bound.choice.segment };
+                let whole = |block: usize| if local.packed { piece(block) } else { length(block) };
                 // The offset is another process's word.
                 let outside = || {
-                    let (rank, offset) = (near.rank, near.offset);
+                    let (rank, offset) = (local.rank, local.offset);
                     Trouble::Peer(format!("rank {rank} names memory at {offset}, outside of what it lends"))
                 };
                 let mut at = (0..from.before).map(whole).sum::<usize>();
                 taken
                     .map(|block| {
                         let bytes = piece(block);
-                        let found = near.offset.checked_add((at + step) as u64);
+                        let found = local.offset.checked_add((at + step) as u64);
                         let found = found.and_then(|offset| mapping.pieces(offset, bytes));
                         at += whole(block);
                         found.ok_or_else(outside)

@@ -47,7 +47,7 @@ impl Mover for Coded<'_, '_> {
         segment: usize,
     ) -> Outcome<Self> {
         let Coding { format, .. } = *self.coding;
-        let (far, rounds) = (self.coding.outs[channel], self.coding.rounds(source));
+        let (remote, rounds) = (self.coding.outs[channel], self.coding.rounds(source));
         let mut at = 0;
         for i in 0..source.blocks {
             let bytes = self.host.bound.piece(source.buffer, source.block + i, segment);
@@ -58,7 +58,7 @@ impl Mover for Coded<'_, '_> {
             // and exclusively ours until the operation is over, and are the same or do not overlap. This thread owns the
             // operation.
             unsafe {
-                match (far, rounds) {
+                match (remote, rounds) {
                     (true, _) => encode(format, to, from, n),
                     (false, true) => round(format, to, from, n),
                     (false, false) => copy(to, from, bytes, false),
@@ -71,7 +71,7 @@ impl Mover for Coded<'_, '_> {
                     _ => {}
                 }
             }
-            at += self.coding.size(far, bytes);
+            at += self.coding.size(remote, bytes);
         }
         self.host.group.publish(channel, at);
         Ok(())
@@ -85,7 +85,7 @@ impl Mover for Coded<'_, '_> {
         segment: usize,
     ) -> Outcome<Self, bool> {
         let Coding { format, .. } = *self.coding;
-        let comes = self.coding.ins[from.inlet];
+        let comes = self.coding.ins[from.recv_channel];
         let goes = onward.is_some_and(|(channel, _)| self.coding.outs[channel]);
         let cell = onward.map(|(_, cell)| cell);
         let stream = self.host.execution.stream;
@@ -139,7 +139,7 @@ impl Mover for Coded<'_, '_> {
         let given = with_room(inputs, (std::ptr::null(), false), |sources| {
             for (i, (message, from)) in messages.iter().zip(&step.from).enumerate() {
                 let first = message.wrapping_add(self.host.bound.skipped(from, segment));
-                sources[i + usize::from(i >= own)] = (first, self.coding.ins[from.inlet]);
+                sources[i + usize::from(i >= own)] = (first, self.coding.ins[from.recv_channel]);
             }
             let mut given = 0;
             for i in 0..step.result.blocks {
@@ -154,7 +154,7 @@ impl Mover for Coded<'_, '_> {
                 for (source, coded) in sources.iter_mut() {
                     *source = source.wrapping_add(self.coding.size(*coded, bytes));
                 }
-                given += self.coding.size(to.is_some_and(|(_, far)| far), bytes);
+                given += self.coding.size(to.is_some_and(|(_, remote)| remote), bytes);
             }
             given
         });

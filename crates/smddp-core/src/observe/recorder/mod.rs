@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use smddp_plan::Topology;
-use smddp_transport::Head;
+use smddp_transport::CallFingerprint;
 use smddp_transport::fork::PerProcess;
 use smddp_transport::process::{Question, answer_with};
 
@@ -81,8 +81,15 @@ impl Recorder {
 
     /// The driver knows of an operation since `now`, in [`ticks`]; `first`: nothing is before it.
     #[inline]
-    pub(crate) fn submitted(&self, seq: u64, head: Head, bytes: usize, now: u64, first: bool) {
-        self.ring.submit(seq, head, bytes as u64, now, first);
+    pub(crate) fn submitted(
+        &self,
+        seq: u64,
+        fingerprint: CallFingerprint,
+        bytes: usize,
+        now: u64,
+        first: bool,
+    ) {
+        self.ring.submit(seq, fingerprint, bytes as u64, now, first);
     }
 
     /// It is over, and the next one's turn has come.
@@ -100,7 +107,7 @@ impl Recorder {
     /// The driver knows of a send or recv.
     #[inline]
     pub(crate) fn posted(&self, seq: u64, label: &Label, bytes: usize) {
-        self.messages.submit(seq, label.head(), bytes as u64, ticks(), false);
+        self.messages.submit(seq, label.fingerprint(), bytes as u64, ticks(), false);
     }
 
     /// It is announced, or the message that it takes is.
@@ -115,8 +122,8 @@ impl Recorder {
     }
 
     /// The group is dead.
-    pub(crate) fn failed(&self, why: &str) {
-        let _ = self.failed.set(why.to_owned());
+    pub(crate) fn failed(&self, reason: &str) {
+        let _ = self.failed.set(reason.to_owned());
     }
 
     /// What ended last; and what has waited longest, of collectives and of messages.
@@ -224,7 +231,7 @@ mod tests {
     }
 
     fn makes(recorder: &Recorder, collective: Collective, outcome: Option<Outcome>) {
-        recorder.submitted(0, Head { what: collective as u64, count: 1 }, 4, ticks(), true);
+        recorder.submitted(0, CallFingerprint { what: collective as u64, count: 1 }, 4, ticks(), true);
         if let Some(outcome) = outcome {
             recorder.ended(0, outcome, ticks(), None);
         }

@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use smddp_transport::Head;
+use smddp_transport::CallFingerprint;
 
 /// How an operation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(crate) enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) seq: u64,
-    pub(super) head: Head,
+    pub(super) fingerprint: CallFingerprint,
     pub(super) bytes: u64,
     pub(super) submitted: u64,
     pub(super) started: u64,
@@ -69,13 +69,14 @@ impl Ring {
 
     /// An operation is known; `started`: it is the first in its queue.
     #[inline]
-    pub(super) fn submit(&self, seq: u64, head: Head, bytes: u64, now: u64, started: bool) {
+    pub(super) fn submit(&self, seq: u64, fingerprint: CallFingerprint, bytes: u64, now: u64, started: bool) {
         let Some(row) = self.row(seq) else { return };
         row.set(0, 0);
         // Release by a fence: whoever reads any of what follows sees that the row is being written.
         fence(Ordering::Release);
         let start = if started { now } else { 0 };
-        for (at, word) in [(1, head.what), (2, head.count), (3, bytes), (4, now), (5, start), (6, 0), (7, 0)]
+        for (at, word) in
+            [(1, fingerprint.what), (2, fingerprint.count), (3, bytes), (4, now), (5, start), (6, 0), (7, 0)]
         {
             row.set(at, word);
         }
@@ -111,7 +112,7 @@ fn read(row: &Row) -> Option<Entry> {
     let ended = row.0[6].load(Ordering::Acquire);
     let entry = Entry {
         seq: number.checked_sub(1)?,
-        head: Head { what: row.get(1), count: row.get(2) },
+        fingerprint: CallFingerprint { what: row.get(1), count: row.get(2) },
         bytes: row.get(3),
         submitted: row.get(4),
         started: row.get(5),
@@ -135,7 +136,7 @@ mod tests {
     fn the_newest_are_kept_with_what_became_of_them() {
         let ring = Ring::new(4);
         for seq in 0..6 {
-            ring.submit(seq, Head { what: seq, count: 1 }, 8, 10 * seq + 1, seq == 0);
+            ring.submit(seq, CallFingerprint { what: seq, count: 1 }, 8, 10 * seq + 1, seq == 0);
             ring.start(seq, 10 * seq + 2);
             if seq < 5 {
                 ring.end(seq, 10 * seq + 3, if seq == 4 { Outcome::Failed } else { Outcome::Ok });
@@ -144,7 +145,7 @@ mod tests {
         // Of what is no more there, nothing is changed.
         ring.end(1, 99, Outcome::Failed);
         let found = ring.entries();
-        let seen: Vec<_> = found.iter().map(|e| (e.seq, e.head.what, e.ended, e.outcome)).collect();
+        let seen: Vec<_> = found.iter().map(|e| (e.seq, e.fingerprint.what, e.ended, e.outcome)).collect();
         let ok = Outcome::Ok;
         assert_eq!(
             seen,
@@ -155,7 +156,7 @@ mod tests {
     #[test]
     fn a_ring_of_none_keeps_nothing_and_takes_no_memory() {
         let ring = Ring::new(0);
-        ring.submit(0, Head::default(), 8, 1, true);
+        ring.submit(0, CallFingerprint::default(), 8, 1, true);
         ring.end(0, 2, Outcome::Ok);
         assert!(ring.entries().is_empty() && ring.rows.get().is_none());
         let unused = Ring::new(1024);
@@ -168,15 +169,19 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for seq in 0..200_000 {
-                    ring.submit(seq, Head { what: seq, count: seq }, seq, seq, true);
+                    ring.submit(seq, CallFingerprint { what: seq, count: seq }, seq, seq, true);
                     ring.end(seq, seq + 1, Outcome::Ok);
                 }
                 stop.store(true, Ordering::Relaxed);
             });
             while !stop.load(Ordering::Relaxed) {
                 for entry in ring.entries() {
-                    let Entry { seq, head, bytes, submitted, started, .. } = entry;
-                    assert_eq!([head.what, head.count, bytes, submitted, started], [seq; 5], "{entry:?}");
+                    let Entry { seq, fingerprint, bytes, submitted, started, .. } = entry;
+                    assert_eq!(
+                        [fingerprint.what, fingerprint.count, bytes, submitted, started],
+                        [seq; 5],
+                        "{entry:?}"
+                    );
                 }
             }
         });

@@ -19,7 +19,7 @@ impl Seen {
 
     /// Whether it is the call by which a rank leaves: what was before that says more.
     fn leaves(&self) -> bool {
-        matches!(self, Self::Collective(entry) if fingerprint::is_leaving(entry.head))
+        matches!(self, Self::Collective(entry) if fingerprint::is_leaving(entry.fingerprint))
     }
 
     /// What says more of what came last: by calls of the program, and by time.
@@ -30,14 +30,14 @@ impl Seen {
     /// "all_reduce #1531", "send #3 to rank 1", or the call by which a rank leaves.
     pub(super) fn numbered(&self) -> String {
         match self {
-            Self::Collective(entry) => match fingerprint::collective(entry.head) {
-                Some(collective) if !fingerprint::is_leaving(entry.head) => {
+            Self::Collective(entry) => match fingerprint::collective(entry.fingerprint) {
+                Some(collective) if !fingerprint::is_leaving(entry.fingerprint) => {
                     crate::call::numbered(collective, entry.seq)
                 }
-                _ => fingerprint::call(entry.head),
+                _ => fingerprint::call(entry.fingerprint),
             },
             Self::Message(entry) => {
-                Label::of(entry.head).map_or_else(|| self.call(), |label| label.numbered())
+                Label::of(entry.fingerprint).map_or_else(|| self.call(), |label| label.numbered())
             }
         }
     }
@@ -45,8 +45,8 @@ impl Seen {
     /// The same with what it moves.
     pub(super) fn call(&self) -> String {
         match self {
-            Self::Collective(entry) => fingerprint::call(entry.head),
-            Self::Message(entry) => Label::of(entry.head)
+            Self::Collective(entry) => fingerprint::call(entry.fingerprint),
+            Self::Message(entry) => Label::of(entry.fingerprint)
                 .map_or_else(|| "an unknown message".to_owned(), |label| label.call(entry.bytes)),
         }
     }

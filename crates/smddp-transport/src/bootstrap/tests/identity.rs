@@ -5,7 +5,7 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread::JoinHandle;
 
-use super::super::talk::{WORDS, hello_of};
+use super::super::link::{WORDS, hello_of};
 use super::*;
 use crate::token::{PROOF, REPLY};
 
@@ -85,9 +85,9 @@ fn relayed_frames_that_are_not_as_sent_end_the_group() {
         for outcome in over_a_relay(tamper) {
             match outcome {
                 Err(failure) if case < 4 => {
-                    assert!(failure.why.contains("changed in transit"), "{case}: {failure:?}");
+                    assert!(failure.reason.contains("changed in transit"), "{case}: {failure:?}");
                 }
-                Ok(cards) if case == 4 => assert_eq!(cards.len(), 2),
+                Ok(rank_infos) if case == 4 => assert_eq!(rank_infos.len(), 2),
                 other => panic!("case {case}: {other:?}"),
             }
         }
@@ -95,9 +95,9 @@ fn relayed_frames_that_are_not_as_sent_end_the_group() {
 }
 
 /// A tree of one rank with that secret.
-fn tree(rank: usize, size: usize, secret: Option<&[u8]>) -> CardTree {
-    let one = Prepared::new(rank, size, Vec::new(), &means(rank)).unwrap();
-    CardTree::new(one.card(), None, secret).unwrap()
+fn tree(rank: usize, size: usize, secret: Option<&[u8]>) -> RankTree {
+    let one = Prepared::new(rank, size, Vec::new(), &options(rank)).unwrap();
+    RankTree::new(one.rank_info(), None, secret).unwrap()
 }
 
 #[test]
@@ -105,9 +105,12 @@ fn address_records_are_bound_to_job_secret_rank_and_size() {
     let (reader, writer) = (tree(9, 20, Some(SECRET)), tree(8, 20, Some(SECRET)));
     let record = writer.address();
     assert!(reader.records.open(8, &record).is_ok());
-    let refused = |reader: &CardTree, rank: usize, record: &[u8]| {
-        let why = reader.records.open(rank, record).err().expect("it is accepted");
-        assert!(why.starts_with("another job token: ") && why.contains("SMDDP_JOB_TOKEN_FILE"), "{why}");
+    let refused = |reader: &RankTree, rank: usize, record: &[u8]| {
+        let reason = reader.records.open(rank, record).err().expect("it is accepted");
+        assert!(
+            reason.starts_with("another job token: ") && reason.contains("SMDDP_JOB_TOKEN_FILE"),
+            "{reason}"
+        );
     };
     refused(&reader, 7, &record);
     refused(&tree(9, 21, Some(SECRET)), 8, &record);
@@ -125,7 +128,7 @@ fn address_records_are_bound_to_job_secret_rank_and_size() {
 }
 
 /// Both ranks of a group that the store carries, up to what the child says.
-fn carried() -> (Vec<CardTree>, Vec<u8>) {
+fn carried() -> (Vec<RankTree>, Vec<u8>) {
     let mut trees = trees(2);
     let token = trees[0].token.clone();
     trees[1].token = token;
@@ -136,7 +139,7 @@ fn carried() -> (Vec<CardTree>, Vec<u8>) {
 
 #[test]
 fn cards_that_the_store_carries_cannot_be_changed_exchanged_or_repeated() {
-    let why = |tree: &CardTree| tree.failure().map(|failure| failure.why.clone()).unwrap_or_default();
+    let reason = |tree: &RankTree| tree.failure().map(|failure| failure.reason.clone()).unwrap_or_default();
     let (mut trees, up) = carried();
     trees[0].carried_up(1, &up);
     let _ = trees[0].go_on(Instant::now());
@@ -151,17 +154,17 @@ fn cards_that_the_store_carries_cannot_be_changed_exchanged_or_repeated() {
             0 => trees[0].carried_up(1, &bytes),
             _ => trees[1].carried_down(&bytes),
         }
-        assert!(why(&trees[rank]).contains("do not verify under the group's token"), "byte {at}");
+        assert!(reason(&trees[rank]).contains("do not verify under the group's token"), "byte {at}");
     }
     // In another rank's name, and the answer to another attempt.
     let (mut other, _) = carried();
     other[0].token = trees[0].token.clone();
     other[0].carried_up(2, &up);
-    assert!(why(&other[0]).contains("rank 2"), "{}", why(&other[0]));
+    assert!(reason(&other[0]).contains("rank 2"), "{}", reason(&other[0]));
     let (mut other, _) = carried();
     other[1].token = trees[0].token.clone();
     other[1].carried_down(&down);
-    assert!(why(&other[1]).contains("do not verify"), "{}", why(&other[1]));
+    assert!(reason(&other[1]).contains("do not verify"), "{}", reason(&other[1]));
     trees[1].carried_down(&down);
     assert_eq!(trees[1].go_on(Instant::now()).unwrap().as_ref().unwrap().len(), 2);
 }

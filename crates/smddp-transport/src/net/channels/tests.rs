@@ -3,27 +3,27 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{HAIL, Net, Uplink};
+use super::{HAIL, RemoteChannels, RemoteParts};
 use crate::fuzzing::{endpoint, line};
 use crate::net::frame::{Frame, Kind, MESSAGES};
-use crate::net::messages::FarMessages;
-use crate::net::wire::{Destination, Sink};
-use crate::net::wiring::NetWiring;
+use crate::net::layout::RemoteLayout;
+use crate::net::messages::RemoteMessages;
+use crate::net::wire::{Sink, Target};
 use crate::process::layout::LONGEST_ERROR;
-use crate::{Envelope, Fault, Head, Inlet};
+use crate::{CallFingerprint, Envelope, Fault, RecvChannel};
 
 /// Rank 0 of two, over a wire on which nothing comes by itself.
-fn rank() -> (Net, line::Shared) {
+fn rank() -> (RemoteChannels, line::Shared) {
     let line = line::Shared::new(2);
-    let uplink = Uplink { wire: Box::new(line.clone()), listeners: None, watches: None };
-    (Net::new(0, 2, uplink, endpoint(), 99), line)
+    let uplink = RemoteParts { wire: Box::new(line.clone()), listeners: None, watches: None };
+    (RemoteChannels::new(0, 2, uplink, endpoint(), 99), line)
 }
 
-fn begin(net: &mut Net, seq: u64) {
-    let inlet = Inlet { rank: 1, channel: 0, reader: 0, cell: 64, messages: 1, bytes: 8 };
-    net.wire_up(&Arc::new(NetWiring::new(0, Vec::new(), &[inlet], 1, 1)));
+fn begin(net: &mut RemoteChannels, seq: u64) {
+    let recv_channel = RecvChannel { rank: 1, channel: 0, reader: 0, cell: 64, messages: 1, bytes: 8 };
+    net.wire_up(&Arc::new(RemoteLayout::new(0, Vec::new(), &[recv_channel], 1, 1)));
     assert!(net.reserve());
-    net.begin(seq, Head { what: 7, count: 1 });
+    net.begin(seq, CallFingerprint { what: 7, count: 1 });
 }
 
 #[test]
@@ -48,11 +48,11 @@ fn who_keeps_a_rank_waiting_is_told_what_for_once_the_time_is_up_and_once_for_ea
 }
 
 /// Rank 1's goodbye on a class, with an error of so many bytes; where those are to go.
-fn goodbye(net: &mut Net, class: usize, bytes: usize) -> Destination {
+fn goodbye(net: &mut RemoteChannels, class: usize, bytes: usize) -> Target {
     let (channel, index, bytes) = (class as u32, 3, bytes as u64);
     let frame = Frame { channel, index, bytes, total: 5_000_000_000, ..Frame::new(Kind::Leave, 0) };
     let place = net.state.place(1, &frame);
-    if let Destination::Here(at) = place {
+    if let Target::Here(at) = place {
         // SAFETY: what lies there has room for the payload.
         unsafe { at.write_bytes(b'x', bytes as usize) };
     }
@@ -63,17 +63,17 @@ fn goodbye(net: &mut Net, class: usize, bytes: usize) -> Destination {
 #[test]
 fn who_leaves_tells_its_last_error_once_and_no_longer_one_than_there_is_room_for() {
     let (mut net, _line) = rank();
-    assert!(matches!(goodbye(&mut net, MESSAGES, LONGEST_ERROR), Destination::Here(_)));
+    assert!(matches!(goodbye(&mut net, MESSAGES, LONGEST_ERROR), Target::Here(_)));
     // Neither a second time nor elsewhere.
-    assert_eq!(goodbye(&mut net, MESSAGES, 1), Destination::Drop);
-    assert_eq!(goodbye(&mut net, 0, 1), Destination::Drop);
+    assert_eq!(goodbye(&mut net, MESSAGES, 1), Target::Drop);
+    assert_eq!(goodbye(&mut net, 0, 1), Target::Drop);
     assert_eq!(net.faults(Instant::now()), [Fault::Left { rank: 1 }]);
     let (ago, text) = net.last_error(1).unwrap();
     assert_eq!(text, "x".repeat(LONGEST_ERROR));
     assert!(ago >= Duration::from_secs(5) && ago < Duration::from_secs(60), "{ago:?}");
 
     let (mut net, _line) = rank();
-    assert_eq!(goodbye(&mut net, MESSAGES, LONGEST_ERROR + 1), Destination::Drop);
+    assert_eq!(goodbye(&mut net, MESSAGES, LONGEST_ERROR + 1), Target::Drop);
     assert_eq!(net.last_error(1), None);
     assert!(matches!(&net.faults(Instant::now())[..], [Fault::Lost { rank: 1, .. }]));
 }
@@ -84,19 +84,19 @@ fn why_a_group_is_dead_goes_over_the_connection_on_which_a_rank_was_heard_too() 
     for (heard, told) in [(false, 1), (true, 2)] {
         let (mut net, line) = rank();
         if heard {
-            let hail = Frame::new(Kind::Hail, 0);
-            assert_eq!(net.state.place(1, &hail), Destination::Drop);
-            net.state.arrived(1, &hail);
+            let wait_notice = Frame::new(Kind::WaitNotice, 0);
+            assert_eq!(net.state.place(1, &wait_notice), Target::Drop);
+            net.state.arrived(1, &wait_notice);
         }
-        net.poison("calls differ", &[1]);
+        net.abort("calls differ", &[1]);
         assert_eq!(line.with(|line| line.going.len()), told, "heard: {heard}");
     }
 }
 
 /// A frame of rank 1's comes; where its payload goes.
-fn comes(net: &mut Net, frame: Frame) -> Destination {
+fn comes(net: &mut RemoteChannels, frame: Frame) -> Target {
     let place = net.state.place(1, &frame);
-    if place != Destination::Later {
+    if place != Target::Later {
         net.state.arrived(1, &frame);
     }
     place
@@ -108,19 +108,19 @@ const PIECE: usize = 128 << 10;
 fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_is_let_go() {
     let (mut net, line) = rank();
     line.with(|line| line.copies = true);
-    net.state.messages = FarMessages::new(2, net.state.owner.sibling(), true);
+    net.state.messages = RemoteMessages::new(2, net.state.owner.sibling(), true);
     let going = || line.with(|line| line.going.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
     let (bytes, piece) =
         (PIECE + 5, |index, bytes: usize| Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Piece, 0) });
     let mut memory = vec![0u8; bytes];
     let at = memory.as_mut_ptr();
-    for let_go in [false, true] {
+    for release_user_buffers in [false, true] {
         // It comes.
         let total = bytes as u64;
-        assert_eq!(comes(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Destination::Drop);
+        assert_eq!(comes(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Drop);
         let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
         assert!(net.p2p(|mail| mail.land(1, stream, at)));
-        assert_eq!(comes(&mut net, piece(0, PIECE)), Destination::Here(at));
+        assert_eq!(comes(&mut net, piece(0, PIECE)), Target::Here(at));
         assert!(!net.p2p(|mail| mail.landed(1, stream)));
         // Another one goes, as far as its receiver has said.
         let envelope = Envelope { tag: 0, what: 0, bytes: total };
@@ -130,12 +130,12 @@ fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_i
         comes(&mut net, Frame { index: 1, ..Frame::new(Kind::Ready, sent) });
         assert!(!net.p2p(|mail| mail.gone(sent)));
         assert_eq!(going().last(), Some(&(at.cast_const(), PIECE)));
-        if let_go {
-            net.let_go();
+        if release_user_buffers {
+            net.release_user_buffers();
             comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
             net.p2p(|mail| mail.gone(sent));
             assert_eq!(going().last().map(|&(_, bytes)| bytes), Some(0), "it is copied, and no more is sent");
-            assert_eq!(comes(&mut net, piece(1, 5)), Destination::Drop);
+            assert_eq!(comes(&mut net, piece(1, 5)), Target::Drop);
             break;
         }
         comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
@@ -146,7 +146,7 @@ fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_i
             .for_each(|&(ticket, ..)| net.state.sent(ticket));
         assert!(net.p2p(|mail| mail.gone(sent)), "all of it is out of hands");
         net.p2p(|mail| mail.close(sent));
-        assert_eq!(comes(&mut net, piece(1, 5)), Destination::Here(at.wrapping_add(PIECE)));
+        assert_eq!(comes(&mut net, piece(1, 5)), Target::Here(at.wrapping_add(PIECE)));
         assert!(net.p2p(|mail| mail.landed(1, stream)));
     }
     assert_eq!(net.faults(Instant::now()), []);
@@ -157,7 +157,7 @@ fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_i
 fn a_short_message_that_is_waited_for_is_put_off_once() {
     for waits in [false, true] {
         let (mut net, _line) = rank();
-        net.state.messages = FarMessages::new(2, net.state.owner.sibling(), true);
+        net.state.messages = RemoteMessages::new(2, net.state.owner.sibling(), true);
         let mut memory = vec![0u8; 50_000];
         if waits {
             assert!(net.p2p(|mail| mail.next(1)).is_none());
@@ -166,13 +166,13 @@ fn a_short_message_that_is_waited_for_is_put_off_once() {
         comes(&mut net, Frame { index: Frame::FOLLOWS, total, ..Frame::new(Kind::Announce, 4) });
         let piece = Frame { bytes: total, ..Frame::new(Kind::Piece, 4) };
         if waits {
-            assert_eq!(comes(&mut net, piece), Destination::Later);
+            assert_eq!(comes(&mut net, piece), Target::Later);
             let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
             assert!(net.p2p(|mail| mail.land(1, stream, memory.as_mut_ptr())));
-            assert_eq!(comes(&mut net, piece), Destination::Here(memory.as_mut_ptr()));
+            assert_eq!(comes(&mut net, piece), Target::Here(memory.as_mut_ptr()));
             assert!(net.p2p(|mail| mail.landed(1, stream)));
         } else {
-            assert!(matches!(comes(&mut net, piece), Destination::Here(at) if at != memory.as_mut_ptr()));
+            assert!(matches!(comes(&mut net, piece), Target::Here(at) if at != memory.as_mut_ptr()));
             let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
             assert!(!net.p2p(|mail| mail.land(1, stream, memory.as_mut_ptr())), "it lies elsewhere already");
             assert_eq!(net.p2p(|mail| mail.piece(1, stream)).map(|(_, bytes)| bytes), Some(50_000));

@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 
-use super::engine::{Engine, Operation};
-use super::message::{HEAD, MessageHead, What};
+use super::endpoint::{FabricEndpoint, Operation};
+use super::header::{HEAD, Header, HeaderKind};
 use super::pair::{Arrival, Item, Payload, split};
-use super::provider::Event;
-use crate::net::wire::{Destination, Sink};
-use crate::warn::warn;
+use super::rail::Event;
+use crate::net::wire::{Sink, Target};
+use crate::warning::warn;
 
 /// Frames of a class whose payloads are brought over at once.
 const AHEAD: usize = 4;
 
-impl Engine {
+impl FabricEndpoint {
     /// Moves everything on, and tells a group's owner what is there for it. See `Wire::poll`.
     pub(crate) fn poll(&mut self, number: u32, sink: &mut dyn Sink) -> bool {
         if let Some(group) = self.groups.get_mut(&number) {
@@ -68,9 +68,9 @@ impl Engine {
                     self.came_back(rail, buffer);
                 }
             }
-            Event::Failed(context, why) => match context.and_then(|context| self.ops.remove(context)) {
-                Some(op) => self.over(op, Some(&why), number),
-                None => self.die(&why),
+            Event::Failed(context, reason) => match context.and_then(|context| self.ops.remove(context)) {
+                Some(op) => self.over(op, Some(&reason), number),
+                None => self.die(&reason),
             },
         }
     }
@@ -98,7 +98,7 @@ impl Engine {
         };
         self.busy[rail] -= 1;
         match (op, failed) {
-            (_, Some(why)) => self.lose(peer, why),
+            (_, Some(reason)) => self.lose(peer, reason),
             (Operation::Read { group, rank, seq, .. }, None) => {
                 if let Some(offer) = self.moved(group, rank, seq, group != number) {
                     self.peers[peer].fetched.push(offer);
@@ -130,7 +130,7 @@ impl Engine {
         // is posted again, after this.
         let message = unsafe { std::slice::from_raw_parts(local.at.cast_const(), local.bytes) };
         // Any process that the fabric lets send to this endpoint may have sent it: it must not end the groups of this process.
-        let Some(head) = MessageHead::decode(message) else {
+        let Some(head) = Header::decode(message) else {
             self.foreign += 1;
             if self.foreign == 1 {
                 warn(&format!(
@@ -144,40 +144,40 @@ impl Engine {
         let peer = self.peer(head.engine);
         let p = &mut self.peers[peer];
         p.credits = p.credits.saturating_add(head.credits);
-        p.owed += u32::from(head.counted);
+        p.pending_release += u32::from(head.counted);
         p.heard = true;
         match head.what {
-            What::Ping => p.pongs += 1,
-            What::Pong => p.pinged = p.pinged.saturating_sub(1),
+            HeaderKind::Ping => p.pongs += 1,
+            HeaderKind::Pong => p.pinged = p.pinged.saturating_sub(1),
             _ => {}
         }
         self.open_window(peer);
         let p = &self.peers[peer];
-        if p.pongs > 0 || p.owed >= self.window / 2 || head.credits > 0 && !p.outgoing.is_empty() {
+        if p.pongs > 0 || p.pending_release >= self.window / 2 || head.credits > 0 && !p.outgoing.is_empty() {
             self.list(peer);
         }
         let body = &message[HEAD..];
         let result = match head.what {
-            What::Credit | What::Ping | What::Pong => Ok(()),
-            What::Fetched => self.fetched(peer, body),
-            What::Grant => self.granted(peer, body),
+            HeaderKind::Credit | HeaderKind::Ping | HeaderKind::Pong => Ok(()),
+            HeaderKind::Fetched => self.fetched(peer, body),
+            HeaderKind::Grant => self.granted(peer, body),
             _ => self.ordered_message(head, body, number, sink),
         };
-        if let Err(why) = result {
-            self.lose(peer, &format!("it sent nonsense: {why}"));
+        if let Err(reason) = result {
+            self.lose(peer, &format!("it sent nonsense: {reason}"));
         }
     }
 
     fn ordered_message(
         &mut self,
-        head: MessageHead,
+        head: Header,
         body: &[u8],
         number: u32,
         sink: &mut dyn Sink,
     ) -> Result<(), String> {
         debug_assert!(head.what.ordered());
         #[cfg(test)]
-        let careless = self.breaks(super::engine::Careless::Order);
+        let careless = self.breaks(super::endpoint::ProtocolError::Order);
         // A group that is gone here: its peers learn that from others.
         let Some(group) = self.groups.get_mut(&head.group) else { return Ok(()) };
         if head.rank as usize >= group.size {
@@ -194,16 +194,16 @@ impl Engine {
             return Ok(());
         }
         if ready
-            && head.what == What::First
+            && head.what == HeaderKind::First
             && let Some((frame, payload)) = split(body)
             && payload.len() as u64 == frame.bytes
             && pair.idle(head.seq, &frame)
         {
             let rank = head.rank as usize;
             match sink.place(rank, &frame) {
-                Destination::Later => {}
+                Target::Later => {}
                 place => {
-                    if let Destination::Here(at) = place {
+                    if let Target::Here(at) = place {
                         // SAFETY: the sink's promise: room for the frame's payload, which has this length.
                         unsafe { at.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
                     }
@@ -305,19 +305,19 @@ impl Engine {
         }
         let place = sink.place(rank as usize, &item.frame);
         match (&item.payload, place) {
-            (_, Destination::Later) => return false,
-            (Payload::Here(_), Destination::Drop) => item.stage = Arrival::Placed,
-            (Payload::Here(bytes), Destination::Here(at)) => {
+            (_, Target::Later) => return false,
+            (Payload::Here(_), Target::Drop) => item.stage = Arrival::Placed,
+            (Payload::Here(bytes), Target::Here(at)) => {
                 // SAFETY: the sink's promise: room for the frame's payload, which has this length.
                 unsafe { at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
                 item.stage = Arrival::Placed;
             }
-            (Payload::There(offered), Destination::Drop) => {
+            (Payload::There(offered), Target::Drop) => {
                 self.peers[peer].fetched.push(offered.id);
                 self.list(peer);
                 item.stage = Arrival::Placed;
             }
-            (Payload::There(offered), Destination::Here(at)) => {
+            (Payload::There(offered), Target::Here(at)) => {
                 let bytes = item.frame.bytes as usize;
                 match self.fetch(number, rank, item.seq, peer, bytes, (offered, at)) {
                     Ok(count) => {
@@ -326,8 +326,8 @@ impl Engine {
                             group.moving += count;
                         }
                     }
-                    Err(why) => {
-                        self.lose(peer, &why);
+                    Err(reason) => {
+                        self.lose(peer, &reason);
                         return false;
                     }
                 }

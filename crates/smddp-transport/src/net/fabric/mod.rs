@@ -1,22 +1,22 @@
 //! Frames over libfabric, or over a simulation of what EFA does.
 
-mod buffers;
-mod bulk;
-pub mod choose;
-pub(crate) mod current;
-pub(crate) mod engine;
+pub(crate) mod endpoint;
+pub(crate) mod header;
 mod incoming;
-pub(crate) mod message;
+mod large_messages;
 pub(crate) mod ofi;
 mod outgoing;
 mod pair;
-pub(crate) mod provider;
+pub(crate) mod process_endpoint;
+pub mod provider_choice;
 mod queues;
-mod receives;
+pub(crate) mod rail;
+mod receive_buffers;
+pub(crate) mod registration;
+mod send_buffers;
 mod slab;
 pub mod srd;
-pub(crate) mod staging;
 mod transfers;
 pub(crate) mod wire;
 
-pub use engine::FabricAddress;
+pub use endpoint::FabricAddress;

@@ -2,13 +2,13 @@
 
 use std::time::Instant;
 
-use super::engine::{Engine, Operation};
-use super::message::{HEAD, MessageHead, What};
-use super::provider::Posted;
+use super::endpoint::{FabricEndpoint, Operation};
+use super::header::{HEAD, Header, HeaderKind};
+use super::rail::Posted;
 use crate::net::frame::{Frame, HEADER};
-use crate::net::wire::{EAGER, Ticket};
+use crate::net::wire::{INLINE_PAYLOAD, Ticket};
 
-impl Engine {
+impl FabricEndpoint {
     /// Queues a frame for a rank of a group. See `Wire::send`.
     ///
     /// # Safety
@@ -28,7 +28,7 @@ impl Engine {
             return;
         };
         let bytes = frame.bytes as usize;
-        if bytes > EAGER
+        if bytes > INLINE_PAYLOAD
             && let Some(offset) = self.staging.offset(payload, bytes)
         {
             self.offer(number, rank, peer, frame, (payload, offset), ticket);
@@ -37,7 +37,7 @@ impl Engine {
         let head = frame.encode();
         let room = self.peers[peer].message - HEAD;
         #[cfg(test)]
-        let room = if self.breaks(super::engine::Careless::Size) { usize::MAX } else { room };
+        let room = if self.breaks(super::endpoint::ProtocolError::Size) { usize::MAX } else { room };
         let mut from = 0;
         loop {
             let first = from == 0;
@@ -48,7 +48,7 @@ impl Engine {
                 // SAFETY: the caller's promise: `bytes` readable bytes.
                 unsafe { std::slice::from_raw_parts(payload.add(from), part) }
             };
-            let what = if first { What::First } else { What::More };
+            let what = if first { HeaderKind::First } else { HeaderKind::More };
             let body = [if first { &head[..] } else { &[] }, piece];
             self.ordered(number, rank, peer, what, body);
             from += part;
@@ -62,22 +62,24 @@ impl Engine {
     }
 
     /// A message in the order of a pair.
-    pub(super) fn ordered(&mut self, number: u32, rank: usize, peer: usize, what: What, body: [&[u8]; 2]) {
+    pub(super) fn ordered(
+        &mut self,
+        number: u32,
+        rank: usize,
+        peer: usize,
+        what: HeaderKind,
+        body: [&[u8]; 2],
+    ) {
         let Some(group) = self.groups.get_mut(&number) else { return };
         let me = group.me;
         let Some(member) = group.members[rank].as_mut() else { return };
-        let head = MessageHead {
-            group: member.group,
-            rank: me,
-            seq: member.next,
-            ..MessageHead::new(what, self.id)
-        };
+        let head = Header { group: member.group, rank: me, seq: member.next, ..Header::new(what, self.id) };
         member.next += 1;
         self.message(peer, head, body);
     }
 
     /// Sends a message, at once where it can be.
-    pub(super) fn message(&mut self, peer: usize, head: MessageHead, body: [&[u8]; 2]) {
+    pub(super) fn message(&mut self, peer: usize, head: Header, body: [&[u8]; 2]) {
         self.open_window(peer);
         let mut start = [0; HEAD];
         head.encode(&mut start);
@@ -95,7 +97,7 @@ impl Engine {
         let p = &self.peers[peer];
         let credit = p.credits > 0;
         #[cfg(test)]
-        let credit = credit || self.breaks(super::engine::Careless::Window);
+        let credit = credit || self.breaks(super::endpoint::ProtocolError::Window);
         let room = self.open(0) && self.busy[0] < self.operations();
         credit && room && !p.to.is_empty() && p.broken.is_none()
     }
@@ -104,8 +106,8 @@ impl Engine {
     fn launch(&mut self, peer: usize, parts: &[&[u8]], counted: bool) -> bool {
         let buffer = match self.sends.take(self.rails[0].as_mut()) {
             Ok(buffer) => buffer,
-            Err(why) => {
-                self.die(&why);
+            Err(reason) => {
+                self.die(&reason);
                 return true;
             }
         };
@@ -115,7 +117,7 @@ impl Engine {
         let local = if bytes > local.bytes {
             // Only the careless get here.
             let large = Box::leak(parts.concat().into_boxed_slice());
-            super::provider::LocalMemory { at: large.as_mut_ptr(), bytes, ..local }
+            super::rail::LocalMemory { at: large.as_mut_ptr(), bytes, ..local }
         } else {
             local
         };
@@ -126,13 +128,13 @@ impl Engine {
             message[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        MessageHead::seal(message, self.peers[peer].owed, counted);
+        Header::seal(message, self.peers[peer].pending_release, counted);
         let to = self.peers[peer].to[0];
         let context = self.context(Operation::Send { buffer, peer });
         // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the rail.
         let posted = unsafe { self.rails[0].send(to, local, context) };
         #[cfg(test)]
-        let posted = if posted == Ok(Posted::Again) && self.breaks(super::engine::Careless::Again) {
+        let posted = if posted == Ok(Posted::Again) && self.breaks(super::endpoint::ProtocolError::Again) {
             // SAFETY: as above.
             let mut again = || unsafe { self.rails[0].send(to, local, context) };
             (0..5000).map(|_| again()).find(|p| *p != Ok(Posted::Again)).unwrap_or(posted)
@@ -142,7 +144,7 @@ impl Engine {
         match posted {
             Ok(Posted::Yes) => {
                 let p = &mut self.peers[peer];
-                p.owed = 0;
+                p.pending_release = 0;
                 p.sending += 1;
                 if counted {
                     p.credits = p.credits.saturating_sub(1);
@@ -156,10 +158,10 @@ impl Engine {
                 self.sends.give(buffer);
                 false
             }
-            Err(why) => {
+            Err(reason) => {
                 self.ops.remove(context);
                 self.sends.give(buffer);
-                self.lose(peer, &format!("a message could not be sent: {why}"));
+                self.lose(peer, &format!("a message could not be sent: {reason}"));
                 true
             }
         }
@@ -181,8 +183,10 @@ impl Engine {
             let refused = self.refused[0];
             moved |= self.pump_peer(peer);
             let p = &self.peers[peer];
-            let more =
-                p.pongs > 0 || !p.outgoing.is_empty() || !p.fetched.is_empty() || p.owed >= self.window / 2;
+            let more = p.pongs > 0
+                || !p.outgoing.is_empty()
+                || !p.fetched.is_empty()
+                || p.pending_release >= self.window / 2;
             if !more || p.broken.is_some() || p.to.is_empty() {
                 self.peers[peer].listed = false;
             } else if self.refused[0] > refused {
@@ -197,7 +201,7 @@ impl Engine {
 
     fn pump_peer(&mut self, peer: usize) -> bool {
         let mut moved = false;
-        let plain = MessageHead::new(What::Fetched, self.id);
+        let plain = Header::new(HeaderKind::Fetched, self.id);
         // Before all else: somebody waits for the memory.
         while !self.peers[peer].fetched.is_empty() && self.may_send(peer) {
             let most = (self.peers[peer].message - HEAD) / 8;
@@ -222,20 +226,20 @@ impl Engine {
             }
             moved = true;
         }
-        while self.peers[peer].pongs > 0 && self.uncounted(peer, What::Pong) {
+        while self.peers[peer].pongs > 0 && self.uncounted(peer, HeaderKind::Pong) {
             self.peers[peer].pongs -= 1;
             moved = true;
         }
         // Each such message returns half a window, so two of them at most are under way: for these the peer has
         // buffers beyond the window.
-        if self.peers[peer].owed >= self.window / 2 {
-            moved |= self.uncounted(peer, What::Credit);
+        if self.peers[peer].pending_release >= self.window / 2 {
+            moved |= self.uncounted(peer, HeaderKind::Credit);
         }
         moved
     }
 
     /// Sends a message that needs no credit where its receiver has opened its window; `false`: not now.
-    fn uncounted(&mut self, peer: usize, what: What) -> bool {
+    fn uncounted(&mut self, peer: usize, what: HeaderKind) -> bool {
         self.open_window(peer);
         let p = &self.peers[peer];
         let room = self.open(0) && self.busy[0] < self.operations() && (p.heard || p.credits > 0);
@@ -243,13 +247,13 @@ impl Engine {
             return false;
         }
         let mut start = [0; HEAD];
-        MessageHead::new(what, self.id).encode(&mut start);
+        Header::new(what, self.id).encode(&mut start);
         self.launch(peer, &[&start], !p.heard)
     }
 
     /// `false`: not now.
     pub(super) fn ping(&mut self, peer: usize, now: Instant) -> bool {
-        let sent = self.uncounted(peer, What::Ping);
+        let sent = self.uncounted(peer, HeaderKind::Ping);
         if sent {
             let p = &mut self.peers[peer];
             p.pinged += 1;

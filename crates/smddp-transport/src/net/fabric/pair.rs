@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 
-use super::message::{What, numbers};
-use super::provider::RemoteMemory;
+use super::header::{HeaderKind, numbers};
+use super::rail::RemoteMemory;
 use crate::net::frame::{CLASSES, Frame, HEADER};
-use crate::net::wire::EAGER;
+use crate::net::wire::INLINE_PAYLOAD;
 
 /// A payload in the sender's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub(crate) fn remotes(mut words: impl Iterator<Item = u64>) -> Vec<RemoteMemory>
 }
 
 /// Bytes of an offered payload: anything less goes with its frame, and no memory is larger.
-const OFFERED: RangeInclusive<u64> = EAGER as u64 + 1..=1 << 40;
+const OFFERED: RangeInclusive<u64> = INLINE_PAYLOAD as u64 + 1..=1 << 40;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Payload {
@@ -75,7 +75,7 @@ pub(crate) struct Pair {
     /// Number of the message to be taken next.
     next: u64,
     /// Messages that came too early. Bounded by the credits of their sender.
-    ahead: BTreeMap<u64, (What, Vec<u8>)>,
+    ahead: BTreeMap<u64, (HeaderKind, Vec<u8>)>,
     /// A frame whose payload is not all here.
     partial: Option<Item>,
     /// Frames of each class, in order. What waits here is bounded by what the owner of the wire lets its peers send.
@@ -102,7 +102,7 @@ impl Pair {
     }
 
     /// Takes a message; `Err`: it cannot be part of this pair's stream.
-    pub(crate) fn take(&mut self, what: What, seq: u64, body: &[u8]) -> Result<(), String> {
+    pub(crate) fn take(&mut self, what: HeaderKind, seq: u64, body: &[u8]) -> Result<(), String> {
         if seq > self.next {
             return match self.ahead.insert(seq, (what, body.to_vec())) {
                 None => Ok(()),
@@ -126,12 +126,12 @@ impl Pair {
 
     /// Takes a message as if it were the next one, which is what must not be done.
     #[cfg(test)]
-    pub(crate) fn take_unordered(&mut self, what: What, seq: u64, body: &[u8]) -> Result<(), String> {
+    pub(crate) fn take_unordered(&mut self, what: HeaderKind, seq: u64, body: &[u8]) -> Result<(), String> {
         self.append(what, seq, body)
     }
 
-    fn append(&mut self, what: What, seq: u64, body: &[u8]) -> Result<(), String> {
-        if what == What::More {
+    fn append(&mut self, what: HeaderKind, seq: u64, body: &[u8]) -> Result<(), String> {
+        if what == HeaderKind::More {
             let Some(item) = &mut self.partial else { return Err("a payload without a frame".to_owned()) };
             let Payload::Here(bytes) = &mut item.payload else { return Err("two payloads".to_owned()) };
             bytes.extend_from_slice(body);
@@ -146,7 +146,7 @@ impl Pair {
             if frame.class() >= CLASSES {
                 return Err(format!("a frame of class {}", frame.class()));
             }
-            let payload = if what == What::Offer {
+            let payload = if what == HeaderKind::TransportOffer {
                 if !OFFERED.contains(&frame.bytes) {
                     return Err(format!("an offer of {} bytes", frame.bytes));
                 }
@@ -195,10 +195,10 @@ mod tests {
     #[test]
     fn messages_in_any_order_become_frames_in_order() {
         let messages = [
-            (What::First, body(0, b"ab", 2)),
-            (What::First, body(1, b"cd", 5)),
-            (What::More, b"efg".to_vec()),
-            (What::First, body(2, b"", 0)),
+            (HeaderKind::First, body(0, b"ab", 2)),
+            (HeaderKind::First, body(1, b"cd", 5)),
+            (HeaderKind::More, b"efg".to_vec()),
+            (HeaderKind::First, body(2, b"", 0)),
         ];
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1], [1, 3, 0, 2]] {
             let mut pair = Pair::default();
@@ -216,11 +216,11 @@ mod tests {
     #[test]
     fn what_is_no_stream_is_refused() {
         let mut pair = Pair::default();
-        assert!(pair.take(What::More, 0, b"x").is_err());
-        assert!(pair.take(What::First, 0, b"no frame").is_err());
+        assert!(pair.take(HeaderKind::More, 0, b"x").is_err());
+        assert!(pair.take(HeaderKind::First, 0, b"no frame").is_err());
         let mut pair = Pair::default();
-        pair.take(What::First, 0, &body(0, b"", 0)).unwrap();
-        assert!(pair.take(What::First, 0, &body(0, b"", 0)).is_err(), "twice");
-        assert!(pair.take(What::Offer, 1, &body(0, b"12345678", 9)).is_err(), "no address");
+        pair.take(HeaderKind::First, 0, &body(0, b"", 0)).unwrap();
+        assert!(pair.take(HeaderKind::First, 0, &body(0, b"", 0)).is_err(), "twice");
+        assert!(pair.take(HeaderKind::TransportOffer, 1, &body(0, b"12345678", 9)).is_err(), "no address");
     }
 }

@@ -1,10 +1,10 @@
 //! Receive buffers, operations and completions of a rail: how many, so that no queue overruns.
 
-use super::buffers::Buffers;
-use super::message::HEAD;
-use super::provider::Limits;
+use super::header::HEAD;
+use super::rail::RailLimits;
+use super::send_buffers::Buffers;
 use crate::net::frame::HEADER;
-use crate::net::wire::EAGER;
+use crate::net::wire::INLINE_PAYLOAD;
 
 /// Pings to a peer that are not answered yet.
 pub(super) const PINGS: u32 = 2;
@@ -51,7 +51,7 @@ pub(super) struct Queues {
 }
 
 impl Queues {
-    pub(super) fn new(limits: &Limits) -> Self {
+    pub(super) fn new(limits: &RailLimits) -> Self {
         let numbers = if limits.writes { NUMBERS.min(limits.completions / 8) } else { 0 };
         let rest = limits.completions - numbers;
         let operations = limits.operations.min(OPERATIONS).min(rest / 2).max(2);
@@ -61,7 +61,7 @@ impl Queues {
 }
 
 /// Messages that a peer may have under way before it is in use: half of the buffers are divided so.
-pub(super) fn first(limits: &Limits, peers: usize, window: u32) -> u32 {
+pub(super) fn first(limits: &RailLimits, peers: usize, window: u32) -> u32 {
     ((Queues::new(limits).receives / 2 / peers) as u32).clamp(1, window)
 }
 
@@ -72,8 +72,8 @@ pub(super) fn least(rails: usize) -> usize {
 
 /// Messages that a peer may have under way, and bytes of the largest, so that `peers` peers fit the budget if all are in
 /// use: first the window shrinks, then the messages, which get more then, as long as it is their bytes that are short.
-pub(super) fn shape(limits: &Limits, rails: usize, peers: usize, budget: usize) -> (u32, usize) {
-    let largest = limits.message.min(HEAD + HEADER + EAGER);
+pub(super) fn shape(limits: &RailLimits, rails: usize, peers: usize, budget: usize) -> (u32, usize) {
+    let largest = limits.message.min(HEAD + HEADER + INLINE_PAYLOAD);
     let least = least(rails);
     let sizes = [largest, 4096, 2048, 1024, 512].into_iter().filter(|&s| s <= largest && s >= least);
     let mut best = (2, largest);
@@ -101,7 +101,7 @@ mod tests {
     #[test]
     fn receive_buffers_stay_within_their_budget_however_many_peers_there_are() {
         // What is asked of a device that has more of everything.
-        let limits = Limits {
+        let limits = RailLimits {
             message: 8192,
             one_sided: 1 << 30,
             operations: OPERATIONS,

@@ -1,6 +1,6 @@
 //! Large payloads on their way, as the engine keeps them.
 
-use super::provider::RemoteMemory;
+use super::rail::RemoteMemory;
 use crate::net::wire::Ticket;
 
 /// A payload of this process that a peer may fetch.
@@ -30,7 +30,7 @@ pub(super) struct Grant {
 }
 
 /// An operation that waits for room in a queue.
-pub(super) struct Todo {
+pub(super) struct PendingTransfer {
     pub(super) peer: usize,
     pub(super) rail: usize,
     pub(super) local: *mut u8,
@@ -41,7 +41,7 @@ pub(super) struct Todo {
 }
 
 // SAFETY: the address of staging memory, whose owner keeps it until the operation's end was told.
-unsafe impl Send for Todo {}
+unsafe impl Send for PendingTransfer {}
 
 #[derive(Clone, Copy)]
 pub(super) enum TransferKind {

@@ -4,13 +4,13 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::engine::{Engine, FabricAddress};
+use super::endpoint::{FabricAddress, FabricEndpoint};
 use crate::lock;
 use crate::net::frame::Frame;
-use crate::net::wire::{Broken, GRACE, Sink, Ticket, Wire};
+use crate::net::wire::{Broken, DRAIN_GRACE, Sink, Ticket, Wire};
 
 /// An engine, for the groups that use it.
-pub(crate) type SharedEngine = Arc<Mutex<Engine>>;
+pub(crate) type SharedEngine = Arc<Mutex<FabricEndpoint>>;
 
 pub(crate) struct FabricWire {
     engine: SharedEngine,
@@ -57,11 +57,11 @@ impl Wire for FabricWire {
 
     fn broken(&self) -> Vec<Broken> {
         let broken = lock(&self.engine).broken(self.group);
-        broken.into_iter().map(|(peer, why)| Broken { peer, why }).collect()
+        broken.into_iter().map(|(peer, reason)| Broken { peer, reason }).collect()
     }
 
     fn last_words(&self) -> Duration {
-        GRACE
+        DRAIN_GRACE
     }
 
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {

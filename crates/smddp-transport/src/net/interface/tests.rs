@@ -33,20 +33,24 @@ fn machine() -> Vec<Interface> {
     ]
 }
 
-fn chosen(interfaces: &[Interface], value: Option<&str>, family: Family) -> Result<ChosenInterface, Error> {
-    choose_from(interfaces, &Wanted { value: value.map(str::to_owned), from: SMDDP }, family)
+fn chosen(
+    interfaces: &[Interface],
+    value: Option<&str>,
+    family: AddressFamily,
+) -> Result<SelectedInterface, Error> {
+    choose_from(interfaces, &InterfaceFilter { value: value.map(str::to_owned), from: SMDDP }, family)
 }
 
 fn name(interfaces: &[Interface], value: Option<&str>) -> String {
-    chosen(interfaces, value, Family::Any).unwrap().name
+    chosen(interfaces, value, AddressFamily::Any).unwrap().name
 }
 
 #[test]
 fn the_fastest_link_is_taken_and_the_lowest_index_of_equals() {
-    let choice = chosen(&machine(), None, Family::Any).unwrap();
+    let choice = chosen(&machine(), None, AddressFamily::Any).unwrap();
     assert_eq!((choice.name.as_str(), choice.speed_mbit, choice.loopback), ("eth1", Some(25_000), false));
-    assert_eq!(choice.why, "the first of the fastest of eth1, eth2, eth0");
-    assert_eq!(choice.to_string(), format!("eth1 10.1.0.1, 25000 Mbit/s ({})", choice.why));
+    assert_eq!(choice.reason, "the first of the fastest of eth1, eth2, eth0");
+    assert_eq!(choice.to_string(), format!("eth1 10.1.0.1, 25000 Mbit/s ({})", choice.reason));
 }
 
 #[test]
@@ -54,7 +58,10 @@ fn a_name_decides_over_speed() {
     assert_eq!(name(&machine(), Some("eth0")), "eth0");
     assert_eq!(name(&machine(), Some("=docker0")), "docker0");
     assert_eq!(name(&machine(), Some("^eth1,eth2")), "eth0");
-    assert_eq!(chosen(&machine(), Some("=eth2"), Family::Any).unwrap().why, "SMDDP_SOCKET_IFNAME==eth2");
+    assert_eq!(
+        chosen(&machine(), Some("=eth2"), AddressFamily::Any).unwrap().reason,
+        "SMDDP_SOCKET_IFNAME==eth2"
+    );
 }
 
 #[test]
@@ -67,13 +74,13 @@ fn bridges_of_this_host_come_after_links_between_hosts() {
 #[test]
 fn an_interface_that_reaches_its_own_link_alone_comes_after_others() {
     assert_eq!(name(&machine(), Some("eth0,ib0")), "eth0");
-    let choice = chosen(&machine(), Some("ib0"), Family::Any).unwrap();
+    let choice = chosen(&machine(), Some("ib0"), AddressFamily::Any).unwrap();
     assert_eq!(choice.address.with_port(7).to_string(), "[fe80::6%6]:7");
 }
 
 #[test]
 fn a_peer_on_the_same_link_is_reached_through_the_interface_of_this_host() {
-    let mine = chosen(&machine(), Some("ib0"), Family::Any).unwrap().address;
+    let mine = chosen(&machine(), Some("ib0"), AddressFamily::Any).unwrap().address;
     let text = |peer: &str| mine.reaches(peer.parse().unwrap()).to_string();
     assert_eq!(text("[fe80::9%2]:7"), "[fe80::9%6]:7");
     assert_eq!(text("[2001:db8::9]:7"), "[2001:db8::9]:7");
@@ -82,29 +89,29 @@ fn a_peer_on_the_same_link_is_reached_through_the_interface_of_this_host() {
 
 #[test]
 fn loopback_is_taken_when_named_or_alone_and_always_flagged() {
-    let named = chosen(&machine(), Some("lo"), Family::Any).unwrap();
+    let named = chosen(&machine(), Some("lo"), AddressFamily::Any).unwrap();
     assert_eq!((named.name.as_str(), named.loopback), ("lo", true));
-    let alone = chosen(&machine()[..1], None, Family::Any).unwrap();
-    assert_eq!((alone.loopback, alone.why.as_str()), (true, "there is no other"));
-    let left = chosen(&machine(), Some("^eth,ib,docker"), Family::Any).unwrap();
-    assert!(left.loopback && left.why.contains("no other"), "{left:?}");
+    let alone = chosen(&machine()[..1], None, AddressFamily::Any).unwrap();
+    assert_eq!((alone.loopback, alone.reason.as_str()), (true, "there is no other"));
+    let left = chosen(&machine(), Some("^eth,ib,docker"), AddressFamily::Any).unwrap();
+    assert!(left.loopback && left.reason.contains("no other"), "{left:?}");
 }
 
 #[test]
 fn the_family_decides_which_address() {
     let ip = |family| chosen(&machine(), Some("=eth0"), family).unwrap().address.ip.to_string();
-    assert_eq!(ip(Family::Any), "10.0.0.1");
-    assert_eq!(ip(Family::V4), "10.0.0.1");
-    assert_eq!(ip(Family::V6), "2001:db8::1");
+    assert_eq!(ip(AddressFamily::Any), "10.0.0.1");
+    assert_eq!(ip(AddressFamily::V4), "10.0.0.1");
+    assert_eq!(ip(AddressFamily::V6), "2001:db8::1");
     // The fast ones have no address of that kind.
-    assert_eq!(chosen(&machine(), None, Family::V6).unwrap().name, "eth0");
-    assert_eq!(Family::from_setting("af_inet6"), Some(Family::V6));
-    assert_eq!(Family::from_setting("inet"), None);
+    assert_eq!(chosen(&machine(), None, AddressFamily::V6).unwrap().name, "eth0");
+    assert_eq!(AddressFamily::from_setting("af_inet6"), Some(AddressFamily::V6));
+    assert_eq!(AddressFamily::from_setting("inet"), None);
 }
 
 #[test]
 fn an_unknown_name_is_told_with_its_setting_and_what_there_is() {
-    let text = chosen(&machine(), Some("nosuch0"), Family::Any).unwrap_err().to_string();
+    let text = chosen(&machine(), Some("nosuch0"), AddressFamily::Any).unwrap_err().to_string();
     for part in [
         "SMDDP_SOCKET_IFNAME=\"nosuch0\"",
         "eth0 (fe80::1%3, 2001:db8::1, 10.0.0.1)",
@@ -116,11 +123,13 @@ fn an_unknown_name_is_told_with_its_setting_and_what_there_is() {
 
 #[test]
 fn an_interface_that_is_down_or_lacks_the_family_is_told_so() {
-    for (value, family, word) in [("=eth3", Family::Any, "up"), ("=eth1", Family::V6, "IPv6 address")] {
+    for (value, family, word) in
+        [("=eth3", AddressFamily::Any, "up"), ("=eth1", AddressFamily::V6, "IPv6 address")]
+    {
         let text = chosen(&machine(), Some(value), family).unwrap_err().to_string();
         assert!(text.contains(value) && text.contains(word), "{text}");
     }
-    let text = chosen(&[], None, Family::Any).unwrap_err().to_string();
+    let text = chosen(&[], None, AddressFamily::Any).unwrap_err().to_string();
     assert!(text.ends_with("it has none"), "{text}");
 }
 
@@ -131,22 +140,25 @@ fn the_first_setting_that_has_a_value_counts() {
         "GLOO_SOCKET_IFNAME" => Some("eth1".to_owned()),
         _ => None,
     };
-    assert_eq!(Wanted::first(lookup), Wanted { value: Some("eth1".to_owned()), from: GLOO });
-    assert_eq!(Wanted::first(|_| None), Wanted { value: None, from: SMDDP });
+    assert_eq!(
+        InterfaceFilter::first(lookup),
+        InterfaceFilter { value: Some("eth1".to_owned()), from: GLOO }
+    );
+    assert_eq!(InterfaceFilter::first(|_| None), InterfaceFilter { value: None, from: SMDDP });
 }
 
 #[test]
 fn gloos_setting_in_nccls_syntax_is_understood() {
-    let wanted = Wanted { value: Some("^lo,docker".to_owned()), from: GLOO };
-    assert_eq!(choose_from(&machine(), &wanted, Family::Any).unwrap().name, "eth1");
-    let wanted = Wanted { value: Some("eth".to_owned()), from: GLOO };
-    let text = choose_from(&machine(), &wanted, Family::Any).unwrap_err().to_string();
+    let wanted = InterfaceFilter { value: Some("^lo,docker".to_owned()), from: GLOO };
+    assert_eq!(choose_from(&machine(), &wanted, AddressFamily::Any).unwrap().name, "eth1");
+    let wanted = InterfaceFilter { value: Some("eth".to_owned()), from: GLOO };
+    let text = choose_from(&machine(), &wanted, AddressFamily::Any).unwrap_err().to_string();
     assert!(text.contains("GLOO_SOCKET_IFNAME=\"eth\""), "{text}");
 }
 
 #[test]
 fn this_machine_has_something_to_choose_or_says_what_it_has() {
-    match choose(&Wanted { value: None, from: SMDDP }, Family::Any) {
+    match choose(&InterfaceFilter { value: None, from: SMDDP }, AddressFamily::Any) {
         Ok(choice) => {
             // What is chosen exists: a socket can be bound to it.
             std::net::TcpListener::bind(choice.address.with_port(0))

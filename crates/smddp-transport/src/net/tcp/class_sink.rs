@@ -1,7 +1,7 @@
 //! What a connection's frames say of the connection itself; everything else is the sink's.
 
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Destination, Sink, Ticket};
+use crate::net::wire::{Sink, Target, Ticket};
 
 /// Notes who says goodbye, and hands everything on.
 pub(super) struct ClassSink<'a> {
@@ -22,18 +22,18 @@ impl<'a> ClassSink<'a> {
         Self { sink, class, wrong: false, heard: false, left: false, moves: false, moved }
     }
 
-    fn refuse(&mut self) -> Destination {
+    fn refuse(&mut self) -> Target {
         self.wrong = true;
-        Destination::Later
+        Target::Later
     }
 }
 
 impl Sink for ClassSink<'_> {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Destination {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Target {
         match frame.kind {
             Kind::Moved | Kind::Move if frame.bytes > 0 => self.refuse(),
-            Kind::Moved if !self.moved => Destination::Later,
-            Kind::Moved | Kind::Move => Destination::Drop,
+            Kind::Moved if !self.moved => Target::Later,
+            Kind::Moved | Kind::Move => Target::Drop,
             // The order of its class is all that a frame can rely on.
             _ if frame.class() != self.class => self.refuse(),
             _ => self.sink.place(peer, frame),

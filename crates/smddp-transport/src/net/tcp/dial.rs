@@ -8,17 +8,17 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::hello::{CLOSED, Credential, Hello, Purpose, REFUSED, TAKEN, TcpAddress};
-use crate::net::reached;
-use crate::own::Uninherited;
+use super::address::{CLOSED, Credential, Hello, Purpose, REFUSED, TAKEN, TcpAddress};
+use crate::close_on_fork::CloseOnFork;
+use crate::net::known_hosts;
 use crate::token::{Claim, Keys, PROOF, REPLY};
 
-pub(crate) fn connect(address: SocketAddr) -> io::Result<Uninherited<TcpStream>> {
+pub(crate) fn connect(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(Uninherited::new(TcpStream::from(socket))),
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(CloseOnFork::new(TcpStream::from(socket))),
         Err(error) => Err(error.into()),
     }
 }
@@ -67,7 +67,7 @@ pub(super) fn end_after(socket: &TcpStream, limit: Option<Duration>) -> io::Resu
 
 /// A connection up to the last of its first words.
 pub(super) struct Dial {
-    pub(super) socket: Uninherited<TcpStream>,
+    pub(super) socket: CloseOnFork<TcpStream>,
     host: IpAddr,
     claim: Claim,
     encrypts: bool,
@@ -92,7 +92,7 @@ impl Dial {
         let socket = connect(address.socket)?;
         prepare(&socket, patience, Probes::Soon)?;
         end_after(&socket, Some(patience))?;
-        let hello = Hello { door: address.door, from: credential.rank, to, purpose };
+        let hello = Hello { group_listener: address.group_listener, from: credential.rank, to, purpose };
         let claim = Claim::new(&credential.token, &hello.to_bytes())?;
         Ok(Self {
             socket,
@@ -121,7 +121,7 @@ impl Dial {
         if self.said < words.len() {
             let written = retried((&*self.socket).write(&words[self.said..]))?;
             if self.said == 0 && written > 0 {
-                reached::note(self.host);
+                known_hosts::note(self.host);
             }
             self.said += written;
         }

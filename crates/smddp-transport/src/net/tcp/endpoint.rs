@@ -8,26 +8,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use super::address::{self, CLOSED, HELLO, Hello, Purpose, REFUSED, TAKEN, TcpAddress, parse};
 use super::dial::advice;
-use super::hello::{self, CLOSED, HELLO, Hello, Purpose, REFUSED, TAKEN, TcpAddress, parse};
 use super::seal::Seal;
-use super::survey;
+use super::straggler_query;
+use crate::close_on_fork::CloseOnFork;
 use crate::fork::{self, PerProcess};
 use crate::lock;
-use crate::net::interface::{self, ChosenInterface, Family, Wanted};
-use crate::own::Uninherited;
-use crate::process::callers::{Host, Stage};
-use crate::process::questions::{Question, tell};
-use crate::process::{Bell, Endpoint, Id, random};
+use crate::net::interface::{self, AddressFamily, InterfaceFilter, SelectedInterface};
+use crate::process::incoming::{Host, Stage};
+use crate::process::status::{Question, tell};
+use crate::process::{Doorbell, Endpoint, Id, random};
 use crate::token::{Challenge, SALT, Token};
-use crate::warn::{note, warn};
+use crate::warning::{note, warn};
 
 /// A connection that is not wanted, and why.
-type Refused = (Uninherited<TcpStream>, &'static str);
+type Refused = (CloseOnFork<TcpStream>, &'static str);
 
 /// What others want of one group here.
 #[derive(Default)]
-pub(super) struct Inbox {
+pub(super) struct PendingConnections {
     me: usize,
     size: usize,
     classes: Mutex<Classes>,
@@ -45,7 +45,7 @@ pub(super) struct Inbox {
 pub(super) struct CallOfClass {
     pub(super) rank: usize,
     pub(super) class: usize,
-    pub(super) stream: Uninherited<TcpStream>,
+    pub(super) stream: CloseOnFork<TcpStream>,
     pub(super) seal: Option<Box<Seal>>,
 }
 
@@ -64,7 +64,7 @@ struct Classes {
 /// Those who want to notice when this group's end is closed.
 #[derive(Default)]
 struct Watchers {
-    streams: Vec<Uninherited<TcpStream>>,
+    streams: Vec<CloseOnFork<TcpStream>>,
     closed: bool,
 }
 
@@ -79,7 +79,7 @@ fn say(mut caller: &TcpStream, word: u8) {
 }
 
 impl Watchers {
-    fn add(&mut self, stream: Uninherited<TcpStream>, most: usize) -> Result<(), Refused> {
+    fn add(&mut self, stream: CloseOnFork<TcpStream>, most: usize) -> Result<(), Refused> {
         if self.closed {
             say(&stream, CLOSED);
             return Ok(());
@@ -100,7 +100,7 @@ impl Watchers {
     }
 }
 
-impl Inbox {
+impl PendingConnections {
     pub(super) fn take(&self) -> Vec<CallOfClass> {
         if !self.fresh.swap(false, Ordering::Acquire) {
             return Vec::new();
@@ -137,12 +137,12 @@ impl Inbox {
     }
 
     /// Sends a caller away that may be no rank of the group.
-    pub(super) fn refuse(&self, rank: usize, stream: &TcpStream, why: &str) {
+    pub(super) fn refuse(&self, rank: usize, stream: &TcpStream, reason: &str) {
         say(stream, REFUSED);
         if self.refused.fetch_add(1, Ordering::Relaxed) < TOLD {
             let from = stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string());
             warn(&format!(
-                "rank {}: a call from {from} in the name of rank {rank} is refused: {why}",
+                "rank {}: a call from {from} in the name of rank {rank} is refused: {reason}",
                 self.me
             ));
         }
@@ -150,9 +150,9 @@ impl Inbox {
 }
 
 /// A group's place at the endpoint, from the moment its card is written.
-pub(crate) struct Door {
+pub(crate) struct GroupListener {
     pub(crate) endpoint: Arc<TcpEndpoint>,
-    pub(super) inbox: Arc<Inbox>,
+    pub(super) inbox: Arc<PendingConnections>,
     token: SharedToken,
     pub(crate) address: TcpAddress,
 }
@@ -160,7 +160,7 @@ pub(crate) struct Door {
 /// What callers at a door must have; nobody is heard there before it is known.
 type SharedToken = Arc<Mutex<Option<Arc<Token>>>>;
 
-impl Door {
+impl GroupListener {
     pub(crate) fn trust(&self, token: &Arc<Token>) {
         *lock(&self.token) = Some(token.clone());
     }
@@ -170,7 +170,7 @@ impl Door {
     }
 }
 
-impl Drop for Door {
+impl Drop for GroupListener {
     fn drop(&mut self) {
         // In a forked child these are the parent's, which goes on.
         if self.endpoint.ours() {
@@ -183,10 +183,10 @@ impl Drop for Door {
 
 /// What the thread that answers callers knows of a door. Its token outlives the group for a while: who comes late is told that
 /// the group is closed, and by nobody else.
-struct Entrance {
+struct RegisteredGroup {
     /// The group's rank here.
     me: usize,
-    inbox: Weak<Inbox>,
+    inbox: Weak<PendingConnections>,
     token: SharedToken,
 }
 
@@ -195,32 +195,32 @@ const REMEMBERED: usize = 256;
 
 /// The groups of this process, for the thread that answers callers.
 #[derive(Default)]
-struct Inboxes {
-    by_door: Mutex<HashMap<Id, Entrance>>,
+struct RegisteredGroups {
+    by_door: Mutex<HashMap<Id, RegisteredGroup>>,
     closed: AtomicBool,
 }
 
 /// Who they are and what they want is in their hello.
-struct Reception {
-    inboxes: Arc<Inboxes>,
-    bell: Bell,
+struct TcpHost {
+    inboxes: Arc<RegisteredGroups>,
+    doorbell: Doorbell,
     encrypts: bool,
 }
 
-impl Host for Reception {
+impl Host for TcpHost {
     fn words(&self) -> usize {
         HELLO + SALT
     }
 
     fn heeds(&self, words: &[u8]) -> bool {
-        hello::heeds(words)
+        address::heeds(words)
     }
 
     fn token(&self, words: &[u8]) -> Option<Arc<Token>> {
         let hello = parse(words.first_chunk()?)?;
         let inboxes = lock(&self.inboxes.by_door);
         // A caller that means another rank has wrong addresses: its messages must not reach this one.
-        let entrance = inboxes.get(&hello.door).filter(|entrance| entrance.me == hello.to)?;
+        let entrance = inboxes.get(&hello.group_listener).filter(|entrance| entrance.me == hello.to)?;
         lock(&entrance.token).clone()
     }
 
@@ -233,14 +233,15 @@ impl Host for Reception {
     /// Hands the connection to its group, if that is still here.
     fn answer(
         &self,
-        caller: Uninherited<OwnedFd>,
+        caller: CloseOnFork<OwnedFd>,
         words: &[u8],
         met: Option<&Challenge>,
-    ) -> Option<(Uninherited<OwnedFd>, Stage)> {
+    ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
         let keys = met.filter(|_| self.encrypts).map(Challenge::keys);
-        let Hello { door, from: rank, purpose, .. } = parse(words.first_chunk()?)?;
+        let Hello { group_listener, from: rank, purpose, .. } = parse(words.first_chunk()?)?;
         let stream = caller.map(TcpStream::from);
-        let inbox = lock(&self.inboxes.by_door).get(&door).and_then(|entrance| entrance.inbox.upgrade());
+        let inbox =
+            lock(&self.inboxes.by_door).get(&group_listener).and_then(|entrance| entrance.inbox.upgrade());
         let Some(inbox) = inbox else {
             say(&stream, CLOSED);
             return None;
@@ -252,21 +253,21 @@ impl Host for Reception {
         let outcome = match purpose {
             Purpose::Class(class) => {
                 let call = CallOfClass { rank, class, stream, seal: keys.map(Seal::of_listener) };
-                inbox.class(call).inspect(|()| self.bell.ring())
+                inbox.class(call).inspect(|()| self.doorbell.ring())
             }
             Purpose::Ask => {
                 // So few bytes fit any socket buffer.
                 let begun = inbox.begun.load(Ordering::Acquire);
                 let doing = tell(Question::Doing(inbox.about.load(Ordering::Relaxed)));
                 // At once: what follows a byte alone would wait until that is acknowledged.
-                let answer = [&[TAKEN], &*survey::answer(begun, &doing, keys)].concat();
+                let answer = [&[TAKEN], &*straggler_query::answer(begun, &doing, keys)].concat();
                 let _ = (&*stream).write_all(&answer);
                 Ok(())
             }
             Purpose::Watch => lock(&inbox.watchers).add(stream, WATCHERS * inbox.size),
         };
-        if let Err((stream, why)) = outcome {
-            inbox.refuse(rank, &stream, why);
+        if let Err((stream, reason)) = outcome {
+            inbox.refuse(rank, &stream, reason);
         }
         None
     }
@@ -281,15 +282,15 @@ impl Host for Reception {
 }
 
 pub(crate) struct TcpEndpoint {
-    pub(crate) interface: ChosenInterface,
+    pub(crate) interface: SelectedInterface,
     /// A host that answers nothing for so long is gone.
     pub(super) peer_timeout: Duration,
     /// Frames and answers are sealed.
     pub(super) encrypts: bool,
     socket: SocketAddr,
     /// Until callers are answered.
-    listener: Mutex<Option<Uninherited<TcpListener>>>,
-    inboxes: Arc<Inboxes>,
+    listener: Mutex<Option<CloseOnFork<TcpListener>>>,
+    inboxes: Arc<RegisteredGroups>,
     endpoint: Arc<Endpoint>,
     forks: u32,
 }
@@ -298,8 +299,8 @@ impl TcpEndpoint {
     /// The process's listener on that interface; the first group's settings count.
     pub(crate) fn get(
         endpoint: &Arc<Endpoint>,
-        wanted: &Wanted,
-        family: Family,
+        wanted: &InterfaceFilter,
+        family: AddressFamily,
         peer_timeout: Duration,
         encrypts: bool,
     ) -> Result<Arc<Self>, String> {
@@ -320,7 +321,7 @@ impl TcpEndpoint {
     /// Nobody is answered before [`TcpEndpoint::serve`].
     fn new(
         endpoint: Arc<Endpoint>,
-        interface: ChosenInterface,
+        interface: SelectedInterface,
         peer_timeout: Duration,
         encrypts: bool,
     ) -> io::Result<Self> {
@@ -333,7 +334,7 @@ impl TcpEndpoint {
             interface,
             peer_timeout,
             encrypts,
-            listener: Mutex::new(Some(Uninherited::new(listener))),
+            listener: Mutex::new(Some(CloseOnFork::new(listener))),
             inboxes: Arc::default(),
             endpoint,
             forks: fork::generation(),
@@ -346,24 +347,28 @@ impl TcpEndpoint {
     }
 
     /// For rank `me` of a group of `size`.
-    pub(crate) fn door(self: &Arc<Self>, me: usize, size: usize) -> Door {
-        let (door, inbox) = (random(), Arc::new(Inbox { me, size, ..Inbox::default() }));
+    pub(crate) fn group_listener(self: &Arc<Self>, me: usize, size: usize) -> GroupListener {
+        let (group_listener, inbox) =
+            (random(), Arc::new(PendingConnections { me, size, ..PendingConnections::default() }));
         let token = SharedToken::default();
         let mut inboxes = lock(&self.inboxes.by_door);
         if inboxes.len() >= REMEMBERED {
             inboxes.retain(|_, entrance| entrance.inbox.strong_count() > 0);
         }
-        inboxes.insert(door, Entrance { me, inbox: Arc::downgrade(&inbox), token: token.clone() });
-        let address = TcpAddress { socket: self.socket, door };
-        Door { endpoint: self.clone(), inbox, token, address }
+        inboxes.insert(
+            group_listener,
+            RegisteredGroup { me, inbox: Arc::downgrade(&inbox), token: token.clone() },
+        );
+        let address = TcpAddress { socket: self.socket, group_listener };
+        GroupListener { endpoint: self.clone(), inbox, token, address }
     }
 
     /// Answers callers from now on: a group does span nodes.
     pub(crate) fn serve(&self) {
         raise_descriptor_limit();
         if let Some(listener) = lock(&self.listener).take() {
-            let (inboxes, bell) = (self.inboxes.clone(), self.endpoint.bell());
-            let reception = Reception { inboxes, bell, encrypts: self.encrypts };
+            let (inboxes, doorbell) = (self.inboxes.clone(), self.endpoint.doorbell());
+            let reception = TcpHost { inboxes, doorbell, encrypts: self.encrypts };
             self.endpoint.service.answer(listener.map(OwnedFd::from), reception);
         }
     }

@@ -5,16 +5,16 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use super::hello::{self, HELLO, TcpAddress};
-use super::survey::Survey;
+use super::address::{self, HELLO, TcpAddress};
+use super::straggler_query::Survey;
 use crate::fuzzing::Script;
 use crate::fuzzing::feed::{answer, credential};
 use crate::token::SALT;
 
 pub(crate) fn hello(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<HELLO>() else { return };
-    if let Some(hello) = hello::parse(bytes) {
-        assert!(hello::heeds(bytes) && hello::heeds(&bytes[..9]));
+    if let Some(hello) = address::parse(bytes) {
+        assert!(address::heeds(bytes) && address::heeds(&bytes[..9]));
         assert_eq!(hello.to_bytes(), *bytes);
     }
 }
@@ -30,17 +30,17 @@ fn elsewhere() -> &'static TcpListener {
 }
 
 /// Ranks are asked, of which some answer anything.
-pub(crate) fn survey(script: &mut Script<'_>) {
+pub(crate) fn straggler_query(script: &mut Script<'_>) {
     let listener = elsewhere();
     let Ok(socket) = listener.local_addr() else { return };
     let asked = 1 + script.below(6);
-    let address = |peer: usize| (peer, TcpAddress { socket, door: [peer as u8; 16] });
-    let mut survey = Survey::new(credential(0), (1..=asked).map(address));
+    let address = |peer: usize| (peer, TcpAddress { socket, group_listener: [peer as u8; 16] });
+    let mut straggler_query = Survey::new(credential(0), (1..=asked).map(address));
     let mut streams: Vec<TcpStream> = Vec::new();
     while let Some(what) = script.step() {
         match what % 4 {
             0 | 1 => {
-                for (peer, _) in survey.go_on(Duration::ZERO, Instant::now()) {
+                for (peer, _) in straggler_query.go_on(Duration::ZERO, Instant::now()) {
                     assert!((1..=asked).contains(&peer), "rank {peer} was not asked");
                 }
             }
@@ -56,11 +56,11 @@ pub(crate) fn survey(script: &mut Script<'_>) {
                 let mut question = [0; WORDS];
                 match streams[at].read(&mut question) {
                     Ok(WORDS) => {
-                        assert!(question.first_chunk().and_then(hello::parse).is_some());
+                        assert!(question.first_chunk().and_then(address::parse).is_some());
                         // Some of them have the token.
                         if script.below(4) > 0 {
                             let _ = streams[at].write(&answer(&question));
-                            let _ = streams[at].write(&[hello::TAKEN]);
+                            let _ = streams[at].write(&[address::TAKEN]);
                         }
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -74,7 +74,7 @@ pub(crate) fn survey(script: &mut Script<'_>) {
         }
     }
     // Those that nobody took up are not the next input's.
-    drop(survey);
+    drop(straggler_query);
     while listener.accept().is_ok() {}
 }
 
@@ -88,7 +88,7 @@ mod tests {
         for file in std::fs::read_dir(folder).unwrap() {
             let path = file.unwrap().path();
             let bytes = std::fs::read(&path).unwrap();
-            assert!(hello::parse(bytes.first_chunk().unwrap()).is_some(), "{}", path.display());
+            assert!(address::parse(bytes.first_chunk().unwrap()).is_some(), "{}", path.display());
         }
     }
 }

@@ -10,29 +10,29 @@
 //! tried again, and what this process lacks is told as that (`call`).
 //!
 //! A group that uses another wire has such a listener, too: connections over which nothing is sent tell of a process's
-//! end (`watch`), and the service thread answers for a rank that does not drive (`survey`).
+//! end (`watch`), and the service thread answers for a rank that does not drive (`straggler_query`).
 
-mod call;
+pub(crate) mod address;
 mod class_sink;
-mod conn;
+mod connecting;
+mod connection;
 mod dial;
 mod endpoint;
+mod frame_reader;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-pub(crate) mod hello;
-mod listeners;
-mod reader;
+mod host_liveness;
+mod process_liveness;
 mod seal;
-mod silence;
-pub(crate) mod survey;
+mod sideband;
+pub(crate) mod straggler_query;
 #[cfg(test)]
 mod tests;
-mod watch;
 mod wire;
 
+pub(crate) use address::TcpAddress;
 pub(crate) use dial::connect;
-pub(crate) use endpoint::{Door, TcpEndpoint};
-pub(crate) use hello::TcpAddress;
-pub(crate) use listeners::Listeners;
-pub(crate) use watch::Watches;
+pub(crate) use endpoint::{GroupListener, TcpEndpoint};
+pub(crate) use process_liveness::ProcessLiveness;
+pub(crate) use sideband::Sideband;
 pub(crate) use wire::TcpWire;

@@ -15,7 +15,7 @@ use std::net::TcpStream;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
 use super::dial::retried;
-use crate::send::send;
+use crate::socket_io::send;
 use crate::token::{Key, Keys};
 
 /// The longest text of a record.
@@ -58,14 +58,14 @@ impl Direction {
 }
 
 /// The sending end.
-pub(super) struct Sealer {
+pub(super) struct Encryptor {
     direction: Direction,
     /// Records, of which the socket has taken the first bytes.
     out: Vec<u8>,
     sent: usize,
 }
 
-impl Sealer {
+impl Encryptor {
     pub(super) fn new(secret: Key) -> Self {
         Self { direction: Direction::new(secret), out: Vec::new(), sent: 0 }
     }
@@ -132,7 +132,7 @@ fn cut(parts: [&[u8]; 2], at: usize, length: usize) -> [&[u8]; 2] {
 }
 
 /// The receiving end.
-pub(super) struct Opener {
+pub(super) struct Decryptor {
     direction: Direction,
     buffer: Box<[u8]>,
     /// Of the buffer: text that nobody has taken yet, and behind it what has come and is not opened.
@@ -140,15 +140,15 @@ pub(super) struct Opener {
     sealed: std::ops::Range<usize>,
 }
 
-impl Opener {
+impl Decryptor {
     pub(super) fn new(secret: Key) -> Self {
         let buffer = vec![0; 2 * (LENGTH + RECORD + TAG)].into();
         Self { direction: Direction::new(secret), buffer, text: 0..0, sealed: 0..0 }
     }
 
     /// What can be read of that socket, as text.
-    pub(super) fn over<'a>(&'a mut self, socket: &'a TcpStream) -> Opening<'a> {
-        Opening { opener: self, socket }
+    pub(super) fn over<'a>(&'a mut self, socket: &'a TcpStream) -> Decrypted<'a> {
+        Decrypted { opener: self, socket }
     }
 
     /// Whether there is something to be read, whatever the socket has.
@@ -215,27 +215,27 @@ impl Opener {
 
 /// Both ends of a connection here.
 pub(super) struct Seal {
-    pub(super) sealer: Sealer,
-    pub(super) opener: Opener,
+    pub(super) sealer: Encryptor,
+    pub(super) opener: Decryptor,
 }
 
 impl Seal {
     pub(super) fn of_caller(keys: Keys) -> Box<Self> {
-        Box::new(Self { sealer: Sealer::new(keys.caller), opener: Opener::new(keys.listener) })
+        Box::new(Self { sealer: Encryptor::new(keys.caller), opener: Decryptor::new(keys.listener) })
     }
 
     pub(super) fn of_listener(keys: Keys) -> Box<Self> {
-        Box::new(Self { sealer: Sealer::new(keys.listener), opener: Opener::new(keys.caller) })
+        Box::new(Self { sealer: Encryptor::new(keys.listener), opener: Decryptor::new(keys.caller) })
     }
 }
 
 /// A socket that is read as text. As much is read as there is: a short count says that the socket is empty.
-pub(super) struct Opening<'a> {
-    opener: &'a mut Opener,
+pub(super) struct Decrypted<'a> {
+    opener: &'a mut Decryptor,
     socket: &'a TcpStream,
 }
 
-impl Read for Opening<'_> {
+impl Read for Decrypted<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         self.opener.read(self.socket, into)
     }
@@ -295,7 +295,7 @@ mod tests {
     }
 
     /// What comes of that stream, and its error if one ends it.
-    fn read(opener: &mut Opener, socket: &TcpStream, most: usize) -> (Vec<u8>, Option<io::Error>) {
+    fn read(opener: &mut Decryptor, socket: &TcpStream, most: usize) -> (Vec<u8>, Option<io::Error>) {
         let (mut found, mut piece) = (Vec::new(), vec![0; 1000]);
         while found.len() < most {
             match opener.over(socket).read(&mut piece) {
@@ -342,7 +342,7 @@ mod tests {
         std::mem::take(&mut ours.sealer.out)
     }
 
-    fn opened(opener: &mut Opener, stream: &[u8]) -> (Vec<u8>, Option<io::Error>) {
+    fn opened(opener: &mut Decryptor, stream: &[u8]) -> (Vec<u8>, Option<io::Error>) {
         let [mut out, into] = pair();
         out.write_all(stream).unwrap();
         drop(out);

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 
-use super::call::{Call, Failed};
+use super::address::Purpose;
 use super::class_sink::ClassSink;
-use super::conn::{Conn, room};
+use super::connecting::{Call, Failed};
+use super::connection::{Connection, room};
 use super::dial::SILENT;
-use super::hello::Purpose;
-use super::listeners::Listeners;
-use super::reader::ReadOutcome;
-use super::silence::{Silence, SilenceLimits};
+use super::frame_reader::ReadOutcome;
+use super::host_liveness::{HostLiveness, HostLivenessLimits};
+use super::sideband::Sideband;
+use crate::close_on_fork::CloseOnFork;
 use crate::net::frame::{CLASSES, Frame, Kind, MESSAGES};
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
-use crate::own::Uninherited;
 
 /// What is known of a peer.
 #[derive(Default)]
@@ -40,20 +40,20 @@ struct PeerState {
 
 impl PeerState {
     /// A connection to it has ended.
-    fn end(&mut self, why: String) {
-        self.ended.get_or_insert((None, why));
+    fn end(&mut self, reason: String) {
+        self.ended.get_or_insert((None, reason));
     }
 }
 
 pub(crate) struct TcpWire {
-    listeners: Arc<Listeners>,
+    listeners: Arc<Sideband>,
     peers: Vec<PeerState>,
-    conns: Vec<Option<Conn>>,
+    conns: Vec<Option<Connection>>,
     /// Tells which connections have something, by their places in that list.
-    epoll: Uninherited<OwnedFd>,
+    epoll: CloseOnFork<OwnedFd>,
     /// Tickets of what was gone at once.
     done: Vec<Ticket>,
-    silence: Silence,
+    silence: HostLiveness,
     hung_up: bool,
     looks: u32,
     /// What connections ask their kernel for, on long ways.
@@ -73,26 +73,26 @@ const AWAITED: Duration = Duration::from_secs(1);
 pub(super) const GOODBYE: Duration = Duration::from_millis(250);
 
 impl TcpWire {
-    pub(crate) fn new(listeners: Arc<Listeners>) -> io::Result<Self> {
-        let limits = SilenceLimits::within(listeners.peer_timeout());
+    pub(crate) fn new(listeners: Arc<Sideband>) -> io::Result<Self> {
+        let limits = HostLivenessLimits::within(listeners.peer_timeout());
         Self::with(listeners, limits)
     }
 
-    pub(super) fn with(listeners: Arc<Listeners>, limits: SilenceLimits) -> io::Result<Self> {
+    pub(super) fn with(listeners: Arc<Sideband>, limits: HostLivenessLimits) -> io::Result<Self> {
         Ok(Self {
             peers: (0..listeners.size()).map(|_| PeerState::default()).collect(),
             listeners,
             conns: Vec::new(),
-            epoll: Uninherited::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
+            epoll: CloseOnFork::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
             done: Vec::new(),
-            silence: Silence::new(limits),
+            silence: HostLiveness::new(limits),
             hung_up: false,
             looks: 0,
             room: None,
         })
     }
 
-    fn keep(&mut self, conn: Conn) -> usize {
+    fn keep(&mut self, conn: Connection) -> usize {
         if let Some(bytes) = self.room {
             conn.make_room(bytes);
         }
@@ -126,7 +126,7 @@ impl TcpWire {
                 let (credential, patience) =
                     (self.listeners.credential().clone(), self.listeners.peer_timeout());
                 let call = Call::new(credential, (peer, address), Purpose::Class(class), patience);
-                self.keep(Conn::call(peer, class, call))
+                self.keep(Connection::call(peer, class, call))
             }
         };
         self.peers[peer].sends[class] = Some(found);
@@ -136,15 +136,15 @@ impl TcpWire {
 
     /// Takes up connections that peers have made: one for each class of each, as the inbox sees to.
     fn welcome(&mut self) -> bool {
-        let callers = self.listeners.door.inbox.take();
+        let callers = self.listeners.group_listener.inbox.take();
         let any = !callers.is_empty();
         for call in callers {
             let peer = call.rank;
             if self.listeners.address(peer).is_none() {
-                self.listeners.door.inbox.refuse(peer, &call.stream, "that rank is on this node");
+                self.listeners.group_listener.inbox.refuse(peer, &call.stream, "that rank is on this node");
                 continue;
             }
-            match Conn::answer(call, self.listeners.peer_timeout()) {
+            match Connection::answer(call, self.listeners.peer_timeout()) {
                 Ok(conn) => {
                     let at = self.keep(conn);
                     if !self.take_over(at) && peer < self.listeners.me {
@@ -171,9 +171,9 @@ impl TcpWire {
     /// No connection comes about.
     fn give_up(&mut self, at: usize, peer: usize, failed: Failed) {
         match failed {
-            Failed::Lost(why) => self.end(at, why),
-            Failed::Unable(why) => {
-                self.peers[peer].unable.get_or_insert(why);
+            Failed::Lost(reason) => self.end(at, reason),
+            Failed::Unable(reason) => {
+                self.peers[peer].unable.get_or_insert(reason);
                 self.drop_conn(at);
             }
         }
@@ -209,7 +209,7 @@ impl TcpWire {
     }
 
     /// Forgets a connection, and tells of what will never be sent.
-    fn drop_conn(&mut self, at: usize) -> Option<Conn> {
+    fn drop_conn(&mut self, at: usize) -> Option<Connection> {
         let conn = self.conns[at].take()?;
         conn.enlist(&self.epoll, at, 0);
         self.done.extend(conn.tickets());
@@ -220,9 +220,9 @@ impl TcpWire {
         Some(conn)
     }
 
-    fn end(&mut self, at: usize, why: String) {
+    fn end(&mut self, at: usize, reason: String) {
         if let Some(conn) = self.drop_conn(at).filter(|conn| !conn.retired) {
-            self.peers[conn.peer].end(why);
+            self.peers[conn.peer].end(reason);
         }
     }
 
@@ -249,10 +249,10 @@ impl TcpWire {
     /// Whoever has not said goodbye in time is gone.
     fn judge(&mut self, now: Instant) {
         for peer in &mut self.peers {
-            if let Some((since, why)) = &mut peer.ended
+            if let Some((since, reason)) = &mut peer.ended
                 && now.duration_since(*since.get_or_insert(now)) >= GOODBYE
             {
-                peer.broken = Some(std::mem::take(why));
+                peer.broken = Some(std::mem::take(reason));
                 peer.ended = None;
             }
         }
@@ -262,7 +262,7 @@ impl TcpWire {
 impl Wire for TcpWire {
     fn name(&self) -> String {
         let interface = self.listeners.interface();
-        let sealed = if self.listeners.door.endpoint.encrypts { ", encrypted" } else { "" };
+        let sealed = if self.listeners.group_listener.endpoint.encrypts { ", encrypted" } else { "" };
         format!("tcp {} {}{sealed}", interface.name, interface.address)
     }
 
@@ -321,7 +321,7 @@ impl Wire for TcpWire {
             conn.ready |= conn.has_more();
             let ClassSink { heard, left, moves, wrong, .. } = class_sink;
             if heard && std::mem::take(&mut conn.offered) {
-                self.listeners.door.inbox.close(peer, class);
+                self.listeners.group_listener.inbox.close(peer, class);
             }
             self.peers[peer].left |= left;
             if wrong || moves && self.peers[peer].sends[class] == Some(at) {
@@ -338,8 +338,8 @@ impl Wire for TcpWire {
             match outcome {
                 ReadOutcome::Moved => moved = true,
                 ReadOutcome::Nothing => {}
-                ReadOutcome::Ended(why) => {
-                    self.end(at, why);
+                ReadOutcome::Ended(reason) => {
+                    self.end(at, reason);
                     moved = true;
                 }
             }
@@ -385,7 +385,8 @@ impl Wire for TcpWire {
     }
 
     fn broken(&self) -> Vec<Broken> {
-        let found = |(peer, known): (usize, &PeerState)| known.broken.clone().map(|why| Broken { peer, why });
+        let found =
+            |(peer, known): (usize, &PeerState)| known.broken.clone().map(|reason| Broken { peer, reason });
         self.peers.iter().enumerate().filter_map(found).collect()
     }
 
@@ -402,8 +403,8 @@ impl Wire for TcpWire {
         true
     }
 
-    fn let_go(&mut self) {
-        self.conns.iter_mut().flatten().for_each(Conn::let_go);
+    fn release_user_buffers(&mut self) {
+        self.conns.iter_mut().flatten().for_each(Connection::release_user_buffers);
     }
 
     fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
@@ -412,7 +413,7 @@ impl Wire for TcpWire {
 
     fn round_trip(&self, peer: usize) -> Option<Duration> {
         let conns = self.conns.iter().flatten().filter(|conn| conn.peer == peer);
-        conns.filter_map(Conn::round_trip).min()
+        conns.filter_map(Connection::round_trip).min()
     }
 
     fn unacknowledged(&self) -> Vec<(usize, u32)> {
@@ -441,15 +442,15 @@ impl Wire for TcpWire {
     }
 
     fn drained(&self) -> bool {
-        self.conns.iter().flatten().all(Conn::idle)
+        self.conns.iter().flatten().all(Connection::idle)
     }
 
     fn spoken(&self) -> bool {
-        self.conns.iter().flatten().filter(|conn| conn.class == MESSAGES).all(Conn::idle)
+        self.conns.iter().flatten().filter(|conn| conn.class == MESSAGES).all(Connection::idle)
     }
 
     fn is_connecting(&self) -> bool {
-        self.conns.iter().flatten().any(Conn::is_calling)
+        self.conns.iter().flatten().any(Connection::is_calling)
     }
 
     fn finish(&mut self) -> bool {
@@ -458,25 +459,25 @@ impl Wire for TcpWire {
         }
         // An end of the stream is acknowledged at once, and with it all that was before.
         if !std::mem::replace(&mut self.hung_up, true) {
-            self.conns.iter().flatten().for_each(Conn::hang_up);
+            self.conns.iter().flatten().for_each(Connection::hang_up);
         }
-        self.conns.iter().flatten().all(Conn::acknowledged)
+        self.conns.iter().flatten().all(Connection::acknowledged)
     }
 
     fn close(&mut self) {
         self.hung_up = true;
         (0..self.conns.len()).for_each(|at| drop(self.drop_conn(at)));
-        self.listeners.door.inbox.end();
+        self.listeners.group_listener.inbox.end();
     }
 }
 
 impl Drop for TcpWire {
     fn drop(&mut self) {
         // A forked child's copies: hanging up would end the parent's connections.
-        if !self.listeners.door.endpoint.ours() {
+        if !self.listeners.group_listener.endpoint.ours() {
             return;
         }
-        self.conns.iter().flatten().for_each(Conn::hang_up);
-        self.listeners.door.inbox.end();
+        self.conns.iter().flatten().for_each(Connection::hang_up);
+        self.listeners.group_listener.inbox.end();
     }
 }

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use libfabric_sys::fi_context2;
 
-use crate::net::fabric::provider::Context;
+use crate::net::fabric::rail::Context;
 
 #[repr(C)]
 struct Slot {

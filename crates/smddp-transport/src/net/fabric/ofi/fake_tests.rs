@@ -7,13 +7,13 @@ use std::time::Duration;
 use fake_libfabric::{PATH, knob};
 use libfabric_sys::Version;
 
-use super::super::choose::{Provider, Settings, Unusable, choose_provider};
-use super::super::engine::Engine;
+use super::super::endpoint::FabricEndpoint;
+use super::super::provider_choice::{Provider, ProviderError, Settings, choose_provider};
+use super::super::registration::RegisteredStaging;
 use super::super::srd::connect;
-use super::super::staging::Staging;
 use super::tests::{frames_over, kill};
 use super::*;
-use crate::net::fabric::provider::Rail as _;
+use crate::net::fabric::rail::Rail as _;
 use crate::net::wire::Wire;
 
 /// The fake, set up; one test at a time.
@@ -56,7 +56,7 @@ fn settings(provider: Option<&str>, local: Option<(usize, usize)>) -> Settings {
 
 fn choose(settings: &Settings) -> Provider {
     let (choice, lines) = choose_provider(settings);
-    choice.unwrap_or_else(|why| panic!("{why}: {lines:?}"))
+    choice.unwrap_or_else(|reason| panic!("{reason}: {lines:?}"))
 }
 
 const NEW: Version = Version::new(2, 1);
@@ -111,9 +111,9 @@ fn the_thin_fabric_is_taken_when_it_is_named() {
 fn what_does_not_serve_is_told_with_both_values() {
     let fake = Fake::new(Version::new(1, 17), 4);
     let (result, lines) = choose_provider(&settings(None, None));
-    let why = result.err().unwrap();
-    assert!(matches!(why, Unusable::TooOld { .. }), "{why}");
-    let text = why.to_string();
+    let reason = result.err().unwrap();
+    assert!(matches!(reason, ProviderError::TooOld { .. }), "{reason}");
+    let text = reason.to_string();
     assert!(
         text.contains("libfabric 1.17") && text.contains("needs 1.18") && text.contains("SMDDP_LIBFABRIC")
     );
@@ -167,8 +167,8 @@ fn an_engine_notes_its_peers_on_every_rail_and_posts_buffers() {
     let memory: Arc<Vec<AtomicU8>> = Arc::new((0..1 << 16).map(|_| AtomicU8::new(0)).collect());
     let engine = || {
         let (name, rails) = open(&choose(&settings(None, None))).unwrap();
-        let staging = Staging::new(memory[0].as_ptr(), memory.len(), memory.clone());
-        Arc::new(Mutex::new(Engine::new(name, rails, staging, 1, 1 << 20).unwrap()))
+        let staging = RegisteredStaging::new(memory[0].as_ptr(), memory.len(), memory.clone());
+        Arc::new(Mutex::new(FabricEndpoint::new(name, rails, staging, 1, 1 << 20).unwrap()))
     };
     let engines = [engine(), engine()];
     assert_eq!(get(knob::REGIONS), 0, "what is not used is not pinned");

@@ -8,7 +8,7 @@ mod fake_tests;
 #[cfg(test)]
 mod tests;
 
-use super::choose::Provider;
+use super::provider_choice::Provider;
 use rail::OfiRail;
 #[cfg(test)]
 pub(super) use rail::{OPERATIONS, RECEIVES};
@@ -18,8 +18,8 @@ pub(crate) fn open(choice: &Provider) -> Result<(String, Vec<OfiRail>), String> 
     let mut rails = Vec::new();
     for info in choice.devices() {
         let Some(copy) = info.duplicate() else { return Err("out of memory".to_owned()) };
-        let rail =
-            OfiRail::open(copy).map_err(|why| format!("{} on {}: {why}", choice.provider, info.domain()))?;
+        let rail = OfiRail::open(copy)
+            .map_err(|reason| format!("{} on {}: {reason}", choice.provider, info.domain()))?;
         rails.push(rail);
     }
     let devices = choice.rails().join("+");

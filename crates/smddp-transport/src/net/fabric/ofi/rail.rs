@@ -7,8 +7,8 @@ use libfabric_sys::calls::*;
 use libfabric_sys::*;
 
 use super::contexts::Contexts;
-use crate::net::fabric::provider::{
-    Context, Event, Limits, LocalMemory, Posted, Rail, Registered, RemoteMemory,
+use crate::net::fabric::rail::{
+    Context, Event, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
 };
 
 pub(crate) struct OfiRail {
@@ -21,7 +21,7 @@ pub(crate) struct OfiRail {
     endpoint: *mut fid_ep,
     regions: Vec<*mut fid_mr>,
     contexts: Contexts,
-    pub(super) limits: Limits,
+    pub(super) limits: RailLimits,
     address: Vec<u8>,
     /// Tells of completions.
     fd: Option<RawFd>,
@@ -221,7 +221,7 @@ impl OfiRail {
 }
 
 impl Rail for OfiRail {
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> RailLimits {
         self.limits
     }
 
@@ -329,8 +329,8 @@ impl Rail for OfiRail {
             c if c == -(FI_EAGAIN as isize) => {}
             c if c == -(FI_EAVAIL as isize) => events.extend(self.failure()),
             c => {
-                let why = self.info.library().error(-c as i32);
-                events.push(Event::Failed(None, format!("fi_cq_read: {why}")));
+                let reason = self.info.library().error(-c as i32);
+                events.push(Event::Failed(None, format!("fi_cq_read: {reason}")));
             }
         }
     }
@@ -375,7 +375,7 @@ impl Drop for OfiRail {
 }
 
 /// What the provider says before anything is open.
-fn limits(info: &InfoList) -> Limits {
+fn limits(info: &InfoList) -> RailLimits {
     let raw = info.as_ptr();
     // SAFETY: a live info of an RDM endpoint, whose attributes were looked at when it was chosen.
     unsafe {
@@ -383,7 +383,7 @@ fn limits(info: &InfoList) -> Limits {
         let (tx, rx) = (&*(*raw).tx_attr, &*(*raw).rx_attr);
         let operations = if tx.size == 0 { OPERATIONS } else { tx.size.min(OPERATIONS) };
         let receives = if rx.size == 0 { RECEIVES } else { rx.size.min(RECEIVES) };
-        Limits {
+        RailLimits {
             message: ep.max_msg_size,
             one_sided: ep.max_msg_size,
             operations,

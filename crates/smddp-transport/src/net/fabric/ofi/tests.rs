@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::super::choose::{Settings, choose_provider};
-use super::super::engine::Engine;
+use super::super::endpoint::FabricEndpoint;
+use super::super::provider_choice::{Settings, choose_provider};
+use super::super::registration::RegisteredStaging;
 use super::super::srd::connect;
-use super::super::staging::Staging;
 use super::*;
 use crate::net::fabric::wire::FabricWire;
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Destination, Sink, Ticket, Wire};
+use crate::net::wire::{Sink, Target, Ticket, Wire};
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,12 +34,12 @@ fn byte(index: u64, at: usize) -> u8 {
 }
 
 impl Sink for Got {
-    fn place(&mut self, _: usize, frame: &Frame) -> Destination {
-        if frame.bytes as usize > crate::net::wire::EAGER {
-            return Destination::Here(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
+    fn place(&mut self, _: usize, frame: &Frame) -> Target {
+        if frame.bytes as usize > crate::net::wire::INLINE_PAYLOAD {
+            return Target::Here(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
         }
         self.words.push(vec![0; frame.bytes as usize]);
-        Destination::Here(self.words.last_mut().unwrap().as_mut_ptr())
+        Target::Here(self.words.last_mut().unwrap().as_mut_ptr())
     }
 
     fn arrived(&mut self, _: usize, frame: &Frame) {
@@ -48,7 +48,7 @@ impl Sink for Got {
         }
         self.next += 1;
         let bytes = frame.bytes as usize;
-        let at = if bytes > crate::net::wire::EAGER {
+        let at = if bytes > crate::net::wire::INLINE_PAYLOAD {
             self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)).cast_const()
         } else {
             self.words.remove(0).leak().as_ptr()
@@ -66,7 +66,7 @@ impl Sink for Got {
 }
 
 /// Two engines of this process; `None` where the provider is not there.
-fn engines(provider: &str, writes: bool) -> Option<[Arc<Mutex<Engine>>; 2]> {
+fn engines(provider: &str, writes: bool) -> Option<[Arc<Mutex<FabricEndpoint>>; 2]> {
     // EFA is simulated.
     let library = match provider {
         "efa" => Some(fake_libfabric::PATH.into()),
@@ -81,8 +81,8 @@ fn engines(provider: &str, writes: bool) -> Option<[Arc<Mutex<Engine>>; 2]> {
     let (choice, lines) = choose_provider(&settings);
     let choice = match choice {
         Ok(choice) => choice,
-        Err(why) => {
-            println!("{provider}: not run: {why}");
+        Err(reason) => {
+            println!("{provider}: not run: {reason}");
             return None;
         }
     };
@@ -92,8 +92,8 @@ fn engines(provider: &str, writes: bool) -> Option<[Arc<Mutex<Engine>>; 2]> {
         // Large payloads may be read, though the device could write them.
         rails.iter_mut().for_each(|rail| rail.limits.writes &= writes);
         let memory: Arc<Vec<AtomicU8>> = Arc::new((0..6 * CELL).map(|_| AtomicU8::new(0)).collect());
-        let staging = Staging::new(memory[0].as_ptr(), memory.len(), memory.clone());
-        Arc::new(Mutex::new(Engine::new(name, rails, staging, 1, 16 << 20).unwrap()))
+        let staging = RegisteredStaging::new(memory[0].as_ptr(), memory.len(), memory.clone());
+        Arc::new(Mutex::new(FabricEndpoint::new(name, rails, staging, 1, 16 << 20).unwrap()))
     };
     Some([engine(), engine()])
 }
@@ -114,7 +114,7 @@ pub(super) fn frames_over(provider: &str, writes: bool) -> bool {
     let begun = Instant::now();
     for index in 0..120u64 {
         let bytes = sizes[index as usize % sizes.len()];
-        let at = if bytes > crate::net::wire::EAGER {
+        let at = if bytes > crate::net::wire::INLINE_PAYLOAD {
             memories[0].wrapping_add(CELL * (index as usize % 2))
         } else {
             vec![0; bytes].leak().as_mut_ptr()
@@ -200,8 +200,8 @@ struct Anywhere {
 }
 
 impl Sink for Anywhere {
-    fn place(&mut self, _: usize, frame: &Frame) -> Destination {
-        Destination::Here(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
+    fn place(&mut self, _: usize, frame: &Frame) -> Target {
+        Target::Here(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
     }
 
     fn arrived(&mut self, _: usize, _: &Frame) {
@@ -231,7 +231,7 @@ impl Talk {
     }
 
     /// `exchange` gives the other's address for this one's.
-    fn new(engine: &Arc<Mutex<Engine>>, me: usize, exchange: impl FnOnce(String) -> String) -> Self {
+    fn new(engine: &Arc<Mutex<FabricEndpoint>>, me: usize, exchange: impl FnOnce(String) -> String) -> Self {
         let (mut wire, address) = FabricWire::prepare(engine, me, 2, 1).unwrap();
         let mine = postcard::to_allocvec(&address).unwrap();
         let theirs = exchange(mine.iter().map(|b| format!("{b:02x}")).collect());

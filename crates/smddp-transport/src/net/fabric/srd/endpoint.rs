@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use super::Rule;
 use super::world::{KnownMemory, World};
 use crate::lock;
-use crate::net::fabric::provider::{
-    Context, Event, Limits, LocalMemory, Posted, Rail, Registered, RemoteMemory,
+use crate::net::fabric::rail::{
+    Context, Event, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
 };
 
 pub(super) struct SrdRail {
@@ -76,11 +76,11 @@ impl SrdRail {
 }
 
 impl Rail for SrdRail {
-    fn limits(&self) -> Limits {
+    fn limits(&self) -> RailLimits {
         let world = self.world();
         let script = &world.script;
         let unless = |rule, limit| if world.holds(rule) { limit } else { usize::MAX >> 1 };
-        Limits {
+        RailLimits {
             message: unless(Rule::Message, script.message),
             one_sided: unless(Rule::OneSided, script.one_sided),
             operations: script.operations,

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU8;
 
 use super::*;
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Destination, Sink, Ticket, Wire};
+use crate::net::wire::{Sink, Target, Ticket, Wire};
 
 /// Takes what comes to one place.
 struct Taker {
@@ -14,8 +14,8 @@ struct Taker {
 }
 
 impl Sink for Taker {
-    fn place(&mut self, _: usize, _: &Frame) -> Destination {
-        Destination::Here(self.place)
+    fn place(&mut self, _: usize, _: &Frame) -> Target {
+        Target::Here(self.place)
     }
     fn arrived(&mut self, peer: usize, frame: &Frame) {
         self.got.push((peer, frame.index));
@@ -34,7 +34,7 @@ impl Memory {
         self.0[rank * self.1].as_ptr()
     }
     fn engines(&self, srd: &Srd, ranks: usize) -> Vec<SharedEngine> {
-        let staging = Staging::new(self.at(0), self.0.len(), self.0.clone());
+        let staging = RegisteredStaging::new(self.at(0), self.0.len(), self.0.clone());
         (0..ranks).map(|rank| srd.engine(rank, staging.clone(), ranks).unwrap()).collect()
     }
     fn takers(&self, ranks: usize) -> Vec<Taker> {
@@ -92,9 +92,9 @@ fn more_peers_in_use_than_there_are_buffers_for_are_told() {
     let broken = wires[0].broken();
     assert!(!broken.is_empty() && broken.len() < RANKS - 1, "{} of them", broken.len());
     assert!(
-        broken[0].why.contains("peers in use") && broken[0].why.contains("room for"),
+        broken[0].reason.contains("peers in use") && broken[0].reason.contains("room for"),
         "{}",
-        broken[0].why
+        broken[0].reason
     );
     assert_eq!(srd.violations(), []);
 }

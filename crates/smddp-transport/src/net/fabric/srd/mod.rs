@@ -14,8 +14,8 @@ mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use super::engine::Engine;
-use super::staging::Staging;
+use super::endpoint::FabricEndpoint;
+use super::registration::RegisteredStaging;
 use super::wire::{FabricWire, SharedEngine};
 use crate::lock;
 use endpoint::SrdRail;
@@ -126,11 +126,16 @@ impl Srd {
     }
 
     /// One rank's engine on it.
-    pub(crate) fn engine(&self, rank: usize, staging: Staging, ranks: usize) -> Result<SharedEngine, String> {
+    pub(crate) fn engine(
+        &self,
+        rank: usize,
+        staging: RegisteredStaging,
+        ranks: usize,
+    ) -> Result<SharedEngine, String> {
         let SrdScript { rails, seed, .. } = self.world().script;
         let devices = (rank * rails..(rank + 1) * rails).map(|device| SrdRail::new(self.0.clone(), device));
         let name = format!("srd-sim (seed {seed})");
-        Ok(Arc::new(Mutex::new(Engine::new(name, devices.collect(), staging, ranks - 1, 16 << 20)?)))
+        Ok(Arc::new(Mutex::new(FabricEndpoint::new(name, devices.collect(), staging, ranks - 1, 16 << 20)?)))
     }
 }
 
@@ -139,7 +144,7 @@ impl Srd {
 pub(crate) fn group(
     size: usize,
     script: SrdScript,
-    staging: &Staging,
+    staging: &RegisteredStaging,
 ) -> Result<(Srd, Vec<FabricWire>), String> {
     let srd = Srd::new(size, script);
     let engines =

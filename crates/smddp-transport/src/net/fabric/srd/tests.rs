@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use super::world::Random;
 use super::*;
-use crate::net::fabric::engine::{Careless, PING};
-use crate::net::fabric::provider::{LocalMemory, Posted, Rail as _};
+use crate::net::fabric::endpoint::{PING, ProtocolError};
+use crate::net::fabric::rail::{LocalMemory, Posted, Rail as _};
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Destination, Sink, Ticket, Wire};
+use crate::net::wire::{Sink, Target, Ticket, Wire};
 
 /// Bytes of a cell, and cells for sending and for receiving of each rank.
 const CELL: usize = 300 << 10;
@@ -30,8 +30,8 @@ impl Memory {
         self.bytes[cell * CELL].as_ptr()
     }
 
-    fn staging(&self) -> Staging {
-        Staging::new(self.at(0), self.bytes.len(), self.bytes.clone())
+    fn staging(&self) -> RegisteredStaging {
+        RegisteredStaging::new(self.at(0), self.bytes.len(), self.bytes.clone())
     }
 }
 
@@ -77,23 +77,23 @@ struct Got {
 }
 
 impl Sink for Got {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Destination {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Target {
         if let Some((at, _)) = self.places.get(&(peer, frame.index)) {
-            return Destination::Here(*at);
+            return Target::Here(*at);
         }
         let bytes = frame.bytes as usize;
         if self.random.once_in(5) {
-            return Destination::Later;
+            return Target::Later;
         }
-        let (at, cell) = if bytes > crate::net::wire::EAGER {
-            let Some(cell) = self.free.pop() else { return Destination::Later };
+        let (at, cell) = if bytes > crate::net::wire::INLINE_PAYLOAD {
+            let Some(cell) = self.free.pop() else { return Target::Later };
             (self.memory.wrapping_add(cell * CELL), Some(cell))
         } else {
             self.small.push(vec![0; bytes]);
             (self.small.last_mut().unwrap().as_mut_ptr(), None)
         };
         self.places.insert((peer, frame.index), (at, cell));
-        Destination::Here(at)
+        Target::Here(at)
     }
 
     fn arrived(&mut self, peer: usize, frame: &Frame) {
@@ -140,14 +140,14 @@ struct Run {
 }
 
 impl Run {
-    fn new(size_of_group: usize, script: SrdScript, frames: u64, careless: Option<Careless>) -> Self {
+    fn new(size_of_group: usize, script: SrdScript, frames: u64, careless: Option<ProtocolError>) -> Self {
         let mut random = Random::of(script.seed ^ 0xabcd);
         let memory = Memory::new(size_of_group);
         let srd = Srd::new(size_of_group, script);
         let engine = |rank| srd.engine(rank, memory.staging(), size_of_group).unwrap();
         let engines: Vec<_> = (0..size_of_group).map(engine).collect();
         // One rank goes wrong; both where one alone would find that the other does not follow.
-        let wrong = if careless == Some(Careless::Writes) { 2 } else { 1 };
+        let wrong = if careless == Some(ProtocolError::Writes) { 2 } else { 1 };
         engines[..wrong].iter().for_each(|engine| engine.lock().unwrap().careless = careless);
         for engine in &engines {
             let engine = &mut *engine.lock().unwrap();
@@ -185,13 +185,13 @@ impl Run {
                 Rank { me, wire, sink, plan: plan.into(), free }
             })
             .collect();
-        let pause = if careless == Some(Careless::Completions) { 100 } else { 1 };
+        let pause = if careless == Some(ProtocolError::Completions) { 100 } else { 1 };
         Self { srd, ranks, memory, pause }
     }
 
     /// Who has not noted a device cannot read from it either: what is looked at is that nobody reads from *him*.
-    fn one_way(&mut self, what: Careless) {
-        if what == Careless::Book {
+    fn one_way(&mut self, what: ProtocolError) {
+        if what == ProtocolError::Book {
             self.ranks[1].plan.clear();
             self.ranks[0].sink.next.fill(u64::MAX);
         }
@@ -201,7 +201,7 @@ impl Run {
     fn turn(&mut self, rank: usize) -> bool {
         let r = &mut self.ranks[rank];
         while let Some(&(to, index, bytes)) = r.plan.front() {
-            let large = bytes > crate::net::wire::EAGER;
+            let large = bytes > crate::net::wire::INLINE_PAYLOAD;
             let mut short = vec![0u8; if large { 0 } else { bytes }];
             let (at, ticket) = if large {
                 let Some(cell) = r.free.pop() else { break };
@@ -246,7 +246,7 @@ impl Run {
                     return Err(format!("rank {rank}: {wrong}"));
                 }
                 if let Some(broken) = self.ranks[rank].wire.broken().first() {
-                    return Err(format!("rank {rank}: rank {} is broken: {}", broken.peer, broken.why));
+                    return Err(format!("rank {rank}: rank {} is broken: {}", broken.peer, broken.reason));
                 }
             }
             if turn % 8 == 0 && self.over(frames) {
@@ -277,8 +277,8 @@ fn all_frames_arrive_in_order_and_whole_for_every_seed() {
             };
             let size = 2 + seed as usize % 3;
             let mut run = Run::new(size, script, 24, None);
-            if let Err(why) = run.run(24, TURNS) {
-                panic!("seed {seed}, {rails} rails, {size} ranks: {why}; {:?}", run.srd.violations());
+            if let Err(reason) = run.run(24, TURNS) {
+                panic!("seed {seed}, {rails} rails, {size} ranks: {reason}; {:?}", run.srd.violations());
             }
             assert_eq!(run.srd.violations(), [], "seed {seed}, {rails} rails");
         }
@@ -286,7 +286,7 @@ fn all_frames_arrive_in_order_and_whole_for_every_seed() {
 }
 
 /// Runs a careless engine, with and without the rule that it breaks.
-fn careless(what: Careless, rule: Rule, script: &SrdScript) {
+fn careless(what: ProtocolError, rule: Rule, script: &SrdScript) {
     let mut caught = None;
     for seed in 0..20 {
         let mut run = Run::new(2, SrdScript { seed, ..script.clone() }, 24, Some(what));
@@ -301,7 +301,7 @@ fn careless(what: Careless, rule: Rule, script: &SrdScript) {
     }
     let Some((_, result, violations)) = caught else { panic!("{what:?} goes unnoticed") };
     println!("{what:?}: {result:?} {:?}", violations.first());
-    if what == Careless::Counting {
+    if what == ProtocolError::Counting {
         return;
     }
     for seed in 0..3 {
@@ -316,19 +316,23 @@ fn careless(what: Careless, rule: Rule, script: &SrdScript) {
 #[test]
 fn each_rule_bites_who_breaks_it_and_nobody_else() {
     let plain = SrdScript::default();
-    careless(Careless::Desc, Rule::Descriptor, &plain);
-    careless(Careless::Key, Rule::Key, &plain);
-    careless(Careless::Address, Rule::Address, &plain);
-    careless(Careless::Size, Rule::Message, &plain);
-    careless(Careless::Cap, Rule::OneSided, &SrdScript { one_sided: 65_536, ..plain.clone() });
-    careless(Careless::Order, Rule::Order, &plain);
-    careless(Careless::Window, Rule::Receive, &SrdScript { receives: 8, ..plain.clone() });
-    careless(Careless::Again, Rule::Again, &plain);
-    careless(Careless::Writes, Rule::Writes, &plain);
-    careless(Careless::Counting, Rule::Order, &SrdScript { writes: true, one_sided: 4096, ..plain.clone() });
-    careless(Careless::Book, Rule::Book, &SrdScript { rails: 2, ..plain.clone() });
+    careless(ProtocolError::Desc, Rule::Descriptor, &plain);
+    careless(ProtocolError::Key, Rule::Key, &plain);
+    careless(ProtocolError::Address, Rule::Address, &plain);
+    careless(ProtocolError::Size, Rule::Message, &plain);
+    careless(ProtocolError::Cap, Rule::OneSided, &SrdScript { one_sided: 65_536, ..plain.clone() });
+    careless(ProtocolError::Order, Rule::Order, &plain);
+    careless(ProtocolError::Window, Rule::Receive, &SrdScript { receives: 8, ..plain.clone() });
+    careless(ProtocolError::Again, Rule::Again, &plain);
+    careless(ProtocolError::Writes, Rule::Writes, &plain);
     careless(
-        Careless::Completions,
+        ProtocolError::Counting,
+        Rule::Order,
+        &SrdScript { writes: true, one_sided: 4096, ..plain.clone() },
+    );
+    careless(ProtocolError::Book, Rule::Book, &SrdScript { rails: 2, ..plain.clone() });
+    careless(
+        ProtocolError::Completions,
         Rule::Completions,
         // Queues that are never full, to get as many under way as there are.
         &SrdScript { one_sided: 4096, operations: 512, completions: 48, without: vec![Rule::Again], ..plain },
@@ -376,7 +380,7 @@ fn a_dead_rank_is_told_to_those_who_deal_with_it() {
         for rank in 0..2 {
             let broken = run.ranks[rank].wire.broken();
             assert_eq!(broken.len(), 1, "{broken:?}");
-            assert!(broken[0].peer == 2 && broken[0].why.contains("cannot be reached"), "{broken:?}");
+            assert!(broken[0].peer == 2 && broken[0].reason.contains("cannot be reached"), "{broken:?}");
         }
     }
 }
@@ -394,8 +398,8 @@ fn groups_share_an_engine_and_keep_their_frames_apart() {
             .collect();
         struct Count<'a>(&'a mut Vec<u64>);
         impl Sink for Count<'_> {
-            fn place(&mut self, _: usize, _: &Frame) -> Destination {
-                Destination::Drop
+            fn place(&mut self, _: usize, _: &Frame) -> Target {
+                Target::Drop
             }
             fn arrived(&mut self, _: usize, frame: &Frame) {
                 self.0.push(frame.index);
@@ -434,8 +438,8 @@ fn groups_share_an_engine_and_keep_their_frames_apart() {
 fn messages_of_other_programs_are_dropped_and_end_no_group() {
     struct Last(u64);
     impl Sink for Last {
-        fn place(&mut self, _: usize, _: &Frame) -> Destination {
-            Destination::Drop
+        fn place(&mut self, _: usize, _: &Frame) -> Target {
+            Target::Drop
         }
         fn arrived(&mut self, _: usize, frame: &Frame) {
             self.0 = frame.index;
@@ -477,8 +481,8 @@ fn messages_of_other_programs_are_dropped_and_end_no_group() {
 fn who_is_waited_for_and_answers_is_pinged_again_after_a_while_and_no_moment_earlier() {
     struct Nothing;
     impl Sink for Nothing {
-        fn place(&mut self, _: usize, _: &Frame) -> Destination {
-            Destination::Drop
+        fn place(&mut self, _: usize, _: &Frame) -> Target {
+            Target::Drop
         }
         fn arrived(&mut self, _: usize, _: &Frame) {}
         fn sent(&mut self, _: Ticket) {}

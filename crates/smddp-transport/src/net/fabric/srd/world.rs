@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::{Rule, SrdScript};
-use crate::net::fabric::provider::{Context, Event, LocalMemory, RemoteMemory};
+use crate::net::fabric::rail::{Context, Event, LocalMemory, RemoteMemory};
 
 /// A small generator (splitmix64): the same seed, the same run.
 pub(super) struct Random(u64);
@@ -169,8 +169,8 @@ impl World {
     ) {
         let at = match self.target(from, to, local.bytes, remote) {
             Ok(at) => at,
-            Err(why) => {
-                self.devices[from].over.push(Event::Failed(Some(context), why));
+            Err(reason) => {
+                self.devices[from].over.push(Event::Failed(Some(context), reason));
                 return;
             }
         };

@@ -5,12 +5,12 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use super::super::endpoint::TcpEndpoint;
-use super::super::listeners::Listeners;
+use super::super::sideband::Sideband;
 use super::super::wire::TcpWire;
 use super::*;
-use crate::interface::{Family, Wanted};
+use crate::interface::{AddressFamily, InterfaceFilter};
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Destination, Sink, Ticket, Wire};
+use crate::net::wire::{Sink, Target, Ticket, Wire};
 use crate::process::Endpoint;
 
 /// Peers: more than are read at every look, so the kernel is asked which of them have something.
@@ -26,9 +26,9 @@ struct Late {
 }
 
 impl Sink for Late {
-    fn place(&mut self, _: usize, _: &Frame) -> Destination {
+    fn place(&mut self, _: usize, _: &Frame) -> Target {
         self.asked += 1;
-        if self.open { Destination::Here(self.place.as_mut_ptr()) } else { Destination::Later }
+        if self.open { Target::Here(self.place.as_mut_ptr()) } else { Target::Later }
     }
     fn arrived(&mut self, peer: usize, _: &Frame) {
         self.arrived.push(peer);
@@ -38,17 +38,18 @@ impl Sink for Late {
 
 #[test]
 fn a_frame_that_had_no_place_is_taken_at_the_first_look_that_has_one() {
-    let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
+    let lo = InterfaceFilter { value: Some("=lo".to_owned()), from: "a test" };
     let endpoint =
-        TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, Family::Any, PEER_TIMEOUT, false).unwrap();
+        TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, AddressFamily::Any, PEER_TIMEOUT, false)
+            .unwrap();
     let listeners: Vec<_> = (0..PEERS).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
     let address = |listener: &TcpListener| {
-        Some(TcpAddress { socket: listener.local_addr().unwrap(), door: Default::default() })
+        Some(TcpAddress { socket: listener.local_addr().unwrap(), group_listener: Default::default() })
     };
-    let door = endpoint.door(0, 1 + PEERS);
-    door.trust(&feed::known_token());
+    let group_listener = endpoint.group_listener(0, 1 + PEERS);
+    group_listener.trust(&feed::known_token());
     let addresses = std::iter::once(None).chain(listeners.iter().map(address));
-    let mut wire = TcpWire::new(Arc::new(Listeners::new(0, door, addresses).unwrap())).unwrap();
+    let mut wire = TcpWire::new(Arc::new(Sideband::new(0, group_listener, addresses).unwrap())).unwrap();
     let mut sink = Late::default();
     let answering = std::thread::spawn(move || {
         listeners.iter().map(|listener| feed::welcome(listener.accept().unwrap().0)).collect::<Vec<_>>()

@@ -4,20 +4,20 @@ use std::net::{SocketAddr, TcpListener};
 
 use rustix::net::{AddressFamily, SocketType};
 
-use super::super::call::{self, Call, Failed, LACKING, PAUSE};
-use super::super::hello::{CLOSED, Credential, HELLO, Purpose, REFUSED, TAKEN};
+use super::super::address::{CLOSED, Credential, HELLO, Purpose, REFUSED, TAKEN};
+use super::super::connecting::{self, Call, Failed, LACKING, PAUSE};
 use super::*;
+use crate::close_on_fork::CloseOnFork;
 use crate::fuzzing::feed::{self, credential, welcome};
-use crate::own::Uninherited;
 use crate::token::{Challenge, SALT};
 
 fn to(address: SocketAddr) -> Call {
-    let address = TcpAddress { socket: address, door: Default::default() };
+    let address = TcpAddress { socket: address, group_listener: Default::default() };
     Call::new(credential(0), (1, address), Purpose::Class(0), PEER_TIMEOUT)
 }
 
 /// Goes on until something comes of it. Time passes between attempts only.
-fn outcome(call: &mut Call) -> Result<Uninherited<TcpStream>, Failed> {
+fn outcome(call: &mut Call) -> Result<CloseOnFork<TcpStream>, Failed> {
     let (begun, mut now) = (Instant::now(), Instant::now());
     loop {
         assert!(begun.elapsed() < DEADLINE, "nothing comes of the call");
@@ -69,14 +69,14 @@ fn who_refuses_calls_for_so_long_is_gone_and_no_moment_earlier() {
     assert!(fails_at(&mut call, begun).is_ok());
     // Nobody is called again at once.
     assert!(call.check(begun + PAUSE).is_ok());
-    assert!(fails_at(&mut call, begun + call::REFUSED - Duration::from_nanos(1)).is_ok());
-    assert!(call.check(begun + call::REFUSED + PAUSE).is_ok());
-    let why = match fails_at(&mut call, begun + call::REFUSED) {
-        Err(Failed::Lost(why)) => why,
-        Err(Failed::Unable(why)) => panic!("{why}"),
+    assert!(fails_at(&mut call, begun + connecting::REFUSED - Duration::from_nanos(1)).is_ok());
+    assert!(call.check(begun + connecting::REFUSED + PAUSE).is_ok());
+    let reason = match fails_at(&mut call, begun + connecting::REFUSED) {
+        Err(Failed::Lost(reason)) => reason,
+        Err(Failed::Unable(reason)) => panic!("{reason}"),
         Ok(()) => panic!("it is waited for"),
     };
-    assert!(why.contains("refused") && why.contains(&address.to_string()), "{why}");
+    assert!(reason.contains("refused") && reason.contains(&address.to_string()), "{reason}");
 }
 
 #[test]
@@ -110,10 +110,10 @@ fn who_was_hung_up_on_after_its_last_word_calls_again() {
 fn a_group_that_is_closed_says_so_to_who_calls_late() {
     // The process goes on, and listens.
     let [_other, pair] = [Pair::new(), Pair::new()];
-    let (door, token) = (pair.doors[1].clone(), pair.token.clone());
+    let (group_listener, token) = (pair.group_listeners[1].clone(), pair.token.clone());
     drop(pair);
     let credential = Credential { rank: 0, token, encrypts: false };
-    let mut call = Call::new(credential, (1, door), Purpose::Class(1), DEADLINE);
+    let mut call = Call::new(credential, (1, group_listener), Purpose::Class(1), DEADLINE);
     // At once: the time does not matter.
     let outcome = loop {
         match call.go_on() {
@@ -121,8 +121,8 @@ fn a_group_that_is_closed_says_so_to_who_calls_late() {
             outcome => break outcome,
         }
     };
-    let Err(Failed::Lost(why)) = outcome else { panic!("it was taken up") };
-    assert!(why.contains("it has closed its end of the group"), "{why}");
+    let Err(Failed::Lost(reason)) = outcome else { panic!("it was taken up") };
+    assert!(reason.contains("it has closed its end of the group"), "{reason}");
 }
 
 #[test]
@@ -138,12 +138,12 @@ fn whoever_answers_without_the_token_gets_no_frame() {
         // Nothing comes.
         assert_eq!(theirs.read(&mut [0; 1]).unwrap_or(0), 0);
     });
-    let why = match outcome(&mut call) {
-        Err(Failed::Lost(why)) => why,
-        Err(Failed::Unable(why)) => panic!("{why}"),
+    let reason = match outcome(&mut call) {
+        Err(Failed::Lost(reason)) => reason,
+        Err(Failed::Unable(reason)) => panic!("{reason}"),
         Ok(_) => panic!("it is called"),
     };
-    assert!(why.contains("does not know this group's token"), "{why}");
+    assert!(reason.contains("does not know this group's token"), "{reason}");
     answering.join().unwrap();
 }
 
@@ -158,18 +158,18 @@ fn of_all_last_words_one_alone_makes_a_connection_and_each_other_says_why_there_
         }
     });
     for word in 0..=u8::MAX {
-        let why = match (outcome(&mut to(address)), word) {
+        let reason = match (outcome(&mut to(address)), word) {
             (Ok(_), TAKEN) => continue,
-            (Err(Failed::Lost(why)), _) => why,
+            (Err(Failed::Lost(reason)), _) => reason,
             (Ok(_), _) => panic!("{word} makes a connection"),
-            (Err(Failed::Unable(why)), _) => panic!("{word} is this process's fault: {why}"),
+            (Err(Failed::Unable(reason)), _) => panic!("{word} is this process's fault: {reason}"),
         };
         let wanted = match word {
             CLOSED => "it has closed its end of the group",
             REFUSED => "it has a connection of this rank already",
             _ => "invalid data",
         };
-        assert!(why.contains(wanted) && why.contains(&address.to_string()), "{word}: {why}");
+        assert!(reason.contains(wanted) && reason.contains(&address.to_string()), "{word}: {reason}");
     }
     answering.join().unwrap();
 }
@@ -194,11 +194,11 @@ fn what_this_process_lacks_is_no_loss_of_a_peer() {
             assert!(call.fails_with(again).and_then(|()| call.check(begun + waited)).is_ok(), "{error}");
         }
         let again = std::io::Error::from_raw_os_error(code);
-        let Err(Failed::Unable(why)) = call.fails_with(again).and_then(|()| call.check(begun + LACKING))
+        let Err(Failed::Unable(reason)) = call.fails_with(again).and_then(|()| call.check(begun + LACKING))
         else {
             panic!("{error} is told as a loss, or not at all")
         };
-        assert!(why.contains(word) && why.contains(&error.to_string()), "{why}");
+        assert!(reason.contains(word) && reason.contains(&error.to_string()), "{reason}");
         // And it did pass.
         let theirs = listener.try_clone().unwrap();
         let answering = std::thread::spawn(move || welcome(theirs.accept().unwrap().0));
@@ -217,8 +217,8 @@ fn the_report_of_a_dead_group_reaches_a_peer_that_accepts_the_first_connection_l
     let real = std::cell::Cell::new(here);
     let mut pair = Pair::with(
         |_| {},
-        |card| {
-            if let (1, Ok((address, _))) = (card.rank, &mut card.offer.tcp) {
+        |rank_info| {
+            if let (1, Ok((address, _))) = (rank_info.rank, &mut rank_info.offer.tcp) {
                 real.set(std::mem::replace(&mut address.socket, here));
             }
         },
@@ -239,7 +239,7 @@ fn the_report_of_a_dead_group_reaches_a_peer_that_accepts_the_first_connection_l
         }
     });
     let [leaves, other] = &mut pair.groups;
-    leaves.poison("calls differ");
+    leaves.abort("calls differ");
     leaves.leave();
     let begun = Instant::now();
     let faults = loop {
@@ -250,5 +250,5 @@ fn the_report_of_a_dead_group_reaches_a_peer_that_accepts_the_first_connection_l
         }
         assert!(begun.elapsed() < DEADLINE, "no report arrived");
     };
-    assert_eq!(faults.first(), Some(&Fault::Poisoned { rank: 0, why: "calls differ".to_owned() }));
+    assert_eq!(faults.first(), Some(&Fault::Poisoned { rank: 0, reason: "calls differ".to_owned() }));
 }

@@ -5,18 +5,18 @@ mod bytes;
 mod calls;
 mod onlooker;
 mod quiet;
-mod strangers;
+mod unauthenticated;
 
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::fuzzing::feed::{self, door, means};
-use crate::joint::{Means, Prepared};
+use crate::fuzzing::feed::{self, group_listener, options};
+use crate::joint::{Prepared, TransportOptions};
 use crate::net::tcp::TcpAddress;
 use crate::token::Token;
-use crate::{Card, Fault, Group, Head, Inlet, Outlet, Wiring};
+use crate::{CallFingerprint, Channels, Fault, Group, RankInfo, RecvChannel, SendChannel};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Longer than anything that these tests hold up.
@@ -25,7 +25,7 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Two ranks of this process, each a node of its own.
 struct Pair {
     groups: [Group; 2],
-    doors: [TcpAddress; 2],
+    group_listeners: [TcpAddress; 2],
     token: Arc<Token>,
     seq: u64,
 }
@@ -36,18 +36,18 @@ impl Pair {
     }
 
     /// With other means and cards than usual.
-    fn with(means_of: impl Fn(&mut Means), card_of: impl Fn(&mut Card)) -> Self {
+    fn with(means_of: impl Fn(&mut TransportOptions), rank_info_of: impl Fn(&mut RankInfo)) -> Self {
         let prepared = [0, 1].map(|rank| {
-            let mut means = means(rank);
-            means_of(&mut means);
-            Prepared::new(rank, 2, Vec::new(), &means).unwrap()
+            let mut options = options(rank);
+            means_of(&mut options);
+            Prepared::new(rank, 2, Vec::new(), &options).unwrap()
         });
-        let doors = [door(&prepared[0]), door(&prepared[1])];
+        let group_listeners = [group_listener(&prepared[0]), group_listener(&prepared[1])];
         let token = feed::token(&prepared[0]);
-        let mut cards = prepared.iter().map(|p| p.card().clone()).collect::<Vec<_>>();
-        cards.iter_mut().for_each(card_of);
-        let groups = prepared.map(|p| p.connect(cards.clone()).unwrap().group);
-        Self { groups, doors, token, seq: 0 }
+        let mut rank_infos = prepared.iter().map(|p| p.rank_info().clone()).collect::<Vec<_>>();
+        rank_infos.iter_mut().for_each(rank_info_of);
+        let groups = prepared.map(|p| p.connect(rank_infos.clone()).unwrap().group);
+        Self { groups, group_listeners, token, seq: 0 }
     }
 
     /// One number each way, as in an all_reduce of one element; what each rank then has of the other.
@@ -64,8 +64,8 @@ impl Pair {
                     return Err(fault);
                 }
                 if !opened[rank] {
-                    let wired = group.wire(wiring(1 - rank));
-                    opened[rank] = group.begin(seq, Head { what: 7, count: 1 }, &wired, &[]);
+                    let wired = group.wire(channel_layout(1 - rank));
+                    opened[rank] = group.begin(seq, CallFingerprint { what: 7, count: 1 }, &wired, &[]);
                     if opened[rank] {
                         let cell = group.cell(0).unwrap().cast::<u64>();
                         // SAFETY: the cell is this group's, aligned, and has eight bytes.
@@ -89,7 +89,7 @@ impl Pair {
 
     /// A call by somebody who has the token.
     fn call(&self, to: usize, from: usize, class: usize) -> TcpStream {
-        feed::call(&self.doors[to], &self.token, (from, to), class)
+        feed::call(&self.group_listeners[to], &self.token, (from, to), class)
     }
 
     /// Exchanges go well and bring what was sent.
@@ -105,10 +105,17 @@ fn number(rank: usize, seq: u64) -> u64 {
     1000 * (seq + 1) + rank as u64
 }
 
-fn wiring(peer: usize) -> Wiring {
-    Wiring {
-        outlets: vec![Outlet { readers: vec![peer], cell: 64, messages: 1, bytes: 8 }],
-        inlets: vec![Inlet { rank: peer, channel: 0, reader: 0, cell: 64, messages: 1, bytes: 8 }],
+fn channel_layout(peer: usize) -> Channels {
+    Channels {
+        send_channels: vec![SendChannel { readers: vec![peer], cell: 64, messages: 1, bytes: 8 }],
+        recv_channels: vec![RecvChannel {
+            rank: peer,
+            channel: 0,
+            reader: 0,
+            cell: 64,
+            messages: 1,
+            bytes: 8,
+        }],
         inline: false,
         depth: (1, 1),
         window: 1,

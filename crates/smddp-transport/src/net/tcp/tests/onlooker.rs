@@ -54,9 +54,9 @@ impl Onlooker {
     /// Two ranks that reach each other through here alone.
     fn between(&self, encrypts: bool) -> Pair {
         Pair::with(
-            |means| means.encrypts = encrypts,
-            |card| {
-                let (address, _) = card.offer.tcp.as_mut().unwrap();
+            |options| options.encrypts = encrypts,
+            |rank_info| {
+                let (address, _) = rank_info.offer.tcp.as_mut().unwrap();
                 address.socket = self.before(address.socket);
             },
         )

@@ -7,18 +7,18 @@ use std::sync::Arc;
 
 use super::super::dial::SILENT;
 use super::super::endpoint::TcpEndpoint;
-use super::super::listeners::Listeners;
-use super::super::silence::SilenceLimits;
+use super::super::host_liveness::HostLivenessLimits;
+use super::super::sideband::Sideband;
 use super::super::wire::TcpWire;
 use super::*;
-use crate::interface::{Family, Wanted};
+use crate::interface::{AddressFamily, InterfaceFilter};
 use crate::net::frame::{Frame, HEADER, Kind};
-use crate::net::wire::{Broken, Destination, Sink, Ticket, Wire};
+use crate::net::wire::{Broken, Sink, Target, Ticket, Wire};
 use crate::process::Endpoint;
 
 /// What is sent again and again, as if it lay in the staging memory.
 static PAYLOAD: [u8; 1 << 20] = [7; 1 << 20];
-const LIMITS: SilenceLimits = SilenceLimits {
+const LIMITS: HostLivenessLimits = HostLivenessLimits {
     quiet: Duration::from_millis(300),
     gone: Duration::from_millis(900),
     pause: Duration::from_millis(20),
@@ -28,8 +28,8 @@ const LIMITS: SilenceLimits = SilenceLimits {
 struct Sent(u64);
 
 impl Sink for Sent {
-    fn place(&mut self, _: usize, _: &Frame) -> Destination {
-        Destination::Drop
+    fn place(&mut self, _: usize, _: &Frame) -> Target {
+        Target::Drop
     }
     fn arrived(&mut self, _: usize, _: &Frame) {}
     fn sent(&mut self, _: Ticket) {
@@ -47,15 +47,16 @@ struct Lonely {
 
 impl Lonely {
     fn new() -> Self {
-        let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
+        let lo = InterfaceFilter { value: Some("=lo".to_owned()), from: "a test" };
         let endpoint =
-            TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, Family::Any, PEER_TIMEOUT, false)
+            TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, AddressFamily::Any, PEER_TIMEOUT, false)
                 .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = TcpAddress { socket: listener.local_addr().unwrap(), door: Default::default() };
-        let door = endpoint.door(0, 2);
-        door.trust(&feed::known_token());
-        let listeners = Listeners::new(0, door, [None, Some(address)].into_iter()).unwrap();
+        let address =
+            TcpAddress { socket: listener.local_addr().unwrap(), group_listener: Default::default() };
+        let group_listener = endpoint.group_listener(0, 2);
+        group_listener.trust(&feed::known_token());
+        let listeners = Sideband::new(0, group_listener, [None, Some(address)].into_iter()).unwrap();
         let wire = TcpWire::with(Arc::new(listeners), LIMITS).unwrap();
         Self { wire, listener, sink: Sent::default(), frames: 0 }
     }
@@ -143,7 +144,7 @@ fn filter(socket: &impl AsRawFd, instructions: &mut [libc::sock_filter]) {
 }
 
 fn lost() -> Vec<Broken> {
-    vec![Broken { peer: 1, why: SILENT.to_owned() }]
+    vec![Broken { peer: 1, reason: SILENT.to_owned() }]
 }
 
 #[test]

@@ -1,0 +1,20 @@
+//! Cards of other ranks, as a store hands them over.
+
+use crate::RankInfo;
+use crate::joint::fuzzing::judge;
+
+/// Cards one behind the other, each with its length in front: those of a group.
+pub fn rank_info(bytes: &[u8]) {
+    let mut rank_infos = Vec::new();
+    let mut rest = bytes;
+    while let Some((length, behind)) = rest.split_first_chunk::<2>() {
+        let (rank_info, behind) = behind.split_at(behind.len().min(u16::from_le_bytes(*length).into()));
+        rest = behind;
+        if let Ok(rank_info) = RankInfo::from_bytes(rank_info) {
+            let again = RankInfo::from_bytes(&rank_info.to_bytes()).map(|rank_info| rank_info.to_bytes());
+            assert!(again.is_ok_and(|again| again == rank_info.to_bytes()));
+            rank_infos.push(rank_info);
+        }
+    }
+    judge(&rank_infos);
+}

@@ -1,0 +1,196 @@
+//! How a rank can be reached from other nodes, and which of the ways a group takes.
+
+use std::sync::Arc;
+
+use super::options::{InterNode, TransportOptions};
+use crate::RankInfo;
+use crate::net::channels::RemoteParts;
+use crate::net::fabric::process_endpoint::{found, shared};
+use crate::net::fabric::provider_choice::Settings;
+use crate::net::fabric::wire::{FabricWire, SharedEngine};
+use crate::net::interface::{self, AddressFamily};
+use crate::net::tcp::{GroupListener, ProcessLiveness, Sideband, TcpAddress, TcpEndpoint, TcpWire};
+use crate::net::wire::Wire;
+use crate::process::Endpoint;
+use crate::rank_info::TransportOffer;
+use crate::token::Token;
+
+/// This rank's ends, until it is known which one the group takes.
+#[derive(Default)]
+pub(super) struct LocalTransports {
+    group_listener: Option<GroupListener>,
+    fabric: Option<FabricWire>,
+}
+
+/// A fabric is worth looking for where a device might carry it: opening libfabric is slow.
+pub fn may_have_efa() -> bool {
+    let filled = |path: &str| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
+    std::path::Path::new("/sys/bus/pci/drivers/efa").exists() || filled("/sys/class/infiniband")
+}
+
+impl LocalTransports {
+    /// What this rank offers. Having nothing is no error yet: a group of one node needs nothing.
+    pub(super) fn open(
+        endpoint: &Arc<Endpoint>,
+        rank: usize,
+        size: usize,
+        options: &TransportOptions,
+    ) -> (Self, TransportOffer) {
+        let (mut ends, between) = (Self::default(), options.between);
+        let mut offer = TransportOffer::none("SMDDP_TRANSPORT forbids it");
+        // Over a fabric it tells of a peer's end.
+        if between != InterNode::Nothing {
+            offer.tcp = TcpEndpoint::get(
+                endpoint,
+                &options.interface,
+                options.family,
+                options.peer_timeout,
+                options.encrypts,
+            )
+            .map(|tcp| {
+                let loopback = tcp.interface.loopback;
+                (ends.group_listener.insert(tcp.group_listener(rank, size)).address.clone(), loopback)
+            });
+        }
+        if between == InterNode::Fabric || between == InterNode::Auto && may_have_efa() {
+            offer.fabric = engine(endpoint, size, options).and_then(|engine| {
+                let (wire, address) = FabricWire::prepare(&engine, rank, size, size - 1)?;
+                ends.fabric = Some(wire);
+                Ok(address)
+            });
+        } else if between == InterNode::Auto {
+            offer.fabric = Err("no EFA device".to_owned());
+        }
+        (ends, offer)
+    }
+
+    /// Callers who have that token are heard from now on.
+    pub(super) fn trust(&self, token: &Arc<Token>) {
+        self.group_listener.iter().for_each(|group_listener| group_listener.trust(token));
+    }
+
+    /// The way that all ranks take, found by each of them from the same cards; who watches them, where the wire does not; and in
+    /// lines what was found and why.
+    pub(super) fn connect(
+        self,
+        me: usize,
+        rank_infos: &[RankInfo],
+        nodes: &[usize],
+        options: &TransportOptions,
+    ) -> Result<(RemoteParts, Vec<String>), String> {
+        let fabric = match options.between {
+            InterNode::Fabric => true,
+            InterNode::Auto => rank_infos.iter().any(|rank_info| rank_info.offer.fabric.is_ok()),
+            _ => false,
+        };
+        // Never half of the job over something slower, and nobody told.
+        let lacking =
+            rank_infos.iter().find_map(|rank_info| Some((rank_info, rank_info.offer.fabric.as_ref().err()?)));
+        if fabric && let Some((rank_info, reason)) = lacking {
+            let advice = match options.between {
+                InterNode::Auto => "other ranks have EFA; SMDDP_TRANSPORT=tcp takes sockets for all",
+                _ => "SMDDP_TRANSPORT=fabric was asked for; SMDDP_TRANSPORT=tcp needs no libfabric",
+            };
+            return Err(format!("{}: {reason}. {advice}", rank_info.name()));
+        }
+        if !fabric {
+            check_addresses(rank_infos)?;
+        } else if options.encrypts {
+            return Err("SMDDP_ENCRYPT=1, and libfabric does not encrypt; SMDDP_TRANSPORT=tcp takes sockets, which do, or \
+                        encrypt the network below"
+                .to_owned());
+        }
+        let other = |rank_info: &RankInfo| nodes[rank_info.rank as usize] != nodes[me];
+        let (mut told, mut watches) = (Vec::new(), None);
+        let listeners = self.group_listener.and_then(|group_listener| {
+            let called = |rank_info: &RankInfo| match fabric {
+                true => watchable(rank_info, &rank_infos[me]),
+                false => rank_info.offer.tcp.clone().ok().map(|(address, _)| address),
+            };
+            let address = |rank_info: &RankInfo| called(rank_info).filter(|_| other(rank_info));
+            Sideband::new(me, group_listener, rank_infos.iter().map(address)).map(Arc::new)
+        });
+        let wire: Box<dyn Wire> = if fabric {
+            told.extend(found());
+            let Some(mut wire) = self.fabric else { return Err("this rank has no fabric".to_owned()) };
+            let address =
+                |rank_info: &RankInfo| rank_info.offer.fabric.clone().ok().filter(|_| other(rank_info));
+            wire.connect(&rank_infos.iter().map(address).collect::<Vec<_>>())?;
+            // Nobody is watched without a listener: said, as deaths are then noticed later.
+            told.push(match (&listeners, &rank_infos[me].offer.tcp) {
+                (Some(listeners), _) => format!("peers are watched over tcp {}", listeners.interface()),
+                (None, offer) => {
+                    let reason = offer.as_ref().err().map_or("", String::as_str);
+                    format!("peers are not watched over tcp: {reason}")
+                }
+            });
+            watches = listeners.clone().map(ProcessLiveness::new);
+            Box::new(wire)
+        } else {
+            let Some(listeners) = listeners.clone() else {
+                return Err("this rank listens nowhere".to_owned());
+            };
+            if let Some((_, reason)) = lacking.filter(|_| options.between == InterNode::Auto) {
+                told.push(format!("fabric: none: {reason}"));
+            }
+            told.push(format!("tcp {}", listeners.interface()));
+            Box::new(TcpWire::new(listeners).map_err(|e| format!("no epoll for connections: {e}"))?)
+        };
+        if let Some(wanted) = &options.require {
+            let way = wire.name();
+            if !way.split([' ', ',']).any(|word| word == wanted) {
+                let reason = lacking.map_or_else(String::new, |(rank_info, reason)| {
+                    format!("; {}: {reason}", rank_info.name())
+                });
+                return Err(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{reason}"));
+            }
+        }
+        Ok((RemoteParts { wire, listeners, watches }, told))
+    }
+}
+
+/// The process's ends on the fabric.
+fn engine(endpoint: &Arc<Endpoint>, size: usize, options: &TransportOptions) -> Result<SharedEngine, String> {
+    let settings = || -> Result<Settings, String> {
+        let named = options.interface.value.is_some() || options.family != AddressFamily::Any;
+        let address = named
+            .then(|| interface::choose(&options.interface, options.family).map_err(|e| e.to_string()))
+            .transpose()?
+            .map(|choice| choice.address.ip);
+        let (library, provider) = (options.library.clone(), options.provider.clone());
+        Ok(Settings { library, provider, address, local: options.local })
+    };
+    // A quarter of the staging, as for any operation.
+    shared(endpoint, settings, size - 1, options.staging / 4)
+}
+
+/// Where a connection to that rank's process can be tried.
+fn watchable(rank_info: &RankInfo, mine: &RankInfo) -> Option<TcpAddress> {
+    let (address, loopback) = rank_info.offer.tcp.as_ref().ok()?;
+    let local = (&rank_info.boot, rank_info.netns) == (&mine.boot, mine.netns);
+    (local || !loopback).then(|| address.clone())
+}
+
+/// Every rank has an address that the others can reach.
+pub(super) fn check_addresses(rank_infos: &[RankInfo]) -> Result<(), String> {
+    for rank_info in rank_infos {
+        match &rank_info.offer.tcp {
+            Err(reason) => return Err(format!("{}: {reason}", rank_info.name())),
+            Ok((address, true)) => {
+                let other =
+                    rank_infos.iter().find(|c| (&c.boot, c.netns) != (&rank_info.boot, rank_info.netns));
+                if let Some(other) = other {
+                    return Err(format!(
+                        "{} has only the loopback address {}, which {} cannot reach; name an interface with \
+                         SMDDP_SOCKET_IFNAME",
+                        rank_info.name(),
+                        address.socket.ip(),
+                        other.name(),
+                    ));
+                }
+            }
+            Ok(_) => {}
+        }
+    }
+    Ok(())
+}

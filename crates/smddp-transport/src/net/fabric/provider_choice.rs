@@ -1,0 +1,284 @@
+//! Which libfabric, provider and devices serve, and why.
+
+use std::collections::HashSet;
+use std::fmt::Write as _;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+
+use libfabric_sys::{
+    FI_CONTEXT, FI_CONTEXT2, FI_EP_RDM, FI_MR_ALLOCATED, FI_MR_ENDPOINT, FI_MR_LOCAL, FI_MR_PROV_KEY,
+    FI_MR_VIRT_ADDR, FI_MSG, FI_RMA, FI_THREAD_DOMAIN, Info, InfoList, Library, Missing, Version,
+};
+
+use crate::process::undisturbed;
+
+/// What the user and the machine say about it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// `SMDDP_LIBFABRIC`: the library's file.
+    pub library: Option<PathBuf>,
+    /// `SMDDP_FABRIC_PROVIDER`: "efa", "efa-direct", "tcp;ofi_rxm", "tcp", "net".
+    pub provider: Option<String>,
+    /// Providers over IP take the interface that has this address.
+    pub address: Option<IpAddr>,
+    /// This rank's number on its node, and how many ranks there are: devices are divided among them.
+    pub local: Option<(usize, usize)>,
+}
+
+/// Why there is no fabric.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ProviderError {
+    /// Nothing that can be loaded; with the file that was asked for, if one was.
+    #[error("{}{reason}", named("SMDDP_LIBFABRIC", library.as_deref()))]
+    Missing { library: Option<String>, reason: Missing },
+    #[error(
+        "libfabric {found} at {path} is too old for efa, which needs {needed} or newer (SMDDP_LIBFABRIC names another)"
+    )]
+    TooOld { found: Version, needed: Version, path: String },
+    #[error(
+        "{}libfabric {version} at {path} has no provider {} for reliable datagrams with one-sided operations; it has \
+         {found}{}",
+        named("SMDDP_FABRIC_PROVIDER", asked.as_deref()),
+        asked.as_deref().unwrap_or(DEFAULT),
+        if asked.is_none() { " (SMDDP_FABRIC_PROVIDER takes another)" } else { "" }
+    )]
+    NoProvider { asked: Option<String>, found: String, version: Version, path: String },
+    #[error("provider {provider} has no device with the address {address}; it has {found}")]
+    NoInterface { provider: String, address: IpAddr, found: String },
+}
+
+/// The provider where none is asked for.
+const DEFAULT: &str = "efa";
+
+/// "SMDDP_LIBFABRIC=/a/file: ", where it is set.
+fn named(setting: &str, value: Option<&str>) -> String {
+    value.map_or_else(String::new, |value| format!("{setting}={value}: "))
+}
+
+/// What serves.
+pub struct Provider {
+    pub provider: String,
+    pub version: Version,
+    list: InfoList,
+    /// Places in the list.
+    chosen: Vec<usize>,
+}
+
+impl Provider {
+    /// The devices, one rail each.
+    pub fn devices(&self) -> impl Iterator<Item = Info<'_>> {
+        self.chosen.iter().filter_map(|&at| self.list.iter().nth(at))
+    }
+
+    /// "rdmap0s6 (0000:10:1b.0)", "eth0".
+    pub fn rails(&self) -> Vec<String> {
+        self.devices().map(|info| device(&info)).collect()
+    }
+}
+
+/// From this version on, `efa` uses the device's one-sided operations as they are meant here.
+const EFA_NEEDS: Version = Version::new(1, 18);
+
+/// Looks for a fabric. The lines say what was found and why it is used or not, whatever the result.
+pub fn choose_provider(settings: &Settings) -> (Result<Provider, ProviderError>, Vec<String>) {
+    let mut lines = Vec::new();
+    let result = undisturbed("libfabric", || choose(settings, &mut lines));
+    lines.push(match &result {
+        Ok(choice) => {
+            let reason = match &settings.provider {
+                Some(_) => "asked for by SMDDP_FABRIC_PROVIDER",
+                None => "the default where it is present",
+            };
+            format!("fabric: {}, {reason}; rails: {}", choice.provider, choice.rails().join(", "))
+        }
+        Err(reason) => format!("fabric: none: {reason}"),
+    });
+    (result, lines)
+}
+
+fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Provider, ProviderError> {
+    let library = Library::open(settings.library.as_deref()).map_err(|reason| {
+        let library = settings.library.as_ref().map(|path| path.display().to_string());
+        ProviderError::Missing { library, reason }
+    })?;
+    let path = library.path().display().to_string();
+    lines.push(format!("libfabric {} at {path} ({})", library.version(), library.place()));
+    let asked = settings.provider.as_deref().unwrap_or(DEFAULT);
+    // Narrowed to the provider: others may take long to look at their devices. All are listed only for the error.
+    let first = if asked.starts_with("efa") { "efa" } else { asked };
+    let has = |list: &InfoList| matching(list, asked).next().is_some();
+    // Some layered providers are not found by their own name.
+    let list = list(&library, Some(first)).filter(has).or_else(|| self::list(&library, None).filter(has));
+    let Some(list) = list else {
+        let found = self::list(&library, None).map_or_else(String::new, |all| summary(&all));
+        if !found.is_empty() {
+            lines.push(format!("libfabric's providers: {found}"));
+        }
+        return Err(ProviderError::NoProvider {
+            asked: settings.provider.clone(),
+            found: if found.is_empty() { "none".to_owned() } else { found },
+            version: library.version(),
+            path,
+        });
+    };
+    if first == "efa" && library.version() < EFA_NEEDS {
+        return Err(ProviderError::TooOld { found: library.version(), needed: EFA_NEEDS, path });
+    }
+    let mut chosen: Vec<(usize, Info<'_>)> = matching(&list, asked).collect();
+    if let Some(address) = settings.address.filter(|_| first != "efa") {
+        let found = chosen.iter().map(|(_, info)| device(info)).collect::<Vec<_>>();
+        chosen.retain(|(_, info)| source(info) == Some(address));
+        if chosen.is_empty() {
+            let provider = asked.to_owned();
+            return Err(ProviderError::NoInterface { provider, address, found: unique(found).join(", ") });
+        }
+    } else if first != "efa" {
+        // Loopback serves only where there is nothing else.
+        let outside = |info: &Info<'_>| source(info).is_some_and(|a| !a.is_loopback());
+        if chosen.iter().any(|(_, info)| outside(info)) {
+            chosen.retain(|(_, info)| outside(info));
+        }
+        chosen.truncate(1);
+    }
+    // One entry for each device: the first is the one that the library prefers.
+    let mut seen = HashSet::new();
+    chosen.retain(|(_, info)| seen.insert(info.domain().to_owned()));
+    chosen.sort_by_key(|(at, info)| (info.pci(), *at));
+    if let Some((local, ranks)) = settings.local.filter(|_| first == "efa") {
+        let all = chosen.len();
+        chosen = share(all, local, ranks).map(|i| chosen[i]).collect();
+        lines.push(format!("local rank {local} of {ranks} has {} of {all} devices", chosen.len()));
+    }
+    for (_, info) in &chosen {
+        lines.push(format!("rail {}", describe(info)));
+    }
+    let provider = chosen.first().map_or_else(String::new, |(_, info)| name(info));
+    let chosen = chosen.into_iter().map(|(at, _)| at).collect();
+    Ok(Provider { provider, version: library.version(), list, chosen })
+}
+
+/// The devices of one of the ranks on a node: neighbours share, or have several each.
+fn share(devices: usize, local: usize, ranks: usize) -> std::ops::Range<usize> {
+    let (devices, ranks) = (devices.max(1), ranks.max(1));
+    let local = local.min(ranks - 1);
+    let first = local * devices / ranks;
+    first..((local + 1) * devices / ranks).max(first + 1)
+}
+
+/// Endpoints that serve here, of one provider or of all.
+fn list(library: &Library, provider: Option<&str>) -> Option<InfoList> {
+    let mut hints = library.hints()?;
+    if let Some(provider) = provider {
+        hints.name_provider(provider);
+    }
+    let raw = hints.as_ptr();
+    // SAFETY: hints of this library with all attributes allocated, owned here alone.
+    unsafe {
+        (*raw).caps = FI_MSG | FI_RMA;
+        (*raw).mode = FI_CONTEXT | FI_CONTEXT2;
+        (*(*raw).ep_attr).kind = FI_EP_RDM;
+        let domain = &mut *(*raw).domain_attr;
+        domain.mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_ENDPOINT;
+        domain.threading = FI_THREAD_DOMAIN;
+    }
+    library.info(library.interface(), Some(&hints)).ok()
+}
+
+/// Entries of a provider by the name that a user gives: "tcp" means "tcp;ofi_rxm" where there is no other.
+fn matching<'a>(list: &'a InfoList, asked: &'a str) -> impl Iterator<Item = (usize, Info<'a>)> {
+    let usable = |info: &Info<'_>| {
+        let raw = info.raw();
+        !raw.ep_attr.is_null()
+            && !raw.domain_attr.is_null()
+            && !raw.fabric_attr.is_null()
+            && !raw.tx_attr.is_null()
+            && !raw.rx_attr.is_null()
+    };
+    let exact = list.iter().any(|info| name(&info) == asked);
+    let layered =
+        move |info: &Info<'_>| info.provider().split_once(';').is_some_and(|(base, _)| base == asked);
+    list.iter()
+        .enumerate()
+        .filter(move |(_, info)| usable(info) && if exact { name(info) == asked } else { layered(info) })
+}
+
+/// The provider's name; `efa` has two fabrics, of which one is asked for by its own name.
+fn name(info: &Info<'_>) -> String {
+    match (info.provider(), info.fabric()) {
+        ("efa", "efa-direct") => "efa-direct".to_owned(),
+        (provider, _) => provider.to_owned(),
+    }
+}
+
+fn device(info: &Info<'_>) -> String {
+    let name = info.device().unwrap_or_else(|| info.domain());
+    match (info.pci(), source(info)) {
+        (Some(pci), _) => format!("{name} ({pci})"),
+        (None, Some(address)) => format!("{name} ({address})"),
+        (None, None) => name.to_owned(),
+    }
+}
+
+fn describe(info: &Info<'_>) -> String {
+    let mut text = device(info);
+    if let Some(speed) = info.speed() {
+        let _ = write!(text, ", {} Gbit/s", speed / 1_000_000_000);
+    }
+    text
+}
+
+fn unique(mut names: Vec<String>) -> Vec<String> {
+    let mut seen = HashSet::new();
+    names.retain(|name| seen.insert(name.clone()));
+    names
+}
+
+fn summary(list: &InfoList) -> String {
+    unique(list.iter().map(|info| name(&info)).collect()).join(", ")
+}
+
+/// The IP address that an endpoint would have.
+fn source(info: &Info<'_>) -> Option<IpAddr> {
+    let bytes = info.source();
+    let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
+    match i32::from(family) {
+        libc::AF_INET => {
+            let four: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
+            Some(IpAddr::V4(Ipv4Addr::from(four)))
+        }
+        libc::AF_INET6 => {
+            let sixteen: [u8; 16] = bytes.get(8..24)?.try_into().ok()?;
+            Some(IpAddr::V6(Ipv6Addr::from(sixteen)))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_divided_among_the_ranks_of_a_node() {
+        // Eight ranks and four devices: two ranks share one.
+        assert_eq!(
+            (0..8).map(|l| share(4, l, 8)).collect::<Vec<_>>(),
+            [0..1, 0..1, 1..2, 1..2, 2..3, 2..3, 3..4, 3..4]
+        );
+        // Thirty-two devices: four each.
+        assert_eq!((share(32, 0, 8), share(32, 7, 8)), (0..4, 28..32));
+        assert_eq!(share(32, 0, 1), 0..32);
+        for (devices, ranks) in [(1, 8), (3, 2), (5, 4), (4, 3)] {
+            let all: Vec<_> = (0..ranks).flat_map(|l| share(devices, l, ranks)).collect();
+            assert!((0..devices).all(|d| all.contains(&d)), "{devices} devices, {ranks} ranks");
+        }
+    }
+
+    #[test]
+    fn a_library_that_is_not_there_is_told_with_its_setting() {
+        let settings = Settings { library: Some("/nowhere/libfabric.so".into()), ..Settings::default() };
+        let (result, lines) = choose_provider(&settings);
+        assert!(matches!(result, Err(ProviderError::Missing { .. })));
+        assert!(lines[0].contains("SMDDP_LIBFABRIC=/nowhere/libfabric.so: no libfabric found"), "{lines:?}");
+    }
+}

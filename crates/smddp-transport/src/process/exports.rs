@@ -1,0 +1,57 @@
+//! What a process hands to others of its node on request: bytes and descriptors, by number.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use crate::lock;
+
+/// What is handed over.
+#[derive(Debug, Default)]
+pub struct MemoryExport {
+    pub bytes: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+impl MemoryExport {
+    /// The most of each that one request hands over.
+    pub const MOST_BYTES: usize = 32 << 10;
+    pub const MOST_FDS: usize = 250;
+}
+
+/// Makes what is handed over, each time somebody asks for it, on a thread of the library.
+pub type Exporter = Box<dyn Fn() -> io::Result<MemoryExport> + Send + Sync>;
+
+#[derive(Default)]
+pub(crate) struct Exports {
+    state: Mutex<(u64, HashMap<u64, Arc<Exporter>>)>,
+}
+
+impl Exports {
+    pub(crate) fn lend(&self, maker: Exporter) -> u64 {
+        let mut state = lock(&self.state);
+        state.0 += 1;
+        let token = state.0;
+        state.1.insert(token, Arc::new(maker));
+        token
+    }
+
+    pub(crate) fn withdraw(&self, token: u64) {
+        lock(&self.state).1.remove(&token);
+    }
+
+    pub(crate) fn make(&self, token: u64) -> io::Result<MemoryExport> {
+        let maker = lock(&self.state).1.get(&token).cloned();
+        let maker = maker.ok_or_else(|| io::Error::other(format!("nothing is lent under number {token}")))?;
+        let lent = maker()?;
+        if lent.bytes.len() > MemoryExport::MOST_BYTES || lent.fds.len() > MemoryExport::MOST_FDS {
+            return Err(io::Error::other(format!(
+                "{} bytes and {} descriptors are more than one answer holds",
+                lent.bytes.len(),
+                lent.fds.len()
+            )));
+        }
+        Ok(lent)
+    }
+}

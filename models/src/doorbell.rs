@@ -1,0 +1,159 @@
+//! Models of the bell: no thread sleeps through a publication. There are no spurious wake-ups, so a lost
+//! wake-up is a deadlock.
+
+macro_rules! models {
+    ($over:ident) => {
+        mod $over {
+            use loom::sync::{Arc, Condvar, Mutex};
+            use loom::thread;
+
+            use crate::$over::order::{Count, Doorbell};
+            use crate::$over::sync::{AtomicU32, AtomicU64, Ordering};
+
+            /// Model of the kernel: threads that wait for the futex word to change, and a descriptor that a
+            /// notification writes.
+            struct Process {
+                words: [AtomicU32; 3],
+                futex: (Mutex<()>, Condvar),
+                event: (Mutex<bool>, Condvar),
+                published: [AtomicU64; 2],
+            }
+
+            impl Process {
+                fn new() -> Arc<Self> {
+                    Arc::new(Self {
+                        words: [0; 3].map(AtomicU32::new),
+                        futex: (Mutex::new(()), Condvar::new()),
+                        event: (Mutex::new(false), Condvar::new()),
+                        published: [0; 2].map(AtomicU64::new),
+                    })
+                }
+
+                fn doorbell(&self) -> Doorbell<'_> {
+                    let [word, sleepers, pollers] = &self.words;
+                    Doorbell { word, sleepers, pollers }
+                }
+
+                fn wait(&self, ticket: u32) {
+                    let waiting = self.futex.0.lock().unwrap();
+                    if self.words[0].load(Ordering::Relaxed) == ticket {
+                        drop(self.futex.1.wait(waiting).unwrap());
+                    }
+                }
+
+                fn poll(&self) {
+                    let mut called = self.event.0.lock().unwrap();
+                    while !*called {
+                        called = self.event.1.wait(called).unwrap();
+                    }
+                    *called = false;
+                }
+
+                fn publish(&self, index: usize) {
+                    Count(&self.published[index]).tell(1);
+                    Doorbell::published();
+                    if self.doorbell().wanted() {
+                        let wake = |_: &AtomicU32| {
+                            let _waiting = self.futex.0.lock().unwrap();
+                            self.futex.1.notify_all();
+                        };
+                        self.doorbell().ring(wake, || {
+                            *self.event.0.lock().unwrap() = true;
+                            self.event.1.notify_all();
+                        });
+                    }
+                }
+
+                /// Sleeps until the counter `index` is published.
+                fn until(&self, index: usize, polls: bool) {
+                    loop {
+                        let doorbell = self.doorbell();
+                        let ticket = doorbell.prepare_wait();
+                        let there = Count(&self.published[index]).told() == 1;
+                        if !there {
+                            match polls {
+                                true => doorbell.poll(ticket, || self.poll()),
+                                false => self.wait(ticket),
+                            }
+                        }
+                        doorbell.cancel_wait();
+                        if there {
+                            return;
+                        }
+                    }
+                }
+            }
+
+            /// Incorrect order: polls before it announces the sleep.
+            pub(super) fn looks_first() {
+                crate::model(|| {
+                    let process = Process::new();
+                    let ringer = process.clone();
+                    let publishing = thread::spawn(move || ringer.publish(0));
+                    if Count(&process.published[0]).told() == 0 {
+                        let ticket = process.doorbell().prepare_wait();
+                        process.wait(ticket);
+                        process.doorbell().cancel_wait();
+                    }
+                    publishing.join().unwrap();
+                });
+            }
+
+            pub(super) fn one(polls: bool) {
+                crate::model(move || {
+                    let process = Process::new();
+                    let ringer = process.clone();
+                    let publishing = thread::spawn(move || ringer.publish(0));
+                    process.until(0, polls);
+                    publishing.join().unwrap();
+                });
+            }
+
+            /// Two ranks publish, and one thread waits for both.
+            pub(super) fn two() {
+                crate::model(|| {
+                    let process = Process::new();
+                    let ringers = [0, 1].map(|index| {
+                        let ringer = process.clone();
+                        thread::spawn(move || ringer.publish(index))
+                    });
+                    process.until(0, false);
+                    process.until(1, false);
+                    ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
+                });
+            }
+
+            /// Two threads of a process sleep, one on the futex and one on the descriptor.
+            pub(super) fn sleepers() {
+                crate::model(|| {
+                    let process = Process::new();
+                    let sleeper = process.clone();
+                    let sleeping = thread::spawn(move || sleeper.until(0, true));
+                    let ringer = process.clone();
+                    let publishing = thread::spawn(move || ringer.publish(0));
+                    process.until(0, false);
+                    sleeping.join().unwrap();
+                    publishing.join().unwrap();
+                });
+            }
+        }
+    };
+}
+
+models!(right);
+models!(unfenced);
+
+#[test]
+fn waiting_threads_observe_every_publication() {
+    crate::fails("unfenced::one", || unfenced::one(false));
+    crate::fails("right::looks_first", right::looks_first);
+    right::one(false);
+    right::two();
+}
+
+#[test]
+fn polling_threads_observe_every_publication() {
+    crate::fails("unfenced::one", || unfenced::one(true));
+    right::one(true);
+    right::sleepers();
+}
