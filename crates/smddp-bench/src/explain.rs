@@ -95,7 +95,7 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
         println!("  rank 0: {}", summary(&program));
     }
     println!();
-    println!("candidates (simulated time, the best cut of each):");
+    println!("candidates (simulated time with the best segment size):");
     println!("  {:<16} {:>9} {:>12} {:>9} {:>13}", "algorithm", "segment", "time(us)", "line", "link bytes");
     let mut seen: Vec<Algorithm> = Vec::new();
     for run in &found.runs {
