@@ -108,12 +108,12 @@ def test_pipe_receives_only_the_table():
         (("barrier", "--plot"), "--plot takes a file name"),
         (("barrier", "--plot", "x.foo"), "give a name that ends in .avif"),
         (("barrier", "--plot", "no/such/x.png"), "the folder does not exist"),
-        (("explain", "all_gather", "--draw", "x.png"), "give a name that ends in .svg"),
-        (("simulate", "all_gather", "--plot", "x.png"), "give a name that ends in .svg"),
+        (("explain", "all_gather", "--draw", "x.png"), "expected a file name that ends in .svg"),
+        (("simulate", "all_gather", "--plot", "x.png"), "expected a file name that ends in .svg"),
         (("all_reduce", "--torch", "smddp,smddp"), "each once"),
         (("all_reduce", "--torch", "smddp", "-b", "8T"), "invalid size '8T'"),
         (("all_reduce", "--torch", "smddp", "-o", "avg", "-d", "int32"), "avg of int32"),
-        (("compare", __file__, __file__), "is no file of -J"),
+        (("compare", __file__, __file__), "is not a -J file"),
     ],
 )
 def test_invalid_arguments_are_rejected_before_the_measurement(words, says, tmp_path):

@@ -307,7 +307,7 @@ def _programs() -> dict[str, Case]:
         ),
         "a misspelt engine": (smddp_("launch", HERE, "--engine", "slrum"), "'slrum'", "slurm"),
         "a misspelt benchmark": (bench("all_redcue"), "'all_redcue'", "all_reduce"),
-        "a size in words": (bench("all_reduce", "-b", "x"), "'x' is not a size", "64K"),
+        "a size in words": (bench("all_reduce", "-b", "x"), "invalid size 'x'", "64K"),
         "a benchmark of no ranks": (bench("all_reduce", "--nproc", "0"), "0 is not in 1..=4096"),
         "a backend twice": (bench("all_reduce", "--torch", "smddp,smddp"), "each once"),
         "a backend that torch lacks": (bench("all_reduce", "--torch", "smddpx", "--nproc", "1"), "'smddpx'", "gloo"),

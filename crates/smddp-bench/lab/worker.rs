@@ -1,18 +1,20 @@
-//! `smddp-bench worker`, built with the feature `lab`: one rank of a side-by-side measurement, led by a coordinator over a unix socket.
+//! `smddp-bench worker`, built with the feature `lab`: one rank of a comparison of libraries, controlled by a coordinator over
+//! a Unix socket.
 //!
-//! One line a command, one line an answer:
+//! Commands and replies are single lines:
 //!
-//! | command | answer |
+//! | command | reply |
 //! |---|---|
 //! | `prep OP BYTES TYPE`: allocate and fill | `ok EFFECTIVE_BYTES` |
-//! | `time ITERS`: a barrier, then that many calls | `ns ELAPSED` |
+//! | `time ITERS`: a barrier, then ITERS calls | `ns ELAPSED` |
 //! | `check`: one verified call | `wrong ELEMENTS` |
 //! | `free` | `ok 0` |
-//! | `quit`, or anything else | none; the worker ends |
+//! | `quit` or an unknown command | none; the worker exits |
 //!
-//! A failure is answered with `error TEXT`. Environment: `PEERS_SOCK` the socket, `PEERS_NAME` the name to say
-//! hello with, `PEERS_PIN` to stay on one core, and the launcher's variables (see `launched`). `-R 2` as for
-//! every other use of `smddp-bench`. Sizes mean the whole buffer; all_reduce and broadcast work in place.
+//! The reply to a failed command is `error TEXT`. Environment: `PEERS_SOCK` is the socket, `PEERS_NAME` the name in the
+//! greeting, `PEERS_PIN` pins the rank to one core, and the launcher's variables give the rank (see
+//! [`LaunchEnvironment`]). `-R 2` has the usual meaning. Sizes are sizes of the whole buffer; all_reduce and broadcast run in
+//! place.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -20,8 +22,8 @@ use std::os::unix::net::UnixStream;
 
 use smddp_core::{DType, RedOp};
 
-use crate::buffers::{Buffer, Exporter};
-use crate::calls::{Case, Sides, Team};
+use crate::buffers::{Allocate, Buffer};
+use crate::calls::{BenchGroup, BufferPair, Case};
 use crate::cli::Cli;
 use crate::device::hostname;
 use crate::error::{Error, Result};
@@ -32,52 +34,53 @@ use smddp_rendezvous::LaunchEnvironment;
 
 use crate::NAME;
 
-/// The coordinator's own pattern repeats every 31 elements; a whole number of those is compared at once.
+/// Elements that are compared at once: a multiple of 31, the period of the coordinator's pattern.
 const PERIOD: usize = 31 * 512;
 
 pub(crate) fn run(cli: &Cli, launched: &LaunchEnvironment) -> Result<()> {
     let path = env::var("PEERS_SOCK")
-        .map_err(|_| Error::Usage("PEERS_SOCK is not set: a worker is started by its coordinator".into()))?;
+        .map_err(|_| Error::Usage("PEERS_SOCK is not set: the coordinator must start the worker".into()))?;
     if env::var_os("PEERS_PIN").is_some() {
         pin(launched.rank)?;
     }
-    let team = Team::new(smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?.comm);
-    team.barrier()?;
+    let group =
+        BenchGroup::new(smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?.comm);
+    group.barrier()?;
     let stream = UnixStream::connect(&path).map_err(Error::io(path.clone()))?;
-    let mut answers = stream.try_clone().map_err(Error::io(path.clone()))?;
+    let mut replies = stream.try_clone().map_err(Error::io(path.clone()))?;
     let name = env::var("PEERS_NAME").unwrap_or_else(|_| "?".into());
     let hello = format!(
         "hello {name} {} {} {} smddp-core {}\n",
-        team.rank(),
-        team.size(),
+        group.rank(),
+        group.size(),
         hostname(),
         env!("CARGO_PKG_VERSION")
     );
-    answers.write_all(hello.as_bytes()).map_err(Error::io(path.clone()))?;
-    let mut worker = Worker { team: &team, make: Buffer::maker(cli.register), job: None };
+    replies.write_all(hello.as_bytes()).map_err(Error::io(path.clone()))?;
+    let mut worker = Worker { group: &group, allocate: Buffer::allocate(cli.register), job: None };
     for line in BufReader::new(stream).lines() {
         let line = line.map_err(Error::io(path.clone()))?;
-        let Some(mut answer) = worker.obey(&line) else {
+        let Some(mut reply) = worker.execute(&line) else {
             break;
         };
-        answer.push('\n');
-        answers.write_all(answer.as_bytes()).map_err(Error::io(path.clone()))?;
+        reply.push('\n');
+        replies.write_all(reply.as_bytes()).map_err(Error::io(path.clone()))?;
     }
-    team.comm().close();
+    group.comm().close();
     Ok(())
 }
 
 struct Worker<'a> {
-    team: &'a Team,
-    make: Exporter,
+    group: &'a BenchGroup,
+    allocate: Allocate,
     job: Option<Job>,
 }
 
 impl Worker<'_> {
-    /// The answer to one command; `None` ends the worker.
-    fn obey(&mut self, line: &str) -> Option<String> {
+    /// Executes one command and returns the reply; `None` ends the worker.
+    fn execute(&mut self, line: &str) -> Option<String> {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let answer = match words.as_slice() {
+        let reply = match words.as_slice() {
             ["prep", op, bytes, dtype] => self.prepare(op, bytes, dtype),
             ["time", iters] => self.time(iters),
             ["check", ..] => self.check(),
@@ -87,44 +90,44 @@ impl Worker<'_> {
             }
             _ => return None,
         };
-        Some(answer.unwrap_or_else(|e| format!("error {}", e.to_string().replace('\n', " "))))
+        Some(reply.unwrap_or_else(|e| format!("error {}", e.to_string().replace('\n', " "))))
     }
 
     fn prepare(&mut self, op: &str, bytes: &str, dtype: &str) -> Result<String> {
         let Ok(bytes) = bytes.parse() else {
-            return Ok("no such size".into());
+            return Ok("invalid size".into());
         };
         let (Some(op), Some(dtype)) = (op_named(op), dtype_named(dtype)) else {
             return Ok("no such op or type".into());
         };
-        self.job = None; // Its memory goes back before the next is taken.
-        let mut job = Job::new(op, dtype, bytes, self.team, self.make)?;
+        self.job = None; // Frees its memory before the next allocation.
+        let mut job = Job::new(op, dtype, bytes, self.group, self.allocate)?;
         job.fill();
-        let answer = format!("ok {}", job.count * dtype.size());
+        let reply = format!("ok {}", job.count * dtype.size());
         self.job = Some(job);
-        Ok(answer)
+        Ok(reply)
     }
 
     fn job(&mut self) -> Result<&mut Job> {
-        self.job.as_mut().ok_or_else(|| Error::Usage("nothing is prepared".into()))
+        self.job.as_mut().ok_or_else(|| Error::Usage("no call is prepared: send prep first".into()))
     }
 
     fn time(&mut self, iters: &str) -> Result<String> {
         let iters = iters.parse().map_err(|_| Error::Usage(format!("time {iters}: not a number")))?;
-        let team = self.team;
-        let elapsed = self.job()?.time(team, iters)?;
+        let group = self.group;
+        let elapsed = self.job()?.time(group, iters)?;
         Ok(format!("ns {elapsed}"))
     }
 
     fn check(&mut self) -> Result<String> {
-        let team = self.team;
+        let group = self.group;
         let job = self.job()?;
         job.fill();
-        job.time(team, 1)?;
-        team.barrier()?;
+        job.time(group, 1)?;
+        group.barrier()?;
         let wrong = job.wrong();
         if job.in_place() {
-            job.output.bytes().fill(0); // Repeated sums in place stay finite.
+            job.output.bytes().fill(0); // Keeps repeated in-place sums finite.
         }
         Ok(format!("wrong {wrong}"))
     }
@@ -156,7 +159,7 @@ fn dtype_named(name: &str) -> Option<DType> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum JobOp {
     Call(Op),
-    /// A plain copy from input to output: how fast memory is.
+    /// A plain copy from input to output, which measures the memory bandwidth.
     Copy,
 }
 
@@ -168,15 +171,15 @@ struct Job {
     /// Elements of the whole buffer, and of one rank's part.
     count: usize,
     part: usize,
-    sides: Sides,
-    /// Empty where the work is in place, in `output`.
+    sides: BufferPair,
+    /// Empty for in-place calls, which use `output`.
     input: Buffer,
     output: Buffer,
 }
 
 impl Job {
-    fn new(op: JobOp, dtype: DType, bytes: usize, team: &Team, make: Exporter) -> Result<Job> {
-        let (rank, ranks) = (team.rank(), team.size());
+    fn new(op: JobOp, dtype: DType, bytes: usize, group: &BenchGroup, allocate: Allocate) -> Result<Job> {
+        let (rank, ranks) = (group.rank(), group.size());
         let part = (bytes / dtype.size() / ranks).max(1);
         let count = part * ranks;
         let (send, receive) = match op {
@@ -196,9 +199,9 @@ impl Job {
             ranks,
             count,
             part,
-            sides: Sides { input: input_side, output: Some((0, receive)) },
-            input: make(send * dtype.size())?,
-            output: make(receive * dtype.size())?,
+            sides: BufferPair { input: input_side, output: Some((0, receive)) },
+            input: allocate(send * dtype.size())?,
+            output: allocate(receive * dtype.size())?,
         })
     }
 
@@ -206,7 +209,7 @@ impl Job {
         matches!(self.op, JobOp::Call(Op::AllReduce | Op::Broadcast))
     }
 
-    /// The coordinator's pattern: small whole numbers, whose sums are exact in every type up to eight ranks.
+    /// Returns the coordinator's pattern: small whole numbers, whose sums are exact in every type for up to eight ranks.
     fn of(&self, start: usize, elements: usize, ranks: std::ops::Range<usize>) -> Run {
         let value = |i: usize, rank: usize| ((start + i) * 7 + rank * 13) % 31;
         Run::new(self.dtype, elements, PERIOD, |i| {
@@ -227,10 +230,10 @@ impl Job {
         }
     }
 
-    /// A barrier, then `iters` calls; nanoseconds of the calls.
-    fn time(&mut self, team: &Team, iters: usize) -> Result<u128> {
+    /// Runs a barrier and `iters` calls. Returns the nanoseconds of the calls.
+    fn time(&mut self, group: &BenchGroup, iters: usize) -> Result<u128> {
         let JobOp::Call(op) = self.op else {
-            team.barrier()?;
+            group.barrier()?;
             let begun = std::time::Instant::now();
             for _ in 0..iters {
                 self.output.bytes().copy_from_slice(self.input.bytes());
@@ -239,10 +242,10 @@ impl Job {
         };
         let case = Case { op, dtype: self.dtype, redop: RedOp::Sum, root: 0 };
         let mut call = match self.in_place() {
-            true => team.bind_in_place(case, self.sides, &mut self.output),
-            false => team.bind(case, self.sides, &mut self.input, &mut self.output),
+            true => group.bind_in_place(case, self.sides, &mut self.output),
+            false => group.bind(case, self.sides, &mut self.input, &mut self.output),
         };
-        team.barrier()?;
+        group.barrier()?;
         Ok(call.time(iters)?.as_nanos())
     }
 

@@ -1,4 +1,4 @@
-//! Page-aligned memory with a guard zone on each side.
+//! Page-aligned buffers with a guard zone on each side.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ops::Range;
@@ -11,63 +11,63 @@ use smddp_core::{Config, SymmetricBuffer};
 
 use crate::error::{Error, Result};
 
-/// Bytes on each side of the region in use that nobody may write.
+/// Bytes of each guard zone, which no call may write.
 pub(crate) const GUARD: usize = 64;
 
 const GUARD_BYTE: u8 = 0x5C;
 const HUGE_PAGE: usize = 2 << 20;
-/// Buffers from here on are aligned to, and asked to consist of, huge pages.
+/// Buffers of at least this size are aligned to huge pages and request them.
 const HUGE_FROM: usize = 4 << 20;
 
-/// One allocation, every page of it written before it is handed out. The data begins one alignment into it, so
-/// that the guard before the data costs no alignment.
+/// One allocation, whose pages are all written before use. The data begins one alignment after the start, so that the
+/// guard before the data preserves the alignment.
 pub(crate) struct Buffer {
     base: NonNull<u8>,
     layout: Layout,
-    /// Whose memory it is, where it was not allocated here.
+    /// The owner of symmetric memory; `None` for memory of the allocator.
     symmetric: Option<SymmetricBuffer>,
     align: usize,
     capacity: usize,
-    /// Bytes of the data in use; the second guard lies right behind them.
+    /// Bytes of the data in use. The second guard follows them.
     used: usize,
 }
 
-/// What makes a buffer of so many bytes.
-pub(crate) type Exporter = fn(usize) -> Result<Buffer>;
+/// Function that allocates a buffer of a number of bytes.
+pub(crate) type Allocate = fn(usize) -> Result<Buffer>;
 
-// SAFETY: the allocation belongs to this value alone; no thread keeps a pointer into it except through borrows
-// of it (or through calls that hold such a borrow until they are done, see `calls`).
+// SAFETY: the value is the only owner of the allocation. Pointers into it exist only during borrows, or in calls that hold
+// such a borrow until they are done (see `calls`).
 unsafe impl Send for Buffer {}
 
 impl Buffer {
-    /// As `-R` says.
-    pub(crate) fn maker(register: u8) -> Exporter {
+    /// Returns the function for the value of `-R`.
+    pub(crate) fn allocate(register: u8) -> Allocate {
         if register == 2 { Self::symmetric } else { Self::new }
     }
 
-    /// Zeroed memory for up to `capacity` bytes, all of them in use.
+    /// Returns zeroed memory of `capacity` bytes, all in use.
     pub(crate) fn new(capacity: usize) -> Result<Buffer> {
         let align = if capacity >= HUGE_FROM { HUGE_PAGE } else { page_size() };
         let layout = Self::layout(capacity, align)?;
-        // SAFETY: the layout's size is at least `align`, so not zero.
+        // SAFETY: the layout's size is at least `align` and not zero.
         let base = NonNull::new(unsafe { alloc(layout) }).ok_or(Error::Allocation(capacity))?;
         if align == HUGE_PAGE {
             let whole = capacity / HUGE_PAGE * HUGE_PAGE;
-            // SAFETY: the range lies inside our own allocation and is a whole number of pages; advice does not
-            // change its contents. Where the kernel has no huge pages the refusal does not matter.
+            // SAFETY: the range is inside the allocation and a whole number of pages; advice does not change its contents.
+            // An error of a kernel without huge pages is ignored.
             let _ = unsafe { madvise(base.as_ptr().add(align).cast(), whole, Advice::LinuxHugepage) };
         }
-        Ok(Self::over(base, layout, capacity, None))
+        Ok(Self::from_raw(base, layout, capacity, None))
     }
 
-    /// The same in memory that the ranks of this node read where it lies.
+    /// Returns zeroed symmetric memory, which the ranks of this node read in place.
     fn symmetric(capacity: usize) -> Result<Buffer> {
         let layout = Self::layout(capacity, page_size())?;
         let staging = Config::get()?.staging;
         let none = |_| Error::Allocation(capacity);
         let memory = SymmetricBuffer::new(staging, layout.size()).map_err(none)?;
         let base = NonNull::new(memory.as_mut_ptr()).ok_or(Error::Allocation(capacity))?;
-        Ok(Self::over(base, layout, capacity, Some(memory)))
+        Ok(Self::from_raw(base, layout, capacity, Some(memory)))
     }
 
     fn layout(capacity: usize, align: usize) -> Result<Layout> {
@@ -75,8 +75,13 @@ impl Buffer {
         size.and_then(|size| Layout::from_size_align(size, align).ok()).ok_or(Error::Allocation(capacity))
     }
 
-    fn over(base: NonNull<u8>, layout: Layout, capacity: usize, symmetric: Option<SymmetricBuffer>) -> Self {
-        // SAFETY: `base` is valid for writes of `layout.size()` bytes, and nobody else knows it yet.
+    fn from_raw(
+        base: NonNull<u8>,
+        layout: Layout,
+        capacity: usize,
+        symmetric: Option<SymmetricBuffer>,
+    ) -> Self {
+        // SAFETY: `base` is valid for writes of `layout.size()` bytes, and no other reference exists.
         unsafe { base.as_ptr().write_bytes(0, layout.size()) };
         let mut buffer = Buffer { base, layout, symmetric, align: layout.align(), capacity, used: 0 };
         buffer.set_used(capacity);
@@ -87,7 +92,7 @@ impl Buffer {
         self.capacity
     }
 
-    /// Puts the second guard behind the first `bytes` bytes and renews both.
+    /// Sets the number of bytes in use, and writes both guards.
     pub(crate) fn set_used(&mut self, bytes: usize) {
         assert!(bytes <= self.capacity, "{bytes} bytes of a buffer of {}", self.capacity);
         self.used = bytes;
@@ -95,7 +100,7 @@ impl Buffer {
         self.behind().fill(GUARD_BYTE);
     }
 
-    /// Guard bytes that were written since [`Buffer::set_used`].
+    /// Returns the number of guard bytes that changed since [`Buffer::set_used`].
     pub(crate) fn overwritten(&mut self) -> usize {
         let changed = |guard: &[u8]| guard.iter().filter(|b| **b != GUARD_BYTE).count();
         changed(self.before()) + changed(self.behind())
@@ -116,8 +121,8 @@ impl Buffer {
 
     fn slice(&mut self, range: Range<usize>) -> &mut [u8] {
         assert!(range.start <= range.end && range.end <= self.layout.size());
-        // SAFETY: the range lies inside our allocation (just checked), which is initialised and, through
-        // `&mut self`, borrowed by nobody else.
+        // SAFETY: the range is inside the allocation (just checked), which is initialized and exclusively borrowed through
+        // `&mut self`.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(range.start), range.len()) }
     }
 }
@@ -127,7 +132,7 @@ impl Drop for Buffer {
         if self.symmetric.is_some() {
             return;
         }
-        // SAFETY: `base` came from `alloc` with this very layout and is freed once.
+        // SAFETY: `base` was allocated with this layout and is freed once.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
@@ -159,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_are_refused() {
+    fn impossible_sizes_are_rejected() {
         assert!(matches!(Buffer::new(usize::MAX), Err(Error::Allocation(usize::MAX))));
     }
 }

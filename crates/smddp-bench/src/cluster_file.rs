@@ -1,4 +1,4 @@
-//! Clusters by name, and cluster files (TOML; `docs/clusters/example.toml` explains every key).
+//! Built-in clusters, and cluster files (TOML; `docs/clusters/example.toml` documents every key).
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -13,15 +13,15 @@ use toml::Spanned;
 use crate::error::{Error, Result};
 use crate::sizes::parse_size;
 
-/// What can be given instead of a file.
+/// Names of the built-in clusters.
 pub(crate) const BUILT_IN: [&str; 3] = ["p4d", "p5", "sockets"];
 
-/// A file may name more than any machine can hold.
-/// Largest file.
+/// Largest file in bytes.
 const MAX_FILE: usize = 1 << 20;
-const MOST_RANKS: usize = 1 << 20;
+/// Largest number of ranks that is simulated.
+const MAX_RANKS: usize = 1 << 20;
 
-/// A cluster by name or from a file; how many nodes it has comes from the file or is 1.
+/// Returns a built-in cluster, or a cluster from a file. Without a number of nodes in the file it has one node.
 pub(crate) fn load(name: &str) -> Result<Cluster> {
     match name {
         "p4d" => Ok(Cluster::p4d(1)),
@@ -30,7 +30,7 @@ pub(crate) fn load(name: &str) -> Result<Cluster> {
         file => {
             let text = smddp_core::files::read_text(Path::new(file), MAX_FILE).map_err(|error| {
                 let names = BUILT_IN.join(", ");
-                Error::Usage(format!("--cluster {file}: {error}; give one of {names}, or a file"))
+                Error::Usage(format!("--cluster {file}: {error}; expected one of {names}, or a file"))
             })?;
             parse(&text, file).map_err(|reason| Error::Usage(format!("{file}: {reason}")))
         }
@@ -43,7 +43,7 @@ struct File {
     name: Option<String>,
     nodes: Option<NonZeroUsize>,
     ranks_per_node: Option<NonZeroUsize>,
-    /// Instead of the two above: ranks of each node.
+    /// Ranks of each node, instead of `nodes` and `ranks_per_node`.
     ranks: Option<Vec<NonZeroUsize>>,
     memory_rate: Option<Rate>,
     local: Local,
@@ -85,7 +85,7 @@ struct Node {
     uplink_rate: Option<Rate>,
 }
 
-/// Bytes a second, written as `"100 Gbit/s"` or `"12.5 GB/s"`.
+/// Bytes per second, written as `"100 Gbit/s"` or `"12.5 GB/s"`.
 #[derive(Clone, Copy)]
 struct Rate(f64);
 
@@ -107,7 +107,8 @@ fn rate(text: &str) -> std::result::Result<f64, String> {
         ("MB/s", 1e6),
         ("kB/s", 1e3),
     ];
-    let wrong = || format!("\"{text}\" is not a rate such as \"100 Gbit/s\" or \"12.5 GB/s\"");
+    let wrong =
+        || format!("invalid rate \"{text}\": expected a rate such as \"100 Gbit/s\" or \"12.5 GB/s\"");
     let found = UNITS.iter().find_map(|(unit, scale)| Some((text.trim().strip_suffix(unit)?, scale)));
     let (number, scale) = found.ok_or_else(wrong)?;
     let number: f64 = number.trim().parse().map_err(|_| wrong())?;
@@ -144,26 +145,26 @@ impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         let text = String::deserialize(from)?;
         match parse_size(&text).map_err(D::Error::custom)? {
-            0 => Err(D::Error::custom("a window of 0 bytes lets nothing through")),
+            0 => Err(D::Error::custom("the window is 0 bytes: expected a size above 0")),
             bytes => Ok(Self(bytes as u64)),
         }
     }
 }
 
-/// Refuses more ranks than can be simulated, before a list of all nodes exists; `None` is an overflow.
+/// Rejects too many ranks before the list of nodes is allocated. `None` is an overflow.
 pub(crate) fn check_size(ranks: Option<usize>) -> std::result::Result<(), String> {
-    match ranks.filter(|ranks| *ranks <= MOST_RANKS) {
+    match ranks.filter(|ranks| *ranks <= MAX_RANKS) {
         Some(_) => Ok(()),
-        None => Err(format!("more than {MOST_RANKS} ranks: so many cannot be simulated")),
+        None => Err(format!("the cluster has more than {MAX_RANKS} ranks, the limit of the simulation")),
     }
 }
 
-/// The error is a text with line and reason.
+/// Parses a cluster file. The error contains line and reason.
 pub(crate) fn parse(text: &str, file: &str) -> std::result::Result<Cluster, String> {
     let read: File = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
     let ranks = match (&read.ranks, read.nodes, read.ranks_per_node) {
         (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
-            return Err("'ranks' lists every node, so 'nodes' and 'ranks_per_node' must not be there".into());
+            return Err("'ranks' lists every node: remove 'nodes' and 'ranks_per_node'".into());
         }
         (Some(ranks), None, None) => {
             check_size(ranks.iter().try_fold(0, |sum: usize, n| sum.checked_add(n.get())))?;
@@ -175,7 +176,7 @@ pub(crate) fn parse(text: &str, file: &str) -> std::result::Result<Cluster, Stri
             vec![each.get(); nodes]
         }
         (None, _, None) => {
-            return Err("missing 'ranks_per_node' (or 'ranks', a list with every node's)".into());
+            return Err("missing 'ranks_per_node' (or 'ranks', a list of the ranks of each node)".into());
         }
     };
     let nodes = ranks.len();
@@ -183,7 +184,7 @@ pub(crate) fn parse(text: &str, file: &str) -> std::result::Result<Cluster, Stri
     for node in &read.node {
         let line = 1 + text[..node.number.span().start].matches('\n').count();
         let number = *node.number.get_ref();
-        let what = Override {
+        let settings = Override {
             rails: node.rails.map(NonZeroUsize::get),
             rail_bytes_per_s: node.rate.map(|r| r.0),
             uplink_bytes_per_s: node.uplink_rate.map(|r| r.0),
@@ -194,8 +195,8 @@ pub(crate) fn parse(text: &str, file: &str) -> std::result::Result<Cluster, Stri
                 nodes - 1
             ));
         }
-        if overrides.insert(number, what).is_some() {
-            return Err(format!("line {line}: number = {number} is there twice"));
+        if overrides.insert(number, settings).is_some() {
+            return Err(format!("line {line}: number = {number} is defined twice"));
         }
     }
     let stem = Path::new(file).file_stem().map(|s| s.to_string_lossy().into_owned());
@@ -212,7 +213,7 @@ pub(crate) fn parse(text: &str, file: &str) -> std::result::Result<Cluster, Stri
         network: port(read.network.rate, read.network.latency_us, read.network.message_us),
         rails: read.network.rails.map_or(1, NonZeroUsize::get),
         window: read.network.window.map_or(4 << 20, |size| size.0),
-        // Ranks that share host memory are taken to be joined by sockets, those with NVLink by EFA.
+        // Clusters with shared host memory are assumed to use sockets between nodes, clusters with NVLink to use EFA.
         incast: read.network.incast.unwrap_or(match read.local.multicast {
             true => Prices::ASSUMED.incast,
             false => Prices::PACED.incast,
@@ -228,11 +229,11 @@ pub(crate) fn parse(text: &str, file: &str) -> std::result::Result<Cluster, Stri
 mod tests {
     use super::*;
 
-    const LEAST: &str = "ranks_per_node = 2\n[local]\nrate = \"10 GB/s\"\nlatency_us = 1\n[network]\nrate = \"1 Gbit/s\"\n\
+    const MINIMAL: &str = "ranks_per_node = 2\n[local]\nrate = \"10 GB/s\"\nlatency_us = 1\n[network]\nrate = \"1 Gbit/s\"\n\
                          latency_us = 20\n";
 
     #[test]
-    fn the_documented_example_is_a_cluster() {
+    fn documented_example_is_valid() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/clusters/example.toml");
         let cluster = load(path).unwrap();
         assert_eq!((cluster.name.as_str(), cluster.ranks.as_slice()), ("lab", &[2, 2, 2, 2][..]));
@@ -242,8 +243,8 @@ mod tests {
     }
 
     #[test]
-    fn the_least_is_enough() {
-        let cluster = parse(LEAST, "dir/pair.toml").unwrap();
+    fn minimal_file_is_valid() {
+        let cluster = parse(MINIMAL, "dir/pair.toml").unwrap();
         assert_eq!(
             (cluster.name.as_str(), cluster.nodes(), cluster.size(), cluster.rails),
             ("pair", 1, 2, 1)
@@ -251,9 +252,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_told_with_line_and_reason() {
-        for (from, to, line, says) in [
-            ("rate = \"1 Gbit/s\"", "rate = \"1 Gbps\"", "line 6", "\"1 Gbps\" is not a rate"),
+    fn malformed_files_are_rejected_with_line_and_reason() {
+        for (from, to, line, expected) in [
+            ("rate = \"1 Gbit/s\"", "rate = \"1 Gbps\"", "line 6", "invalid rate \"1 Gbps\""),
             ("rate = \"1 Gbit/s\"", "rate = \"0 Gbit/s\"", "line 6", "above 0"),
             ("rate = \"1 Gbit/s\"", "rate = 5", "line 6", "string"),
             ("latency_us = 20", "latency_us = -1", "line 7", "0 or more"),
@@ -266,14 +267,14 @@ mod tests {
             ("ranks_per_node = 2", "ranks = [1, 2]\nnodes = 2", "", "'ranks' lists every node"),
             ("latency_us = 20", "latency_us = 20\n[[node]]\nnumber = 1", "line 9", "only nodes 0 to 0"),
         ] {
-            let text = LEAST.replace(from, to);
+            let text = MINIMAL.replace(from, to);
             let reason = parse(&text, "x.toml").map(|_| ()).unwrap_err();
-            assert!(reason.contains(line) && reason.contains(says), "{to}: {reason}");
+            assert!(reason.contains(line) && reason.contains(expected), "{to}: {reason}");
         }
     }
 
     #[test]
-    fn a_file_that_is_not_there_names_the_built_in_clusters() {
+    fn missing_file_is_rejected_with_the_built_in_clusters() {
         let error = load("/no/such/file.toml").map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("/no/such/file.toml") && error.contains("p4d, p5, sockets"), "{error}");
     }

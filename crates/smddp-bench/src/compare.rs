@@ -1,4 +1,4 @@
-//! `smddp-bench compare A.json B.json`: two runs row by row, with a verdict each. Files of nccl-tests (`-J`) are read, too.
+//! `smddp-bench compare A.json B.json`: compares two runs row by row. Reads files of smddp-bench and nccl-tests (`-J`).
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,22 +10,22 @@ use crate::error::{Error, Result};
 use crate::format::figure;
 
 const AFTER_HELP: &str = "\
-Rows are those of the same size, type, op and root. The ratio is B's time divided by A's. A row is 'faster' or 'slower'
-beyond --tolerance; beyond twice the standard error of both, too, where the runs timed each iteration (-I 1).
+Compares rows of equal size, type, op and root. The ratio is B's time divided by A's time. A row is 'faster' or 'slower' if the
+difference exceeds --tolerance and, for runs that timed each iteration (-I 1), twice the standard error of both.
 
-Exit status: 0 no row of B is slower or wrong, 1 one is, 2 files that cannot be compared.";
+Exit status: 0 no row of B is slower or wrong, 1 a row is slower or wrong, 2 the files cannot be compared.";
 
 #[derive(Debug, Parser)]
-#[command(name = "smddp-bench compare", about = "Compares two runs that wrote -J files", after_help = AFTER_HELP)]
+#[command(name = "smddp-bench compare", about = "Compares the -J files of two runs", after_help = AFTER_HELP)]
 pub(crate) struct Cli {
-    /// The run before, or of the library to compare with
+    /// Reference run
     #[arg(value_name = "A.json")]
     pub a: PathBuf,
-    /// The run that is judged
+    /// Run to compare with the reference
     #[arg(value_name = "B.json")]
     pub b: PathBuf,
-    /// Part by which times may differ and count as the same
-    #[arg(long, value_name = "PART", default_value_t = 0.05)]
+    /// Relative difference up to which times are the same
+    #[arg(long, value_name = "FRACTION", default_value_t = 0.05)]
     pub tolerance: f64,
 }
 
@@ -90,22 +90,26 @@ impl Verdict {
 }
 
 impl Half {
-    /// Elements that were not right; those that nobody checked are none.
-    fn wrong(&self) -> bool {
+    /// Returns whether the check found wrong elements. Unchecked rows have none.
+    fn is_wrong(&self) -> bool {
         let text = self.nwrong.as_ref().map(|value| value.to_string().trim_matches('"').to_owned());
         text.and_then(|text| text.parse::<f64>().ok()).is_some_and(|wrong| wrong > 0.0)
     }
 }
 
 impl Iterations {
-    /// Standard error of the average, as a part of it.
+    /// Returns the relative standard error of the average.
     fn error(&self) -> f64 {
         self.cv_pct / 100.0 / (self.times_us.len().max(1) as f64).sqrt()
     }
 }
 
-/// Time of `b` divided by that of `a`, and what that means.
-fn judge(a: (&Half, Option<&Iterations>), b: (&Half, Option<&Iterations>), tolerance: f64) -> (f64, Verdict) {
+/// Returns the time of `b` divided by the time of `a`, and the verdict.
+fn compare_times(
+    a: (&Half, Option<&Iterations>),
+    b: (&Half, Option<&Iterations>),
+    tolerance: f64,
+) -> (f64, Verdict) {
     let ratio = if a.0.time > 0.0 { b.0.time / a.0.time } else { 1.0 };
     let noise = match (a.1, b.1) {
         (Some(a), Some(b)) => 2.0 * (a.error().powi(2) + b.error().powi(2)).sqrt(),
@@ -113,7 +117,7 @@ fn judge(a: (&Half, Option<&Iterations>), b: (&Half, Option<&Iterations>), toler
     };
     let apart = tolerance.max(noise);
     let verdict = match ratio {
-        _ if b.0.wrong() => Verdict::Wrong,
+        _ if b.0.is_wrong() => Verdict::Wrong,
         ratio if ratio > 1.0 + apart => Verdict::Slower,
         ratio if ratio < 1.0 / (1.0 + apart) => Verdict::Faster,
         _ => Verdict::Same,
@@ -128,37 +132,34 @@ impl Line {
     }
 }
 
-/// Prints the table. The exit status.
+/// Prints the table and returns the exit status.
 pub(crate) fn run(cli: &Cli) -> Result<i32> {
     if !(cli.tolerance >= 0.0 && cli.tolerance.is_finite()) {
-        return Err(Error::Usage(format!("--tolerance {} is no part such as 0.05", cli.tolerance)));
+        return Err(Error::Usage(format!("--tolerance {}: expected a fraction such as 0.05", cli.tolerance)));
     }
     let (a, b) = (read(&cli.a)?, read(&cli.b)?);
     if let (Some(one), Some(other)) = (&a.collective, &b.collective)
         && one != other
     {
-        return Err(Error::Usage(format!("one run is of {one}, the other of {other}")));
+        return Err(Error::Usage(format!("A measured {one}, but B measured {other}")));
     }
     let (text, bad) = table(cli, &a, &b)?;
     print!("{text}");
     Ok(i32::from(bad))
 }
 
-/// Largest file of a run.
+/// Largest file of a run in bytes.
 const MAX_RUN: usize = 256 << 20;
 
 fn read(path: &Path) -> Result<Run> {
     let text = smddp_core::files::read_text(path, MAX_RUN)
         .map_err(Error::io(format!("reading {}", path.display())))?;
     serde_json::from_str(&text).map_err(|error| {
-        Error::Usage(format!(
-            "{} is no file of -J ({error}): give what smddp-bench or nccl-tests wrote",
-            path.display()
-        ))
+        Error::Usage(format!("{} is not a -J file of smddp-bench or nccl-tests: {error}", path.display()))
     })
 }
 
-/// The table, and whether a row of the second run is slower or wrong.
+/// Returns the table, and whether a row of the second run is slower or wrong.
 fn table(cli: &Cli, a: &Run, b: &Run) -> Result<(String, bool)> {
     let mut text = String::new();
     let mut put = |line: String| {
@@ -192,7 +193,8 @@ fn table(cli: &Cli, a: &Run, b: &Run) -> Result<(String, bool)> {
             ),
             ((&old.in_place, &old.in_place_per_iter), (&new.in_place, &new.in_place_per_iter)),
         ] {
-            let (ratio, verdict) = judge((old.0, old.1.as_ref()), (new.0, new.1.as_ref()), cli.tolerance);
+            let (ratio, verdict) =
+                compare_times((old.0, old.1.as_ref()), (new.0, new.1.as_ref()), cli.tolerance);
             counts[verdict as usize] += 1;
             logs += ratio.max(1e-9).ln();
             let times = [figure(old.0.time, 7), figure(new.0.time, 7)];
@@ -203,7 +205,7 @@ fn table(cli: &Cli, a: &Run, b: &Run) -> Result<(String, bool)> {
     if paired == 0 {
         return Err(Error::Usage("the two runs have no row in common (size, type, op and root)".into()));
     }
-    let alone = |run: &Run, other: &Run| {
+    let unpaired = |run: &Run, other: &Run| {
         run.results.iter().filter(|line| !other.results.iter().any(|each| each.same_call(line))).count()
     };
     let [same, faster, slower, wrong] = counts;
@@ -212,8 +214,8 @@ fn table(cli: &Cli, a: &Run, b: &Run) -> Result<(String, bool)> {
          one run alone: {} of A, {} of B",
         (logs / f64::from(2 * paired)).exp(),
         2 * paired,
-        alone(a, b),
-        alone(b, a)
+        unpaired(a, b),
+        unpaired(b, a)
     ));
     Ok((text, slower + wrong > 0))
 }
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_is_judged_by_its_time_beyond_the_tolerance() {
+    fn rows_beyond_the_tolerance_are_faster_or_slower() {
         for (a, b, verdict) in [
             (100.0, 104.0, Verdict::Same),
             (100.0, 96.0, Verdict::Same),
@@ -239,18 +241,18 @@ mod tests {
             (100.0, 94.0, Verdict::Faster),
             (0.0, 94.0, Verdict::Same),
         ] {
-            assert_eq!(judge((&half(a, 0), None), (&half(b, 0), None), 0.05).1, verdict, "{a} {b}");
+            assert_eq!(compare_times((&half(a, 0), None), (&half(b, 0), None), 0.05).1, verdict, "{a} {b}");
         }
-        assert_eq!(judge((&half(1.0, 0), None), (&half(0.5, 3), None), 0.05).1, Verdict::Wrong);
+        assert_eq!(compare_times((&half(1.0, 0), None), (&half(0.5, 3), None), 0.05).1, Verdict::Wrong);
     }
 
     #[test]
-    fn times_that_scatter_are_the_same_further_apart() {
+    fn noisy_times_have_a_larger_tolerance() {
         let (a, b) = (half(100.0, 0), half(115.0, 0));
         let wide = iterations(40.0, 16);
-        assert_eq!(judge((&a, Some(&wide)), (&b, Some(&wide)), 0.05).1, Verdict::Same);
+        assert_eq!(compare_times((&a, Some(&wide)), (&b, Some(&wide)), 0.05).1, Verdict::Same);
         let narrow = iterations(2.0, 16);
-        assert_eq!(judge((&a, Some(&narrow)), (&b, Some(&narrow)), 0.05).1, Verdict::Slower);
+        assert_eq!(compare_times((&a, Some(&narrow)), (&b, Some(&narrow)), 0.05).1, Verdict::Slower);
     }
 
     fn run(text: &str) -> Run {
@@ -258,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_paired_by_their_call_and_the_others_counted() {
+    fn rows_are_paired_by_call_and_unpaired_rows_are_counted() {
         let row = |size: u64, time: f64| {
             format!(
                 r#"{{"size": {size}, "type": "float", "redop": "sum", "root": -1, "out_of_place": {{"time": {time}, "nwrong": 0}},

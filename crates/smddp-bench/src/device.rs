@@ -1,25 +1,25 @@
-//! What rank 0 prints about every rank.
+//! Device information of the ranks, which rank 0 prints.
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::Team;
+use crate::calls::BenchGroup;
 use crate::error::{Error, Result};
 
-/// Bytes of one rank's record on its way to rank 0.
+/// Bytes of one rank's record in the gather.
 const RECORD: usize = 512;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Device {
     pub rank: usize,
-    /// The color of its group.
+    /// The color of the rank's group.
     pub group: i64,
     pub pid: u32,
     pub hostname: String,
-    /// The local rank: there is no device other than the host's processor.
+    /// The local rank. The only device is the CPU.
     pub device: usize,
     pub device_hex: String,
     pub device_info: String,
-    /// The same for ranks that read the same clock.
+    /// Boot id, equal for ranks that read the same clock.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     boot: String,
 }
@@ -42,7 +42,7 @@ impl Device {
         }
     }
 
-    /// The line of the table's head.
+    /// Returns the line in the table's header.
     pub(crate) fn line(&self) -> String {
         let Device { rank, group, pid, hostname, device, device_hex, device_info, .. } = self;
         format!(
@@ -51,7 +51,7 @@ impl Device {
     }
 }
 
-/// Bytes of memory that this process has held at one time, at most; 0 where the system does not say.
+/// Returns the peak memory of this process in bytes, or 0 if the system does not report it.
 pub(crate) fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = status
@@ -64,8 +64,8 @@ pub(crate) fn hostname() -> String {
     short(&rustix::system::uname().nodename().to_string_lossy(), 64)
 }
 
-/// All ranks' devices in rank order, and whether all are on one host.
-pub(crate) fn gather(world: &Team, local_rank: usize, group: i64) -> Result<(Vec<Device>, bool)> {
+/// Returns the devices of all ranks in rank order, and whether all ranks are on one host.
+pub(crate) fn gather(world: &BenchGroup, local_rank: usize, group: i64) -> Result<(Vec<Device>, bool)> {
     let mine = Device::mine(world.rank(), local_rank, group);
     let broken = |e: serde_json::Error| Error::Io { what: "describing this rank".into(), source: e.into() };
     let mut record = serde_json::to_vec(&mine).map_err(broken)?;

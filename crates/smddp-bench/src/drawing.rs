@@ -1,4 +1,4 @@
-//! A plan in time: ranks as rows, time to the right, what their ports carry.
+//! Timeline of a plan: one row for each rank with the transfers of its ports.
 
 use smddp_plan::sim::{Bar, Cluster, Run, Side};
 
@@ -6,34 +6,34 @@ use crate::op::Op;
 use crate::simulate::size;
 use crate::svg::{Anchor, GRID, INK, Svg};
 
-/// Most rows of a picture. Of larger jobs one node is shown, and its peers on the first rail.
-const MOST_ROWS: usize = 16;
+/// Maximum number of rows. Of larger jobs one node is shown, and the first rank of each other node.
+const MAX_ROWS: usize = 16;
 
 const LEFT: f64 = 96.0;
 const WIDTH: f64 = 1000.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 84.0;
 const ROW: f64 = 30.0;
-/// Between nodes.
+/// Distance between nodes.
 const GAP: f64 = 12.0;
-/// Bars closer than this many pixels become one.
-const NEAR: f64 = 0.4;
+/// Distance in pixels below which small bars are merged.
+const MERGE_DISTANCE: f64 = 0.4;
 
-/// The ranks that a picture of the cluster shows.
+/// Returns the ranks that a picture of the cluster shows.
 pub(crate) fn rows(cluster: &Cluster) -> Vec<usize> {
-    if cluster.size() <= MOST_ROWS {
+    if cluster.size() <= MAX_ROWS {
         return (0..cluster.size()).collect();
     }
-    let own = cluster.ranks[0].min(MOST_ROWS - 4);
+    let own = cluster.ranks[0].min(MAX_ROWS - 4);
     let firsts = cluster.ranks.iter().scan(0, |next, ranks| {
         let first = *next;
         *next += ranks;
         Some(first)
     });
-    (0..own).chain(firsts.skip(1).take(MOST_ROWS - own)).collect()
+    (0..own).chain(firsts.skip(1).take(MAX_ROWS - own)).collect()
 }
 
-const fn look(side: Side) -> (&'static str, &'static str) {
+const fn style(side: Side) -> (&'static str, &'static str) {
     match side {
         Side::Send => ("#0072b2", "to another node"),
         Side::Receive => ("#56b4e9", "from another node"),
@@ -42,7 +42,7 @@ const fn look(side: Side) -> (&'static str, &'static str) {
     }
 }
 
-/// A picture of a run whose ranks [`rows`] were watched.
+/// Returns a picture of a run, in which the ranks [`rows`] were recorded.
 pub(crate) fn timeline(op: Op, cluster: &Cluster, run: &Run) -> String {
     let rows = rows(cluster);
     let node_of = cluster.node_of();
@@ -71,7 +71,7 @@ pub(crate) fn timeline(op: Op, cluster: &Cluster, run: &Run) -> String {
     svg.text((12.0, 24.0), 15.0, Anchor::Start, INK, &title);
     let mut left = 12.0;
     for side in [Side::Send, Side::Receive, Side::Write, Side::Read] {
-        let (colour, name) = look(side);
+        let (colour, name) = style(side);
         svg.rect(left, 38.0, 12.0, 12.0, colour, None);
         svg.text((left + 17.0, 48.0), 11.0, Anchor::Start, INK, name);
         left += 140.0;
@@ -88,9 +88,9 @@ pub(crate) fn timeline(op: Op, cluster: &Cluster, run: &Run) -> String {
         let label = format!("node {} rank {rank}", node_of[rank]);
         svg.text((LEFT - 8.0, at[i] + ROW / 2.0 + 3.0), 11.0, Anchor::End, INK, &label);
         svg.line((LEFT, at[i] + ROW - 1.0), (WIDTH - RIGHT, at[i] + ROW - 1.0), GRID, 0.5);
-        for (lane, side) in [Side::Send, Side::Receive, Side::Write, Side::Read].into_iter().enumerate() {
+        for (index, side) in [Side::Send, Side::Receive, Side::Write, Side::Read].into_iter().enumerate() {
             let height = (ROW - 4.0) / 4.0;
-            let top = at[i] + 1.0 + height * lane as f64;
+            let top = at[i] + 1.0 + height * index as f64;
             let of = |bar: &&Bar| bar.rank == rank && bar.side == side;
             bars(&mut svg, run.outcome.bars.iter().filter(of), top, height - 0.8, &x);
         }
@@ -100,14 +100,14 @@ pub(crate) fn timeline(op: Op, cluster: &Cluster, run: &Run) -> String {
         let from = step.on.and_then(middle);
         if let (Some(from), Some(to)) = (from, middle(step.rank)) {
             svg.line((x(step.begin), from), (x(step.end), to), INK, 1.2);
-            svg.dot((x(step.end), to), 2.0, INK, &format!("rank {} goes on", step.rank));
+            svg.dot((x(step.end), to), 2.0, INK, &format!("rank {} continues", step.rank));
         }
     }
     svg.done(&title)
 }
 
 fn axis(svg: &mut Svg, total: f64, bottom: f64, x: &dyn Fn(f64) -> f64) {
-    // A round step that gives five to twelve marks.
+    // A round step that results in five to twelve marks.
     let rough = total / 6.0;
     let power = 10f64.powf(rough.log10().floor());
     let step = [1.0, 2.0, 5.0].map(|m| m * power).into_iter().rfind(|s| *s <= rough).unwrap_or(power);
@@ -137,17 +137,17 @@ fn bars<'a>(
     };
     for bar in bars {
         let (begin, end) = (x(bar.begin), x(bar.end));
-        let (colour, way) = look(bar.side);
-        let small = end - begin < 4.0 * NEAR;
+        let (colour, direction) = style(bar.side);
+        let small = end - begin < 4.0 * MERGE_DISTANCE;
         match &mut open {
-            Some((_, until, title, _)) if small && begin - *until < NEAR => {
+            Some((_, until, title, _)) if small && begin - *until < MERGE_DISTANCE => {
                 *until = until.max(end);
-                *title = format!("several messages {way}");
+                *title = format!("several messages {direction}");
             }
             _ => {
-                let who = if bar.side == Side::Write { "beginning with" } else { "rank" };
+                let peer = if bar.side == Side::Write { "first reader" } else { "rank" };
                 let title = format!(
-                    "{} {way}, {who} {}: {:.1} to {:.1} us",
+                    "{} {direction}, {peer} {}: {:.1} to {:.1} us",
                     size(bar.bytes),
                     bar.peer,
                     bar.begin * 1e6,

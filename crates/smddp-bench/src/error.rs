@@ -1,4 +1,4 @@
-//! What can go wrong, each as one sentence for stderr.
+//! Errors of the program.
 
 use std::io;
 
@@ -6,21 +6,21 @@ pub(crate) type Result<T> = std::result::Result<T, Error>;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The command line or the environment does not make sense.
+    /// The command line or the environment is invalid.
     #[error("{0}")]
     Usage(String),
-    /// The engine's own message.
+    /// An error of the communication engine.
     #[error(transparent)]
     Core(#[from] smddp_core::Error),
-    /// An operating-system call failed; `what` says during what.
+    /// An operating-system call failed during the operation `what`.
     #[error("{what}: {source}")]
     Io { what: String, source: io::Error },
-    /// The ranks did not find each other.
+    /// The rendezvous of the ranks failed.
     #[error("{0}")]
     Rendezvous(String),
     #[error("cannot allocate a buffer of {0} bytes")]
     Allocation(usize),
-    /// The table is complete, and the data was wrong.
+    /// Data was wrong. The table is complete.
     #[error("{0} of the checks failed (wrong elements, or bytes written outside a buffer)")]
     WrongData(u64),
 }

@@ -1,4 +1,4 @@
-//! `smddp-bench explain`: which plan a job gets and why, and a picture of it.
+//! `smddp-bench explain`: the plan of a call, its reason, and a picture of it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,18 +13,17 @@ use crate::drawing;
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::simulate::{clusters, describe, path_text, picture, share, simulated, size, write};
+use crate::simulated_call::SimulatedCall;
 use crate::sizes::parse_size;
-use crate::subject::Subject;
 
 const AFTER_HELP: &str = "\
-The plan is the one that the engine takes with the settings in force and the cluster's latency and rate; the times
-beside it are simulated, not measured. Where the quickest candidate of the model is another one, SMDDP_ALGO or a table
-of 'smddp-bench tune' asks for it.
+The plan is the engine's choice for the current settings and the cluster's latency and rate. Times are simulated, not measured.
+If another candidate is faster in the simulation, select it with SMDDP_ALGO or a table of 'smddp-bench tune'.
 
-Exit status: 0 done, 1 a failure, 2 a command line or a cluster file that makes no sense.";
+Exit status: 0 success, 1 a failure, 2 an invalid command line or cluster file.";
 
 #[derive(Debug, Parser)]
-#[command(name = "smddp-bench explain", about = "Says which plan a collective gets and why, and draws it",
+#[command(name = "smddp-bench explain", about = "Explains the plan of a collective, and draws it",
           after_help = AFTER_HELP, args_override_self = true)]
 pub(crate) struct Cli {
     /// all_gather, reduce_scatter, all_reduce, ...
@@ -33,19 +32,19 @@ pub(crate) struct Cli {
     /// Size of the whole buffer
     #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
     pub bytes: usize,
-    /// Number of nodes (default: that of the cluster file)
+    /// Number of nodes (default: from the cluster file)
     #[arg(long, value_name = "N")]
     pub nodes: Option<usize>,
-    /// Ranks of each node (default: the cluster's)
+    /// Ranks of each node (default: from the cluster)
     #[arg(long, value_name = "N")]
     pub ppn: Option<usize>,
-    /// p4d, p5, sockets (what the engine assumes), or a TOML file (docs/clusters/example.toml)
+    /// p4d, p5, sockets (the engine's assumption), or a TOML file (docs/clusters/example.toml)
     #[arg(long, value_name = "NAME|FILE", default_value = "sockets")]
     pub cluster: String,
     /// Explain this algorithm instead of the chosen one
     #[arg(long, value_name = "NAME", value_parser = crate::simulate::algorithm)]
     pub algorithm: Option<Algorithm>,
-    /// 16-bit floats: algorithms that round at every hop are not chosen
+    /// Use 16-bit floats, which excludes algorithms that round at every hop
     #[arg(long)]
     pub half: bool,
     /// Draw the plan
@@ -61,8 +60,8 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     let all = clusters(&base, &nodes, cli.ppn)?;
     let cluster = &all[0];
     let bytes = cli.bytes as u64;
-    let free = Subject::new(cluster, collective, cli.bytes, 0, cli.half)?;
-    let found = free.others();
+    let free = SimulatedCall::new(cluster, collective, cli.bytes, 0, cli.half)?;
+    let found = free.alternatives();
     let job = free.algorithm(cli.algorithm)?.job();
     let Choice { algorithm, segment, .. } = job.decision.choice;
     let depth = job.decision.choice.window();
@@ -96,7 +95,7 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
         println!("  rank 0: {}", summary(&program));
     }
     println!();
-    println!("candidates (simulated time, the best cut of each):");
+    println!("candidates (simulated time with the best segment size):");
     println!("  {:<16} {:>9} {:>12} {:>9} {:>13}", "algorithm", "segment", "time(us)", "line", "link bytes");
     let mut seen: Vec<Algorithm> = Vec::new();
     for run in &found.runs {
@@ -165,18 +164,20 @@ fn reason(cli: &Cli, cluster: &Cluster, chosen: &Run, best: Option<&Run>) -> Str
 
 fn meaning(algorithm: Algorithm) -> &'static str {
     match algorithm {
-        Algorithm::Publish => "every rank writes all it has once, each reader takes what it needs",
+        Algorithm::Publish => "every rank writes its data once, and each reader copies its part",
         Algorithm::Mesh => "every pair of ranks exchanges directly, in rotated order: one hop",
         Algorithm::HierMesh => "mesh inside nodes; between nodes every pair of nodes directly, on all rails",
         Algorithm::HierRing => "mesh inside nodes; between nodes a ring on each rail",
         Algorithm::HierLog => "mesh inside nodes; between nodes steps at distances 1, 2, 4, .. on each rail",
         Algorithm::HierRecursive => "mesh inside nodes; between nodes halving and doubling on each rail",
         Algorithm::HierTree => "mesh inside nodes; between nodes two binary trees on each rail",
-        Algorithm::HierPublish => "shared memory inside nodes; between nodes everything to everybody at once",
+        Algorithm::HierPublish => {
+            "shared memory inside nodes; between nodes every node sends all its data to every other node"
+        }
     }
 }
 
-/// `3 pipelines, 12 steps (4 send, 8 receive), 5 channels`.
+/// Summarizes a program: `3 pipelines, 12 steps (4 send, 8 receive), 5 channels`.
 fn summary(program: &Program) -> String {
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for timed in program.pipelines.iter().flatten() {
@@ -191,7 +192,7 @@ fn summary(program: &Program) -> String {
     }
     let steps: usize = kinds.values().sum();
     let kinds: Vec<String> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
-    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    let plural = |n: usize, noun: &str| format!("{n} {noun}{}", if n == 1 { "" } else { "s" });
     format!(
         "{}, {} ({}), {}",
         plural(program.pipelines.len(), "pipeline"),
@@ -201,7 +202,7 @@ fn summary(program: &Program) -> String {
     )
 }
 
-/// The longest waits of the critical path, in the order of time.
+/// Returns the longest waits of the critical path, in the order of time.
 fn hops(run: &Run) -> Vec<String> {
     const SHOWN: usize = 8;
     let path = &run.outcome.path;
@@ -215,7 +216,7 @@ fn hops(run: &Run) -> Vec<String> {
         let on = step.on.map_or(String::new(), |rank| format!(" from rank {rank}"));
         let queue = step.out_queue + step.in_queue;
         let queue = match queue > 0.0 {
-            true => format!(", {:.1} us of it in line for a port", queue * 1e6),
+            true => format!(", {:.1} us of it in the queue of a port", queue * 1e6),
             false => String::new(),
         };
         let (begin, end) = (step.begin * 1e6, step.end * 1e6);

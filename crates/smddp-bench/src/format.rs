@@ -1,6 +1,6 @@
-//! Numbers as nccl-tests prints them.
+//! Number formats of nccl-tests.
 
-/// A figure in `width` columns: two decimals, fewer as it grows, then an exponent.
+/// Formats a figure in `width` columns: with two decimals, with fewer for larger values, or with an exponent.
 pub(crate) fn figure(value: f64, width: usize) -> String {
     for decimals in [2, 1, 0] {
         let text = format!("{value:.decimals$}");
@@ -11,7 +11,7 @@ pub(crate) fn figure(value: f64, width: usize) -> String {
     format!("{:>width$}", exponent(value, usize::from(width >= 7)))
 }
 
-/// C's `%.{decimals}e`: at least two digits of exponent, with its sign.
+/// Formats as C's `%.{decimals}e`: the exponent has a sign and at least two digits.
 fn exponent(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$e}");
     let Some((mantissa, power)) = text.split_once('e') else {
@@ -24,12 +24,12 @@ fn exponent(value: f64, decimals: usize) -> String {
     format!("{mantissa}e{sign}{digits:0>2}")
 }
 
-/// C's `%g`: six significant digits, no trailing zeros, an exponent when very large or very small.
+/// Formats as C's `%g`: six significant digits, no trailing zeros, an exponent for very large or small values.
 pub(crate) fn general(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return if value == 0.0 { "0".into() } else { format!("{value}").to_lowercase() };
     }
-    // The exponent after rounding to six digits decides the form.
+    // The exponent after rounding to six digits determines the form.
     let rounded = format!("{value:.5e}");
     let power: i32 = rounded.split_once('e').and_then(|(_, p)| p.parse().ok()).unwrap_or(0);
     if !(-4..6).contains(&power) {
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_lose_decimals_as_they_grow() {
+    fn larger_figures_have_fewer_decimals() {
         for (value, want) in [
             (0.0, "   0.00"),
             (9.876, "   9.88"),
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn general_is_printf_g() {
+    fn general_matches_printf_g() {
         for (value, want) in [
             (0.0, "0"),
             (110.83, "110.83"),

@@ -1,8 +1,8 @@
-//! Files that people write, made of arbitrary bytes. See `fuzz/`.
+//! Fuzz targets for input files. See `fuzz/`.
 
 use crate::cluster_file::parse;
 
-/// A cluster file.
+/// Parses arbitrary bytes as a cluster file.
 pub fn cluster(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(cluster) = parse(text, "cluster.toml") {
@@ -19,6 +19,6 @@ pub fn cluster(bytes: &[u8]) {
 mod over;
 
 #[test]
-fn a_cluster_file_of_any_bytes_is_read_or_refused() {
+fn arbitrary_cluster_files_are_parsed_or_rejected() {
     over::over("cluster", cluster, over::MANY);
 }

@@ -1,4 +1,4 @@
-//! `smddp-bench info`: the engine's settings.
+//! `smddp-bench info`: lists the engine's settings.
 
 use std::io::{Write, stdout};
 
@@ -7,7 +7,7 @@ use smddp_core::config::SETTINGS;
 
 use crate::error::{Error, Result};
 
-/// Prints name, default and meaning of every setting; an invalid value in the environment is an error.
+/// Prints name, default and description of every setting. An invalid value in the environment is an error.
 pub(crate) fn print() -> Result<()> {
     Config::get()?;
     let mut out = stdout().lock();

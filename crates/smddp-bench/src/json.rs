@@ -1,4 +1,4 @@
-//! The same figures as JSON, under nccl-tests' keys.
+//! The figures as JSON, with the keys of nccl-tests.
 
 use std::fs::File;
 use std::io::Write;
@@ -48,7 +48,7 @@ struct Config {
     validation: usize,
     graph: usize,
     average: u8,
-    /// Whether `in_place` was measured in place, or repeats `out_of_place`.
+    /// True if `in_place` was measured in place, false if it repeats `out_of_place`.
     has_in_place: bool,
     devices: Vec<Device>,
 }
@@ -93,7 +93,7 @@ struct Bandwidth {
     bandwidth: f64,
 }
 
-/// A file opened before anything is measured, so that a wrong path costs no measurement.
+/// The JSON file. It is created before the measurement, so that an invalid path fails early.
 pub(crate) struct Report {
     path: PathBuf,
     file: File,

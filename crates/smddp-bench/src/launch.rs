@@ -1,8 +1,8 @@
-//! `--nproc N`: starts the ranks on this machine and watches them.
+//! `--nproc N`: starts the ranks on this machine and supervises them.
 //!
-//! The parent serves the store and waits on the ranks' process descriptors. The first rank that fails ends the
-//! run: the others get a moment to say what they saw, then they are killed. A parent that dies in any way takes
-//! its ranks along ([`follow_parent`]), so the default reaction to Ctrl-C is all that is needed.
+//! The parent serves the store and waits on the ranks' process descriptors. The first rank that fails ends the run: the other
+//! ranks get a grace period to report their errors, then they are killed. The ranks are killed when the parent dies
+//! ([`follow_parent`]), so the default action of Ctrl-C is sufficient.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::startup::{BEGAN, since_the_epoch};
 use smddp_rendezvous::Server;
 
-/// How long the other ranks may go on after one failed: they notice it themselves within a second.
+/// Time for the other ranks to exit after a rank failed. They detect the failure within a second.
 const DRAIN_GRACE: Duration = Duration::from_secs(3);
 
 struct Rank {
@@ -25,7 +25,7 @@ struct Rank {
     exit: OwnedFd,
 }
 
-/// The ranks that still run; those are killed when this goes away.
+/// The running ranks. They are killed on drop.
 struct Ranks(Vec<Rank>);
 
 impl Drop for Ranks {
@@ -39,12 +39,12 @@ impl Drop for Ranks {
     }
 }
 
-/// Starts `count` ranks by the command `spawn` followed by `args`, and waits for them; the exit status for all.
+/// Starts `count` ranks with the command `spawn` followed by `args`, and waits for them. Returns the common exit status.
 pub(crate) fn launch(count: u32, spawn: &[String], args: &[String]) -> Result<i32> {
     launch_with(count, spawn, args, &[])
 }
 
-/// And with these settings.
+/// As [`launch`], with additional environment variables.
 pub(crate) fn launch_with(
     count: u32,
     spawn: &[String],
@@ -52,9 +52,10 @@ pub(crate) fn launch_with(
     settings: &[(&str, String)],
 ) -> Result<i32> {
     let Some((program, first)) = spawn.split_first() else {
-        return Err(Error::Usage("there is no command that starts a rank".into()));
+        return Err(Error::Usage("the command that starts a rank is empty".into()));
     };
-    let server = Server::bind("127.0.0.1:0", count as usize).map_err(Error::io("listening for the ranks"))?;
+    let server =
+        Server::bind("127.0.0.1:0", count as usize).map_err(Error::io("binding the store's socket"))?;
     let mut ranks = Ranks(Vec::new());
     let began = since_the_epoch().as_nanos().to_string();
     for index in 0..count {
@@ -80,10 +81,10 @@ pub(crate) fn launch_with(
     watch(&mut ranks)
 }
 
-/// In a rank: die when the parent dies.
+/// Makes the kernel kill this rank when the parent dies.
 pub(crate) fn follow_parent() -> Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(|e| Error::Io { what: "asking to follow the parent".into(), source: e.into() })
+        .map_err(|e| Error::Io { what: "setting the parent death signal".into(), source: e.into() })
 }
 
 fn watch(ranks: &mut Ranks) -> Result<i32> {
@@ -95,7 +96,7 @@ fn watch(ranks: &mut Ranks) -> Result<i32> {
         });
         let mut fds: Vec<_> = ranks.0.iter().map(|r| PollFd::new(&r.exit, PollFlags::IN)).collect();
         let ready = match poll(&mut fds, timeout.as_ref()) {
-            Ok(0) => break, // The grace is over.
+            Ok(0) => break, // The grace period is over.
             Ok(_) => fds.iter().position(|fd| !fd.revents().is_empty()),
             Err(rustix::io::Errno::INTR) => None,
             Err(e) => {
@@ -132,12 +133,12 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_succeed_give_zero() {
+    fn successful_ranks_return_zero() {
         assert_eq!(launch(3, &shell("test $WORLD_SIZE = 3 && test -n \"$MASTER_PORT\""), &[]).unwrap(), 0);
     }
 
     #[test]
-    fn a_rank_that_fails_stops_the_others() {
+    fn failed_rank_stops_the_others() {
         // Rank 1 fails; the others would never end.
         let begun = Instant::now();
         let status =
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named() {
+    fn missing_program_is_named() {
         let error = launch(2, &["/no/such/program".into()], &[]).unwrap_err().to_string();
         assert!(error.contains("rank 0") && error.contains("/no/such/program"), "{error}");
     }

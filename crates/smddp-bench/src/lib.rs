@@ -1,19 +1,20 @@
-//! Measures and checks smddp's collectives; the table is that of nccl-tests.
+//! Benchmark and correctness test of smddp's collectives, with the output format of nccl-tests.
 //!
-//! `smddp-bench all_gather --nproc 2 -b 8 -e 256M -f 8` starts two ranks on this machine; without `--nproc` the
-//! process is one rank of those that torchrun, mpirun or srun started. Rank 0 prints.
+//! `smddp-bench all_gather --nproc 2 -b 8 -e 256M -f 8` starts two ranks on this machine. Without `--nproc` the process is
+//! one rank that torchrun, mpirun or srun started. Rank 0 prints.
 
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)] // The only owner of raw memory.
 mod buffers;
-#[allow(unsafe_code)] // The only caller of the engine with pointers.
+#[allow(unsafe_code)] // The only code that passes pointers to the engine.
 mod calls;
 mod cases;
 mod cli;
 mod clock;
 mod cluster_file;
 mod compare;
+mod compat_options;
 mod device;
 mod drawing;
 mod error;
@@ -25,7 +26,6 @@ mod info;
 mod json;
 mod launch;
 mod messages;
-mod neutral;
 mod op;
 mod osu;
 mod overlap;
@@ -40,10 +40,10 @@ mod replay;
 mod row;
 mod setup;
 mod simulate;
+mod simulated_call;
 mod sizes;
 mod split;
 mod startup;
-mod subject;
 mod svg;
 mod sweep;
 mod table;
@@ -59,7 +59,7 @@ use std::io::{IsTerminal, stderr, stdout};
 use clap::Parser;
 use smddp_rendezvous::LaunchEnvironment;
 
-use calls::Team;
+use calls::BenchGroup;
 use cli::Cli;
 use error::{Error, Result};
 use json::Report;
@@ -70,16 +70,14 @@ use split::Split;
 use table::Table;
 use task::Task;
 
-/// What makes the group, and its name, as errors tell them.
-const NAME: (&str, &str) = ("making it", "bench");
+/// Call and name of the group in errors.
+const NAME: (&str, &str) = ("smddp-bench", "bench");
 
-/// Runs the program; the result is the exit status: 0 right, 1 wrong data or a failure, 2 a command line that
-/// makes no sense.
+/// Runs the program and returns the exit status: 0 success, 1 wrong data or a failure, 2 an invalid command line.
 ///
-/// `args` are the arguments without the program's name. `spawn` is the command that starts one rank of
-/// `--nproc N`, to which `args` are appended: the executable itself, or `[python, "-m", "smddp.tools.cli", "bench"]`.
-/// The calling process should have the default reaction to SIGINT (Python replaces it): the ranks follow their
-/// parent into death.
+/// `args` are the arguments without the program's name. `spawn` is the command that starts one rank of `--nproc N`, to
+/// which `args` are appended: the executable itself, or `[python, "-m", "smddp.tools.cli", "bench"]`. The calling process
+/// should have the default SIGINT action (Python replaces it), since the ranks exit when their parent dies.
 pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {
     if let Some(status) = subcommand(&args, spawn) {
         return status;
@@ -99,7 +97,8 @@ pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {
     }
 }
 
-/// What has options of its own: `simulate`, `explain`, `tune`, `compare`, `replay`, `completion`, `man`. `None` where it is none of them.
+/// Runs a subcommand with separate options: `simulate`, `explain`, `tune`, `compare`, `replay`, `completion`, `man`. Returns
+/// `None` for other commands.
 fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
     let (name, rest) = args.split_first()?;
     let rest = || std::iter::once(format!("smddp-bench {name}")).chain(rest.iter().cloned());
@@ -123,7 +122,7 @@ fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
     })
 }
 
-/// Says what went wrong; the exit status for it.
+/// Prints the error and returns its exit status.
 fn failed(error: &Error, rank: Option<usize>) -> i32 {
     match rank {
         Some(rank) => eprintln!("smddp-bench: rank {rank}: {error}"),
@@ -132,7 +131,7 @@ fn failed(error: &Error, rank: Option<usize>) -> i32 {
     if matches!(error, Error::Usage(_)) { 2 } else { 1 }
 }
 
-/// `rank` is set as soon as it is known.
+/// Runs the task. Sets `rank` once it is known.
 fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usize>) -> Result<i32> {
     cli.validate()?;
     if cli.task == Task::Info {
@@ -163,12 +162,12 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
     }
 }
 
-/// The numbers of ranks that make a call together.
+/// Returns the sizes of the groups.
 fn groups(split: Option<Split>, ranks: usize) -> Vec<usize> {
     split.map_or_else(|| vec![ranks], |split| split.sizes(ranks))
 }
 
-/// Rows of one round.
+/// Returns the number of rows of one cycle.
 fn rows(ranks: Ranks<'_>, cli: &Cli) -> usize {
     match cli.task {
         Task::Measure(op) | Task::Overlap(op) => cases::count(ranks, op, cli),
@@ -179,15 +178,15 @@ fn rows(ranks: Ranks<'_>, cli: &Cli) -> usize {
 fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &LaunchEnvironment) -> Result<()> {
     let groups = groups(split, launched.size);
     cli.validate_groups(&groups)?;
-    // Differs between the ranks of a host, as a local rank does.
+    // The rank, like the local rank, differs between the ranks of a host.
     let local_rank = launched.local_rank.unwrap_or(launched.rank);
     if cli.pin {
         pin::pin(local_rank)?;
     }
     let joined = smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?;
-    let world = Team::new(joined.comm);
+    let world = BenchGroup::new(joined.comm);
     let color = split.map(|split| split.color(world.rank()));
-    let part = color.map(|color| world.part(color)).transpose()?;
+    let part = color.map(|color| world.split(color)).transpose()?;
     let (devices, one_host) = device::gather(&world, local_rank, color.unwrap_or(0))?;
     let prints = world.rank() == 0;
     let mut table = Table::new(stdout(), cli);
@@ -200,19 +199,19 @@ fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &LaunchEn
     }
     let ranks = Ranks {
         world: &world,
-        team: part.as_ref().unwrap_or(&world),
-        fewest: groups.into_iter().min().unwrap_or(1),
+        group: part.as_ref().unwrap_or(&world),
+        smallest: groups.into_iter().min().unwrap_or(1),
         one_host,
     };
     let mut progress = Progress::new(
         (prints && stderr().is_terminal()).then(stderr),
         (cli.cycles > 0).then(|| cli.cycles * rows(ranks, cli)),
     );
-    let mut told = |row: &Row| {
+    let mut report_row = |row: &Row| {
         if let Some(report) = &mut report {
             report.row(row);
         }
-        progress.wipe();
+        progress.clear();
         if prints {
             table.row(row)?;
         }
@@ -220,9 +219,9 @@ fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &LaunchEn
         Ok(())
     };
     let summary = match cli.task {
-        Task::Measure(op) => sweep::measure(ranks, op, cli, &mut told)?,
-        Task::Messages(test) => messages::measure(&world, test, cli, &mut told)?,
-        Task::Overlap(op) => overlap::measure(ranks, op, cli, &mut told)?,
+        Task::Measure(op) => sweep::measure(ranks, op, cli, &mut report_row)?,
+        Task::Messages(test) => messages::measure(&world, test, cli, &mut report_row)?,
+        Task::Overlap(op) => overlap::measure(ranks, op, cli, &mut report_row)?,
         _ => Summary::default(),
     };
     drop(progress);

@@ -1,22 +1,22 @@
-//! OSU's tests of messages between the first half of the ranks and the second: latency, bw, bibw, message_rate.
+//! OSU's point-to-point tests between the first and the second half of the ranks: latency, bw, bibw, message_rate.
 
 use std::time::Instant;
 
 use smddp_core::{DType, RedOp};
 
 use crate::buffers::Buffer;
-use crate::calls::{Stream, Team};
+use crate::calls::{BenchGroup, Stream};
 use crate::cli::Cli;
 use crate::error::Result;
-use crate::pattern::{POISON, Pattern};
+use crate::pattern::{Pattern, UNWRITTEN};
 use crate::periter::PerIter;
 use crate::row::{Measure, Osu, Row, Summary};
 use crate::task::Test;
 
-/// Bytes of the memory that messages arrive in, as far as two of them fit: it stays in the cache, as OSU's one buffer does.
-const ARRIVALS: usize = 16 << 20;
+/// Bytes of the receive buffer, which holds at least two messages. It fits into the cache, like OSU's single buffer.
+const RECEIVE_BUFFER: usize = 16 << 20;
 
-/// Messages of a pair in the time that a row tells: an iteration, or half a round trip.
+/// Returns the number of messages of a pair in the reported time: one iteration, or half a round trip.
 fn messages(test: Test, window: usize) -> usize {
     match test {
         Test::Latency => 1,
@@ -25,30 +25,32 @@ fn messages(test: Test, window: usize) -> usize {
     }
 }
 
-/// Measures as `cli` says, on all ranks alike; `row` is told every row (on every rank).
+/// Measures the test with the options of `cli` on all ranks. Calls `row` for every row on every rank.
 pub(crate) fn measure(
-    team: &Team,
+    group: &BenchGroup,
     test: Test,
     cli: &Cli,
     row: &mut dyn FnMut(&Row) -> Result<()>,
 ) -> Result<Summary> {
-    let pairs = team.size() / 2;
-    let leads = team.rank() < pairs;
-    let peer = if leads { team.rank() + pairs } else { team.rank() - pairs };
+    let pairs = group.size() / 2;
+    let leads = group.rank() < pairs;
+    let peer = if leads { group.rank() + pairs } else { group.rank() - pairs };
     let sizes = cli.sizes(1);
     let most = sizes.last().copied().unwrap_or(0);
     let window = if test == Test::Latency { 1 } else { cli.window as usize };
-    let mut buffers =
-        (Buffer::new(most)?, Buffer::new(most.saturating_mul(window).min(ARRIVALS.max(2 * most)).max(1))?);
+    let mut buffers = (
+        Buffer::new(most)?,
+        Buffer::new(most.saturating_mul(window).min(RECEIVE_BUFFER.max(2 * most)).max(1))?,
+    );
     let mut summary = Summary::default();
     let mut rows = 0;
-    for _ in cli.rounds() {
+    for _ in cli.cycles() {
         for &bytes in &sizes {
             let slots = (buffers.1.capacity() / bytes.max(1)).min(window);
             buffers.0.set_used(bytes);
             buffers.1.set_used((slots * bytes).max(1));
-            let stream = Stream::new(team, peer, bytes, (&mut buffers.0, &mut buffers.1));
-            let mut pair = Pair { team, test, leads, peer, window, bytes, stream };
+            let stream = Stream::new(group, peer, bytes, (&mut buffers.0, &mut buffers.1));
+            let mut pair = Pair { group, test, leads, peer, window, bytes, stream };
             let found = pair.measure(cli, pairs, rows)?;
             rows += 1;
             summary.failed += u64::from(found.out_of_place.wrong.is_some_and(|wrong| wrong > 0));
@@ -60,11 +62,11 @@ pub(crate) fn measure(
     Ok(summary)
 }
 
-/// This rank and the one that it talks to.
+/// This rank and its peer.
 struct Pair<'a> {
-    team: &'a Team,
+    group: &'a BenchGroup,
     test: Test,
-    /// Times the iterations, and is the one that sends in tests of one way.
+    /// This rank times the iterations, and sends in unidirectional tests.
     leads: bool,
     peer: usize,
     window: usize,
@@ -76,7 +78,7 @@ impl Pair<'_> {
     fn measure(&mut self, cli: &Cli, pairs: usize, seed: u64) -> Result<Row> {
         let (warmup, iters) = cli.counts(self.bytes);
         (0..warmup).try_for_each(|_| self.once())?;
-        self.team.barrier()?;
+        self.group.barrier()?;
         let mut each = Vec::new();
         let begun = Instant::now();
         let mut before = begun;
@@ -89,13 +91,13 @@ impl Pair<'_> {
             }
         }
         let mine = begun.elapsed().as_secs_f64() * self.share() / iters as f64;
-        let seconds = self.team.reduce_f64(if self.leads { mine } else { 0.0 }, RedOp::Sum)? / pairs as f64;
+        let seconds = self.group.reduce_f64(if self.leads { mine } else { 0.0 }, RedOp::Sum)? / pairs as f64;
         let per_iter =
-            (cli.per_iter == 1).then(|| PerIter::gathered(self.team, &each, pairs, cli)).transpose()?;
+            (cli.per_iter == 1).then(|| PerIter::gathered(self.group, &each, pairs, cli)).transpose()?;
         let mut wrong = None;
         for number in 0..cli.check as u64 {
             let found = self.wrong((seed << 16) + number)?;
-            wrong = Some(wrong.unwrap_or(0) + self.team.sum_u64(found)?);
+            wrong = Some(wrong.unwrap_or(0) + self.group.sum_u64(found)?);
         }
         let messages_per_s = (pairs * messages(self.test, self.window)) as f64 / seconds;
         let mb_per_s = messages_per_s * self.bytes as f64 / 1e6;
@@ -114,7 +116,7 @@ impl Pair<'_> {
         })
     }
 
-    /// What of an iteration's time is told.
+    /// Returns the reported part of an iteration's time.
     fn share(&self) -> f64 {
         if self.test == Test::Latency { 0.5 } else { 1.0 }
     }
@@ -124,27 +126,29 @@ impl Pair<'_> {
         match (test, leads) {
             (Test::Latency, true) => stream.send().and_then(|()| stream.receive()),
             (Test::Latency, false) => stream.receive().and_then(|()| stream.send()),
-            (Test::Bandwidth | Test::Rate, true) => stream.window(window, 0).and_then(|()| stream.answered()),
-            (Test::Bandwidth | Test::Rate, false) => stream.window(0, window).and_then(|()| stream.answer()),
+            (Test::Bandwidth | Test::Rate, true) => {
+                stream.window(window, 0).and_then(|()| stream.wait_reply())
+            }
+            (Test::Bandwidth | Test::Rate, false) => stream.window(0, window).and_then(|()| stream.reply()),
             (Test::Bidirectional, _) => stream.window(window, window),
         }
     }
 
-    /// Wrong bytes of an iteration with data of its own, in every slot that it filled and around the buffers.
+    /// Returns the number of wrong bytes of an iteration with new data, in all slots and in the guards.
     fn wrong(&mut self, seed: u64) -> Result<u64> {
-        let pattern = Pattern { dtype: DType::U8, redop: None, ranks: self.team.size(), format: None, seed };
-        pattern.of_input(self.team.rank(), 0, self.bytes).fill(self.stream.out().bytes());
-        self.stream.arrived().bytes().fill(POISON);
+        let pattern = Pattern { dtype: DType::U8, redop: None, ranks: self.group.size(), format: None, seed };
+        pattern.of_input(self.group.rank(), 0, self.bytes).fill(self.stream.out().bytes());
+        self.stream.received().bytes().fill(UNWRITTEN);
         self.once()?;
         let expected = pattern.of_input(self.peer, 0, self.bytes);
         let receives = match self.test {
             Test::Bandwidth | Test::Rate if self.leads => 0,
             _ => self.window.min(self.stream.slots()),
         };
-        let found = self.stream.arrived().bytes();
+        let found = self.stream.received().bytes();
         let wrong: u64 = (0..receives)
             .map(|slot| expected.wrong(&found[slot * self.bytes..(slot + 1) * self.bytes]))
             .sum();
-        Ok(wrong + (self.stream.arrived().overwritten() + self.stream.out().overwritten()) as u64)
+        Ok(wrong + (self.stream.received().overwritten() + self.stream.out().overwritten()) as u64)
     }
 }

@@ -1,10 +1,10 @@
-//! The collectives by name, and what nccl-tests makes of a size for each.
+//! The collectives: names, and the buffer sizes and bandwidths of nccl-tests.
 
 use std::str::FromStr;
 
 use smddp_core::{Collective, name_of};
 
-/// What can be measured: the collectives, and an exchange with the neighbours.
+/// An operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     AllGather,
@@ -16,11 +16,11 @@ pub(crate) enum Op {
     Scatter,
     AllToAll,
     Barrier,
-    /// Every rank sends to the next and receives from the one before.
+    /// Every rank sends to the next and receives from the previous rank.
     SendRecv,
-    /// An all_gather in log2 of the ranks exchanges.
+    /// An all_gather in log2(ranks) exchanges.
     Hypercube,
-    /// all_to_all with blocks of many sizes.
+    /// all_to_all with blocks of different sizes.
     AllToAllV,
 }
 
@@ -29,9 +29,9 @@ pub(crate) enum Op {
 pub(crate) struct Elements {
     /// The count of the call (nccl-tests' column `count`).
     pub count: usize,
-    /// Elements that a sending rank holds.
+    /// Elements of the input of a sending rank.
     pub send: usize,
-    /// Elements that a receiving rank gets.
+    /// Elements of the output of a receiving rank.
     pub receive: usize,
 }
 
@@ -59,13 +59,13 @@ impl Op {
         }
     }
 
-    /// The program of nccl-tests that measures the same (barrier: the name it would have).
+    /// Returns the name of the corresponding program of nccl-tests. For barrier it is the name by the same scheme.
     pub(crate) fn program(self) -> String {
         format!("{}_perf", self.name().replace("all_to_all", "alltoall"))
     }
 
     pub(crate) fn collective(self) -> Option<Collective> {
-        // They come first, in the same order.
+        // The collectives are first, in the same order.
         Collective::ALL.get(self as usize).copied()
     }
 
@@ -77,12 +77,12 @@ impl Op {
         self.collective().is_some_and(Collective::has_root)
     }
 
-    /// Whether input and output may share memory. Where not, the second half of a row repeats the first.
+    /// Returns whether input and output may share memory. Otherwise the second half of a row repeats the first.
     pub(crate) const fn has_in_place(self) -> bool {
         !matches!(self, Op::AllToAll | Op::AllToAllV | Op::SendRecv | Op::Barrier)
     }
 
-    /// The input of `rank` is part of the call.
+    /// Returns whether `rank` has an input.
     pub(crate) const fn sends(self, rank: usize, root: usize) -> bool {
         match self {
             Op::Broadcast | Op::Scatter => rank == root,
@@ -91,7 +91,7 @@ impl Op {
         }
     }
 
-    /// The output of `rank` is part of the call.
+    /// Returns whether `rank` has an output.
     pub(crate) const fn receives(self, rank: usize, root: usize) -> bool {
         match self {
             Op::Reduce | Op::Gather => rank == root,
@@ -100,8 +100,8 @@ impl Op {
         }
     }
 
-    /// Cuts `elements`, the whole gathered, reduced or exchanged buffer, for `ranks` ranks. Blocks are not
-    /// rounded to 16 bytes as the newest nccl-tests does, so that the smallest sizes can be measured.
+    /// Divides `elements`, the whole gathered, reduced or exchanged buffer, among `ranks` ranks. Blocks are not rounded to 16
+    /// bytes as in the newest nccl-tests, so that the smallest sizes can be measured.
     pub(crate) const fn shape(self, elements: usize, ranks: usize) -> Elements {
         let block = elements / ranks;
         match self {
@@ -119,7 +119,7 @@ impl Op {
         }
     }
 
-    /// busbw / algbw.
+    /// Returns busbw / algbw.
     pub(crate) fn bus_factor(self, ranks: usize) -> f64 {
         let n = ranks as f64;
         match self {
@@ -131,10 +131,10 @@ impl Op {
         }
     }
 
-    /// (algbw, busbw) in GB/s of a call that took `seconds`.
+    /// Returns (algbw, busbw) in GB/s of a call that took `seconds`.
     pub(crate) fn bandwidth(self, shape: Elements, element: usize, ranks: usize, seconds: f64) -> (f64, f64) {
         let elements = match self {
-            // Without the block that a rank has already: that is where its factor went.
+            // Without the rank's own block. Therefore the bus factor is 1.
             Op::Hypercube => shape.count * (ranks - 1),
             _ => shape.send.max(shape.receive),
         };
@@ -144,8 +144,9 @@ impl Op {
     }
 }
 
-/// Elements of each block that `rank` of `ranks` sends in alltoallv, `total` in all; it receives as many from each: with the
-/// sum of both ranks, modulo `ranks`, a block grows from next to nothing to twice the average, and 0 gets what is left.
+/// Returns the elements of each block that `rank` of `ranks` sends in alltoallv, `total` in all. It receives as many from each
+/// rank. The size of a block is proportional to the sum of both ranks modulo `ranks`, up to twice the average. The block with
+/// sum 0 gets the remainder.
 pub(crate) fn uneven(total: usize, ranks: usize, rank: usize) -> Vec<usize> {
     let step = 2 * total / (ranks * ranks);
     let left = total - step * (ranks * (ranks - 1) / 2);
@@ -159,13 +160,13 @@ pub(crate) fn uneven(total: usize, ranks: usize, rank: usize) -> Vec<usize> {
 impl FromStr for Op {
     type Err = String;
 
-    /// Our names, with hyphens or none, and those of nccl-tests' programs.
+    /// Parses smddp's names, with or without hyphens, and the names of nccl-tests' programs.
     fn from_str(text: &str) -> Result<Op, String> {
         let plain = |s: &str| s.to_ascii_lowercase().replace(['_', '-'], "");
         let wanted = plain(text);
         let wanted = wanted.strip_suffix("perf").unwrap_or(&wanted);
         Op::ALL.into_iter().find(|op| plain(op.name()) == wanted).ok_or_else(|| {
-            format!("there is no collective '{text}'; there are {}", Op::ALL.map(Op::name).join(", "))
+            format!("invalid collective '{text}': expected one of {}", Op::ALL.map(Op::name).join(", "))
         })
     }
 }
@@ -175,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_spelling_is_understood() {
+    fn all_spellings_are_accepted() {
         for (text, op) in [
             ("all_gather", Op::AllGather),
             ("all-gather", Op::AllGather),
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn every_collective_is_measured_under_its_name() {
+    fn operations_map_to_collectives_and_programs() {
         assert_eq!(Op::AllGather.collective(), Some(Collective::AllGather));
         assert_eq!(Op::AllToAll.collective(), Some(Collective::AllToAll));
         assert_eq!(Op::Barrier.collective(), Some(Collective::Barrier));
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn uneven_blocks_fit_each_other_and_add_up_on_every_rank() {
+    fn uneven_blocks_match_between_ranks_and_have_the_total_size() {
         for ranks in [1, 2, 3, 4, 7] {
             for total in [0, ranks, 5 * ranks, 1000 * ranks] {
                 let all: Vec<Vec<usize>> = (0..ranks).map(|rank| uneven(total, ranks, rank)).collect();

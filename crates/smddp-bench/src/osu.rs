@@ -1,4 +1,4 @@
-//! Tables of OSU's tests, in OSU's columns.
+//! Tables with the columns of the OSU benchmarks.
 
 use crate::cli::Cli;
 use crate::op::Op;
@@ -6,7 +6,7 @@ use crate::periter::PerIter;
 use crate::row::{Osu, Row};
 use crate::task::{Task, Test};
 
-/// Names of the figures behind the size.
+/// Returns the names of the columns after the size.
 fn columns(task: Task) -> &'static [&'static str] {
     match task {
         Task::Messages(Test::Latency) => &["Latency (us)"],
@@ -18,7 +18,7 @@ fn columns(task: Task) -> &'static [&'static str] {
 
 const ITERATIONS: [&str; 5] = ["i_min(us)", "i_p50(us)", "i_p90(us)", "i_p99(us)", "i_max(us)"];
 
-/// OSU's program that measures the same.
+/// Returns the name of the corresponding OSU program.
 pub(crate) fn program(task: Task) -> String {
     let name = match task {
         Task::Messages(Test::Rate) => String::from("mbw_mr"),
@@ -30,7 +30,7 @@ pub(crate) fn program(task: Task) -> String {
     format!("osu_{name}")
 }
 
-/// The lines above the rows.
+/// Returns the header lines.
 pub(crate) fn head(cli: &Cli, ranks: usize) -> Vec<String> {
     let about = match cli.task {
         Task::Messages(Test::Latency) => format!("# [ pairs: {} ]", ranks / 2),
@@ -48,17 +48,17 @@ pub(crate) fn head(cli: &Cli, ranks: usize) -> Vec<String> {
     vec![about, format!("{line}{:>12}", "Validation")]
 }
 
-/// Which call the next rows are, where they can be of several.
+/// Describes type, reduction and root of the next rows, if the test can have several.
 pub(crate) fn call(row: &Row) -> Option<String> {
-    let tells = matches!(row.osu, Some(Osu::Overlap { .. })) && row.dtype != "none";
-    tells.then(|| {
+    let described = matches!(row.osu, Some(Osu::Overlap { .. })) && row.dtype != "none";
+    described.then(|| {
         let root = if row.root < 0 { String::new() } else { format!(" Root: {}.", row.root) };
         let redop = if row.redop == "none" { String::new() } else { format!(" Reduction: {}.", row.redop) };
         format!("# Datatype: {}.{redop}{root}", row.dtype)
     })
 }
 
-/// The row's line; `None` where it is none of OSU's tests.
+/// Returns the line of a row, or `None` for a test that is not from OSU.
 pub(crate) fn line(row: &Row, task: Task) -> Option<String> {
     let us = row.out_of_place.seconds * 1e6;
     let figures = match (row.osu?, task) {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn size_and_figures_stand_where_osu_has_them() {
+    fn columns_match_osu() {
         let messages = Osu::Messages { mb_per_s: 8765.432, messages_per_s: 8_559_992.187 };
         let overlap = Osu::Overlap { compute_us: 10.5, communication_us: 10.25, overlap_pct: 82.0 };
         for (task, osu, head_line, text) in [

@@ -1,14 +1,14 @@
-//! OSU's tests of non-blocking collectives: how much of the call a computation hides that the rank makes meanwhile.
+//! OSU's tests of non-blocking collectives: overlap of a call with a computation of the rank.
 //!
-//! The computation is a fixed amount of work that takes as long, alone, as the call does: whoever takes the processor from it
-//! makes it longer, which counts against the call.
+//! The computation is a fixed amount of work that takes as long as the call when each runs alone. CPU time that the call takes
+//! from the computation makes it longer, which reduces the overlap.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use crate::buffers::Buffer;
 use crate::calls::Bound;
-use crate::cases::{self, Asked};
+use crate::cases::{self, CaseSpec};
 use crate::cli::Cli;
 use crate::error::Result;
 use crate::op::Op;
@@ -17,7 +17,7 @@ use crate::ranks::Ranks;
 use crate::row::{Measure, Osu, Row, Summary};
 use crate::setup::Setup;
 
-/// Measures as `cli` says, on all ranks alike; `row` is told every row (on every rank).
+/// Measures `op` with the options of `cli` on all ranks. Calls `row` for every row on every rank.
 pub(crate) fn measure(
     ranks: Ranks<'_>,
     op: Op,
@@ -27,9 +27,9 @@ pub(crate) fn measure(
     let unit = unit_seconds();
     let mut summary = Summary::default();
     let mut rows = 0;
-    for _ in cli.rounds() {
-        cases::each(ranks, op, cli, &mut |asked, input, output| {
-            let found = one(ranks, cli, unit, asked, (input, output), rows)?;
+    for _ in cli.cycles() {
+        cases::each(ranks, op, cli, &mut |spec, input, output| {
+            let found = one(ranks, cli, unit, spec, (input, output), rows)?;
             rows += 1;
             summary.failed += u64::from(found.out_of_place.wrong.is_some_and(|wrong| wrong > 0));
             summary.busbw += found.out_of_place.busbw;
@@ -44,16 +44,16 @@ fn one(
     ranks: Ranks<'_>,
     cli: &Cli,
     unit: f64,
-    asked: &Asked,
+    spec: &CaseSpec,
     (a, b): (&mut Buffer, &mut Buffer),
     seed: u64,
 ) -> Result<Row> {
-    let Ranks { world, team, .. } = ranks;
-    let mut setup = Setup::new(asked.case, asked.shape, team, false, cli.unalign);
+    let Ranks { world, group, .. } = ranks;
+    let mut setup = Setup::new(spec.case, spec.shape, group, false, cli.unalign);
     setup.prepare(seed << 16, a, b);
-    let mut row = asked.row(team, [Measure::default(), Measure::default()]);
+    let mut row = spec.row(group, [Measure::default(), Measure::default()]);
     let (warmup, iters) = cli.counts(row.bytes);
-    let mut call = setup.bind(team, a, b);
+    let mut call = setup.bind(group, a, b);
     let average =
         |times: &[f64]| world.average(times.iter().sum::<f64>() / times.len().max(1) as f64, cli.average);
     timed(ranks, &mut call, warmup, 0)?;
@@ -67,45 +67,45 @@ fn one(
     let per_iter =
         (cli.per_iter == 1).then(|| PerIter::gathered(world, &each, world.size(), cli)).transpose()?;
     let mut wrong = None;
-    // A barrier moves nothing that could be wrong.
-    let checks = if asked.case.op == Op::Barrier { 0 } else { cli.check as u64 };
+    // A barrier transfers no data to check.
+    let checks = if spec.case.op == Op::Barrier { 0 } else { cli.check as u64 };
     for number in 0..checks {
         setup.prepare((seed << 16) + 1 + number, a, b);
-        timed(ranks, &mut setup.bind(team, a, b), 1, units)?;
+        timed(ranks, &mut setup.bind(group, a, b), 1, units)?;
         let found = world.sum_u64(setup.wrong(a, b) + setup.outside(a, b))?;
         wrong = Some(wrong.unwrap_or(0) + found);
     }
-    let (algbw, busbw) = asked.case.op.bandwidth(asked.shape, asked.case.dtype.size(), team.size(), seconds);
+    let (algbw, busbw) = spec.case.op.bandwidth(spec.shape, spec.case.dtype.size(), group.size(), seconds);
     row.out_of_place = Measure { seconds, algbw, busbw, wrong, per_iter };
     row.in_place = Measure { wrong: None, ..row.out_of_place.clone() };
     row.osu = Some(Osu::Overlap {
         compute_us: computation * 1e6,
         communication_us: communication * 1e6,
-        overlap_pct: hidden(seconds, computation, communication),
+        overlap_pct: overlap_percent(seconds, computation, communication),
     });
     Ok(row)
 }
 
-/// Percent of the call that took no time besides the computation.
-fn hidden(both: f64, computation: f64, communication: f64) -> f64 {
+/// Returns the percentage of the call that the computation hides.
+fn overlap_percent(both: f64, computation: f64, communication: f64) -> f64 {
     if communication <= 0.0 {
         return 0.0;
     }
     (100.0 * (1.0 - (both - computation) / communication)).clamp(0.0, 100.0)
 }
 
-/// Seconds of each of `iters` calls with `units` of work meanwhile, all behind a barrier of their own.
+/// Returns the seconds of each of `iters` calls, each after a barrier and with `units` of concurrent work.
 fn timed(Ranks { world, .. }: Ranks<'_>, call: &mut Bound<'_>, iters: usize, units: u64) -> Result<Vec<f64>> {
     let one = |_| {
         world.barrier()?;
         let begun = Instant::now();
-        call.beside(&mut || work(units))?;
+        call.run_overlapped(&mut || work(units))?;
         Ok(begun.elapsed().as_secs_f64())
     };
     (0..iters).map(one).collect()
 }
 
-/// Arithmetic in which each step waits for the one before.
+/// Runs arithmetic in which each step depends on the previous step.
 fn work(units: u64) {
     let mut x = 1.0f64;
     for _ in 0..units {
@@ -116,7 +116,7 @@ fn work(units: u64) {
     }
 }
 
-/// What a unit of work takes alone: the shortest of several times, since others may hold the processor.
+/// Returns the seconds of a unit of work: the minimum of several measurements, since other processes may use the CPU.
 fn unit_seconds() -> f64 {
     const UNITS: u64 = 20_000;
     let time = |_| {
@@ -132,13 +132,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_hidden_is_what_the_computation_did_not_wait_for() {
-        let hidden = |both, computation, communication| hidden(both, computation, communication).round();
-        assert_eq!(hidden(10.0, 10.0, 10.0), 100.0);
-        assert_eq!(hidden(20.0, 10.0, 10.0), 0.0);
-        assert_eq!(hidden(15.0, 10.0, 10.0), 50.0);
-        assert_eq!((hidden(25.0, 10.0, 10.0), hidden(9.0, 10.0, 10.0)), (0.0, 100.0));
-        assert_eq!(hidden(1.0, 1.0, 0.0), 0.0);
+    fn overlap_is_the_part_of_the_call_without_additional_time() {
+        let overlap_percent =
+            |both, computation, communication| overlap_percent(both, computation, communication).round();
+        assert_eq!(overlap_percent(10.0, 10.0, 10.0), 100.0);
+        assert_eq!(overlap_percent(20.0, 10.0, 10.0), 0.0);
+        assert_eq!(overlap_percent(15.0, 10.0, 10.0), 50.0);
+        assert_eq!((overlap_percent(25.0, 10.0, 10.0), overlap_percent(9.0, 10.0, 10.0)), (0.0, 100.0));
+        assert_eq!(overlap_percent(1.0, 1.0, 0.0), 0.0);
     }
 
     #[test]

@@ -1,5 +1,4 @@
-//! `smddp-bench completion SHELL`, `smddp-bench man`: what shells and readers are told of the command line, from the parsers
-//! themselves.
+//! `smddp-bench completion SHELL`, `smddp-bench man`: shell completion scripts and manual pages, generated from the parsers.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -23,7 +22,7 @@ pub(crate) enum Shell {
     Fish,
 }
 
-/// Prints a script that completes the command line
+/// Prints a shell completion script
 #[derive(Debug, Parser)]
 #[command(
     name = "smddp-bench completion",
@@ -36,26 +35,27 @@ pub(crate) struct Completion {
     pub shell: Shell,
 }
 
-/// Prints the manual's page, or that of a subcommand
+/// Prints the manual page of the program or of a subcommand
 #[derive(Debug, Parser)]
 #[command(name = "smddp-bench man", after_help = "To read it: smddp-bench man | man -l -")]
 pub(crate) struct Manual {
-    /// Of this one, such as simulate
+    /// Subcommand, such as simulate
     pub subcommand: Option<String>,
-    /// Write all pages into this folder instead
+    /// Write all pages to this folder instead
     #[arg(long, value_name = "FOLDER", conflicts_with = "subcommand", value_hint = ValueHint::DirPath)]
     pub to: Option<PathBuf>,
 }
 
 pub(crate) fn complete(cli: &Completion) -> Result<i32> {
     let mut script = Vec::new();
-    // bash offers options behind the first word whatever it is; the others know those of subcommands alone.
+    // The bash script completes options after any first word. The other scripts complete only options of subcommands.
     match cli.shell {
         Shell::Bash => generate(shells::Bash, &mut program(), PROGRAM, &mut script),
         Shell::Zsh => generate(shells::Zsh, &mut by_first_word(), PROGRAM, &mut script),
         Shell::Fish => generate(shells::Fish, &mut by_first_word(), PROGRAM, &mut script),
     }
-    // For bash the generator (clap_complete 4.6) takes a program's hyphen for a subcommand's beginning, in one of two places.
+    // The bash generator (clap_complete 4.6) takes the hyphen of a program name as the start of a subcommand in one of two
+    // places.
     let script = String::from_utf8_lossy(&script).replace("smddp__subcmd__bench", "smddp__bench");
     print(script.as_bytes())
 }
@@ -73,7 +73,7 @@ pub(crate) fn manual(cli: &Manual) -> Result<i32> {
     let found = pages().into_iter().find(|(page, _)| *page == wanted);
     let (_, command) = found.ok_or_else(|| {
         let names = each().map(|(name, ..)| name).join(", ");
-        Error::Usage(format!("there is no page of {wanted}; give {names} or nothing"))
+        Error::Usage(format!("manual page {wanted} does not exist: expected one of {names}, or no argument"))
     })?;
     print(&text(command)?)
 }
@@ -84,7 +84,7 @@ fn text(command: Command) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The manual's pages by name.
+/// Returns the manual pages by name.
 fn pages() -> Vec<(&'static str, Command)> {
     let of = |(name, page, command): (&str, &'static str, Command)| {
         (page, command.name(page).display_name(page).bin_name(format!("{PROGRAM} {name}")))
@@ -92,11 +92,11 @@ fn pages() -> Vec<(&'static str, Command)> {
     std::iter::once((PROGRAM, program())).chain(each().into_iter().map(of)).collect()
 }
 
-/// The whole command line as one: what measures, and the subcommands beside it.
+/// Returns the whole command line: the measurements and the subcommands.
 fn program() -> Command {
     let torch = Arg::new("torch").long("torch").value_name("BACKEND,BACKEND");
     let whole = cli::Cli::command();
-    // Those that are hidden are for scripts of nccl-tests and for the ranks that are started.
+    // Hidden options are for scripts of nccl-tests and for started ranks.
     let shown = whole.get_arguments().filter(|arg| !arg.is_hide_set()).cloned();
     Command::new(PROGRAM)
         .version(env!("CARGO_PKG_VERSION"))
@@ -106,16 +106,18 @@ fn program() -> Command {
         .mut_arg("task", |task| task.value_parser(PossibleValuesParser::new(Task::names())))
         .mut_arg("dtype", |dtype| dtype.value_parser(names(&DTYPES)))
         .mut_arg("redop", |redop| redop.value_parser(names(&REDOPS)))
-        // From Python's console command, which takes them away before.
-        .arg(torch.help(
-            "Measure these backends through torch.distributed, turn by turn (from Python's smddp-bench)",
-        ))
+        // Options of Python's console command, which it removes before this parser runs.
+        .arg(
+            torch.help(
+                "Measure backends of torch.distributed alternately (smddp-bench of the Python package)",
+            ),
+        )
         .arg(plot())
         .subcommands(subcommands())
         .disable_help_subcommand(true)
 }
 
-/// The same with a subcommand for each of what can be measured, its options behind it.
+/// Returns the command line with a subcommand for each measurement, which has all options.
 fn by_first_word() -> Command {
     let whole = program();
     let options: Vec<Arg> = whole.get_arguments().filter(|arg| !arg.is_positional()).cloned().collect();
@@ -127,7 +129,7 @@ fn subcommands() -> impl Iterator<Item = Command> {
     each().into_iter().map(|(name, _, command)| command.name(name))
 }
 
-/// Each subcommand with its name and that of its page.
+/// Returns each subcommand with its name and the name of its page.
 fn each() -> [(&'static str, &'static str, Command); 7] {
     [
         ("simulate", "smddp-bench-simulate", simulate::Cli::command()),
@@ -147,7 +149,7 @@ fn names<T>(of: &[(&'static str, T)]) -> PossibleValuesParser {
 
 fn plot() -> Arg {
     let plot = Arg::new("plot").long("plot").value_name("FILE").value_hint(ValueHint::FilePath);
-    plot.help("Draw the figures: FILE.png, .svg, .pdf (from Python's smddp-bench)")
+    plot.help("Draw the figures: FILE.png, .svg, .pdf (smddp-bench of the Python package)")
 }
 
 fn print(text: &[u8]) -> Result<i32> {

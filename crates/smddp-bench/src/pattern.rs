@@ -1,10 +1,10 @@
-//! What the ranks put in and must find: exact in every type, different on every rank.
+//! Test data and expected results: exact in every type, different on every rank.
 //!
-//! A pattern gives the bits of element `i` of the whole buffer; it repeats every [`PERIOD`] elements, a prime,
-//! so a block that lands in a wrong place does not look right, and a check runs at the speed of a comparison.
-//! Collectives that only move data get arbitrary bits. Reductions get small whole numbers whose result every
-//! order of evaluation reaches exactly, in 8-bit integers and 16-bit floats too. So do collectives whose elements travel in another
-//! format than their own (`SMDDP_WIRE_FORMAT`): 16 bits hold such numbers, 8 bits with a scale hold them nearly.
+//! A pattern defines the bits of element `i` of the whole buffer. It repeats every [`PERIOD`] elements, a prime number. A
+//! misplaced block therefore differs, and a check is as fast as a comparison. Collectives without reduction use arbitrary
+//! bits. Reductions use small whole numbers, whose result is exact in every order of evaluation, also in 8-bit integers and
+//! 16-bit floats. Collectives with a wire format (`SMDDP_WIRE_FORMAT`) use them too: 16-bit formats represent these numbers
+//! exactly, and 8 bits with a scale represent them approximately.
 
 use half::{bf16, f16};
 use smddp_core::{DType, Format, RedOp};
@@ -13,27 +13,27 @@ use crate::types::MULSUM;
 
 pub(crate) const PERIOD: usize = 16381;
 
-/// What a byte is set to before a call writes it: no result of a reduction consists of it.
-pub(crate) const POISON: u8 = 0xA5;
+/// Value of output bytes before a call. No result of a reduction consists of it.
+pub(crate) const UNWRITTEN: u8 = 0xA5;
 
-/// Largest whole number that all types hold and that no reduction exceeds.
+/// Largest whole number in inputs and results. All types represent it exactly.
 const LARGEST: usize = 126;
 
-/// Which data a case moves.
+/// The data of a case.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pattern {
     pub dtype: DType,
-    /// `None`: data is only moved.
+    /// `None` for collectives without reduction.
     pub redop: Option<RedOp>,
     pub ranks: usize,
-    /// How elements may travel between nodes.
+    /// Wire format of elements between nodes.
     pub format: Option<Format>,
-    /// Another seed, other data: what an earlier call left is not taken for right.
+    /// A different seed gives different data, so that the result of an earlier call is detected as wrong.
     pub seed: u64,
 }
 
 impl Pattern {
-    /// Bits of element `i` of the input of `rank`.
+    /// Returns the bits of element `i` of the input of `rank`.
     fn input(&self, rank: usize, i: usize) -> u64 {
         let i = i % PERIOD;
         let own = mix(self.seed, rank as u64 + 1, i as u64);
@@ -50,16 +50,16 @@ impl Pattern {
         }
     }
 
-    /// The whole number that `rank` puts in; `own` is random, the same for the same rank and element.
+    /// Returns the input value of `rank`. `own` is a pseudorandom number of the rank and element.
     fn value(&self, redop: RedOp, rank: usize, i: usize, own: u64) -> usize {
         let n = self.ranks;
         let own = (own >> 8) as usize;
         let common = (mix(self.seed, 0, i as u64) >> 8) as usize;
         match redop {
             RedOp::Min | RedOp::Max => own % (LARGEST + 1),
-            // A product of at most six twos.
+            // The product has at most six factors of two.
             RedOp::Prod => 1 + usize::from((rank + common) % n < (common / n) % 7),
-            // The same number everywhere, one more on a rank and one less on its neighbour: divides evenly.
+            // One number on all ranks, plus one on a rank and minus one on its neighbor: the sum is divisible.
             RedOp::Avg => {
                 let most = LARGEST / n;
                 if most == 0 {
@@ -73,7 +73,7 @@ impl Pattern {
                     (true, _) => base - 1,
                 }
             }
-            // At most `most` ranks put in something for an element.
+            // At most `most` ranks have a nonzero value for an element.
             _ => {
                 let most =
                     if matches!(redop, RedOp::PremulSum(_)) { LARGEST / MULSUM as usize } else { LARGEST };
@@ -83,7 +83,7 @@ impl Pattern {
         }
     }
 
-    /// Bits of element `i` of the reduction over all ranks.
+    /// Returns the bits of element `i` of the reduction over all ranks.
     fn reduced(&self, i: usize) -> u64 {
         let Some(redop) = self.redop else { return 0 };
         let bits = (0..self.ranks).map(|rank| self.input(rank, i));
@@ -104,58 +104,58 @@ impl Pattern {
         encode(self.dtype, value)
     }
 
-    /// The input of `rank`, from element `start`.
+    /// Returns the input of `rank`, from element `start`.
     pub(crate) fn of_input(&self, rank: usize, start: usize, elements: usize) -> Run {
         Run::new(self.dtype, elements, PERIOD, |i| self.input(rank, start + i))
     }
 
-    /// The same after it came from `rank`.
+    /// Returns the input of `rank` as another rank receives it, with the tolerance of the wire format.
     pub(crate) fn of_moved(&self, rank: usize, start: usize, elements: usize) -> Run {
-        Run { off: self.off(1), ..self.of_input(rank, start, elements) }
+        Run { tolerance: self.tolerance(1), ..self.of_input(rank, start, elements) }
     }
 
-    /// How far an element may be off that was rounded so often: half a step of the scale each time, which is at most one. Of
-    /// many roundings most cancel out, and a check that lets everything pass is none.
-    fn off(&self, times: usize) -> f32 {
+    /// Returns the tolerance of an element after `times` roundings. Each rounding adds half a step of the scale, which is at
+    /// most one. The tolerance is bounded: most of many rounding errors cancel out, and a larger tolerance would accept any value.
+    fn tolerance(&self, times: usize) -> f32 {
         let most = LARGEST as f32 / 4.0;
         if self.format == Some(Format::Int8) { (0.51 * times as f32).min(most) } else { 0.0 }
     }
 
-    /// The reduction over all ranks, from element `start`.
+    /// Returns the reduction over all ranks, from element `start`.
     pub(crate) fn of_reduced(&self, start: usize, elements: usize) -> Run {
         let exact = Run::new(self.dtype, elements, PERIOD, |i| self.reduced(start + i));
-        Run { off: self.off(self.ranks + 1), ..exact }
+        Run { tolerance: self.tolerance(self.ranks + 1), ..exact }
     }
 }
 
-/// Consecutive elements, as bytes that repeat.
+/// Consecutive elements with a periodic pattern.
 pub(crate) struct Run {
-    /// One period, or all of it where that is shorter.
+    /// One period, or the whole run if it is shorter.
     bytes: Vec<u8>,
     element: usize,
     /// Length of the whole run in bytes.
     len: usize,
-    /// How far elements may be off, which are f32 then.
-    off: f32,
+    /// Tolerance of f32 elements; 0 for an exact comparison.
+    tolerance: f32,
 }
 
 impl Run {
-    /// `elements` elements whose bits `bits` gives; they repeat every `period`.
+    /// Returns `elements` elements with the bits `bits(i)`, which repeat every `period` elements.
     pub(crate) fn new(dtype: DType, elements: usize, period: usize, bits: impl Fn(usize) -> u64) -> Run {
         let element = dtype.size();
         let mut bytes = Vec::with_capacity(elements.min(period) * element);
         for i in 0..elements.min(period) {
             bytes.extend_from_slice(&bits(i).to_le_bytes()[..element]);
         }
-        Run { bytes, element, len: elements * element, off: 0.0 }
+        Run { bytes, element, len: elements * element, tolerance: 0.0 }
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Writes the run over `to`, which has its length.
+    /// Writes the run to `to`, which has the run's length.
     pub(crate) fn fill(&self, to: &mut [u8]) {
         debug_assert_eq!(to.len(), self.len);
         for chunk in to.chunks_mut(self.bytes.len().max(1)) {
@@ -163,7 +163,7 @@ impl Run {
         }
     }
 
-    /// Elements of `found`, which has the run's length, that differ.
+    /// Returns the number of elements of `found` that differ. `found` has the run's length.
     pub(crate) fn wrong(&self, found: &[u8]) -> u64 {
         debug_assert_eq!(found.len(), self.len);
         found.chunks(self.bytes.len().max(1)).map(|chunk| self.wrong_in(chunk)).sum()
@@ -180,11 +180,11 @@ impl Run {
 
     fn fits(&self, found: &[u8], want: &[u8]) -> bool {
         let float = |bytes: &[u8]| bytes.try_into().map_or(f32::NAN, f32::from_le_bytes);
-        found == want || self.off > 0.0 && (float(found) - float(want)).abs() <= self.off
+        found == want || self.tolerance > 0.0 && (float(found) - float(want)).abs() <= self.tolerance
     }
 }
 
-/// The bits of a small whole number.
+/// Returns the bits of a small whole number.
 pub(crate) fn encode(dtype: DType, value: usize) -> u64 {
     match dtype {
         DType::F32 => u64::from((value as f32).to_bits()),
@@ -195,7 +195,7 @@ pub(crate) fn encode(dtype: DType, value: usize) -> u64 {
     }
 }
 
-/// SplitMix64 over three numbers.
+/// Hashes three numbers with SplitMix64.
 fn mix(seed: u64, rank: u64, i: u64) -> u64 {
     let mut z = seed
         .wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_finds_every_changed_element() {
+    fn every_changed_element_is_found() {
         for (_, dtype) in DTYPES {
             let p = Pattern { dtype, redop: None, ranks: 2, format: None, seed: 9 };
             let elements = 2 * PERIOD + 77;
@@ -248,7 +248,7 @@ mod tests {
             let mut data = vec![0; run.len()];
             run.fill(&mut data);
             assert_eq!(run.wrong(&data), 0);
-            // The run is the same wherever one begins to read it.
+            // A run that begins later has the same elements.
             let tail = p.of_input(1, 1234 + PERIOD + 5, elements - PERIOD - 5);
             assert_eq!(tail.wrong(&data[(PERIOD + 5) * dtype.size()..]), 0);
             for at in [0, 5, PERIOD, elements - 1] {

@@ -1,10 +1,10 @@
-//! Keeps a rank on one core.
+//! CPU affinity of a rank.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::error::{Error, Result};
 
-/// Moves this thread, and the threads that it starts, to the `index`-th of its allowed cores, in turn.
+/// Pins this thread, and the threads that it starts later, to the `index`-th of its allowed cores, modulo their number.
 pub(crate) fn pin(index: usize) -> Result<()> {
     let failed = |e: rustix::io::Errno| Error::Io { what: "pinning to a core".into(), source: e.into() };
     let allowed = sched_getaffinity(None).map_err(failed)?;

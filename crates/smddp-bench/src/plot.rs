@@ -1,8 +1,8 @@
-//! A chart: share of the line rate over the number of nodes, one line a series.
+//! Chart of the share of the line rate over the number of nodes, with one line for each series.
 
 use crate::svg::{Anchor, COLOURS, GRID, INK, Svg};
 
-/// One line: its name, and (nodes, share) ascending by nodes.
+/// One line: its name, and points (nodes, share) in ascending order of nodes.
 pub(crate) struct Series {
     pub name: String,
     pub points: Vec<(usize, f64)>,

@@ -1,14 +1,14 @@
-//! Which row is being measured, where stderr is a terminal; gone when the table is complete.
+//! Progress indicator on stderr: the number of the current row. It is cleared when the table is complete.
 
 use std::io::Write;
 
 pub(crate) struct Progress<W: Write> {
-    /// `None`: nobody looks.
+    /// `None` if stderr is not a terminal.
     out: Option<W>,
     row: usize,
-    /// `None`: until it is stopped.
+    /// `None` for an unlimited number of rows.
     rows: Option<usize>,
-    /// Characters that stand there.
+    /// Number of displayed characters.
     shown: usize,
 }
 
@@ -19,9 +19,9 @@ impl<W: Write> Progress<W> {
         progress
     }
 
-    /// The next row has begun, unless there is none.
+    /// Displays the next row, if any.
     pub(crate) fn next(&mut self) {
-        self.wipe();
+        self.clear();
         self.row += 1;
         let text = match self.rows {
             Some(rows) if self.row > rows => return,
@@ -32,8 +32,8 @@ impl<W: Write> Progress<W> {
         self.put(&text);
     }
 
-    /// Makes way for a line of something else, on the same terminal perhaps.
-    pub(crate) fn wipe(&mut self) {
+    /// Clears the line, because other output may follow on the same terminal.
+    pub(crate) fn clear(&mut self) {
         let blanks = " ".repeat(self.shown);
         if self.shown > 0 {
             self.put(&format!("\r{blanks}\r"));
@@ -43,7 +43,7 @@ impl<W: Write> Progress<W> {
 
     fn put(&mut self, text: &str) {
         if let Some(out) = &mut self.out {
-            // A terminal that went away is nothing to stop for.
+            // An error of a closed terminal is ignored.
             let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
         }
     }
@@ -51,7 +51,7 @@ impl<W: Write> Progress<W> {
 
 impl<W: Write> Drop for Progress<W> {
     fn drop(&mut self) {
-        self.wipe();
+        self.clear();
     }
 }
 
@@ -60,11 +60,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_row_is_counted_and_the_last_leaves_nothing() {
+    fn rows_are_counted_and_the_line_is_cleared_after_the_last() {
         let mut written = Vec::new();
         let mut progress = Progress::new(Some(&mut written), Some(2));
         progress.next();
-        progress.wipe();
+        progress.clear();
         progress.next();
         drop(progress);
         let wiped = "\r          \r";
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_before_the_last_row_leaves_nothing_either() {
+    fn line_is_cleared_before_the_last_row_too() {
         let mut written = Vec::new();
         drop(Progress::new(Some(&mut written), None));
         assert_eq!(written, b"row 1\r     \r");

@@ -1,16 +1,16 @@
-//! All ranks, and those that make calls together.
+//! The ranks of a measurement.
 
-use crate::calls::Team;
+use crate::calls::BenchGroup;
 
-/// Who measures.
+/// All ranks, and this rank's group.
 #[derive(Clone, Copy)]
 pub(crate) struct Ranks<'a> {
-    /// All of them: times and wrong elements are over all.
-    pub world: &'a Team,
-    /// Those that make the calls together, or all.
-    pub team: &'a Team,
-    /// Ranks of the smallest such group.
-    pub fewest: usize,
+    /// All ranks. Times and wrong elements are aggregated over them.
+    pub world: &'a BenchGroup,
+    /// This rank's group, whose ranks make the calls together. Equal to `world` without groups.
+    pub group: &'a BenchGroup,
+    /// Size of the smallest group.
+    pub smallest: usize,
     /// All ranks are on one host.
     pub one_host: bool,
 }

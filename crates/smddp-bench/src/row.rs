@@ -1,4 +1,4 @@
-//! A row of figures, whatever was measured.
+//! A row of figures, for all kinds of measurement.
 
 use serde::Serialize;
 
@@ -11,9 +11,9 @@ pub(crate) struct Measure {
     /// GB/s.
     pub algbw: f64,
     pub busbw: f64,
-    /// Wrong elements on all ranks; `None` where nothing was checked.
+    /// Wrong elements on all ranks; `None` without a check.
     pub wrong: Option<u64>,
-    /// Where that was asked for.
+    /// Statistics of the iterations (`-I 1`).
     pub per_iter: Option<PerIter>,
 }
 
@@ -26,26 +26,26 @@ pub(crate) struct Row {
     pub root: i64,
     pub out_of_place: Measure,
     pub in_place: Measure,
-    /// The way the call takes, in the engine's words.
+    /// The engine's description of the call's path.
     pub path: Option<String>,
-    /// What OSU's tests tell.
+    /// Additional figures of OSU's tests.
     pub osu: Option<Osu>,
 }
 
-/// Figures of OSU's tests, besides the time of an iteration, which is the row's.
+/// Figures of OSU's tests, in addition to the time of an iteration in the row.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum Osu {
     Messages {
-        /// Millions of bytes in a second, over all pairs.
+        /// Millions of bytes per second over all pairs.
         mb_per_s: f64,
         messages_per_s: f64,
     },
-    /// The row's time is that of call and computation together.
+    /// Overlap of a call with a computation. The row's time is the time of both together.
     Overlap { compute_us: f64, communication_us: f64, overlap_pct: f64 },
 }
 
-/// What is left when all rows are done.
+/// Totals of all rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Summary {
     /// Checks that found a wrong element, or a byte written outside a buffer.

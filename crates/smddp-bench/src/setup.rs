@@ -1,17 +1,17 @@
-//! One case in its buffers: laid out, run, checked.
+//! Preparation, run and check of one case in its buffers.
 
 use std::time::Duration;
 
 use smddp_core::{Config, DType, Format};
 
 use crate::buffers::Buffer;
-use crate::calls::{Bound, Case, Pace, Sides, Team};
+use crate::calls::{BenchGroup, Bound, BufferPair, Case, Iteration};
 use crate::error::Result;
 use crate::op::{Elements, Op, uneven};
-use crate::pattern::{POISON, Pattern};
+use crate::pattern::{Pattern, UNWRITTEN};
 use crate::ranks::Ranks;
 
-/// One case laid out in the buffers. Out of place: input in `a`, output in `b`. In place: both in `b`.
+/// The layout of one case in the buffers. Out of place: input in `a`, output in `b`. In place: both in `b`.
 pub(crate) struct Setup {
     case: Case,
     shape: Elements,
@@ -20,12 +20,18 @@ pub(crate) struct Setup {
     in_place: bool,
     /// Bytes before the data of each buffer.
     before: usize,
-    sides: Sides,
+    sides: BufferPair,
 }
 
 impl Setup {
-    pub(crate) fn new(case: Case, shape: Elements, team: &Team, in_place: bool, unalign: usize) -> Setup {
-        let (rank, ranks, element) = (team.rank(), team.size(), case.dtype.size());
+    pub(crate) fn new(
+        case: Case,
+        shape: Elements,
+        group: &BenchGroup,
+        in_place: bool,
+        unalign: usize,
+    ) -> Setup {
+        let (rank, ranks, element) = (group.rank(), group.size(), case.dtype.size());
         let mine = rank * shape.count * element;
         let before = unalign * element;
         let (input_at, output_at) = match case.op {
@@ -33,7 +39,7 @@ impl Setup {
             Op::ReduceScatter | Op::Scatter if in_place => (0, mine),
             _ => (0, 0),
         };
-        let sides = Sides {
+        let sides = BufferPair {
             input: case.op.sends(rank, case.root).then_some((before + input_at, shape.send)),
             output: case.op.receives(rank, case.root).then_some((before + output_at, shape.receive)),
         };
@@ -47,7 +53,7 @@ impl Setup {
         self.case.dtype.size()
     }
 
-    /// Puts this rank's input in place and poison everywhere else.
+    /// Writes this rank's input, and fills all other bytes with [`UNWRITTEN`].
     pub(crate) fn prepare(&mut self, seed: u64, a: &mut Buffer, b: &mut Buffer) {
         self.pattern.seed = seed;
         let Elements { send, receive, .. } = self.shape;
@@ -57,7 +63,7 @@ impl Setup {
             a.set_used(self.before + send * self.element());
             b.set_used(self.before + receive * self.element());
         }
-        b.bytes().fill(POISON);
+        b.bytes().fill(UNWRITTEN);
         if let Some((at, count)) = self.sides.input {
             let run = self.pattern.of_input(self.rank, 0, count);
             let to = if self.in_place { b.bytes() } else { a.bytes() };
@@ -65,40 +71,40 @@ impl Setup {
         }
     }
 
-    /// The call, bound to the buffers.
-    pub(crate) fn bind<'a>(&self, team: &'a Team, a: &'a mut Buffer, b: &'a mut Buffer) -> Bound<'a> {
+    /// Binds the call to the buffers.
+    pub(crate) fn bind<'a>(&self, group: &'a BenchGroup, a: &'a mut Buffer, b: &'a mut Buffer) -> Bound<'a> {
         match self.in_place {
-            true => team.bind_in_place(self.case, self.sides, b),
-            false => team.bind(self.case, self.sides, a, b),
+            true => group.bind_in_place(self.case, self.sides, b),
+            false => group.bind(self.case, self.sides, a, b),
         }
     }
 
-    /// Runs the call `warmup` times, then behind a barrier `iters` times at a pace; the time of the latter.
+    /// Runs `warmup` calls, a barrier, and `iters` iterations. Returns the time of the iterations.
     pub(crate) fn run(
         &self,
-        Ranks { world, team, .. }: Ranks<'_>,
+        Ranks { world, group, .. }: Ranks<'_>,
         a: &mut Buffer,
         b: &mut Buffer,
         (warmup, iters): (usize, usize),
-        pace: Pace,
+        pace: Iteration,
         each: Option<&mut Vec<f64>>,
     ) -> Result<Duration> {
-        let mut call = self.bind(team, a, b);
+        let mut call = self.bind(group, a, b);
         call.time(warmup)?;
-        // All groups begin together.
+        // All groups begin at the same time.
         world.barrier()?;
         call.iterate(iters, pace, each)
     }
 
-    /// Wrong elements of this rank: of its output, of an output that it should not have got, and of its input
-    /// where that had to stay as it was.
+    /// Returns the number of wrong elements of this rank: in its output, in memory that is not an output, and in an input that
+    /// must be unchanged.
     pub(crate) fn wrong(&self, a: &mut Buffer, b: &mut Buffer) -> u64 {
         let output = match self.sides.output {
             Some((at, count)) => self.wrong_output(&b.bytes()[at..at + count * self.element()]),
             None if self.in_place => 0,
             None => b.bytes()[self.before..]
                 .chunks(self.element())
-                .filter(|e| e.iter().any(|byte| *byte != POISON))
+                .filter(|e| e.iter().any(|byte| *byte != UNWRITTEN))
                 .count() as u64,
         };
         let input = match self.sides.input {
@@ -113,7 +119,7 @@ impl Setup {
     fn wrong_output(&self, found: &[u8]) -> u64 {
         let Setup { case, shape: Elements { count, receive, .. }, rank, ref pattern, .. } = *self;
         let ranks = pattern.ranks;
-        // One block from every rank, each beginning at element `start` of that rank's input.
+        // One block from every rank, which begins at element `start` of that rank's input.
         let blocks = |start: usize| {
             let block = count * self.element();
             (0..ranks)
@@ -133,7 +139,7 @@ impl Setup {
         }
     }
 
-    /// The same of alltoallv: a rank's block lies behind those for the ranks before.
+    /// Returns the number of wrong elements of alltoallv. A rank's block follows the blocks for the previous ranks.
     fn wrong_uneven(&self, found: &[u8]) -> u64 {
         let Setup { shape: Elements { receive, .. }, rank, ref pattern, .. } = *self;
         let mut rest = found;
@@ -146,14 +152,14 @@ impl Setup {
         wrong.sum()
     }
 
-    /// Bytes that were written outside the buffers in use.
+    /// Returns the number of bytes that were written outside of the buffers.
     pub(crate) fn outside(&self, a: &mut Buffer, b: &mut Buffer) -> u64 {
         let a = if self.in_place { 0 } else { a.overwritten() };
         (a + b.overwritten()) as u64
     }
 }
 
-/// How the settings have a case's elements travel between nodes.
+/// Returns the wire format of the case between nodes, from the settings.
 fn format(case: Case) -> Option<Format> {
     let formats = Config::get().ok()?.formats;
     formats.of(case.op.collective()?).filter(|_| case.dtype == DType::F32)

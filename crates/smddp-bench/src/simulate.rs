@@ -1,4 +1,4 @@
-//! `smddp-bench simulate`: replays the plans on a described cluster. Nothing is measured.
+//! `smddp-bench simulate`: replays plans on a described cluster, without measurements.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,17 +12,17 @@ use crate::cluster_file;
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::plot::{Series, chart};
+use crate::simulated_call::SimulatedCall;
 use crate::sizes::parse_size;
-use crate::subject::Subject;
 
 const AFTER_HELP: &str = "\
-Every figure is simulated: the plans that the engine runs are replayed on ports with a rate, a latency and a cost
-per message, first in, first out. It is a bound, for comparing plans; congestion, PCIe and jitter are not in it.
-The plan is the one that the engine takes with the settings in force (SMDDP_ALGO, SMDDP_TUNE, SMDDP_SEGMENT_BYTES,
-SMDDP_STAGING_BYTES) and the cluster's latency and rate. With --best all algorithms that it could take are tried in
-several segment sizes, and the quickest is shown; above 256 ranks only those that tell nodes apart.
+Every figure is simulated: the engine's plans are replayed on FIFO ports with a rate, a latency and a cost per message. The
+time is a lower bound to compare plans; it does not include congestion, PCIe and jitter.
+The plan is the engine's choice for the current settings (SMDDP_ALGO, SMDDP_TUNE, SMDDP_SEGMENT_BYTES, SMDDP_STAGING_BYTES)
+and the cluster's latency and rate. --best replays all possible algorithms with several segment sizes, and shows the fastest
+plan; above 256 ranks it replays hierarchical algorithms only.
 
-Exit status: 0 done, 1 a failure, 2 a command line or a cluster file that makes no sense.";
+Exit status: 0 success, 1 a failure, 2 an invalid command line or cluster file.";
 
 #[derive(Debug, Parser)]
 #[command(name = "smddp-bench simulate", about = "Replays a collective's plan on a described cluster",
@@ -34,40 +34,40 @@ pub(crate) struct Cli {
     /// p4d, p5, sockets, or a TOML file (docs/clusters/example.toml)
     #[arg(long, value_name = "NAME|FILE", default_value = "p4d")]
     pub cluster: String,
-    /// Numbers of nodes, by commas (default: those of the cluster file)
+    /// Numbers of nodes, comma-separated (default: from the cluster file)
     #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
     pub nodes: Vec<usize>,
-    /// Ranks of each node (default: the cluster's)
+    /// Ranks of each node (default: from the cluster)
     #[arg(long, value_name = "N")]
     pub ppn: Option<usize>,
-    /// Sizes of the whole buffer, by commas
+    /// Sizes of the whole buffer, comma-separated
     #[arg(long, value_name = "SIZE,SIZE,..", value_delimiter = ',', default_value = "256M", value_parser = parse_size)]
     pub bytes: Vec<usize>,
-    /// Only these algorithms, by commas, each in a row of its own
+    /// Algorithms to replay, comma-separated, one row each
     #[arg(long, value_name = "NAME,NAME,..", value_delimiter = ',', value_parser = algorithm)]
     pub algorithm: Vec<Algorithm>,
-    /// The quickest plan that is found, instead of the engine's
+    /// Show the fastest plan instead of the engine's plan
     #[arg(long, action = ArgAction::SetTrue, conflicts_with = "algorithm")]
     pub best: bool,
-    /// Bytes of a block that move as one piece, as SMDDP_SEGMENT_BYTES
+    /// Segment size in bytes, as SMDDP_SEGMENT_BYTES
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub segment: Option<usize>,
-    /// Root rank, where the collective has one
+    /// Root rank of a rooted collective
     #[arg(long, value_name = "RANK", default_value_t = 0)]
     pub root: usize,
-    /// Write the rows to this file as JSON, too
+    /// Write the rows to this file as JSON in addition
     #[arg(short = 'J', long = "json", value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Draw the share of the line rate over the nodes
+    /// Draw the share of the line rate over the number of nodes
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
 }
 
-/// An algorithm by name, or an error that lists them.
+/// Parses the name of an algorithm. The error lists the names.
 pub(crate) fn algorithm(text: &str) -> std::result::Result<Algorithm, String> {
     Algorithm::from_name(text).ok_or_else(|| {
         format!(
-            "there is no algorithm '{text}'; there are {}",
+            "invalid algorithm '{text}': expected one of {}",
             Algorithm::ALL.map(Algorithm::name).join(", ")
         )
     })
@@ -84,9 +84,9 @@ struct Row {
     segment: u64,
     depth: usize,
     time_us: f64,
-    /// Of the busiest node's line rate; null on one node.
+    /// Share of the busiest node's line rate; null on one node.
     line_share: Option<f64>,
-    /// Most bytes over any node's link in one direction.
+    /// Maximum of the bytes over a node's link in one direction.
     link_bytes: u64,
     messages: u64,
     critical_path: CriticalPath,
@@ -140,18 +140,18 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
         "# {:>14} {:>6} {:>6} {:>10}  {:<14} {:>8} {:>11} {:>7} {:>11}  critical path",
         "collective", "nodes", "ranks", "bytes", "algorithm", "segment", "time(us)", "line", "link bytes"
     );
-    // One row for each algorithm that was named, else for the engine's own.
-    let asked: Vec<Option<Algorithm>> = match cli.algorithm.is_empty() {
+    // One row for each selected algorithm, or for the engine's choice.
+    let selected: Vec<Option<Algorithm>> = match cli.algorithm.is_empty() {
         true => vec![None],
         false => cli.algorithm.iter().copied().map(Some).collect(),
     };
     let mut rows = Vec::new();
-    for &algorithm in &asked {
+    for &algorithm in &selected {
         for &bytes in &cli.bytes {
             for cluster in &clusters {
-                let subject = Subject::new(cluster, collective, bytes, cli.root, false)?;
-                let subject = subject.segment(cli.segment).algorithm(algorithm)?;
-                let run = if cli.best { quickest(cluster, &subject)? } else { replayed(cluster, &subject)? };
+                let call = SimulatedCall::new(cluster, collective, bytes, cli.root, false)?;
+                let call = call.segment(cli.segment).algorithm(algorithm)?;
+                let run = if cli.best { fastest(cluster, &call)? } else { replayed(cluster, &call)? };
                 let row = row(cli.op, cluster, bytes, &run);
                 print(&row);
                 rows.push(row);
@@ -170,11 +170,11 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     Ok(0)
 }
 
-/// More messages than this take a while.
+/// Number of messages above which a warning about the duration is printed.
 const MANY: u64 = 20_000_000;
 
-fn replayed(cluster: &Cluster, subject: &Subject<'_>) -> Result<Run> {
-    let job = subject.job();
+fn replayed(cluster: &Cluster, call: &SimulatedCall<'_>) -> Result<Run> {
+    let job = call.job();
     let messages = job.messages(cluster);
     if messages > MANY {
         let (nodes, name) = (cluster.nodes(), job.decision.choice.algorithm.name());
@@ -186,30 +186,30 @@ fn replayed(cluster: &Cluster, subject: &Subject<'_>) -> Result<Run> {
     job.run(cluster, Vec::new()).map_err(|error| Error::Usage(format!("{} nodes: {error}", cluster.nodes())))
 }
 
-fn quickest(cluster: &Cluster, subject: &Subject<'_>) -> Result<Run> {
-    let mut found = subject.others();
+fn fastest(cluster: &Cluster, call: &SimulatedCall<'_>) -> Result<Run> {
+    let mut found = call.alternatives();
     if !found.left_out.is_empty() {
         let names: Vec<_> =
             found.left_out.iter().map(|(_, job)| job.decision.choice.algorithm.name()).collect();
         eprintln!(
-            "smddp-bench: on {} nodes these have too many messages and are replayed only by name: {}",
+            "smddp-bench: on {} nodes these algorithms have too many messages; select them with --algorithm: {}",
             cluster.nodes(),
             names.join(", ")
         );
     }
     if found.runs.is_empty() {
-        let reason = found.failed.first().map_or("nothing can run it", String::as_str);
+        let reason = found.failed.first().map_or("no algorithm supports it", String::as_str);
         return Err(Error::Usage(format!("{} nodes: {reason}", cluster.nodes())));
     }
     Ok(found.runs.swap_remove(0))
 }
 
-/// The collective behind an operation; sendrecv is none.
+/// Returns the collective of an operation. Operations without a plan, such as sendrecv, are an error.
 pub(crate) fn simulated(op: Op) -> Result<Collective> {
     op.collective().ok_or_else(|| Error::Usage(format!("{} has no plan to replay", op.name())))
 }
 
-/// The cluster with each of the numbers of nodes asked for. Nodes that differ stay as far as they exist.
+/// Returns the cluster with each of the numbers of nodes. Overrides of existing nodes are kept.
 pub(crate) fn clusters(base: &Cluster, nodes: &[usize], ppn: Option<usize>) -> Result<Vec<Cluster>> {
     let usage = |reason: String| Error::Usage(reason);
     if nodes.is_empty() && ppn.is_none() {
@@ -218,7 +218,7 @@ pub(crate) fn clusters(base: &Cluster, nodes: &[usize], ppn: Option<usize>) -> R
     let uneven = base.ranks.iter().any(|r| *r != base.ranks[0]);
     if uneven && ppn.is_none() {
         return Err(usage(
-            "the nodes of this cluster differ in ranks: leave --nodes out, or give --ppn".into(),
+            "the nodes of this cluster have different numbers of ranks: omit --nodes, or set --ppn".into(),
         ));
     }
     let ppn = ppn.unwrap_or(base.ranks[0]);
@@ -292,7 +292,7 @@ pub(crate) fn path_text(run: &Run) -> String {
     path(&CriticalPath::new(&run.path_summary()), run.outcome.seconds * 1e6)
 }
 
-/// `network 62 % in 5 hops, queue 30 %, node 8 % in 3 hops`; what is below half a per cent is left out.
+/// Formats a critical path: `network 62 % in 5 hops, queue 30 %, node 8 % in 3 hops`. Omits parts below 0.5 %.
 fn path(path: &CriticalPath, total: f64) -> String {
     let parts = [
         ("network", path.network_us, Some(path.network_hops)),
@@ -309,7 +309,7 @@ fn path(path: &CriticalPath, total: f64) -> String {
     parts.into_iter().filter_map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// `256M`, `1000`.
+/// Formats a size: `256M`, `1000`.
 pub(crate) fn size(bytes: u64) -> String {
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
         if bytes > 0 && bytes.is_multiple_of(1 << shift) {
@@ -319,13 +319,12 @@ pub(crate) fn size(bytes: u64) -> String {
     bytes.to_string()
 }
 
-/// A picture's name, before anything is computed for it.
+/// Checks the name of a picture before the computation.
 pub(crate) fn picture(path: Option<&Path>) -> Result<()> {
     match path.map(|path| (path, path.extension().and_then(|e| e.to_str()))) {
-        Some((path, extension)) if extension != Some("svg") => Err(Error::Usage(format!(
-            "{}: pictures are written as SVG: give a name that ends in .svg",
-            path.display()
-        ))),
+        Some((path, extension)) if extension != Some("svg") => {
+            Err(Error::Usage(format!("{}: expected a file name that ends in .svg", path.display())))
+        }
         _ => Ok(()),
     }
 }

@@ -1,8 +1,8 @@
-//! Sizes on the command line, and the sizes of a sweep.
+//! Parsing of sizes, and the sizes of a sweep.
 
-/// Bytes of `64`, `8K`, `1.5m`, `2G` (powers of 1024, as nccl-tests reads them).
+/// Parses `64`, `8K`, `1.5m`, `2G` to bytes. Units are powers of 1024, as in nccl-tests.
 pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
-    let wrong = || format!("'{text}' is not a size such as 8, 64K, 1M or 2G");
+    let wrong = || format!("invalid size '{text}': expected a size such as 8, 64K, 1M or 2G");
     let (digits, unit) = match text.trim().to_ascii_lowercase() {
         t if t.ends_with('k') => (t[..t.len() - 1].to_owned(), 1u64 << 10),
         t if t.ends_with('m') => (t[..t.len() - 1].to_owned(), 1 << 20),
@@ -26,13 +26,13 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
 pub(crate) struct Steps {
     pub min: usize,
     pub max: usize,
-    /// From size to size where it is above 1, else `bytes` are added.
+    /// Factor between two sizes; with 0 or 1 the difference is `bytes`.
     pub factor: usize,
     pub bytes: usize,
 }
 
-/// The sizes asked for, in bytes: from `min` to `max`, times `factor` where it is above 1, else plus `step`; the last is
-/// `max` itself, whether a step leads to it or not. A sweep by factor that begins at 0 goes on with `first` (one element).
+/// Returns the sizes of a sweep in bytes. Sizes grow by `factor` if it is above 1, else by `step`. The last size is always
+/// `max`. In a sweep by factor, size 0 is followed by `first` (one element).
 pub(crate) fn sweep(Steps { min, max, factor, bytes: step }: Steps, first: usize) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut size = min;
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_multiplies_or_adds() {
+    fn sweep_multiplies_or_adds() {
         let sweep = |min, max, factor, bytes, first| sweep(Steps { min, max, factor, bytes }, first);
         assert_eq!(sweep(8, 512, 8, 1, 4), [8, 64, 512]);
         assert_eq!(sweep(8, 600, 8, 1, 4), [8, 64, 512, 600]);

@@ -1,38 +1,38 @@
-//! `NCCL_TESTS_SPLIT`, `NCCL_TESTS_SPLIT_MASK`: the ranks in groups that make the same calls side by side.
+//! `NCCL_TESTS_SPLIT`, `NCCL_TESTS_SPLIT_MASK`: split of the ranks into groups that run the same calls concurrently.
 
 use crate::error::{Error, Result};
 
-/// The mask counts where both are set.
+/// The environment variables. The mask has precedence.
 pub(crate) const VARIABLES: [&str; 2] = ["NCCL_TESTS_SPLIT_MASK", "NCCL_TESTS_SPLIT"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+enum Operation {
     And,
     Or,
     Mod,
     Div,
 }
 
-const WORDS: [(&str, How); 8] = [
-    ("AND", How::And),
-    ("OR", How::Or),
-    ("MOD", How::Mod),
-    ("DIV", How::Div),
-    ("&", How::And),
-    ("|", How::Or),
-    ("%", How::Mod),
-    ("/", How::Div),
+const WORDS: [(&str, Operation); 8] = [
+    ("AND", Operation::And),
+    ("OR", Operation::Or),
+    ("MOD", Operation::Mod),
+    ("DIV", Operation::Div),
+    ("&", Operation::And),
+    ("|", Operation::Or),
+    ("%", Operation::Mod),
+    ("/", Operation::Div),
 ];
 
-/// Ranks of one color are a group, in the order of their ranks.
+/// The color of a rank. The ranks of one color are a group, in rank order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Split {
-    how: How,
+    operation: Operation,
     value: u32,
 }
 
 impl Split {
-    /// Reads the environment through `get`; `None` where neither variable is set to anything.
+    /// Reads the environment through `get`. Returns `None` if both variables are unset or blank.
     pub(crate) fn from_env(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<Split>> {
         for (name, read) in VARIABLES.into_iter().zip([mask, split]) {
             if let Some(text) = get(name).filter(|text| !text.trim().is_empty()) {
@@ -45,15 +45,15 @@ impl Split {
 
     pub(crate) fn color(self, rank: usize) -> i64 {
         let (rank, value) = (rank as i64, i64::from(self.value));
-        match self.how {
-            How::And => rank & value,
-            How::Or => rank | value,
-            How::Mod => rank % value,
-            How::Div => rank / value,
+        match self.operation {
+            Operation::And => rank & value,
+            Operation::Or => rank | value,
+            Operation::Mod => rank % value,
+            Operation::Div => rank / value,
         }
     }
 
-    /// How many of `ranks` ranks each group has.
+    /// Returns the sizes of the groups of `ranks` ranks.
     pub(crate) fn sizes(self, ranks: usize) -> Vec<usize> {
         let mut groups = std::collections::BTreeMap::<i64, usize>::new();
         for rank in 0..ranks {
@@ -63,35 +63,34 @@ impl Split {
     }
 }
 
-/// nccl-tests reads the mask as hexadecimal, with 0x or without.
+/// Parses the mask, which is hexadecimal with or without 0x, as in nccl-tests.
 fn mask(text: &str) -> std::result::Result<Split, String> {
     let value = digits(prefixed(text, "0x").unwrap_or(text), 16);
-    let value = value.ok_or("that is no hexadecimal number of up to 32 bits, such as 0x7")?;
-    Ok(Split { how: How::And, value })
+    let value = value.ok_or("expected a hexadecimal number of at most 32 bits, such as 0x7")?;
+    Ok(Split { operation: Operation::And, value })
 }
 
 fn split(text: &str) -> std::result::Result<Split, String> {
-    let strange = || {
-        "give AND, OR, MOD or DIV (or & | % /) and a number behind it, such as 'AND 0x7' or '% 8'".to_owned()
-    };
-    let (how, value) = WORDS
+    let invalid =
+        || "expected AND, OR, MOD or DIV (or & | % /) and a number, such as 'AND 0x7' or '% 8'".to_owned();
+    let (operation, value) = WORDS
         .iter()
-        .find_map(|(word, how)| prefixed(text, word).map(|value| (*how, value)))
-        .ok_or_else(strange)?;
-    let value = number(value.trim_start()).ok_or_else(strange)?;
-    if value == 0 && matches!(how, How::Mod | How::Div) {
-        return Err("ranks cannot be divided by 0: give 1 or more".into());
+        .find_map(|(word, operation)| prefixed(text, word).map(|value| (*operation, value)))
+        .ok_or_else(invalid)?;
+    let value = number(value.trim_start()).ok_or_else(invalid)?;
+    if value == 0 && matches!(operation, Operation::Mod | Operation::Div) {
+        return Err("the divisor is 0: expected 1 or more".into());
     }
-    Ok(Split { how, value })
+    Ok(Split { operation, value })
 }
 
-/// What follows `prefix`, in upper case or lower.
+/// Returns the text after `prefix`, which is compared without case.
 fn prefixed<'a>(text: &'a str, prefix: &str) -> Option<&'a str> {
     let (head, rest) = text.split_at_checked(prefix.len())?;
     head.eq_ignore_ascii_case(prefix).then_some(rest)
 }
 
-/// As nccl-tests reads them: 0x hexadecimal, 0b binary, a leading 0 octal.
+/// Parses a number as nccl-tests does: 0x hexadecimal, 0b binary, a leading 0 octal.
 fn number(text: &str) -> Option<u32> {
     let (text, radix) = match (prefixed(text, "0x"), prefixed(text, "0b"), prefixed(text, "0")) {
         (Some(rest), ..) => (rest, 16),
@@ -102,7 +101,7 @@ fn number(text: &str) -> Option<u32> {
     digits(text, radix)
 }
 
-/// Without a sign.
+/// Parses digits without a sign.
 fn digits(text: &str, radix: u32) -> Option<u32> {
     text.chars().all(|c| c.is_digit(radix)).then(|| u32::from_str_radix(text, radix).ok())?
 }
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_color_is_the_rank_with_the_value() {
+    fn color_is_the_operation_on_rank_and_value() {
         for text in ["AND 0x3", "and3", "&0x3", "& 0b11", "& 3", " &\t03 ", "MOD 4", "%4", "mod 0x4"] {
             assert_eq!(colors("", text), [0, 1, 2, 3, 0, 1, 2, 3], "{text}");
         }
@@ -137,14 +136,14 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_is_hexadecimal_and_comes_before_the_other() {
+    fn mask_is_hexadecimal_and_has_precedence() {
         assert_eq!(colors("0x3", "DIV 4"), [0, 1, 2, 3, 0, 1, 2, 3]);
         assert_eq!(colors("4", ""), [0, 0, 0, 0, 4, 4, 4, 4]);
-        assert_eq!(read("10", ""), Ok(Some(Split { how: How::And, value: 16 })));
+        assert_eq!(read("10", ""), Ok(Some(Split { operation: Operation::And, value: 16 })));
     }
 
     #[test]
-    fn sizes_are_those_of_all_groups() {
+    fn sizes_of_all_groups_are_returned() {
         let sizes = |text: &str, ranks| read("", text).unwrap().unwrap().sizes(ranks);
         assert_eq!(sizes("MOD 3", 8), [3, 3, 2]);
         assert_eq!(sizes("DIV 4", 8), [4, 4]);
@@ -152,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_refused_with_its_name_and_the_choices() {
+    fn invalid_values_are_rejected_with_the_variable_and_the_choices() {
         for text in
             ["XOR 3", "MOD", "AND x", "3", "% -4", "& +1", "AND 0x", "DIV 2 3", "& 4294967296", "/ 08"]
         {
@@ -160,7 +159,7 @@ mod tests {
             assert!(error.contains("NCCL_TESTS_SPLIT is") && error.contains("'AND 0x7'"), "{text}: {error}");
         }
         for text in ["MOD 0", "/0x0"] {
-            assert!(read("", text).unwrap_err().contains("divided by 0"), "{text}");
+            assert!(read("", text).unwrap_err().contains("the divisor is 0"), "{text}");
         }
         assert!(read("seven", "").unwrap_err().contains("NCCL_TESTS_SPLIT_MASK is 'seven'"));
     }

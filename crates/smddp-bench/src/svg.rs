@@ -1,14 +1,14 @@
-//! A small writer of SVG pictures: lines, boxes, texts. Colours fit light and dark pages.
+//! Writer of SVG pictures: lines, boxes, texts. The colors fit light and dark pages.
 
 use std::fmt::Write;
 
-/// Colours of series, told apart by people who see colours differently, too.
+/// Colors of series, distinguishable with color vision deficiency.
 pub(crate) const COLOURS: [&str; 7] =
     ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
 pub(crate) const INK: &str = "#333333";
 pub(crate) const GRID: &str = "#dddddd";
 
-/// Where a text stands to its point.
+/// Alignment of a text at its point.
 #[derive(Clone, Copy)]
 pub(crate) enum Anchor {
     Start,
@@ -16,7 +16,7 @@ pub(crate) enum Anchor {
     End,
 }
 
-/// A picture while it is drawn; (0, 0) is its upper left corner.
+/// A picture; (0, 0) is its upper left corner.
 pub(crate) struct Svg {
     body: String,
     width: f64,
@@ -36,7 +36,7 @@ impl Svg {
         self.body.push('\n');
     }
 
-    /// A filled box; `title` is shown when pointed at.
+    /// Draws a filled box. `title` is its tooltip.
     pub(crate) fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, fill: &str, title: Option<&str>) {
         let shape = format!(
             "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{fill}\""
@@ -85,7 +85,7 @@ impl Svg {
         ));
     }
 
-    /// The file.
+    /// Returns the text of the file.
     pub(crate) fn done(self, title: &str) -> String {
         let Svg { body, width, height } = self;
         format!(
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_cannot_break_the_picture() {
+    fn text_is_escaped() {
         let mut svg = Svg::new(10.0, 10.0);
         svg.text((0.0, 0.0), 8.0, Anchor::Start, INK, "a <b> & \"c\"");
         let done = svg.done("<x>");

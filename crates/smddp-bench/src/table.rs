@@ -1,4 +1,4 @@
-//! The table, as nccl-tests prints it.
+//! The table, in the format of nccl-tests.
 
 use std::io::Write;
 
@@ -12,13 +12,13 @@ use crate::row::{Measure, Row, Summary};
 use crate::sizes::Steps;
 use crate::task::Task;
 
-/// Writes lines to `out`, each as soon as it is known.
+/// Writes each line to `out` immediately.
 pub(crate) struct Table<W: Write> {
     out: W,
     task: Task,
-    /// Each row ends with the time of day.
+    /// Append the time of day to each row.
     timestamps: bool,
-    /// Which call the last rows were, where they can be of several.
+    /// Description of the last rows' call, in tests with several calls.
     call: Option<String>,
 }
 
@@ -31,7 +31,7 @@ impl<W: Write> Table<W> {
         writeln!(self.out, "{text}").and_then(|()| self.out.flush()).map_err(Error::io("writing the table"))
     }
 
-    /// The program of nccl-tests or OSU that measures the same.
+    /// Returns the corresponding program of nccl-tests or OSU.
     fn program(&self) -> String {
         match self.task {
             Task::Measure(op) => op.program(),
@@ -88,7 +88,7 @@ impl<W: Write> Table<W> {
         };
         let names = half("time", "algbw", "busbw", "#wrong", ["i_min", "i_max", "i_p99", "i_cv%"]);
         let units = half("(us)", "(GB/s)", "(GB/s)", "", ["(us)", "(us)", "(us)", ""]);
-        // The blanks at the ends are nccl-tests' own.
+        // nccl-tests prints the same trailing blanks.
         self.put(&format!(
             "{}           out-of-place                       in-place          ",
             left("", "", "", "", "")
@@ -113,7 +113,7 @@ impl<W: Write> Table<W> {
         self.put(&format!("{left}{}{}{}", half(&row.out_of_place), half(&row.in_place), now()))
     }
 
-    /// What the ranks' processes have taken so far, at most.
+    /// Prints the peak memory of the ranks' processes, in bytes.
     pub(crate) fn memory(&mut self, bytes: &[u64]) -> Result<()> {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let (most, sum) = (bytes.iter().max().copied().unwrap_or(0), bytes.iter().sum::<u64>());
@@ -179,8 +179,8 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_byte_for_byte_nccl_tests() {
-        // The figures of lines that nccl-tests printed on other machines.
+    fn rows_match_nccl_tests_exactly() {
+        // Figures of lines that nccl-tests printed on other machines.
         let cases = [
             (
                 row(
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn the_head_is_byte_for_byte_nccl_tests() {
+    fn header_matches_nccl_tests_exactly() {
         let cli = cli("x all_reduce -b 8 -e 8G -f 2");
         let head = text(&cli, |t| t.begin(&cli, &[]));
         let want = [
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_byte_for_byte_nccl_tests() {
+    fn footer_matches_nccl_tests_exactly() {
         let end = |failed| text(&cli("x alltoall"), |t| t.end(&Summary { failed, busbw: 9.04853 }));
         let want = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 9.04853 \n#\n\
                     # Collective test concluded: alltoall_perf\n";
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_line_is_nccl_tests() {
+    fn device_line_matches_nccl_tests() {
         let device = serde_json::from_str::<Device>(
             r#"{"rank":1,"group":0,"pid":6899,"hostname":"h","device":1,"device_hex":"0000:00:00","device_info":"Some CPU"}"#,
         );

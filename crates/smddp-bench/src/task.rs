@@ -1,23 +1,23 @@
-//! What to do, by its name.
+//! The task of the program, by name.
 
 use std::str::FromStr;
 
 use crate::op::Op;
 
-/// What to do: the positional argument.
+/// The task: the positional argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     Measure(Op),
     /// Messages between pairs of ranks.
     Messages(Test),
-    /// A collective beside a computation.
+    /// A collective overlapped with a computation.
     Overlap(Op),
-    /// Obey a coordinator of side-by-side measurements.
+    /// Runs the commands of a coordinator that compares libraries.
     #[cfg(feature = "lab")]
     Worker,
-    /// Time and memory of making a group.
+    /// Time and memory of creating a group.
     Startup,
-    /// List the engine's settings.
+    /// List of the engine's settings.
     Info,
 }
 
@@ -36,20 +36,25 @@ impl FromStr for Task {
 }
 
 impl Task {
-    /// All of them, by the names that tables and files have.
+    /// Returns the names of all tasks.
     pub(crate) fn names() -> Vec<&'static str> {
         let measured = Op::ALL.map(Task::Measure).into_iter();
-        let beside = Op::ALL.into_iter().filter(|op| op.collective().is_some()).map(Task::Overlap);
+        let nonblocking_name = Op::ALL.into_iter().filter(|op| op.collective().is_some()).map(Task::Overlap);
         let messages = Test::ALL.map(Task::Messages);
-        measured.chain(messages).chain(beside).chain([Task::Startup, Task::Info]).map(Task::name).collect()
+        measured
+            .chain(messages)
+            .chain(nonblocking_name)
+            .chain([Task::Startup, Task::Info])
+            .map(Task::name)
+            .collect()
     }
 
-    /// As tables and files call it.
+    /// Returns the name in tables and files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Task::Measure(op) => op.name(),
             Task::Messages(test) => test.name(),
-            Task::Overlap(op) => beside(op),
+            Task::Overlap(op) => nonblocking_name(op),
             Task::Startup => "startup",
             Task::Info => "info",
             #[cfg(feature = "lab")]
@@ -57,12 +62,12 @@ impl Task {
         }
     }
 
-    /// Whether the second half of a row is another measurement than the first.
+    /// Returns whether the second half of a row is a separate measurement.
     pub(crate) const fn has_in_place(self) -> bool {
         matches!(self, Task::Measure(op) if op.has_in_place())
     }
 
-    /// OSU's tests have osu_ before their names, or nothing.
+    /// Parses a measurement. OSU's names may have the prefix osu_.
     fn measured(text: &str) -> std::result::Result<Task, String> {
         let plain = text.strip_prefix("osu_").unwrap_or(text);
         if let Some(test) = Test::named(plain) {
@@ -76,13 +81,13 @@ impl Task {
         }
         text.parse().map(Task::Measure).map_err(|error: String| {
             let tests = Test::ALL.map(Test::name).join(", ");
-            format!("{error}; of messages {tests}; beside a computation iall_reduce, iall_gather, ...")
+            format!("{error}; a message test {tests}; or an overlap test iall_reduce, iall_gather, ...")
         })
     }
 }
 
-/// A collective's name beside a computation.
-fn beside(op: Op) -> &'static str {
+/// Returns the name of a collective's overlap test.
+fn nonblocking_name(op: Op) -> &'static str {
     match op {
         Op::AllGather => "iall_gather",
         Op::ReduceScatter => "ireduce_scatter",
@@ -93,21 +98,21 @@ fn beside(op: Op) -> &'static str {
         Op::Scatter => "iscatter",
         Op::AllToAll => "iall_to_all",
         Op::Barrier => "ibarrier",
-        // These have no form that goes on by itself.
+        // These have no non-blocking form.
         Op::SendRecv | Op::Hypercube | Op::AllToAllV => op.name(),
     }
 }
 
-/// A test of messages.
+/// A point-to-point test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Test {
-    /// A message there and one back; half of that time.
+    /// Half of the time of a round trip.
     Latency,
-    /// A window of messages one way, then an answer.
+    /// A window of messages in one direction, then a reply.
     Bandwidth,
-    /// A window each way at the same time.
+    /// Windows in both directions concurrently.
     Bidirectional,
-    /// As `Bandwidth`, and messages in a second.
+    /// As `Bandwidth`, with messages per second.
     Rate,
 }
 
@@ -123,7 +128,7 @@ impl Test {
         }
     }
 
-    /// By our names, with hyphens or none, and by OSU's.
+    /// Parses smddp's names, with or without hyphens, and OSU's names.
     pub(crate) fn named(text: &str) -> Option<Test> {
         match text.to_ascii_lowercase().replace(['_', '-'], "").as_str() {
             "latency" | "multilat" => Some(Test::Latency),

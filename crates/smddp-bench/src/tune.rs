@@ -1,7 +1,7 @@
 //! `smddp-bench tune`: measures every algorithm at every size and writes the table for `SMDDP_TUNE`.
 //!
-//! An engine reads its settings once, so each algorithm is measured by a process of its own: this program with
-//! `SMDDP_ALGO` set. Started by torchrun, mpirun or srun, every rank starts one, and they meet as usual.
+//! An engine reads its settings once, so a separate process measures each algorithm: this program with `SMDDP_ALGO` set.
+//! Under torchrun, mpirun or srun every rank starts such a process, and they join a group as usual.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -19,26 +19,26 @@ use crate::sizes::parse_size;
 use crate::split;
 
 const AFTER_HELP: &str = "\
-Without --nproc it is one rank of those that torchrun, mpirun or srun started, as for a measurement; rank 0 writes.
-The table is loaded with SMDDP_TUNE. Sizes between and beyond the measured ones take the nearest. Its entries hold for
-host memory and for groups of as many ranks as were measured; tables of several numbers of ranks may stand in one file.
+Without --nproc this process is one rank that torchrun, mpirun or srun started, as for a measurement; rank 0 writes the table.
+Set SMDDP_TUNE to load the table. Other sizes use the entry of the nearest measure size. Entries apply to host memory and to
+groups with the measure number of ranks; one file may contain tables for several numbers of ranks.
 
-A reducing collective (all_reduce, reduce_scatter, reduce) is tuned only with --reducing: its algorithm decides the
-order of its additions, so with such a table floats may come out with other bits than without.
+A reducing collective (all_reduce, reduce_scatter, reduce) is tuned only with --reducing: its algorithm determines the order of
+its additions, so results of floats may differ in bits from results without the table.
 
-Exit status: 0 done, 1 wrong data or a failure, 2 a command line that makes no sense.";
+Exit status: 0 success, 1 wrong data or a failure, 2 an invalid command line.";
 
 #[derive(Debug, Parser)]
-#[command(name = "smddp-bench tune", about = "Measures which algorithms are best here and writes a tuning table",
+#[command(name = "smddp-bench tune", about = "Measures the fastest algorithms of this machine and writes a tuning table",
           after_help = AFTER_HELP, args_override_self = true)]
 pub(crate) struct Cli {
-    /// What to tune (default: all_gather, broadcast, all_to_all; with --reducing all_reduce and reduce_scatter, too)
+    /// Collectives to tune (default: all_gather, broadcast, all_to_all; with --reducing also all_reduce and reduce_scatter)
     #[arg(value_name = "COLLECTIVE")]
     pub ops: Vec<Op>,
-    /// Tune reducing collectives as well: their results may then differ in bits
+    /// Tune reducing collectives too: their results may then differ in bits
     #[arg(long, action = ArgAction::SetTrue)]
     pub reducing: bool,
-    /// Only these algorithms, by commas
+    /// Algorithms to measure, comma-separated (default: all)
     #[arg(long, value_name = "NAME,NAME,..", value_delimiter = ',', value_parser = crate::simulate::algorithm)]
     pub algorithm: Vec<Algorithm>,
     /// Smallest size
@@ -47,31 +47,31 @@ pub(crate) struct Cli {
     /// Largest size
     #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
     pub max_bytes: usize,
-    /// Multiply the size by this from row to row
+    /// Factor between the sizes of two rows
     #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", default_value_t = 4,
           value_parser = clap::value_parser!(u32).range(2..))]
     pub step_factor: u32,
     /// Timed calls per size
     #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
     pub iters: usize,
-    /// Calls before the timed ones
+    /// Warmup calls per size
     #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 5)]
     pub warmup_iters: usize,
     /// Start this many ranks on this machine
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub nproc: Option<u32>,
-    /// Give up when a call, or the meeting of the ranks, takes longer
+    /// Time limit of a call and of the rendezvous
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 120.0)]
     pub timeout: f64,
-    /// The table's file (default: standard output)
+    /// File of the table (default: standard output)
     #[arg(short = 'o', long = "output", value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
-/// The engine's own choice stays where it is at most this much slower than the best: noise changes nothing.
+/// Factor to the best time up to which the engine's default choice is kept, so that noise does not change it.
 const TIE: f64 = 1.03;
 
-/// The part of a measurement's JSON that is needed.
+/// The used fields of a measurement's JSON.
 #[derive(Deserialize)]
 struct Report {
     ranks: usize,
@@ -91,11 +91,11 @@ struct Half {
     time: f64,
 }
 
-/// What was measured at one size.
+/// The measurements of one size.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Sample {
     bytes: u64,
-    /// The engine's own choice.
+    /// The engine's default choice.
     default: Option<Algorithm>,
     /// Microseconds.
     times: Vec<(Algorithm, f64)>,
@@ -110,17 +110,17 @@ pub(crate) fn run(cli: &Cli, spawn: &[String]) -> Result<i32> {
     }
     let (mut table, mut notes, mut ranks) = (Table::default(), String::new(), 0);
     for (op, collective) in ops {
-        // Only rank 0 gets figures; the others take part.
-        let Some(default) = measured(cli, spawn, op, None)? else {
+        // Only rank 0 gets figures; the other ranks run the same measurements.
+        let Some(default) = measure(cli, spawn, op, None)? else {
             for algorithm in &algorithms {
-                measured(cli, spawn, op, Some(*algorithm))?;
+                measure(cli, spawn, op, Some(*algorithm))?;
             }
             continue;
         };
         ranks = default.ranks;
         let mut samples = samples(&default);
         for &algorithm in &algorithms {
-            if let Some(report) = measured(cli, spawn, op, Some(algorithm))? {
+            if let Some(report) = measure(cli, spawn, op, Some(algorithm))? {
                 add(&mut samples, algorithm, &report);
             }
         }
@@ -136,8 +136,7 @@ pub(crate) fn run(cli: &Cli, spawn: &[String]) -> Result<i32> {
     }
     let mut text = format!("# smddp-bench tune, {ranks} ranks. Load it with SMDDP_TUNE.\n");
     if table.entries.iter().any(|entry| entry.collective.reduces()) {
-        let warning =
-            "reducing collectives: with this table their results may differ in bits from those without";
+        let warning = "reducing collectives: results may differ in bits from results without this table";
         let _ = writeln!(text, "# {warning}");
         eprintln!("smddp-bench: {warning}");
     }
@@ -167,7 +166,7 @@ fn ops(cli: &Cli) -> Result<Vec<(Op, Collective)>> {
             .ok_or_else(|| Error::Usage(format!("{} has no sizes to tune", op.name())))?;
         if op.reduces() && !cli.reducing {
             return Err(Error::Usage(format!(
-                "{} reduces: another algorithm may change the bits of its results; say --reducing if that is wanted",
+                "{} reduces: another algorithm may change the bits of its results; add --reducing to tune it",
                 op.name()
             )));
         }
@@ -176,11 +175,10 @@ fn ops(cli: &Cli) -> Result<Vec<(Op, Collective)>> {
     ops.into_iter().map(one).collect()
 }
 
-/// Measures `op` with `algorithm` (or the engine's choice) in processes of their own; `None` where this is not the
-/// rank that prints.
-fn measured(cli: &Cli, spawn: &[String], op: Op, algorithm: Option<Algorithm>) -> Result<Option<Report>> {
+/// Measures `op` with `algorithm` (or the engine's choice) in separate processes. Returns `None` on ranks that do not print.
+fn measure(cli: &Cli, spawn: &[String], op: Op, algorithm: Option<Algorithm>) -> Result<Option<Report>> {
     let Some((program, first)) = spawn.split_first() else {
-        return Err(Error::Usage("there is no command that starts a rank".into()));
+        return Err(Error::Usage("the command that starts a rank is empty".into()));
     };
     let name = algorithm.map_or("default", Algorithm::name);
     let file =
@@ -201,7 +199,7 @@ fn measured(cli: &Cli, spawn: &[String], op: Op, algorithm: Option<Algorithm>) -
     if let Some(nproc) = cli.nproc {
         command.args(["--nproc", &nproc.to_string()]);
     }
-    // Neither an old table nor an algorithm of the caller's, and all ranks together.
+    // Removes the caller's table, algorithm and split into groups.
     ["SMDDP_TUNE", "SMDDP_ALGO"].iter().chain(&split::VARIABLES).for_each(|name| {
         command.env_remove(name);
     });
@@ -228,7 +226,7 @@ fn read(file: &Path) -> Result<Option<Report>> {
     report.map(Some).map_err(|e| Error::Io { what: format!("reading {}", file.display()), source: e.into() })
 }
 
-/// The algorithm that a path names: `shm mesh, segments of ..`.
+/// Returns the algorithm in the text of a path: `shm mesh, segments of ..`.
 fn algorithm_of(path: &str) -> Option<Algorithm> {
     path.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-')).find_map(Algorithm::from_name)
 }
@@ -242,7 +240,7 @@ fn samples(default: &Report) -> Vec<Sample> {
     default.results.iter().map(sample).collect()
 }
 
-/// Adds a report's rows that really ran with `algorithm` (it may not do this collective, or not here).
+/// Adds the rows of a report that ran with `algorithm`. It may not support the collective or the group.
 fn add(samples: &mut [Sample], algorithm: Algorithm, report: &Report) {
     for (sample, line) in samples.iter_mut().zip(&report.results) {
         if line.path.as_deref().and_then(algorithm_of) != Some(algorithm) {
@@ -256,14 +254,14 @@ fn add(samples: &mut [Sample], algorithm: Algorithm, report: &Report) {
     }
 }
 
-/// The quickest; the engine's own choice where it is as good as that.
+/// Returns the fastest algorithm, or the engine's default choice in a tie.
 fn best(sample: &Sample) -> Option<Algorithm> {
-    let (quickest, time) = *sample.times.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
+    let (fastest, time) = *sample.times.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
     let tied = |(algorithm, us): &&(Algorithm, f64)| Some(*algorithm) == sample.default && *us <= TIE * time;
-    Some(sample.times.iter().find(tied).map_or(quickest, |(algorithm, _)| *algorithm))
+    Some(sample.times.iter().find(tied).map_or(fastest, |(algorithm, _)| *algorithm))
 }
 
-/// One entry for neighbouring sizes with the same algorithm; borders lie in the geometric middle.
+/// Returns one entry for adjacent sizes with the same algorithm. Borders are geometric means.
 fn entries(collective: Collective, ranks: usize, samples: &[Sample]) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut before = None;
@@ -296,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_sizes_share_an_entry_and_ties_go_to_the_engine() {
+    fn adjacent_sizes_share_an_entry_and_ties_keep_the_default() {
         use Algorithm::*;
         let samples = [
             sample(1 << 10, Publish, &[(Publish, 1.0), (Mesh, 2.0)]),
@@ -315,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_names_its_algorithm() {
+    fn algorithm_is_read_from_the_path() {
         for (path, algorithm) in [
             ("shm publish, one message", Some(Algorithm::Publish)),
             ("shm mesh, segments of 128 KiB, 4 cells", Some(Algorithm::Mesh)),

@@ -1,8 +1,8 @@
-//! Element types and reductions under nccl-tests' names.
+//! Element types and reductions with the names of nccl-tests.
 
 use smddp_core::{DType, RedOp};
 
-/// In the order of `-d all`.
+/// The element types in the order of `-d all`.
 pub(crate) const DTYPES: [(&str, DType); 12] = [
     ("int8", DType::I8),
     ("uint8", DType::U8),
@@ -18,10 +18,10 @@ pub(crate) const DTYPES: [(&str, DType); 12] = [
     ("f8e5m2", DType::Opaque1),
 ];
 
-/// What `mulsum` multiplies each rank's input by.
+/// The factor of `mulsum` for each rank's input.
 pub(crate) const MULSUM: f64 = 2.0;
 
-/// In the order of `-o all`.
+/// The reductions in the order of `-o all`.
 pub(crate) const REDOPS: [(&str, RedOp); 9] = [
     ("sum", RedOp::Sum),
     ("prod", RedOp::Prod),
@@ -42,7 +42,7 @@ pub(crate) fn parse_redop(text: &str) -> Result<Selection<RedOp>, String> {
     parse(text, &REDOPS, "op")
 }
 
-/// One of a list of names, or all of them.
+/// One entry of a list, or all entries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Selection<T> {
     One(&'static str, T),
@@ -58,17 +58,17 @@ impl<T: Copy> Selection<T> {
     }
 }
 
-fn parse<T: Copy>(text: &str, all: &[(&'static str, T)], what: &str) -> Result<Selection<T>, String> {
+fn parse<T: Copy>(text: &str, all: &[(&'static str, T)], kind: &str) -> Result<Selection<T>, String> {
     if text == "all" {
         return Ok(Selection::All);
     }
     all.iter().find(|(name, _)| *name == text).map(|(name, x)| Selection::One(name, *x)).ok_or_else(|| {
         let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
-        format!("there is no {what} '{text}'; there are {}, all", names.join(", "))
+        format!("invalid {kind} '{text}': expected one of {}, all", names.join(", "))
     })
 }
 
-/// Whether a type's elements can be reduced by an op; those that only move cannot.
+/// Returns whether the type supports the reduction. Opaque types support none.
 pub(crate) fn has(dtype: DType, op: RedOp) -> bool {
     dtype != DType::Opaque1 && (dtype.is_integer() || !is_bitwise(op))
 }
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_nccl_tests() {
+    fn names_match_nccl_tests() {
         assert_eq!(parse_dtype("half"), Ok(Selection::One("half", DType::F16)));
         assert_eq!(parse_dtype("f8e5m2"), Ok(Selection::One("f8e5m2", DType::Opaque1)));
         assert_eq!(parse_dtype("all"), Ok(Selection::All));

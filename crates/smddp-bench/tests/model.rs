@@ -1,11 +1,11 @@
-//! `simulate`, `explain` and `tune` as a user calls them.
+//! Tests of the commands `simulate`, `explain` and `tune`.
 
-#![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use smddp_plan::tune::MemoryKind;
+use smddp_plan::tune::Place;
 
 fn bench(args: &str) -> Output {
     bench_with(args, &[])
@@ -20,7 +20,7 @@ fn bench_with(args: &str, settings: &[(&str, &String)]) -> Output {
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args.split_whitespace()).output().unwrap()
 }
 
-/// Standard output of a run that succeeded.
+/// Returns the standard output of a successful run.
 fn printed(args: &str) -> String {
     printed_with(args, &[])
 }
@@ -32,7 +32,7 @@ fn printed_with(args: &str, settings: &[(&str, &String)]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A file of this test's own, removed at the end.
+/// A temporary file of the test, removed on drop.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -55,7 +55,7 @@ impl Drop for Temporary {
 }
 
 #[test]
-fn simulate_says_that_it_is_simulated_and_writes_its_rows() {
+fn simulate_labels_its_figures_and_writes_its_rows() {
     let (json, plot) = (Temporary::new("rows.json"), Temporary::new("plot.svg"));
     let text = printed(&format!(
         "simulate all_gather --cluster p4d --nodes 2,5 --bytes 1M,16M -J {} --plot {}",
@@ -74,7 +74,7 @@ fn simulate_says_that_it_is_simulated_and_writes_its_rows() {
         assert!(row["algorithm"].as_str().unwrap().starts_with("hier"), "{row}");
         assert!(row["time_us"].as_f64().unwrap() > 0.0);
         assert!((0.0..=1.0).contains(&row["line_share"].as_f64().unwrap()), "{row}");
-        // (N-1)/N of the buffer, less what does not divide.
+        // (N-1)/N of the buffer, minus the remainder of a division into blocks.
         let most = bytes * (nodes - 1) / nodes;
         let link = row["link_bytes"].as_u64().unwrap();
         assert!((most - 4 * 8 * nodes..=most).contains(&link), "{row}");
@@ -84,7 +84,7 @@ fn simulate_says_that_it_is_simulated_and_writes_its_rows() {
 }
 
 #[test]
-fn simulate_takes_cluster_files_algorithms_and_segments() {
+fn simulate_supports_cluster_files_algorithms_and_segments() {
     let file = "--cluster ../../docs/clusters/example.toml";
     let text = printed(&format!("simulate all_reduce {file} --bytes 1M --algorithm ring,mesh --segment 32K"));
     let rows: Vec<Vec<&str>> =
@@ -92,7 +92,7 @@ fn simulate_takes_cluster_files_algorithms_and_segments() {
     let of = |column: usize| rows.iter().map(|row| row[column]).collect::<Vec<_>>();
     assert_eq!((of(1), of(2), of(4)), (vec!["4", "4"], vec!["8", "8"], vec!["hier-ring", "mesh"]));
     assert_eq!(of(5), ["32K", "32K"]);
-    // The node that differs may be beyond the nodes asked for.
+    // The override may be for a node beyond the selected number of nodes.
     assert!(printed(&format!("simulate all_gather {file} --nodes 2 --bytes 1M")).contains(" 2 "));
 }
 
@@ -110,11 +110,14 @@ fn explain_names_the_plan_its_reason_and_the_candidates() {
     assert!(draw.starts_with("<svg ") && draw.contains("node 3 rank 24") && draw.ends_with("</svg>\n"));
     let one = printed("explain all_reduce --bytes 1M --ppn 4");
     assert!(one.contains("plan: mesh") && one.contains("share memory"), "{one}");
-    let asked = printed("explain all_gather --bytes 1M --nodes 3 --ppn 2 --algorithm hier-ring");
-    assert!(asked.contains("plan: hier-ring") && asked.contains("requested by --algorithm"), "{asked}");
+    let arguments = printed("explain all_gather --bytes 1M --nodes 3 --ppn 2 --algorithm hier-ring");
+    assert!(
+        arguments.contains("plan: hier-ring") && arguments.contains("requested by --algorithm"),
+        "{arguments}"
+    );
 }
 
-/// Whatever the settings, and where most blocks are empty.
+/// Tests several settings, and sizes with mostly empty blocks.
 #[test]
 fn explain_and_simulate_name_the_same_plan() {
     let file = Temporary::new("tune.txt");
@@ -131,14 +134,14 @@ fn explain_and_simulate_name_the_same_plan() {
             ("broadcast", "sockets --ppn 2", 5, "3M"),
             ("all_to_all", "p4d", 2, "1M"),
         ] {
-            let asked = format!("{collective} --cluster {cluster} --nodes {nodes} --bytes {bytes}");
-            let explained = printed_with(&format!("explain {asked}"), &settings);
+            let arguments = format!("{collective} --cluster {cluster} --nodes {nodes} --bytes {bytes}");
+            let explained = printed_with(&format!("explain {arguments}"), &settings);
             let plan = explained.lines().find_map(|line| line.strip_prefix("plan: ")).unwrap();
-            let simulated = printed_with(&format!("simulate {asked}"), &settings);
+            let simulated = printed_with(&format!("simulate {arguments}"), &settings);
             let row = simulated.lines().find(|line| !line.starts_with('#')).unwrap();
             let columns: Vec<&str> = row.split_whitespace().collect();
             let named = format!("{}, segments of {},", columns[4], columns[5]);
-            assert!(plan.starts_with(&named), "{asked} {settings:?}: {plan}, but {row}");
+            assert!(plan.starts_with(&named), "{arguments} {settings:?}: {plan}, but {row}");
         }
     }
 }
@@ -153,17 +156,17 @@ fn tune_writes_a_table_that_can_be_loaded() {
     let table = smddp_plan::tune::Table::parse(&file.text()).unwrap();
     for collective in [smddp_plan::Collective::AllGather, smddp_plan::Collective::Broadcast] {
         for bytes in [0, 64 << 10, 1 << 40] {
-            let of = |memory, ranks| table.algorithm(collective, bytes, memory, ranks);
-            assert!(of(MemoryKind::Host, 2).is_some(), "{}", file.text());
-            // What was not measured is not said.
-            assert_eq!((of(MemoryKind::Host, 3), of(MemoryKind::Cuda, 2)), (None, None));
+            let of = |place, ranks| table.algorithm(collective, bytes, place, ranks);
+            assert!(of(Place::Host, 2).is_some(), "{}", file.text());
+            // The table has no entries for unmeasured cases.
+            assert_eq!((of(Place::Host, 3), of(Place::Cuda, 2)), (None, None));
         }
     }
     assert!(!file.text().contains("bits"), "{}", file.text());
 }
 
 #[test]
-fn tune_says_that_reductions_may_change() {
+fn tune_warns_that_reductions_may_change() {
     let output = bench("tune all_reduce --reducing --nproc 2 --algorithm mesh -b 64K -e 64K -n 1 -w 0 -T 60");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{stderr}");
@@ -172,20 +175,20 @@ fn tune_says_that_reductions_may_change() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_status_2() {
+fn invalid_arguments_are_rejected_with_status_2() {
     let broken = Temporary::new("broken.toml");
     std::fs::write(&broken.0, "ranks_per_node = 2\n[local]\nrate = \"fast\"\nlatency_us = 1\n").unwrap();
     let broken_file = format!("simulate all_gather --cluster {}", broken.path());
-    for (args, says) in [
+    for (args, expected) in [
         (broken_file.as_str(), "line 3"),
         ("simulate all_gather --cluster p6", "p4d, p5, sockets"),
         ("simulate all_gather --nodes 0", "nodes"),
         ("simulate all_gather --nodes 2 --algorithm hier-rign", "hier-ring"),
-        ("simulate all_gather --nodes 2 --algorithm tree", "tree does not do all_gather"),
+        ("simulate all_gather --nodes 2 --algorithm tree", "tree does not support all_gather"),
         ("simulate broadcast --nodes 2 --root 16", "--root 16"),
         ("simulate sendrecv --nodes 2", "sendrecv"),
         ("simulate all_gathers", "reduce_scatter"),
-        ("explain all_gather --bytes 1M --nodes 2 --algorithm tree", "tree does not do"),
+        ("explain all_gather --bytes 1M --nodes 2 --algorithm tree", "tree does not support"),
         ("tune all_reduce --nproc 2", "--reducing"),
         ("tune barrier --nproc 2", "no sizes"),
         ("tune all_gather --nproc 2 -b 2M -e 1M", "--minbytes"),
@@ -193,6 +196,6 @@ fn what_makes_no_sense_is_refused_with_status_2() {
         let output = bench(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{args}: {stderr}");
-        assert!(stderr.contains(says), "{args}: {stderr}");
+        assert!(stderr.contains(expected), "{args}: {stderr}");
     }
 }

@@ -1,6 +1,6 @@
-//! What shells and the manual are told.
+//! Tests of the shell completion and the manual pages.
 
-#![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,34 +15,34 @@ fn printed(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What bash offers at the end of a line.
-fn offered(line: &str) -> Vec<String> {
+/// Returns bash's completions at the end of a line.
+fn completions(line: &str) -> Vec<String> {
     let words: Vec<&str> = line.split(' ').collect();
     let (last, before) = (words[words.len() - 1], words[words.len() - 2]);
-    let ask = format!(
+    let request = format!(
         "COMP_WORDS=({line}); COMP_CWORD={}; _smddp__bench smddp-bench '{last}' '{before}'; echo \"${{COMPREPLY[@]}}\"",
         words.len() - 1
     );
-    let script = printed(&["completion", "bash"]) + &ask;
+    let script = printed(&["completion", "bash"]) + &request;
     let output = Command::new("bash").args(["--norc", "-c", &script]).output().unwrap();
     String::from_utf8(output.stdout).unwrap().split_whitespace().map(str::to_owned).collect()
 }
 
 #[test]
-fn bash_completes_what_is_measured_its_options_and_their_values() {
-    assert_eq!(offered("smddp-bench all_"), ["all_gather", "all_reduce", "all_to_all"]);
-    assert_eq!(offered("smddp-bench sim"), ["simulate"]);
-    assert_eq!(offered("smddp-bench latency --wi"), ["--window"]);
-    assert_eq!(offered("smddp-bench all_reduce -d bf"), ["bfloat16"]);
-    assert_eq!(offered("smddp-bench compare --pl"), ["--plot"]);
-    assert_eq!(offered("smddp-bench completion z"), ["zsh"]);
-    // Of Python's console command; and nothing that is hidden from --help.
-    assert_eq!(offered("smddp-bench all_gather --to"), ["--torch"]);
-    assert_eq!(offered("smddp-bench all_gather --st"), ["--stepfactor", "--stepbytes"]);
+fn bash_completes_measurements_options_and_values() {
+    assert_eq!(completions("smddp-bench all_"), ["all_gather", "all_reduce", "all_to_all"]);
+    assert_eq!(completions("smddp-bench sim"), ["simulate"]);
+    assert_eq!(completions("smddp-bench latency --wi"), ["--window"]);
+    assert_eq!(completions("smddp-bench all_reduce -d bf"), ["bfloat16"]);
+    assert_eq!(completions("smddp-bench compare --pl"), ["--plot"]);
+    assert_eq!(completions("smddp-bench completion z"), ["zsh"]);
+    // Includes options of Python's console command, and excludes options that are hidden from --help.
+    assert_eq!(completions("smddp-bench all_gather --to"), ["--torch"]);
+    assert_eq!(completions("smddp-bench all_gather --st"), ["--stepfactor", "--stepbytes"]);
 }
 
 #[test]
-fn other_shells_know_the_same_names_and_options() {
+fn other_shells_have_the_same_names_and_options() {
     for shell in ["zsh", "fish"] {
         let script = printed(&["completion", shell]);
         for word in
@@ -55,7 +55,7 @@ fn other_shells_know_the_same_names_and_options() {
 }
 
 #[test]
-fn the_manual_has_a_page_of_the_program_and_of_each_subcommand() {
+fn manual_has_a_page_of_the_program_and_of_each_subcommand() {
     let page = printed(&["man"]);
     for words in [".TH smddp-bench 1", "\\-\\-warmup_iters", "\\-\\-torch", "NCCL_TESTS_SPLIT", "Exit status"]
     {
@@ -73,14 +73,14 @@ fn the_manual_has_a_page_of_the_program_and_of_each_subcommand() {
 }
 
 #[test]
-fn pages_and_shells_that_are_not_there_are_told_with_those_that_are() {
-    for (args, says) in [
+fn unknown_pages_and_shells_are_rejected_with_the_choices() {
+    for (args, expected) in [
         (["man", "tuning"], "simulate, explain, tune"),
         (["completion", "csh"], "bash"),
         (["man", "--to"], "FOLDER"),
     ] {
         let output = bench(&args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");
-        assert!(String::from_utf8_lossy(&output.stderr).contains(says), "{args:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(expected), "{args:?}");
     }
 }

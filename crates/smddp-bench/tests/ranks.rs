@@ -1,6 +1,6 @@
-//! The program as a user starts it: real ranks on this machine, the table parsed as a tool would.
+//! Tests of the program with real ranks on this machine. The tables are parsed.
 
-#![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::net::TcpListener;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ const COLLECTIVES: [&str; 12] = [
     "alltoallv",
 ];
 
-/// Those that `ranks` ranks can make.
+/// Returns the collectives that `ranks` ranks can run.
 fn collectives(ranks: usize) -> impl Iterator<Item = &'static str> {
     COLLECTIVES.into_iter().filter(move |name| match *name {
         "sendrecv" => ranks > 1,
@@ -30,7 +30,7 @@ fn collectives(ranks: usize) -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// Collectives whose second half is measured in place, and so checked.
+/// Returns whether the second half of a row is measured in place and checked.
 fn has_in_place(collective: &str) -> bool {
     !matches!(collective, "all_to_all" | "alltoallv" | "barrier" | "sendrecv")
 }
@@ -39,7 +39,7 @@ fn bench(args: &str) -> Output {
     bench_split("", args)
 }
 
-/// With NCCL_TESTS_SPLIT as `split`.
+/// Runs the program with `NCCL_TESTS_SPLIT=split`.
 fn bench_split(split: &str, args: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
     for name in
@@ -50,7 +50,7 @@ fn bench_split(split: &str, args: &str) -> Output {
     command.env("NCCL_TESTS_SPLIT", split).args(args.split_whitespace()).output().unwrap()
 }
 
-/// The rows of a run that succeeded: 13 columns each.
+/// Returns the rows of a successful run, with 13 columns each.
 fn rows(args: &str) -> Vec<Vec<String>> {
     rows_of(bench(args), args)
 }
@@ -69,7 +69,7 @@ fn rows_of(output: Output, args: &str) -> Vec<Vec<String>> {
     rows
 }
 
-fn nothing_wrong(collective: &str, args: &str) -> usize {
+fn check_rows(collective: &str, args: &str) -> usize {
     let rows = rows(&format!("{collective} {args}"));
     for row in &rows {
         let second = if has_in_place(collective) { "0" } else { "N/A" };
@@ -82,53 +82,53 @@ fn nothing_wrong(collective: &str, args: &str) -> usize {
 }
 
 #[test]
-fn every_collective_is_right_with_two_ranks() {
+fn all_collectives_are_correct_with_two_ranks() {
     for collective in collectives(2) {
-        let count = nothing_wrong(collective, "--nproc 2 -b 8 -e 300K -f 8 -n 2 -w 1 --timeout 60");
-        // 8, 64, 512, 4 K, 32 K, 256 K, and what was asked for last.
+        let count = check_rows(collective, "--nproc 2 -b 8 -e 300K -f 8 -n 2 -w 1 --timeout 60");
+        // 8, 64, 512, 4 K, 32 K, 256 K, and the largest size.
         assert_eq!(count, if collective == "barrier" { 1 } else { 7 }, "{collective}");
     }
 }
 
 #[test]
-fn every_collective_is_right_with_three_ranks() {
+fn all_collectives_are_correct_with_three_ranks() {
     for collective in collectives(3) {
-        // From nothing to a size that three ranks cannot share evenly.
-        nothing_wrong(collective, "--nproc 3 -b 0 -e 200K -f 11 -n 2 -w 1 --timeout 60");
+        // From 0 to a size that is not divisible by three.
+        check_rows(collective, "--nproc 3 -b 0 -e 200K -f 11 -n 2 -w 1 --timeout 60");
     }
 }
 
 #[test]
-fn a_hypercube_is_right_in_every_dimension() {
-    assert_eq!(nothing_wrong("hypercube", "--nproc 8 -b 0 -e 100K -f 30 -n 2 -w 1 -z 1 --timeout 60"), 5);
-    nothing_wrong("hypercube_perf", "--nproc 4 -b 64K -e 64K -n 2 -w 1 -u 1 -d all --timeout 60");
+fn hypercube_is_correct_in_every_dimension() {
+    assert_eq!(check_rows("hypercube", "--nproc 8 -b 0 -e 100K -f 30 -n 2 -w 1 -z 1 --timeout 60"), 5);
+    check_rows("hypercube_perf", "--nproc 4 -b 64K -e 64K -n 2 -w 1 -u 1 -d all --timeout 60");
 }
 
 #[test]
-fn one_rank_alone_is_right() {
+fn single_rank_is_correct() {
     for collective in collectives(1) {
-        nothing_wrong(collective, "-b 0 -e 10K -f 50 -n 2 -w 1");
+        check_rows(collective, "-b 0 -e 10K -f 50 -n 2 -w 1");
     }
 }
 
 #[test]
-fn every_root_type_and_op_is_right() {
-    assert_eq!(nothing_wrong("broadcast", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r all --timeout 60"), 3);
-    assert_eq!(nothing_wrong("reduce", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"), 3);
-    // 6 integer types with 9 ops, 4 floats with 6; two types that only move.
+fn all_roots_types_and_ops_are_correct() {
+    assert_eq!(check_rows("broadcast", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r all --timeout 60"), 3);
+    assert_eq!(check_rows("reduce", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"), 3);
+    // 6 integer types with 9 ops, 4 float types with 6 ops, and no op for the two opaque types.
     assert_eq!(
-        nothing_wrong("all_reduce", "--nproc 3 -b 1001 -e 1001 -n 1 -w 0 -d all -o all --timeout 60"),
+        check_rows("all_reduce", "--nproc 3 -b 1001 -e 1001 -n 1 -w 0 -d all -o all --timeout 60"),
         78
     );
     assert_eq!(
-        nothing_wrong("reduce_scatter", "--nproc 2 -b 9K -e 9K -n 1 -w 0 -d all -o all --timeout 60"),
+        check_rows("reduce_scatter", "--nproc 2 -b 9K -e 9K -n 1 -w 0 -d all -o all --timeout 60"),
         78
     );
-    assert_eq!(nothing_wrong("all_gather", "--nproc 2 -b 1K -e 1K -n 1 -w 0 -d all --timeout 60"), 12);
+    assert_eq!(check_rows("all_gather", "--nproc 2 -b 1K -e 1K -n 1 -w 0 -d all --timeout 60"), 12);
 }
 
 #[test]
-fn sizes_and_counts_are_those_of_the_whole_buffer() {
+fn sizes_and_counts_refer_to_the_whole_buffer() {
     let size = |args: &str| rows(args).into_iter().map(|r| (r[0].clone(), r[1].clone())).collect::<Vec<_>>();
     let pair = |size: &str, count: &str| (size.to_owned(), count.to_owned());
     let run = "--nproc 3 -b 8 -e 64 -f 8 -n 1 -w 0 --timeout 60";
@@ -137,7 +137,7 @@ fn sizes_and_counts_are_those_of_the_whole_buffer() {
 }
 
 #[test]
-fn json_has_the_figures_of_the_table() {
+fn json_contains_the_figures_of_the_table() {
     let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{}.json", std::process::id()));
     let rows = rows(&format!(
         "all_reduce_perf --nproc 2 -b 1K -e 4K -f 2 -n 1 -w 0 -J {} --timeout 60",
@@ -165,8 +165,8 @@ fn json_has_the_figures_of_the_table() {
 }
 
 #[test]
-fn what_cannot_run_is_an_error() {
-    for (args, status, says) in [
+fn invalid_runs_are_errors() {
+    for (args, status, expected) in [
         ("all_gathers", 2, "reduce_scatter"),
         ("broadcast -r 5", 2, "--root 5"),
         ("all_reduce -o band", 2, "band"),
@@ -176,19 +176,19 @@ fn what_cannot_run_is_an_error() {
         ("latency --nproc 3", 2, "an even number of ranks (--nproc N), not 3"),
         ("bw", 2, "an even number of ranks"),
         ("broadcast --nproc 2 -r 5 --timeout 60", 2, "--root 5 is not one of the 2 ranks"),
-        ("all_reduce --nproc 2 -d f8e4m3", 2, "moved and not reduced"),
+        ("all_reduce --nproc 2 -d f8e4m3", 2, "does not support reductions"),
         ("all_reduce --nproc 2 -G 1", 2, "CUDA graph"),
         ("all_gather -b 64 -e 64 -J /no/such/folder/x.json", 1, "/no/such/folder/x.json"),
     ] {
         let output = bench(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{args}: {stderr}");
-        assert!(stderr.contains(says), "{args}: {stderr}");
+        assert!(stderr.contains(expected), "{args}: {stderr}");
     }
 }
 
 #[test]
-fn groups_make_their_calls_side_by_side_and_each_is_checked() {
+fn groups_run_concurrently_and_all_are_checked() {
     for (split, groups) in [("MOD 2", [0, 1, 0, 1]), ("DIV 2", [0, 0, 1, 1]), ("| 0x1", [1, 1, 3, 3])] {
         for collective in ["all_reduce", "reduce_scatter", "gather", "barrier", "sendrecv"] {
             let args = format!("{collective} --nproc 4 -b 8 -e 64K -f 16 -n 2 -w 1 -r all --timeout 60");
@@ -209,20 +209,20 @@ fn groups_make_their_calls_side_by_side_and_each_is_checked() {
 }
 
 #[test]
-fn bandwidth_and_counts_are_those_of_a_group() {
+fn bandwidth_and_counts_refer_to_a_group() {
     let of = |split: &str, column: usize| {
         let args = "all_gather --nproc 3 -b 48 -e 48 -n 2 -w 1 --timeout 60";
         rows_of(bench_split(split, args), args)[0][column].clone()
     };
-    // 12 elements of 4 bytes: a third, a half of the first group of two, all.
+    // 12 elements of 4 bytes: the block of one of three ranks, of one of two ranks, and of a single rank.
     assert_eq!([of("AND 0", 1), of("MOD 2", 1), of("MOD 3", 1)], ["4", "6", "12"]);
     assert_eq!(of("MOD 3", 7), "0.00");
 }
 
 #[test]
-fn what_cannot_be_split_is_told_before_a_rank_starts() {
-    for (split, args, says) in [
-        ("MOD 0", "all_gather --nproc 2", "divided by 0"),
+fn invalid_splits_are_rejected_before_a_rank_starts() {
+    for (split, args, expected) in [
+        ("MOD 0", "all_gather --nproc 2", "the divisor is 0"),
         ("XOR 1", "all_gather --nproc 2", "NCCL_TESTS_SPLIT is 'XOR 1'"),
         ("MOD 2", "sendrecv --nproc 3", "sendrecv needs two ranks or more in a group (--nproc N), not 2, 1"),
         ("DIV 2", "broadcast --nproc 4 -r 2", "--root 2 is not one of the 2 ranks of the smallest group"),
@@ -230,29 +230,29 @@ fn what_cannot_be_split_is_told_before_a_rank_starts() {
         let output = bench_split(split, args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{split} {args}: {stderr}");
-        assert!(stderr.contains(says) && !stderr.contains("rank 0"), "{split} {args}: {stderr}");
+        assert!(stderr.contains(expected) && !stderr.contains("rank 0"), "{split} {args}: {stderr}");
     }
 }
 
 #[test]
-fn unaligned_aggregated_and_blocking_calls_are_right() {
+fn unaligned_aggregated_and_blocking_calls_are_correct() {
     for collective in collectives(2) {
-        nothing_wrong(collective, "--nproc 2 -b 8 -e 100K -f 16 -n 2 -w 1 -u 3 -d half --timeout 60");
+        check_rows(collective, "--nproc 2 -b 8 -e 100K -f 16 -n 2 -w 1 -u 3 -d half --timeout 60");
     }
     for collective in collectives(3) {
-        nothing_wrong(collective, "--nproc 3 -b 8 -e 100K -f 16 -n 2 -w 1 -m 4 -z 1 --timeout 60");
+        check_rows(collective, "--nproc 3 -b 8 -e 100K -f 16 -n 2 -w 1 -m 4 -z 1 --timeout 60");
     }
 }
 
 #[test]
-fn all_rows_come_again_in_each_cycle() {
+fn each_cycle_repeats_all_rows() {
     let rows = rows("all_gather --nproc 2 -b 1K -e 4K -f 4 -n 1 -w 0 -N 3 --timeout 60");
     assert_eq!(rows.iter().map(|row| row[0].as_str()).collect::<Vec<_>>(), ["1024", "4096"].repeat(3));
 }
 
-/// The keys are those that nccl-tests' analysis reads.
+/// The keys match the analysis scripts of nccl-tests.
 #[test]
-fn each_iteration_is_told_in_columns_and_in_json() {
+fn each_iteration_is_reported_in_columns_and_in_json() {
     let path =
         PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("iterations-{}.json", std::process::id()));
     let output = bench(&format!(
@@ -272,30 +272,34 @@ fn each_iteration_is_told_in_columns_and_in_json() {
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!(json["config"]["per_iter_skip"], 2);
     for half in ["out_of_place_per_iter", "in_place_per_iter"] {
-        let told = &json["results"][0][half];
+        let statistics = &json["results"][0][half];
         let of = |list: &serde_json::Value| -> Vec<f64> {
             list.as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect()
         };
-        let (times, ranks) = (of(&told["times_us"]), told["per_process_max_times_us"].as_array().unwrap());
+        let (times, ranks) =
+            (of(&statistics["times_us"]), statistics["per_process_max_times_us"].as_array().unwrap());
         assert_eq!((times.len(), ranks.len()), (7, 2));
         let ranks: Vec<Vec<f64>> = ranks.iter().map(of).collect();
         for (i, time) in times.iter().enumerate() {
             assert!((ranks[0][i].max(ranks[1][i]) - time).abs() < 1e-9);
         }
         let most = times[2..].iter().copied().fold(0.0, f64::max);
-        assert!((told["max_us"].as_f64().unwrap() - most).abs() < 1e-9);
-        assert!(told["min_us"].as_f64() <= told["avg_us"].as_f64() && told["p99_us"].as_f64() <= Some(most));
-        assert!(told["cv_pct"].as_f64().is_some_and(|cv| cv >= 0.0));
+        assert!((statistics["max_us"].as_f64().unwrap() - most).abs() < 1e-9);
+        assert!(
+            statistics["min_us"].as_f64() <= statistics["avg_us"].as_f64()
+                && statistics["p99_us"].as_f64() <= Some(most)
+        );
+        assert!(statistics["cv_pct"].as_f64().is_some_and(|cv| cv >= 0.0));
     }
 }
 
 #[test]
-fn unchecked_is_not_called_right() {
+fn unchecked_rows_are_not_reported_as_correct() {
     let rows = rows("all_gather --nproc 2 -b 1K -e 1K -n 1 -w 0 -c 0 --timeout 60");
     assert_eq!((rows[0][8].as_str(), rows[0][12].as_str()), ("N/A", "N/A"));
 }
 
-/// Two ranks started as torchrun starts them, meeting at `port`; their outputs.
+/// Starts two ranks with torchrun's environment and rendezvous port `port`. Returns their outputs.
 fn started_by_torchrun(port: u16) -> Vec<Output> {
     let rank = |rank: usize| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
@@ -317,8 +321,8 @@ fn started_by_torchrun(port: u16) -> Vec<Output> {
 }
 
 #[test]
-fn torchruns_environment_is_enough() {
-    // The port is free when asked for; should another program take it first, another one is tried.
+fn torchruns_environment_is_sufficient() {
+    // Another program may take the free port first; then the next attempt uses another port.
     for _ in 0..5 {
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let outputs = started_by_torchrun(port);
@@ -334,7 +338,7 @@ fn torchruns_environment_is_enough() {
     panic!("no port stayed free long enough");
 }
 
-/// The rows of one of OSU's tests that succeeded, each right.
+/// Returns the rows of a successful OSU test, in which all checks passed.
 fn osu_rows(args: &str, figures: usize) -> Vec<Vec<f64>> {
     let output = bench(args);
     let stdout = String::from_utf8(output.stdout).unwrap();
@@ -351,28 +355,28 @@ fn osu_rows(args: &str, figures: usize) -> Vec<Vec<f64>> {
 }
 
 #[test]
-fn messages_between_pairs_are_timed_and_each_byte_is_checked() {
+fn messages_between_pairs_are_timed_and_checked() {
     for (test, figures) in [("latency", 1), ("bw", 1), ("bibw", 1), ("message_rate", 2)] {
         for run in ["--nproc 2 -W 5", "--nproc 4 -W 64"] {
-            // More messages under way than there is memory for at the last size.
+            // The last size has more concurrent messages than receive slots.
             let rows =
                 osu_rows(&format!("{test} {run} -b 0 -e 600K -f 600 -n 3 -w 1 -c 2 --timeout 60"), figures);
             assert_eq!(
                 rows.iter().map(|row| row[0]).collect::<Vec<_>>(),
                 [0.0, 1.0, 600.0, 360_000.0, 614_400.0]
             );
-            // Two decimals of MB/s hide single bytes on a busy machine.
+            // Small messages on a busy machine may round to 0.00 MB/s.
             assert!(rows[3..].iter().all(|row| row[1] > 0.0), "{test} {run}: {rows:?}");
         }
     }
-    // The rate is that of the bytes.
+    // The message rate is consistent with the bandwidth.
     for row in osu_rows("osu_mbw_mr --nproc 2 -b 1000 -e 4000 -n 5 --timeout 60", 2) {
         assert!((row[1] * 1e6 / row[0] - row[2]).abs() <= row[2] * 1e-2 + 1e4 / row[0], "{row:?}");
     }
 }
 
 #[test]
-fn percentiles_of_messages_are_in_order_and_in_the_file_that_compare_reads() {
+fn message_percentiles_are_ordered_and_compare_reads_the_file() {
     let path =
         PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("latency-{}.json", std::process::id()));
     let file = path.display();
@@ -390,7 +394,7 @@ fn percentiles_of_messages_are_in_order_and_in_the_file_that_compare_reads() {
 }
 
 #[test]
-fn collectives_beside_a_computation_are_right() {
+fn overlapped_collectives_are_correct() {
     for collective in [
         "iall_gather",
         "ireduce_scatter",

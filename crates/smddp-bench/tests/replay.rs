@@ -1,7 +1,6 @@
-//! Recordings of jobs as their ranks' dumps have them, made again: one that went well, one whose ranks called different
-//! things, and one where a rank never came.
+//! Tests of `replay` with recorded jobs: a successful job, a job with mismatched calls, and a job with a missing rank.
 
-#![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -10,10 +9,10 @@ use serde_json::{Value, json};
 
 const RANKS: u64 = 3;
 const MS: u64 = 1_000_000;
-/// When the recordings begin.
+/// Start of the recordings, in nanoseconds since the epoch.
 const BEGAN: u64 = 1_700_000_000_000_000_000;
 
-/// One rank's call of its group's number `seq`: begun and ended so many ms after the beginning.
+/// Returns one rank's call with number `seq`. `begun` and `ended` are milliseconds after the start.
 fn call(seq: u64, call: &str, bytes: u64, begun: u64, ended: u64, outcome: &str) -> Value {
     json!({
         "seq": seq, "what": format!("{} #{seq}", call.split('(').next().unwrap()), "call": call, "algorithm": "publish",
@@ -22,7 +21,7 @@ fn call(seq: u64, call: &str, bytes: u64, begun: u64, ended: u64, outcome: &str)
     })
 }
 
-/// Each rank's dump of one group, with the error that it ended with.
+/// Returns a rank's dump with one group and its error.
 fn dump(rank: u64, operations: &[Value], error: Option<&str>) -> Value {
     json!({
         "version": "0.1.0", "host": "h", "pid": 100 + rank, "rank": rank, "time_ns": BEGAN + 60_000 * MS, "at": "job.py:1",
@@ -33,7 +32,7 @@ fn dump(rank: u64, operations: &[Value], error: Option<&str>) -> Value {
     })
 }
 
-/// Twenty rounds of five calls, to which rank 1 comes 2 ms late; the first number is `first`.
+/// Returns twenty rounds of five calls, in which rank 1 is 2 ms late. The first call has number `first`.
 fn healthy(rank: u64, first: u64) -> Vec<Value> {
     let calls = [
         ("all_reduce(1000 elements of float32, sum)", 4000),
@@ -53,17 +52,17 @@ fn healthy(rank: u64, first: u64) -> Vec<Value> {
     (0..20).flat_map(|round| (0..5).map(move |place| (round, place))).map(|(r, p)| of(r, p)).collect()
 }
 
-const BEHIND: u64 = 101;
+const FAILED_CALL: u64 = 101;
 
 fn mismatch() -> Vec<Value> {
     let words =
         |rank: u64| format!("all_reduce({} elements of float32, sum)", if rank == 2 { 11 } else { 10 });
     let of = |rank: u64| {
         let mut operations = healthy(rank, 1);
-        operations.push(call(BEHIND, &words(rank), 40, 110, 111, "failed"));
+        operations.push(call(FAILED_CALL, &words(rank), 40, 110, 111, "failed"));
         let other = if rank == 2 { 0 } else { 2 };
         let error = format!(
-            "all_reduce #{BEHIND} on group `0` does not match: rank {rank} calls {}, rank {other} (host h, pid {}) calls {}; all \
+            "all_reduce #{FAILED_CALL} on group `0` does not match: rank {rank} calls {}, rank {other} (host h, pid {}) calls {}; all \
              ranks of a group must make the same calls in the same order",
             words(rank),
             100 + other,
@@ -76,18 +75,18 @@ fn mismatch() -> Vec<Value> {
     (0..RANKS).map(of).collect()
 }
 
-/// Rank 1 never came; when the others had given up it called something else.
+/// Returns the dumps of a job in which rank 1 did not arrive. After the timeout of the other ranks it made another call.
 fn hung() -> Vec<Value> {
     let of = |rank: u64| {
         let mut operations = healthy(rank, 1);
         let error = if rank == 1 {
-            operations.push(call(BEHIND, "barrier(0 elements of uint8)", 0, 40_000, 40_001, "failed"));
+            operations.push(call(FAILED_CALL, "barrier(0 elements of uint8)", 0, 40_000, 40_001, "failed"));
             format!(
-                "barrier #{BEHIND} on group `0` does not match: rank 0 (host h, pid 100) reports: something"
+                "barrier #{FAILED_CALL} on group `0` does not match: rank 0 (host h, pid 100) reports: something"
             )
         } else {
             operations.push(call(
-                BEHIND,
+                FAILED_CALL,
                 "all_reduce(10 elements of float32, sum)",
                 40,
                 110 + rank,
@@ -95,8 +94,8 @@ fn hung() -> Vec<Value> {
                 "failed",
             ));
             format!(
-                "all_reduce #{BEHIND} on group `0` Timed out waiting 30000ms: 2 of 3 ranks arrived, missing: rank 1 (host h, \
-                 pid 101); rank 1 is in no call of this group (last finished all_to_all #100, 30.0 s ago), at job.py:7; look"
+                "all_reduce #{FAILED_CALL} on group `0` Timed out waiting 30000ms: 2 of 3 ranks arrived, missing: rank 1 (host h, \
+                 pid 101); rank 1 is in no call of this group (last finished all_to_all #100, 30.0 s ago), at job.py:7; check it"
             )
         };
         dump(rank, &operations, Some(&error))
@@ -114,7 +113,7 @@ impl Folder {
         Folder(path)
     }
 
-    /// A file for each dump.
+    /// Writes one file for each dump.
     fn files(&self, dumps: &[Value]) -> Vec<PathBuf> {
         let write = |(rank, dump): (usize, &Value)| {
             let path = self.0.join(format!("{rank}.json"));
@@ -138,68 +137,68 @@ fn replay(files: &[impl AsRef<Path>], options: &str) -> (Output, String) {
     }
     command.arg("replay").args(files.iter().map(AsRef::as_ref)).args(options.split_whitespace());
     let output = command.output().unwrap();
-    let told =
+    let text =
         format!("{}\n{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    (output, told)
+    (output, text)
 }
 
-fn ends_as_recorded(name: &str, dumps: &[Value], says: &str, options: &str, times: usize) {
+fn check_ends_as_recorded(name: &str, dumps: &[Value], expected: &str, options: &str, times: usize) {
     let folder = Folder::new(name);
     let files = folder.files(dumps);
     for _ in 0..times {
-        let (output, told) = replay(&files, options);
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains("# Group `0` ended as recorded\n"), "{told}");
-        assert!(told.contains("# Replay concluded: as recorded\n"), "{told}");
-        let replayed = told.lines().find(|line| line.starts_with("# replayed: ")).unwrap();
-        assert!(replayed.contains(says), "{replayed}");
+        let (output, text) = replay(&files, options);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(text.contains("# Group `0` ended as recorded\n"), "{text}");
+        assert!(text.contains("# Replay concluded: as recorded\n"), "{text}");
+        let replayed = text.lines().find(|line| line.starts_with("# replayed: ")).unwrap();
+        assert!(replayed.contains(expected), "{replayed}");
     }
 }
 
 #[test]
-fn a_recording_that_went_well_is_replayed_to_its_end_with_its_skew() {
+fn successful_recording_is_replayed_with_its_skew() {
     let folder = Folder::new("healthy");
     let mut dumps: Vec<Value> = (0..RANKS).map(|rank| dump(rank, &healthy(rank, 1), None)).collect();
     dumps[0]["groups"][0]["messages"] = serde_json::json!([{"call": "a send"}, {"call": "a recv"}]);
     let files = folder.files(&dumps);
     let json = folder.0.join("out");
-    let (output, told) = replay(&files, &format!("--timeout 60 --json {}", json.display()));
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    for says in [
+    let (output, text) = replay(&files, &format!("--timeout 60 --json {}", json.display()));
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    for expected in [
         "2 calls of send and recv are not replayed",
         "20 calls: sizes for each pair",
         "20 calls: sizes of uneven blocks",
     ] {
-        assert!(told.contains(says), "{says}: {told}");
+        assert!(text.contains(expected), "{expected}: {text}");
     }
-    let told: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
-    let rows = told["results"].as_array().unwrap();
-    assert_eq!(rows.len(), 5, "{told}");
+    let text: Value = serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let rows = text["results"].as_array().unwrap();
+    assert_eq!(rows.len(), 5, "{text}");
     let reduced = rows.iter().find(|row| row["collective"] == "all_reduce").unwrap();
     assert_eq!((reduced["calls"].as_u64(), reduced["size"].as_u64()), (Some(20), Some(4000)));
-    // Two of three ranks wait 2 ms for the third, give or take what the machine does.
+    // Two of three ranks wait about 2 ms for the third.
     assert!(reduced["recorded_us"]["median"] == 3000.0, "{reduced}");
     assert!(reduced["replayed_us"]["median"].as_f64().unwrap() > 1000.0, "{reduced}");
     assert!(reduced["predicted_us"].as_f64().unwrap() > 0.0, "{reduced}");
-    assert_eq!(told["groups"][0]["as_recorded"], true);
+    assert_eq!(text["groups"][0]["as_recorded"], true);
 }
 
 #[test]
-fn one_file_of_all_ranks_is_read_as_well_and_may_be_replayed_without_skew() {
+fn one_file_of_all_ranks_is_replayed_without_skew() {
     let folder = Folder::new("one");
     let dumps: Vec<Value> = (0..RANKS).map(|rank| dump(rank, &healthy(rank, 1), None)).collect();
     let files = folder.files(&[json!({"processes": dumps, "silent": {}})]);
-    let (output, told) = replay(&files, "--no-skew --timeout 60");
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    assert!(told.contains("3 ranks, 1 groups"), "{told}");
+    let (output, text) = replay(&files, "--no-skew --timeout 60");
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("3 ranks, 1 groups"), "{text}");
 }
 
 #[test]
-fn what_the_dumps_do_not_all_have_is_left_out_and_said() {
+fn calls_that_some_dumps_lack_are_omitted_and_noted() {
     let folder = Folder::new("wrapped");
     let of = |rank: u64| {
         let mut operations = healthy(rank, 1000);
-        // The newest of a ring: rank 2's began later, rank 0 was dumped before its last two.
+        // The newest calls of a ring buffer: rank 2 has lost the first calls, rank 0 was dumped before its last two calls.
         match rank {
             2 => drop(operations.drain(..7)),
             0 => operations.truncate(98),
@@ -208,46 +207,46 @@ fn what_the_dumps_do_not_all_have_is_left_out_and_said() {
         dump(rank, &operations, None)
     };
     let dumps: Vec<Value> = (0..RANKS).map(of).collect();
-    let (output, told) = replay(&folder.files(&dumps), "--no-skew --timeout 60");
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    assert!(told.contains("begins with number 1007"), "{told}");
-    assert!(told.contains("ends before number 1098: 2 later calls"), "{told}");
-    let (output, told) = replay(&folder.files(&dumps)[..2], "--no-skew --timeout 60");
-    assert_eq!(output.status.code(), Some(2), "{told}");
-    assert!(told.contains("group `0` is not replayed: no dump of its ranks 2 of 3"), "{told}");
+    let (output, text) = replay(&folder.files(&dumps), "--no-skew --timeout 60");
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(text.contains("begins with number 1007"), "{text}");
+    assert!(text.contains("ends before number 1098: 2 later calls"), "{text}");
+    let (output, text) = replay(&folder.files(&dumps)[..2], "--no-skew --timeout 60");
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("group `0` is not replayed: no dump of its ranks 2 of 3"), "{text}");
 }
 
 const DIFFER: &str = "calls all_reduce(11 elements of float32, sum)";
 const MISSED: &str = "missing: rank 1 ";
 
 #[test]
-fn a_recorded_mismatch_ends_in_the_same_mismatch() {
-    ends_as_recorded("mismatch", &mismatch(), DIFFER, "--timeout 60", 1);
+fn recorded_mismatch_is_reproduced() {
+    check_ends_as_recorded("mismatch", &mismatch(), DIFFER, "--timeout 60", 1);
 }
 
 #[test]
-fn a_recorded_hang_ends_in_the_same_timeout() {
-    ends_as_recorded("hung", &hung(), MISSED, "--timeout 1", 1);
+fn recorded_hang_is_reproduced_as_a_timeout() {
+    check_ends_as_recorded("hung", &hung(), MISSED, "--timeout 1", 1);
 }
 
 #[test]
-fn a_rank_that_hung_elsewhere_and_left_no_dump_is_missed_again() {
+fn hung_rank_without_a_dump_is_missing_in_the_replay() {
     let mut dumps = hung();
     dumps.remove(1);
-    ends_as_recorded("absent", &dumps, MISSED, "--timeout 1", 1);
-    // Without the others' word that it was missing, nothing is made up.
+    check_ends_as_recorded("absent", &dumps, MISSED, "--timeout 1", 1);
+    // Without an error that names the missing rank, no placeholder is added.
     let folder = Folder::new("incomplete");
-    let (output, told) = replay(&folder.files(&mismatch()[..2]), "--timeout 1");
-    assert_eq!(output.status.code(), Some(2), "{told}");
+    let (output, text) = replay(&folder.files(&mismatch()[..2]), "--timeout 1");
+    assert_eq!(output.status.code(), Some(2), "{text}");
 }
 
 #[test]
 #[ignore = "a minute: run with --ignored"]
-fn mismatches_and_hangs_end_as_recorded_ten_times_of_ten() {
+fn mismatches_and_hangs_are_reproduced_ten_times() {
     let absent = [hung().remove(0), hung().remove(2)];
     for pace in ["", "--no-skew", "--speed 3"] {
-        ends_as_recorded("absents", &absent, MISSED, &format!("--timeout 1 {pace}"), 10);
-        ends_as_recorded("mismatches", &mismatch(), DIFFER, &format!("--timeout 60 {pace}"), 10);
-        ends_as_recorded("hangs", &hung(), MISSED, &format!("--timeout 1 {pace}"), 10);
+        check_ends_as_recorded("absents", &absent, MISSED, &format!("--timeout 1 {pace}"), 10);
+        check_ends_as_recorded("mismatches", &mismatch(), DIFFER, &format!("--timeout 60 {pace}"), 10);
+        check_ends_as_recorded("hangs", &hung(), MISSED, &format!("--timeout 1 {pace}"), 10);
     }
 }

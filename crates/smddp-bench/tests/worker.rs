@@ -1,6 +1,6 @@
-//! The worker against a coordinator that asks what the lab's coordinator asks.
+//! Tests of the worker with the commands of the lab's coordinator.
 
-#![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -21,7 +21,7 @@ impl Peer {
     }
 }
 
-/// The next worker's connection; panics when the workers are gone instead.
+/// Accepts the next worker's connection. Panics if the workers have exited.
 fn accept(listener: &UnixListener, parent: &mut Child) -> UnixStream {
     loop {
         match listener.accept() {
@@ -30,7 +30,7 @@ fn accept(listener: &UnixListener, parent: &mut Child) -> UnixStream {
                 return stream;
             }
             Err(_) if parent.try_wait().unwrap().is_none() => std::thread::sleep(Duration::from_millis(5)),
-            Err(e) => panic!("the workers ended before they said hello: {e}"),
+            Err(e) => panic!("the workers exited before their greeting: {e}"),
         }
     }
 }
@@ -69,17 +69,17 @@ impl Coordinator {
         Coordinator { parent, peers, socket }
     }
 
-    /// The same command to every rank; their answers in rank order.
-    fn ask(&mut self, command: &str) -> Vec<String> {
+    /// Sends a command to every rank, and returns the replies in rank order.
+    fn request(&mut self, command: &str) -> Vec<String> {
         for peer in &mut self.peers {
             peer.lines.get_mut().write_all(format!("{command}\n").as_bytes()).unwrap();
         }
         self.peers.iter_mut().map(Peer::read).collect()
     }
 
-    fn all_say(&mut self, command: &str, answer: &str) {
-        for said in self.ask(command) {
-            assert_eq!(said, answer, "{command}");
+    fn expect_replies(&mut self, command: &str, expected: &str) {
+        for reply in self.request(command) {
+            assert_eq!(reply, expected, "{command}");
         }
     }
 
@@ -93,26 +93,28 @@ impl Coordinator {
 }
 
 #[test]
-fn the_worker_obeys_the_labs_protocol() {
-    let mut coordinator = Coordinator::start(3, "obey");
+fn worker_implements_the_labs_protocol() {
+    let mut coordinator = Coordinator::start(3, "protocol");
     for op in ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "copy"] {
         for (dtype, size) in [("f32", 4), ("f64", 8), ("i8", 1), ("bf16", 2), ("f16", 2)] {
             for bytes in [0, 8, 1000, 100_000] {
                 let part = (bytes / size / 3).max(1);
-                coordinator
-                    .all_say(&format!("prep {op} {bytes} {dtype}"), &format!("ok {}", part * 3 * size));
-                coordinator.all_say("check", "wrong 0");
-                for said in coordinator.ask("time 3") {
-                    let elapsed = said.strip_prefix("ns ").and_then(|n| n.parse::<u64>().ok());
-                    assert!(elapsed.is_some(), "{op}: {said}");
+                coordinator.expect_replies(
+                    &format!("prep {op} {bytes} {dtype}"),
+                    &format!("ok {}", part * 3 * size),
+                );
+                coordinator.expect_replies("check", "wrong 0");
+                for reply in coordinator.request("time 3") {
+                    let elapsed = reply.strip_prefix("ns ").and_then(|n| n.parse::<u64>().ok());
+                    assert!(elapsed.is_some(), "{op}: {reply}");
                 }
-                coordinator.all_say("check", "wrong 0");
-                coordinator.all_say("free", "ok 0");
+                coordinator.expect_replies("check", "wrong 0");
+                coordinator.expect_replies("free", "ok 0");
             }
         }
     }
-    coordinator.all_say("prep all_gathers 8 f32", "no such op or type");
-    coordinator.all_say("prep all_gather 8 f31", "no such op or type");
-    coordinator.all_say("time 1", "error nothing is prepared");
+    coordinator.expect_replies("prep all_gathers 8 f32", "no such op or type");
+    coordinator.expect_replies("prep all_gather 8 f31", "no such op or type");
+    coordinator.expect_replies("time 1", "error no call is prepared: send prep first");
     coordinator.stop();
 }

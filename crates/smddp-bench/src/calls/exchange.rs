@@ -1,29 +1,29 @@
-//! Patterns of messages between the ranks of a team, as one call: sendrecv, hypercube.
+//! Message patterns of a group as one call: sendrecv, hypercube.
 
 use smddp_core::{DType, Options};
 
-use super::{Side, Team};
+use super::{BenchGroup, RawBuffer};
 use crate::error::Result;
 
 /// Tag of the messages.
 const TAG: u64 = 0;
 
-impl Team {
-    /// Every rank sends to the next and receives from the one before.
-    pub(super) fn neighbours(&self, input: Side, output: Side, dtype: DType) -> Result<()> {
+impl BenchGroup {
+    /// Sends to the next rank and receives from the previous rank.
+    pub(super) fn ring_exchange(&self, input: RawBuffer, output: RawBuffer, dtype: DType) -> Result<()> {
         let (rank, size) = (self.rank(), self.size());
         self.exchange((input, (rank + 1) % size), (output, (rank + size - 1) % size), dtype)
     }
 
-    /// An all_gather in which a rank gives all that it has to the rank whose number differs in one bit, a step a bit.
-    pub(super) fn hypercube(&self, own: Side, all: Side, dtype: DType) -> Result<()> {
+    /// Gathers all blocks in log2(size) steps. In each step a rank exchanges its blocks with the rank that differs in one bit.
+    pub(super) fn hypercube(&self, own: RawBuffer, all: RawBuffer, dtype: DType) -> Result<()> {
         let (rank, (ptr, block)) = (self.rank(), own);
         let bytes = block * dtype.size();
         assert!(all.1 == block * self.size(), "{} elements of {} ranks' {block}", all.1, self.size());
         let at = |rank: usize| all.0.wrapping_add(rank * bytes);
         if ptr != at(rank) {
-            // SAFETY: both lie in buffers that the bound call borrows, of these lengths (just checked), and where they are one
-            // buffer the input is that very block.
+            // SAFETY: both are in buffers that the bound call borrows, with these lengths (just checked). In place, the input is
+            // the same block.
             unsafe { std::ptr::copy_nonoverlapping(ptr, at(rank), bytes) };
         }
         for bit in (0..).map(|bit| 1 << bit).take_while(|bit| *bit < self.size()) {
@@ -34,10 +34,15 @@ impl Team {
         Ok(())
     }
 
-    /// Sends one side to a rank and fills the other from a rank, at the same time.
-    fn exchange(&self, (out, to): (Side, usize), (into, from): (Side, usize), dtype: DType) -> Result<()> {
+    /// Sends one buffer to a rank and receives another from a rank concurrently.
+    fn exchange(
+        &self,
+        (out, to): (RawBuffer, usize),
+        (into, from): (RawBuffer, usize),
+        dtype: DType,
+    ) -> Result<()> {
         let comm = &self.comm;
-        // SAFETY: as for `Team::run`; both works are waited for before this returns, or the communicator is aborted.
+        // SAFETY: as for `BenchGroup::run`; this function waits for both works, or aborts the communicator.
         let done = unsafe {
             comm.recv(into.0, into.1, dtype, Some(from), TAG, Options::default()).and_then(|receive| {
                 let send = comm.send(out.0, out.1, dtype, to, TAG, Options::default())?;
@@ -45,6 +50,6 @@ impl Team {
                 receive.wait(None)
             })
         };
-        self.given_up(done)
+        self.abort_on_error(done)
     }
 }

@@ -1,4 +1,4 @@
-//! Calls of the engine on borrowed memory: the only place that hands it pointers.
+//! Engine calls on borrowed memory. Only this module passes pointers to the engine.
 
 mod exchange;
 mod stream;
@@ -15,22 +15,22 @@ use crate::op::{Op, uneven};
 
 pub(crate) use stream::Stream;
 
-/// Address and elements.
-type Side = (*mut u8, usize);
+/// Address and number of elements.
+type RawBuffer = (*mut u8, usize);
 
-/// Ranks that make calls together, and what a benchmark needs of them.
-pub(crate) struct Team {
+/// The communicator of a group, with the operations of the benchmark.
+pub(crate) struct BenchGroup {
     comm: Communicator,
 }
 
-/// Where the two sides of a call lie, as (first byte, elements). `None`: this rank has no such side.
+/// Input and output of a call as (first byte, elements). `None`: this rank has no input or output.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sides {
+pub(crate) struct BufferPair {
     pub input: Option<(usize, usize)>,
     pub output: Option<(usize, usize)>,
 }
 
-/// What is called.
+/// Operation, type, reduction and root of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
     pub op: Op,
@@ -39,14 +39,14 @@ pub(crate) struct Case {
     pub root: usize,
 }
 
-/// One collective of the engine.
-struct Asked {
+/// A collective of the engine with its buffers.
+struct BoundCollective {
     call: Call<'static>,
-    /// Both sides lie in blocks of these counts, if they are not all the same.
+    /// Element counts of the blocks of input and output, if they differ.
     cut: Option<Vec<usize>>,
 }
 
-impl Asked {
+impl BoundCollective {
     fn call(&self) -> Call<'_> {
         let blocks = |side| match (side, &self.cut) {
             (Blocks::Flat { ptr, .. }, Some(counts)) => Blocks::Cut { ptr, counts },
@@ -57,27 +57,27 @@ impl Asked {
 }
 
 enum Target {
-    Collective(Asked),
-    Neighbours { input: Side, output: Side, dtype: DType },
-    Hypercube { own: Side, all: Side, dtype: DType },
+    Collective(BoundCollective),
+    RingExchange { input: RawBuffer, output: RawBuffer, dtype: DType },
+    Hypercube { own: RawBuffer, all: RawBuffer, dtype: DType },
 }
 
-/// A call bound to buffers, which stay borrowed for as long as it can be run.
+/// A call bound to buffers, which are borrowed as long as this value exists.
 pub(crate) struct Bound<'a> {
-    team: &'a Team,
+    group: &'a BenchGroup,
     target: Target,
     buffers: PhantomData<&'a mut Buffer>,
 }
 
-impl Team {
-    pub(crate) fn new(comm: Communicator) -> Team {
-        Team { comm }
+impl BenchGroup {
+    pub(crate) fn new(comm: Communicator) -> BenchGroup {
+        BenchGroup { comm }
     }
 
-    /// The ranks of one color, in the order of their ranks here; all ranks ask for theirs.
-    pub(crate) fn part(&self, color: i64) -> Result<Team> {
-        // A rank that has a color is in a group.
-        Ok(Team { comm: self.comm.split(Some(color), 0)?.unwrap_or_else(|| self.comm.clone()) })
+    /// Returns the group of the ranks with this color, in rank order. Collective.
+    pub(crate) fn split(&self, color: i64) -> Result<BenchGroup> {
+        // A rank with a color is in a group.
+        Ok(BenchGroup { comm: self.comm.split(Some(color), 0)?.unwrap_or_else(|| self.comm.clone()) })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -96,7 +96,7 @@ impl Team {
     pub(crate) fn bind<'a>(
         &'a self,
         case: Case,
-        sides: Sides,
+        sides: BufferPair,
         input: &'a mut Buffer,
         output: &'a mut Buffer,
     ) -> Bound<'a> {
@@ -105,14 +105,19 @@ impl Team {
         self.bound(case, from, to)
     }
 
-    /// Binds `case` to one buffer that holds both sides.
-    pub(crate) fn bind_in_place<'a>(&'a self, case: Case, sides: Sides, both: &'a mut Buffer) -> Bound<'a> {
+    /// Binds `case` to one buffer that contains input and output.
+    pub(crate) fn bind_in_place<'a>(
+        &'a self,
+        case: Case,
+        sides: BufferPair,
+        both: &'a mut Buffer,
+    ) -> Bound<'a> {
         let from = side(case.dtype, sides.input, both);
         let to = side(case.dtype, sides.output, both);
         self.bound(case, from, to)
     }
 
-    fn bound(&self, case: Case, from: Option<Side>, to: Option<Side>) -> Bound<'_> {
+    fn bound(&self, case: Case, from: Option<RawBuffer>, to: Option<RawBuffer>) -> Bound<'_> {
         let blocks = |side| match side {
             Some((ptr, count)) => Blocks::Flat { ptr, count },
             None => Blocks::None,
@@ -122,7 +127,7 @@ impl Team {
         let collective = |collective, cut| {
             let (input, output) = (blocks(from), blocks(to));
             let call = Call { collective, dtype, redop: case.redop, root: case.root, input, output };
-            Target::Collective(Asked { call, cut })
+            Target::Collective(BoundCollective { call, cut })
         };
         let target = match (case.op, case.op.collective()) {
             (_, Some(plain)) => collective(plain, None),
@@ -130,25 +135,25 @@ impl Team {
                 collective(Collective::AllToAll, Some(uneven(one.1, self.size(), self.rank())))
             }
             (Op::Hypercube, _) => Target::Hypercube { own: one, all: other, dtype },
-            _ => Target::Neighbours { input: one, output: other, dtype },
+            _ => Target::RingExchange { input: one, output: other, dtype },
         };
-        Bound { team: self, target, buffers: PhantomData }
+        Bound { group: self, target, buffers: PhantomData }
     }
 
     pub(crate) fn barrier(&self) -> Result<()> {
         Ok(self.comm.barrier(Options::default())?)
     }
 
-    /// The sum (or minimum, maximum) of every rank's `value`.
+    /// Returns the reduction of the ranks' values.
     pub(crate) fn reduce_f64(&self, value: f64, redop: RedOp) -> Result<f64> {
         let mut bytes = value.to_ne_bytes();
         self.reduce_one(&mut bytes, DType::F64, redop)?;
         Ok(f64::from_ne_bytes(bytes))
     }
 
-    /// The ranks' times as one, as nccl-tests' `-a` says.
-    pub(crate) fn average(&self, seconds: f64, how: u8) -> Result<f64> {
-        match how {
+    /// Combines the ranks' times by `mode`, the value of nccl-tests' `-a`.
+    pub(crate) fn average(&self, seconds: f64, mode: u8) -> Result<f64> {
+        match mode {
             0 => self.reduce_f64(if self.rank() == 0 { seconds } else { 0.0 }, RedOp::Sum),
             2 => self.reduce_f64(seconds, RedOp::Min),
             3 => self.reduce_f64(seconds, RedOp::Max),
@@ -174,7 +179,7 @@ impl Team {
         })
     }
 
-    /// Every rank's `mine`, all of the same length, in rank order.
+    /// Returns the bytes of all ranks in rank order. All have the same length.
     pub(crate) fn gather_bytes(&self, mine: &mut [u8]) -> Result<Vec<u8>> {
         let mut all = vec![0; mine.len() * self.size()];
         self.run(&Call {
@@ -188,17 +193,16 @@ impl Team {
         Ok(all)
     }
 
-    /// The blocks of `call` point into memory that the caller borrows mutably.
+    /// Runs `call`, whose blocks point to memory that the caller borrows mutably.
     fn run(&self, call: &Call<'_>) -> Result<()> {
-        // SAFETY: all callers are in this module and pass pointers into memory that they hold borrowed, of the
-        // lengths given, until this returns. When it fails, `given_up` aborts the communicator, after which
-        // nobody touches that memory.
+        // SAFETY: all callers are in this module. They pass pointers to memory of the given lengths that they borrow until
+        // this returns. On failure `abort_on_error` aborts the communicator, after which the memory is not accessed.
         let done = unsafe { self.comm.run(call, smddp_core::Options::default()) };
-        self.given_up(done)
+        self.abort_on_error(done)
     }
 
-    /// After a failed call the engine may still own the buffers: an abort gives them back.
-    fn given_up<T>(&self, done: smddp_core::Result<T>) -> Result<T> {
+    /// Aborts the communicator after a failed call, because only an abort makes the engine release the buffers.
+    fn abort_on_error<T>(&self, done: smddp_core::Result<T>) -> Result<T> {
         done.map_err(|error| {
             self.comm.abort(&error.to_string());
             error.into()
@@ -209,34 +213,36 @@ impl Team {
 impl Bound<'_> {
     pub(crate) fn run(&mut self) -> Result<()> {
         match &self.target {
-            Target::Collective(asked) => self.team.run(&asked.call()),
-            Target::Neighbours { input, output, dtype } => self.team.neighbours(*input, *output, *dtype),
-            Target::Hypercube { own, all, dtype } => self.team.hypercube(*own, *all, *dtype),
+            Target::Collective(collective) => self.group.run(&collective.call()),
+            Target::RingExchange { input, output, dtype } => {
+                self.group.ring_exchange(*input, *output, *dtype)
+            }
+            Target::Hypercube { own, all, dtype } => self.group.hypercube(*own, *all, *dtype),
         }
     }
 
-    /// The time of `iters` calls in a row, this rank's own.
+    /// Returns this rank's time of `iters` consecutive calls.
     pub(crate) fn time(&mut self, iters: usize) -> Result<Duration> {
-        self.iterate(iters, Pace::default(), None)
+        self.iterate(iters, Iteration::default(), None)
     }
 
-    /// The same of iterations at a pace; `each` gets the seconds of one after the other.
+    /// Returns the time of `iters` iterations, and appends the seconds of each to `each`.
     pub(crate) fn iterate(
         &mut self,
         iters: usize,
-        pace: Pace,
+        iteration: Iteration,
         mut each: Option<&mut Vec<f64>>,
     ) -> Result<Duration> {
         let begun = Instant::now();
         let mut before = begun;
         for _ in 0..iters {
-            if pace.calls > 1 {
-                self.run_together(pace.calls)?
+            if iteration.calls > 1 {
+                self.run_aggregated(iteration.calls)?
             } else {
                 self.run()?
             }
-            if pace.barrier {
-                self.team.barrier()?;
+            if iteration.barrier {
+                self.group.barrier()?;
             }
             if let Some(each) = &mut each {
                 let now = Instant::now();
@@ -247,97 +253,97 @@ impl Bound<'_> {
         Ok(begun.elapsed())
     }
 
-    /// Starts it, does something else, and waits for it.
-    pub(crate) fn beside(&mut self, something: &mut dyn FnMut()) -> Result<()> {
-        let Target::Collective(asked) = &self.target else {
-            something();
+    /// Starts the call, runs `computation`, and waits for the call.
+    pub(crate) fn run_overlapped(&mut self, computation: &mut dyn FnMut()) -> Result<()> {
+        let Target::Collective(collective) = &self.target else {
+            computation();
             return self.run();
         };
-        // SAFETY: as for `Team::run`; the work is waited for before this returns, or the communicator is aborted.
-        let started = unsafe { self.team.comm.start(&asked.call(), Options::default()) };
+        // SAFETY: as for `BenchGroup::run`; this function waits for the work, or aborts the communicator.
+        let started = unsafe { self.group.comm.start(&collective.call(), Options::default()) };
         let waited = started.and_then(|work| {
-            something();
+            computation();
             work.wait(None)
         });
-        self.team.given_up(waited)
+        self.group.abort_on_error(waited)
     }
 
-    /// Starts `calls` of them, then waits for all.
-    fn run_together(&mut self, calls: usize) -> Result<()> {
-        let Target::Collective(asked) = &self.target else {
+    /// Starts `calls` calls, then waits for all.
+    fn run_aggregated(&mut self, calls: usize) -> Result<()> {
+        let Target::Collective(collective) = &self.target else {
             return (0..calls).try_for_each(|_| self.run());
         };
-        let (comm, call) = (&self.team.comm, asked.call());
-        // SAFETY: as for `Team::run`; all works are waited for before this returns, or the communicator is aborted.
+        let (comm, call) = (&self.group.comm, collective.call());
+        // SAFETY: as for `BenchGroup::run`; this function waits for all works, or aborts the communicator.
         let all = (0..calls)
             .map(|_| unsafe { comm.start(&call, Options::default()) })
             .collect::<smddp_core::Result<Vec<_>>>();
         let waited = all.and_then(|works| works.iter().try_for_each(|work| work.wait(None)));
-        self.team.given_up(waited)
+        self.group.abort_on_error(waited)
     }
 }
 
-/// What one iteration is.
+/// The calls of one iteration.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
-    /// Calls that are started together and then waited for.
+pub(crate) struct Iteration {
+    /// Calls that are started before the first wait.
     pub calls: usize,
-    /// A barrier after them.
+    /// A barrier follows the calls.
     pub barrier: bool,
 }
 
-impl Default for Pace {
-    fn default() -> Pace {
-        Pace { calls: 1, barrier: false }
+impl Default for Iteration {
+    fn default() -> Iteration {
+        Iteration { calls: 1, barrier: false }
     }
 }
 
-/// One side of a call, by its elements.
+/// Element counts of an input or output.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum BlockSizes {
     None,
     Flat(usize),
     Cut(Vec<usize>),
 }
 
-impl Part {
+impl BlockSizes {
     pub(crate) fn elements(&self) -> usize {
         match self {
-            Part::None => 0,
-            Part::Flat(count) => *count,
-            Part::Cut(counts) => counts.iter().sum(),
+            BlockSizes::None => 0,
+            BlockSizes::Flat(count) => *count,
+            BlockSizes::Cut(counts) => counts.iter().sum(),
         }
     }
 
     fn blocks(&self, ptr: *mut u8) -> Blocks<'_> {
         match self {
-            Part::None => Blocks::None,
-            Part::Flat(count) => Blocks::Flat { ptr, count: *count },
-            Part::Cut(counts) => Blocks::Cut { ptr, counts },
+            BlockSizes::None => Blocks::None,
+            BlockSizes::Flat(count) => Blocks::Flat { ptr, count: *count },
+            BlockSizes::Cut(counts) => Blocks::Cut { ptr, counts },
         }
     }
 }
 
-/// A collective of any sizes. In place: its input is the beginning of its output's memory.
+/// A collective with arbitrary sizes. In place, the input begins at the address of the output.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Planned {
+pub(crate) struct PlannedCall {
     pub collective: Collective,
     pub dtype: DType,
     pub redop: RedOp,
     pub root: usize,
-    pub input: Part,
-    pub output: Part,
+    pub input: BlockSizes,
+    pub output: BlockSizes,
     pub in_place: bool,
 }
 
-impl Planned {
-    /// Bytes of the longer side.
+impl PlannedCall {
+    /// Returns the bytes of the longer buffer.
     pub(crate) fn longest(&self) -> usize {
         self.input.elements().max(self.output.elements()) * self.dtype.size()
     }
 }
 
-/// Memory of a call that may go on by itself: its owners hold it, and so does the engine until the call is over.
+/// Memory of an asynchronous call. The engine keeps a reference until the call is done.
 #[derive(Clone)]
 pub(crate) struct Memory {
     sides: Arc<[Mutex<Buffer>; 2]>,
@@ -345,7 +351,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// For sides of up to `capacity` bytes.
+    /// Allocates two buffers of `capacity` bytes.
     pub(crate) fn new(capacity: usize) -> Result<Memory> {
         let sides = [Mutex::new(Buffer::new(capacity)?), Mutex::new(Buffer::new(capacity)?)];
         Ok(Memory { sides: Arc::new(sides), capacity })
@@ -360,28 +366,28 @@ impl Memory {
     }
 }
 
-/// Makes `planned` in `memory`, in which no other call is under way. `alone`: drives it to its end.
-pub(crate) fn make(
+/// Starts `planned` in `memory`, which no other pending call uses. If `synchronous`, runs it to completion.
+pub(crate) fn start(
     comm: &Communicator,
-    planned: &Planned,
+    planned: &PlannedCall,
     memory: &Memory,
-    alone: bool,
+    synchronous: bool,
 ) -> smddp_core::Result<Option<Work>> {
     assert!(planned.longest() <= memory.capacity, "{planned:?} in {} bytes", memory.capacity);
-    let Planned { collective, dtype, redop, root, ref input, ref output, in_place } = *planned;
+    let PlannedCall { collective, dtype, redop, root, ref input, ref output, in_place } = *planned;
     let input = input.blocks(memory.address(usize::from(in_place)));
     let call = Call { collective, dtype, redop, root, input, output: output.blocks(memory.address(1)) };
     let options = Options { keep: Some(Box::new(memory.clone())), ..Options::default() };
-    // SAFETY: both sides lie in `memory`, which is long enough (just checked), which the engine holds until the call is over
-    // and which nobody else reads or writes: its buffers are lent by `address` alone.
+    // SAFETY: input and output are in `memory`, which is long enough (just checked). The engine keeps it until the call is
+    // done. Only this function accesses the buffers, through `address`.
     unsafe {
-        match alone {
+        match synchronous {
             true => comm.run(&call, options).map(|()| None),
             false => comm.start(&call, options).map(Some),
         }
     }
 }
 
-fn side(dtype: DType, side: Option<(usize, usize)>, buffer: &mut Buffer) -> Option<Side> {
+fn side(dtype: DType, side: Option<(usize, usize)>, buffer: &mut Buffer) -> Option<RawBuffer> {
     side.map(|(first, count)| (buffer.bytes()[first..first + count * dtype.size()].as_mut_ptr(), count))
 }

@@ -1,39 +1,42 @@
-//! Messages between two ranks, many under way at a time.
+//! Concurrent messages between two ranks.
 
 use std::collections::VecDeque;
 
 use smddp_core::{DType, Options, Work};
 
-use super::Team;
+use super::BenchGroup;
 use crate::buffers::Buffer;
 use crate::error::Result;
 
-/// Tag of messages, and that of the answers to a window of them.
+/// Tag of messages, and tag of the reply to a window of messages.
 const TAG: u64 = 0;
-const ANSWER: u64 = 1;
+const REPLY: u64 = 1;
 
-/// What this rank and another send each other: messages of one size.
+/// Messages of one size between this rank and a peer.
 pub(crate) struct Stream<'a> {
-    team: &'a Team,
+    group: &'a BenchGroup,
     peer: usize,
     bytes: usize,
     out: &'a mut Buffer,
-    /// One message after the other, `slots` of them.
+    /// Receive buffer with `slots` consecutive messages.
     into: &'a mut Buffer,
     slots: usize,
 }
 
 impl<'a> Stream<'a> {
-    /// Messages of `bytes` bytes leave from the beginning of `out` and arrive in `into`, in as many slots as it holds.
+    /// Messages of `bytes` bytes are sent from the beginning of `out`, and received in the slots of `into`.
     pub(crate) fn new(
-        team: &'a Team,
+        group: &'a BenchGroup,
         peer: usize,
         bytes: usize,
         (out, into): (&'a mut Buffer, &'a mut Buffer),
     ) -> Stream<'a> {
         let slots = into.bytes().len() / bytes.max(1);
-        assert!(bytes <= out.bytes().len() && slots > 0, "no room for a message of {bytes} bytes");
-        Stream { team, peer, bytes, out, into, slots }
+        assert!(
+            bytes <= out.bytes().len() && slots > 0,
+            "the buffers are shorter than a message of {bytes} bytes"
+        );
+        Stream { group, peer, bytes, out, into, slots }
     }
 
     pub(crate) fn send(&mut self) -> Result<()> {
@@ -44,10 +47,11 @@ impl<'a> Stream<'a> {
         self.window(0, 1)
     }
 
-    /// Sends and receives so many messages: all are started before any is waited for, receives as far as there are slots.
+    /// Sends and receives these numbers of messages. Starts all sends, and as many receives as there are slots, before the first
+    /// wait.
     pub(crate) fn window(&mut self, sends: usize, receives: usize) -> Result<()> {
         let done = self.all(sends, receives);
-        self.team.given_up(done)
+        self.group.abort_on_error(done)
     }
 
     fn all(&mut self, sends: usize, receives: usize) -> smddp_core::Result<()> {
@@ -60,7 +64,7 @@ impl<'a> Stream<'a> {
             sending.push(self.start_send()?);
         }
         for number in self.slots..receives {
-            // The oldest of them has the slot that comes next.
+            // The oldest receive uses the next slot.
             if let Some(work) = receiving.pop_front() {
                 work.wait(None)?;
             }
@@ -72,43 +76,43 @@ impl<'a> Stream<'a> {
     fn start_receive(&mut self, number: usize) -> smddp_core::Result<Work> {
         let first = number % self.slots * self.bytes;
         let to = self.into.bytes()[first..first + self.bytes].as_mut_ptr();
-        // SAFETY: the slot lies in a buffer that is borrowed as long as this, which `all` gives to one receive at a time and
-        // waits for; when it fails, `window` aborts the communicator, after which nobody touches it.
-        unsafe { self.team.comm.recv(to, self.bytes, DType::U8, Some(self.peer), TAG, Options::default()) }
+        // SAFETY: the slot is in a buffer that this value borrows. `all` uses it for one receive at a time and waits for it. On
+        // failure `window` aborts the communicator, after which the buffer is not accessed.
+        unsafe { self.group.comm.recv(to, self.bytes, DType::U8, Some(self.peer), TAG, Options::default()) }
     }
 
     fn start_send(&mut self) -> smddp_core::Result<Work> {
         let from = self.out.bytes()[..self.bytes].as_mut_ptr();
-        // SAFETY: as for `start_receive`; nobody writes what all sends read.
-        unsafe { self.team.comm.send(from, self.bytes, DType::U8, self.peer, TAG, Options::default()) }
+        // SAFETY: as for `start_receive`; the buffer of the sends is not written meanwhile.
+        unsafe { self.group.comm.send(from, self.bytes, DType::U8, self.peer, TAG, Options::default()) }
     }
 
-    /// Tells the other rank that this one has all, with a message of no bytes.
-    pub(crate) fn answer(&mut self) -> Result<()> {
+    /// Confirms the receipt of a window to the peer with an empty message.
+    pub(crate) fn reply(&mut self) -> Result<()> {
         let nowhere = std::ptr::NonNull::dangling().as_ptr();
-        // SAFETY: no byte is read.
+        // SAFETY: the message is empty.
         let work =
-            unsafe { self.team.comm.send(nowhere, 0, DType::U8, self.peer, ANSWER, Options::default()) };
-        self.team.given_up(work.and_then(|work| work.wait(None)))
+            unsafe { self.group.comm.send(nowhere, 0, DType::U8, self.peer, REPLY, Options::default()) };
+        self.group.abort_on_error(work.and_then(|work| work.wait(None)))
     }
 
-    /// Waits until the other rank says so.
-    pub(crate) fn answered(&mut self) -> Result<()> {
+    /// Waits for the peer's confirmation.
+    pub(crate) fn wait_reply(&mut self) -> Result<()> {
         let nowhere = std::ptr::NonNull::dangling().as_ptr();
-        // SAFETY: no byte is written.
+        // SAFETY: the message is empty.
         let work = unsafe {
-            self.team.comm.recv(nowhere, 0, DType::U8, Some(self.peer), ANSWER, Options::default())
+            self.group.comm.recv(nowhere, 0, DType::U8, Some(self.peer), REPLY, Options::default())
         };
-        self.team.given_up(work.and_then(|work| work.wait(None)))
+        self.group.abort_on_error(work.and_then(|work| work.wait(None)))
     }
 
-    /// What leaves.
+    /// Returns the send buffer.
     pub(crate) fn out(&mut self) -> &mut Buffer {
         self.out
     }
 
-    /// What arrives.
-    pub(crate) fn arrived(&mut self) -> &mut Buffer {
+    /// Returns the receive buffer.
+    pub(crate) fn received(&mut self) -> &mut Buffer {
         self.into
     }
 

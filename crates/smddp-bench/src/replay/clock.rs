@@ -1,15 +1,15 @@
-//! Times of several hosts as those of one, without the pauses in which no rank did anything.
+//! Common timeline of several hosts, with shortened pauses of all ranks.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::dump::{Operation, Outcome, Process};
 
-/// A pause of all ranks is shortened to this.
+/// Length to which a pause of all ranks is shortened.
 const PAUSE_NS: u64 = 1_000_000_000;
 
-/// By how much the clock of each process's host is ahead of the first one's: all ranks leave an operation together. `None`:
-/// nothing tells.
-pub(crate) fn ahead(processes: &[Process]) -> Vec<Option<i64>> {
+/// Returns the offset of each process's clock to the first host's clock. All ranks end an operation at the same time, which
+/// determines the offset. `None`: the hosts share no completed operation.
+pub(crate) fn clock_offsets(processes: &[Process]) -> Vec<Option<i64>> {
     type LocalTransports = BTreeMap<(String, u64), u64>;
     let mut hosts: HashMap<&str, LocalTransports> = HashMap::new();
     for process in processes {
@@ -38,19 +38,19 @@ pub(crate) fn ahead(processes: &[Process]) -> Vec<Option<i64>> {
     processes.iter().map(|process| of(&process.host)).collect()
 }
 
-/// When an operation was over: the time of the dump where it was not.
+/// Returns the end of an operation. For an unfinished operation this is the time of the dump.
 pub(crate) fn end(op: &Operation, dumped: u64) -> u64 {
     op.ended_ns.unwrap_or(dumped).max(op.submitted_ns)
 }
 
-/// Times from the first submission of all, with the pauses shortened.
+/// Maps times to times since the first submission, with shortened pauses.
 pub(crate) struct Timeline {
-    /// What is taken away from any time after this one.
+    /// Pairs (time, nanoseconds to subtract from later times).
     cuts: Vec<(u64, u64)>,
 }
 
 impl Timeline {
-    /// Of what was under way from when to when.
+    /// Creates the timeline from the spans (begin, end) of all operations.
     pub(crate) fn new(mut spans: Vec<(u64, u64)>) -> Timeline {
         spans.sort_unstable();
         let begun = spans.first().map_or(0, |span| span.0);
@@ -70,7 +70,7 @@ impl Timeline {
         time.saturating_sub(self.cuts[after.max(1) - 1].1)
     }
 
-    /// Nanoseconds of pauses that were taken away.
+    /// Returns the nanoseconds of removed pauses.
     pub(crate) fn shortened(&self) -> u64 {
         self.cuts.last().map_or(0, |cut| cut.1) - self.cuts[0].1
     }
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn only_pauses_of_all_ranks_are_shortened() {
         let second = 1_000_000_000;
-        // One rank waits for the other for five seconds; then both pause for ten.
+        // One rank waits five seconds for the other; then both pause for ten seconds.
         let line = Timeline::new(vec![
             (100 * second, 105 * second),
             (105 * second, 105 * second),

@@ -1,4 +1,4 @@
-//! What the recorders of a job's ranks left, as JSON: one file of each rank, or one of all.
+//! Recorder dumps of a job as JSON: one file for each rank, or one file for all ranks.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use crate::error::{Error, Result};
 
-/// One rank's, of all its groups.
+/// The dump of one process.
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct Process {
     pub host: String,
     pub pid: u64,
-    /// As its launcher numbered it.
+    /// The rank that the launcher assigned.
     pub rank: Option<usize>,
     pub time_ns: u64,
     pub groups: Vec<Group>,
@@ -26,9 +26,9 @@ pub(crate) struct Group {
     pub size: usize,
     pub nodes: usize,
     pub error: Option<String>,
-    /// What `smddp status --json` leaves out.
+    /// The calls. `smddp status --json` omits them.
     pub operations: Option<Vec<Operation>>,
-    /// Sends and recvs, which are counted here and no more.
+    /// Sends and receives, which are only counted.
     #[serde(default)]
     pub messages: Vec<serde::de::IgnoredAny>,
 }
@@ -54,13 +54,13 @@ pub(crate) enum Outcome {
 }
 
 impl Process {
-    /// It stands in for a rank that left no dump.
-    pub(crate) fn is_made_up(&self) -> bool {
+    /// Returns whether this is a placeholder for a rank without a dump.
+    pub(crate) fn is_placeholder(&self) -> bool {
         self.pid == 0
     }
 }
 
-/// The call by which a rank leaves its group.
+/// The call that leaves a group.
 pub(crate) const LEAVING: &str = "destroy_process_group";
 
 impl Operation {
@@ -69,10 +69,10 @@ impl Operation {
     }
 }
 
-/// Largest file of dumps.
+/// Largest file of dumps in bytes.
 const MAX_DUMP: usize = 1 << 30;
 
-/// The processes of all files, in the order of their ranks. Of two dumps of one process the later one counts.
+/// Returns the processes of all files in rank order. Of several dumps of one process the newest is used.
 pub(crate) fn read(files: &[PathBuf]) -> Result<Vec<Process>> {
     let mut found: BTreeMap<(String, u64), Process> = BTreeMap::new();
     for file in files {
@@ -80,7 +80,7 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<Vec<Process>> {
         let text =
             smddp_core::files::read_text(file, MAX_DUMP).map_err(Error::io(format!("reading {name}")))?;
         let processes =
-            parse(&text).map_err(|reason| Error::Usage(format!("{name} is no dump: {reason}")))?;
+            parse(&text).map_err(|reason| Error::Usage(format!("{name} is not a dump: {reason}")))?;
         for process in processes {
             let which = (process.host.clone(), process.pid);
             if found.get(&which).is_none_or(|known| known.time_ns < process.time_ns) {
@@ -93,7 +93,7 @@ pub(crate) fn read(files: &[PathBuf]) -> Result<Vec<Process>> {
     Ok(all)
 }
 
-/// A dump, a list of them, what `smddp status --json --dump` prints, or several of these one after the other.
+/// Parses a dump, a list of dumps, the output of `smddp status --json --dump`, or a concatenation of these.
 pub(crate) fn parse(text: &str) -> std::result::Result<Vec<Process>, String> {
     let mut found = Vec::new();
     for value in serde_json::Deserializer::from_str(text).into_iter::<Value>() {
@@ -105,13 +105,13 @@ pub(crate) fn parse(text: &str) -> std::result::Result<Vec<Process>, String> {
         }
     }
     if found.is_empty() {
-        return Err("there is nothing in it".to_owned());
+        return Err("the file is empty".to_owned());
     }
     let one = |value| {
         let mut process: Process = serde_json::from_value(value).map_err(|error| error.to_string())?;
         match process.groups.iter().find(|group| group.operations.is_none()) {
             Some(group) => Err(format!(
-                "it has no operations of group `{}`; write it with smddp status --dump DIR, smddp.dump(FILE) or \
+                "it contains no operations of group `{}`; write it with smddp status --dump DIR, smddp.dump(FILE) or \
                  SMDDP_DUMP_DIR",
                 group.name
             )),
@@ -136,7 +136,7 @@ mod tests {
              "submitted_ns": 5, "started_ns": 5, "ended_ns": 6, "seconds": 1e-9, "outcome": "ok"}]}]}"#;
 
     #[test]
-    fn a_dump_a_list_of_them_and_what_status_prints_are_read_alike() {
+    fn dumps_lists_and_status_output_are_parsed() {
         let forms = [
             ONE.to_owned(),
             format!("[{ONE}]"),
@@ -151,15 +151,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_dump_is_said_to_be_none_and_why() {
-        for (text, says) in [
-            ("", "nothing in it"),
+    fn other_files_are_rejected_with_the_reason() {
+        for (text, expected) in [
+            ("", "is empty"),
             ("{}", "host"),
             ("no", "expected"),
             (&ONE.replace("operations", "other"), "smddp status --dump"),
         ] {
             let reason = parse(text).unwrap_err();
-            assert!(reason.contains(says), "{text}: {reason}");
+            assert!(reason.contains(expected), "{text}: {reason}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! One rank's part: its steps, each as late after the one before as it was recorded.
+//! Execution of one rank's steps, with the recorded delays between them.
 
 use std::collections::HashMap;
 use std::thread::{sleep, yield_now};
@@ -6,35 +6,35 @@ use std::time::{Duration, Instant};
 
 use smddp_core::{Communicator, Work};
 
-use super::script::{Step, What};
-use crate::calls::{Memory, make};
+use super::script::{Action, Step};
+use crate::calls::{Memory, start};
 use crate::error::Result;
 
-/// A sleep may take so much longer than it should.
-const SLEEPS: Duration = Duration::from_micros(150);
+/// Maximum overrun of a sleep.
+const SLEEP_OVERRUN: Duration = Duration::from_micros(150);
 
 pub(crate) struct Player<'a> {
-    /// By the script's groups; those that this rank is in.
+    /// The communicators of this rank's groups, by index in the script.
     pub comms: &'a HashMap<usize, Communicator>,
-    /// How many times as quick; infinite: nobody waits for the sake of time.
+    /// Speedup of the delays; infinite: no delays.
     pub speed: f64,
     pub timeout: Duration,
 }
 
-/// A call that was started.
-struct Flying {
+/// A started call.
+struct PendingCall {
     work: Work,
     memory: Memory,
 }
 
 impl Player<'_> {
-    /// Makes all steps; what ends a group ends its steps and no other's. Returns when all calls are over.
+    /// Runs all steps, and returns when all calls are done. The failure of a group ends only the steps of that group.
     pub(crate) fn play(&self, steps: &[Step]) -> Result<()> {
-        let (mut flying, mut free) = (HashMap::new(), self.pool(steps)?);
+        let (mut pending, mut free) = (HashMap::new(), self.pool(steps)?);
         let mut reached = Instant::now();
         for (at, step) in steps.iter().enumerate() {
             for before in &step.after {
-                if land(flying.remove(before), &mut free) {
+                if wait_for(pending.remove(before), &mut free) {
                     reached = Instant::now();
                 }
             }
@@ -42,59 +42,59 @@ impl Player<'_> {
             if comm.error().is_some() {
                 continue;
             }
-            // Memory that is not there yet takes its time before the call, not of it.
-            let memory = match &step.what {
-                What::Call(planned) => Some(taken(&mut free, planned.longest())?),
-                What::Leave => None,
+            // Allocates memory before the call's start time.
+            let memory = match &step.action {
+                Action::Call(planned) => Some(take_memory(&mut free, planned.longest())?),
+                Action::Leave => None,
             };
             wait_until(reached + step.gap.div_f64(self.speed));
             reached = Instant::now();
-            match (&step.what, memory) {
-                (What::Call(planned), Some(memory)) => {
-                    // What the next step waits for is driven by this thread, as a synchronous call is.
-                    let alone = steps.get(at + 1).is_some_and(|next| next.after.contains(&at));
-                    match make(comm, planned, &memory, alone) {
-                        Ok(Some(work)) => drop(flying.insert(at, Flying { work, memory })),
+            match (&step.action, memory) {
+                (Action::Call(planned), Some(memory)) => {
+                    // If the next step waits for this call, this thread runs it synchronously.
+                    let synchronous = steps.get(at + 1).is_some_and(|next| next.after.contains(&at));
+                    match start(comm, planned, &memory, synchronous) {
+                        Ok(Some(work)) => drop(pending.insert(at, PendingCall { work, memory })),
                         Ok(None) => {
                             free.push(memory);
                             reached = Instant::now();
                         }
-                        // The call itself is none.
+                        // The call is invalid.
                         Err(error @ smddp_core::Error::Invalid(_)) => return Err(error.into()),
-                        // The group's own error says why; others may go on.
+                        // The group has recorded its error; other groups continue.
                         Err(_) => reached = Instant::now(),
                     }
                 }
                 _ => drop(comm.finish(self.timeout)),
             }
         }
-        for (_, last) in flying {
-            land(Some(last), &mut free);
+        for (_, last) in pending {
+            wait_for(Some(last), &mut free);
         }
         Ok(())
     }
 
-    /// Memory for the longest call, so that most need not wait for any.
+    /// Allocates memory for the longest call in advance.
     fn pool(&self, steps: &[Step]) -> Result<Vec<Memory>> {
-        let longest = |step: &Step| match &step.what {
-            What::Call(planned) => planned.longest(),
-            What::Leave => 0,
+        let longest = |step: &Step| match &step.action {
+            Action::Call(planned) => planned.longest(),
+            Action::Leave => 0,
         };
         Ok(vec![Memory::new(steps.iter().map(longest).max().unwrap_or(0))?])
     }
 }
 
-/// Waits for a call, if it is still to be waited for; its memory is free again where it ended well.
-fn land(flying: Option<Flying>, free: &mut Vec<Memory>) -> bool {
-    let Some(Flying { work, memory }) = flying else { return false };
+/// Waits for a pending call. The memory of a successful call becomes free.
+fn wait_for(pending: Option<PendingCall>, free: &mut Vec<Memory>) -> bool {
+    let Some(PendingCall { work, memory }) = pending else { return false };
     if work.wait(None).is_ok() {
         free.push(memory);
     }
     true
 }
 
-/// The smallest that is long enough.
-fn taken(free: &mut Vec<Memory>, bytes: usize) -> Result<Memory> {
+/// Takes the smallest free memory that is long enough, or allocates it.
+fn take_memory(free: &mut Vec<Memory>, bytes: usize) -> Result<Memory> {
     let fits =
         (0..free.len()).filter(|&at| free[at].capacity() >= bytes).min_by_key(|&at| free[at].capacity());
     match fits {
@@ -108,7 +108,7 @@ fn wait_until(time: Instant) {
         let left = time.saturating_duration_since(Instant::now());
         match left {
             Duration::ZERO => return,
-            _ if left > SLEEPS => sleep(left - SLEEPS),
+            _ if left > SLEEP_OVERRUN => sleep(left - SLEEP_OVERRUN),
             _ => yield_now(),
         }
     }

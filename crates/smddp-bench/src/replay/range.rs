@@ -1,10 +1,10 @@
-//! Which of a group's recorded calls are made again: from the first number that all ranks have to the last that tells of
-//! the job and not of its dump.
+//! The range of a group's recorded calls to replay: from the first number that all ranks recorded to the last call that the
+//! dump did not truncate.
 
 use super::dump::{Group, Outcome};
-use super::ending::{Ending, Kind};
+use super::group_error::{GroupError, Kind};
 
-/// A call that nobody finished and that is younger was cut off by the dump; an older one hangs.
+/// Age above which an unfinished call is a hang. A younger call was truncated by the dump.
 const HANGS_NS: u64 = 1_000_000_000;
 
 /// A group's dumps, in the order of its ranks.
@@ -17,7 +17,7 @@ pub(crate) struct Members<'a> {
 
 pub(crate) struct Range {
     pub first: u64,
-    /// Of each rank: the number behind its last call.
+    /// For each rank, the number after its last call.
     ends: Vec<u64>,
 }
 
@@ -27,28 +27,28 @@ impl Range {
     }
 }
 
-/// Calls that making a group takes: its ranks' barrier.
-pub(crate) const fn made(size: usize) -> u64 {
+/// Returns the number of calls that the creation of a group uses: the barrier of its ranks.
+pub(crate) const fn creation_calls(size: usize) -> u64 {
     if size > 1 { 1 } else { 0 }
 }
 
-/// `clock`: a process's time as one of all.
+/// Returns the range to replay. `clock` converts the time of a process to the common clock.
 pub(crate) fn range(
     members: &Members<'_>,
     clock: &dyn Fn(usize, u64) -> u64,
     notes: &mut Vec<String>,
 ) -> Range {
     let mut note = |text: String| notes.push(format!("group `{}`: {text}", members.name));
-    let spans: Vec<(u64, u64)> = members.groups.iter().map(|group| unbroken(group)).collect();
+    let spans: Vec<(u64, u64)> = members.groups.iter().map(|group| newest_sequence(group)).collect();
     let mut first = spans.iter().map(|span| span.0).max().unwrap_or(0);
     let mut ends: Vec<u64> = spans.iter().map(|span| span.1).collect();
-    let here = made(members.groups.len());
+    let here = creation_calls(members.groups.len());
     if first > 0 {
         note(format!(
-            "begins with number {first}, the first that all ranks' dumps have; here it is number {here}"
+            "begins with number {first}, the first that the dumps of all ranks contain; in the replay it is number {here}"
         ));
     } else {
-        // Making the group again is that call again.
+        // The creation of the group in the replay is the same call.
         first = here;
     }
     let hangs = members.groups.iter().zip(&members.dumped).any(|(group, dumped)| {
@@ -60,7 +60,7 @@ pub(crate) fn range(
             })
     });
     if hangs {
-        if let Some((death, number)) = died_waiting(members, clock) {
+        if let Some((death, number)) = first_timeout(members, clock) {
             for (rank, group) in members.groups.iter().enumerate() {
                 let process = members.processes[rank];
                 let late = |op: &&super::dump::Operation| {
@@ -69,24 +69,27 @@ pub(crate) fn range(
                 if let Some(op) = group.operations.iter().flatten().find(late) {
                     ends[rank] = ends[rank].min(op.seq);
                     note(format!(
-                        "rank {rank} made {} only when others had given up: not made here",
+                        "rank {rank} called {} only after other ranks had timed out: not replayed",
                         op.call
                     ));
                 }
             }
         }
     } else {
-        let (all, most) = (ends.iter().min().copied().unwrap_or(0), ends.iter().max().copied().unwrap_or(0));
-        if all < most {
-            note(format!("ends before number {all}: {} later calls are not in all ranks' dumps", most - all));
+        let (end, last) = (ends.iter().min().copied().unwrap_or(0), ends.iter().max().copied().unwrap_or(0));
+        if end < last {
+            note(format!(
+                "ends before number {end}: {} later calls are not in the dumps of all ranks",
+                last - end
+            ));
         }
-        ends.fill(all);
+        ends.fill(end);
     }
     Range { first, ends }
 }
 
-/// The newest numbers in a row, and the one behind them.
-fn unbroken(group: &Group) -> (u64, u64) {
+/// Returns the first number of the newest contiguous sequence, and the number after its last.
+fn newest_sequence(group: &Group) -> (u64, u64) {
     let mut span: Option<(u64, u64)> = None;
     for op in group.operations.iter().flatten() {
         span = match span {
@@ -94,14 +97,14 @@ fn unbroken(group: &Group) -> (u64, u64) {
             _ => Some((op.seq, op.seq + 1)),
         };
     }
-    // Who made no call has none missing.
+    // A rank without calls lacks none.
     span.unwrap_or((0, 0))
 }
 
-/// When the first rank gave up waiting, and for which number.
-fn died_waiting(members: &Members<'_>, clock: &dyn Fn(usize, u64) -> u64) -> Option<(u64, u64)> {
-    let ending = Ending::of(members.groups.iter().filter_map(|group| group.error.as_deref()), 0)?;
-    if ending.kind != Kind::Timeout {
+/// Returns the time of the first timeout, and the number of its call.
+fn first_timeout(members: &Members<'_>, clock: &dyn Fn(usize, u64) -> u64) -> Option<(u64, u64)> {
+    let error = GroupError::of(members.groups.iter().filter_map(|group| group.error.as_deref()), 0)?;
+    if error.kind != Kind::Timeout {
         return None;
     }
     let failed = members.groups.iter().zip(&members.processes).flat_map(|(group, &process)| {

@@ -1,4 +1,4 @@
-//! What the replay was like, beside what was recorded: a table in nccl-tests' manner, and how each group ended.
+//! Comparison of the replay with the recording: a table in the style of nccl-tests, and the errors of the groups.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -9,15 +9,15 @@ use smddp_plan::sim::Cluster;
 
 use super::Cli;
 use super::dump::{Operation, Outcome, Process};
-use super::ending::Ending;
+use super::group_error::GroupError;
 use super::script::{GroupPlan, Script};
 use super::spec::Spec;
 use crate::error::{Error, Result};
 use crate::format::figure;
-use crate::subject::Subject;
+use crate::simulated_call::SimulatedCall;
 use crate::types::{DTYPES, REDOPS};
 
-/// Microseconds; `None` where no call ended well.
+/// Times in microseconds; `None` without a successful call.
 #[derive(Clone, Copy, Serialize)]
 struct Times {
     median: Option<f64>,
@@ -43,11 +43,11 @@ struct Row {
 struct End {
     group: String,
     ranks: usize,
-    /// The recording's number of the first call that was made again, and what its numbers are ahead of the replay's.
+    /// The recording's number of the first replayed call, and the difference of its numbers to the replay's.
     first: u64,
     ahead: i64,
-    recorded: Option<Ending>,
-    replayed: Option<Ending>,
+    recorded: Option<GroupError>,
+    replayed: Option<GroupError>,
     as_recorded: bool,
 }
 
@@ -55,13 +55,13 @@ struct End {
 pub(crate) struct Report {
     smddp_version: &'static str,
     not_replayed: Vec<String>,
-    /// Some group is not replayed at all.
+    /// A group is not replayed.
     partly: bool,
     results: Vec<Row>,
     groups: Vec<End>,
 }
 
-/// Seconds by rank, of one number.
+/// Seconds of one call, by rank.
 type Call = Vec<f64>;
 
 impl Report {
@@ -74,21 +74,22 @@ impl Report {
         let (mut results, mut groups) = (Vec::new(), Vec::new());
         let mut not_replayed = script.notes.clone();
         for group in &script.groups {
-            let again: BTreeMap<(usize, u64), &Operation> = operations(replayed.iter(), group).collect();
+            let replayed_operations: BTreeMap<(usize, u64), &Operation> =
+                operations(replayed.iter(), group).collect();
             let mut kinds: BTreeMap<String, (Spec, BTreeMap<u64, [Call; 2]>)> = BTreeMap::new();
-            for ((rank, seq), op) in operations(recorded.iter().filter(|one| !one.is_made_up()), group) {
-                let number = seq.saturating_add_signed(-group.ahead);
+            for ((rank, seq), op) in operations(recorded.iter().filter(|one| !one.is_placeholder()), group) {
+                let number = seq.saturating_add_signed(-group.offset);
                 if seq < group.first {
                     continue;
                 }
-                let Some(twin) = again.get(&(rank, number)) else { continue };
+                let Some(replayed_operation) = replayed_operations.get(&(rank, number)) else { continue };
                 let Ok(spec) = Spec::parse(&op.call, op.bytes) else { continue };
-                // What each rank sends of an uneven all_to_all is its own affair.
+                // The bytes of an uneven all_to_all differ between ranks.
                 let words = op.call.split(" #").next().unwrap_or_default();
                 let bytes = if spec.pairs { 0 } else { op.bytes };
                 let kind = kinds.entry(format!("{words} {bytes}")).or_insert((spec, BTreeMap::new()));
                 let call = kind.1.entry(number).or_default();
-                for (times, op) in call.iter_mut().zip([op, *twin]) {
+                for (times, op) in call.iter_mut().zip([op, *replayed_operation]) {
                     if op.outcome == Outcome::Ok {
                         times.push(op.seconds);
                     }
@@ -105,8 +106,9 @@ impl Report {
                 .max();
             if let Some(here) = here.filter(|&here| here != group.nodes) {
                 let (name, nodes) = (&group.name, group.nodes);
-                not_replayed
-                    .push(format!("group `{name}` was recorded on {nodes} nodes, and has {here} here"));
+                not_replayed.push(format!(
+                    "group `{name}` was recorded on {nodes} nodes, but has {here} in the replay"
+                ));
             }
         }
         results.sort_by_key(|row| (row.group.clone(), row.collective, row.size));
@@ -119,7 +121,7 @@ impl Report {
         })
     }
 
-    /// 0: all went well, as recorded.
+    /// Returns the exit status: 0 if all groups completed without error, as recorded.
     pub(crate) fn status(&self) -> i32 {
         i32::from(self.groups.iter().any(|end| end.replayed.is_some() || !end.as_recorded))
     }
@@ -222,11 +224,11 @@ impl End {
     }
 }
 
-fn text(ending: Option<&Ending>) -> &str {
-    ending.map_or("no error", |ending| ending.text.as_str())
+fn text(error: Option<&GroupError>) -> &str {
+    error.map_or("no error", |error| error.text.as_str())
 }
 
-/// A group's operations in those dumps, by rank and number.
+/// Returns a group's operations in the dumps, by rank and call number.
 fn operations<'p>(
     processes: impl Iterator<Item = &'p Process>,
     plan: &'p GroupPlan,
@@ -240,18 +242,18 @@ fn end(group: &GroupPlan, replayed: &[Process]) -> End {
     let groups = replayed.iter().flat_map(|process| &process.groups);
     let errors =
         groups.filter(|g| g.name == group.name && g.size == group.size).filter_map(|g| g.error.as_deref());
-    let ending = Ending::of(errors, group.ahead);
+    let error = GroupError::of(errors, group.offset);
     End {
         group: group.name.clone(),
         ranks: group.size,
         first: group.first,
-        ahead: group.ahead,
-        as_recorded: match (&ending, &group.ending) {
-            (Some(replayed), Some(recorded)) => replayed.is_like(recorded),
+        ahead: group.offset,
+        as_recorded: match (&error, &group.error) {
+            (Some(replayed), Some(recorded)) => replayed.matches(recorded),
             (replayed, recorded) => replayed.is_none() && recorded.is_none(),
         },
-        recorded: group.ending.clone(),
-        replayed: ending,
+        recorded: group.error.clone(),
+        replayed: error,
     }
 }
 
@@ -285,13 +287,13 @@ fn median(mut seconds: Vec<f64>) -> Option<f64> {
     seconds.get(seconds.len() / 2).map(|seconds| seconds * 1e6)
 }
 
-/// What the simulator says; nothing of blocks whose sizes are not known, or where nodes differ.
+/// Returns the simulator's time. `None` for unknown block sizes, or for nodes with different numbers of ranks.
 fn predicted(group: &GroupPlan, spec: &Spec, cluster: &Cluster) -> Result<Option<f64>> {
     let nodes = group.nodes.max(1);
-    if spec.lacks().is_some() || !group.size.is_multiple_of(nodes) {
+    if spec.substituted().is_some() || !group.size.is_multiple_of(nodes) {
         return Ok(None);
     }
     let cluster = cluster.with_nodes(nodes, group.size / nodes);
-    let subject = Subject::new(&cluster, spec.collective, spec.bytes, spec.root, spec.dtype.is_half())?;
-    Ok(subject.job().run(&cluster, Vec::new()).ok().map(|run| run.outcome.seconds * 1e6))
+    let call = SimulatedCall::new(&cluster, spec.collective, spec.bytes, spec.root, spec.dtype.is_half())?;
+    Ok(call.job().run(&cluster, Vec::new()).ok().map(|run| run.outcome.seconds * 1e6))
 }

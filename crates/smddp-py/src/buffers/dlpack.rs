@@ -64,7 +64,7 @@ pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Access) -> PyResult<Opti
     };
     let capsule = asked.map_err(|reason| usage.value_error(format!("gives no DLPack tensor: {reason}")))?;
     // SAFETY: a live object, with the GIL. A capsule of that name contains a tensor of that version, which lives as long as
-    // the capsule, because no one consumes it.
+    // the capsule, because it is not consumed.
     let (tensor, flags) = unsafe {
         let named = |name: &'static CStr| {
             let valid = ffi::PyCapsule_IsValid(capsule.as_ptr(), name.as_ptr()) != 0;

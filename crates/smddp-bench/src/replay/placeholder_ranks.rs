@@ -1,51 +1,51 @@
-//! A rank that others missed may have left no dump: it hung elsewhere, or it was killed. What it did until then is known all
-//! the same, as the others' calls ended: another one does that in its place, and then comes no more.
+//! Placeholders for missing ranks without a dump, which hung outside of a call or were killed. Their calls are known from the
+//! calls that the other ranks completed. A placeholder repeats these calls, and makes no further call.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::clock::ahead;
+use super::clock::clock_offsets;
 use super::dump::{Group, Operation, Outcome, Process};
-use super::ending::{Ending, Kind};
+use super::group_error::{GroupError, Kind};
 
-/// Adds a process for each rank that is missing in the job's largest group, where that group ended because of them.
-pub(crate) fn added(mut processes: Vec<Process>, notes: &mut Vec<String>) -> Vec<Process> {
-    let offsets = ahead(&processes);
+/// Adds a placeholder process for each missing rank of the largest group, if that group failed because of these ranks.
+pub(crate) fn add(mut processes: Vec<Process>, notes: &mut Vec<String>) -> Vec<Process> {
+    let offsets = clock_offsets(&processes);
     let Some((name, size)) = largest(&processes) else { return processes };
-    let there = members(&processes, &name, size);
+    let members_present = members(&processes, &name, size);
     let absent: Vec<usize> =
-        (0..size).filter(|rank| !there.iter().any(|(_, group)| group.rank == *rank)).collect();
-    let ending = Ending::of(there.iter().filter_map(|(_, group)| group.error.as_deref()), 0);
-    let Some(ending) = ending.filter(|ending| matches!(ending.kind, Kind::Timeout | Kind::Lost)) else {
+        (0..size).filter(|rank| !members_present.iter().any(|(_, group)| group.rank == *rank)).collect();
+    let error = GroupError::of(members_present.iter().filter_map(|(_, group)| group.error.as_deref()), 0);
+    let Some(error) = error.filter(|error| matches!(error.kind, Kind::Timeout | Kind::Lost)) else {
         return processes;
     };
-    if absent.is_empty() || !absent.iter().all(|rank| ending.about.contains(&format!("rank {rank}"))) {
+    if absent.is_empty() || !absent.iter().all(|rank| error.about.contains(&format!("rank {rank}"))) {
         return processes;
     }
     let clock = |process: usize, time: u64| time.saturating_add_signed(-offsets[process].unwrap_or(0));
-    let mut made = Vec::new();
+    let mut placeholders = Vec::new();
     for &rank in &absent {
-        let mut groups = vec![stand_in(&there, rank, ending.number, &clock)];
-        // In other groups, whoever is missing is the same, where one is missing in all.
+        let mut groups = vec![placeholder(&members_present, rank, error.number, &clock)];
+        // If one process is missing, it is also the missing rank of other groups.
         if absent.len() == 1 {
             for (other, size) in keys(&processes) {
-                let there = members(&processes, &other, size);
-                let ranks: BTreeSet<usize> = there.iter().map(|(_, group)| group.rank).collect();
+                let members_present = members(&processes, &other, size);
+                let ranks: BTreeSet<usize> = members_present.iter().map(|(_, group)| group.rank).collect();
                 let mut free = (0..size).filter(|rank| !ranks.contains(rank));
                 if let (true, Some(rank), None) = (other != name, free.next(), free.next()) {
-                    groups.push(stand_in(&there, rank, None, &clock));
+                    groups.push(placeholder(&members_present, rank, None, &clock));
                 }
             }
         }
         notes.push(format!(
-            "no dump of rank {rank} of group `{name}`: here it makes the calls before number {}, when the others do, and then \
-             comes no more",
-            ending.number.unwrap_or(0)
+            "no dump of rank {rank} of group `{name}`: it makes the calls before number {}, when the other ranks do, and then \
+             no further call",
+            error.number.unwrap_or(0)
         ));
         let host = processes[0].host.clone();
         let time_ns = processes.iter().map(|process| process.time_ns).max().unwrap_or(0);
-        made.push(Process { host, pid: 0, rank: Some(rank), time_ns, groups });
+        placeholders.push(Process { host, pid: 0, rank: Some(rank), time_ns, groups });
     }
-    processes.extend(made);
+    processes.extend(placeholders);
     processes.sort_by_key(|process| (process.rank.is_none(), process.rank));
     processes
 }
@@ -68,15 +68,15 @@ fn members<'a>(processes: &'a [Process], name: &str, size: usize) -> Vec<(usize,
     groups.filter(|(_, group)| group.name == name && group.size == size).collect()
 }
 
-/// The calls of a rank of which there is no dump: those before `number`, or all that somebody finished.
-fn stand_in(
-    there: &[(usize, &Group)],
+/// Returns the calls of a rank without a dump: the calls before `number`, or all calls that a rank completed.
+fn placeholder(
+    members_present: &[(usize, &Group)],
     rank: usize,
     number: Option<u64>,
     clock: &dyn Fn(usize, u64) -> u64,
 ) -> Group {
     let mut calls: BTreeMap<u64, Operation> = BTreeMap::new();
-    for &(process, group) in there {
+    for &(process, group) in members_present {
         for op in group.operations.iter().flatten().filter(|op| op.outcome == Outcome::Ok) {
             let Some(ended) = op.ended_ns.map(|ended| clock(process, ended)) else { continue };
             if number.is_some_and(|number| op.seq >= number) {
@@ -88,7 +88,7 @@ fn stand_in(
                 ended_ns: Some(ended),
                 ..op.clone()
             });
-            // With the last of the others, but before any of them was through.
+            // Submitted with the last of the other ranks, but before the first of them completed.
             call.submitted_ns = call.submitted_ns.max(begun);
             call.ended_ns = call.ended_ns.min(Some(ended));
         }
@@ -99,7 +99,7 @@ fn stand_in(
         call.seconds = (ended - call.submitted_ns) as f64 / 1e9;
     }
     let (name, size, nodes) =
-        there.first().map_or((String::new(), 0, 1), |(_, g)| (g.name.clone(), g.size, g.nodes));
+        members_present.first().map_or((String::new(), 0, 1), |(_, g)| (g.name.clone(), g.size, g.nodes));
     Group {
         name,
         rank,
