@@ -7,7 +7,7 @@
 //! streams. New memory contains 0xA5 bytes. The fake models neither performance nor a GPU's memory order.
 //!
 //! In a *checked world* (`fake/check.rs`) threads of one process represent processes. The world reports every access
-//! that no wait orders, whatever the delays were. It also reports uses of memory that are not ordered before its end,
+//! that no wait orders, for all delays. It also reports uses of memory that are not ordered before its end,
 //! waits that are never satisfied, and leaks. There a call that frees memory waits only until the streams are empty
 //! or blocked in a wait.
 //!

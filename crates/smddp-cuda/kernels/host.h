@@ -1,5 +1,5 @@
-/* What reduce.cu takes of a device, for the host. The threads of a grid run one after the other, an order that a device
- * may take too: no thread waits for another, or uses what another writes. */
+/* Host versions of the device functions that reduce.cu uses. The threads of a grid run one after the other. A device may
+ * use this order too, because no thread waits for another or reads another thread's results. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -13,11 +13,11 @@ static struct {
     u32 x;
 } gridDim, blockIdx, threadIdx;
 
-/* The launch that runs, and the bytes of each of its arrays. */
+/* The current launch, and the bytes of each of its arrays. */
 static const struct Args *running;
 static u64 extent;
 
-/* What a device answers with an error, or does not notice. */
+/* Aborts on accesses that a device reports as an error or does not detect. */
 DEVICE void inside(u64 array, u64 at, u64 size, const char *what) {
     if (at % size || at < array || at + size > array + extent) {
         fprintf(stderr, "%s of %llu bytes at %lld of %llu\n", what, size, (i64)(at - array), extent);
@@ -25,13 +25,13 @@ DEVICE void inside(u64 array, u64 at, u64 size, const char *what) {
     }
 }
 
-/* Of a grid of copies the arrays are from and to by turns, and there is no other destination. */
+/* In a grid of copies, sources and destinations alternate, and there is no other destination. */
 DEVICE u32 arrays(void) {
     return running->to ? running->n : 2 * running->n;
 }
 
 DEVICE void readable(u64 from, u64 size) {
-    /* Mostly the source of the load before. */
+    /* Usually the source of the previous load. */
     static u32 source;
     for (u32 tries = 0; tries < arrays(); tries++) {
         source = source < arrays() ? source : 0;
@@ -82,7 +82,7 @@ DEVICE void store_pack(u64 to, struct Pack pack) {
 
 DEVICE float widen_f16(u32 bits) {
     u32 sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
-    /* 2^112: the difference of the exponents' biases. The product is exact, of subnormals too. */
+    /* 2^112: the difference between the exponent biases. The product is exact, also for subnormals. */
     const float rebias = 5192296858534827628530496329220096.0f;
     float wide;
     if (rest >= 0x7c00u << 13) {
@@ -113,11 +113,11 @@ DEVICE u32 narrow_f16(float wide) {
         memcpy(&rest, &small, 4);
         return sign | (rest - 0x3f000000u);
     }
-    /* Carries go into the exponent, and from 65520 on into infinity. */
+    /* Carries increment the exponent; values from 65520 on become infinity. */
     return sign | ((rest + 0xfffu + (rest >> 13 & 1u)) - 0x38000000u) >> 13;
 }
 
-/* Runs a kernel over arrays of `bytes`. */
+/* Runs a kernel over arrays of `bytes` bytes. */
 void smddp_host_launch(void (*kernel)(const struct Args), u32 blocks, u32 threads, const struct Args *args, u64 bytes) {
     if (threads != THREADS)
         abort();

@@ -101,12 +101,12 @@ pub fn copy(copies: &[Copy]) -> Option<Launch> {
     Some(Launch { name: c"smddp_copy", blocks: (each * n) as u32, threads: THREADS, args })
 }
 
-/// Returns the launch of a reduction with at most `most` blocks; `None` if it has no elements.
+/// Returns the launch of a reduction with at most `max_blocks` blocks; `None` if it has no elements.
 ///
 /// # Errors
-/// [`Error::Invalid`] for an operator that the element type does not support, for no sources or too many, for a
-/// division or factor without a sum, and for an address that is not aligned to its element.
-pub fn launch(reduction: &Reduction, most: u32) -> Result<Option<Launch>> {
+/// [`Error::Invalid`] for an operator that the element type does not support, and for no sources or too many. Also for
+/// a divisor or factor without a sum, and for an address that is not aligned to its element.
+pub fn launch(reduction: &Reduction, max_blocks: u32) -> Result<Option<Launch>> {
     let Reduction { element, fold, ref sources, to, count, .. } = *reduction;
     let invalid = |reason: String| Err(Error::Invalid(reason));
     let Some((name, unit)) = kernel(element, fold) else {
@@ -153,7 +153,7 @@ pub fn launch(reduction: &Reduction, most: u32) -> Result<Option<Launch>> {
     };
     args.sources[..sources.len()].copy_from_slice(sources);
     let work_items = if packs > 0 { packs } else { count };
-    let blocks = work_items.div_ceil(THREADS as usize).min(most as usize) as u32;
+    let blocks = work_items.div_ceil(THREADS as usize).min(max_blocks as usize) as u32;
     Ok(Some(Launch { name, blocks, threads: THREADS, args }))
 }
 
@@ -164,7 +164,7 @@ pub fn round(
     rounding: Rounding,
     (to, from): (Address, Address),
     count: usize,
-    most: u32,
+    max_blocks: u32,
 ) -> Result<Option<Launch>> {
     let sum = Reduction {
         element: Element::F32,
@@ -180,7 +180,7 @@ pub fn round(
         Rounding::F16 => c"smddp_f16_f32",
         Rounding::Int8 => c"smddp_int8_f32",
     };
-    Ok(launch(&sum, most)?.map(|launch| Launch { name, ..launch }))
+    Ok(launch(&sum, max_blocks)?.map(|launch| Launch { name, ..launch }))
 }
 
 /// Returns the final step (a value of `Args::finish`) and its two operands.

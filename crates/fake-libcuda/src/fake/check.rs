@@ -12,7 +12,7 @@
 //!   (stream to host).
 //!
 //! Two accesses to the same bytes, at least one of them a write, must be ordered by these clocks. Otherwise they are
-//! reported as a race, whatever the delays were. Lifetimes use the same order: every use must be ordered before the
+//! reported as a race, for all delays. Lifetimes use the same order: every use must be ordered before the
 //! call that frees, closes or unregisters the memory. Words are atomic, so their accesses do not race with each
 //! other.
 //!
@@ -101,7 +101,7 @@ pub(crate) struct World {
     pub(crate) waits: BTreeMap<WaitId, RecordedWait>,
     pub(crate) reports: Vec<String>,
     reported: BTreeSet<String>,
-    /// Calls that a driver may block until the device is idle, made while a stream blocks, or will block, in a wait
+    /// Calls that a driver may block until the device is idle. They were made while a stream was in, or before, a wait
     /// that no enqueued operation satisfies.
     pub(crate) stalls: Vec<String>,
 }

@@ -90,8 +90,8 @@ pub(crate) unsafe extern "C" fn fake_query(what: *const c_char, to: *mut u8, roo
 
 /// Performs a host access to memory that streams use too, and returns the value read.
 ///
-/// Kinds: load a word (0), test if a word has reached a value (1), store a word (2), report a read (3) or a write (4)
-/// of `operand` bytes.
+/// Kinds of accesses: load a word (0), test if a word has reached the value `operand` (1), store `operand` to a word (2).
+/// Kinds that are only reported: read (3) or write (4) of `operand` bytes.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn fake_host(
     context: CUcontext,
@@ -113,8 +113,8 @@ pub(crate) unsafe extern "C" fn fake_host(
         let (actor, clock) = (host.actor, host.clock.clone());
         world.touch(rank, (address, bytes), touch, (actor, &clock, &by));
         if what == 2 {
-            let knows = world.take_host_clock(rank);
-            world.write_word(rank, address, operand, knows);
+            let clock = world.take_host_clock(rank);
+            world.write_word(rank, address, operand, clock);
         }
         if what > 1 {
             return Some(0);

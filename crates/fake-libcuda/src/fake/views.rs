@@ -179,11 +179,11 @@ impl World {
         Some(word)
     }
 
-    /// Writes a word for an actor with the clock `knows`. Returns false if the process has no memory there.
-    pub(crate) fn write_word(&mut self, rank: usize, address: u64, value: u64, knows: Clock) -> bool {
+    /// Writes a word for an actor with this clock. Returns false if the process has no memory there.
+    pub(crate) fn write_word(&mut self, rank: usize, address: u64, value: u64, clock: Clock) -> bool {
         // Writes outside the checker precede this one.
         let Some(word) = self.word(rank, address) else { return false };
-        word.write(value, Arc::new(knows));
+        word.write(value, Arc::new(clock));
         // Mapped, as in `load`.
         unsafe { AtomicU64::from_ptr(address as *mut u64) }.store(value, Ordering::SeqCst);
         true

@@ -208,7 +208,7 @@ fn no_stream_waits_for_a_word_while_memory_is_mapped() {
         }
     });
     let stalls = world.stalls();
-    assert!(stalls.is_empty(), "{} calls that a driver may block for ever: {}", stalls.len(), stalls[0]);
+    assert!(stalls.is_empty(), "{} calls that a driver may block forever: {}", stalls.len(), stalls[0]);
     clean(&world, "new memory");
 }
 

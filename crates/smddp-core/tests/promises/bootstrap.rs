@@ -82,7 +82,7 @@ fn groups_of_all_sizes_start_and_delete_their_keys() {
             size,
             |_| true,
             |rank| {
-                let comm = Communicator::make(&store, ("making it", "all"), rank, size, TIMEOUT, None);
+                let comm = Communicator::make(&store, ("create_group", "all"), rank, size, TIMEOUT, None);
                 over.wait();
                 comm
             },
@@ -101,7 +101,7 @@ fn store_traffic_per_rank_is_independent_of_group_size() {
     let comms = ranks(
         size,
         |_| true,
-        |rank| Communicator::make(&store, ("making it", "few"), rank, size, TIMEOUT, None).unwrap(),
+        |rank| Communicator::make(&store, ("create_group", "few"), rank, size, TIMEOUT, None).unwrap(),
     );
     let each = *store.bytes.lock().unwrap() / size;
     // Its own address, its parent's address, and polls; a loaded machine makes more of them.
@@ -119,7 +119,7 @@ fn missing_ranks_are_reported_by_all_others_at_the_timeout() {
         let begun = Instant::now();
         let here = |rank: usize| !missing.contains(&rank);
         let outcomes = ranks(size, here, |rank| {
-            Communicator::make(&store, ("making it", "late"), rank, size, timeout, None).err()
+            Communicator::make(&store, ("create_group", "late"), rank, size, timeout, None).err()
         });
         assert!(begun.elapsed() < timeout + Duration::from_secs(20));
         for (rank, outcome) in outcomes {
@@ -145,7 +145,7 @@ fn late_rank_joins_the_group() {
             while rank == 8 && published() < size - 1 {
                 thread::yield_now();
             }
-            Communicator::make(&store, ("making it", "late"), rank, size, TIMEOUT, None).unwrap()
+            Communicator::make(&store, ("create_group", "late"), rank, size, TIMEOUT, None).unwrap()
         },
     );
     comms.into_iter().for_each(|(_, comm)| comm.close());
@@ -201,7 +201,7 @@ fn unreachable_parent_is_replaced_by_the_store() {
         let comms = ranks(
             size,
             |_| true,
-            |rank| Communicator::make(&other_host, ("making it", "far"), rank, size, TIMEOUT, None),
+            |rank| Communicator::make(&other_host, ("create_group", "remote"), rank, size, TIMEOUT, None),
         );
         for (rank, comm) in comms {
             comm.unwrap_or_else(|error| panic!("rank {rank}: {error}")).close();
@@ -243,7 +243,7 @@ fn store_failure_on_one_rank_fails_all_ranks() {
         |_| true,
         |rank| {
             let store: &dyn Store = if rank == 9 { &broken } else { &store };
-            Communicator::make(store, ("making it", "broken"), rank, size, Duration::from_secs(5), None)
+            Communicator::make(store, ("create_group", "broken"), rank, size, Duration::from_secs(5), None)
                 .err()
                 .unwrap()
         },

@@ -95,7 +95,7 @@ fn data_sent_before_an_immediate_departure_arrives() {
     });
 }
 
-/// Otherwise the departed rank would look as if it were in the call of the waiting ranks.
+/// Otherwise the departed rank would count as present in the call of the waiting ranks.
 #[test]
 fn departure_does_not_count_as_arrival_in_a_call() {
     let mut links = Wire::Nodes(1).links(2);
@@ -109,7 +109,7 @@ fn departure_does_not_count_as_arrival_in_a_call() {
     }
 }
 
-/// A broadcast's root waits for no data, only for the receipt of its own.
+/// A broadcast's root waits for no data, only for the receipt of the sent data.
 #[test]
 fn send_to_a_departed_rank_does_not_wait_for_the_timeout() {
     for wire in [Wire::Nodes(1), Wire::Srd(7)] {

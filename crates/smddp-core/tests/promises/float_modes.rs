@@ -116,7 +116,7 @@ fn data(rank: usize, dtype: DType, count: usize) -> Vec<u8> {
     (0..numbers).flat_map(|i| number(i).to_le_bytes()[..bytes].to_vec()).collect()
 }
 
-/// Thread that waits for and drives the call.
+/// Point at which the caller waits: in the call, after it, or after the progress thread has completed it.
 #[derive(Clone, Copy, Debug)]
 enum Wait {
     InCall,

@@ -113,7 +113,7 @@ fn eager_sends_do_not_wait_for_receives() {
 }
 
 /// Every rank sends large messages to all ranks concurrently, and receives them in another order.
-fn all_at_once(comm: &Communicator, messages: u64, count: usize) {
+fn exchange_concurrently(comm: &Communicator, messages: u64, count: usize) {
     let (me, n) = (comm.rank(), comm.size());
     let others: Vec<usize> = (0..n).filter(|&r| r != me).collect();
     let data: Vec<_> = (0..messages).map(|tag| payload(me, tag, count)).collect();
@@ -134,15 +134,15 @@ fn all_at_once(comm: &Communicator, messages: u64, count: usize) {
 #[test]
 fn many_large_messages_interleave() {
     for wire in Wire::EACH {
-        over(wire.links(3), TIMEOUT, |comm| all_at_once(comm, 12, 200_000));
+        over(wire.links(3), TIMEOUT, |comm| exchange_concurrently(comm, 12, 200_000));
     }
 }
 
 pub(crate) fn rank(me: &RankProcess) {
     let comm = world(me, TIMEOUT);
-    all_at_once(&comm, 12, 100_000);
-    all_at_once(&comm, 60, 3_000);
-    all_at_once(&comm, 200, 10);
+    exchange_concurrently(&comm, 12, 100_000);
+    exchange_concurrently(&comm, 60, 3_000);
+    exchange_concurrently(&comm, 200, 10);
     comm.close();
     me.report("done");
 }

@@ -70,7 +70,7 @@ fn outcomes(wire: Wire, size: usize, count: usize, waits: Waiting, late: bool) -
 const LATE: Duration = Duration::from_millis(500);
 
 #[test]
-fn a_late_receiver_of_an_unreceived_message_and_its_sender_raise_mismatch() {
+fn late_receiver_of_an_unreceived_message_and_its_sender_raise_mismatch() {
     let mut wrong = Vec::new();
     for wire in Wire::EACH {
         for waits in

@@ -32,7 +32,7 @@ fn collectives_are_correct_with_every_window_size() {
     }
 }
 
-/// Over a wire without copies of sent data, a sender needs as many cells as its readers.
+/// Over a wire without copies of sent data, a sender has as many cells as its readers.
 #[test]
 fn collectives_are_correct_with_every_window_size_without_copies() {
     for latency_ns in [450e3, 2.5e6] {

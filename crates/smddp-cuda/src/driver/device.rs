@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::context::Context;
 use super::cuda::Cuda;
-use super::known::Known;
 use super::launch::Kernels;
+use super::region_cache::RegionCache;
 use super::table::{MemcpyBatch, Required};
 use super::types::*;
 use crate::device::{
@@ -39,10 +39,10 @@ pub struct Device {
     batches: AtomicBool,
     kernels: Kernels,
     /// Maximum number of blocks of a reduction.
-    most: AtomicU32,
-    known: Mutex<Known>,
+    max_blocks: AtomicU32,
+    regions: Mutex<RegionCache>,
     /// Released streams for reuse.
-    spare: Mutex<Vec<Stream>>,
+    free_streams: Mutex<Vec<Stream>>,
 }
 
 impl Cuda {
@@ -88,9 +88,9 @@ impl Device {
             uuid: cuda.uuid(device)?,
             batches: AtomicBool::new(cuda.table.memcpy_batch.is_some()),
             kernels: Kernels::default(),
-            most: AtomicU32::new(kernels::USUAL_BLOCKS),
-            known: Mutex::default(),
-            spare: Mutex::default(),
+            max_blocks: AtomicU32::new(kernels::USUAL_BLOCKS),
+            regions: Mutex::default(),
+            free_streams: Mutex::default(),
             priority: greatest,
             context,
             cuda,
@@ -104,12 +104,12 @@ impl Device {
         &self.cuda.table.required
     }
 
-    fn spare(&self) -> MutexGuard<'_, Vec<Stream>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    fn free_streams(&self) -> MutexGuard<'_, Vec<Stream>> {
+        self.free_streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn regions(&self) -> MutexGuard<'_, RegionCache> {
+        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Enqueues all copies in one driver call. Returns false if the driver rejects the batch.
@@ -183,7 +183,7 @@ impl Drop for Device {
         // The field `context` is dropped after this and releases the context.
         if let Ok(_current) = self.context.enter_relaxed() {
             self.kernels.unload(&self.cuda);
-            for stream in self.spare().drain(..) {
+            for stream in self.free_streams().drain(..) {
                 // SAFETY: created by `create_stream`; the device has no other users in `drop`.
                 unsafe { (self.driver().stream_destroy)(stream.0) };
             }
@@ -260,7 +260,7 @@ impl Device {
 
     /// Creates a non-blocking stream (no synchronization with the legacy default stream) of the highest priority.
     pub fn create_stream(&self) -> Result<Stream> {
-        if let Some(stream) = self.spare().pop() {
+        if let Some(stream) = self.free_streams().pop() {
             return Ok(stream);
         }
         let _current = self.context.enter_relaxed()?;
@@ -275,7 +275,7 @@ impl Device {
     /// Other code may use the handle later: torch's allocator records an event on every stream that used a tensor
     /// when it frees the tensor.
     pub fn destroy_stream(&self, stream: Stream) {
-        self.spare().push(stream);
+        self.free_streams().push(stream);
     }
 
     /// Creates an event without timing.
@@ -392,10 +392,10 @@ impl Device {
         operations: impl Iterator<Item = CUstreamBatchMemOpParams>,
     ) -> Result<()> {
         let mut operations: Vec<_> = operations.collect();
-        for some in operations.chunks_mut(MAX_BATCH_MEM_OPS) {
+        for chunk in operations.chunks_mut(MAX_BATCH_MEM_OPS) {
             // SAFETY: the count is that of the slice, which is read before the call returns; the caller guarantees
             // the words.
-            let code = unsafe { (words.batch)(stream.0, some.len() as u32, some.as_mut_ptr(), 0) };
+            let code = unsafe { (words.batch)(stream.0, chunk.len() as u32, chunk.as_mut_ptr(), 0) };
             self.driver().check(c"cuStreamBatchMemOp", code)?;
         }
         Ok(())
@@ -438,11 +438,11 @@ impl Device {
 
     /// Enqueues copies of memory that kernels of this device can access: by one kernel launch where that is faster.
     pub unsafe fn copy_few(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
-        for some in copies.chunks(kernels::MAX_COPIES) {
+        for chunk in copies.chunks(kernels::MAX_COPIES) {
             // SAFETY: the caller's contract.
             unsafe {
-                match kernels::copy(some) {
-                    None => self.copy(stream, some)?,
+                match kernels::copy(chunk) {
+                    None => self.copy(stream, chunk)?,
                     launch => self.launch(stream, launch)?,
                 }
             }
@@ -455,25 +455,25 @@ impl Device {
         &self,
         stream: Stream,
         rounding: Rounding,
-        places: (Address, Address),
+        addresses: (Address, Address),
         count: usize,
     ) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.launch(stream, kernels::round(rounding, places, count, self.most())?) }
+        unsafe { self.launch(stream, kernels::round(rounding, addresses, count, self.max_blocks())?) }
     }
 
     pub unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
         // SAFETY: the caller's contract.
-        unsafe { self.launch(stream, kernels::launch(reduction, self.most())?) }
+        unsafe { self.launch(stream, kernels::launch(reduction, self.max_blocks())?) }
     }
 
     /// Limits the number of SMs that each later reduction occupies.
     pub fn take_at_most(&self, multiprocessors: u32) {
-        self.most.store(multiprocessors, Ordering::Relaxed);
+        self.max_blocks.store(multiprocessors, Ordering::Relaxed);
     }
 
-    fn most(&self) -> u32 {
-        self.most.load(Ordering::Relaxed)
+    fn max_blocks(&self) -> u32 {
+        self.max_blocks.load(Ordering::Relaxed)
     }
 
     unsafe fn launch(&self, stream: Stream, launch: Option<kernels::Launch>) -> Result<()> {
@@ -554,12 +554,12 @@ impl Device {
     pub fn region(&self, address: Address) -> Result<Region> {
         let _current = self.context.enter()?;
         if let Some(region) =
-            self.known().find(address, |generation| self.cuda.is_buffer(address, generation))
+            self.regions().find(address, |generation| self.cuda.is_buffer(address, generation))
         {
             return Ok(region);
         }
         let region = self.cuda.region(self.ordinal, address)?;
-        self.known().learn(region);
+        self.regions().insert(region);
         Ok(region)
     }
 

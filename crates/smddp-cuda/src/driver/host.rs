@@ -1,6 +1,6 @@
 //! Host accesses to memory that streams use too.
 //!
-//! A checking driver, used in tests, cannot observe them. It exports a function that reports and performs each
+//! A checking driver, used in tests, cannot observe them. It exports a function that records and performs each
 //! access.
 
 use std::sync::atomic::{AtomicU64, Ordering};

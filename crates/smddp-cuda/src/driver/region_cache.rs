@@ -7,17 +7,17 @@ const MAX_ENTRIES: usize = 4096;
 
 /// Sorted by address.
 #[derive(Debug, Default)]
-pub(super) struct Known(Vec<Region>);
+pub(super) struct RegionCache(Vec<Region>);
 
-impl Known {
-    /// Returns the region that contains `address`, if `is` confirms the generation of the allocation there.
-    pub(super) fn find(&mut self, address: Address, is: impl FnOnce(u64) -> bool) -> Option<Region> {
+impl RegionCache {
+    /// Returns the region that contains `address`, if `is_valid` confirms the generation of the allocation there.
+    pub(super) fn find(&mut self, address: Address, is_valid: impl FnOnce(u64) -> bool) -> Option<Region> {
         let at = self.0.partition_point(|region| region.base <= address).checked_sub(1)?;
         let region = self.0[at];
         if address - region.base >= region.bytes as u64 {
             return None;
         }
-        if is(region.generation) {
+        if is_valid(region.generation) {
             return Some(region);
         }
         self.0.remove(at);
@@ -26,15 +26,15 @@ impl Known {
 
     /// Stores a region. Mapped memory is not cached: each physical allocation has a number that the one query cannot
     /// check.
-    pub(super) fn learn(&mut self, region: Region) {
+    pub(super) fn insert(&mut self, region: Region) {
         if region.kind != Kind::Legacy {
             return;
         }
         if self.0.len() >= MAX_ENTRIES {
             self.0.clear();
         }
-        let at = self.0.partition_point(|known| known.base < region.base);
-        if self.0.get(at).is_some_and(|known| known.base == region.base) {
+        let at = self.0.partition_point(|entry| entry.base < region.base);
+        if self.0.get(at).is_some_and(|entry| entry.base == region.base) {
             self.0[at] = region;
         } else {
             self.0.insert(at, region);
@@ -52,21 +52,21 @@ mod tests {
 
     #[test]
     fn entry_is_valid_while_its_generation_matches() {
-        let mut known = Known::default();
-        assert_eq!(known.find(4096, |_| true), None);
+        let mut cache = RegionCache::default();
+        assert_eq!(cache.find(4096, |_| true), None);
         let first = region(4096, 8192, 1);
-        known.learn(first);
-        assert_eq!(known.find(4096, |generation| generation == 1), Some(first));
-        assert_eq!(known.find(4096 + 8191, |generation| generation == 1), Some(first));
-        assert_eq!(known.find(4095, |_| true), None);
-        assert_eq!(known.find(4096 + 8192, |_| true), None);
+        cache.insert(first);
+        assert_eq!(cache.find(4096, |generation| generation == 1), Some(first));
+        assert_eq!(cache.find(4096 + 8191, |generation| generation == 1), Some(first));
+        assert_eq!(cache.find(4095, |_| true), None);
+        assert_eq!(cache.find(4096 + 8192, |_| true), None);
         // Freed, and a larger allocation that begins at a lower address: the old entry does not hide the new one.
-        assert_eq!(known.find(5000, |generation| generation == 2), None);
+        assert_eq!(cache.find(5000, |generation| generation == 2), None);
         let second = region(1024, 1 << 20, 2);
-        known.learn(second);
-        assert_eq!(known.find(5000, |generation| generation == 2), Some(second));
+        cache.insert(second);
+        assert_eq!(cache.find(5000, |generation| generation == 2), Some(second));
         // Mapped memory is queried each time.
-        known.learn(Region { kind: Kind::Mapped, ..region(1 << 30, 4096, 3) });
-        assert_eq!(known.find(1 << 30, |_| true), None);
+        cache.insert(Region { kind: Kind::Mapped, ..region(1 << 30, 4096, 3) });
+        assert_eq!(cache.find(1 << 30, |_| true), None);
     }
 }
