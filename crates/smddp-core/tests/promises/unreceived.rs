@@ -1,10 +1,10 @@
 //! A rank that leaves a group with a message that no rank received: `Mismatch` on its sender and on its receiver.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, DType, Error, Options, Result};
 
-use crate::common::{Gate, PATIENCE, Wire, over};
+use crate::common::{Gate, PATIENCE, SOON, Wire, over};
 use crate::mismatch::{BASE, Make, run};
 
 /// Call of the receiver while the sender leaves.
@@ -105,4 +105,45 @@ fn sender_and_receiver_of_an_unreceived_message_raise_mismatch() {
         }
     }
     assert!(wrong.is_empty(), "{} of:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Rank 1 has received the message and makes no call, rank 2 waits in a collective.
+#[test]
+fn a_rank_whose_messages_were_received_leaves_at_once() {
+    // Between nodes a short message is not confirmed.
+    let cases =
+        Wire::EACH.map(|wire| (wire, if matches!(wire, Wire::Shm) { &SIZES[..] } else { &SIZES[2..] }));
+    for (wire, sizes) in cases {
+        for &count in sizes {
+            let (received, left) = (Gate::new(3), Gate::new(3));
+            over(wire.links(3), PATIENCE, |comm| {
+                let mut data = vec![0f32; count];
+                let ptr: *mut u8 = data.as_mut_ptr().cast();
+                // SAFETY: the buffer outlives the works, which are waited for.
+                match comm.rank() {
+                    0 => unsafe { comm.send(ptr, count, DType::F32, 1, 7, Options::default()) }
+                        .unwrap()
+                        .wait(None),
+                    1 => unsafe { comm.recv(ptr, count, DType::F32, Some(0), 7, Options::default()) }
+                        .unwrap()
+                        .wait(None),
+                    _ => Ok(()),
+                }
+                .unwrap();
+                received.wait();
+                let begun = Instant::now();
+                match comm.rank() {
+                    0 => assert_eq!(comm.finish(PATIENCE), Ok(())),
+                    1 => {}
+                    _ => {
+                        let outcome =
+                            run(comm, Make { collective: Collective::AllReduce, count: 12, ..BASE });
+                        assert!(matches!(outcome, Err(Error::PeerLost { rank: 0, .. })), "{outcome:?}");
+                    }
+                }
+                assert!(begun.elapsed() < SOON, "{wire:?}, {count} elements: {:?}", begun.elapsed());
+                left.wait();
+            });
+        }
+    }
 }
