@@ -2,7 +2,7 @@
 
 use smddp_core::preview::{Absent, Imagined};
 use smddp_core::{Collective, Config, DType};
-use smddp_plan::sim::{Cluster, SearchResult, Job, search};
+use smddp_plan::sim::{Cluster, Job, SearchResult, search};
 use smddp_plan::{Algorithm, Memory};
 
 use crate::error::{Error, Result};
@@ -78,7 +78,7 @@ impl<'a> SimulatedCall<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smddp_core::named;
+    use smddp_core::variant_name;
     use smddp_plan::tune::Table;
     use smddp_plan::{Choice, Format, Formats, Reason};
 
@@ -147,7 +147,7 @@ mod tests {
         let Choice { algorithm, segment, .. } = job.decision.choice;
         let depth = job.decision.choice.window();
         let described = call.group().path("shm", &call.call);
-        let name = named((algorithm, job.decision.format));
+        let name = variant_name((algorithm, job.decision.format));
         let expected = match job.decision.inline {
             true => "shm publish, one message".to_owned(),
             false => {

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use smddp_plan::tune::Place;
+use smddp_plan::tune::MemoryKind;
 
 fn bench(args: &str) -> Output {
     bench_with(args, &[])
@@ -157,9 +157,9 @@ fn tune_writes_a_table_that_can_be_loaded() {
     for collective in [smddp_plan::Collective::AllGather, smddp_plan::Collective::Broadcast] {
         for bytes in [0, 64 << 10, 1 << 40] {
             let of = |place, ranks| table.algorithm(collective, bytes, place, ranks);
-            assert!(of(Place::Host, 2).is_some(), "{}", file.text());
+            assert!(of(MemoryKind::Host, 2).is_some(), "{}", file.text());
             // The table has no entries for unmeasured cases.
-            assert_eq!((of(Place::Host, 3), of(Place::Cuda, 2)), (None, None));
+            assert_eq!((of(MemoryKind::Host, 3), of(MemoryKind::Cuda, 2)), (None, None));
         }
     }
     assert!(!file.text().contains("bits"), "{}", file.text());

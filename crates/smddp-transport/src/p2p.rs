@@ -45,4 +45,8 @@ pub trait MessageTransport {
     fn piece(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)>;
     /// That piece is read.
     fn release(&mut self, from: usize, message: MessageId);
+    /// Records that this rank has received one more message of `from`.
+    fn confirm(&mut self, _from: usize) {}
+    /// Returns true if `to` is known to have received all messages of this rank, or to have a recv for each.
+    fn is_confirmed(&self, to: usize) -> bool;
 }

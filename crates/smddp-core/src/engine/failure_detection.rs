@@ -203,13 +203,14 @@ impl Driver {
 
     /// True if rank `rank` reports the departure of this rank, and a receiver of this rank's messages may yet report that it
     /// did not receive one.
-    fn awaits_receivers(&self, rank: usize, faults: &[Fault]) -> bool {
+    fn awaits_receivers(&mut self, rank: usize, faults: &[Fault]) -> bool {
         let me = self.group.rank();
         let reports = |fault: &Fault| matches!(fault, Fault::Poisoned { rank: by, reason } if *by == rank && report::lost_rank(reason) == Some(me));
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
+        let unconfirmed = self.messages.unconfirmed(&mut self.group);
         let answered =
             |&to: &usize| self.departs(to, seq) || faults.iter().any(|fault| fault.rank() == Some(to));
-        faults.iter().any(reports) && !self.messages.ledger.receivers().iter().all(answered)
+        faults.iter().any(reports) && !unconfirmed.iter().all(answered)
     }
 
     /// The rank that reports that calls differ, and what it says.
@@ -328,7 +329,7 @@ impl Driver {
         // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
         if leave && !left && fingerprint::collective(found.theirs).is_some_and(|theirs| !theirs.has_root()) {
             // If it received no message of this rank, it reports that. The caller's time limit ends the wait for the report.
-            if !self.messages.ledger.counts.iter().any(|&(sent, _)| sent > 0) {
+            if self.messages.unconfirmed(&mut self.group).is_empty() {
                 self.leave_alone(&format!(
                     "{} waits in {}",
                     self.group.describe(found.rank),

@@ -191,6 +191,14 @@ impl MessageTransport {
         self.sends.iter().all(|send| send.stream.is_some())
     }
 
+    /// Returns the ranks that may lack a recv for a message of this rank.
+    pub(crate) fn unconfirmed(&self, group: &mut Group) -> Vec<usize> {
+        let waits = |to| self.sends.iter().any(|send| send.post.direction == Direction::To(to));
+        let mut ranks = self.ledger.receivers();
+        ranks.retain(|&to| waits(to) || !group.p2p_is_confirmed(to));
+        ranks
+    }
+
     /// The ranks of which a recv waits for a message.
     pub(crate) fn sought(&self) -> Vec<usize> {
         self.waiting.keys().flatten().copied().collect()
@@ -383,6 +391,7 @@ impl MessageTransport {
                 moved = true;
             }
             moved = true;
+            group.p2p_confirm(recv.from);
             self.recorder.over(recv.seq, Outcome::Ok);
             recv.post.work.finish(Ok(()));
             false

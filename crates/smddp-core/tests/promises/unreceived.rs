@@ -1,10 +1,10 @@
 //! Departure of a rank with an unreceived message: `Mismatch` on its sender and its receiver.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, DType, Error, Options, Result};
 
-use crate::common::{Gate, TIMEOUT, Wire, over};
+use crate::common::{Gate, PROMPT_LIMIT, TIMEOUT, Wire, over};
 use crate::mismatch::{BASE, CallSpec, run};
 
 /// Call of the receiver while the sender leaves.
@@ -107,4 +107,42 @@ fn sender_and_receiver_of_an_unreceived_message_raise_mismatch() {
         }
     }
     assert!(wrong.is_empty(), "{} of:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Rank 1 has received the message and makes no call, rank 2 waits in a collective.
+#[test]
+fn a_rank_whose_messages_were_received_leaves_at_once() {
+    // Between nodes a short message is not confirmed.
+    let cases =
+        Wire::EACH.map(|wire| (wire, if matches!(wire, Wire::Shm) { &SIZES[..] } else { &SIZES[2..] }));
+    for (wire, sizes) in cases {
+        for &count in sizes {
+            let (received, left) = (Gate::new(3), Gate::new(3));
+            over(wire.links(3), TIMEOUT, |comm| {
+                let mut data = vec![0f32; count];
+                let ptr: *mut u8 = data.as_mut_ptr().cast();
+                let work = match comm.rank() {
+                    // SAFETY: the buffer outlives the work, which is waited for.
+                    0 => Some(unsafe { comm.send(ptr, count, DType::F32, 1, 7, Options::default()) }),
+                    // SAFETY: as above.
+                    1 => Some(unsafe { comm.recv(ptr, count, DType::F32, Some(0), 7, Options::default()) }),
+                    _ => None,
+                };
+                work.into_iter().for_each(|work| work.unwrap().wait(None).unwrap());
+                received.wait();
+                let begun = Instant::now();
+                match comm.rank() {
+                    0 => assert_eq!(comm.finish(TIMEOUT), Ok(())),
+                    1 => {}
+                    _ => {
+                        let outcome =
+                            run(comm, CallSpec { collective: Collective::AllReduce, count: 12, ..BASE });
+                        assert!(matches!(outcome, Err(Error::PeerLost { rank: 0, .. })), "{outcome:?}");
+                    }
+                }
+                assert!(begun.elapsed() < PROMPT_LIMIT, "{wire:?}, {count} elements: {:?}", begun.elapsed());
+                left.wait();
+            });
+        }
+    }
 }

@@ -383,6 +383,14 @@ impl Group {
         self.p2p(from, |mail, from| mail.release(from, stream));
     }
 
+    pub fn p2p_confirm(&mut self, from: usize) {
+        self.p2p(from, |mail, from| mail.confirm(from));
+    }
+
+    pub fn p2p_is_confirmed(&mut self, to: usize) -> bool {
+        self.p2p(to, |mail, to| mail.is_confirmed(to))
+    }
+
     /// Whether `rank` is in this node.
     pub fn is_local(&self, rank: usize) -> bool {
         self.way_to(rank).is_ok()

@@ -80,6 +80,8 @@ pub(super) struct RemoteMessages {
     outgoing: BTreeMap<MessageId, Outgoing>,
     /// Short messages' bytes that each rank keeps for this one.
     kept: Vec<u64>,
+    /// Ranks to which a short message was sent: their confirmation would be another message.
+    short_sent: Vec<bool>,
     /// Bytes of short messages that were taken and that their sender has not been told of.
     unannounced: Vec<u64>,
     announced: Vec<VecDeque<(Envelope, MessageId)>>,
@@ -115,6 +117,7 @@ impl RemoteMessages {
             outgoing: BTreeMap::new(),
             kept: vec![0; size],
             unannounced: vec![0; size],
+            short_sent: vec![false; size],
             announced: vec![VecDeque::new(); size],
             incoming: BTreeMap::new(),
             wanted: vec![false; size],
@@ -271,6 +274,7 @@ impl MessageTransport for RemoteMessages {
         let short = envelope.bytes as usize <= SHORT && self.kept[to] + envelope.bytes <= KEPT;
         if short {
             self.kept[to] += envelope.bytes;
+            self.short_sent[to] = true;
         }
         self.outgoing.insert(
             stream,
@@ -437,6 +441,11 @@ impl MessageTransport for RemoteMessages {
         if follows {
             self.took(from, bytes);
         }
+    }
+
+    /// A long message is sent once its receiver has a recv for it.
+    fn is_confirmed(&self, to: usize) -> bool {
+        !self.short_sent[to] && self.outgoing.values().all(|out| out.to != to)
     }
 }
 

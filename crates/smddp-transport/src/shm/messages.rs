@@ -86,8 +86,8 @@ pub(super) struct NearMessages {
     ranks: Arc<Ranks>,
     /// By receiver.
     rings: Vec<Ring>,
-    /// Others' rings to me, by sender: (offset in its memory, messages taken).
-    inbound: Vec<(usize, u64)>,
+    /// Others' rings to me, by sender: (offset in its memory, messages taken off it, messages received).
+    inbound: Vec<(usize, u64, u64)>,
     outgoing: Slab<Outgoing>,
     incoming: Slab<Incoming>,
     /// A sender whose words cannot be true.
@@ -119,7 +119,7 @@ impl NearMessages {
         Self {
             home,
             rings: vec![Ring::default(); ranks.remotes.len()],
-            inbound: vec![(0, 0); ranks.remotes.len()],
+            inbound: vec![(0, 0, 0); ranks.remotes.len()],
             ranks,
             outgoing: Slab::new(),
             incoming: Slab::new(),
@@ -261,7 +261,7 @@ impl MessageTransport for NearMessages {
     fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
         let remote = self.ranks.remotes.get(from)?;
         let memory = remote.memory();
-        let (ring, taken) = &mut self.inbound[from];
+        let (ring, taken, _) = &mut self.inbound[from];
         if *ring == 0 {
             let found = memory.count(remote.block + MAIL + 8 * self.ranks.me).told();
             if found == 0 {
@@ -330,6 +330,18 @@ impl MessageTransport for NearMessages {
         if over {
             self.incoming.remove(message as usize);
         }
+    }
+
+    fn confirm(&mut self, from: usize) {
+        let (ring, _, received) = &mut self.inbound[from];
+        *received += 1;
+        // No notification: the sender reads the count when it leaves.
+        self.ranks.remotes[from].memory().count(*ring + CONFIRMED).tell(*received);
+    }
+
+    fn is_confirmed(&self, to: usize) -> bool {
+        let (Some(home), Some(ring)) = (&self.home, self.rings.get(to)) else { return true };
+        ring.used == 0 || home.endpoint.memory.count(ring.at + CONFIRMED).told() >= ring.used
     }
 }
 
