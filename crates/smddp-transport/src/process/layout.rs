@@ -87,7 +87,7 @@ pub(crate) const IN_SYMMETRIC: u64 = 1;
 pub(crate) const IN_FOREIGN: u64 = 2;
 
 pub(crate) const RING_ENTRIES: u64 = 16;
-/// Where in the first line of a ring its reader counts the messages that it has received.
+/// Offset, in the first line of a ring, of the number of messages that its reader has received.
 pub(crate) const CONFIRMED: usize = 8;
 pub(crate) const RING_BYTES: usize = LINE * (1 + RING_ENTRIES as usize);
 /// Where in an entry the place of a message's cells is written, or the message itself.
