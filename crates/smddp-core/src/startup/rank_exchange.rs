@@ -280,7 +280,7 @@ impl Meeting<'_> {
         let mut moved = false;
         if let Some(parent) = tree.parent().filter(|_| tree.is_lost(now)) {
             // One question for both.
-            let mut keys = vec![key("card", 0), key("rank_info", parent)];
+            let mut keys = vec![key("card", 0), key("card", parent)];
             keys.dedup();
             if self.store.has(&keys)? {
                 let addresses = keys.iter().map(|key| self.store.get(key)).collect::<Result<Vec<_>>>()?;
