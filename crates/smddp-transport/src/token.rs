@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 /// Changes with every change of the shared layout, of the first words of a connection or of what they lead to.
-pub const PROTOCOL: u32 = 9;
+pub const PROTOCOL: u32 = 10;
 const NONCE: usize = 32;
 /// What a listener answers: magic, version, nonce, MAC.
 pub(crate) const REPLY: usize = 12 + NONCE + 32;
