@@ -72,7 +72,7 @@ impl Pending {
         {
             prepared.set_secret(secret);
         }
-        prepared.set_note(network::note());
+        prepared.set_user_data(network::note());
         if size > 1 {
             fits(name, rank, prepared.rank_info(), config)?;
         }
@@ -128,17 +128,17 @@ impl Pending {
     pub fn connect(self, rank_infos: &[Vec<u8>]) -> Result<Communicator> {
         let here_at = Instant::now();
         let rank_infos = self.checked(rank_infos)?;
-        let known = network::noted(rank_infos.iter().map(|rank_info| rank_info.note.as_slice()));
+        let known = network::noted(rank_infos.iter().map(|rank_info| rank_info.user_data.as_slice()));
         let me = {
             let RankInfo { rank, host, pid, .. } = self.prepared.rank_info();
             format!("rank {rank} (host {host}, pid {pid})")
         };
-        let Joined { group, nodes, local_ranks, told } = self
+        let Joined { group, nodes, local_ranks, log_lines } = self
             .prepared
             .connect(rank_infos)
             .map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
         cores::note_group(local_ranks);
-        tell_once(&told);
+        tell_once(&log_lines);
         let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
         if self.canonical {
             comm.set_canonical_order();

@@ -110,7 +110,7 @@ impl Pair {
             });
         }
         let channel_layout = Arc::new(channel_layout);
-        if self.link.begin(self.seq, CallFingerprint { what: 1, count: 1 }, &channel_layout, &[]) {
+        if self.link.begin(self.seq, CallFingerprint { call: 1, count: 1 }, &channel_layout, &[]) {
             self.open = true;
             self.outs = channel_layout.send_channels.iter().map(|out| (out.messages, 0, out.cell)).collect();
             self.ins = channel_layout.recv_channels.iter().map(|recv_channel| (*recv_channel, 0)).collect();
@@ -180,14 +180,14 @@ impl Pair {
     fn send(&mut self, script: &mut Script<'_>) {
         if self.sends.len() < 3 {
             let bytes = script.number() % (300 << 10);
-            if let Some(stream) = self.link.p2p().open(1, Envelope { tag: 1, what: 2, bytes }) {
+            if let Some(stream) = self.link.p2p().announce(1, Envelope { tag: 1, dtype: 2, bytes }) {
                 self.sends.push((stream, bytes, 0));
             }
         }
         let Some(at) = script.below(3).checked_rem(self.sends.len()) else { return };
         let (stream, bytes, mut moved) = self.sends[at];
         while moved < bytes {
-            let Some((cell, room)) = self.link.p2p().cell(stream) else { break };
+            let Some((cell, room)) = self.link.p2p().send_slot(stream) else { break };
             let piece = room.min((bytes - moved) as usize);
             self.within(cell, piece);
             self.link.p2p().publish(stream, piece);
@@ -201,7 +201,7 @@ impl Pair {
     }
 
     fn p2p(&mut self) {
-        if let Some((mail, stream)) = self.link.p2p().next(1)
+        if let Some((mail, stream)) = self.link.p2p().next_announced(1)
             && mail.bytes <= 1 << 20
         {
             self.receives.push((stream, mail.bytes, 0));
@@ -210,7 +210,7 @@ impl Pair {
         while at < self.receives.len() {
             let (stream, bytes, mut moved) = self.receives[at];
             while moved < bytes {
-                let Some((piece, room)) = self.link.p2p().piece(1, stream) else { break };
+                let Some((piece, room)) = self.link.p2p().recv_slot(1, stream) else { break };
                 let length = room.min((bytes - moved) as usize);
                 assert!(length > 0, "a piece of nothing would be taken for ever");
                 // What lies beside an announcement was taken with it.

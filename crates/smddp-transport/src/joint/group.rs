@@ -66,13 +66,13 @@ impl Group {
         &self.routes
     }
 
-    pub fn wire(&self, channel_layout: Channels) -> RoutedChannels {
-        self.routes.wire(&Arc::new(channel_layout))
+    pub fn route(&self, channel_layout: Channels) -> RoutedChannels {
+        self.routes.route(&Arc::new(channel_layout))
     }
 
     /// Looks at what came in over wires that nobody watches otherwise; once before each round of looks.
     #[inline]
-    pub fn turn(&mut self) -> bool {
+    pub fn poll_network(&mut self) -> bool {
         self.remote.as_mut().is_some_and(|remote| remote.net.turn())
     }
 
@@ -97,25 +97,25 @@ impl Group {
     /// Opens operation `seq`: takes what memory it needs and tells the others what it is. `false`: not yet, or not
     /// at all because of a fault (an operation that needs nothing of the others would not notice it otherwise).
     ///
-    /// `stays`: messages that stay as they are until the operation is over, of outlets that [`RoutedChannels::may_stay`], ascending. Their cells
+    /// `stays`: messages that stay as they are until the operation is over, of outlets that [`RoutedChannels::may_be_source`], ascending. Their cells
     /// are where they lie, if the others can read that; else they are as ever.
     #[inline]
     pub fn begin(
         &mut self,
         seq: u64,
         fingerprint: CallFingerprint,
-        wired: &RoutedChannels,
+        routed: &RoutedChannels,
         stays: &[ZeroCopySource],
     ) -> bool {
-        match (&mut self.remote, &wired.remote) {
+        match (&mut self.remote, &routed.remote) {
             (Some(remote), Some(routes)) => {
-                let begun = remote.begin(&mut self.local, seq, fingerprint, (&wired.local, stays), routes);
-                if begun && !wired.unannounced {
+                let begun = remote.begin(&mut self.local, seq, fingerprint, (&routed.local, stays), routes);
+                if begun && !routed.unannounced {
                     remote.net.tell_begun();
                 }
                 begun
             }
-            _ => self.local.begin(seq, fingerprint, &wired.local, stays),
+            _ => self.local.begin(seq, fingerprint, &routed.local, stays),
         }
     }
 
@@ -144,7 +144,7 @@ impl Group {
     }
 
     /// Instead: `bytes` at `payload`, which stay as they are until the operation is over or lets go. For an outlet that
-    /// [`RoutedChannels::leaves_directly`].
+    /// [`RoutedChannels::sends_in_place`].
     #[inline]
     pub fn publish_from(&mut self, channel: usize, payload: *const u8, bytes: usize) {
         if let Some(remote) = &mut self.remote
@@ -154,12 +154,16 @@ impl Group {
         }
     }
 
-    /// Messages of an inlet that [`RoutedChannels::arrives_directly`] come to lie one behind the other, `stride` bytes from one to the
+    /// Messages of an inlet that [`RoutedChannels::receives_in_place`] come to lie one behind the other, `stride` bytes from one to the
     /// next, in `bytes` at `at`: memory of the operation just begun, until it is over or lets go.
-    pub fn land(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
-        let Some(remote) = &mut self.remote else { return self.local.land(recv_channel, at, bytes, stride) };
+    pub fn set_recv_target(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
+        let Some(remote) = &mut self.remote else {
+            return self.local.set_recv_target(recv_channel, at, bytes, stride);
+        };
         match remote.routes.ins[recv_channel] {
-            RecvRoute::LocalChannels(recv_channel) => self.local.land(recv_channel, at, bytes, stride),
+            RecvRoute::LocalChannels(recv_channel) => {
+                self.local.set_recv_target(recv_channel, at, bytes, stride)
+            }
             RecvRoute::Remote(recv_channel) => remote.net.land(recv_channel, at, bytes, stride),
         }
     }
@@ -220,13 +224,13 @@ impl Group {
 
     /// Whether the readers' caches are far from this rank's: then large cells are better written past the caches.
     #[inline]
-    pub fn remote(&self) -> bool {
-        self.local.remote()
+    pub fn has_distant_readers(&self) -> bool {
+        self.local.has_distant_readers()
     }
 
     /// For tests: the readers' caches are taken for far ones, whatever is measured.
-    pub fn assume_remote(&mut self) {
-        self.local.assume_remote();
+    pub fn assume_distant_readers(&mut self) {
+        self.local.assume_distant_readers();
     }
 
     /// Wakes the ranks that sleep and should see what was published; called before this rank turns to other things.
@@ -236,7 +240,7 @@ impl Group {
     }
 
     /// The wire, if it is what leads to that rank; or its place in this node.
-    fn way_to(&self, rank: usize) -> Result<usize, &RemoteChannels> {
+    fn path_to(&self, rank: usize) -> Result<usize, &RemoteChannels> {
         match (self.routes.local_index(rank), &self.remote) {
             (None, Some(remote)) => Err(&remote.net),
             (local, _) => Ok(local.unwrap_or(rank)),
@@ -245,28 +249,28 @@ impl Group {
 
     /// Whether `rank` has begun operation `seq` (or a later one); `None`: not known.
     pub fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
-        self.way_to(rank)
+        self.path_to(rank)
             .map_or_else(|net| net.arrived(rank, seq), |local| Some(self.local.arrived(local, seq)))
     }
 
     /// Whether operation `seq` cannot end here without `rank`, which is not known to have begun it.
-    pub fn awaits(&self, rank: usize, seq: u64) -> bool {
-        self.way_to(rank).map_or_else(|net| net.awaits(rank, seq), |local| !self.local.arrived(local, seq))
+    pub fn waits_for(&self, rank: usize, seq: u64) -> bool {
+        self.path_to(rank).map_or_else(|net| net.awaits(rank, seq), |local| !self.local.arrived(local, seq))
     }
 
     /// Whether operation `seq` cannot end here before `rank`, of another node, has taken what this one has for it.
-    pub fn owes(&self, rank: usize, seq: u64) -> bool {
-        self.way_to(rank).err().is_some_and(|net| net.owes(rank, seq))
+    pub fn has_unfinished_sends(&self, rank: usize, seq: u64) -> bool {
+        self.path_to(rank).err().is_some_and(|net| net.owes(rank, seq))
     }
 
     /// Ranks of other nodes that the operation under way lacks something of here.
-    pub fn lacking(&self) -> Vec<usize> {
+    pub fn missing_peers(&self) -> Vec<usize> {
         self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.lacking())
     }
 
     /// What `rank` says operation `seq` is, if it begun it and has not gone on far.
     pub fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
-        self.way_to(rank)
+        self.path_to(rank)
             .map_or_else(|net| net.fingerprint_of(rank, seq), |local| self.local.fingerprint_of(local, seq))
     }
 
@@ -288,7 +292,7 @@ impl Group {
     }
 
     /// Questions about this rank, in this process or from elsewhere, come with that number.
-    pub fn about(&self, about: u64) {
+    pub fn set_status_id(&self, about: u64) {
         if let Some(remote) = &self.remote {
             remote.net.about(about);
         }
@@ -296,8 +300,8 @@ impl Group {
 
     /// What `rank` does, in its own words: asked now where it shares this node, else what it said in the survey. `about`: the
     /// number of status about it. Empty where it said nothing. May take a second.
-    pub fn doing(&self, rank: usize, about: u64) -> String {
-        match self.way_to(rank) {
+    pub fn activity(&self, rank: usize, about: u64) -> String {
+        match self.path_to(rank) {
             Err(net) => net.doing(rank).to_owned(),
             Ok(local) => {
                 let process = self.local.process(local);
@@ -312,7 +316,7 @@ impl Group {
         if rank == self.rank() {
             return last_error::own();
         }
-        self.way_to(rank).map_or_else(|net| net.last_error(rank), |local| self.local.last_error(local))
+        self.path_to(rank).map_or_else(|net| net.last_error(rank), |local| self.local.last_error(local))
     }
 
     /// Ranks whose processes do not run, though their hosts do, and that in words: of other nodes, as the survey found them.
@@ -333,73 +337,73 @@ impl Group {
     /// Messages with `rank`, and its number there.
     fn p2p<T>(&mut self, rank: usize, does: impl FnOnce(&mut dyn MessageTransport, usize) -> T) -> T {
         match (self.routes.local_index(rank), &mut self.remote) {
-            (None, Some(remote)) => remote.net.p2p(|mail| does(mail, rank)),
+            (None, Some(remote)) => remote.net.p2p(|transport| does(transport, rank)),
             (local, _) => does(self.local.p2p(), local.unwrap_or(rank)),
         }
     }
 
     /// See [`MessageTransport`], of which these are the calls.
-    pub fn p2p_open(&mut self, to: usize, what: Envelope) -> Option<MessageId> {
-        self.p2p(to, |mail, to| mail.open(to, what))
+    pub fn p2p_announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
+        self.p2p(to, |transport, to| transport.announce(to, envelope))
     }
 
-    pub fn p2p_cell(&mut self, to: usize, stream: MessageId) -> Option<(*mut u8, usize)> {
-        self.p2p(to, |mail, _| mail.cell(stream))
+    pub fn p2p_send_slot(&mut self, to: usize, message: MessageId) -> Option<(*mut u8, usize)> {
+        self.p2p(to, |transport, _| transport.send_slot(message))
     }
 
-    pub fn p2p_lend(&mut self, to: usize, stream: MessageId, at: *const u8) -> bool {
-        self.p2p(to, |mail, _| mail.lend(stream, at))
+    pub fn p2p_send_in_place(&mut self, to: usize, message: MessageId, at: *const u8) -> bool {
+        self.p2p(to, |transport, _| transport.send_in_place(message, at))
     }
 
-    pub fn p2p_gone(&mut self, to: usize, stream: MessageId) -> bool {
-        self.p2p(to, |mail, _| mail.gone(stream))
+    pub fn p2p_is_sent(&mut self, to: usize, message: MessageId) -> bool {
+        self.p2p(to, |transport, _| transport.is_sent(message))
     }
 
-    pub fn p2p_publish(&mut self, to: usize, stream: MessageId, bytes: usize) {
-        self.p2p(to, |mail, _| mail.publish(stream, bytes));
+    pub fn p2p_publish(&mut self, to: usize, message: MessageId, bytes: usize) {
+        self.p2p(to, |transport, _| transport.publish(message, bytes));
     }
 
-    pub fn p2p_close(&mut self, to: usize, stream: MessageId) {
-        self.p2p(to, |mail, _| mail.close(stream));
+    pub fn p2p_close(&mut self, to: usize, message: MessageId) {
+        self.p2p(to, |transport, _| transport.close(message));
     }
 
-    pub fn p2p_next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
-        self.p2p(from, |mail, from| mail.next(from))
+    pub fn p2p_next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
+        self.p2p(from, |transport, from| transport.next_announced(from))
     }
 
-    pub fn p2p_land(&mut self, from: usize, stream: MessageId, at: *mut u8) -> bool {
-        self.p2p(from, |mail, from| mail.land(from, stream, at))
+    pub fn p2p_receive_into(&mut self, from: usize, message: MessageId, at: *mut u8) -> bool {
+        self.p2p(from, |transport, from| transport.receive_into(from, message, at))
     }
 
-    pub fn p2p_landed(&mut self, from: usize, stream: MessageId) -> bool {
-        self.p2p(from, |mail, from| mail.landed(from, stream))
+    pub fn p2p_is_received(&mut self, from: usize, message: MessageId) -> bool {
+        self.p2p(from, |transport, from| transport.is_received(from, message))
     }
 
-    pub fn p2p_piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
-        self.p2p(from, |mail, from| mail.piece(from, stream))
+    pub fn p2p_recv_slot(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)> {
+        self.p2p(from, |transport, from| transport.recv_slot(from, message))
     }
 
-    pub fn p2p_release(&mut self, from: usize, stream: MessageId) {
-        self.p2p(from, |mail, from| mail.release(from, stream));
+    pub fn p2p_release(&mut self, from: usize, message: MessageId) {
+        self.p2p(from, |transport, from| transport.release(from, message));
     }
 
     /// Whether `rank` is in this node.
     pub fn is_local(&self, rank: usize) -> bool {
-        self.way_to(rank).is_ok()
+        self.path_to(rank).is_ok()
     }
 
     /// Tells `rank`, if it is of another node, that this one has no message for it any more, though it is still here.
-    pub fn p2p_last(&mut self, rank: usize) {
+    pub fn p2p_announce_last(&mut self, rank: usize) {
         if self.routes.local_index(rank).is_none()
             && let Some(remote) = &mut self.remote
         {
-            remote.net.p2p_last(rank);
+            remote.net.p2p_announce_last(rank);
         }
     }
 
     /// Whether `rank`, of another node, has said that no message of it is still to come, though what it called for may be.
-    pub fn p2p_over(&self, rank: usize) -> bool {
-        self.way_to(rank).is_err_and(|net| net.p2p_over(rank))
+    pub fn p2p_is_finished(&self, rank: usize) -> bool {
+        self.path_to(rank).is_err_and(|net| net.p2p_is_finished(rank))
     }
 
     /// Anybody who is gone, left or declared the group dead. Called while this rank waits: the ranks that it waits for
@@ -415,13 +419,13 @@ impl Group {
 
     /// Whether that rank, which declared the group dead, had ended operation `seq` before.
     pub fn failed_after(&self, rank: usize, seq: u64) -> bool {
-        self.way_to(rank)
+        self.path_to(rank)
             .map_or_else(|net| net.failed_after(rank, seq), |local| self.local.arrived(local, seq + 1))
     }
 
     /// Ranks that this one waits for elsewhere than in this group: their deaths are noticed from `now` on, too, if this is
     /// called again and again.
-    pub fn look_after(&mut self, ranks: &[usize], now: Instant) {
+    pub fn watch(&mut self, ranks: &[usize], now: Instant) {
         let Some(remote) = &mut self.remote else { return };
         let elsewhere = ranks.iter().filter(|&&rank| self.routes.local_index(rank).is_none());
         elsewhere.for_each(|&rank| remote.net.look_after(rank, now));
@@ -454,12 +458,12 @@ impl Group {
     }
 
     /// Bytes of collectives that this rank has sent to ranks of other nodes.
-    pub fn crossed(&self) -> u64 {
+    pub fn internode_bytes(&self) -> u64 {
         self.remote.as_ref().map_or(0, |remote| remote.net.crossed())
     }
 
     /// How ranks of other nodes are reached; empty where there are none.
-    pub fn way(&self) -> String {
+    pub fn network_path(&self) -> String {
         self.remote.as_ref().map_or_else(String::new, |remote| remote.net.name())
     }
 
@@ -499,10 +503,10 @@ impl Routes {
 
     fn fault_globally(&self, fault: &mut Fault) {
         let (Fault::Lost { rank, .. }
-        | Fault::Unable { rank, .. }
+        | Fault::Unreachable { rank, .. }
         | Fault::Left { rank }
-        | Fault::Poisoned { rank, .. }
-        | Fault::Differs { found: Mismatch { rank, .. }, .. }) = fault;
+        | Fault::Aborted { rank, .. }
+        | Fault::Mismatch { found: Mismatch { rank, .. }, .. }) = fault;
         *rank = self.rank(*rank);
     }
 }

@@ -32,7 +32,7 @@ pub struct Joined {
     /// Ranks of this host, whether or not they share memory: they share its cores.
     pub local_ranks: usize,
     /// What there is between nodes, and why it is used or not.
-    pub told: Vec<String>,
+    pub log_lines: Vec<String>,
 }
 
 /// Keeps this process's endpoint open to the other ranks of a group.
@@ -86,8 +86,8 @@ impl Prepared {
     }
 
     /// Puts a word of the caller's own on the card.
-    pub fn set_note(&mut self, note: Vec<u8>) {
-        self.shm.rank_info_mut().note = note;
+    pub fn set_user_data(&mut self, user_data: Vec<u8>) {
+        self.shm.rank_info_mut().user_data = user_data;
     }
 
     /// Has the wire to other nodes do what a test says.
@@ -113,7 +113,7 @@ impl Prepared {
     ) -> Result<bool, String> {
         let shared = tree.shared(first).map_err(|reason| format!("rank 0 has {reason}"))?;
         let token = self.trust(&shared);
-        tree.call(token, parent, now)
+        tree.set_parent(token, parent, now)
             .map_err(|reason| format!("rank {} has {reason}", tree.parent().unwrap_or(0)))
     }
 
@@ -158,9 +158,9 @@ impl Prepared {
         let here: Vec<usize> = (0..rank_infos.len()).filter(|&r| nodes[r] == nodes[me]).collect();
         if here.len() == rank_infos.len() {
             let group = group(me, self.shm, None, &rank_infos, here)?;
-            return Ok(Joined { group, nodes, local_ranks, told: Vec::new() });
+            return Ok(Joined { group, nodes, local_ranks, log_lines: Vec::new() });
         }
-        if self.options.between == InterNode::Nothing {
+        if self.options.inter_node == InterNode::Nothing {
             return Err(JoinError::Nodes(forbidden(&rank_infos, &nodes)));
         }
         let (mut way, told) =
@@ -169,7 +169,7 @@ impl Prepared {
             way.wire = Box::new(Scripted::new(way.wire, script));
         }
         let group = group(me, self.shm, Some(way), &rank_infos, here)?;
-        Ok(Joined { group, nodes, local_ranks, told })
+        Ok(Joined { group, nodes, local_ranks, log_lines: told })
     }
 }
 

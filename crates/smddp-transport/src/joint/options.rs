@@ -28,7 +28,7 @@ pub struct TransportOptions {
     pub family: AddressFamily,
     /// A host that answers nothing for so long is gone.
     pub peer_timeout: Duration,
-    pub between: InterNode,
+    pub inter_node: InterNode,
     /// What goes between nodes is sealed.
     pub encrypts: bool,
     /// `SMDDP_LIBFABRIC` and `SMDDP_FABRIC_PROVIDER`.

@@ -55,7 +55,7 @@ impl Routes {
     }
 
     /// The ways of a call's channels: found once, when the call is bound.
-    pub fn wire(&self, channel_layout: &Arc<Channels>) -> RoutedChannels {
+    pub fn route(&self, channel_layout: &Arc<Channels>) -> RoutedChannels {
         if self.ranks.len() == self.size() {
             return RoutedChannels { local: channel_layout.clone(), remote: None, unannounced: false };
         }
@@ -144,27 +144,27 @@ impl RoutedChannels {
     }
 
     /// Whether messages of that outlet may leave from the call's own memory: all its readers are beyond such a wire.
-    pub fn leaves_directly(&self, channel: usize) -> bool {
+    pub fn sends_in_place(&self, channel: usize) -> bool {
         let routes = self.remote.as_ref().filter(|routes| routes.direct);
         routes.is_some_and(|routes| matches!(routes.outs[channel], SendRoute { shm: false, net: Some(_) }))
     }
 
     /// Whether messages of that outlet may stay where they lie: all its readers map this process's memory.
-    pub fn may_stay(&self, channel: usize) -> bool {
+    pub fn may_be_source(&self, channel: usize) -> bool {
         let local =
             |routes: &Arc<ChannelRoutes>| matches!(routes.outs[channel], SendRoute { shm: true, net: None });
         !self.local.inline && self.remote.as_ref().is_none_or(local)
     }
 
     /// Whether messages of that inlet may lie in their writer's own memory: it is of this node.
-    pub fn may_be_fetched(&self, recv_channel: usize) -> bool {
+    pub fn may_be_target(&self, recv_channel: usize) -> bool {
         let local =
             |routes: &Arc<ChannelRoutes>| matches!(routes.ins[recv_channel], RecvRoute::LocalChannels(_));
         !self.local.inline && self.remote.as_ref().is_none_or(local)
     }
 
     /// Whether messages of that inlet may arrive in the call's own memory.
-    pub fn arrives_directly(&self, recv_channel: usize) -> bool {
+    pub fn receives_in_place(&self, recv_channel: usize) -> bool {
         let routes = self.remote.as_ref().filter(|routes| routes.direct);
         routes.is_some_and(|routes| matches!(routes.ins[recv_channel], RecvRoute::Remote(_)))
     }

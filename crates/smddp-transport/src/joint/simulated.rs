@@ -59,7 +59,7 @@ pub fn simulated(
             let watches = listeners.clone().map(ProcessLiveness::new);
             let way = RemoteParts { wire: Box::new(wire), listeners, watches };
             let group = group(me, shm, Some(way), &rank_infos, here)?;
-            Ok(Joined { group, nodes: nodes.clone(), local_ranks: size, told: Vec::new() })
+            Ok(Joined { group, nodes: nodes.clone(), local_ranks: size, log_lines: Vec::new() })
         })
         .collect::<Result<_, JoinError>>()?;
     Ok((srd, joined))

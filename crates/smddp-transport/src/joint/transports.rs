@@ -36,7 +36,7 @@ impl LocalTransports {
         size: usize,
         options: &TransportOptions,
     ) -> (Self, TransportOffer) {
-        let (mut ends, between) = (Self::default(), options.between);
+        let (mut ends, between) = (Self::default(), options.inter_node);
         let mut offer = TransportOffer::none("SMDDP_TRANSPORT forbids it");
         // Over a fabric it tells of a peer's end.
         if between != InterNode::Nothing {
@@ -78,7 +78,7 @@ impl LocalTransports {
         nodes: &[usize],
         options: &TransportOptions,
     ) -> Result<(RemoteParts, Vec<String>), String> {
-        let fabric = match options.between {
+        let fabric = match options.inter_node {
             InterNode::Fabric => true,
             InterNode::Auto => rank_infos.iter().any(|rank_info| rank_info.offer.fabric.is_ok()),
             _ => false,
@@ -87,7 +87,7 @@ impl LocalTransports {
         let lacking =
             rank_infos.iter().find_map(|rank_info| Some((rank_info, rank_info.offer.fabric.as_ref().err()?)));
         if fabric && let Some((rank_info, reason)) = lacking {
-            let advice = match options.between {
+            let advice = match options.inter_node {
                 InterNode::Auto => "other ranks have EFA; SMDDP_TRANSPORT=tcp takes sockets for all",
                 _ => "SMDDP_TRANSPORT=fabric was asked for; SMDDP_TRANSPORT=tcp needs no libfabric",
             };
@@ -130,7 +130,7 @@ impl LocalTransports {
             let Some(listeners) = listeners.clone() else {
                 return Err("this rank listens nowhere".to_owned());
             };
-            if let Some((_, reason)) = lacking.filter(|_| options.between == InterNode::Auto) {
+            if let Some((_, reason)) = lacking.filter(|_| options.inter_node == InterNode::Auto) {
                 told.push(format!("fabric: none: {reason}"));
             }
             told.push(format!("tcp {}", listeners.interface()));

@@ -41,7 +41,7 @@ impl CacheDistance {
     }
 
     #[inline]
-    pub(super) fn remote(&self) -> bool {
+    pub(super) fn is_remote(&self) -> bool {
         self.remote
     }
 }
@@ -54,12 +54,12 @@ mod tests {
     fn one_late_store_is_no_distance_and_some_are() {
         let mut distance = CacheDistance::default();
         distance.learn(Duration::from_millis(1));
-        assert!(!distance.remote());
+        assert!(!distance.is_remote());
         (0..2).for_each(|_| distance.learn(Duration::from_nanos(140)));
-        assert!(distance.remote());
+        assert!(distance.is_remote());
         (0..7).for_each(|_| distance.learn(Duration::from_nanos(40)));
-        assert!(distance.remote(), "readers that did not look are no news");
+        assert!(distance.is_remote(), "readers that did not look are no news");
         distance.learn(Duration::from_nanos(40));
-        assert!(!distance.remote());
+        assert!(!distance.is_remote());
     }
 }

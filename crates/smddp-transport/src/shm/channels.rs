@@ -184,11 +184,11 @@ impl LocalChannels {
             let remote = &ranks.remotes[unchecked.rank];
             let (tag, found) = remote.slot(size, unchecked.seq).kept(unchecked.seq, remote.done());
             if let Some((what, count)) = found {
-                let theirs = CallFingerprint { what, count };
+                let theirs = CallFingerprint { call: what, count };
                 if theirs != unchecked.fingerprint && differs.is_none() {
                     let found = Mismatch { rank: unchecked.rank, theirs, bytes: None };
                     *differs =
-                        Some(Fault::Differs { seq: unchecked.seq, mine: unchecked.fingerprint, found });
+                        Some(Fault::Mismatch { seq: unchecked.seq, mine: unchecked.fingerprint, found });
                 }
             }
             tag <= unchecked.seq && !remote.finished()
@@ -234,7 +234,7 @@ impl LocalChannels {
         self.recv_targets.forget();
         let Some(GroupHome { endpoint, .. }) = &self.home else { return true };
         let header = Slot(endpoint.memory.words(slot));
-        header.write((fingerprint.what, fingerprint.count, stage));
+        header.write((fingerprint.call, fingerprint.count, stage));
         if channel_layout.inline && carries {
             // The header is published together with the payload.
             self.outs.push(LocalSend {
@@ -315,8 +315,8 @@ impl LocalChannels {
         self.ranks.remotes.get(rank)?.last_error()
     }
 
-    pub fn remote(&self) -> bool {
-        self.distance.remote()
+    pub fn has_distant_readers(&self) -> bool {
+        self.distance.is_remote()
     }
 
     pub fn flush(&mut self) {
@@ -328,7 +328,7 @@ impl LocalChannels {
     pub fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
         let remote = self.ranks.remotes.get(rank)?;
         let (what, count, _) = remote.slot(self.layout, seq).read(seq)?;
-        Some(CallFingerprint { what, count })
+        Some(CallFingerprint { call: what, count })
     }
 
     /// Messages with the ranks of this node.
@@ -349,7 +349,7 @@ impl LocalChannels {
             let ended = remote.dead();
             let same = remote.word(NONCE).load(Ordering::Acquire) == remote.nonce;
             if same && remote.state() & POISONED != 0 {
-                faults.push(Fault::Poisoned { rank, reason: remote.reason() });
+                faults.push(Fault::Aborted { rank, reason: remote.reason() });
             } else if !remote.open() {
                 faults.push(Fault::Left { rank });
             } else if ended {
@@ -394,7 +394,7 @@ impl LocalChannels {
         Sleeper(self.home.as_ref().map(|home| home.endpoint.doorbell()))
     }
 
-    pub(crate) fn assume_remote(&mut self) {
+    pub(crate) fn assume_distant_readers(&mut self) {
         self.distance.assume_remote();
     }
 }

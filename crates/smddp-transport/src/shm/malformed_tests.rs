@@ -12,7 +12,7 @@ use crate::{CallFingerprint, Channels, Envelope, Fault, RecvChannel, SendChannel
 
 const CAP: usize = 4 << 20;
 const BYTES: usize = 20_000;
-const HEAD: CallFingerprint = CallFingerprint { what: 7, count: 1 };
+const HEAD: CallFingerprint = CallFingerprint { call: 7, count: 1 };
 const END: usize = STAGING + CAP + RESERVE_BYTES + SYMMETRIC_BYTES;
 /// Offsets, sizes and counts that nobody means well with, and some that are merely wrong.
 const EVIL: [u64; 12] = [
@@ -130,9 +130,9 @@ fn no_word_of_a_message_makes_its_receiver_panic() {
     for (field, bytes) in (0..8).flat_map(|field| [8, BYTES].map(|bytes| (field, bytes))) {
         for value in EVIL {
             let mut links = pair();
-            let envelope = Envelope { tag: 1, what: 0, bytes: bytes as u64 };
-            let stream = links[1].p2p().open(0, envelope).unwrap();
-            links[1].p2p().cell(stream).unwrap();
+            let envelope = Envelope { tag: 1, dtype: 0, bytes: bytes as u64 };
+            let stream = links[1].p2p().announce(0, envelope).unwrap();
+            links[1].p2p().send_slot(stream).unwrap();
             links[1].p2p().publish(stream, bytes);
             let place = links[1].block() + MAIL;
             let ring = get(&links[1], place);
@@ -140,14 +140,14 @@ fn no_word_of_a_message_makes_its_receiver_panic() {
             let at =
                 if field == 0 { place } else { ring + if field == 1 { 0 } else { LINE + 8 * (field - 2) } };
             set(&links[1], at, value);
-            if let Some((_, stream)) = links[0].p2p().next(1) {
+            if let Some((_, stream)) = links[0].p2p().next_announced(1) {
                 for _ in 0..3 {
-                    if links[0].p2p().piece(1, stream).is_some() {
+                    if links[0].p2p().recv_slot(1, stream).is_some() {
                         links[0].p2p().release(1, stream);
                     }
                 }
             }
-            let _ = links[1].p2p().open(0, envelope);
+            let _ = links[1].p2p().announce(0, envelope);
             told += usize::from(names_rank_1(&mut links[0]));
             set(&links[1], place, ring as u64);
         }
@@ -212,7 +212,7 @@ fn memory_that_is_not_shared_is_read_into_its_place_and_once() {
         let (mut from, mut to) = (vec![1; BYTES], vec![0; BYTES]);
         let mut links = lent(&from);
         if placed {
-            links[0].land(0, to.as_mut_ptr(), BYTES, BYTES);
+            links[0].set_recv_target(0, to.as_mut_ptr(), BYTES, BYTES);
         }
         let at = links[0].message(0).unwrap().unwrap();
         assert_eq!(at == to.as_ptr(), placed);
@@ -240,7 +240,7 @@ fn no_word_of_a_channel_whose_memory_is_not_shared_makes_its_reader_panic() {
             set(&links[1], entry + 8 * field, value);
             read(&mut links[0]);
             let told = links[0].faults().into_iter().any(|fault| match fault {
-                Fault::Unable { rank: 1, reason } => reason.contains("SMDDP_SINGLE_COPY=0"),
+                Fault::Unreachable { rank: 1, reason } => reason.contains("SMDDP_SINGLE_COPY=0"),
                 Fault::Lost { rank: 1, how } => how.contains("invalid values"),
                 _ => false,
             });
@@ -277,7 +277,7 @@ fn a_writer_that_gave_up_while_its_memory_was_read_is_an_error_of_the_reader() {
         links[0].release(0);
         assert_eq!(links.each_mut().map(|link| link.settle().unwrap()), [!gives_up; 2]);
         let faults = links[0].faults();
-        let told = matches!(&faults[..], [Fault::Poisoned { rank: 1, reason }] if reason == "its deadline has passed");
+        let told = matches!(&faults[..], [Fault::Aborted { rank: 1, reason }] if reason == "its deadline has passed");
         assert_eq!((told, faults.is_empty()), (gives_up, !gives_up), "its own reason, and nothing else");
     }
 }

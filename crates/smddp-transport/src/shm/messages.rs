@@ -139,11 +139,11 @@ impl NearMessages {
     }
 
     /// Tells the receiver. What a short message says lies where it belongs by then.
-    fn announce(&self, GroupHome { endpoint, .. }: &GroupHome, out: &Outgoing) {
+    fn write_announcement(&self, GroupHome { endpoint, .. }: &GroupHome, out: &Outgoing) {
         let (memory, at) = (&endpoint.memory, entry(self.rings[out.to].at, out.number));
         let write = |i: usize, value: u64| memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
-        let Envelope { tag, what, bytes } = out.envelope;
-        [tag, what, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
+        let Envelope { tag, dtype, bytes } = out.envelope;
+        [tag, dtype, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
         if let Some(Region { offset, .. }) = out.region {
             let place = [offset as u64, out.cell as u64, out.depth];
             place.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
@@ -187,7 +187,7 @@ impl GroupHome {
 }
 
 impl MessageTransport for NearMessages {
-    fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
+    fn announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
         let home = self.home.as_ref()?;
         let memory = &home.endpoint.memory;
         let ring = &mut self.rings[to];
@@ -214,12 +214,12 @@ impl MessageTransport for NearMessages {
         ring.used += 1;
         let out = Outgoing { to, envelope, number, region, cell, depth, pieces, sent: 0 };
         if pieces != 1 {
-            self.announce(home, &out);
+            self.write_announcement(home, &out);
         }
         Some(self.outgoing.insert(out) as MessageId)
     }
 
-    fn cell(&mut self, message: MessageId) -> Option<(*mut u8, usize)> {
+    fn send_slot(&mut self, message: MessageId) -> Option<(*mut u8, usize)> {
         let (memory, out) = (&self.home.as_ref()?.endpoint.memory, self.outgoing.get(message as usize)?);
         let at = match out.region {
             None if out.sent == out.pieces => return None,
@@ -240,7 +240,7 @@ impl MessageTransport for NearMessages {
         if let (Some(home), Some(out)) = (&self.home, self.outgoing.get_mut(message as usize)) {
             out.sent += 1;
             if out.pieces == 1 {
-                self.announce(home, &self.outgoing[message as usize]);
+                self.write_announcement(home, &self.outgoing[message as usize]);
             } else if let Some(region) = out.region {
                 home.endpoint.memory.count(region.offset).tell(out.sent);
                 self.ranks.ring(out.to);
@@ -258,7 +258,7 @@ impl MessageTransport for NearMessages {
         }
     }
 
-    fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
+    fn next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
         let remote = self.ranks.remotes.get(from)?;
         let memory = remote.memory();
         let (ring, taken) = &mut self.inbound[from];
@@ -277,7 +277,7 @@ impl MessageTransport for NearMessages {
             return None;
         }
         let field = |i: usize| memory.word64(at + 8 + 8 * i).load(Ordering::Relaxed);
-        let envelope = Envelope { tag: field(0), what: field(1), bytes: field(2) };
+        let envelope = Envelope { tag: field(0), dtype: field(1), bytes: field(2) };
         let bytes = envelope.bytes as usize;
         let message = if bytes == 0 {
             None
@@ -302,7 +302,7 @@ impl MessageTransport for NearMessages {
         Some((envelope, message))
     }
 
-    fn piece(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)> {
+    fn recv_slot(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)> {
         let cells = match self.incoming.get(message as usize)? {
             Incoming::Beside { body, bytes } => return Some((body.as_ptr().cast(), *bytes)),
             Incoming::In(cells) => cells,

@@ -40,12 +40,12 @@ impl SharedPage {
     }
 
     /// Devices know the pages from now on: they are not used for anything else, though the group may end.
-    pub fn keep(&self) {
+    pub fn retain(&self) {
         self.kept.store(true, Ordering::Release);
     }
 
     /// What ranks of this node may ask for under the number that comes back.
-    pub fn lend(&self, maker: Exporter) -> u64 {
+    pub fn export(&self, maker: Exporter) -> u64 {
         self.endpoint.lending.lend(maker)
     }
 
@@ -54,7 +54,7 @@ impl SharedPage {
     }
 
     /// Asks `rank` for what it lends. Waits for its process, a few seconds at most.
-    pub fn borrow(&self, rank: usize, token: u64) -> io::Result<MemoryExport> {
+    pub fn import(&self, rank: usize, token: u64) -> io::Result<MemoryExport> {
         let remote = self.remote(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
         match remote.peer {
             // A thread of this process.

@@ -29,7 +29,7 @@ impl LocalChannels {
             return Ok(false);
         };
         self.begun[want.rank] = self.seq + 1;
-        let theirs = CallFingerprint { what, count };
+        let theirs = CallFingerprint { call: what, count };
         if theirs != self.fingerprint {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
@@ -86,7 +86,7 @@ impl LocalChannels {
 
     /// Messages of that inlet come to lie one behind the other, `stride` bytes from one to the next, in `bytes` at `at`, if the kernel
     /// reads them: memory of the operation just begun, until it is over.
-    pub(crate) fn land(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
+    pub(crate) fn set_recv_target(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
         self.recv_targets.name(recv_channel, at, bytes, stride);
     }
 
@@ -122,7 +122,7 @@ impl LocalChannels {
                     let how = format!(
                         "it sends from memory that cannot be read here ({reason}); SMDDP_SINGLE_COPY=0 does without"
                     );
-                    self.nonsense.get_or_insert(Fault::Unable { rank: want.rank, reason: how });
+                    self.nonsense.get_or_insert(Fault::Unreachable { rank: want.rank, reason: how });
                     return None;
                 }
             }
