@@ -233,7 +233,7 @@ fn fits(name: &str, rank: usize, rank_info: &RankInfo, config: &Config) -> Resul
 /// Failure of `call` at the connections between ranks that have exchanged their address records.
 fn unjoined(call: &str, name: &str, me: &str, error: JoinError) -> Error {
     match error {
-        JoinError::Unreachable(Unreachable { rank, host, pid, gone: true, reason }) => Error::PeerLost {
+        JoinError::Unreachable(Unreachable { rank, host, pid, ended: true, reason }) => Error::PeerLost {
             what: call.to_owned(),
             group: name.to_owned(),
             rank,

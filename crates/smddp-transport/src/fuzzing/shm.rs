@@ -7,13 +7,13 @@ use super::rank::endpoint;
 use super::script::Script;
 use crate::process::layout::BESIDE;
 use crate::shm::LocalChannels;
-use crate::shm::fuzzing::{Words, pair};
+use crate::shm::fuzzing::{PeerMemory, pair};
 use crate::{CallFingerprint, Channels, Envelope, MessageId, RecvChannel, SendChannel};
 
 /// Rank 0 keeps to the rules; what rank 1 has written is up to the script.
 struct Pair {
     link: LocalChannels,
-    words: Words,
+    peer: PeerMemory,
     seq: u64,
     /// (messages, sent or taken) by channel.
     outs: Vec<(u64, u64, usize)>,
@@ -28,10 +28,10 @@ pub fn shm(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     endpoint();
     let odd = (script.below(16) == 0).then(|| script.number());
-    let Some((link, words)) = pair(odd) else { return };
+    let Some((link, peer)) = pair(odd) else { return };
     let mut pair = Pair {
         link,
-        words,
+        peer,
         seq: 0,
         outs: Vec::new(),
         ins: Vec::new(),
@@ -52,14 +52,14 @@ impl Pair {
     /// The peer writes some word of its own.
     fn write(&mut self, script: &mut Script<'_>) {
         match script.below(8) {
-            0 => return self.words.header(self.seq, script.number(), script.number() & 0xff),
-            1 => return self.words.letter(script.number(), script.number()),
+            0 => return self.peer.header(self.seq, script.number(), script.number() & 0xff),
+            1 => return self.peer.message(script.number(), script.number()),
             _ => {}
         }
-        let word = self.words.pick(script.byte(), script.byte(), self.seq);
+        let word = self.peer.pick(script.byte(), script.byte(), self.seq);
         let value = match script.below(4) {
             0 => self.seq + 1,
-            1 => self.words.staged(script.below(64)),
+            1 => self.peer.staged(script.below(64)),
             _ => script.number(),
         };
         word.store(value, Ordering::Release);
@@ -231,6 +231,6 @@ impl Pair {
 
     /// All that a rank reads or writes lies in the shared memory.
     fn within(&self, at: *const u8, bytes: usize) {
-        assert!(self.words.within(at, bytes), "{bytes} bytes lie outside the shared memory");
+        assert!(self.peer.within(at, bytes), "{bytes} bytes lie outside the shared memory");
     }
 }
