@@ -106,7 +106,7 @@ FABRIC = wires.WIRES["fabric"]
 
 def test_unavailable_required_transport_fails_on_all_ranks() -> None:
     """The errors list the alternatives."""
-    way = "the way between nodes is tcp eth0 10.77.0."
+    way = "the transport between nodes is tcp eth0 10.77.0."
     all_raise(call(SMDDP_REQUIRE="efa"), "SMDDP_REQUIRE=efa", way, "no EFA device")
 
 

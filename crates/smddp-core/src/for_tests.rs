@@ -13,7 +13,7 @@ pub(crate) fn group(size: usize) -> Group {
         interface: InterfaceFilter { value: None, from: "" },
         family: AddressFamily::Any,
         peer_timeout: std::time::Duration::from_secs(20),
-        between: InterNode::Nothing,
+        inter_node: InterNode::Nothing,
         encrypts: false,
         library: None,
         provider: None,

@@ -1,7 +1,7 @@
-//! How bytes move between the ranks of one group.
+//! Transport of bytes between the ranks of one group.
 //!
-//! A [`Group`] is one rank's end of a communicator: shared memory with the ranks of its node and, where there are ranks of
-//! others, a wire to them.
+//! A [`Group`] is one rank's end of a communicator: shared memory with the ranks of its node, and a wire to the ranks of other
+//! nodes if there are any.
 
 pub mod bootstrap;
 mod close_on_fork;
@@ -29,28 +29,28 @@ pub use rank_info::{RankInfo, RankInfoError, host_name};
 pub use shm::{SharedPage, ZeroCopySource};
 pub use token::Token;
 
-/// Whoever panicked held no half-made state that matters more than going on.
+/// Locks `mutex`, poisoned or not: a panic under these locks leaves no state that would be unsafe to use.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a call is: the same on all its ranks, whatever the bits mean to the core.
+/// Identity of a call: equal on all its ranks. The transport compares it; the core defines the meaning of the bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallFingerprint {
-    pub what: u64,
+    pub call: u64,
     pub count: u64,
 }
 
 /// One channel that this rank writes in an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SendChannel {
-    /// Ranks that read it, ascending; [`SendChannel::REMOTE`] for one that another wire serves.
+    /// Ranks that read it, ascending; [`SendChannel::REMOTE`] for a reader on another node.
     pub readers: Vec<usize>,
     /// Bytes of the largest message.
     pub cell: usize,
     /// Messages in the whole operation.
     pub messages: u64,
-    /// Payload in the whole operation, held against what each reader expects.
+    /// Payload bytes in the whole operation. Each reader compares them with the number that it expects.
     pub bytes: u64,
 }
 
@@ -63,7 +63,7 @@ impl SendChannel {
 pub struct RecvChannel {
     pub rank: usize,
     pub channel: usize,
-    /// My index among its readers.
+    /// Index of this rank among its readers.
     pub reader: usize,
     /// Bytes of the largest message.
     pub cell: usize,
@@ -76,11 +76,12 @@ pub struct RecvChannel {
 pub struct Channels {
     pub send_channels: Vec<SendChannel>,
     pub recv_channels: Vec<RecvChannel>,
-    /// Every channel carries one message that fits a slot: payload travels with the header.
+    /// Set if every channel carries one message that fits a header slot: the payload then travels with the header.
     pub inline: bool,
-    /// Cells per channel wanted, and the fewest that work.
+    /// Desired and minimum number of cells per channel.
     pub depth: (usize, usize),
-    /// Cells per channel on which all ranks agree: how far a writer on another node may be ahead of a reader.
+    /// Cells per channel on which all ranks agree: the number of messages by which a writer on another node may be ahead of a
+    /// reader.
     pub window: usize,
 }
 
@@ -89,34 +90,34 @@ pub struct Channels {
 pub struct Mismatch {
     pub rank: usize,
     pub theirs: CallFingerprint,
-    /// Bytes on the channel: expected here, offered there (only where the heads agree).
+    /// Bytes on the channel: (expected here, offered there). Set only if the fingerprints are equal.
     pub bytes: Option<(u64, u64)>,
 }
 
-/// Why a rank will not come any more.
+/// Reason why an operation with a rank cannot complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The process is gone without having left the group.
+    /// The process ended without leaving the group.
     Lost { rank: usize, how: String },
-    /// This process cannot reach the rank, which may be well: it lacks something.
-    Unable { rank: usize, reason: String },
+    /// This process cannot reach the rank because of a local limit or permission. The rank itself may be healthy.
+    Unreachable { rank: usize, reason: String },
     /// The rank left the group (closed it or exited in good order).
     Left { rank: usize },
-    /// The rank declared the group unusable, and says why.
-    Poisoned { rank: usize, reason: String },
-    /// Operation `seq` is over here, which needed nothing of that rank, and it made another call.
-    Differs { seq: u64, mine: CallFingerprint, found: Mismatch },
+    /// The rank aborted the group and reported the reason.
+    Aborted { rank: usize, reason: String },
+    /// Operation `seq`, which needed nothing of that rank, has ended here, and the rank made another call in its place.
+    Mismatch { seq: u64, mine: CallFingerprint, found: Mismatch },
 }
 
 impl Fault {
     /// Rank of a loss, a departure or an abort report.
     pub fn rank(&self) -> Option<usize> {
         match self {
-            Self::Lost { rank, .. } | Self::Left { rank } | Self::Poisoned { rank, .. } => Some(*rank),
-            Self::Unable { .. } | Self::Differs { .. } => None,
+            Self::Lost { rank, .. } | Self::Left { rank } | Self::Aborted { rank, .. } => Some(*rank),
+            Self::Unreachable { .. } | Self::Mismatch { .. } => None,
         }
     }
 }
 
-/// Bytes of the text in which a rank tells why the group is dead.
+/// Maximum length of an abort report in bytes.
 pub const MAX_ABORT_REPORT: usize = 2000;

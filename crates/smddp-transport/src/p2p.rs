@@ -1,49 +1,49 @@
-//! Messages between two ranks, outside the collectives.
+//! Point-to-point messages between two ranks.
 
-/// What a message is.
+/// Envelope of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
     pub tag: u64,
-    pub what: u64,
+    pub dtype: u64,
     pub bytes: u64,
 }
 
-/// Where a message stands: the sender's or the receiver's half.
+/// Handle of one message at its sender or at its receiver.
 pub type MessageId = u64;
 
-/// One rank's messages with others, as one carrier brings them. Nothing blocks; what cannot be done yet is `None`.
+/// Messages of one rank over one transport. No method blocks; `None` or `false` means "not yet".
 pub trait MessageTransport {
     /// Starts sending a message.
-    fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId>;
-    /// Next free cell of an outgoing message: address and room in bytes.
-    fn cell(&mut self, message: MessageId) -> Option<(*mut u8, usize)>;
-    /// Instead of cells, for a message that was just opened: it leaves from `at`, where all of it lies, and stays unchanged there until
-    /// [`Self::gone`] says so or the group lets go. `false`: it takes cells.
-    fn lend(&mut self, _message: MessageId, _at: *const u8) -> bool {
+    fn announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId>;
+    /// Returns the next free slot of an outgoing message: its address and its size in bytes.
+    fn send_slot(&mut self, message: MessageId) -> Option<(*mut u8, usize)>;
+    /// Sends a message that was just announced from `at` instead of through slots. The whole payload at `at` must stay unchanged
+    /// until [`Self::is_sent`] returns true or the group releases user buffers. `false`: the message needs slots.
+    fn send_in_place(&mut self, _message: MessageId, _at: *const u8) -> bool {
         false
     }
-    /// Moves such a message on; whether its memory is free.
-    fn gone(&mut self, _message: MessageId) -> bool {
+    /// Advances a message sent in place. Returns true once its memory may be reused.
+    fn is_sent(&mut self, _message: MessageId) -> bool {
         true
     }
-    /// The cell filled last is a piece of `bytes` now.
+    /// Publishes the slot filled last as a fragment of `bytes` bytes.
     fn publish(&mut self, message: MessageId, bytes: usize);
-    /// Everything is written; memory comes back when the receiver is done.
+    /// Ends a message whose fragments are all published. Its memory is reused once the receiver has read them.
     fn close(&mut self, message: MessageId);
-    /// Next message that `from` announced and that was not yet taken from the wire.
-    fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)>;
-    /// Instead of pieces: the message comes to lie at `at`, which has room for all of it, until [`Self::landed`] says that it is there or
-    /// the group lets go. `false`: it comes in pieces.
-    fn land(&mut self, _from: usize, _message: MessageId, _at: *mut u8) -> bool {
+    /// Returns the next message that `from` announced and that this method has not returned before.
+    fn next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)>;
+    /// Receives a whole message into `at` instead of through slots. `at` must have room for all of it until [`Self::is_received`]
+    /// returns true or the group releases user buffers. `false`: the message arrives in slots.
+    fn receive_into(&mut self, _from: usize, _message: MessageId, _at: *mut u8) -> bool {
         false
     }
-    /// Whether all of such a message is there; it is asked no more then.
-    fn landed(&mut self, _from: usize, _message: MessageId) -> bool {
+    /// Returns true once a message received in place is complete. Must not be called again for that message afterwards.
+    fn is_received(&mut self, _from: usize, _message: MessageId) -> bool {
         true
     }
-    /// Next piece of an incoming message; it is there until the next call.
-    fn piece(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)>;
-    /// That piece is read.
+    /// Returns the next fragment of an incoming message: its address and its size in bytes. Valid until the next call.
+    fn recv_slot(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)>;
+    /// Releases the fragment that [`Self::recv_slot`] returned last.
     fn release(&mut self, from: usize, message: MessageId);
     /// Records that this rank has received one more message of `from`.
     fn confirm(&mut self, _from: usize) {}

@@ -3,10 +3,10 @@
 use std::io;
 use std::thread::{Builder, JoinHandle};
 
-/// Starts a thread. The error names it, and the limits that keep a process from starting another.
+/// Starts a thread. The error names the thread and the limits that can prevent a new thread.
 ///
 /// # Errors
-/// The system's.
+/// The error of the operating system.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     run: impl FnOnce() -> T + Send + 'static,

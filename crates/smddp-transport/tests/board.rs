@@ -115,15 +115,15 @@ fn lender() {
         }
     };
     let tokens = [
-        shared_page.lend(Box::new(move || {
+        shared_page.export(Box::new(move || {
             asked.fetch_add(1, Ordering::SeqCst);
             bytes(3, 2)()
         })),
-        shared_page.lend(Box::new(bytes(MemoryExport::MOST_BYTES, MemoryExport::MOST_FDS))),
-        shared_page.lend(Box::new(bytes(MemoryExport::MOST_BYTES + 1, 0))),
-        shared_page.lend(Box::new(bytes(0, MemoryExport::MOST_FDS + 1))),
-        shared_page.lend(Box::new(|| Err(io::Error::other("it is not for you")))),
-        shared_page.lend(Box::new(bytes(1, 0))),
+        shared_page.export(Box::new(bytes(MemoryExport::MOST_BYTES, MemoryExport::MOST_FDS))),
+        shared_page.export(Box::new(bytes(MemoryExport::MOST_BYTES + 1, 0))),
+        shared_page.export(Box::new(bytes(0, MemoryExport::MOST_FDS + 1))),
+        shared_page.export(Box::new(|| Err(io::Error::other("it is not for you")))),
+        shared_page.export(Box::new(bytes(1, 0))),
     ];
     shared_page.withdraw(tokens[5]);
     say(&mut to, &tokens.map(|token| token.to_string()).join(" "));
@@ -154,12 +154,12 @@ fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shar
     let tokens: Vec<u64> = hear(&mut from).split(' ').map(|token| token.parse().unwrap()).collect();
 
     for _ in 0..2 {
-        let lent = shared_page.borrow(1, tokens[0]).unwrap();
+        let lent = shared_page.import(1, tokens[0]).unwrap();
         assert_eq!(lent.bytes, [0, 1, 2]);
         let texts: Vec<String> = lent.fds.into_iter().map(contents).collect();
         assert_eq!(texts, ["file 0", "file 1"], "in their order");
     }
-    let most = shared_page.borrow(1, tokens[1]).unwrap();
+    let most = shared_page.import(1, tokens[1]).unwrap();
     assert!(most.bytes.iter().enumerate().all(|(i, &byte)| byte == i as u8));
     assert_eq!((most.bytes.len(), most.fds.len()), (MemoryExport::MOST_BYTES, MemoryExport::MOST_FDS));
     assert_eq!(
@@ -167,14 +167,14 @@ fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shar
         format!("file {}", MemoryExport::MOST_FDS - 1)
     );
 
-    let refused = |token: u64| shared_page.borrow(1, token).unwrap_err().to_string();
+    let refused = |token: u64| shared_page.import(1, token).unwrap_err().to_string();
     assert!(refused(tokens[2]).contains("are more than one answer holds"), "{}", refused(tokens[2]));
     assert!(refused(tokens[3]).contains("are more than one answer holds"), "{}", refused(tokens[3]));
     assert_eq!(refused(tokens[4]), "it is not for you");
     for unknown in [tokens[5], 1 << 40] {
         assert_eq!(refused(unknown), format!("nothing is lent under number {unknown}"));
     }
-    assert_eq!(shared_page.borrow(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
+    assert_eq!(shared_page.import(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
 
     word(&shared_page, 0, 511).store(7, Ordering::Release);
     until("rank 1 writes its word", || word(&shared_page, 1, 3).load(Ordering::Acquire) == 8);
@@ -182,6 +182,6 @@ fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shar
     assert!(child.0.wait().unwrap().success());
     // Nobody is there any more: an error at once, not a wait.
     let begun = Instant::now();
-    shared_page.borrow(1, tokens[0]).unwrap_err();
+    shared_page.import(1, tokens[0]).unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
 }

@@ -37,7 +37,7 @@ fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
         depth: (1, 1),
         window: 1,
     };
-    let head = CallFingerprint { what: 7, count: 1 };
+    let head = CallFingerprint { call: 7, count: 1 };
     for (rank, link) in links.iter_mut().enumerate() {
         assert!(link.begin(seq, head, &Arc::new(channel_layout(1 - rank)), &[]));
         let cell = link.cell(0).unwrap();
@@ -72,11 +72,11 @@ fn control_blocks_rings_and_regions_come_back_when_groups_are_gone() {
             exchange(&mut links, seq, [100, 70_000, large][(turn + seq as usize) % 3]);
         }
         // A letter that nobody takes, and one that was begun.
-        let open = links[0].p2p().open(1, Envelope { tag: 1, what: 0, bytes: 5000 }).unwrap();
-        links[0].p2p().cell(open).unwrap();
+        let open = links[0].p2p().announce(1, Envelope { tag: 1, dtype: 0, bytes: 5000 }).unwrap();
+        links[0].p2p().send_slot(open).unwrap();
         links[0].p2p().publish(open, 5000);
         links[0].p2p().close(open);
-        links[1].p2p().open(0, Envelope { tag: 2, what: 0, bytes: 1 << 20 }).unwrap();
+        links[1].p2p().announce(0, Envelope { tag: 2, dtype: 0, bytes: 1 << 20 }).unwrap();
         drop(links);
         if turn == 1000 {
             early = Some((endpoint.staging(), resident()));

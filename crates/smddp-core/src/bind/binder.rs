@@ -52,7 +52,7 @@ pub(super) fn bound(key: &Key, facts: &GroupFacts, decision: &Decision, program:
             lanes: Vec::new(),
             turns: Vec::new(),
             channel_layout: Arc::default(),
-            wired: RoutedChannels::default(),
+            routed: RoutedChannels::default(),
             scratch: aligned.clone().take(program.scratch_blocks).sum(),
             offsets: [place(&input, own_in), place(&output, own_out), running(aligned)],
             lengths: [input, output, scratch],

@@ -92,7 +92,7 @@ pub(crate) struct Bound {
     pub(crate) turns: Vec<usize>,
     pub(crate) channel_layout: Arc<Channels>,
     /// The same with the ways of its channels.
-    pub(crate) wired: RoutedChannels,
+    pub(crate) routed: RoutedChannels,
     /// Offsets in bytes of the blocks of In, Out, Scratch when each is one flat buffer.
     pub(crate) offsets: [Vec<usize>; 3],
     /// Bytes of the blocks of In, Out, Scratch.
@@ -197,7 +197,7 @@ impl Bound {
         let channels =
             size_of_val(&send_channels[..]) + size_of_val(&recv_channels[..]) + readers * size_of::<usize>();
         let blocks: usize = self.offsets.iter().chain(&self.lengths).map(Vec::len).sum();
-        // `wired` has the channels once more.
+        // `routed` has the channels once more.
         acts.count() * size_of::<(usize, Act)>()
             + sources * size_of::<Incoming>()
             + 2 * channels
@@ -324,7 +324,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
     if key.memory != Memory::Host {
         on_device(&mut bound, key, facts);
     }
-    bound.wired = facts.reach.wire(&bound.channel_layout);
+    bound.routed = facts.reach.route(&bound.channel_layout);
     if let Some(coding) = bound.coding.as_ref().filter(|coding| coding.rounds_inputs && rank == 0) {
         warn_of_gathers(coding.format);
     }
@@ -384,7 +384,7 @@ fn on_device(bound: &mut Bound, key: &Key, facts: &GroupFacts) {
         channel_layout.recv_channels.iter_mut().zip(&bound.local[1]).filter(|(_, local)| **local);
     recv_channels.for_each(|(recv_channel, _)| recv_channel.cell = DESCRIPTOR);
     // All ranks are on a device, and on the same of the group's.
-    bound.fingerprint.what |= fingerprint::on_device(key.site);
+    bound.fingerprint.call |= fingerprint::on_device(key.site);
 }
 
 /// Bytes of a message by reference.

@@ -51,7 +51,7 @@ impl Direct {
             collective,
             Collective::AllReduce | Collective::AllGather | Collective::Broadcast | Collective::Reduce
         );
-        let place = |channel| match bound.wired.leaves_directly(channel) {
+        let place = |channel| match bound.routed.sends_in_place(channel) {
             true if arrives_in_place && stays(bound, channel) => Leaving::Always,
             true => Leaving::Apart,
             false => Leaving::FromCells,
@@ -129,7 +129,7 @@ fn staying(bound: &Bound, in_place: bool, single_copy: SingleCopy) -> Vec<Stayin
         let enough = send_channel.bytes >= WORTH_STAYING as u64;
         // Of several readers each saves less than the kernel costs it.
         let fetched = send_channel.bytes >= WORTH_FETCHING as u64 && send_channel.readers.len() == 1;
-        if placed && enough && bound.wired.may_stay(channel) {
+        if placed && enough && bound.routed.may_be_source(channel) {
             let always = in_place && stays(bound, channel);
             let leaving = if always { Leaving::Always } else { Leaving::Apart };
             let single_copy = if fetched { single_copy } else { SingleCopy::Never };
@@ -152,8 +152,8 @@ fn arriving(bound: &Bound, single_copy: bool) -> Vec<(usize, Run)> {
                 let placed = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
                 let fetched = single_copy
                     && bound.channel_layout.recv_channels[from.recv_channel].bytes >= WORTH_FETCHING as u64
-                    && bound.wired.may_be_fetched(from.recv_channel);
-                let directly = fetched || bound.wired.arrives_directly(from.recv_channel);
+                    && bound.routed.may_be_target(from.recv_channel);
+                let directly = fetched || bound.routed.receives_in_place(from.recv_channel);
                 if whole && placed && directly {
                     ins.push((from.recv_channel, *to));
                 }

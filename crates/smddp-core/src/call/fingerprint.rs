@@ -30,7 +30,7 @@ pub(crate) fn of(key: &Key, decision: &Decision) -> CallFingerprint {
         | ((choice.segment as u64 >> 6) & 0xffff) << 44
         | u64::from(pairs) << 60
         | if decision.format.is_some() { CODED } else { 0 };
-    CallFingerprint { what, count: count(&decision.counts, key.factor) }
+    CallFingerprint { call: what, count: count(&decision.counts, key.factor) }
 }
 
 fn count(counts: &Counts, factor: u64) -> u64 {
@@ -57,25 +57,25 @@ pub(crate) fn on_device(site: usize) -> u64 {
 }
 
 pub(crate) fn is_on_device(fingerprint: CallFingerprint) -> bool {
-    fingerprint.what >> 61 & 1 == 1
+    fingerprint.call >> 61 & 1 == 1
 }
 
 /// The call that has this header, made to leave the group.
 pub(crate) fn leaving(fingerprint: CallFingerprint) -> CallFingerprint {
-    CallFingerprint { what: fingerprint.what | LEAVING, ..fingerprint }
+    CallFingerprint { call: fingerprint.call | LEAVING, ..fingerprint }
 }
 
 pub(crate) fn is_leaving(fingerprint: CallFingerprint) -> bool {
-    fingerprint.what & LEAVING != 0
+    fingerprint.call & LEAVING != 0
 }
 
 /// `None`: a header that no rank of this version writes.
 pub(crate) fn collective(fingerprint: CallFingerprint) -> Option<Collective> {
-    Collective::ALL.get((fingerprint.what & 0xff) as usize).copied()
+    Collective::ALL.get((fingerprint.call & 0xff) as usize).copied()
 }
 
 pub(crate) fn dtype(fingerprint: CallFingerprint) -> Option<DType> {
-    DType::from_u8((fingerprint.what >> 8 & 0x7f) as u8)
+    DType::from_u8((fingerprint.call >> 8 & 0x7f) as u8)
 }
 
 /// A header as the call it stands for.
@@ -84,13 +84,13 @@ pub(crate) fn call(fingerprint: CallFingerprint) -> String {
         return "destroy_process_group".to_owned();
     }
     let Some(collective) = collective(fingerprint) else {
-        return format!("an unknown call ({:#x})", fingerprint.what);
+        return format!("an unknown call ({:#x})", fingerprint.call);
     };
     let named = fingerprint.count & NAMED != 0;
     let elements = if named { fingerprint.count & ((1 << NUMBER) - 1) } else { fingerprint.count };
     let dtype = dtype(fingerprint).map_or("?", DType::name);
     let mut text = format!("{}({elements} elements of {dtype}", name_of(collective));
-    let redop = RedOp::from_code((fingerprint.what >> 16) as u8, 1.0).filter(|_| collective.reduces());
+    let redop = RedOp::from_code((fingerprint.call >> 16) as u8, 1.0).filter(|_| collective.reduces());
     if let Some(redop) = redop {
         text += &format!(", {}", redop.name());
     }
@@ -99,12 +99,12 @@ pub(crate) fn call(fingerprint: CallFingerprint) -> String {
         text += &format!(", {of} #{:08x}", fingerprint.count << 1 >> (NUMBER + 1));
     }
     if collective.has_root() {
-        text += &format!(", root {}", (fingerprint.what >> 24) & 0xffff);
+        text += &format!(", root {}", (fingerprint.call >> 24) & 0xffff);
     }
-    if collective == Collective::AllGather && (fingerprint.what >> 16) as u8 & 0x7f == SPARSE.code() {
+    if collective == Collective::AllGather && (fingerprint.call >> 16) as u8 & 0x7f == SPARSE.code() {
         text += ", of a sparse all_reduce";
     }
-    if fingerprint.what & CODED != 0 {
+    if fingerprint.call & CODED != 0 {
         text += ", as SMDDP_WIRE_FORMAT says";
     }
     text + if is_on_device(fingerprint) { ") on CUDA" } else { ")" }

@@ -72,20 +72,20 @@ impl Label {
             Direction::FromAny => (2, 0),
         };
         let what = kind | (self.dtype as u64) << 8 | (peer as u64 & 0xffff) << 16 | self.number << 32;
-        CallFingerprint { what, count: self.tag }
+        CallFingerprint { call: what, count: self.tag }
     }
 
     /// `None`: no send or recv of this version has this header.
     pub(crate) fn of(fingerprint: CallFingerprint) -> Option<Self> {
-        let peer = (fingerprint.what >> 16 & 0xffff) as usize;
-        let direction = match fingerprint.what & 0xff {
+        let peer = (fingerprint.call >> 16 & 0xffff) as usize;
+        let direction = match fingerprint.call & 0xff {
             0 => Direction::To(peer),
             1 => Direction::From(peer),
             2 => Direction::FromAny,
             _ => return None,
         };
-        let dtype = DType::from_u8((fingerprint.what >> 8) as u8)?;
-        Some(Self { direction, number: fingerprint.what >> 32, dtype, tag: fingerprint.count })
+        let dtype = DType::from_u8((fingerprint.call >> 8) as u8)?;
+        Some(Self { direction, number: fingerprint.call >> 32, dtype, tag: fingerprint.count })
     }
 }
 
@@ -125,7 +125,7 @@ mod tests {
                 assert_eq!(Label::of(label.fingerprint()), Some(label));
             }
         }
-        assert_eq!(Label::of(CallFingerprint { what: 3, count: 0 }), None);
+        assert_eq!(Label::of(CallFingerprint { call: 3, count: 0 }), None);
         let label = Label { direction: Direction::To(1), number: 3, dtype: DType::F32, tag: 9 };
         assert_eq!(label.numbered(), "send #3 to rank 1");
         assert_eq!(label.call(20), "send(5 elements of float32 to rank 1, tag 9)");

@@ -61,7 +61,7 @@ impl Communicator {
     /// A communicator over a group; `nodes[r]` is the node of rank `r`.
     pub fn over(group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
         let (rank, size) = (group.rank(), group.size());
-        let way = group.way();
+        let way = group.network_path();
         let topology = Topology::from_labels(nodes);
         let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&way));
         let reach = group.routes().clone();
@@ -75,7 +75,7 @@ impl Communicator {
         let tally = Arc::new(Tally::default());
         let told = (name, if way.is_empty() { "shm" } else { way.as_str() });
         let recorder = Recorder::new(told, rank, &facts.topology, tally.clone(), config.recorder);
-        group.about(recorder::about(name, rank));
+        group.set_status_id(recorder::about(name, rank));
         let comm = Self(Arc::new(Inner {
             driver: Mutex::new(Driver::new(group, name.to_owned(), tally.clone(), recorder)),
             tally,

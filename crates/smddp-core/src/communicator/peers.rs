@@ -22,7 +22,7 @@ impl Communicator {
         // Nobody may have looked since.
         self.0.turn(&mut driver);
         let now = Instant::now();
-        driver.group.look_after(awaited, now);
+        driver.group.watch(awaited, now);
         let faults = driver.group.faults(now);
         let named = |error: &Error| match error {
             Error::PeerLost { rank, .. } => Some(*rank),
@@ -32,7 +32,7 @@ impl Communicator {
         let lost = faults.iter().filter_map(|fault| match fault {
             Fault::Lost { rank, .. } => Some(*rank),
             // Another rank has noticed it first.
-            Fault::Poisoned { rank: from, reason } => {
+            Fault::Aborted { rank: from, reason } => {
                 named(&report::heard(group, name, "new_group".to_owned(), *from, reason))
             }
             _ => None,

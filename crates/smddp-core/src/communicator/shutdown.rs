@@ -33,7 +33,7 @@ const SHOWN: usize = 8;
 fn story(driver: &Driver, size: usize) -> Vec<u64> {
     let record = &driver.record;
     let mut words = vec![record.calls];
-    words.extend(record.newest.iter().flat_map(|fingerprint| [fingerprint.what, fingerprint.count]));
+    words.extend(record.newest.iter().flat_map(|fingerprint| [fingerprint.call, fingerprint.count]));
     words.resize(1 + 2 * REMEMBERED, 0);
     if size <= LISTED {
         words.extend(
@@ -58,7 +58,7 @@ fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Er
     let first = calls.saturating_sub(REMEMBERED as u64);
     for (index, seq) in (first..calls).enumerate() {
         let fingerprint = |rank: usize| CallFingerprint {
-            what: story(rank)[1 + 2 * index],
+            call: story(rank)[1 + 2 * index],
             count: story(rank)[2 + 2 * index],
         };
         let mine = fingerprint(me);
@@ -165,7 +165,7 @@ impl Inner {
         let mut op = self.prepare(driver.spare.take(), &call, counts, Duration::MAX, None)?;
         let mut bound = (*op.bound).clone();
         bound.fingerprint = fingerprint::leaving(bound.fingerprint);
-        bound.wired = bound.wired.unannounced();
+        bound.routed = bound.routed.unannounced();
         op.bound = Arc::new(bound);
         let work = Arc::new(Shared::new(Some(Box::new((given, taken.clone())))));
         op.work = Some(work.clone());

@@ -19,7 +19,7 @@ impl Config {
             interface: self.interface.clone(),
             family: self.family,
             peer_timeout: self.peer_timeout,
-            between: self.between,
+            inter_node: self.between,
             encrypts: self.encrypts,
             library: self.library.clone(),
             provider: self.provider.clone(),

@@ -62,7 +62,7 @@ unsafe impl Sync for Pages {}
 
 impl Pages {
     pub(crate) fn new(device: Arc<Device>, shared_page: Arc<SharedPage>, size: usize) -> Result<Self> {
-        shared_page.keep();
+        shared_page.retain();
         let mut pages = Self { device, known: vec![None; size], _board: shared_page.clone() };
         for rank in 0..size {
             let Some(page) = shared_page.page(rank) else { continue };

@@ -147,7 +147,7 @@ impl Regions {
             return Ok(None);
         }
         let device = self.device.clone();
-        let token = shared_page.lend(Box::new(move || show(&device, &parts)));
+        let token = shared_page.export(Box::new(move || show(&device, &parts)));
         self.lent.insert(key, token);
         Ok(Some((token, offset)))
     }
@@ -227,7 +227,7 @@ fn fetch(device: &Arc<Device>, shared_page: &SharedPage, rank: usize, token: u64
 
 fn ask(shared_page: &SharedPage, rank: usize, token: u64) -> Result<MemoryExport, String> {
     shared_page
-        .borrow(rank, token)
+        .import(rank, token)
         .map_err(|error| format!("rank {rank} does not hand over its memory: {error}"))
 }
 
@@ -254,7 +254,7 @@ impl Sample {
         let region = device.region(at)?;
         if !matches!(region.kind, Kind::Private | Kind::Host) && device.export(&region).is_ok() {
             let lender = device.clone();
-            sample.token = shared_page.lend(Box::new(move || show(&lender, &[region])));
+            sample.token = shared_page.export(Box::new(move || show(&lender, &[region])));
         }
         Ok(sample)
     }

@@ -125,7 +125,7 @@ impl Driver {
         if !self.told_last && self.leaves() && self.messages.announced_all() {
             self.told_last = true;
             for rank in self.messages.ledger.receivers() {
-                self.group.p2p_last(rank);
+                self.group.p2p_announce_last(rank);
             }
         }
     }
@@ -162,7 +162,7 @@ impl Driver {
             if let Some((from, reason)) = self.told_mismatch() {
                 return self.hear(what, from, &reason);
             }
-            let all_here = self.group.is_local(rank) || self.group.p2p_over(rank);
+            let all_here = self.group.is_local(rank) || self.group.p2p_is_finished(rank);
             let patience = match self.group.size() {
                 2 if all_here => Duration::ZERO,
                 _ if all_here => REPORT_TIME,
@@ -171,7 +171,7 @@ impl Driver {
             if begun.elapsed() >= patience {
                 break;
             }
-            self.group.turn();
+            self.group.poll_network();
             std::thread::sleep(Duration::from_millis(1));
         }
         let how = format!("{LEFT}{}", error_text::last_error(&self.group, rank));
@@ -198,14 +198,14 @@ impl Driver {
     /// True if rank `rank` is known to send no more messages: it leaves in call `seq`.
     fn departs(&self, rank: usize, seq: u64) -> bool {
         self.group.is_local(rank) && self.group.fingerprint_of(rank, seq).is_some_and(fingerprint::is_leaving)
-            || self.group.p2p_over(rank)
+            || self.group.p2p_is_finished(rank)
     }
 
     /// True if rank `rank` reports the departure of this rank, and a receiver of this rank's messages may yet report that it
     /// did not receive one.
     fn awaits_receivers(&mut self, rank: usize, faults: &[Fault]) -> bool {
         let me = self.group.rank();
-        let reports = |fault: &Fault| matches!(fault, Fault::Poisoned { rank: by, reason } if *by == rank && report::lost_rank(reason) == Some(me));
+        let reports = |fault: &Fault| matches!(fault, Fault::Aborted { rank: by, reason } if *by == rank && report::lost_rank(reason) == Some(me));
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
         let unconfirmed = self.messages.unconfirmed(&mut self.group);
         let answered =
@@ -216,7 +216,7 @@ impl Driver {
     /// The rank that reports that calls differ, and what it says.
     fn told_mismatch(&mut self) -> Option<(usize, String)> {
         self.group.faults(Instant::now()).into_iter().find_map(|fault| match fault {
-            Fault::Poisoned { rank, reason } if report::is_mismatch(&reason) => Some((rank, reason)),
+            Fault::Aborted { rank, reason } if report::is_mismatch(&reason) => Some((rank, reason)),
             _ => None,
         })
     }
@@ -234,7 +234,7 @@ impl Driver {
     fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
         let what = self.oldest();
         for fault in faults {
-            if let Fault::Differs { seq, mine, found } = *fault {
+            if let Fault::Mismatch { seq, mine, found } = *fault {
                 self.differ(seq, mine, found)?;
             }
         }
@@ -255,24 +255,24 @@ impl Driver {
         }
         // What another rank reports may well be how this process's own trouble looks from there.
         for fault in faults {
-            if let Fault::Unable { rank, reason } = fault {
+            if let Fault::Unreachable { rank, reason } = fault {
                 return Err(error_text::unable(&self.group, &self.name, &what, *rank, reason));
             }
         }
         for fault in faults {
             match fault {
-                Fault::Poisoned { rank, .. } if self.ends_yet(*rank) => {}
-                Fault::Poisoned { rank, reason } => {
+                Fault::Aborted { rank, .. } if self.ends_yet(*rank) => {}
+                Fault::Aborted { rank, reason } => {
                     let cause = self.unreceived_of_lost(&what, reason);
                     return Err(cause.unwrap_or_else(|| self.hear(what, *rank, reason)));
                 }
                 Fault::Left { rank } => {
-                    let needed = self.queue.front().is_some_and(|op| self.group.awaits(*rank, op.seq));
+                    let needed = self.queue.front().is_some_and(|op| self.group.waits_for(*rank, op.seq));
                     if needed || self.takes_no_more(*rank) || !moving && self.messages.needs(*rank) {
                         return Err(self.left_behind(what, *rank));
                     }
                 }
-                Fault::Lost { .. } | Fault::Differs { .. } | Fault::Unable { .. } => {}
+                Fault::Lost { .. } | Fault::Mismatch { .. } | Fault::Unreachable { .. } => {}
             }
         }
         Ok(())
@@ -297,7 +297,9 @@ impl Driver {
     /// Whether a rank has left without taking what this one has for it in the operation under way. The last word that it has taken
     /// all may still be on its way.
     fn takes_no_more(&mut self, rank: usize) -> bool {
-        let Some(seq) = self.queue.front().map(|op| op.seq).filter(|&seq| self.group.owes(rank, seq)) else {
+        let Some(seq) =
+            self.queue.front().map(|op| op.seq).filter(|&seq| self.group.has_unfinished_sends(rank, seq))
+        else {
             return false;
         };
         match self.untaken {
@@ -362,11 +364,11 @@ impl Driver {
         let seq = self.queue.front().map_or(0, |op| op.seq);
         for fault in faults {
             match fault {
-                Fault::Poisoned { rank, reason } if report::is_mismatch(reason) => {
+                Fault::Aborted { rank, reason } if report::is_mismatch(reason) => {
                     return Err(self.hear("destroy_process_group".to_owned(), *rank, reason));
                 }
-                Fault::Left { rank } if !self.group.awaits(*rank, seq) => {}
-                Fault::Poisoned { rank, .. } | Fault::Left { rank }
+                Fault::Left { rank } if !self.group.waits_for(*rank, seq) => {}
+                Fault::Aborted { rank, .. } | Fault::Left { rank }
                     if self.awaits_receivers(*rank, faults) => {}
                 Fault::Lost { rank, how } => {
                     // Others may wait for this rank's part in the leaving, and not look after the one that is lost.
@@ -376,19 +378,19 @@ impl Driver {
                     self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
                     break;
                 }
-                Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
-                    let report = if let Fault::Poisoned { reason, .. } = fault { reason } else { "" };
+                Fault::Aborted { rank, .. } | Fault::Left { rank } => {
+                    let report = if let Fault::Aborted { reason, .. } = fault { reason } else { "" };
                     if let Some(error) = self.unreceived_of_lost("destroy_process_group", report) {
                         return Err(error);
                     }
                     self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
                     break;
                 }
-                Fault::Unable { rank, reason } => {
+                Fault::Unreachable { rank, reason } => {
                     self.leave_alone(&format!("{} is out of reach: {reason}", self.group.describe(*rank)));
                     break;
                 }
-                Fault::Differs { .. } => {}
+                Fault::Mismatch { .. } => {}
             }
         }
         Ok(())

@@ -250,8 +250,8 @@ impl MessageTransport {
             let bytes = send.bytes();
             if send.stream.is_none() && held[to] != poll {
                 let envelope =
-                    Envelope { tag: send.post.tag, what: send.post.dtype as u64, bytes: bytes as u64 };
-                send.stream = group.p2p_open(to, envelope);
+                    Envelope { tag: send.post.tag, dtype: send.post.dtype as u64, bytes: bytes as u64 };
+                send.stream = group.p2p_announce(to, envelope);
                 if send.stream.is_some() {
                     self.recorder.begun(send.seq);
                     moved = true;
@@ -262,17 +262,17 @@ impl MessageTransport {
                 return true;
             };
             if send.through == Through::Unknown {
-                let lent = group.p2p_lend(to, stream, send.post.ptr as *const u8);
+                let lent = group.p2p_send_in_place(to, stream, send.post.ptr as *const u8);
                 send.through = if lent { Through::Nothing } else { Through::Cells };
             }
             if send.through == Through::Nothing {
-                if !group.p2p_gone(to, stream) {
+                if !group.p2p_is_sent(to, stream) {
                     return true;
                 }
                 (send.moved, moved) = (bytes, true);
             }
             while send.moved < bytes {
-                let Some((cell, room)) = group.p2p_cell(to, stream) else { return true };
+                let Some((cell, room)) = group.p2p_send_slot(to, stream) else { return true };
                 let piece = room.min(bytes - send.moved);
                 // SAFETY: the cell is ours and has `room` bytes; the buffer holds `bytes` and is valid until the
                 // post is over. This thread owns the driver.
@@ -309,7 +309,7 @@ impl MessageTransport {
 
     fn take_announced(&mut self, from: usize, group: &mut Group) -> bool {
         let mut moved = false;
-        while let Some((envelope, stream)) = group.p2p_next(from) {
+        while let Some((envelope, stream)) = group.p2p_next_announced(from) {
             let number = self.ordered();
             self.announced(Unexpected { number, from, envelope, stream });
             moved = true;
@@ -348,7 +348,7 @@ impl MessageTransport {
     fn assign(&mut self, mut recv: Active, message: Unexpected) {
         let Unexpected { from, envelope, stream, .. } = message;
         recv.from = from;
-        if envelope.bytes != recv.bytes() as u64 || envelope.what != recv.post.dtype as u64 {
+        if envelope.bytes != recv.bytes() as u64 || envelope.dtype != recv.post.dtype as u64 {
             match self.misfit {
                 None => self.misfit = Some((recv, envelope)),
                 // The first one ends the group, and this one with it.
@@ -371,17 +371,17 @@ impl MessageTransport {
             let bytes = recv.bytes();
             let Some(stream) = recv.stream else { return true };
             if recv.through == Through::Unknown {
-                let lands = group.p2p_land(recv.from, stream, recv.post.ptr as *mut u8);
+                let lands = group.p2p_receive_into(recv.from, stream, recv.post.ptr as *mut u8);
                 recv.through = if lands { Through::Nothing } else { Through::Cells };
             }
             if recv.through == Through::Nothing {
-                if !group.p2p_landed(recv.from, stream) {
+                if !group.p2p_is_received(recv.from, stream) {
                     return true;
                 }
                 recv.moved = bytes;
             }
             while recv.moved < bytes {
-                let Some((piece, room)) = group.p2p_piece(recv.from, stream) else { return true };
+                let Some((piece, room)) = group.p2p_recv_slot(recv.from, stream) else { return true };
                 let length = room.min(bytes - recv.moved);
                 // SAFETY: the piece holds `room` bytes until it is released; the buffer has `bytes` and is valid
                 // until the post is over. This thread owns the driver.
@@ -464,7 +464,7 @@ fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
 
 /// "4 elements of float32, tag 0": a message as its sender announced it.
 fn in_words(envelope: Envelope) -> String {
-    let size = match DType::from_u8(envelope.what as u8) {
+    let size = match DType::from_u8(envelope.dtype as u8) {
         Some(dtype) => format!("{} elements of {}", envelope.bytes / dtype.size() as u64, dtype.name()),
         None => format!("{} bytes", envelope.bytes),
     };

@@ -164,7 +164,7 @@ impl Driver {
     fn end_first(&mut self, now: u64) {
         let Some(op) = self.queue.pop_front() else { return };
         self.finished = op.seq + 1;
-        let crossed = self.group.crossed();
+        let crossed = self.group.internode_bytes();
         self.tally.add(op.collective, op.bound.way(), op.bound.bytes as u64, crossed - self.crossed);
         self.crossed = crossed;
         self.recorder.ended(op.seq, Outcome::Ok, now, self.queue.front().map(|op| op.seq));
@@ -240,7 +240,7 @@ impl Driver {
         // What can be sent goes out before a look at what came in, which may be a system call.
         let mut moved = self.advance()?;
         self.advanced = moved;
-        if self.group.turn() {
+        if self.group.poll_network() {
             self.advanced |= self.advance()?;
             moved = true;
         }

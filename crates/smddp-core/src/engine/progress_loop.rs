@@ -172,7 +172,7 @@ impl Inner {
             }
             driver.keep_releasing(now);
             // What tells the others may still be in a queue that moves only when it is looked at.
-            return had | (driver.group.busy() && driver.group.turn());
+            return had | (driver.group.busy() && driver.group.poll_network());
         }
         let outcome = driver.poll();
         self.moved(driver, outcome)

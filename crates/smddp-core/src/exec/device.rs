@@ -130,7 +130,7 @@ impl Turn<'_> {
     fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, Trouble> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
-            if !self.group.begin(seq, self.bound.fingerprint, &self.bound.wired, &[]) {
+            if !self.group.begin(seq, self.bound.fingerprint, &self.bound.routed, &[]) {
                 return Ok(Progress::Blocked);
             }
             *begun = true;

@@ -31,7 +31,7 @@ pub(crate) fn advance(
             execution.in_place = execution.overlaps(bound);
         }
         let stays = if bound.direct.any_stay(symmetric) { staying(bound, execution) } else { Vec::new() };
-        if !group.begin(seq, bound.fingerprint, &bound.wired, &stays) {
+        if !group.begin(seq, bound.fingerprint, &bound.routed, &stays) {
             return Ok(Progress::Blocked);
         }
         *begun = true;
@@ -100,7 +100,7 @@ fn land(bound: &Bound, execution: &Execution, group: &mut Group) {
             Some((_, bytes)) if flat => bytes,
             _ => continue,
         };
-        group.land(recv_channel, at as *mut u8, bytes, bound.choice.segment);
+        group.set_recv_target(recv_channel, at as *mut u8, bytes, bound.choice.segment);
     }
 }
 
@@ -146,7 +146,7 @@ impl Mover for Host<'_> {
             self.group.publish_from(channel, from as *const u8, bytes);
             return Ok(());
         }
-        let remote = self.group.remote();
+        let remote = self.group.has_distant_readers();
         let rows = match tee {
             None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
             Some(tee) => {
@@ -366,7 +366,7 @@ impl Host<'_> {
         let (out, none) = (out as *mut u8, std::ptr::null_mut());
         let scale = if step.finish { self.execution.scale } else { None };
         let (size, stream) = (self.execution.dtype.size(), self.execution.stream);
-        let past_caches = self.group.remote() && bytes >= WORTH_STREAMING;
+        let past_caches = self.group.has_distant_readers() && bytes >= WORTH_STREAMING;
         let (first, second, stream) = match cell {
             None => (out, none, stream),
             Some(cell) if cell == out => (out, none, stream),

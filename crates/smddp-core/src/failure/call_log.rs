@@ -20,7 +20,7 @@ pub(crate) const REMEMBERED: usize = 64;
 
 impl Record {
     pub(crate) fn add(&mut self, fingerprint: CallFingerprint) {
-        self.digest = mix(self.digest ^ fingerprint.what).wrapping_add(mix(fingerprint.count));
+        self.digest = mix(self.digest ^ fingerprint.call).wrapping_add(mix(fingerprint.count));
         self.calls += 1;
         if self.newest.len() == REMEMBERED {
             self.newest.pop_front();
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn another_order_is_another_record() {
-        let fingerprints = [CallFingerprint { what: 1, count: 2 }, CallFingerprint { what: 2, count: 1 }];
+        let fingerprints = [CallFingerprint { call: 1, count: 2 }, CallFingerprint { call: 2, count: 1 }];
         let of = |fingerprints: &[CallFingerprint]| {
             let mut record = Record::default();
             fingerprints.iter().for_each(|&fingerprint| record.add(fingerprint));

@@ -136,7 +136,7 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
     } else if silent.is_empty() && !stalled.is_empty() {
         parts.push(format!("all {size} ranks arrived; the call is {}", call(op.fingerprint)));
     } else if silent.is_empty() {
-        let mut others = group.lacking();
+        let mut others = group.missing_peers();
         let waits = match others.is_empty() {
             true => String::new(),
             false => format!(", and this rank waits for {}", report::list(group, &others)),
@@ -179,7 +179,7 @@ pub(crate) fn doing(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
 
 /// What a rank says that it does, if anything.
 pub(crate) fn said(group: &Group, name: &str, rank: usize) -> Option<String> {
-    Some(group.doing(rank, recorder::about(name, rank))).filter(|words| !words.is_empty())
+    Some(group.activity(rank, recorder::about(name, rank))).filter(|words| !words.is_empty())
 }
 
 /// So many of the ranks that are missing are asked what they do.

@@ -72,7 +72,7 @@ impl Pending {
         {
             prepared.set_secret(secret);
         }
-        prepared.set_note(network::note());
+        prepared.set_user_data(network::note());
         if size > 1 {
             fits(name, rank, prepared.rank_info(), config)?;
         }
@@ -128,17 +128,17 @@ impl Pending {
     pub fn connect(self, rank_infos: &[Vec<u8>]) -> Result<Communicator> {
         let here_at = Instant::now();
         let rank_infos = self.checked(rank_infos)?;
-        let known = network::noted(rank_infos.iter().map(|rank_info| rank_info.note.as_slice()));
+        let known = network::noted(rank_infos.iter().map(|rank_info| rank_info.user_data.as_slice()));
         let me = {
             let RankInfo { rank, host, pid, .. } = self.prepared.rank_info();
             format!("rank {rank} (host {host}, pid {pid})")
         };
-        let Joined { group, nodes, local_ranks, told } = self
+        let Joined { group, nodes, local_ranks, log_lines } = self
             .prepared
             .connect(rank_infos)
             .map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
         cores::note_group(local_ranks);
-        tell_once(&told);
+        tell_once(&log_lines);
         let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
         if self.canonical {
             comm.set_canonical_order();
@@ -233,7 +233,7 @@ fn fits(name: &str, rank: usize, rank_info: &RankInfo, config: &Config) -> Resul
 /// Failure of `call` at the connections between ranks that have exchanged their address records.
 fn unjoined(call: &str, name: &str, me: &str, error: JoinError) -> Error {
     match error {
-        JoinError::Unreachable(Unreachable { rank, host, pid, gone: true, reason }) => Error::PeerLost {
+        JoinError::Unreachable(Unreachable { rank, host, pid, ended: true, reason }) => Error::PeerLost {
             what: call.to_owned(),
             group: name.to_owned(),
             rank,

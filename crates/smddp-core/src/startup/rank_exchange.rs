@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use smddp_transport::bootstrap::{Failure, Holder, RankTree, UNREACHED, who};
+use smddp_transport::bootstrap::{Holder, PARENT_TIMEOUT, RankTree, StartupFailure, rank_label};
 use smddp_transport::joint::OpenEndpoint;
 use smddp_transport::process::leave_error;
 
@@ -82,7 +82,7 @@ impl Known<'_> {
     pub fn lost(&self, (call, name): (&str, &str), late: &[usize]) -> Option<Error> {
         let (rank, how) = self.dead(late).into_iter().next()?;
         let (what, group, advice) = (call.to_owned(), name.to_owned(), LOST_WHILE_MADE);
-        Some(Error::PeerLost { what, group, rank, who: who(rank, &[]), how, advice })
+        Some(Error::PeerLost { what, group, rank, who: rank_label(rank, &[]), how, advice })
     }
 }
 
@@ -175,7 +175,7 @@ struct Meeting<'a> {
     begun: Instant,
     deadline: Instant,
     /// A contradiction between ranks that this process or another one found. It is reported as it is.
-    found: RefCell<Option<Failure>>,
+    found: RefCell<Option<StartupFailure>>,
     /// Another process of this host holds the rank in the existing group. This process does not change its keys.
     held: Cell<bool>,
 }
@@ -214,7 +214,7 @@ impl Meeting<'_> {
         if let Err(error) = &outcome {
             tree.fail(match error {
                 Error::Timeout { missing, detail, .. } => {
-                    Failure { missing: missing.clone(), lost: None, reason: detail.clone() }
+                    StartupFailure { missing: missing.clone(), lost: None, reason: detail.clone() }
                 }
                 other => self.failure(other),
             });
@@ -253,7 +253,7 @@ impl Meeting<'_> {
                 pause = (2 * pause).min(longest);
             }
             if now >= next_probe {
-                self.knock(tree, now)?;
+                self.probe(tree, now)?;
                 next_probe = Instant::now() + KNOCK_PAUSE.max(FOR_EACH_RANK * self.size as u32);
             }
             if now >= next_check {
@@ -266,7 +266,7 @@ impl Meeting<'_> {
             }
             // The store may have taken its time.
             let now = Instant::now();
-            if let Some(outcome) = tree.go_on(now) {
+            if let Some(outcome) = tree.poll(now) {
                 let outcome = outcome.clone();
                 self.carry_down(tree)?;
                 return outcome.map_err(|failure| self.explained(tree, failure));
@@ -278,7 +278,7 @@ impl Meeting<'_> {
     /// What the store has for this rank; whether there was anything.
     fn look(&self, pending: &mut Pending, tree: &mut RankTree, now: Instant) -> Result<bool> {
         let mut moved = false;
-        if let Some(parent) = tree.parent().filter(|_| tree.is_lost(now)) {
+        if let Some(parent) = tree.parent().filter(|_| tree.needs_addresses(now)) {
             // One question for both.
             let mut keys = vec![key("card", 0), key("card", parent)];
             keys.dedup();
@@ -286,14 +286,14 @@ impl Meeting<'_> {
                 let addresses = keys.iter().map(|key| self.store.get(key)).collect::<Result<Vec<_>>>()?;
                 let (first, last) = (&addresses[0], &addresses[addresses.len() - 1]);
                 if let Some(reason) =
-                    tree.contradicted_by(0, first).or_else(|| tree.contradicted_by(parent, last))
+                    tree.size_conflict(0, first).or_else(|| tree.size_conflict(parent, last))
                 {
                     return Err(self.conflict(format!("group '{}' {reason}", self.name)));
                 }
                 moved = pending.call_parent(tree, first, last, now)?;
             }
         }
-        if let Some((words, reason)) = tree.to_carry_up() {
+        if let Some((words, reason)) = tree.take_relay() {
             let (name, rank, parent) = (self.name, self.rank, tree.parent().unwrap_or(0));
             let path = format!(
                 "rank {rank} cannot connect to rank {parent} ({reason}); its cards go through the store"
@@ -303,13 +303,13 @@ impl Meeting<'_> {
             moved = true;
         }
         if tree.is_unreached() && self.there(&key("down", self.rank))? {
-            tree.carried_down(&self.take(&key("down", self.rank))?);
+            tree.accept_result(&self.take(&key("down", self.rank))?);
             moved = true;
         }
         // Who has no connection says so here, but not at once.
-        for child in if now - self.begun >= UNREACHED { tree.unconnected() } else { Vec::new() } {
+        for child in if now - self.begun >= PARENT_TIMEOUT { tree.unconnected() } else { Vec::new() } {
             if self.there(&key("up", child))? {
-                tree.carried_up(child, &self.take(&key("up", child))?);
+                tree.accept_relayed(child, &self.take(&key("up", child))?);
                 moved = true;
             }
         }
@@ -324,7 +324,7 @@ impl Meeting<'_> {
         let mine = key("card", self.rank);
         // Only a process of this rank deletes it, when it leaves.
         let both = match self.there(&mine)? {
-            true => tree.claimed_by(&self.store.get(&mine)?),
+            true => tree.rank_conflict(&self.store.get(&mine)?),
             false => Some(format!("{} and another one, which has left", tree.process())),
         };
         let text = |both| format!("two processes claim rank {} of group '{}': {both}", self.rank, self.name);
@@ -332,7 +332,7 @@ impl Meeting<'_> {
     }
 
     /// The error of a failure that reached this rank. A lost peer may be the consequence of a contradiction between ranks.
-    fn explained(&self, tree: &RankTree, failure: Failure) -> Error {
+    fn explained(&self, tree: &RankTree, failure: StartupFailure) -> Error {
         if failure.lost.is_some() {
             if let Err(conflict @ Error::Topology(_)) = self.check_claim(tree) {
                 return conflict;
@@ -347,58 +347,58 @@ impl Meeting<'_> {
     }
 
     /// True if a failure is a contradiction between ranks, which all ranks report in the same words.
-    fn is_conflict(&self, failure: &Failure) -> bool {
+    fn is_conflict(&self, failure: &StartupFailure) -> bool {
         failure.reason.contains(&format!("group '{}'", self.name))
     }
 
     /// The error of ranks that contradict each other, which all ranks raise in these words.
     fn conflict(&self, reason: String) -> Error {
-        let failure = Failure::of(reason);
+        let failure = StartupFailure::of(reason);
         self.found.replace(Some(failure.clone()));
         self.told(failure)
     }
 
     /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
-    fn knock(&self, tree: &mut RankTree, now: Instant) -> Result<()> {
-        for (rank, how) in self.known.map_or_else(Vec::new, |known| known.dead(&tree.waits_for())) {
-            tree.fail(Failure::lost(rank, how));
+    fn probe(&self, tree: &mut RankTree, now: Instant) -> Result<()> {
+        for (rank, how) in self.known.map_or_else(Vec::new, |known| known.dead(&tree.missing())) {
+            tree.fail(StartupFailure::lost(rank, how));
         }
-        for rank in tree.doubted() {
+        for rank in tree.suspects() {
             let rank_info = key("card", rank);
             if self.there(&rank_info)? && !self.there(&key("failed", rank))? {
                 let wrong = |reason| {
                     Error::Topology(format!("making group `{}`: rank {rank} has {reason}", self.name))
                 };
-                tree.knock(rank, &self.store.get(&rank_info)?, self.patience, now).map_err(wrong)?;
+                tree.probe(rank, &self.store.get(&rank_info)?, self.patience, now).map_err(wrong)?;
             }
         }
         Ok(())
     }
 
     /// What others hear of this rank's error.
-    fn failure(&self, error: &Error) -> Failure {
+    fn failure(&self, error: &Error) -> StartupFailure {
         match error {
             Error::Topology(_) if self.found.borrow().is_some() => {
-                self.found.borrow().clone().unwrap_or_else(|| Failure::of(error.to_string()))
+                self.found.borrow().clone().unwrap_or_else(|| StartupFailure::of(error.to_string()))
             }
-            Error::PeerLost { rank, how, .. } => Failure::lost(*rank, how.clone()),
-            other => Failure::of(format!("rank {} could not: {other}", self.rank)),
+            Error::PeerLost { rank, how, .. } => StartupFailure::lost(*rank, how.clone()),
+            other => StartupFailure::of(format!("rank {} could not: {other}", self.rank)),
         }
     }
 
     /// Reason why the group cannot be made, as another process has stored it: another rank, or a second process of this rank.
-    fn refusal(&self) -> Result<Option<Failure>> {
+    fn refusal(&self) -> Result<Option<StartupFailure>> {
         Ok(self.refused()?.map(|(_, failure)| failure))
     }
 
     /// Who said that there will be no group, and why.
-    fn refused(&self) -> Result<Option<(Option<usize>, Failure)>> {
+    fn refused(&self) -> Result<Option<(Option<usize>, StartupFailure)>> {
         let said = if self.there(REFUSED)? { self.store.get(REFUSED)? } else { Vec::new() };
-        Ok((!said.is_empty()).then(|| Failure::heard(&said)))
+        Ok((!said.is_empty()).then(|| StartupFailure::decode(&said)))
     }
 
     fn carry_down(&self, tree: &RankTree) -> Result<()> {
-        let carried = tree.to_carry_down();
+        let carried = tree.result_to_relay();
         carried.into_iter().try_for_each(|(child, words)| self.store.set(&key("down", child), &words))
     }
 
@@ -417,7 +417,7 @@ impl Meeting<'_> {
         let mut missing = Vec::new();
         let complete = self.absent(0..self.size, &mut missing, Instant::now() + LOOK_FOR_ABSENT)?;
         let mut detail = if missing.is_empty() {
-            missing = tree.waits_for();
+            missing = tree.missing();
             format!(
                 "all ranks joined, but rank {} still waits for {}{}",
                 self.rank,
@@ -462,7 +462,7 @@ impl Meeting<'_> {
             let rank_info = key("card", rank);
             // It may have gone since.
             let address = if self.there(&rank_info)? { self.store.get(&rank_info)? } else { Vec::new() };
-            Ok(who(rank, &address))
+            Ok(rank_label(rank, &address))
         };
         Ok(ranks.iter().map(told).collect::<Result<Vec<_>>>()?.join(", "))
     }
@@ -500,7 +500,7 @@ impl Meeting<'_> {
     }
 
     /// Another rank found out why there will be no group.
-    fn told(&self, failure: Failure) -> Error {
+    fn told(&self, failure: StartupFailure) -> Error {
         let group = self.name.to_owned();
         if let Some(rank) = failure.lost {
             // A store would wait for what is not there.
@@ -512,7 +512,7 @@ impl Meeting<'_> {
                 what,
                 group,
                 rank,
-                who: who(rank, &address.unwrap_or_default()),
+                who: rank_label(rank, &address.unwrap_or_default()),
                 how: failure.reason,
                 advice,
             };
@@ -529,7 +529,7 @@ impl Meeting<'_> {
 
     /// In place of a card, so that the others need not wait for one, however late they come. The first cause stays; but a rank
     /// that others take for lost, and that only gave up, knows a better one. Another rank's, if that is why this one failed, too.
-    fn refuse(&self, error: &Error) -> Option<Failure> {
+    fn refuse(&self, error: &Error) -> Option<StartupFailure> {
         if self.size == 1 {
             return None;
         }
@@ -539,12 +539,13 @@ impl Meeting<'_> {
             Err(_) => false,
         };
         if first {
-            let _ = self.store.set(REFUSED, &failure.said_by(self.rank));
+            let _ = self.store.set(REFUSED, &failure.encode(self.rank));
         }
         // Who has not found out yet reads it whenever it comes.
         let all = self.fail_together(failure.lost.as_slice());
-        let others =
-            |(by, cause): &(Option<usize>, Failure)| *by != Some(self.rank) && cause.lost != Some(self.rank);
+        let others = |(by, cause): &(Option<usize>, StartupFailure)| {
+            *by != Some(self.rank) && cause.lost != Some(self.rank)
+        };
         let cause = failure.lost.and_then(|_| self.refused().ok()?.filter(others)).map(|(_, cause)| cause);
         // A conflict stays: two processes share this rank, and the other one may not have read it.
         if all && first && cause.is_none() && self.found.borrow().is_none() {

@@ -98,7 +98,7 @@ impl Wire {
             Wire::Shm => joined(size, |_| means(None), |_| None),
             Wire::NonTemporal => {
                 let mut links = Wire::Shm.links(size);
-                links.iter_mut().for_each(|joined| joined.group.assume_remote());
+                links.iter_mut().for_each(|joined| joined.group.assume_distant_readers());
                 links
             }
             Wire::Nodes(each) => joined(size, |rank| node(rank, each), |_| None),
@@ -124,7 +124,7 @@ pub(crate) fn means(node: Option<String>) -> TransportOptions {
         interface: InterfaceFilter { value: Some("=lo".to_owned()), from: "SMDDP_SOCKET_IFNAME" },
         family: AddressFamily::Any,
         peer_timeout: std::time::Duration::from_secs(20),
-        between: InterNode::Tcp,
+        inter_node: InterNode::Tcp,
         encrypts: false,
         library: None,
         provider: None,
@@ -138,7 +138,7 @@ pub(crate) fn fabric_links(size: usize) -> Option<Vec<Joined>> {
     let library = std::env::var_os("SMDDP_LIBFABRIC").map(Into::into);
     let provider = Some("tcp;ofi_rxm".to_owned());
     let fabric = |node| TransportOptions {
-        between: InterNode::Fabric,
+        inter_node: InterNode::Fabric,
         library: library.clone(),
         provider: provider.clone(),
         ..means(Some(node))

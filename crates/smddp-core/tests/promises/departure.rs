@@ -100,9 +100,9 @@ fn data_sent_before_an_immediate_departure_arrives() {
 fn departure_does_not_count_as_arrival_in_a_call() {
     let mut links = Wire::Nodes(1).links(2);
     let (mut departing, mut querying) = (links.remove(1).group, links.remove(0).group);
-    let wired = departing.wire(Channels { depth: (1, 1), window: 1, ..Channels::default() });
-    for (seq, wired, arrived) in [(0, wired.clone(), true), (1, wired.unannounced(), false)] {
-        assert!(departing.begin(seq, CallFingerprint::default(), &wired, &[]));
+    let routed = departing.route(Channels { depth: (1, 1), window: 1, ..Channels::default() });
+    for (seq, routed, arrived) in [(0, routed.clone(), true), (1, routed.unannounced(), false)] {
+        assert!(departing.begin(seq, CallFingerprint::default(), &routed, &[]));
         querying.straggler_query();
         assert_eq!(querying.arrived(1, seq), Some(arrived), "#{seq}");
         departing.end();

@@ -142,7 +142,7 @@ pub(super) fn now() -> u64 {
 }
 
 /// "rank 3 (host h1, pid 812)", out of its address.
-pub fn who(rank: usize, address: &[u8]) -> String {
+pub fn rank_label(rank: usize, address: &[u8]) -> String {
     match parse_address(address) {
         Ok((TreeAddress { host, pid, .. }, _)) => format!("rank {rank} (host {host}, pid {pid})"),
         Err(_) => format!("rank {rank}"),

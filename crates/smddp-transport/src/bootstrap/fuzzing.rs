@@ -84,13 +84,13 @@ pub fn bootstrap(bytes: &[u8]) {
                 };
                 others.push((stream, other));
             }
-            1 => drop(tree.call(token.clone(), &tree.records.seal(0, &parent), Instant::now())),
+            1 => drop(tree.set_parent(token.clone(), &tree.records.seal(0, &parent), Instant::now())),
             2 => {
                 let text = script.take(usize::from(step));
                 let tag = token.tag(&[UP, &rank_bytes(CHILD), text]);
-                tree.carried_up(CHILD, &[text, &tag[..if script.yes() { TAG } else { 0 }]].concat());
+                tree.accept_relayed(CHILD, &[text, &tag[..if script.yes() { TAG } else { 0 }]].concat());
             }
-            3 if tree.outcome.is_none() => tree.carried_down(script.take(usize::from(step))),
+            3 if tree.outcome.is_none() => tree.accept_result(script.take(usize::from(step))),
             4 if !others.is_empty() => drop(others.remove(script.below(others.len()))),
             _ if !others.is_empty() => {
                 let at = script.below(others.len());
@@ -109,7 +109,7 @@ pub fn bootstrap(bytes: &[u8]) {
         if let Ok((stream, _)) = listener.accept() {
             others.push((stream, Other::Parent));
         }
-        if let Some(Ok(rank_infos)) = tree.go_on(Instant::now()) {
+        if let Some(Ok(rank_infos)) = tree.poll(Instant::now()) {
             assert_eq!(rank_infos.len(), SIZE);
         }
         for (stream, other) in &mut others {
@@ -120,8 +120,8 @@ pub fn bootstrap(bytes: &[u8]) {
             }
             let _ = stream.set_nonblocking(false).and_then(|()| stream.flush());
         }
-        assert!(tree.callers.len() <= CALLERS && tree.children.keys().all(|&child| child == CHILD));
+        assert!(tree.callers.len() <= MAX_INCOMING && tree.children.keys().all(|&child| child == CHILD));
     }
     // Nobody is called there.
-    let _ = (tree.call(token, bytes, Instant::now()), tree.shared(bytes).is_ok());
+    let _ = (tree.set_parent(token, bytes, Instant::now()), tree.shared(bytes).is_ok());
 }

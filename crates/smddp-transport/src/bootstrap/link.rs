@@ -71,7 +71,7 @@ impl Session {
     }
 }
 
-pub(super) struct Talk {
+pub(super) struct TreeLink {
     socket: CloseOnFork<OwnedFd>,
     standing: Standing,
     /// Rank of a caller, as it says.
@@ -93,7 +93,7 @@ fn stranger(reason: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, reason)
 }
 
-impl Talk {
+impl TreeLink {
     fn new(socket: CloseOnFork<OwnedFd>, standing: Standing, now: Instant) -> Self {
         // Unix sockets have nothing to delay.
         let _ = sockopt::set_tcp_nodelay(&*socket, true);
@@ -297,7 +297,7 @@ impl Talk {
     }
 }
 
-impl AsFd for Talk {
+impl AsFd for TreeLink {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -9,7 +9,7 @@ use super::address::TreeAddress;
 use super::link::{dial, waits};
 use crate::close_on_fork::CloseOnFork;
 
-pub(super) struct Knock {
+pub(super) struct LivenessProbe {
     /// As it was read.
     bytes: Vec<u8>,
     address: TreeAddress,
@@ -20,7 +20,7 @@ pub(super) struct Knock {
     refused: Option<Instant>,
 }
 
-impl Knock {
+impl LivenessProbe {
     /// For the rank with that address, which `bytes` held.
     pub(super) fn new(bytes: &[u8], address: TreeAddress) -> Self {
         Self { bytes: bytes.to_vec(), address, socket: None, stood: false, refused: None }

@@ -8,7 +8,7 @@
 //!
 //! So a store with one server carries the same few bytes for every rank, however many there are; all else goes from
 //! rank to rank: through unix sockets on a host, over TCP between hosts. What a rank without such a way to its parent has
-//! to say is handed to whoever drives this ([`RankTree::to_carry_up`]), who may carry it some other way.
+//! to say is handed to whoever drives this ([`RankTree::take_relay`]), who may carry it some other way.
 //!
 //! Rank 0's address also has what makes the group's token, which nothing else carries. Both ends of each connection show that
 //! they have it before a card moves, from the root down: so what the store still has of an earlier attempt unites nobody.
@@ -40,30 +40,30 @@ use crate::close_on_fork::CloseOnFork;
 use crate::process::{Id, listen, random};
 use crate::token::{PROTOCOL, TAG, Token, is_unauthenticated};
 use crate::warning::warn;
-pub use address::who;
+pub use address::rank_label;
 use address::{Records, TreeAddress, stated};
 pub use claim::{Claim, Holder};
-use link::Talk;
-use liveness_probe::Knock;
+use link::TreeLink;
+use liveness_probe::LivenessProbe;
 
 /// Largest card; that of an EFA rank with 32 rails takes a tenth.
-const LARGEST_CARD: usize = 32 << 10;
+const MAX_RANK_INFO: usize = 32 << 10;
 /// The same without what a frame adds to each, for the rank that makes it.
-pub const MAX_RECORD: usize = LARGEST_CARD - 64;
+pub const MAX_RECORD: usize = MAX_RANK_INFO - 64;
 /// Callers that have not shown who they are. The others wait in the listeners' queues.
-const CALLERS: usize = 256;
+const MAX_INCOMING: usize = 256;
 /// One that has kept others waiting for so long makes room.
-const SILENCE: Duration = Duration::from_secs(1);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
 /// A parent that cannot be called by then is not reached at all.
-pub const UNREACHED: Duration = Duration::from_secs(3);
+pub const PARENT_TIMEOUT: Duration = Duration::from_secs(3);
 /// An address that leads nowhere for so long may be of an earlier attempt: there may be another one by now.
-const DOUBTED: Duration = Duration::from_millis(500);
+const SUSPECT_AFTER: Duration = Duration::from_millis(500);
 /// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(20);
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Why there will be no group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
+pub struct StartupFailure {
     /// Ranks that did not come in time, if that is why.
     pub missing: Vec<usize>,
     /// The rank that came and is gone, if that is why; then `reason` says how that showed.
@@ -71,7 +71,7 @@ pub struct Failure {
     pub reason: String,
 }
 
-impl Failure {
+impl StartupFailure {
     pub fn of(reason: String) -> Self {
         Self { missing: Vec::new(), lost: None, reason }
     }
@@ -81,12 +81,12 @@ impl Failure {
     }
 
     /// For the others, by some other way than this.
-    pub fn said_by(&self, rank: usize) -> Vec<u8> {
+    pub fn encode(&self, rank: usize) -> Vec<u8> {
         postcard::to_allocvec(&(rank, self)).unwrap_or_default()
     }
 
     /// Who said it, if it is said in these words, and what.
-    pub fn heard(bytes: &[u8]) -> (Option<usize>, Self) {
+    pub fn decode(bytes: &[u8]) -> (Option<usize>, Self) {
         match postcard::from_bytes(bytes) {
             Ok((rank, failure)) => (Some(rank), failure),
             Err(_) => (None, Self::of(String::from_utf8_lossy(bytes).into_owned())),
@@ -95,24 +95,24 @@ impl Failure {
 }
 
 /// What goes up: nothing at first, then the cards of a rank and of all below it. What comes down: all. Or a failure.
-type Words = Result<Vec<(u32, Vec<u8>)>, Failure>;
+type Words = Result<Vec<(u32, Vec<u8>)>, StartupFailure>;
 
 /// The cards of all ranks, in rank order.
-pub type Outcome = Result<Vec<Vec<u8>>, Failure>;
+pub type TreeResult = Result<Vec<Vec<u8>>, StartupFailure>;
 
 /// A rank below this one.
-struct Child {
+struct ChildLink {
     /// `None`: it has no connection here, or none any more.
-    link: Option<Talk>,
+    link: Option<TreeLink>,
     /// Whether it has said what it has.
     heard: bool,
     /// Authentication code of what the store carried up for it, which the answer refers to.
     carried: Option<[u8; TAG]>,
 }
 
-enum Above {
+enum ParentLink {
     /// Rank 0.
-    Nobody,
+    Absent,
     /// Its address is not known yet.
     Unknown,
     Calling {
@@ -121,7 +121,7 @@ enum Above {
     },
     Talking {
         call: ParentCall,
-        link: Talk,
+        link: TreeLink,
     },
     /// It cannot be reached; `carried`: the authentication code of what went up through the store.
     Unreached {
@@ -149,20 +149,20 @@ pub struct RankTree {
     /// A connection was rejected, and that was logged.
     met: bool,
     listeners: Vec<CloseOnFork<OwnedFd>>,
-    callers: Vec<Talk>,
+    callers: Vec<TreeLink>,
     /// Connections of second processes of connected ranks. They are kept open and not read.
-    duplicates: Vec<Talk>,
-    children: BTreeMap<usize, Child>,
-    above: Above,
+    duplicates: Vec<TreeLink>,
+    children: BTreeMap<usize, ChildLink>,
+    above: ParentLink,
     /// Ranks that have no connection here and may be gone.
-    knocks: BTreeMap<usize, Knock>,
+    knocks: BTreeMap<usize, LivenessProbe>,
     /// Whether everything has gone up.
     told: bool,
     /// Why the last call to the parent came to nothing.
     trouble: String,
     /// Cards of this rank and of those below.
     rank_infos: BTreeMap<usize, Vec<u8>>,
-    outcome: Option<Outcome>,
+    outcome: Option<TreeResult>,
 }
 
 impl RankTree {
@@ -207,16 +207,16 @@ impl RankTree {
             callers: Vec::new(),
             duplicates: Vec::new(),
             children: BTreeMap::new(),
-            above: if rank == 0 { Above::Nobody } else { Above::Unknown },
+            above: if rank == 0 { ParentLink::Absent } else { ParentLink::Unknown },
             knocks: BTreeMap::new(),
             told: false,
             trouble: String::new(),
-            rank_infos: BTreeMap::from([(rank, rank_info.told_openly())]),
+            rank_infos: BTreeMap::from([(rank, rank_info.without_token())]),
             outcome: None,
         })
     }
 
-    /// What this rank's children must get, for [`RankTree::call`].
+    /// What this rank's children must get, for [`RankTree::set_parent`].
     pub fn address(&self) -> Vec<u8> {
         self.records.seal(self.rank, &self.address)
     }
@@ -232,13 +232,13 @@ impl RankTree {
     }
 
     /// Another process that has stored its address as this rank's, and this one: "pid 5 on host a and pid 7 on host b".
-    pub fn claimed_by(&self, stored: &[u8]) -> Option<String> {
+    pub fn rank_conflict(&self, stored: &[u8]) -> Option<String> {
         let other = stated(stored).filter(|other| other.id != self.address.id)?;
         Some(format!("{} and {}", self.address.process(), other.process()))
     }
 
     /// The difference, where the address of `rank` belongs to a group of another size than this one.
-    pub fn contradicted_by(&self, rank: usize, address: &[u8]) -> Option<String> {
+    pub fn size_conflict(&self, rank: usize, address: &[u8]) -> Option<String> {
         let (mine, other) = (&self.address, stated(address)?);
         (mine.size != other.size).then(|| {
             format!(
@@ -257,25 +257,32 @@ impl RankTree {
     }
 
     /// Whether the addresses of rank 0 and of the parent are still to come, or to be read again.
-    pub fn is_lost(&self, now: Instant) -> bool {
+    pub fn needs_addresses(&self, now: Instant) -> bool {
         match &self.above {
-            Above::Unknown => true,
-            Above::Calling { call, .. } => now.duration_since(call.read) >= DOUBTED,
+            ParentLink::Unknown => true,
+            ParentLink::Calling { call, .. } => now.duration_since(call.read) >= SUSPECT_AFTER,
             _ => false,
         }
     }
 
     /// `token`: what came of what rank 0 shares; `parent`: the address of the parent. Whether it is a new one.
-    pub(crate) fn call(&mut self, token: Arc<Token>, parent: &[u8], now: Instant) -> Result<bool, String> {
+    pub(crate) fn set_parent(
+        &mut self,
+        token: Arc<Token>,
+        parent: &[u8],
+        now: Instant,
+    ) -> Result<bool, String> {
         let address = self.records.open(self.parent().unwrap_or(0), parent)?;
         self.token = Some(token);
         // The same again is no new beginning.
         let (since, next, stood, new) = match &self.above {
-            Above::Calling { call, next } if call.bytes == parent => (call.since, *next, call.stood, false),
+            ParentLink::Calling { call, next } if call.bytes == parent => {
+                (call.since, *next, call.stood, false)
+            }
             _ => (now, now, false, true),
         };
         let call = ParentCall { address, bytes: parent.to_vec(), read: now, since, stood };
-        self.above = Above::Calling { call, next };
+        self.above = ParentLink::Calling { call, next };
         Ok(new)
     }
 
@@ -296,24 +303,24 @@ impl RankTree {
         awaited
     }
 
-    /// Ranks whose address tells whether they are still there, which nothing else does: for [`RankTree::knock`].
-    pub fn doubted(&self) -> Vec<usize> {
+    /// Ranks whose address tells whether they are still there, which nothing else does: for [`RankTree::probe`].
+    pub fn suspects(&self) -> Vec<usize> {
         if self.outcome.is_some() {
             return Vec::new();
         }
         let above = match &self.above {
-            Above::Nobody | Above::Talking { .. } => None,
-            Above::Unknown | Above::Calling { .. } | Above::Unreached { .. } => self.parent(),
+            ParentLink::Absent | ParentLink::Talking { .. } => None,
+            ParentLink::Unknown | ParentLink::Calling { .. } | ParentLink::Unreached { .. } => self.parent(),
         };
         let mut ranks = self.unconnected();
         ranks.extend(above);
-        ranks.retain(|rank| !self.knocks.get(rank).is_some_and(Knock::stands));
+        ranks.retain(|rank| !self.knocks.get(rank).is_some_and(LivenessProbe::stands));
         ranks
     }
 
     /// What the store has as the address of a rank that is doubted. One at which somebody listened and nobody does any more is of a
     /// rank that is gone; one at which nobody ever did may be of an earlier attempt, and is given so long: `patience`.
-    pub fn knock(
+    pub fn probe(
         &mut self,
         rank: usize,
         bytes: &[u8],
@@ -321,24 +328,29 @@ impl RankTree {
         now: Instant,
     ) -> Result<(), String> {
         let stood = match &self.above {
-            Above::Calling { call, .. } => self.parent() == Some(rank) && call.stood && call.bytes == bytes,
+            ParentLink::Calling { call, .. } => {
+                self.parent() == Some(rank) && call.stood && call.bytes == bytes
+            }
             _ => false,
         };
-        if !self.knocks.get(&rank).is_some_and(|knock| knock.is_of(bytes)) {
-            self.knocks.insert(rank, Knock::new(bytes, self.records.open(rank, bytes)?));
+        if !self.knocks.get(&rank).is_some_and(|probe| probe.is_of(bytes)) {
+            self.knocks.insert(rank, LivenessProbe::new(bytes, self.records.open(rank, bytes)?));
         }
-        if let Some(knock) = self.knocks.get_mut(&rank) {
-            knock.stood |= stood || knock.came_after(&self.address);
-            if knock.finds_nobody(&self.address, patience, now) {
-                self.fail(Failure::lost(rank, "ended, or gave up, before the group was made".to_owned()));
+        if let Some(probe) = self.knocks.get_mut(&rank) {
+            probe.stood |= stood || probe.came_after(&self.address);
+            if probe.finds_nobody(&self.address, patience, now) {
+                self.fail(StartupFailure::lost(
+                    rank,
+                    "ended, or gave up, before the group was made".to_owned(),
+                ));
             }
         }
         Ok(())
     }
 
     /// Whom this rank waits for: children that have something to say, or to hear; else the parent.
-    pub fn waits_for(&self) -> Vec<usize> {
-        let deaf = |child: &Child| child.link.as_ref().is_some_and(|link| !link.said());
+    pub fn missing(&self) -> Vec<usize> {
+        let deaf = |child: &ChildLink| child.link.as_ref().is_some_and(|link| !link.said());
         let mut ranks = self.awaited();
         ranks.extend(
             self.children.iter().filter(|(_, child)| child.heard && deaf(child)).map(|(rank, _)| *rank),
@@ -347,26 +359,26 @@ impl RankTree {
     }
 
     /// What goes up, once, and why: where there is no connection to the parent.
-    pub fn to_carry_up(&mut self) -> Option<(Vec<u8>, String)> {
-        let unreached = matches!(self.above, Above::Unreached { carried: None });
+    pub fn take_relay(&mut self) -> Option<(Vec<u8>, String)> {
+        let unreached = matches!(self.above, ParentLink::Unreached { carried: None });
         if !unreached || !self.awaited().is_empty() {
             return None;
         }
         let mut bytes = self.upward();
         let tag = self.token.as_ref()?.tag(&[UP, &rank_bytes(self.rank), &bytes]);
         bytes.extend(tag);
-        (self.above, self.told) = (Above::Unreached { carried: Some(tag) }, true);
+        (self.above, self.told) = (ParentLink::Unreached { carried: Some(tag) }, true);
         Some((bytes, std::mem::take(&mut self.trouble)))
     }
 
     /// Whether what comes down has to be carried here.
     pub fn is_unreached(&self) -> bool {
-        matches!(self.above, Above::Unreached { carried: Some(_) }) && self.outcome.is_none()
+        matches!(self.above, ParentLink::Unreached { carried: Some(_) }) && self.outcome.is_none()
     }
 
     /// What the parent says, where there is no connection to it.
-    pub fn carried_down(&mut self, bytes: &[u8]) {
-        let Above::Unreached { carried: Some(up) } = self.above else { return };
+    pub fn accept_result(&mut self, bytes: &[u8]) {
+        let ParentLink::Unreached { carried: Some(up) } = self.above else { return };
         match self.verified(DOWN, &up, bytes) {
             Some((text, _)) => self.settle(text),
             None => self.fail(altered(self.parent().unwrap_or(0))),
@@ -374,21 +386,21 @@ impl RankTree {
     }
 
     /// Why there will be no group, as far as it is known.
-    pub fn failure(&self) -> Option<&Failure> {
+    pub fn failure(&self) -> Option<&StartupFailure> {
         self.outcome.as_ref()?.as_ref().err()
     }
 
     /// What that child says, which has no connection here.
-    pub fn carried_up(&mut self, child: usize, bytes: &[u8]) {
+    pub fn accept_relayed(&mut self, child: usize, bytes: &[u8]) {
         let Some((text, tag)) = self.verified(UP, &rank_bytes(child), bytes) else {
             return self.fail(altered(child));
         };
-        self.children.insert(child, Child { link: None, heard: true, carried: Some(*tag) });
+        self.children.insert(child, ChildLink { link: None, heard: true, carried: Some(*tag) });
         self.take(child, text);
     }
 
     /// Messages for the children without a connection here, once the outcome is known.
-    pub fn to_carry_down(&self) -> Vec<(usize, Vec<u8>)> {
+    pub fn result_to_relay(&self) -> Vec<(usize, Vec<u8>)> {
         let (Some(outcome), Some(token)) = (&self.outcome, &self.token) else { return Vec::new() };
         let text = downward(outcome);
         let carried = self.children.iter().filter_map(|(rank, child)| Some((*rank, child.carried?)));
@@ -407,11 +419,11 @@ impl RankTree {
     }
 
     /// Moves on what can be moved; what came of it, once all children have it too.
-    pub fn go_on(&mut self, now: Instant) -> Option<&Outcome> {
+    pub fn poll(&mut self, now: Instant) -> Option<&TreeResult> {
         self.admit(now);
         self.hear_children();
         self.call_parent(now);
-        self.knocks.values_mut().for_each(|knock| knock.look(now));
+        self.knocks.values_mut().for_each(|probe| probe.look(now));
         if self.rank == 0 && self.outcome.is_none() && self.rank_infos.len() == self.size {
             let rank_infos = std::mem::take(&mut self.rank_infos);
             self.finish(Ok(rank_infos.into_values().collect()));
@@ -421,19 +433,19 @@ impl RankTree {
         // The parent waits for this rank, and hears of its end too, if it can be reached.
         let unheard = match (&self.outcome, &self.above) {
             (Some(Err(failure)), _) if failure.lost.is_some() && failure.lost == self.parent() => false,
-            (Some(Err(_)), Above::Calling { .. }) => true,
-            (Some(Err(_)), Above::Talking { link, .. }) => !link.said(),
+            (Some(Err(_)), ParentLink::Calling { .. }) => true,
+            (Some(Err(_)), ParentLink::Talking { link, .. }) => !link.said(),
             _ => false,
         };
         self.outcome.as_ref().filter(|_| !busy && !unheard)
     }
 
     /// Tells those to whom there is a connection why there will be no group. The first cause goes round, and no other.
-    pub fn fail(&mut self, failure: Failure) {
+    pub fn fail(&mut self, failure: StartupFailure) {
         if self.outcome.is_some() {
             return;
         }
-        if let Above::Talking { link, .. } = &mut self.above {
+        if let ParentLink::Talking { link, .. } = &mut self.above {
             link.say(&words(&Err(failure.clone())));
             self.told = true;
         }
@@ -441,29 +453,29 @@ impl RankTree {
         self.send();
     }
 
-    fn talks(&self) -> impl Iterator<Item = &Talk> {
+    fn talks(&self) -> impl Iterator<Item = &TreeLink> {
         self.children.values().filter_map(|child| child.link.as_ref())
     }
 
     /// Bytes of the longest frame.
     fn most(&self) -> usize {
-        self.size * LARGEST_CARD
+        self.size * MAX_RANK_INFO
     }
 
     /// Waits until something can be moved, from `now` on for that long at most.
     pub fn wait(&self, at_most: Duration, now: Instant) {
         let (parent, at_most) = match &self.above {
-            Above::Talking { link, .. } => (Some(link), at_most),
-            Above::Calling { next, .. } => (None, at_most.min(next.saturating_duration_since(now))),
+            ParentLink::Talking { link, .. } => (Some(link), at_most),
+            ParentLink::Calling { next, .. } => (None, at_most.min(next.saturating_duration_since(now))),
             _ => (None, at_most),
         };
         // Callers keep what they say until they can be heard, and listeners their queues.
         let heard = if self.hears(now) { self.callers.as_slice() } else { &[] };
         let talks = self.talks().chain(parent).chain(heard);
         let talks = talks.map(|link| PollFd::from_borrowed_fd(link.as_fd(), link.events()));
-        let open = if self.callers.len() < CALLERS { self.listeners.as_slice() } else { &[] };
+        let open = if self.callers.len() < MAX_INCOMING { self.listeners.as_slice() } else { &[] };
         let listeners = open.iter().map(|one| PollFd::from_borrowed_fd(one.as_fd(), PollFlags::IN));
-        let knocks = self.knocks.values().filter_map(Knock::socket);
+        let knocks = self.knocks.values().filter_map(LivenessProbe::socket);
         let knocks = knocks.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = talks.chain(listeners).chain(knocks).collect();
         // Interrupted or refused: whatever is ready is so the next time, too.
@@ -475,8 +487,8 @@ impl RankTree {
         let mut unauthenticated = Vec::new();
         for listener in &self.listeners {
             // What this process lacks (descriptors) may come back: whoever waits goes on waiting.
-            while self.callers.len() < CALLERS
-                && let Ok(link) = Talk::accept(listener.as_fd(), now)
+            while self.callers.len() < MAX_INCOMING
+                && let Ok(link) = TreeLink::accept(listener.as_fd(), now)
             {
                 match link.check_user() {
                     Ok(()) => self.callers.push(link),
@@ -496,17 +508,17 @@ impl RankTree {
                     if let Some(outcome) = &self.outcome {
                         link.say(&downward(outcome));
                     }
-                    self.children.insert(child, Child { link: Some(link), heard: false, carried: None });
+                    self.children.insert(child, ChildLink { link: Some(link), heard: false, carried: None });
                 }
                 Err(error) if is_unauthenticated(&error) => self.reject(&error),
                 // A second process of that rank: the store shows it, and the end of either connection would look like a lost parent.
-                Ok((true, _)) if self.duplicates.len() < CALLERS => self.duplicates.push(link),
+                Ok((true, _)) if self.duplicates.len() < MAX_INCOMING => self.duplicates.push(link),
                 // A second connection of a child, or one that was closed.
                 Ok(_) | Err(_) => {}
             }
         }
-        if self.callers.len() == CALLERS {
-            self.callers.retain(|caller| now.duration_since(caller.since) < SILENCE);
+        if self.callers.len() == MAX_INCOMING {
+            self.callers.retain(|caller| now.duration_since(caller.since) < GREETING_TIMEOUT);
         }
     }
 
@@ -524,10 +536,12 @@ impl RankTree {
     /// Whether callers are answered: once this rank's own way up stands, or it is known that there will be none soon.
     fn hears(&self, now: Instant) -> bool {
         match &self.above {
-            Above::Nobody | Above::Unreached { .. } => true,
-            Above::Unknown => false,
-            Above::Calling { call, .. } => now.duration_since(call.since) >= 2 * DOUBTED,
-            Above::Talking { link, call } => link.known() || now.duration_since(call.since) >= 2 * DOUBTED,
+            ParentLink::Absent | ParentLink::Unreached { .. } => true,
+            ParentLink::Unknown => false,
+            ParentLink::Calling { call, .. } => now.duration_since(call.since) >= 2 * SUSPECT_AFTER,
+            ParentLink::Talking { link, call } => {
+                link.known() || now.duration_since(call.since) >= 2 * SUSPECT_AFTER
+            }
         }
     }
 
@@ -558,26 +572,26 @@ impl RankTree {
 
     /// A call that did not come through is made again for a while.
     fn call_parent(&mut self, now: Instant) {
-        if let Above::Talking { link, call } = &self.above
+        if let ParentLink::Talking { link, call } = &self.above
             && !link.known()
-            && now.duration_since(call.since) >= UNREACHED
+            && now.duration_since(call.since) >= PARENT_TIMEOUT
         {
             self.trouble = "it does not answer".to_owned();
-            self.above = Above::Unreached { carried: None };
+            self.above = ParentLink::Unreached { carried: None };
         }
-        if let (Above::Calling { call: ParentCall { address, .. }, next }, Some(token)) =
+        if let (ParentLink::Calling { call: ParentCall { address, .. }, next }, Some(token)) =
             (&self.above, &self.token)
             && now >= *next
         {
-            let link = Talk::call(address, &self.address, self.rank, token, now);
-            let above = std::mem::replace(&mut self.above, Above::Unreached { carried: None });
-            let Above::Calling { call, .. } = above else { return };
+            let link = TreeLink::call(address, &self.address, self.rank, token, now);
+            let above = std::mem::replace(&mut self.above, ParentLink::Unreached { carried: None });
+            let ParentLink::Calling { call, .. } = above else { return };
             match link {
-                Ok(link) => self.above = Above::Talking { call, link },
+                Ok(link) => self.above = ParentLink::Talking { call, link },
                 Err(error) => {
                     self.trouble = error.to_string();
-                    if now.duration_since(call.since) < UNREACHED {
-                        self.above = Above::Calling { call, next: now + PAUSE };
+                    if now.duration_since(call.since) < PARENT_TIMEOUT {
+                        self.above = ParentLink::Calling { call, next: now + RETRY_INTERVAL };
                     }
                 }
             }
@@ -589,7 +603,7 @@ impl RankTree {
         let failed = matches!(self.outcome, Some(Err(_)));
         let (most, ready) = (self.most(), !self.told && (failed || self.awaited().is_empty()));
         let upward = if ready { self.upward() } else { Vec::new() };
-        let Above::Talking { link, .. } = &mut self.above else { return };
+        let ParentLink::Talking { link, .. } = &mut self.above else { return };
         if ready {
             link.say(&upward);
             self.told = true;
@@ -598,7 +612,7 @@ impl RankTree {
         if self.outcome.is_some() {
             // Nobody is left there who could hear of it.
             if greeted.is_err() {
-                self.above = Above::Nobody;
+                self.above = ParentLink::Absent;
             }
             return;
         }
@@ -609,11 +623,11 @@ impl RankTree {
             Ok(Some(bytes)) => self.settle(&bytes),
             Err(error) if known => self.fail(hung_up(self.parent().unwrap_or(0), &error)),
             Err(error) => {
-                let above = std::mem::replace(&mut self.above, Above::Nobody);
-                let Above::Talking { mut call, link } = above else { return };
+                let above = std::mem::replace(&mut self.above, ParentLink::Absent);
+                let ParentLink::Talking { mut call, link } = above else { return };
                 call.stood |= link.stood();
                 (self.told, self.trouble) = (false, error.to_string());
-                self.above = Above::Calling { call, next: now + PAUSE };
+                self.above = ParentLink::Calling { call, next: now + RETRY_INTERVAL };
             }
         }
     }
@@ -625,7 +639,7 @@ impl RankTree {
                 child.link = None;
             }
         }
-        if let Above::Talking { link, .. } = &mut self.above {
+        if let ParentLink::Talking { link, .. } = &mut self.above {
             let _ = link.write();
         }
     }
@@ -659,7 +673,7 @@ impl RankTree {
             let rank_infos: BTreeMap<u32, Vec<u8>> = rank_infos.into_iter().collect();
             match rank_infos.len() == self.size {
                 true => Ok(rank_infos.into_values().collect()),
-                false => Err(Failure::of(format!(
+                false => Err(StartupFailure::of(format!(
                     "rank {parent} has {} cards for {} ranks",
                     rank_infos.len(),
                     self.size
@@ -669,7 +683,7 @@ impl RankTree {
         self.finish(outcome);
     }
 
-    fn finish(&mut self, outcome: Outcome) {
+    fn finish(&mut self, outcome: TreeResult) {
         let bytes = downward(&outcome);
         for link in self.children.values_mut().filter_map(|child| child.link.as_mut()) {
             link.say(&bytes);
@@ -690,7 +704,7 @@ fn words(words: &Words) -> Vec<u8> {
 
 /// What that rank says.
 fn parse(from: usize, bytes: &[u8]) -> Words {
-    let nonsense = || Failure::of(format!("rank {from} sent {} bytes that are no cards", bytes.len()));
+    let nonsense = || StartupFailure::of(format!("rank {from} sent {} bytes that are no cards", bytes.len()));
     postcard::from_bytes(bytes).unwrap_or_else(|_| Err(nonsense()))
 }
 
@@ -702,20 +716,20 @@ fn rank_bytes(rank: usize) -> [u8; 8] {
     (rank as u64).to_le_bytes()
 }
 
-fn altered(rank: usize) -> Failure {
-    Failure::of(format!(
+fn altered(rank: usize) -> StartupFailure {
+    StartupFailure::of(format!(
         "the cards of rank {rank} in the store do not verify under the group's token: they were changed there"
     ))
 }
 
-fn hung_up(rank: usize, error: &io::Error) -> Failure {
+fn hung_up(rank: usize, error: &io::Error) -> StartupFailure {
     if is_unauthenticated(error) {
-        return Failure::of(format!("cards of rank {rank}: {error}"));
+        return StartupFailure::of(format!("cards of rank {rank}: {error}"));
     }
-    Failure::lost(rank, format!("hung up before all cards were there ({error}): it ended, or gave up"))
+    StartupFailure::lost(rank, format!("hung up before all cards were there ({error}): it ended, or gave up"))
 }
 
-fn downward(outcome: &Outcome) -> Vec<u8> {
+fn downward(outcome: &TreeResult) -> Vec<u8> {
     let numbered = |rank_infos: &Vec<Vec<u8>>| {
         rank_infos.iter().enumerate().map(|(rank, rank_info)| (rank as u32, rank_info.clone())).collect()
     };
@@ -743,7 +757,7 @@ mod tests {
     }
 
     /// All ranks take turns until each has an outcome.
-    fn outcomes(trees: &mut [RankTree]) -> Vec<Outcome> {
+    fn outcomes(trees: &mut [RankTree]) -> Vec<TreeResult> {
         let begun = Instant::now();
         let mut found = vec![None; trees.len()];
         while found.iter().any(Option::is_none) {
@@ -751,7 +765,7 @@ mod tests {
             for (tree, found) in trees.iter_mut().zip(&mut found) {
                 let now = Instant::now();
                 tree.wait(Duration::from_micros(100), now);
-                *found = tree.go_on(now).cloned().or(found.take());
+                *found = tree.poll(now).cloned().or(found.take());
             }
         }
         found.into_iter().flatten().collect()
@@ -762,7 +776,7 @@ mod tests {
             let parent = trees[rank].parent().unwrap();
             let address = trees[parent].address();
             let token = trees[0].token.clone().unwrap();
-            assert!(trees[rank].call(token, &address, Instant::now()).unwrap());
+            assert!(trees[rank].set_parent(token, &address, Instant::now()).unwrap());
         }
     }
 
@@ -798,18 +812,18 @@ mod tests {
             // In the name of rank 9, whose parent is rank 8.
             let (token, address) = (trees[0].token.clone().unwrap(), trees[8].address());
             let address = trees[8].records.open(8, &address).unwrap();
-            let mut child = Talk::call(&address, &trees[9].address, 9, &token, Instant::now()).unwrap();
+            let mut child = TreeLink::call(&address, &trees[9].address, 9, &token, Instant::now()).unwrap();
             child.say(words);
             trees.truncate(9);
             while !(child.greet(&address.id, None).unwrap() && child.said()) {
                 child.write().unwrap();
                 for tree in &mut trees {
-                    let _ = tree.go_on(Instant::now());
+                    let _ = tree.poll(Instant::now());
                 }
             }
             for outcome in outcomes(&mut trees) {
                 let reason = format!("rank 9 sent {} bytes that are no cards", words.len());
-                assert_eq!(outcome.unwrap_err(), Failure::of(reason), "{words:?}");
+                assert_eq!(outcome.unwrap_err(), StartupFailure::of(reason), "{words:?}");
             }
         }
     }
@@ -818,13 +832,13 @@ mod tests {
     fn a_child_that_dies_ends_the_meeting_at_once() {
         let mut trees = trees(10);
         call_parents(&mut trees);
-        while !matches!(&trees[9].above, Above::Talking { link, .. } if link.known()) {
+        while !matches!(&trees[9].above, ParentLink::Talking { link, .. } if link.known()) {
             // Without the others, for which rank 0 waits.
             for rank in [0, 8, 9] {
-                let _ = trees[rank].go_on(Instant::now());
+                let _ = trees[rank].poll(Instant::now());
             }
         }
-        trees[8].go_on(Instant::now());
+        trees[8].poll(Instant::now());
         trees.truncate(9);
         for outcome in outcomes(&mut trees) {
             assert_eq!(outcome.unwrap_err().lost, Some(9));
@@ -836,10 +850,10 @@ mod tests {
         let mut trees = trees(10);
         trees[9].address.made = 0;
         let address = trees[9].address();
-        assert!(trees[8].doubted().contains(&9));
+        assert!(trees[8].suspects().contains(&9));
         if let Some(now) = seen {
-            trees[8].knock(9, &address, Duration::MAX, now).unwrap();
-            assert!(!trees[8].doubted().contains(&9), "its end would be seen");
+            trees[8].probe(9, &address, Duration::MAX, now).unwrap();
+            assert!(!trees[8].suspects().contains(&9), "its end would be seen");
         }
         (trees.swap_remove(8), address)
     }
@@ -853,9 +867,9 @@ mod tests {
         let now = Instant::now();
         let (mut tree, address) = without_the_last(Some(now));
         for _ in 0..4 {
-            let _ = tree.go_on(now);
-            if tree.doubted().contains(&9) {
-                tree.knock(9, &address, Duration::MAX, now).unwrap();
+            let _ = tree.poll(now);
+            if tree.suspects().contains(&9) {
+                tree.probe(9, &address, Duration::MAX, now).unwrap();
             }
         }
         assert_eq!(lost(&tree), Some(9));
@@ -866,10 +880,10 @@ mod tests {
         let (now, patience) = (Instant::now(), Duration::from_secs(5));
         let (mut tree, address) = without_the_last(None);
         for waited in [Duration::ZERO, patience - MOMENT] {
-            tree.knock(9, &address, patience, now + waited).unwrap();
+            tree.probe(9, &address, patience, now + waited).unwrap();
             assert_eq!(lost(&tree), None, "{waited:?}");
         }
-        tree.knock(9, &address, patience, now + patience).unwrap();
+        tree.probe(9, &address, patience, now + patience).unwrap();
         assert_eq!(lost(&tree), Some(9));
     }
 
@@ -877,33 +891,40 @@ mod tests {
     fn a_parent_that_does_not_answer_is_not_reached_once_its_time_is_up_and_no_moment_earlier() {
         let (mut trees, now) = (trees(2), Instant::now());
         let (token, address) = (trees[0].token.clone().unwrap(), trees[0].address());
-        assert!(trees[1].call(token.clone(), &address, now).unwrap());
-        for (waited, lost) in [(DOUBTED - MOMENT, false), (DOUBTED, true)] {
-            assert_eq!(trees[1].is_lost(now + waited), lost, "its address is to be read again: {waited:?}");
+        assert!(trees[1].set_parent(token.clone(), &address, now).unwrap());
+        for (waited, lost) in [(SUSPECT_AFTER - MOMENT, false), (SUSPECT_AFTER, true)] {
+            assert_eq!(
+                trees[1].needs_addresses(now + waited),
+                lost,
+                "its address is to be read again: {waited:?}"
+            );
         }
         // The same address, read again, is no new beginning.
-        assert!(!trees[1].call(token, &address, now + DOUBTED).unwrap());
-        assert!(!trees[1].is_lost(now + DOUBTED));
-        for waited in [DOUBTED, UNREACHED - MOMENT] {
-            assert_eq!(trees[1].go_on(now + waited), None);
-            assert_eq!(trees[1].to_carry_up(), None, "{waited:?}");
+        assert!(!trees[1].set_parent(token, &address, now + SUSPECT_AFTER).unwrap());
+        assert!(!trees[1].needs_addresses(now + SUSPECT_AFTER));
+        for waited in [SUSPECT_AFTER, PARENT_TIMEOUT - MOMENT] {
+            assert_eq!(trees[1].poll(now + waited), None);
+            assert_eq!(trees[1].take_relay(), None, "{waited:?}");
         }
-        assert_eq!(trees[1].go_on(now + UNREACHED), None);
-        assert_eq!(trees[1].to_carry_up().unwrap().1, "it does not answer");
+        assert_eq!(trees[1].poll(now + PARENT_TIMEOUT), None);
+        assert_eq!(trees[1].take_relay().unwrap().1, "it does not answer");
     }
 
     #[test]
     fn strangers_that_take_all_the_room_make_some_once_they_were_silent_for_so_long_and_no_moment_earlier() {
         let (mut trees, now) = (trees(2), Instant::now());
         let mut unauthenticated = Vec::new();
-        for _ in 0..CALLERS {
+        for _ in 0..MAX_INCOMING {
             unauthenticated.push(stranger(&trees[0]));
-            let _ = trees[0].go_on(now);
+            let _ = trees[0].poll(now);
         }
-        for (waited, left) in
-            [(Duration::ZERO, CALLERS), (SILENCE - MOMENT, CALLERS), (SILENCE, 0), (2 * SILENCE, 0)]
-        {
-            let _ = trees[0].go_on(now + waited);
+        for (waited, left) in [
+            (Duration::ZERO, MAX_INCOMING),
+            (GREETING_TIMEOUT - MOMENT, MAX_INCOMING),
+            (GREETING_TIMEOUT, 0),
+            (2 * GREETING_TIMEOUT, 0),
+        ] {
+            let _ = trees[0].poll(now + waited);
             assert_eq!(trees[0].callers.len(), left, "{waited:?}");
         }
         drop(unauthenticated);
@@ -915,7 +936,7 @@ mod tests {
         let address = trees[9].address();
         trees.truncate(9);
         for _ in 0..2 {
-            trees[8].knock(9, &address, Duration::MAX, Instant::now()).unwrap();
+            trees[8].probe(9, &address, Duration::MAX, Instant::now()).unwrap();
         }
         assert_eq!(trees[8].failure().and_then(|failure| failure.lost), Some(9));
     }
@@ -924,14 +945,14 @@ mod tests {
     fn a_rank_that_comes_again_is_not_the_one_that_went() {
         let mut trees = trees(10);
         let address = trees[9].address();
-        trees[8].knock(9, &address, Duration::MAX, Instant::now()).unwrap();
+        trees[8].probe(9, &address, Duration::MAX, Instant::now()).unwrap();
         trees.truncate(9);
         let again = Prepared::new(9, 10, Vec::new(), &options(9)).unwrap().tree().unwrap();
         for _ in 0..4 {
-            let _ = trees[8].go_on(Instant::now());
-            trees[8].knock(9, &again.address(), Duration::MAX, Instant::now()).unwrap();
+            let _ = trees[8].poll(Instant::now());
+            trees[8].probe(9, &again.address(), Duration::MAX, Instant::now()).unwrap();
         }
         assert_eq!(trees[8].failure(), None);
-        assert!(!trees[8].doubted().contains(&9));
+        assert!(!trees[8].suspects().contains(&9));
     }
 }

@@ -20,7 +20,7 @@ pub(crate) const CELL: usize = 5_000;
 pub(crate) const MESSAGES: u64 = 3;
 pub(crate) const BYTES: u64 = 14_000;
 /// Its header.
-pub(crate) const HEAD: CallFingerprint = CallFingerprint { what: 7, count: 1 };
+pub(crate) const HEAD: CallFingerprint = CallFingerprint { call: 7, count: 1 };
 
 /// What may be used between ranks of one process that count as nodes of their own.
 pub(crate) fn options(rank: usize) -> TransportOptions {
@@ -31,7 +31,7 @@ pub(crate) fn options(rank: usize) -> TransportOptions {
         interface: InterfaceFilter { value: Some("=lo".to_owned()), from: "a test" },
         family: AddressFamily::Any,
         peer_timeout: std::time::Duration::from_secs(20),
-        between: InterNode::Tcp,
+        inter_node: InterNode::Tcp,
         encrypts: false,
         library: None,
         provider: None,
@@ -183,8 +183,8 @@ impl Feed {
             depth: (2, 2),
             window: 2,
         };
-        let wired = group.wire(channel_layout);
-        assert!(group.begin(0, HEAD, &wired, &[]), "the operation does not begin");
+        let routed = group.route(channel_layout);
+        assert!(group.begin(0, HEAD, &routed, &[]), "the operation does not begin");
         Self { group, group_listener, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
@@ -219,7 +219,7 @@ impl Feed {
 
     /// The same at that time.
     pub(crate) fn turn_at(&mut self, now: Instant) -> Vec<Fault> {
-        self.group.turn();
+        self.group.poll_network();
         if self.written < MESSAGES
             && let Some(cell) = self.group.cell(0)
         {
@@ -239,14 +239,14 @@ impl Feed {
             self.group.release(0);
             self.read += 1;
         }
-        while let Some(mail) = self.group.p2p_next(0) {
+        while let Some(mail) = self.group.p2p_next_announced(0) {
             self.streams.push(mail);
         }
         for at in (0..self.streams.len()).rev() {
             let (mail, stream) = self.streams[at];
             let mut left = mail.bytes;
             while left > 0
-                && let Some((piece, room)) = self.group.p2p_piece(0, stream)
+                && let Some((piece, room)) = self.group.p2p_recv_slot(0, stream)
             {
                 // SAFETY: it has `room` bytes until it is released.
                 std::hint::black_box(unsafe { piece.add(room - 1).read() });

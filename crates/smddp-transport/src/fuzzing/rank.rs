@@ -121,7 +121,7 @@ impl Rank {
         let (window, written) = (1 + script.below(4), 1 + script.below(4));
         self.net.wire_up(&Arc::new(RemoteLayout::new(ME, send_channels, &recv_channels, window, written)));
         if self.net.reserve() {
-            self.net.begin(self.seq, CallFingerprint { what: 1, count: 1 });
+            self.net.begin(self.seq, CallFingerprint { call: 1, count: 1 });
             self.open = true;
         }
     }
@@ -194,10 +194,10 @@ impl Rank {
     fn send(&mut self, script: &mut Script<'_>) {
         if self.sends.len() < 4 && !self.failed {
             let (to, bytes) = (peer(script), script.number() % (600 << 10));
-            let mail = Envelope { tag: 1, what: 2, bytes };
-            if let Some(stream) = self.net.p2p(|net| net.open(to, mail)) {
+            let mail = Envelope { tag: 1, dtype: 2, bytes };
+            if let Some(stream) = self.net.p2p(|net| net.announce(to, mail)) {
                 let memory = vec![1; bytes as usize].into_boxed_slice();
-                let lent = self.net.p2p(|mail| mail.lend(stream, memory.as_ptr()));
+                let lent = self.net.p2p(|mail| mail.send_in_place(stream, memory.as_ptr()));
                 self.sends.push(Moving { peer: to, stream, bytes, moved: 0, memory: lent.then_some(memory) });
             }
         }
@@ -207,14 +207,14 @@ impl Rank {
         let Some(at) = script.below(4).checked_rem(self.sends.len()) else { return };
         if self.sends[at].memory.is_some() {
             let stream = self.sends[at].stream;
-            if !self.net.p2p(|mail| mail.gone(stream)) {
+            if !self.net.p2p(|mail| mail.is_sent(stream)) {
                 return;
             }
             self.sends[at].moved = self.sends[at].bytes;
         }
         while self.sends[at].moved < self.sends[at].bytes {
             let send = &self.sends[at];
-            let Some((cell, room)) = self.net.p2p(|mail| mail.cell(send.stream)) else { return };
+            let Some((cell, room)) = self.net.p2p(|mail| mail.send_slot(send.stream)) else { return };
             let piece = room.min((send.bytes - send.moved) as usize);
             self.held(cell, piece, "a piece to be filled");
             // SAFETY: memory of that message, as was just seen; one thread.
@@ -228,11 +228,12 @@ impl Rank {
 
     fn p2p(&mut self, script: &mut Script<'_>) {
         let from = peer(script);
-        if let Some((mail, stream)) = self.net.p2p(|mail| mail.next(from)) {
+        if let Some((mail, stream)) = self.net.p2p(|mail| mail.next_announced(from)) {
             // What a receiver waits for has a buffer of that size; anything else is no match.
             if mail.bytes <= 1 << 20 {
                 let mut memory = vec![0; mail.bytes as usize].into_boxed_slice();
-                let lands = script.yes() && self.net.p2p(|net| net.land(from, stream, memory.as_mut_ptr()));
+                let lands =
+                    script.yes() && self.net.p2p(|net| net.receive_into(from, stream, memory.as_mut_ptr()));
                 let memory = lands.then_some(memory);
                 self.receives.push(Moving { peer: from, stream, bytes: mail.bytes, moved: 0, memory });
             }
@@ -240,14 +241,15 @@ impl Rank {
         let Some(at) = script.below(4).checked_rem(self.receives.len()) else { return };
         if self.receives[at].memory.is_some() {
             let (from, stream) = (self.receives[at].peer, self.receives[at].stream);
-            if !self.net.p2p(|mail| mail.landed(from, stream)) {
+            if !self.net.p2p(|mail| mail.is_received(from, stream)) {
                 return;
             }
             self.receives[at].moved = self.receives[at].bytes;
         }
         while self.receives[at].moved < self.receives[at].bytes {
             let receive = &self.receives[at];
-            let Some((piece, room)) = self.net.p2p(|mail| mail.piece(receive.peer, receive.stream)) else {
+            let Some((piece, room)) = self.net.p2p(|mail| mail.recv_slot(receive.peer, receive.stream))
+            else {
                 return;
             };
             let length = room.min((receive.bytes - receive.moved) as usize);

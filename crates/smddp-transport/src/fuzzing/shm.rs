@@ -7,13 +7,13 @@ use super::rank::endpoint;
 use super::script::Script;
 use crate::process::layout::BESIDE;
 use crate::shm::LocalChannels;
-use crate::shm::fuzzing::{Words, pair};
+use crate::shm::fuzzing::{PeerMemory, pair};
 use crate::{CallFingerprint, Channels, Envelope, MessageId, RecvChannel, SendChannel};
 
 /// Rank 0 keeps to the rules; what rank 1 has written is up to the script.
 struct Pair {
     link: LocalChannels,
-    words: Words,
+    peer: PeerMemory,
     seq: u64,
     /// (messages, sent or taken) by channel.
     outs: Vec<(u64, u64, usize)>,
@@ -28,10 +28,10 @@ pub fn shm(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     endpoint();
     let odd = (script.below(16) == 0).then(|| script.number());
-    let Some((link, words)) = pair(odd) else { return };
+    let Some((link, peer)) = pair(odd) else { return };
     let mut pair = Pair {
         link,
-        words,
+        peer,
         seq: 0,
         outs: Vec::new(),
         ins: Vec::new(),
@@ -52,14 +52,14 @@ impl Pair {
     /// The peer writes some word of its own.
     fn write(&mut self, script: &mut Script<'_>) {
         match script.below(8) {
-            0 => return self.words.header(self.seq, script.number(), script.number() & 0xff),
-            1 => return self.words.letter(script.number(), script.number()),
+            0 => return self.peer.header(self.seq, script.number(), script.number() & 0xff),
+            1 => return self.peer.message(script.number(), script.number()),
             _ => {}
         }
-        let word = self.words.pick(script.byte(), script.byte(), self.seq);
+        let word = self.peer.pick(script.byte(), script.byte(), self.seq);
         let value = match script.below(4) {
             0 => self.seq + 1,
-            1 => self.words.staged(script.below(64)),
+            1 => self.peer.staged(script.below(64)),
             _ => script.number(),
         };
         word.store(value, Ordering::Release);
@@ -110,7 +110,7 @@ impl Pair {
             });
         }
         let channel_layout = Arc::new(channel_layout);
-        if self.link.begin(self.seq, CallFingerprint { what: 1, count: 1 }, &channel_layout, &[]) {
+        if self.link.begin(self.seq, CallFingerprint { call: 1, count: 1 }, &channel_layout, &[]) {
             self.open = true;
             self.outs = channel_layout.send_channels.iter().map(|out| (out.messages, 0, out.cell)).collect();
             self.ins = channel_layout.recv_channels.iter().map(|recv_channel| (*recv_channel, 0)).collect();
@@ -180,14 +180,14 @@ impl Pair {
     fn send(&mut self, script: &mut Script<'_>) {
         if self.sends.len() < 3 {
             let bytes = script.number() % (300 << 10);
-            if let Some(stream) = self.link.p2p().open(1, Envelope { tag: 1, what: 2, bytes }) {
+            if let Some(stream) = self.link.p2p().announce(1, Envelope { tag: 1, dtype: 2, bytes }) {
                 self.sends.push((stream, bytes, 0));
             }
         }
         let Some(at) = script.below(3).checked_rem(self.sends.len()) else { return };
         let (stream, bytes, mut moved) = self.sends[at];
         while moved < bytes {
-            let Some((cell, room)) = self.link.p2p().cell(stream) else { break };
+            let Some((cell, room)) = self.link.p2p().send_slot(stream) else { break };
             let piece = room.min((bytes - moved) as usize);
             self.within(cell, piece);
             self.link.p2p().publish(stream, piece);
@@ -201,7 +201,7 @@ impl Pair {
     }
 
     fn p2p(&mut self) {
-        if let Some((mail, stream)) = self.link.p2p().next(1)
+        if let Some((mail, stream)) = self.link.p2p().next_announced(1)
             && mail.bytes <= 1 << 20
         {
             self.receives.push((stream, mail.bytes, 0));
@@ -210,7 +210,7 @@ impl Pair {
         while at < self.receives.len() {
             let (stream, bytes, mut moved) = self.receives[at];
             while moved < bytes {
-                let Some((piece, room)) = self.link.p2p().piece(1, stream) else { break };
+                let Some((piece, room)) = self.link.p2p().recv_slot(1, stream) else { break };
                 let length = room.min((bytes - moved) as usize);
                 assert!(length > 0, "a piece of nothing would be taken for ever");
                 // What lies beside an announcement was taken with it.
@@ -231,6 +231,6 @@ impl Pair {
 
     /// All that a rank reads or writes lies in the shared memory.
     fn within(&self, at: *const u8, bytes: usize) {
-        assert!(self.words.within(at, bytes), "{bytes} bytes lie outside the shared memory");
+        assert!(self.peer.within(at, bytes), "{bytes} bytes lie outside the shared memory");
     }
 }

@@ -1,4 +1,4 @@
-//! What is found out of cards alone.
+//! Fuzz target support: evaluation of rank information.
 
 use super::join::nodes;
 use super::transports::check_addresses;

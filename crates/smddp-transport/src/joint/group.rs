@@ -1,4 +1,4 @@
-//! One rank's part in a group: memory that it shares with the ranks of its node, and a wire to those of other nodes.
+//! One rank's part of a group: shared memory with the ranks of its node, and a wire to the ranks of other nodes.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -11,30 +11,32 @@ use crate::process::{Sleeper, last_error, status};
 use crate::shm::{LocalChannels, SharedPage, ZeroCopySource};
 use crate::{CallFingerprint, Channels, Envelope, Fault, MessageId, MessageTransport, Mismatch};
 
-/// What is said of a rank of another node whose process does not run.
+/// Description of a rank of another node whose process does not run.
 const MUTE: &str = "does not answer, though its host does: its process is stopped, or has no time";
 
-/// One rank's end of a communicator. It *lends cells*: a writer fills its next cell of a channel and publishes it, a reader
-/// looks at it where it lies and releases it. Nothing here blocks but [`Group::straggler_query`] and [`Group::leave`]; what cannot be
-/// done yet is `None` or `false`, never an error. One owner at a time.
+/// One rank's end of a communicator.
+///
+/// Messages pass through the *cells* of channels: a writer fills its next cell and publishes it, a reader reads it in place and
+/// releases it. Only [`Group::straggler_query`] and [`Group::leave`] block; all other methods return `None` or `false` for "not yet",
+/// never an error. A group has one owner at a time.
 pub struct Group {
     routes: Arc<Routes>,
     /// "rank 3 (host h1, pid 812)", by rank.
     names: Vec<String>,
     local: LocalChannels,
-    /// What there is besides where ranks are on several nodes.
+    /// Remote half of a group that spans nodes.
     remote: Option<Remote>,
 }
 
 struct Remote {
     net: RemoteChannels,
-    /// Of the operation begun last.
+    /// Routes of the operation begun last.
     routes: Arc<ChannelRoutes>,
-    /// The cell lent last, by channel, where a message goes both ways.
-    lent: Vec<Option<(*mut u8, *mut u8)>>,
+    /// Local and remote cell that the writer fills, by channel, for channels with readers on this node and on others.
+    filling: Vec<Option<(*mut u8, *mut u8)>>,
 }
 
-// SAFETY: `lent` holds addresses of cells that this group owns; one thread at a time owns the group.
+// SAFETY: `filling` contains addresses of cells that this group owns, and one thread at a time owns the group.
 unsafe impl Send for Remote {}
 
 impl Group {
@@ -44,7 +46,7 @@ impl Group {
         local: LocalChannels,
         net: Option<RemoteChannels>,
     ) -> Self {
-        let remote = net.map(|net| Remote { net, routes: Arc::default(), lent: Vec::new() });
+        let remote = net.map(|net| Remote { net, routes: Arc::default(), filling: Vec::new() });
         Self { routes: Arc::new(routes), names, local, remote }
     }
 
@@ -56,76 +58,76 @@ impl Group {
         self.routes.size()
     }
 
-    /// Payload that fits a slot. Slots reach the ranks of one node only.
+    /// Returns the payload bytes that fit a header slot; 0 if the group spans nodes, because slots reach ranks of one node only.
     pub fn slot_bytes(&self) -> usize {
         if self.remote.is_none() { crate::shm::SLOT_BYTES } else { 0 }
     }
 
-    /// What the ways of a call's channels depend on.
+    /// Returns the location of the group's ranks, which determines the routes of channels.
     pub fn routes(&self) -> &Arc<Routes> {
         &self.routes
     }
 
-    pub fn wire(&self, channel_layout: Channels) -> RoutedChannels {
-        self.routes.wire(&Arc::new(channel_layout))
+    pub fn route(&self, channel_layout: Channels) -> RoutedChannels {
+        self.routes.route(&Arc::new(channel_layout))
     }
 
-    /// Looks at what came in over wires that nobody watches otherwise; once before each round of looks.
+    /// Polls the wire for incoming data; once before each progress pass. Returns true if it made progress.
     #[inline]
-    pub fn turn(&mut self) -> bool {
+    pub fn poll_network(&mut self) -> bool {
         self.remote.as_mut().is_some_and(|remote| remote.net.turn())
     }
 
-    /// Whether it has ranks on other nodes.
+    /// Returns true if the group has ranks on other nodes.
     pub fn spans_nodes(&self) -> bool {
         self.remote.is_some()
     }
 
-    /// Sends what waits for a wire, without a look at what comes in.
+    /// Sends queued data without polling for incoming data.
     pub fn push(&mut self) {
         if let Some(remote) = &mut self.remote {
             remote.net.push();
         }
     }
 
-    /// Whether something that this rank has finished with is still to be sent: then somebody has to go on driving.
+    /// Returns true if data of operations that have ended here is still to be sent, so that the group needs further progress.
     #[inline]
     pub fn busy(&self) -> bool {
         self.remote.as_ref().is_some_and(|remote| remote.net.busy())
     }
 
-    /// Opens operation `seq`: takes what memory it needs and tells the others what it is. `false`: not yet, or not
-    /// at all because of a fault (an operation that needs nothing of the others would not notice it otherwise).
+    /// Begins operation `seq`: allocates its memory and publishes its fingerprint. `false`: not yet, or never because of a fault
+    /// (an operation that needs nothing of other ranks would not detect it otherwise).
     ///
-    /// `stays`: messages that stay as they are until the operation is over, of outlets that [`RoutedChannels::may_stay`], ascending. Their cells
-    /// are where they lie, if the others can read that; else they are as ever.
+    /// `sources`: zero-copy sources of channels for which [`RoutedChannels::may_be_source`] holds, ascending. Their memory must stay
+    /// unchanged until the operation ends. [`Self::cell`] returns that memory if the readers can read it, else an ordinary cell.
     #[inline]
     pub fn begin(
         &mut self,
         seq: u64,
         fingerprint: CallFingerprint,
-        wired: &RoutedChannels,
-        stays: &[ZeroCopySource],
+        routed: &RoutedChannels,
+        sources: &[ZeroCopySource],
     ) -> bool {
-        match (&mut self.remote, &wired.remote) {
+        match (&mut self.remote, &routed.remote) {
             (Some(remote), Some(routes)) => {
-                let begun = remote.begin(&mut self.local, seq, fingerprint, (&wired.local, stays), routes);
-                if begun && !wired.unannounced {
+                let begun = remote.begin(&mut self.local, seq, fingerprint, (&routed.local, sources), routes);
+                if begun && !routed.unannounced {
                     remote.net.tell_begun();
                 }
                 begun
             }
-            _ => self.local.begin(seq, fingerprint, &wired.local, stays),
+            _ => self.local.begin(seq, fingerprint, &routed.local, sources),
         }
     }
 
-    /// Whether this process has symmetric memory, so that messages may lie there.
+    /// Returns true if this process has symmetric memory, which zero-copy sources may use.
     #[inline]
     pub fn has_symmetric(&self) -> bool {
         self.local.has_symmetric()
     }
 
-    /// My next free cell of outlet `channel`.
+    /// Returns the next free cell of send channel `channel`.
     #[inline]
     pub fn cell(&mut self, channel: usize) -> Option<*mut u8> {
         match &mut self.remote {
@@ -134,7 +136,7 @@ impl Group {
         }
     }
 
-    /// The cell filled last is a message of `bytes` now.
+    /// Publishes the cell filled last as a message of `bytes` bytes.
     #[inline]
     pub fn publish(&mut self, channel: usize, bytes: usize) {
         match &mut self.remote {
@@ -143,35 +145,38 @@ impl Group {
         }
     }
 
-    /// Instead: `bytes` at `payload`, which stay as they are until the operation is over or lets go. For an outlet that
-    /// [`RoutedChannels::leaves_directly`].
+    /// Sends `bytes` bytes at `payload` instead of a cell. They must stay unchanged until the operation ends or
+    /// [`Self::release_user_buffers`] is called. For send channels with [`RoutedChannels::sends_in_place`].
     #[inline]
     pub fn publish_from(&mut self, channel: usize, payload: *const u8, bytes: usize) {
         if let Some(remote) = &mut self.remote
-            && let Some(net) = remote.routes.outs[channel].net
+            && let Some(net) = remote.routes.sends[channel].net
         {
             remote.net.publish_from(net, payload, bytes);
         }
     }
 
-    /// Messages of an inlet that [`RoutedChannels::arrives_directly`] come to lie one behind the other, `stride` bytes from one to the
-    /// next, in `bytes` at `at`: memory of the operation just begun, until it is over or lets go.
-    pub fn land(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
-        let Some(remote) = &mut self.remote else { return self.local.land(recv_channel, at, bytes, stride) };
-        match remote.routes.ins[recv_channel] {
-            RecvRoute::LocalChannels(recv_channel) => self.local.land(recv_channel, at, bytes, stride),
+    /// Sets the receive target of a channel: `bytes` bytes at `at`, with `stride` bytes from one message to the next. The memory
+    /// belongs to the operation just begun, until it ends or [`Self::release_user_buffers`] is called. For receive channels with
+    /// [`RoutedChannels::receives_in_place`] or [`RoutedChannels::may_be_target`].
+    pub fn set_recv_target(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
+        let Some(remote) = &mut self.remote else {
+            return self.local.set_recv_target(recv_channel, at, bytes, stride);
+        };
+        match remote.routes.recvs[recv_channel] {
+            RecvRoute::Local(recv_channel) => self.local.set_recv_target(recv_channel, at, bytes, stride),
             RecvRoute::Remote(recv_channel) => remote.net.land(recv_channel, at, bytes, stride),
         }
     }
 
-    /// The operation and the messages under way end without being over: their memory is the callers' again.
+    /// Releases the callers' memory of the operation and messages in progress, which end without completing.
     pub fn release_user_buffers(&mut self) {
         if let Some(remote) = &mut self.remote {
             remote.net.release_user_buffers();
         }
     }
 
-    /// The memory of the collective under way has moved to `moved(address)`, with all that has arrived in it.
+    /// Adjusts addresses after the memory of the collective in progress has moved to `moved(address)`, with all received data.
     pub fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
         self.local.relocate(moved);
         if let Some(remote) = &mut self.remote {
@@ -179,29 +184,30 @@ impl Group {
         }
     }
 
-    /// The next unread message of inlet `recv_channel`, where it lies.
+    /// Returns the address of the next unread message of `recv_channel`.
     #[inline]
     pub fn message(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
         let Some(remote) = &mut self.remote else { return self.local.message(recv_channel) };
-        match remote.routes.ins[recv_channel] {
-            RecvRoute::LocalChannels(recv_channel) => {
+        match remote.routes.recvs[recv_channel] {
+            RecvRoute::Local(recv_channel) => {
                 self.local.message(recv_channel).map_err(|found| self.routes.globally(found))
             }
             RecvRoute::Remote(recv_channel) => remote.net.message(recv_channel),
         }
     }
 
-    /// That message is read.
+    /// Releases that message after it has been read.
     #[inline]
     pub fn release(&mut self, recv_channel: usize) {
         let Some(remote) = &mut self.remote else { return self.local.release(recv_channel) };
-        match remote.routes.ins[recv_channel] {
-            RecvRoute::LocalChannels(recv_channel) => self.local.release(recv_channel),
+        match remote.routes.recvs[recv_channel] {
+            RecvRoute::Local(recv_channel) => self.local.release(recv_channel),
             RecvRoute::Remote(recv_channel) => remote.net.release(recv_channel),
         }
     }
 
-    /// Holds the headers of the writers that sent nothing here against mine, too; `false`: not all of them are there.
+    /// Compares the headers of all writers, including those that sent nothing here, with this rank's. `false`: headers are missing, or
+    /// zero-copy messages are still unread.
     #[inline]
     pub fn settle(&mut self) -> Result<bool, Mismatch> {
         let Some(remote) = &mut self.remote else { return self.local.settle() };
@@ -209,7 +215,7 @@ impl Group {
         Ok(here && remote.net.settle()?)
     }
 
-    /// The operation is over at this rank; its memory is reused when its readers are done.
+    /// Ends the operation at this rank. Its memory is reused once its readers have finished.
     #[inline]
     pub fn end(&mut self) {
         self.local.end();
@@ -218,60 +224,60 @@ impl Group {
         }
     }
 
-    /// Whether the readers' caches are far from this rank's: then large cells are better written past the caches.
+    /// Returns true if the readers' caches are distant from this rank's: large cells are then faster with streaming stores.
     #[inline]
-    pub fn remote(&self) -> bool {
-        self.local.remote()
+    pub fn has_distant_readers(&self) -> bool {
+        self.local.has_distant_readers()
     }
 
-    /// For tests: the readers' caches are taken for far ones, whatever is measured.
-    pub fn assume_remote(&mut self) {
-        self.local.assume_remote();
+    /// Assumes distant caches of the readers and ignores measurements. For tests.
+    pub fn assume_distant_readers(&mut self) {
+        self.local.assume_distant_readers();
     }
 
-    /// Wakes the ranks that sleep and should see what was published; called before this rank turns to other things.
+    /// Wakes sleeping ranks after data was published. Call it before this rank does other work.
     #[inline]
     pub fn flush(&mut self) {
         self.local.flush();
     }
 
-    /// The wire, if it is what leads to that rank; or its place in this node.
-    fn way_to(&self, rank: usize) -> Result<usize, &RemoteChannels> {
+    /// Returns the node index of a rank of this node, or the remote channels for a rank of another node.
+    fn path_to(&self, rank: usize) -> Result<usize, &RemoteChannels> {
         match (self.routes.local_index(rank), &self.remote) {
             (None, Some(remote)) => Err(&remote.net),
             (local, _) => Ok(local.unwrap_or(rank)),
         }
     }
 
-    /// Whether `rank` has begun operation `seq` (or a later one); `None`: not known.
+    /// Returns true if `rank` has begun operation `seq` or a later one; `None` if that is unknown.
     pub fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
-        self.way_to(rank)
+        self.path_to(rank)
             .map_or_else(|net| net.arrived(rank, seq), |local| Some(self.local.arrived(local, seq)))
     }
 
-    /// Whether operation `seq` cannot end here without `rank`, which is not known to have begun it.
-    pub fn awaits(&self, rank: usize, seq: u64) -> bool {
-        self.way_to(rank).map_or_else(|net| net.awaits(rank, seq), |local| !self.local.arrived(local, seq))
+    /// Returns true if operation `seq` cannot end here without `rank`, and `rank` is not known to have begun it.
+    pub fn waits_for(&self, rank: usize, seq: u64) -> bool {
+        self.path_to(rank).map_or_else(|net| net.awaits(rank, seq), |local| !self.local.arrived(local, seq))
     }
 
-    /// Whether operation `seq` cannot end here before `rank`, of another node, has taken what this one has for it.
-    pub fn owes(&self, rank: usize, seq: u64) -> bool {
-        self.way_to(rank).err().is_some_and(|net| net.owes(rank, seq))
+    /// Returns true if operation `seq` cannot end here before `rank`, of another node, has accepted this rank's data.
+    pub fn has_unfinished_sends(&self, rank: usize, seq: u64) -> bool {
+        self.path_to(rank).err().is_some_and(|net| net.owes(rank, seq))
     }
 
-    /// Ranks of other nodes that the operation under way lacks something of here.
-    pub fn lacking(&self) -> Vec<usize> {
+    /// Returns the ranks of other nodes that the operation in progress waits for: for their data, or until they accept data.
+    pub fn missing_peers(&self) -> Vec<usize> {
         self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.lacking())
     }
 
-    /// What `rank` says operation `seq` is, if it begun it and has not gone on far.
+    /// Returns the fingerprint of operation `seq` at `rank`, if that is among the operations that `rank` has begun most recently.
     pub fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
-        self.way_to(rank)
+        self.path_to(rank)
             .map_or_else(|net| net.fingerprint_of(rank, seq), |local| self.local.fingerprint_of(local, seq))
     }
 
-    /// A deadline has passed: finds out within a few seconds which ranks have arrived, where that is not known; no longer
-    /// than until another rank tells why the group is dead.
+    /// Queries after an expired deadline which ranks have begun the operation, if that is unknown. Takes a few seconds at most, and
+    /// ends early once another rank aborts the group.
     pub fn straggler_query(&mut self) {
         let Some(remote) = &mut self.remote else { return };
         let (local, routes) = (&self.local, &self.routes);
@@ -279,7 +285,7 @@ impl Group {
         remote.net.straggler_query(&routes.elsewhere(), |seq| mates().any(|mate| !local.arrived(mate, seq)));
     }
 
-    /// The same for a few ranks, of which something else than an operation is waited for.
+    /// Queries only `ranks`, when this rank waits for something else than an operation.
     pub fn straggler_query_of(&mut self, ranks: &[usize]) {
         let Some(remote) = &mut self.remote else { return };
         let peers: Vec<usize> =
@@ -287,17 +293,17 @@ impl Group {
         remote.net.survey_each(&peers);
     }
 
-    /// Questions about this rank, in this process or from elsewhere, come with that number.
-    pub fn about(&self, about: u64) {
+    /// Sets the number by which status queries refer to this rank.
+    pub fn set_status_id(&self, about: u64) {
         if let Some(remote) = &self.remote {
             remote.net.about(about);
         }
     }
 
-    /// What `rank` does, in its own words: asked now where it shares this node, else what it said in the survey. `about`: the
-    /// number of status about it. Empty where it said nothing. May take a second.
-    pub fn doing(&self, rank: usize, about: u64) -> String {
-        match self.way_to(rank) {
+    /// Returns the activity that `rank` reports: queried now for a rank of this node, else from the last straggler query. Empty if it
+    /// reported none. `about`: number for status queries about it. May take a second.
+    pub fn activity(&self, rank: usize, about: u64) -> String {
+        match self.path_to(rank) {
             Err(net) => net.doing(rank).to_owned(),
             Ok(local) => {
                 let process = self.local.process(local);
@@ -306,16 +312,17 @@ impl Group {
         }
     }
 
-    /// The last error of the process of `rank`, which names the one that had it, and how long ago that was; `None` if it had
-    /// none, or is of another node and has not said goodbye.
+    /// Returns the last error of the process of `rank` and its age; the text names the rank that had it. `None` if there was none,
+    /// or if `rank` is on another node and has not sent its last message.
     pub fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
         if rank == self.rank() {
             return last_error::own();
         }
-        self.way_to(rank).map_or_else(|net| net.last_error(rank), |local| self.local.last_error(local))
+        self.path_to(rank).map_or_else(|net| net.last_error(rank), |local| self.local.last_error(local))
     }
 
-    /// Ranks whose processes do not run, though their hosts do, and that in words: of other nodes, as the survey found them.
+    /// Returns the ranks whose processes do not run although their hosts do, with a description. For ranks of other nodes it is the
+    /// result of the last straggler query.
     pub fn stalled(&self) -> Vec<(usize, &'static str)> {
         let local = (0..self.routes.size()).filter(|&rank| {
             let pid = self.routes.local_index(rank).and_then(|local| self.local.pid(local));
@@ -325,93 +332,93 @@ impl Group {
         local.map(|rank| (rank, status::STOPPED)).chain(remote.map(|rank| (rank, MUTE))).collect()
     }
 
-    /// Ranks whose processes did not answer when they were asked so.
+    /// Returns the ranks of other nodes whose hosts did not reply to the last straggler query.
     pub fn silent(&self) -> Vec<usize> {
         self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.silent())
     }
 
-    /// Messages with `rank`, and its number there.
+    /// Calls `does` with the message transport to `rank` and its number in that transport.
     fn p2p<T>(&mut self, rank: usize, does: impl FnOnce(&mut dyn MessageTransport, usize) -> T) -> T {
         match (self.routes.local_index(rank), &mut self.remote) {
-            (None, Some(remote)) => remote.net.p2p(|mail| does(mail, rank)),
+            (None, Some(remote)) => remote.net.p2p(|transport| does(transport, rank)),
             (local, _) => does(self.local.p2p(), local.unwrap_or(rank)),
         }
     }
 
-    /// See [`MessageTransport`], of which these are the calls.
-    pub fn p2p_open(&mut self, to: usize, what: Envelope) -> Option<MessageId> {
-        self.p2p(to, |mail, to| mail.open(to, what))
+    /// See [`MessageTransport::announce`]; the other `p2p_` methods correspond to its methods, too.
+    pub fn p2p_announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
+        self.p2p(to, |transport, to| transport.announce(to, envelope))
     }
 
-    pub fn p2p_cell(&mut self, to: usize, stream: MessageId) -> Option<(*mut u8, usize)> {
-        self.p2p(to, |mail, _| mail.cell(stream))
+    pub fn p2p_send_slot(&mut self, to: usize, message: MessageId) -> Option<(*mut u8, usize)> {
+        self.p2p(to, |transport, _| transport.send_slot(message))
     }
 
-    pub fn p2p_lend(&mut self, to: usize, stream: MessageId, at: *const u8) -> bool {
-        self.p2p(to, |mail, _| mail.lend(stream, at))
+    pub fn p2p_send_in_place(&mut self, to: usize, message: MessageId, at: *const u8) -> bool {
+        self.p2p(to, |transport, _| transport.send_in_place(message, at))
     }
 
-    pub fn p2p_gone(&mut self, to: usize, stream: MessageId) -> bool {
-        self.p2p(to, |mail, _| mail.gone(stream))
+    pub fn p2p_is_sent(&mut self, to: usize, message: MessageId) -> bool {
+        self.p2p(to, |transport, _| transport.is_sent(message))
     }
 
-    pub fn p2p_publish(&mut self, to: usize, stream: MessageId, bytes: usize) {
-        self.p2p(to, |mail, _| mail.publish(stream, bytes));
+    pub fn p2p_publish(&mut self, to: usize, message: MessageId, bytes: usize) {
+        self.p2p(to, |transport, _| transport.publish(message, bytes));
     }
 
-    pub fn p2p_close(&mut self, to: usize, stream: MessageId) {
-        self.p2p(to, |mail, _| mail.close(stream));
+    pub fn p2p_close(&mut self, to: usize, message: MessageId) {
+        self.p2p(to, |transport, _| transport.close(message));
     }
 
-    pub fn p2p_next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
-        self.p2p(from, |mail, from| mail.next(from))
+    pub fn p2p_next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
+        self.p2p(from, |transport, from| transport.next_announced(from))
     }
 
-    pub fn p2p_land(&mut self, from: usize, stream: MessageId, at: *mut u8) -> bool {
-        self.p2p(from, |mail, from| mail.land(from, stream, at))
+    pub fn p2p_receive_into(&mut self, from: usize, message: MessageId, at: *mut u8) -> bool {
+        self.p2p(from, |transport, from| transport.receive_into(from, message, at))
     }
 
-    pub fn p2p_landed(&mut self, from: usize, stream: MessageId) -> bool {
-        self.p2p(from, |mail, from| mail.landed(from, stream))
+    pub fn p2p_is_received(&mut self, from: usize, message: MessageId) -> bool {
+        self.p2p(from, |transport, from| transport.is_received(from, message))
     }
 
-    pub fn p2p_piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
-        self.p2p(from, |mail, from| mail.piece(from, stream))
+    pub fn p2p_recv_slot(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)> {
+        self.p2p(from, |transport, from| transport.recv_slot(from, message))
     }
 
-    pub fn p2p_release(&mut self, from: usize, stream: MessageId) {
-        self.p2p(from, |mail, from| mail.release(from, stream));
+    pub fn p2p_release(&mut self, from: usize, message: MessageId) {
+        self.p2p(from, |transport, from| transport.release(from, message));
     }
 
     pub fn p2p_confirm(&mut self, from: usize) {
-        self.p2p(from, |mail, from| mail.confirm(from));
+        self.p2p(from, |transport, from| transport.confirm(from));
     }
 
     pub fn p2p_is_confirmed(&mut self, to: usize) -> bool {
-        self.p2p(to, |mail, to| mail.is_confirmed(to))
+        self.p2p(to, |transport, to| transport.is_confirmed(to))
     }
 
-    /// Whether `rank` is in this node.
+    /// Returns true if `rank` is on this node.
     pub fn is_local(&self, rank: usize) -> bool {
-        self.way_to(rank).is_ok()
+        self.path_to(rank).is_ok()
     }
 
-    /// Tells `rank`, if it is of another node, that this one has no message for it any more, though it is still here.
-    pub fn p2p_last(&mut self, rank: usize) {
+    /// Notifies `rank`, if it is on another node, that this rank announces no further messages to it, although it stays in the group.
+    pub fn p2p_announce_last(&mut self, rank: usize) {
         if self.routes.local_index(rank).is_none()
             && let Some(remote) = &mut self.remote
         {
-            remote.net.p2p_last(rank);
+            remote.net.p2p_announce_last(rank);
         }
     }
 
-    /// Whether `rank`, of another node, has said that no message of it is still to come, though what it called for may be.
-    pub fn p2p_over(&self, rank: usize) -> bool {
-        self.way_to(rank).is_err_and(|net| net.p2p_over(rank))
+    /// Returns true if `rank`, of another node, announces no further messages. Payload of announced messages may still be pending.
+    pub fn p2p_is_finished(&self, rank: usize) -> bool {
+        self.path_to(rank).is_err_and(|net| net.p2p_is_finished(rank))
     }
 
-    /// Anybody who is gone, left or declared the group dead. Called while this rank waits: the ranks that it waits for
-    /// are looked after from `now` on, if they were not before.
+    /// Returns ranks that are lost, have left or have aborted the group, and mismatched calls. Call it while this rank waits: it starts
+    /// watching, at `now`, the ranks that this rank waits for.
     pub fn faults(&mut self, now: Instant) -> Vec<Fault> {
         let mut faults = self.local.faults();
         if let Some(remote) = &mut self.remote {
@@ -421,21 +428,20 @@ impl Group {
         faults
     }
 
-    /// Whether that rank, which declared the group dead, had ended operation `seq` before.
+    /// Returns true if `rank`, which aborted the group, had ended operation `seq` before.
     pub fn failed_after(&self, rank: usize, seq: u64) -> bool {
-        self.way_to(rank)
+        self.path_to(rank)
             .map_or_else(|net| net.failed_after(rank, seq), |local| self.local.arrived(local, seq + 1))
     }
 
-    /// Ranks that this one waits for elsewhere than in this group: their deaths are noticed from `now` on, too, if this is
-    /// called again and again.
-    pub fn look_after(&mut self, ranks: &[usize], now: Instant) {
+    /// Watches ranks that this rank waits for outside of this group: detects their deaths from `now` on, if called repeatedly.
+    pub fn watch(&mut self, ranks: &[usize], now: Instant) {
         let Some(remote) = &mut self.remote else { return };
         let elsewhere = ranks.iter().filter(|&&rank| self.routes.local_index(rank).is_none());
         elsewhere.for_each(|&rank| remote.net.look_after(rank, now));
     }
 
-    /// Tells the others that this group is dead and why, in [`crate::MAX_ABORT_REPORT`] bytes; more is cut off.
+    /// Aborts the group and reports `reason` to the other ranks, truncated to [`crate::MAX_ABORT_REPORT`] bytes.
     pub fn abort(&mut self, reason: &str) {
         self.local.abort(reason);
         if let Some(remote) = &mut self.remote {
@@ -443,7 +449,7 @@ impl Group {
         }
     }
 
-    /// Leaves in good order.
+    /// Leaves the group in good order.
     pub fn leave(&mut self) {
         if let Some(remote) = &mut self.remote {
             remote.net.leave();
@@ -451,50 +457,49 @@ impl Group {
         self.local.leave();
     }
 
-    /// "rank 3 (host h1, pid 812)".
+    /// Returns "rank 3 (host h1, pid 812)".
     pub fn describe(&self, rank: usize) -> String {
         self.names.get(rank).cloned().unwrap_or_else(|| format!("rank {rank}"))
     }
 
-    /// Descriptors that end a sleep besides the bell, with their poll events; false: nobody may sleep long.
+    /// Adds the descriptors, with their poll events, that must end a sleep besides the doorbell. `false`: sleeps must be short.
     pub fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.remote.as_ref().is_none_or(|remote| remote.net.interest(fds))
     }
 
-    /// Bytes of collectives that this rank has sent to ranks of other nodes.
-    pub fn crossed(&self) -> u64 {
+    /// Returns the bytes of collectives that this rank has sent to ranks of other nodes.
+    pub fn internode_bytes(&self) -> u64 {
         self.remote.as_ref().map_or(0, |remote| remote.net.crossed())
     }
 
-    /// How ranks of other nodes are reached; empty where there are none.
-    pub fn way(&self) -> String {
+    /// Returns the transport between nodes; empty for a single node.
+    pub fn network_path(&self) -> String {
         self.remote.as_ref().map_or_else(String::new, |remote| remote.net.name())
     }
 
-    /// Ranks of other nodes that do not acknowledge what is sent to them, and the largest payload of a packet to them, in bytes.
+    /// Returns the ranks of other nodes that do not acknowledge data, with the largest packet payload to them in bytes.
     pub fn unacknowledged(&self) -> Vec<(usize, u32)> {
         self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.unacknowledged())
     }
 
-    /// The way to `rank` as this process's kernel sees it, once something has gone there and back; `None` where no kernel
-    /// does.
+    /// Returns the round-trip time to `rank` that the kernel of this process has measured; `None` without a measurement.
     pub fn round_trip(&self, rank: usize) -> Option<Duration> {
         self.remote.as_ref()?.net.round_trip(rank)
     }
 
-    /// So many bytes may be on their way to one rank of another node: the wire is to have room for them.
+    /// Makes the wire reserve room for `bytes` bytes in flight to one rank of another node.
     pub fn expect(&mut self, bytes: usize) {
         if let Some(remote) = &mut self.remote {
             remote.net.expect(bytes);
         }
     }
 
-    /// What the ranks of this node share besides messages; `None` in a group of one rank.
+    /// Returns the shared pages and exports of the ranks of this node; `None` for a group of one rank.
     pub fn shared_page(&self) -> Option<Arc<SharedPage>> {
         self.local.shared_page(self.routes.places())
     }
 
-    /// The bell that rings where something comes in, for any thread.
+    /// Returns the handle with which any thread waits for incoming data.
     pub fn sleeper(&self) -> Sleeper {
         self.local.sleeper()
     }
@@ -507,10 +512,10 @@ impl Routes {
 
     fn fault_globally(&self, fault: &mut Fault) {
         let (Fault::Lost { rank, .. }
-        | Fault::Unable { rank, .. }
+        | Fault::Unreachable { rank, .. }
         | Fault::Left { rank }
-        | Fault::Poisoned { rank, .. }
-        | Fault::Differs { found: Mismatch { rank, .. }, .. }) = fault;
+        | Fault::Aborted { rank, .. }
+        | Fault::Mismatch { found: Mismatch { rank, .. }, .. }) = fault;
         *rank = self.rank(*rank);
     }
 }
@@ -521,20 +526,20 @@ impl Remote {
         local: &mut LocalChannels,
         seq: u64,
         fingerprint: CallFingerprint,
-        (channel_layout, stays): (&Arc<Channels>, &[ZeroCopySource]),
+        (channel_layout, sources): (&Arc<Channels>, &[ZeroCopySource]),
         routes: &Arc<ChannelRoutes>,
     ) -> bool {
-        // All that it needs may be here already; a group that is known to be dead does nothing more.
+        // Its data may have arrived already, but a group that is known to have failed must not make progress.
         if self.net.differs() || self.net.troubled(seq) {
             return false;
         }
         if !Arc::ptr_eq(&self.routes, routes) {
             self.net.wire_up(&routes.net);
-            self.lent.clear();
-            self.lent.resize(routes.outs.len(), None);
+            self.filling.clear();
+            self.filling.resize(routes.sends.len(), None);
             self.routes = routes.clone();
         }
-        if !self.net.reserve() || !local.begin(seq, fingerprint, channel_layout, stays) {
+        if !self.net.reserve() || !local.begin(seq, fingerprint, channel_layout, sources) {
             return false;
         }
         self.net.begin(seq, fingerprint);
@@ -542,11 +547,11 @@ impl Remote {
     }
 
     fn cell(&mut self, local: &mut LocalChannels, channel: usize) -> Option<*mut u8> {
-        match self.routes.outs[channel] {
+        match self.routes.sends[channel] {
             SendRoute { shm: true, net: None } => local.cell(channel),
             SendRoute { shm: true, net: Some(net) } => {
                 let (remote, local) = (self.net.cell(net)?, local.cell(channel)?);
-                self.lent[channel] = Some((local, remote));
+                self.filling[channel] = Some((local, remote));
                 Some(local)
             }
             SendRoute { net: Some(net), .. } => self.net.cell(net),
@@ -555,10 +560,10 @@ impl Remote {
     }
 
     fn publish(&mut self, local: &mut LocalChannels, channel: usize, bytes: usize) {
-        let SendRoute { shm, net } = self.routes.outs[channel];
-        if let Some((local, remote)) = self.lent[channel].take() {
-            // SAFETY: both cells are this channel's, lent by `cell`, with room for the message; they lie in different
-            // regions. The owner of this group has written `bytes` to the first.
+        let SendRoute { shm, net } = self.routes.sends[channel];
+        if let Some((local, remote)) = self.filling[channel].take() {
+            // SAFETY: `cell` returned both cells for this channel, with room for the message, and they are in different regions. The
+            // owner of this group has written `bytes` bytes to the first.
             unsafe { std::ptr::copy_nonoverlapping(local, remote, bytes) };
         }
         if shm {
@@ -572,7 +577,7 @@ impl Remote {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // A forked child's copy: connections are the parent's.
+        // A forked child holds a copy: the connections belong to the parent.
         if self.local.ours()
             && let Some(remote) = &mut self.remote
         {

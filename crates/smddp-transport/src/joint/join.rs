@@ -1,4 +1,4 @@
-//! Making a group: what this rank offers, and, with what all others offer, who is reached how.
+//! Creation of a group: the transports that this rank offers, and their selection from the offers of all ranks.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::process::Endpoint;
 use crate::shm::{self, Unreachable};
 use crate::token::Token;
 
-/// Why there is no group.
+/// Reason why a group cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     #[error(transparent)]
@@ -25,14 +25,14 @@ pub enum JoinError {
     Nodes(String),
 }
 
-/// A group, and each rank's node.
+/// A group and the node of each rank.
 pub struct Joined {
     pub group: Group,
     pub nodes: Vec<usize>,
-    /// Ranks of this host, whether or not they share memory: they share its cores.
+    /// Number of ranks on this host. They share its cores, even if they do not share memory.
     pub local_ranks: usize,
-    /// What there is between nodes, and why it is used or not.
-    pub told: Vec<String>,
+    /// Log lines about the transports between nodes and the reasons for their selection.
+    pub log_lines: Vec<String>,
 }
 
 /// Keeps this process's endpoint open to the other ranks of a group.
@@ -43,13 +43,13 @@ pub struct OpenEndpoint {
     _token: Option<Arc<Token>>,
 }
 
-/// First half of making a group: nobody waits.
+/// First step of creating a group. It does not wait for other ranks.
 pub struct Prepared {
     shm: shm::Prepared,
-    ends: LocalTransports,
+    transports: LocalTransports,
     options: TransportOptions,
     script: Option<WireScript>,
-    /// Of the job's own, beside what the group's store knows.
+    /// Job secret, which the group's store does not contain.
     secret: Option<Vec<u8>>,
     token: Option<Arc<Token>>,
 }
@@ -61,19 +61,19 @@ impl Prepared {
         settings: Vec<(String, String)>,
         options: &TransportOptions,
     ) -> io::Result<Self> {
-        // Made before `shm::Prepared` asks for it without the number of ranks.
+        // Created before `shm::Prepared` requests the endpoint without the number of ranks.
         let here = options.local.map_or(size, |(_, ranks)| ranks.min(size));
         let endpoint = (size > 1)
             .then(|| Endpoint::among(options.staging, if options.shm { here } else { 1 }))
             .transpose()?;
         let mut shm = shm::Prepared::new(rank, size, options.staging, settings)?;
-        let mut ends = LocalTransports::default();
+        let mut transports = LocalTransports::default();
         if let Some(endpoint) = endpoint {
             let alone = (!options.shm || !endpoint.is_shared()).then(|| format!("rank {rank}"));
             shm.rank_info_mut().node = alone.or_else(|| options.node.clone()).unwrap_or_default();
-            (ends, shm.rank_info_mut().offer) = LocalTransports::open(&endpoint, rank, size, options);
+            (transports, shm.rank_info_mut().offer) = LocalTransports::open(&endpoint, rank, size, options);
         }
-        Ok(Self { shm, ends, options: options.clone(), script: None, secret: None, token: None })
+        Ok(Self { shm, transports, options: options.clone(), script: None, secret: None, token: None })
     }
 
     pub fn rank_info(&self) -> &RankInfo {
@@ -85,25 +85,25 @@ impl Prepared {
         OpenEndpoint { _endpoint: Endpoint::existing(), _token: self.token.clone() }
     }
 
-    /// Puts a word of the caller's own on the card.
-    pub fn set_note(&mut self, note: Vec<u8>) {
-        self.shm.rank_info_mut().note = note;
+    /// Sets the caller's data in this rank's information.
+    pub fn set_user_data(&mut self, user_data: Vec<u8>) {
+        self.shm.rank_info_mut().user_data = user_data;
     }
 
-    /// Has the wire to other nodes do what a test says.
+    /// Makes the wire to other nodes follow the script of a test.
     pub fn set_script(&mut self, script: WireScript) {
         self.script = Some(script);
     }
 
-    /// This rank's part of the tree along which cards travel.
+    /// Creates this rank's part of the tree through which ranks exchange their information.
     pub fn tree(&mut self) -> io::Result<RankTree> {
         let shared = self.rank_info().token.clone();
         let token = shared.map(|shared| self.trust(&shared));
         RankTree::new(self.rank_info(), token, self.secret.as_deref())
     }
 
-    /// Has it call its parent: `first` is rank 0's address in the tree, `parent` the parent's. Whether that is a new one; an
-    /// error says what is wrong with which of them.
+    /// Connects `tree` to its parent. `first`, `parent`: address records of rank 0 and of the parent. Returns true if the parent's
+    /// record is a new one. An error names the rank whose record is invalid.
     pub fn call_parent(
         &mut self,
         tree: &mut RankTree,
@@ -113,41 +113,42 @@ impl Prepared {
     ) -> Result<bool, String> {
         let shared = tree.shared(first).map_err(|reason| format!("rank 0 has {reason}"))?;
         let token = self.trust(&shared);
-        tree.call(token, parent, now)
+        tree.set_parent(token, parent, now)
             .map_err(|reason| format!("rank {} has {reason}", tree.parent().unwrap_or(0)))
     }
 
-    /// Only ranks with the same secret come into a group: before anything else.
+    /// Sets the job secret. Call it before all other methods. Only ranks with the same secret can form a group.
     pub fn set_secret(&mut self, secret: Vec<u8>) {
         self.secret = Some(secret);
     }
 
-    /// What rank 0 shares with all: from now on callers who have it are heard here. What it came to.
+    /// Accepts connections authenticated by the group token, derived from `shared` and the job secret. Returns that token.
     pub(crate) fn trust(&mut self, shared: &Token) -> Arc<Token> {
         let token = Arc::new(match &self.secret {
             Some(secret) => shared.with(secret),
             None => shared.clone(),
         });
         self.shm.trust(&token);
-        self.ends.trust(&token);
+        self.transports.trust(&token);
         self.token = Some(token.clone());
         token
     }
 
-    /// As [`Prepared::connect`] does, where rank 0's card came by a way that nobody else reads.
+    /// Trusts the token in rank 0's information, which must have travelled through a confidential channel.
+    /// [`Prepared::connect`] does the same.
     pub fn trust_rank_info(&mut self, first: &RankInfo) {
         if let Some(shared) = &first.token {
             self.trust(shared);
         }
     }
 
-    /// Second half, with the cards of all ranks in rank order, mine included.
+    /// Creates the group from the information of all ranks in rank order, including this rank's.
     pub fn connect(mut self, rank_infos: Vec<RankInfo>) -> Result<Joined, JoinError> {
         if self.token.is_none() && rank_infos.len() > 1 {
             self.trust_rank_info(&rank_infos[0]);
             if self.token.is_none() {
                 return Err(JoinError::Nodes(
-                    "no token came from rank 0: its card is not the one that it made".to_owned(),
+                    "the rank information of rank 0 has no group token: it was changed on its way".to_owned(),
                 ));
             }
         }
@@ -158,35 +159,35 @@ impl Prepared {
         let here: Vec<usize> = (0..rank_infos.len()).filter(|&r| nodes[r] == nodes[me]).collect();
         if here.len() == rank_infos.len() {
             let group = group(me, self.shm, None, &rank_infos, here)?;
-            return Ok(Joined { group, nodes, local_ranks, told: Vec::new() });
+            return Ok(Joined { group, nodes, local_ranks, log_lines: Vec::new() });
         }
-        if self.options.between == InterNode::Nothing {
+        if self.options.inter_node == InterNode::Nothing {
             return Err(JoinError::Nodes(forbidden(&rank_infos, &nodes)));
         }
-        let (mut way, told) =
-            self.ends.connect(me, &rank_infos, &nodes, &self.options).map_err(JoinError::Nodes)?;
+        let (mut parts, log_lines) =
+            self.transports.connect(me, &rank_infos, &nodes, &self.options).map_err(JoinError::Nodes)?;
         if let Some(script) = self.script {
-            way.wire = Box::new(Scripted::new(way.wire, script));
+            parts.wire = Box::new(Scripted::new(parts.wire, script));
         }
-        let group = group(me, self.shm, Some(way), &rank_infos, here)?;
-        Ok(Joined { group, nodes, local_ranks, told })
+        let group = group(me, self.shm, Some(parts), &rank_infos, here)?;
+        Ok(Joined { group, nodes, local_ranks, log_lines })
     }
 }
 
-/// Shared memory with the ranks `here`, and a way to all others, if there are any.
+/// Creates a group with shared memory between the ranks `here` and the wire of `parts` to all other ranks, if there are any.
 pub(super) fn group(
     me: usize,
     shm: shm::Prepared,
-    way: Option<RemoteParts>,
+    parts: Option<RemoteParts>,
     rank_infos: &[RankInfo],
     here: Vec<usize>,
 ) -> Result<Group, JoinError> {
     let local = shm.connect(here.iter().map(|&rank| rank_infos[rank].clone()).collect())?;
-    let way = way.filter(|_| here.len() < rank_infos.len());
-    let copies = way.as_ref().is_some_and(|way| way.wire.copies());
-    let net = way.zip(local.home());
-    let net =
-        net.map(|(way, (endpoint, nonce))| RemoteChannels::new(me, rank_infos.len(), way, endpoint, nonce));
+    let parts = parts.filter(|_| here.len() < rank_infos.len());
+    let copies = parts.as_ref().is_some_and(|parts| parts.wire.copies());
+    let net = parts.zip(local.home());
+    let net = net
+        .map(|(parts, (endpoint, nonce))| RemoteChannels::new(me, rank_infos.len(), parts, endpoint, nonce));
     let routes = Routes::new(me, rank_infos.len(), here, copies);
     Ok(Group::new(routes, rank_infos.iter().map(RankInfo::name).collect(), local, net))
 }
@@ -195,15 +196,15 @@ fn forbidden(rank_infos: &[RankInfo], nodes: &[usize]) -> String {
     let other =
         rank_infos.iter().zip(nodes).find(|(_, node)| **node != nodes[0]).map(|(rank_info, _)| rank_info);
     format!(
-        "{} and {} do not share memory ({}), and SMDDP_TRANSPORT=shm forbids any other way; unset it to go over the network",
+        "{} and {} do not share memory ({}), and SMDDP_TRANSPORT=shm forbids any other transport; unset it to use the network",
         rank_infos[0].name(),
         other.map_or_else(String::new, RankInfo::name),
         other.map_or("", |other| apart(&rank_infos[0], other)),
     )
 }
 
-/// Each rank's node, from what the cards say: memory can be shared inside one boot of one host, by processes of one
-/// user that see the same abstract sockets. Whether it really can is tried when the group is made.
+/// Returns each rank's node according to the rank information. Processes can share memory within one boot of one host if they run
+/// as one user and see the same abstract sockets. Creating the group verifies that they can.
 pub(super) fn nodes(rank_infos: &[RankInfo]) -> Vec<usize> {
     let label = |rank_info: &RankInfo| {
         (rank_info.boot.clone(), rank_info.netns, rank_info.uid, rank_info.node.clone())
@@ -218,7 +219,7 @@ pub(super) fn nodes(rank_infos: &[RankInfo]) -> Vec<usize> {
         .collect()
 }
 
-/// What keeps two ranks from sharing memory.
+/// Returns the reason why two ranks do not share memory.
 fn apart(a: &RankInfo, b: &RankInfo) -> &'static str {
     if a.boot != b.boot {
         "they run on different hosts"

@@ -1,4 +1,4 @@
-//! A group: shared memory inside a node, a wire between nodes where there are several.
+//! A group: shared memory within a node, and a wire between nodes if there are several.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;

@@ -1,41 +1,42 @@
-//! What may be used between ranks, as the settings say.
+//! Transport options from the settings.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::net::interface::{AddressFamily, InterfaceFilter};
 
-/// What may be used between nodes.
+/// Transport between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterNode {
-    /// EFA where every rank has it, our own sockets where none has.
+    /// EFA if every rank has it, TCP sockets if no rank has it.
     Auto,
+    /// No transport: all ranks must share memory.
     Nothing,
     Tcp,
     Fabric,
 }
 
-/// What may be used, as the settings say.
+/// Options of a group's transports.
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
     /// Cap of the staging pool in bytes.
     pub staging: usize,
-    /// Whether ranks of one host may share memory at all.
+    /// Allows ranks of one host to share memory.
     pub shm: bool,
-    /// Ranks that name different nodes do not share memory.
+    /// Node name. Ranks with different node names do not share memory.
     pub node: Option<String>,
     pub interface: InterfaceFilter,
     pub family: AddressFamily,
-    /// A host that answers nothing for so long is gone.
+    /// Time without a reply after which a host counts as lost.
     pub peer_timeout: Duration,
-    pub between: InterNode,
-    /// What goes between nodes is sealed.
+    pub inter_node: InterNode,
+    /// Encrypts the data between nodes.
     pub encrypts: bool,
     /// `SMDDP_LIBFABRIC` and `SMDDP_FABRIC_PROVIDER`.
     pub library: Option<PathBuf>,
     pub provider: Option<String>,
-    /// This rank's number on its host, and how many there are, where the launcher tells.
+    /// This rank's index on its host and the number of ranks there, if the launcher sets them.
     pub local: Option<(usize, usize)>,
-    /// Any other way between nodes than this is an error: "tcp", "fabric", or a provider.
+    /// Required transport between nodes ("tcp", "fabric" or the name of a provider). Any other is an error.
     pub require: Option<String>,
 }

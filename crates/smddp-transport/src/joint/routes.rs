@@ -1,25 +1,24 @@
-//! Who of a group shares this rank's node, and so which of a call's channels go through shared memory, which over the wire,
-//! which both ways.
+//! Routing of a call's channels: through shared memory to ranks of this node, over the wire to ranks of other nodes, or both.
 
 use std::sync::Arc;
 
 use crate::net::layout::RemoteLayout;
 use crate::{Channels, RecvChannel, SendChannel};
 
-/// Where each rank of a group is, as one of them reaches it.
+/// Location of each rank of a group, seen from this rank.
 #[derive(Debug)]
 pub struct Routes {
     pub(super) me: usize,
-    /// Index in this node, for ranks that share it.
+    /// Node index of each rank of this node; `None` for ranks of other nodes.
     local: Vec<Option<usize>>,
     /// Ranks of this node, ascending.
     ranks: Vec<usize>,
-    /// Something on the way to other nodes keeps a copy of what is sent.
+    /// The transport between nodes keeps a copy of the data that is sent.
     copies: bool,
 }
 
 impl Routes {
-    /// All ranks are on one node.
+    /// Creates the routes of a group whose ranks are all on one node.
     pub fn local(me: usize, size: usize) -> Self {
         Self::new(me, size, (0..size).collect(), false)
     }
@@ -32,7 +31,7 @@ impl Routes {
         Self { me, local, ranks, copies }
     }
 
-    /// Its place in this node; `None` for a rank that is not here.
+    /// Returns its node index; `None` for a rank of another node.
     pub(crate) fn local_index(&self, rank: usize) -> Option<usize> {
         self.local.get(rank).copied().flatten()
     }
@@ -49,24 +48,24 @@ impl Routes {
         self.local.len()
     }
 
-    /// Ranks of other nodes.
+    /// Returns the ranks of other nodes.
     pub(super) fn elsewhere(&self) -> Vec<usize> {
         (0..self.size()).filter(|&rank| self.local[rank].is_none()).collect()
     }
 
-    /// The ways of a call's channels: found once, when the call is bound.
-    pub fn wire(&self, channel_layout: &Arc<Channels>) -> RoutedChannels {
+    /// Routes the channels of a call. Done once, when the call is bound.
+    pub fn route(&self, channel_layout: &Arc<Channels>) -> RoutedChannels {
         if self.ranks.len() == self.size() {
             return RoutedChannels { local: channel_layout.clone(), remote: None, unannounced: false };
         }
         let mut local = Channels { depth: channel_layout.depth, ..Channels::default() };
-        let (mut outs, mut ins) = (Vec::new(), Vec::new());
+        let (mut sends, mut recvs) = (Vec::new(), Vec::new());
         let (mut remote_sends, mut remote_recvs) = (Vec::new(), Vec::new());
         for (channel, send_channel) in channel_layout.send_channels.iter().enumerate() {
             let remote: Vec<usize> =
                 send_channel.readers.iter().copied().filter(|&r| self.local[r].is_none()).collect();
             let shm = remote.len() < send_channel.readers.len();
-            // A reader finds its line by its number among all readers.
+            // A reader finds its line by its index among all readers, including those of other nodes.
             let readers = send_channel.readers.iter().map(|&r| self.local[r].unwrap_or(SendChannel::REMOTE));
             local.send_channels.push(if shm {
                 SendChannel { readers: readers.collect(), ..send_channel.clone() }
@@ -77,13 +76,13 @@ impl Routes {
             if net.is_some() {
                 remote_sends.push((channel, SendChannel { readers: remote, ..send_channel.clone() }));
             }
-            outs.push(SendRoute { shm, net });
+            sends.push(SendRoute { shm, net });
         }
         for recv_channel in &channel_layout.recv_channels {
-            ins.push(match self.local[recv_channel.rank] {
+            recvs.push(match self.local[recv_channel.rank] {
                 Some(rank) => {
                     local.recv_channels.push(RecvChannel { rank, ..*recv_channel });
-                    RecvRoute::LocalChannels(local.recv_channels.len() - 1)
+                    RecvRoute::Local(local.recv_channels.len() - 1)
                 }
                 None => {
                     remote_recvs.push(*recv_channel);
@@ -91,7 +90,7 @@ impl Routes {
                 }
             });
         }
-        // A writer needs cells for its own work alone where the wire copies what is on its way.
+        // If the wire copies data in flight, a writer needs cells for its own work only.
         let written = if self.copies {
             channel_layout.window.min(channel_layout.depth.0)
         } else {
@@ -99,14 +98,14 @@ impl Routes {
         };
         let net =
             Arc::new(RemoteLayout::new(self.me, remote_sends, &remote_recvs, channel_layout.window, written));
-        let remote = Some(Arc::new(ChannelRoutes { outs, ins, net, direct: self.copies }));
+        let remote = Some(Arc::new(ChannelRoutes { sends, recvs, net, direct: self.copies }));
         RoutedChannels { local: Arc::new(local), remote, unannounced: false }
     }
 }
 
 #[derive(Clone, Copy)]
 pub(super) enum RecvRoute {
-    LocalChannels(usize),
+    Local(usize),
     Remote(usize),
 }
 
@@ -116,62 +115,67 @@ pub(super) struct SendRoute {
     pub(super) net: Option<usize>,
 }
 
-/// Where a call's channels go, in a group that spans nodes.
+/// Routes of a call's channels in a group that spans nodes.
 #[derive(Default)]
 pub(super) struct ChannelRoutes {
-    pub(super) outs: Vec<SendRoute>,
-    pub(super) ins: Vec<RecvRoute>,
+    pub(super) sends: Vec<SendRoute>,
+    pub(super) recvs: Vec<RecvRoute>,
     pub(super) net: Arc<RemoteLayout>,
-    /// The wire takes messages from any memory and brings them to any.
+    /// The wire can send from any memory and receive into any memory.
     direct: bool,
 }
 
-/// A call's channels with their ways; kept with the bound call.
+/// Channels of a call with their routes. Stored in the bound call.
 #[derive(Clone, Default)]
 pub struct RoutedChannels {
-    /// Ranks by their places in this node. Channels keep their numbers; those without a reader here are empty.
+    /// Channels on this node, with ranks as node indices. Channels keep their numbers; those without a reader here are empty.
     pub(super) local: Arc<Channels>,
     pub(super) remote: Option<Arc<ChannelRoutes>>,
-    /// Who asks this rank how far it is is not told that it has begun this call.
+    /// Straggler queries are not answered with the beginning of this call.
     pub(super) unannounced: bool,
 }
 
 impl RoutedChannels {
-    /// The same for a call that only ends what this rank does in the group: to the others it is in none of theirs.
+    /// Returns the same routes for a call that only ends this rank's part in the group: to the other ranks, this rank has not begun
+    /// their next call.
     #[must_use]
     pub fn unannounced(self) -> Self {
         Self { unannounced: true, ..self }
     }
 
-    /// Whether messages of that outlet may leave from the call's own memory: all its readers are beyond such a wire.
-    pub fn leaves_directly(&self, channel: usize) -> bool {
+    /// Returns true if the messages of a send channel can be sent from the call's memory: all its readers are on other nodes, and
+    /// the wire can send from any memory.
+    pub fn sends_in_place(&self, channel: usize) -> bool {
         let routes = self.remote.as_ref().filter(|routes| routes.direct);
-        routes.is_some_and(|routes| matches!(routes.outs[channel], SendRoute { shm: false, net: Some(_) }))
+        routes.is_some_and(|routes| matches!(routes.sends[channel], SendRoute { shm: false, net: Some(_) }))
     }
 
-    /// Whether messages of that outlet may stay where they lie: all its readers map this process's memory.
-    pub fn may_stay(&self, channel: usize) -> bool {
+    /// Returns true if a send channel may have a zero-copy source: all its readers map this process's memory.
+    pub fn may_be_source(&self, channel: usize) -> bool {
         let local =
-            |routes: &Arc<ChannelRoutes>| matches!(routes.outs[channel], SendRoute { shm: true, net: None });
+            |routes: &Arc<ChannelRoutes>| matches!(routes.sends[channel], SendRoute { shm: true, net: None });
         !self.local.inline && self.remote.as_ref().is_none_or(local)
     }
 
-    /// Whether messages of that inlet may lie in their writer's own memory: it is of this node.
-    pub fn may_be_fetched(&self, recv_channel: usize) -> bool {
-        let local =
-            |routes: &Arc<ChannelRoutes>| matches!(routes.ins[recv_channel], RecvRoute::LocalChannels(_));
+    /// Returns true if this rank may read a receive channel from its writer's own memory into a target: the writer is on this node.
+    pub fn may_be_target(&self, recv_channel: usize) -> bool {
+        let local = |routes: &Arc<ChannelRoutes>| matches!(routes.recvs[recv_channel], RecvRoute::Local(_));
         !self.local.inline && self.remote.as_ref().is_none_or(local)
     }
 
-    /// Whether messages of that inlet may arrive in the call's own memory.
-    pub fn arrives_directly(&self, recv_channel: usize) -> bool {
+    /// Returns true if the messages of a receive channel can arrive in the call's memory.
+    pub fn receives_in_place(&self, recv_channel: usize) -> bool {
         let routes = self.remote.as_ref().filter(|routes| routes.direct);
-        routes.is_some_and(|routes| matches!(routes.ins[recv_channel], RecvRoute::Remote(_)))
+        routes.is_some_and(|routes| matches!(routes.recvs[recv_channel], RecvRoute::Remote(_)))
     }
 }
 
 impl std::fmt::Debug for RoutedChannels {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(if self.remote.is_some() { "Wired(near and far)" } else { "Wired(near)" })
+        f.write_str(if self.remote.is_some() {
+            "RoutedChannels(local, remote)"
+        } else {
+            "RoutedChannels(local)"
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! A wire that does what a test says.
+//! A wire that follows the script of a test.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -8,29 +8,30 @@ use std::time::{Duration, Instant};
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
 
-/// What goes wrong on a rank's way to other nodes. Without any of it the wire is as it was.
+/// Faults of a rank's wire to other nodes. The default injects none.
 #[derive(Clone, Debug, Default)]
 pub struct WireScript {
-    /// The rank dies at this message of its: nothing comes and goes any more, and its connections end.
+    /// Number of the message at which the rank dies: its connections end, and it sends and receives nothing more.
     pub death: Option<u64>,
-    /// Every look at the wire panics, on threads whose names contain this, until the group is declared dead.
+    /// Every poll of the wire panics on threads whose names contain this text, until the group is aborted.
     pub panics: Option<&'static str>,
-    /// Something moves at every look.
+    /// Every poll reports progress.
     pub busy: bool,
-    /// How often it panicked, and how many ranks were told that the group is dead.
+    /// Number of panics.
     pub panicked: Arc<AtomicU64>,
+    /// Number of abort frames sent.
     pub aborted: Arc<AtomicU64>,
 }
 
 pub(super) struct Scripted {
-    /// None when the rank has died.
+    /// `None` once the rank has died.
     wire: Option<Box<dyn Wire>>,
     script: WireScript,
     messages: u64,
     name: String,
-    /// The peer to which the last message was to go.
+    /// Destination of the last message.
     last: usize,
-    /// Tickets that nobody gives back any more.
+    /// Tickets of messages that were not sent because the rank had died.
     left: Vec<Ticket>,
 }
 
@@ -39,7 +40,7 @@ impl Scripted {
         Self { name: wire.name(), wire: Some(wire), script, messages: 0, last: 0, left: Vec::new() }
     }
 
-    /// Something is sent.
+    /// Counts a sent frame and applies the script.
     fn tells(&mut self, peer: usize, frame: &Frame) {
         self.messages += u64::from(matches!(frame.kind, Kind::Data | Kind::Piece));
         if frame.kind == Kind::Abort {
@@ -68,7 +69,7 @@ impl Wire for Scripted {
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
         self.tells(peer, frame);
         match &mut self.wire {
-            // SAFETY: the caller's promise, which is the same.
+            // SAFETY: the caller fulfils the same contract.
             Some(wire) => unsafe { wire.send(peer, frame, payload, ticket) },
             None => self.left.push(ticket),
         }
@@ -77,7 +78,7 @@ impl Wire for Scripted {
     unsafe fn post(&mut self, peer: usize, frame: &Frame, payload: *const u8) {
         self.tells(peer, frame);
         if let Some(wire) = &mut self.wire {
-            // SAFETY: the caller's promise, which is the same.
+            // SAFETY: the caller fulfils the same contract.
             unsafe { wire.post(peer, frame, payload) };
         }
     }

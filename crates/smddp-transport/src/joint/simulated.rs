@@ -1,4 +1,4 @@
-//! A group of threads whose nodes are joined by a simulated fabric.
+//! A group of threads whose nodes are connected by a simulated fabric.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use crate::process::Endpoint;
 use crate::shm;
 use crate::token::Token;
 
-/// The group's ends at `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script. As
-/// beside a real one, their process's listener answers for those that do not drive.
+/// Creates a group of `size` ranks of this process over a simulated fabric with that script. Rank `r` is on node `node(r)`. As with a
+/// real fabric, the listener of the process answers for ranks that do not make progress.
 pub fn simulated(
     size: usize,
     options: &TransportOptions,
@@ -57,9 +57,9 @@ pub fn simulated(
             let addresses = addresses.iter().cloned().enumerate().map(remote);
             let listeners = Sideband::new(me, group_listener, addresses).map(Arc::new);
             let watches = listeners.clone().map(ProcessLiveness::new);
-            let way = RemoteParts { wire: Box::new(wire), listeners, watches };
-            let group = group(me, shm, Some(way), &rank_infos, here)?;
-            Ok(Joined { group, nodes: nodes.clone(), local_ranks: size, told: Vec::new() })
+            let parts = RemoteParts { wire: Box::new(wire), listeners, watches };
+            let group = group(me, shm, Some(parts), &rank_infos, here)?;
+            Ok(Joined { group, nodes: nodes.clone(), local_ranks: size, log_lines: Vec::new() })
         })
         .collect::<Result<_, JoinError>>()?;
     Ok((srd, joined))

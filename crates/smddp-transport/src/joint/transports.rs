@@ -1,4 +1,4 @@
-//! How a rank can be reached from other nodes, and which of the ways a group takes.
+//! Transports of a rank to other nodes, and the selection of the one that a group uses.
 
 use std::sync::Arc;
 
@@ -15,30 +15,30 @@ use crate::process::Endpoint;
 use crate::rank_info::TransportOffer;
 use crate::token::Token;
 
-/// This rank's ends, until it is known which one the group takes.
+/// Transports that this rank has opened before the group selects one.
 #[derive(Default)]
 pub(super) struct LocalTransports {
     group_listener: Option<GroupListener>,
     fabric: Option<FabricWire>,
 }
 
-/// A fabric is worth looking for where a device might carry it: opening libfabric is slow.
+/// Returns true if this host may have a fabric device. Opening libfabric is slow, so it is not tried without one.
 pub fn may_have_efa() -> bool {
     let filled = |path: &str| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
     std::path::Path::new("/sys/bus/pci/drivers/efa").exists() || filled("/sys/class/infiniband")
 }
 
 impl LocalTransports {
-    /// What this rank offers. Having nothing is no error yet: a group of one node needs nothing.
+    /// Opens the transports that this rank offers. A failure is not an error yet: a group on one node needs none.
     pub(super) fn open(
         endpoint: &Arc<Endpoint>,
         rank: usize,
         size: usize,
         options: &TransportOptions,
     ) -> (Self, TransportOffer) {
-        let (mut ends, between) = (Self::default(), options.between);
+        let (mut transports, between) = (Self::default(), options.inter_node);
         let mut offer = TransportOffer::none("SMDDP_TRANSPORT forbids it");
-        // Over a fabric it tells of a peer's end.
+        // A group on a fabric uses TCP to detect the end of a peer's process.
         if between != InterNode::Nothing {
             offer.tcp = TcpEndpoint::get(
                 endpoint,
@@ -49,28 +49,28 @@ impl LocalTransports {
             )
             .map(|tcp| {
                 let loopback = tcp.interface.loopback;
-                (ends.group_listener.insert(tcp.group_listener(rank, size)).address.clone(), loopback)
+                (transports.group_listener.insert(tcp.group_listener(rank, size)).address.clone(), loopback)
             });
         }
         if between == InterNode::Fabric || between == InterNode::Auto && may_have_efa() {
             offer.fabric = engine(endpoint, size, options).and_then(|engine| {
                 let (wire, address) = FabricWire::prepare(&engine, rank, size, size - 1)?;
-                ends.fabric = Some(wire);
+                transports.fabric = Some(wire);
                 Ok(address)
             });
         } else if between == InterNode::Auto {
             offer.fabric = Err("no EFA device".to_owned());
         }
-        (ends, offer)
+        (transports, offer)
     }
 
-    /// Callers who have that token are heard from now on.
+    /// Accepts connections authenticated by that token.
     pub(super) fn trust(&self, token: &Arc<Token>) {
         self.group_listener.iter().for_each(|group_listener| group_listener.trust(token));
     }
 
-    /// The way that all ranks take, found by each of them from the same cards; who watches them, where the wire does not; and in
-    /// lines what was found and why.
+    /// Connects the transport between nodes, which each rank selects from the same rank information. Returns the wire, the sideband
+    /// and liveness connections that it needs, and log lines with the reasons for the selection.
     pub(super) fn connect(
         self,
         me: usize,
@@ -78,46 +78,46 @@ impl LocalTransports {
         nodes: &[usize],
         options: &TransportOptions,
     ) -> Result<(RemoteParts, Vec<String>), String> {
-        let fabric = match options.between {
+        let fabric = match options.inter_node {
             InterNode::Fabric => true,
             InterNode::Auto => rank_infos.iter().any(|rank_info| rank_info.offer.fabric.is_ok()),
             _ => false,
         };
-        // Never half of the job over something slower, and nobody told.
-        let lacking =
+        // A job in which only some ranks have a fabric is an error: it must not use a slower transport silently.
+        let missing =
             rank_infos.iter().find_map(|rank_info| Some((rank_info, rank_info.offer.fabric.as_ref().err()?)));
-        if fabric && let Some((rank_info, reason)) = lacking {
-            let advice = match options.between {
-                InterNode::Auto => "other ranks have EFA; SMDDP_TRANSPORT=tcp takes sockets for all",
-                _ => "SMDDP_TRANSPORT=fabric was asked for; SMDDP_TRANSPORT=tcp needs no libfabric",
+        if fabric && let Some((rank_info, reason)) = missing {
+            let advice = match options.inter_node {
+                InterNode::Auto => "other ranks have EFA; SMDDP_TRANSPORT=tcp uses sockets for all",
+                _ => "SMDDP_TRANSPORT=fabric is set; SMDDP_TRANSPORT=tcp needs no libfabric",
             };
             return Err(format!("{}: {reason}. {advice}", rank_info.name()));
         }
         if !fabric {
             check_addresses(rank_infos)?;
         } else if options.encrypts {
-            return Err("SMDDP_ENCRYPT=1, and libfabric does not encrypt; SMDDP_TRANSPORT=tcp takes sockets, which do, or \
+            return Err("SMDDP_ENCRYPT=1, and libfabric does not encrypt; SMDDP_TRANSPORT=tcp uses sockets, which do, or \
                         encrypt the network below"
                 .to_owned());
         }
         let other = |rank_info: &RankInfo| nodes[rank_info.rank as usize] != nodes[me];
-        let (mut told, mut watches) = (Vec::new(), None);
+        let (mut log_lines, mut watches) = (Vec::new(), None);
         let listeners = self.group_listener.and_then(|group_listener| {
-            let called = |rank_info: &RankInfo| match fabric {
+            let address_of = |rank_info: &RankInfo| match fabric {
                 true => watchable(rank_info, &rank_infos[me]),
                 false => rank_info.offer.tcp.clone().ok().map(|(address, _)| address),
             };
-            let address = |rank_info: &RankInfo| called(rank_info).filter(|_| other(rank_info));
+            let address = |rank_info: &RankInfo| address_of(rank_info).filter(|_| other(rank_info));
             Sideband::new(me, group_listener, rank_infos.iter().map(address)).map(Arc::new)
         });
         let wire: Box<dyn Wire> = if fabric {
-            told.extend(found());
+            log_lines.extend(found());
             let Some(mut wire) = self.fabric else { return Err("this rank has no fabric".to_owned()) };
             let address =
                 |rank_info: &RankInfo| rank_info.offer.fabric.clone().ok().filter(|_| other(rank_info));
             wire.connect(&rank_infos.iter().map(address).collect::<Vec<_>>())?;
-            // Nobody is watched without a listener: said, as deaths are then noticed later.
-            told.push(match (&listeners, &rank_infos[me].offer.tcp) {
+            // Logged because the death of a peer is detected later without liveness connections.
+            log_lines.push(match (&listeners, &rank_infos[me].offer.tcp) {
                 (Some(listeners), _) => format!("peers are watched over tcp {}", listeners.interface()),
                 (None, offer) => {
                     let reason = offer.as_ref().err().map_or("", String::as_str);
@@ -128,28 +128,30 @@ impl LocalTransports {
             Box::new(wire)
         } else {
             let Some(listeners) = listeners.clone() else {
-                return Err("this rank listens nowhere".to_owned());
+                return Err("this rank has no TCP listener".to_owned());
             };
-            if let Some((_, reason)) = lacking.filter(|_| options.between == InterNode::Auto) {
-                told.push(format!("fabric: none: {reason}"));
+            if let Some((_, reason)) = missing.filter(|_| options.inter_node == InterNode::Auto) {
+                log_lines.push(format!("fabric: none: {reason}"));
             }
-            told.push(format!("tcp {}", listeners.interface()));
+            log_lines.push(format!("tcp {}", listeners.interface()));
             Box::new(TcpWire::new(listeners).map_err(|e| format!("no epoll for connections: {e}"))?)
         };
-        if let Some(wanted) = &options.require {
-            let way = wire.name();
-            if !way.split([' ', ',']).any(|word| word == wanted) {
-                let reason = lacking.map_or_else(String::new, |(rank_info, reason)| {
+        if let Some(required) = &options.require {
+            let path = wire.name();
+            if !path.split([' ', ',']).any(|word| word == required) {
+                let reason = missing.map_or_else(String::new, |(rank_info, reason)| {
                     format!("; {}: {reason}", rank_info.name())
                 });
-                return Err(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{reason}"));
+                return Err(format!(
+                    "SMDDP_REQUIRE={required}, but the transport between nodes is {path}{reason}"
+                ));
             }
         }
-        Ok((RemoteParts { wire, listeners, watches }, told))
+        Ok((RemoteParts { wire, listeners, watches }, log_lines))
     }
 }
 
-/// The process's ends on the fabric.
+/// Returns the process's fabric endpoint.
 fn engine(endpoint: &Arc<Endpoint>, size: usize, options: &TransportOptions) -> Result<SharedEngine, String> {
     let settings = || -> Result<Settings, String> {
         let named = options.interface.value.is_some() || options.family != AddressFamily::Any;
@@ -160,18 +162,18 @@ fn engine(endpoint: &Arc<Endpoint>, size: usize, options: &TransportOptions) -> 
         let (library, provider) = (options.library.clone(), options.provider.clone());
         Ok(Settings { library, provider, address, local: options.local })
     };
-    // A quarter of the staging, as for any operation.
+    // A quarter of the staging pool, which is also the limit of any operation.
     shared(endpoint, settings, size - 1, options.staging / 4)
 }
 
-/// Where a connection to that rank's process can be tried.
+/// Returns the address for a liveness connection to that rank's process, if this rank can reach it.
 fn watchable(rank_info: &RankInfo, mine: &RankInfo) -> Option<TcpAddress> {
     let (address, loopback) = rank_info.offer.tcp.as_ref().ok()?;
     let local = (&rank_info.boot, rank_info.netns) == (&mine.boot, mine.netns);
     (local || !loopback).then(|| address.clone())
 }
 
-/// Every rank has an address that the others can reach.
+/// Checks that every rank has a TCP address that the others can reach.
 pub(super) fn check_addresses(rank_infos: &[RankInfo]) -> Result<(), String> {
     for rank_info in rank_infos {
         match &rank_info.offer.tcp {

@@ -265,7 +265,7 @@ impl RemoteChannels {
             channel: o.channel as u32,
             index,
             bytes: bytes as u64,
-            what: state.fingerprint.what,
+            what: state.fingerprint.call,
             count: state.fingerprint.count,
             total: o.bytes,
             ..Frame::new(Kind::Data, state.seq)
@@ -459,13 +459,13 @@ impl RemoteChannels {
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
         let peers = || self.state.peers.iter().enumerate();
         faults.extend(
-            peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, reason: p.abort.clone()?.1 })),
+            peers().filter_map(|(rank, p)| Some(Fault::Aborted { rank, reason: p.abort.clone()?.1 })),
         );
         faults.extend(peers().filter(|(_, p)| p.left).map(|(rank, _)| Fault::Left { rank }));
         let wrong = |what: &str| format!("is lost (it sent {what})");
         faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Lost { rank, how: wrong(p.wrong?) })));
         let unable = self.wire.unable();
-        faults.extend(unable.map(|(rank, reason)| Fault::Unable { rank, reason }));
+        faults.extend(unable.map(|(rank, reason)| Fault::Unreachable { rank, reason }));
         // Who has said why the group is dead may well hang up.
         let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].abort.is_some();
         let broken = broken.into_iter().filter(|b| !known(b.peer));
@@ -520,7 +520,7 @@ impl RemoteChannels {
         }
         let fingerprint = self.state.fingerprint;
         let frame = Frame {
-            what: fingerprint.what,
+            what: fingerprint.call,
             count: fingerprint.count,
             ..Frame::new(Kind::WaitNotice, self.state.seq)
         };
@@ -620,13 +620,13 @@ impl RemoteChannels {
     }
 
     /// Whether no message of that rank is still to be announced.
-    pub(crate) fn p2p_over(&self, rank: usize) -> bool {
+    pub(crate) fn p2p_is_finished(&self, rank: usize) -> bool {
         let peer = &self.state.peers[rank];
         peer.last_announced || peer.goodbyes >> MESSAGES & 1 == 1
     }
 
     /// Tells a rank that all messages to it are announced.
-    pub(crate) fn p2p_last(&mut self, rank: usize) {
+    pub(crate) fn p2p_announce_last(&mut self, rank: usize) {
         self.post();
         self.frame(rank, &Frame::new(Kind::Last, self.state.seq), std::ptr::null(), P2P);
     }
@@ -731,14 +731,14 @@ impl Inbound {
 
     /// A frame of an operation that is over here, or of a channel that I do not read: then the calls differ.
     fn hold(&mut self, peer: usize, frame: &Frame) {
-        let theirs = CallFingerprint { what: frame.what, count: frame.count };
+        let theirs = CallFingerprint { call: frame.what, count: frame.count };
         let mine = match self.past.iter().find(|(seq, _)| *seq == frame.seq) {
             Some(&(_, fingerprint)) => fingerprint,
             None if frame.seq == self.seq => self.fingerprint,
             None => return,
         };
         let found = Mismatch { rank: peer, theirs, bytes: None };
-        self.differs.get_or_insert(Fault::Differs { seq: frame.seq, mine, found });
+        self.differs.get_or_insert(Fault::Mismatch { seq: frame.seq, mine, found });
     }
 
     /// A rank waits for this one in an operation that is not what it is here.
@@ -748,14 +748,14 @@ impl Inbound {
         } else {
             self.past.iter().find(|(seq, _)| *seq == frame.seq).map(|&(_, fingerprint)| fingerprint)
         };
-        if mine.is_some_and(|mine| mine != CallFingerprint { what: frame.what, count: frame.count }) {
+        if mine.is_some_and(|mine| mine != CallFingerprint { call: frame.what, count: frame.count }) {
             self.hold(peer, frame);
         }
     }
 
     fn place_data(&mut self, peer: usize, frame: &Frame) -> Target {
         self.peers[peer].begun = self.peers[peer].begun.max(frame.seq.saturating_add(1));
-        self.peers[peer].newest = CallFingerprint { what: frame.what, count: frame.count };
+        self.peers[peer].newest = CallFingerprint { call: frame.what, count: frame.count };
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
             return Target::Later;
         }
@@ -766,7 +766,7 @@ impl Inbound {
             return Target::Drop;
         };
         let (i, came) = (&self.channel_layout.ins[recv_channel], &mut self.flow.came[recv_channel]);
-        let theirs = CallFingerprint { what: frame.what, count: frame.count };
+        let theirs = CallFingerprint { call: frame.what, count: frame.count };
         if theirs != self.fingerprint {
             came.bad = Some(Mismatch { rank: peer, theirs, bytes: None });
         } else if frame.total != i.want.bytes || frame.bytes > i.want.cell as u64 {

@@ -186,7 +186,7 @@ impl RemoteMessages {
 
     /// The error says what it is that no rank sends.
     pub(super) fn announced(&mut self, peer: usize, frame: &Frame) -> Result<(), &'static str> {
-        let envelope = Envelope { tag: frame.count, what: frame.what, bytes: frame.total };
+        let envelope = Envelope { tag: frame.count, dtype: frame.what, bytes: frame.total };
         let follows = frame.index == Frame::FOLLOWS;
         if follows && envelope.bytes > SHORT as u64 || usize::try_from(envelope.bytes).is_err() {
             return Err("a message of an impossible size");
@@ -268,7 +268,7 @@ impl RemoteMessages {
 }
 
 impl MessageTransport for RemoteMessages {
-    fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
+    fn announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
         let stream = self.next;
         self.next += 1;
         let short = envelope.bytes as usize <= SHORT && self.kept[to] + envelope.bytes <= KEPT;
@@ -292,7 +292,7 @@ impl MessageTransport for RemoteMessages {
         );
         let frame = Frame {
             index: if short { Frame::FOLLOWS } else { 0 },
-            what: envelope.what,
+            what: envelope.dtype,
             count: envelope.tag,
             total: envelope.bytes,
             ..Frame::new(Kind::Announce, stream)
@@ -301,7 +301,7 @@ impl MessageTransport for RemoteMessages {
         Some(stream)
     }
 
-    fn cell(&mut self, stream: MessageId) -> Option<(*mut u8, usize)> {
+    fn send_slot(&mut self, stream: MessageId) -> Option<(*mut u8, usize)> {
         let out = self.outgoing.get_mut(&stream)?;
         let slot = (out.sent % DEPTH) as usize;
         if out.sent >= out.granted || out.busy[slot] > 0 {
@@ -334,7 +334,7 @@ impl MessageTransport for RemoteMessages {
         }
     }
 
-    fn lend(&mut self, stream: MessageId, at: *const u8) -> bool {
+    fn send_in_place(&mut self, stream: MessageId, at: *const u8) -> bool {
         let Some(out) = self.outgoing.get_mut(&stream).filter(|out| self.direct && out.bytes > 0) else {
             return false;
         };
@@ -349,7 +349,7 @@ impl MessageTransport for RemoteMessages {
         true
     }
 
-    fn gone(&mut self, stream: MessageId) -> bool {
+    fn is_sent(&mut self, stream: MessageId) -> bool {
         let Some(out) = self.outgoing.get_mut(&stream) else { return true };
         let Some(at) = out.lent else { return true };
         let pieces = out.bytes.div_ceil(PIECE) as u64;
@@ -376,14 +376,14 @@ impl MessageTransport for RemoteMessages {
         self.drop_done(stream);
     }
 
-    fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
+    fn next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
         let found = self.announced[from].pop_front();
         self.wanted[from] = found.is_none();
         self.seeks = found.is_none();
         found
     }
 
-    fn land(&mut self, from: usize, stream: MessageId, at: *mut u8) -> bool {
+    fn receive_into(&mut self, from: usize, stream: MessageId, at: *mut u8) -> bool {
         let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return false };
         if !self.direct || incoming.region.is_some() {
             return false;
@@ -396,7 +396,7 @@ impl MessageTransport for RemoteMessages {
         true
     }
 
-    fn landed(&mut self, from: usize, stream: MessageId) -> bool {
+    fn is_received(&mut self, from: usize, stream: MessageId) -> bool {
         let Some(incoming) = self.incoming.get(&(from, stream)) else { return true };
         if incoming.there < incoming.pieces() {
             return false;
@@ -408,7 +408,7 @@ impl MessageTransport for RemoteMessages {
         true
     }
 
-    fn piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
+    fn recv_slot(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
         let incoming = self.incoming.get_mut(&(from, stream))?;
         if !incoming.follows && incoming.region.is_none() {
             incoming.region = self.owner.take(DEPTH as usize * PIECE);

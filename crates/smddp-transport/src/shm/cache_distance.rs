@@ -1,24 +1,26 @@
-//! How far the other ranks' caches are.
+//! Distance to the caches of the other ranks.
 //!
-//! Between cores that share a last-level cache an ordinary store to a cell is best: the reader finds the data there.
-//! Between cores that do not (another core complex, another socket, or a virtual machine whose processors were moved
-//! apart) taking a line back from a distant reader's cache costs several times the copy, and streaming stores, which
-//! only have to tell it to forget the line, are up to four times quicker. The distance may change while a job runs,
-//! so it is measured again and again: the time until a channel's count, whose line waiting readers have in their
-//! caches, is seen by all.
+//! Between cores that share a last-level cache an ordinary store to a cell is fastest: the reader finds the data in that cache.
+//! Other cores are in another core complex, on another socket, or in a virtual machine whose processors were moved apart.
+//! There, taking a line back from the reader's cache costs several times the copy. Streaming stores only invalidate the line
+//! and are up to four times faster.
+//!
+//! The distance may change while a job runs, so it is measured repeatedly: as the time until the store to a channel's
+//! counter is visible to all. The caches of waiting readers hold the line of that counter.
 
 use std::time::Duration;
 
-/// Between the measured, clock included. Near: 30 to 50 ns on Zen 4 (round trip 55 ns), 30 to 110 on Cascade Lake, where all cores
-/// of a socket share the last level over a mesh (round trip 205 to 235 ns). Far: 130 to 160 ns (Zen 4, round trip 330 ns).
-const FAR: Duration = Duration::from_nanos(115);
+/// Threshold between the measured times, which include the clock.
+/// Local: 30 to 50 ns on Zen 4 (round trip 55 ns), 30 to 110 ns on Cascade Lake, where all cores of a socket share the last level
+/// over a mesh (round trip 205 to 235 ns). Remote: 130 to 160 ns (Zen 4, round trip 330 ns).
+const REMOTE_STORE_TIME: Duration = Duration::from_nanos(115);
 
 /// The last eight measurements, one bit each.
 #[derive(Default)]
 pub(super) struct CacheDistance {
     history: u8,
     remote: bool,
-    /// Nothing is learned any more.
+    /// Set if measurements are ignored.
     fixed: bool,
 }
 
@@ -27,12 +29,13 @@ impl CacheDistance {
         (self.remote, self.fixed) = (true, true);
     }
 
-    pub(super) fn learn(&mut self, took: Duration) {
+    pub(super) fn record(&mut self, took: Duration) {
         if self.fixed {
             return;
         }
-        self.history = self.history << 1 | u8::from(took > FAR);
-        // A reader that has not looked yet seems near, a near one never far: few late ones tell more than many early.
+        self.history = self.history << 1 | u8::from(took > REMOTE_STORE_TIME);
+        // A remote reader that has not polled yet appears local, but a local one never appears remote: few slow stores are stronger
+        // evidence than many fast ones.
         match self.history.count_ones() {
             3.. => self.remote = true,
             0 => self.remote = false,
@@ -41,7 +44,7 @@ impl CacheDistance {
     }
 
     #[inline]
-    pub(super) fn remote(&self) -> bool {
+    pub(super) fn is_remote(&self) -> bool {
         self.remote
     }
 }
@@ -51,15 +54,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_late_store_is_no_distance_and_some_are() {
+    fn repeated_slow_stores_mean_remote_readers() {
         let mut distance = CacheDistance::default();
-        distance.learn(Duration::from_millis(1));
-        assert!(!distance.remote());
-        (0..2).for_each(|_| distance.learn(Duration::from_nanos(140)));
-        assert!(distance.remote());
-        (0..7).for_each(|_| distance.learn(Duration::from_nanos(40)));
-        assert!(distance.remote(), "readers that did not look are no news");
-        distance.learn(Duration::from_nanos(40));
-        assert!(!distance.remote());
+        distance.record(Duration::from_millis(1));
+        assert!(!distance.is_remote());
+        (0..2).for_each(|_| distance.record(Duration::from_nanos(140)));
+        assert!(distance.is_remote());
+        (0..7).for_each(|_| distance.record(Duration::from_nanos(40)));
+        assert!(distance.is_remote(), "fast stores are weak evidence");
+        distance.record(Duration::from_nanos(40));
+        assert!(!distance.is_remote());
     }
 }

@@ -1,4 +1,4 @@
-//! Where a writer says that its messages lie.
+//! Channel table in a writer's shared memory: location of its messages.
 
 use std::sync::atomic::Ordering;
 
@@ -6,7 +6,7 @@ use crate::RecvChannel;
 use crate::process::layout::{ENTRY, IN_CELLS, IN_FOREIGN, LINE};
 use crate::process::memory::Memory;
 
-/// Where a channel lies in its writer's memory, as the writer says.
+/// Location of a channel in its writer's memory, as the writer has published it.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Channel {
     pub(super) lines: usize,
@@ -14,14 +14,14 @@ pub(super) struct Channel {
     pub(super) cell: usize,
     pub(super) depth: u64,
     pub(super) bytes: u64,
-    /// Whether each reader is to say what it has read.
+    /// Set if each reader must publish the number of messages that it has read.
     pub(super) acks: bool,
-    /// `cells` is an address of the writer's process.
-    pub(super) foreign: bool,
+    /// `cells` is an address in the writer's process, not an offset in its shared memory.
+    pub(super) is_address: bool,
 }
 
 impl Channel {
-    /// `None`: not a place within that memory.
+    /// Reads the table entry of the channel `want`. `None` if its fields point outside of `memory`.
     pub(super) fn read(memory: &Memory, region: usize, want: &RecvChannel) -> Option<Self> {
         let entry = region.checked_add(want.channel * ENTRY)?;
         if !memory.holds(entry, ENTRY) {
@@ -29,22 +29,22 @@ impl Channel {
         }
         let field = |i: usize| memory.word64(entry + 8 * i).load(Ordering::Relaxed);
         let size = |i: usize| usize::try_from(field(i)).ok();
-        let foreign = field(5) == IN_FOREIGN;
+        let is_address = field(5) == IN_FOREIGN;
         let lines = region.checked_add(size(0)?)?;
-        let cells = if foreign { size(1)? } else { region.checked_add(size(1)?)? };
+        let cells = if is_address { size(1)? } else { region.checked_add(size(1)?)? };
         let (cell, depth) = (size(2)?, size(3)?.max(1));
-        // The line that counts the messages, and one for each reader up to this rank's.
+        // The line with the number of published messages, and one line for each reader up to this rank.
         let all = cell.checked_mul(depth)?;
-        let placed = if foreign { cells.checked_add(all).is_some() } else { memory.holds(cells, all) };
-        let there = memory.holds(lines, LINE * (2 + want.reader)) && placed;
-        there.then_some(Self {
+        let placed = if is_address { cells.checked_add(all).is_some() } else { memory.holds(cells, all) };
+        let in_bounds = memory.holds(lines, LINE * (2 + want.reader)) && placed;
+        in_bounds.then_some(Self {
             lines,
             cells,
             cell,
             depth: depth as u64,
             bytes: field(4),
             acks: field(5) != IN_CELLS,
-            foreign,
+            is_address,
         })
     }
 }

@@ -1,5 +1,4 @@
-//! The near half of a group: one rank's end of what the ranks of a node have in shared memory. Ranks are numbered by their
-//! places in the node.
+//! Local half of a group: the channels of one rank in the shared memory of its node. Ranks are numbered by their index on the node.
 
 mod recv;
 mod send;
@@ -14,8 +13,8 @@ use self::recv::LocalRecv;
 use self::send::LocalSend;
 pub use self::send::ZeroCopySource;
 use super::cache_distance::CacheDistance;
-use super::local_ranks::{AllFinished, GroupHome, Ranks};
-use super::messages::NearMessages;
+use super::local_ranks::{AllFinished, GroupHome, LocalRanks};
+use super::messages::LocalMessages;
 use super::recv_targets::RecvTargets;
 use super::shared_page::SharedPage;
 use crate::fork;
@@ -24,26 +23,27 @@ use crate::process::order::Slot;
 use crate::process::{Endpoint, ProcessAddress, Region, Sleeper};
 use crate::{CallFingerprint, Channels, Fault, MAX_ABORT_REPORT, MessageTransport, Mismatch};
 
-/// An operation that is over here and read nobody's header: held against the others' when the next one begins.
-/// Whichever of two ranks comes later finds the other's header there.
+/// An operation that ended here without reading the header of `rank`. Its fingerprint is compared when the next operation begins:
+/// the later of two ranks always finds the header of the earlier one.
 struct Unchecked {
     seq: u64,
     fingerprint: CallFingerprint,
     rank: usize,
 }
 
-const LOOKS_BEFORE_RINGING: u32 = 8;
+const IDLE_POLLS_BEFORE_NOTIFY: u32 = 8;
 
 pub struct LocalChannels {
-    /// A group of one rank has none.
+    /// `None` for a group of one rank.
     home: Option<GroupHome>,
-    pub(super) ranks: Arc<Ranks>,
+    pub(super) ranks: Arc<LocalRanks>,
     me: usize,
     size: usize,
-    /// Of the home, or 0.
+    /// Size of the whole group, which determines the layout of its control blocks; 1 without a home.
     layout: usize,
+    /// Offset of this rank's control block, or 0 without a home.
     block: usize,
-    /// Per rank: operations it is known to have begun.
+    /// Per rank: number of operations that it is known to have begun.
     begun: Vec<u64>,
     seq: u64,
     fingerprint: CallFingerprint,
@@ -51,33 +51,33 @@ pub struct LocalChannels {
     outs: Vec<LocalSend>,
     ins: Vec<LocalRecv>,
     recv_targets: RecvTargets,
-    /// Of the operation begun last.
+    /// Channels of the operation begun last.
     channel_layout: Arc<Channels>,
     unchecked: Vec<Unchecked>,
-    differs: Option<Fault>,
-    /// A rank whose words make no sense.
-    nonsense: Option<Fault>,
-    /// Something was read that may not have been the message any more: what is under way cannot end well.
-    spoiled: bool,
-    /// Somebody may sleep who should see what was published.
-    pending_release: bool,
-    /// Looks in vain since.
+    mismatch: Option<Fault>,
+    /// First fault found in the shared memory of a peer.
+    peer_fault: Option<Fault>,
+    /// Set once a message was read whose memory may have been overwritten meanwhile: the operation in progress cannot succeed.
+    corrupted: bool,
+    /// Set while sleeping ranks still have to be notified of published data.
+    pending_notify: bool,
+    /// Polls without a result since data was last published.
     idle_polls: u32,
     distance: CacheDistance,
-    /// Messages of large cells.
+    /// Number of messages in large cells.
     large: u32,
-    messages: NearMessages,
+    messages: LocalMessages,
     left: bool,
-    /// Devices know this group's pages.
-    kept: Arc<AtomicBool>,
+    /// Set once devices know the addresses of this group's shared pages.
+    retained_pages: Arc<AtomicBool>,
     forks: u32,
 }
 
 impl LocalChannels {
-    pub(super) fn new(home: Option<GroupHome>, ranks: Ranks) -> Self {
+    pub(super) fn new(home: Option<GroupHome>, ranks: LocalRanks) -> Self {
         let (me, size, ranks) = (ranks.me, ranks.remotes.len().max(1), Arc::new(ranks));
         if let Some(home) = &home
-            && ranks.remotes.iter().all(|remote| remote.readable().is_some())
+            && ranks.remotes.iter().all(|remote| remote.readable_pid().is_some())
         {
             home.endpoint.memory.word32(home.block + STATE).fetch_or(READS, Ordering::Release);
         }
@@ -95,40 +95,40 @@ impl LocalChannels {
             recv_targets: RecvTargets::default(),
             channel_layout: Arc::default(),
             unchecked: Vec::new(),
-            differs: None,
-            nonsense: None,
-            spoiled: false,
-            pending_release: false,
+            mismatch: None,
+            peer_fault: None,
+            corrupted: false,
+            pending_notify: false,
             idle_polls: 0,
             distance: CacheDistance::default(),
             large: 0,
-            messages: NearMessages::new(home.clone(), ranks.clone()),
+            messages: LocalMessages::new(home.clone(), ranks.clone()),
             left: false,
-            kept: Arc::default(),
+            retained_pages: Arc::default(),
             forks: fork::generation(),
             home,
             ranks,
         }
     }
 
-    /// The process's endpoint, and this group's number there.
+    /// Returns the process's endpoint and the nonce of this group's control block.
     pub(crate) fn home(&self) -> Option<(Arc<Endpoint>, u64)> {
         self.home.as_ref().map(|home| (home.endpoint.clone(), home.nonce))
     }
 
-    /// Whether this process has symmetric memory.
+    /// Returns true if this process has symmetric memory.
     #[inline]
     pub(crate) fn has_symmetric(&self) -> bool {
         self.home.as_ref().is_some_and(|home| home.endpoint.symmetric.in_use())
     }
 
-    /// Where this rank's control block lies.
+    /// Returns the offset of this rank's control block.
     #[cfg(test)]
     pub(super) fn block(&self) -> usize {
         self.block
     }
 
-    /// False in a forked child, whose copy this is.
+    /// Returns false in a forked child, which holds a copy of its parent's group.
     pub(crate) fn ours(&self) -> bool {
         self.forks == fork::generation()
     }
@@ -137,22 +137,22 @@ impl LocalChannels {
         self.block + slot_at(self.layout, seq)
     }
 
-    /// Nothing there yet. After a few looks whoever sleeps is woken: waking costs a full barrier, and ranks that are
-    /// on time are all awake.
-    fn look_in_vain(&mut self) {
+    /// Counts a poll without a result. Sleeping ranks are notified only after a few of them: a notification costs a full barrier,
+    /// and ranks that are on time do not sleep.
+    fn count_idle_poll(&mut self) {
         self.idle_polls += 1;
-        if self.pending_release && self.idle_polls > LOOKS_BEFORE_RINGING {
+        if self.pending_notify && self.idle_polls > IDLE_POLLS_BEFORE_NOTIFY {
             self.flush();
         }
     }
 
-    /// Something was published: sleepers are to be woken, though not before this rank has nothing better to do.
-    fn owe(&mut self) {
-        self.pending_release = true;
+    /// Records that sleeping ranks must be notified of published data once this rank is idle.
+    fn defer_notify(&mut self) {
+        self.pending_notify = true;
         self.idle_polls = 0;
     }
 
-    /// Whether everybody has finished with the operation whose slot `seq` takes over.
+    /// Returns true if all ranks have finished the operation whose slot operation `seq` reuses.
     fn slot_free(&mut self, seq: u64) -> bool {
         let Some(before) = (seq + 1).checked_sub(SLOTS) else { return true };
         for rank in 0..self.size {
@@ -163,37 +163,38 @@ impl LocalChannels {
             let tag = remote.slot(self.layout, before).tag().told();
             if tag > before {
                 self.begun[rank] = tag;
-            } else if remote.done().told() < before && !remote.finished() {
+            } else if remote.done().told() < before && !remote.has_finished() {
                 return false;
             }
         }
         true
     }
 
-    /// Whether somebody is gone or says that the group is dead.
-    fn troubled(&self, seq: u64) -> bool {
+    /// Returns true if a rank has aborted the group, or has died before it began operation `seq`.
+    fn has_failure(&self, seq: u64) -> bool {
         self.ranks.remotes.iter().enumerate().any(|(rank, remote)| {
-            rank != self.me && (remote.state() & POISONED != 0 || remote.dead() && !self.arrived(rank, seq))
+            rank != self.me
+                && (remote.state() & POISONED != 0 || remote.is_dead() && !self.arrived(rank, seq))
         })
     }
 
-    /// Looks at the headers that nothing was read from; false where one is of another call.
-    fn hold(&mut self) -> bool {
-        let (ranks, size, differs) = (&self.ranks, self.layout, &mut self.differs);
+    /// Compares the fingerprints of unchecked operations with the headers of the other ranks. Returns false after a mismatch.
+    fn check_fingerprints(&mut self) -> bool {
+        let (ranks, size, mismatch) = (&self.ranks, self.layout, &mut self.mismatch);
         self.unchecked.retain(|unchecked| {
             let remote = &ranks.remotes[unchecked.rank];
             let (tag, found) = remote.slot(size, unchecked.seq).kept(unchecked.seq, remote.done());
             if let Some((what, count)) = found {
-                let theirs = CallFingerprint { what, count };
-                if theirs != unchecked.fingerprint && differs.is_none() {
+                let theirs = CallFingerprint { call: what, count };
+                if theirs != unchecked.fingerprint && mismatch.is_none() {
                     let found = Mismatch { rank: unchecked.rank, theirs, bytes: None };
-                    *differs =
-                        Some(Fault::Differs { seq: unchecked.seq, mine: unchecked.fingerprint, found });
+                    *mismatch =
+                        Some(Fault::Mismatch { seq: unchecked.seq, mine: unchecked.fingerprint, found });
                 }
             }
-            tag <= unchecked.seq && !remote.finished()
+            tag <= unchecked.seq && !remote.has_finished()
         });
-        self.differs.is_none()
+        self.mismatch.is_none()
     }
 
     pub fn begin(
@@ -201,27 +202,30 @@ impl LocalChannels {
         seq: u64,
         fingerprint: CallFingerprint,
         channel_layout: &Arc<Channels>,
-        stays: &[ZeroCopySource],
+        sources: &[ZeroCopySource],
     ) -> bool {
-        if !self.slot_free(seq) || !self.unchecked.is_empty() && !self.hold() || self.differs.is_some() {
+        if !self.slot_free(seq)
+            || !self.unchecked.is_empty() && !self.check_fingerprints()
+            || self.mismatch.is_some()
+        {
             return false;
         }
         if self.home.is_none() {
             return true;
         }
         if channel_layout.recv_channels.iter().all(|recv_channel| recv_channel.messages == 0)
-            && self.troubled(seq)
+            && self.has_failure(seq)
         {
             return false;
         }
         self.seq = seq;
         let slot = self.slot(seq);
         self.outs.clear();
-        // A channel whose blocks are all empty carries nothing, but the header is still to be told.
+        // Channels with empty blocks only carry no message, but the header must still be published.
         let carries = channel_layout.send_channels.iter().any(|send_channel| send_channel.messages > 0);
         let mut stage = 0;
         if !channel_layout.inline && carries {
-            let Some(region) = self.open_region(channel_layout, stays) else { return false };
+            let Some(region) = self.open_region(channel_layout, sources) else { return false };
             stage = region.offset as u64;
             self.region = Some(region);
         }
@@ -231,10 +235,10 @@ impl LocalChannels {
         }
         self.ins.clear();
         self.ins.resize(channel_layout.recv_channels.len(), LocalRecv::default());
-        self.recv_targets.forget();
+        self.recv_targets.clear();
         let Some(GroupHome { endpoint, .. }) = &self.home else { return true };
         let header = Slot(endpoint.memory.words(slot));
-        header.write((fingerprint.what, fingerprint.count, stage));
+        header.write((fingerprint.call, fingerprint.count, stage));
         if channel_layout.inline && carries {
             // The header is published together with the payload.
             self.outs.push(LocalSend {
@@ -246,12 +250,12 @@ impl LocalChannels {
                 read: 0,
                 readers: 0,
                 messages: 1,
-                stays: false,
-                foreign: false,
+                zero_copy: false,
+                is_address: false,
             });
         } else {
             header.tell(seq);
-            self.owe();
+            self.defer_notify();
         }
         true
     }
@@ -262,13 +266,13 @@ impl LocalChannels {
                 return Ok(false);
             }
         }
-        if self.nonsense.is_some() || self.spoiled {
+        if self.peer_fault.is_some() || self.corrupted {
             return Ok(false);
         }
         let Some(GroupHome { endpoint, .. }) = &self.home else { return Ok(true) };
-        let unread = |out: &LocalSend| out.stays && out.read_by_all(&endpoint.memory) < out.messages;
+        let unread = |out: &LocalSend| out.zero_copy && out.read_by_all(&endpoint.memory) < out.messages;
         if self.outs.iter().any(unread) {
-            self.look_in_vain();
+            self.count_idle_poll();
             return Ok(false);
         }
         Ok(true)
@@ -283,7 +287,7 @@ impl LocalChannels {
         }
         endpoint.memory.count(self.block + DONE).tell(self.seq + 1);
         if !self.channel_layout.inline {
-            self.pending_release = true;
+            self.pending_notify = true;
         }
         if let Some(region) = self.region.take() {
             let release = AllFinished { ranks: self.ranks.clone(), operations: self.seq + 1 };
@@ -291,7 +295,7 @@ impl LocalChannels {
         }
     }
 
-    /// Whether that rank has begun operation `seq`, or a later one.
+    /// Returns true if `rank` has begun operation `seq` or a later one.
     pub fn arrived(&self, rank: usize, seq: u64) -> bool {
         self.home.is_none() || rank == self.me || {
             let remote = &self.ranks.remotes[rank];
@@ -300,27 +304,27 @@ impl LocalChannels {
         }
     }
 
-    /// The process id of a rank; `None` in another PID namespace.
+    /// Returns the process id of a rank; `None` for a process in another PID namespace.
     pub(crate) fn pid(&self, rank: usize) -> Option<Pid> {
         self.ranks.remotes.get(rank)?.pid()
     }
 
-    /// The address of a rank's process.
+    /// Returns the address of a rank's process.
     pub(crate) fn process(&self, rank: usize) -> Option<&ProcessAddress> {
         self.ranks.remotes.get(rank).map(|remote| &remote.rank_info.process)
     }
 
-    /// The last error of a rank's process, and how long ago that was.
+    /// Returns the last error of a rank's process and its age.
     pub(crate) fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
         self.ranks.remotes.get(rank)?.last_error()
     }
 
-    pub fn remote(&self) -> bool {
-        self.distance.remote()
+    pub fn has_distant_readers(&self) -> bool {
+        self.distance.is_remote()
     }
 
     pub fn flush(&mut self) {
-        if std::mem::take(&mut self.pending_release) {
+        if std::mem::take(&mut self.pending_notify) {
             self.ranks.notify_all();
         }
     }
@@ -328,32 +332,32 @@ impl LocalChannels {
     pub fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
         let remote = self.ranks.remotes.get(rank)?;
         let (what, count, _) = remote.slot(self.layout, seq).read(seq)?;
-        Some(CallFingerprint { what, count })
+        Some(CallFingerprint { call: what, count })
     }
 
-    /// Messages with the ranks of this node.
+    /// Returns the point-to-point messages with the ranks of this node.
     pub fn p2p(&mut self) -> &mut dyn MessageTransport {
         &mut self.messages
     }
 
-    /// The dead in the order in which they died, as far as that is known.
+    /// Returns the faults of this node's ranks. Lost ranks come last, in the order of their deaths if known.
     pub fn faults(&mut self) -> Vec<Fault> {
         let mut dead: Vec<(u64, usize)> = Vec::new();
         let mut faults: Vec<Fault> =
-            self.differs.iter().chain(&self.nonsense).chain(&self.messages.nonsense).cloned().collect();
+            self.mismatch.iter().chain(&self.peer_fault).chain(&self.messages.peer_fault).cloned().collect();
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank == self.me {
                 continue;
             }
-            // `ended` before the state: a rank that left in good order and then exited has only left.
-            let ended = remote.dead();
-            let same = remote.word(NONCE).load(Ordering::Acquire) == remote.nonce;
+            // Read before the state: a rank that leaves the group and then exits is reported as departed, not as lost.
+            let ended = remote.is_dead();
+            let same = remote.flag(NONCE).load(Ordering::Acquire) == remote.nonce;
             if same && remote.state() & POISONED != 0 {
-                faults.push(Fault::Poisoned { rank, reason: remote.reason() });
-            } else if !remote.open() {
+                faults.push(Fault::Aborted { rank, reason: remote.reason() });
+            } else if !remote.is_open() {
                 faults.push(Fault::Left { rank });
             } else if ended {
-                dead.push((remote.nth_death().unwrap_or(u64::MAX), rank));
+                dead.push((remote.record_death().unwrap_or(u64::MAX), rank));
             }
         }
         dead.sort_unstable();
@@ -382,26 +386,26 @@ impl LocalChannels {
         self.ranks.notify_all();
     }
 
-    /// `places`: of the ranks of the group in this node.
+    /// Returns this rank's view of the shared pages. `places`: node index of each rank of the group.
     pub fn shared_page(&self, places: Vec<Option<usize>>) -> Option<Arc<SharedPage>> {
         let home = self.home.as_ref()?;
         let (endpoint, token) = (home.endpoint.clone(), home.token.clone()?);
-        let (ranks, kept) = (self.ranks.clone(), self.kept.clone());
-        Some(Arc::new(SharedPage { endpoint, token, ranks, layout: self.layout, kept, places }))
+        let (ranks, retained_pages) = (self.ranks.clone(), self.retained_pages.clone());
+        Some(Arc::new(SharedPage { endpoint, token, ranks, layout: self.layout, retained_pages, places }))
     }
 
     pub(crate) fn sleeper(&self) -> Sleeper {
         Sleeper(self.home.as_ref().map(|home| home.endpoint.doorbell()))
     }
 
-    pub(crate) fn assume_remote(&mut self) {
+    pub(crate) fn assume_distant_readers(&mut self) {
         self.distance.assume_remote();
     }
 }
 
 impl Drop for LocalChannels {
     fn drop(&mut self) {
-        // A forked child's copy: the group, its memory and its place in the pool are the parent's.
+        // A forked child holds a copy: the group, its memory and its regions in the pool belong to the parent.
         if self.forks != fork::generation() {
             return;
         }
@@ -413,11 +417,11 @@ impl Drop for LocalChannels {
             endpoint.pool.retire(&endpoint.memory, nonce, region, Arc::new(release));
         }
         endpoint.pool.disown(&endpoint.memory, nonce);
-        // A device may write its words long after.
-        if self.kept.load(Ordering::Acquire) {
+        // A device may write its flags long after the group has ended.
+        if self.retained_pages.load(Ordering::Acquire) {
             return;
         }
-        // The block may be read until every other rank has left, too: they look at its state and last slots.
+        // Other ranks read the state and the last slots of the block until they have left, too.
         let release = AllFinished { ranks: self.ranks.clone(), operations: u64::MAX };
         endpoint.control.give(block, block_bytes(size), Arc::new(release));
     }

@@ -1,4 +1,4 @@
-//! Two ranks of this process, and the words that the second one may write.
+//! Fuzz target support: two ranks of this process, and the shared memory that the second one may write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,114 +9,114 @@ use crate::process::endpoint::Endpoint;
 use crate::process::layout::*;
 use crate::process::pool::{Region, Release};
 
-/// Bytes of the second rank's own memory.
-const OWN: usize = 256 << 10;
-/// Where in it a ring of messages lies, and the pieces of messages.
+/// Bytes of the second rank's region.
+const REGION_BYTES: usize = 256 << 10;
+/// Offsets of a message ring and of message fragments in that region.
 const RING: usize = 128 << 10;
-const PIECES: usize = 160 << 10;
+const FRAGMENTS: usize = 160 << 10;
 
-struct AtOnce;
+struct Immediate;
 
-impl Release for AtOnce {
+impl Release for Immediate {
     fn released(&self) -> bool {
         true
     }
 }
 
-pub(crate) struct Words {
+pub(crate) struct PeerMemory {
     endpoint: Arc<Endpoint>,
     block: usize,
     nonce: u64,
     region: Region,
-    /// Announced messages.
+    /// Number of announced messages.
     messages: u64,
-    /// Its end, which does nothing but leave.
+    /// Its channels, which do nothing but leave the group.
     _link: LocalChannels,
 }
 
-/// `odd`: the second rank's card has a block where there is none.
-pub(crate) fn pair(odd: Option<u64>) -> Option<(LocalChannels, Words)> {
+/// Creates both ranks. `invalid_block`: offset of a control block that does not exist, for the second rank's information.
+pub(crate) fn pair(invalid_block: Option<u64>) -> Option<(LocalChannels, PeerMemory)> {
     let [first, second] = [0, 1].map(|rank| Prepared::new(rank, 2, 4 << 20, Vec::new()).ok());
     let (first, second) = (first?, second?);
     let mut rank_infos = vec![first.rank_info().clone(), second.rank_info().clone()];
     let (block, nonce) = (rank_infos[1].block as usize, rank_infos[1].nonce);
     let link = second.connect(rank_infos.clone()).ok()?;
-    rank_infos[1].block = odd.unwrap_or(block as u64);
+    rank_infos[1].block = invalid_block.unwrap_or(block as u64);
     let first = first.connect(rank_infos).ok()?;
     let (endpoint, _) = first.home()?;
-    let region = endpoint.pool.acquire(&endpoint.memory, nonce ^ 1, OWN, OWN)?;
-    let words = Words { endpoint, block, nonce, region, messages: 0, _link: link };
-    Some((first, words))
+    let region = endpoint.pool.acquire(&endpoint.memory, nonce ^ 1, REGION_BYTES, REGION_BYTES)?;
+    let memory = PeerMemory { endpoint, block, nonce, region, messages: 0, _link: link };
+    Some((first, memory))
 }
 
-impl Words {
-    fn word(&self, at: usize) -> &AtomicU64 {
+impl PeerMemory {
+    fn flag(&self, at: usize) -> &AtomicU64 {
         self.endpoint.memory.word64(at)
     }
 
-    /// Some word that the second rank writes.
-    pub(crate) fn pick(&self, what: u8, which: u8, seq: u64) -> &AtomicU64 {
-        let (which, slot) = (usize::from(which), |seq| self.block + slot_at(2, seq));
-        self.word(match what % 12 {
-            0 => self.block + [NONCE, STATE, DONE, WHY][which % 4],
-            1 => self.block + WHY + 8 * (which % 128),
+    /// Selects a flag that the second rank writes.
+    pub(crate) fn pick(&self, field: u8, index: u8, seq: u64) -> &AtomicU64 {
+        let (index, slot) = (usize::from(index), |seq| self.block + slot_at(2, seq));
+        self.flag(match field % 12 {
+            0 => self.block + [NONCE, STATE, DONE, WHY][index % 4],
+            1 => self.block + WHY + 8 * (index % 128),
             2 => self.block + MAIL,
-            3 | 4 => slot(seq) + [TAG, WHAT, COUNT, STAGE][which % 4],
-            5 => slot(seq + 1) + [TAG, WHAT, COUNT, STAGE][which % 4],
-            6 | 7 => self.region.offset + which / 8 % 4 * ENTRY + which % 8 * 8,
-            8 => self.region.offset + 4 * ENTRY + which % 16 * LINE,
-            9 | 10 => self.region.offset + RING + which * 8 % RING_BYTES,
-            _ => self.region.offset + PIECES + which % 2 * LINE,
+            3 | 4 => slot(seq) + [TAG, WHAT, COUNT, STAGE][index % 4],
+            5 => slot(seq + 1) + [TAG, WHAT, COUNT, STAGE][index % 4],
+            6 | 7 => self.region.offset + index / 8 % 4 * ENTRY + index % 8 * 8,
+            8 => self.region.offset + 4 * ENTRY + index % 16 * LINE,
+            9 | 10 => self.region.offset + RING + index * 8 % RING_BYTES,
+            _ => self.region.offset + FRAGMENTS + index % 2 * LINE,
         })
     }
 
-    /// An offset that makes sense somewhere.
-    pub(crate) fn staged(&self, which: usize) -> u64 {
-        let at = [self.region.offset, 0, self.block, RING, PIECES, self.region.offset + PIECES];
-        (at[which % at.len()] + which / at.len() * LINE) as u64
+    /// Returns an offset that is valid in some field.
+    pub(crate) fn staged(&self, index: usize) -> u64 {
+        let at = [self.region.offset, 0, self.block, RING, FRAGMENTS, self.region.offset + FRAGMENTS];
+        (at[index % at.len()] + index / at.len() * LINE) as u64
     }
 
-    /// A header as a rank that keeps to the rules would write it, with channels of such cells.
+    /// Writes a valid header of operation `seq`, with channels whose cells have `cell` bytes.
     pub(crate) fn header(&self, seq: u64, cell: u64, bytes: u64) {
         let slot = self.block + slot_at(2, seq);
         for channel in 0..4 {
             let entry = self.region.offset + channel * ENTRY;
             let lines = 4 * ENTRY + 2 * channel * LINE;
             for (at, value) in [lines as u64, GRAIN as u64, cell, 2, bytes].into_iter().enumerate() {
-                self.word(entry + 8 * at).store(value, Ordering::Relaxed);
+                self.flag(entry + 8 * at).store(value, Ordering::Relaxed);
             }
-            self.word(self.region.offset + lines).store(5, Ordering::Relaxed);
+            self.flag(self.region.offset + lines).store(5, Ordering::Relaxed);
         }
         for (at, value) in [(WHAT, 1), (COUNT, 1), (STAGE, self.region.offset as u64)] {
-            self.word(slot + at).store(value, Ordering::Relaxed);
+            self.flag(slot + at).store(value, Ordering::Relaxed);
         }
-        self.word(slot + TAG).store(seq + 1, Ordering::Release);
+        self.flag(slot + TAG).store(seq + 1, Ordering::Release);
     }
 
-    /// The same for a message of P2P.
-    pub(crate) fn letter(&mut self, bytes: u64, cell: u64) {
+    /// Announces a valid message of `bytes` bytes.
+    pub(crate) fn message(&mut self, bytes: u64, cell: u64) {
         let ring = self.region.offset + RING;
         let at = ring + LINE * (1 + (self.messages % RING_ENTRIES) as usize);
-        let pieces = (self.region.offset + PIECES) as u64;
-        self.word(pieces as usize).store(5, Ordering::Relaxed);
-        for (i, value) in [1, 2, bytes, pieces, cell, 2].into_iter().enumerate() {
-            self.word(at + 8 + 8 * i).store(value, Ordering::Relaxed);
+        let fragments = (self.region.offset + FRAGMENTS) as u64;
+        self.flag(fragments as usize).store(5, Ordering::Relaxed);
+        for (i, value) in [1, 2, bytes, fragments, cell, 2].into_iter().enumerate() {
+            self.flag(at + 8 + 8 * i).store(value, Ordering::Relaxed);
         }
         self.messages += 1;
-        self.word(at).store(self.messages, Ordering::Release);
-        self.word(self.block + MAIL).store(ring as u64, Ordering::Release);
+        self.flag(at).store(self.messages, Ordering::Release);
+        self.flag(self.block + MAIL).store(ring as u64, Ordering::Release);
     }
 
-    /// Whether the shared memory has these bytes.
+    /// Returns true if the shared memory contains these bytes.
     pub(crate) fn within(&self, at: *const u8, bytes: usize) -> bool {
         crate::net::fabric::registration::RegisteredStaging::of(&self.endpoint).offset(at, bytes).is_some()
     }
 }
 
-impl Drop for Words {
+impl Drop for PeerMemory {
     fn drop(&mut self) {
         let (memory, region) = (&self.endpoint.memory, self.region);
-        self.endpoint.pool.retire(memory, self.nonce ^ 1, region, Arc::new(AtOnce));
+        self.endpoint.pool.retire(memory, self.nonce ^ 1, region, Arc::new(Immediate));
         self.endpoint.pool.disown(memory, self.nonce ^ 1);
     }
 }

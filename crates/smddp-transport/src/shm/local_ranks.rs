@@ -1,4 +1,4 @@
-//! The ranks of a node as one of them reaches the others.
+//! Access of one rank to the other ranks of its node.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -17,23 +17,24 @@ use crate::process::pool::Release;
 use crate::token::Token;
 use crate::{Fault, MAX_ABORT_REPORT, RankInfo};
 
-/// A group of several ranks at its process.
+/// Resources of a group of several ranks in this process.
 #[derive(Clone)]
 pub(super) struct GroupHome {
     pub(super) endpoint: Arc<Endpoint>,
-    /// Where this rank's control block lies.
+    /// Offset of this rank's control block.
     pub(super) block: usize,
     pub(super) nonce: u64,
-    /// Ranks of the whole group: control blocks are laid out before it is known which of them share this node.
+    /// Size of the whole group: control blocks are laid out before it is known which ranks share this node.
     pub(super) size: usize,
-    /// Under which its ranks are asked for what they lend; as long as it is here, callers who have it are heard.
+    /// Group token, which authenticates requests for exported memory. This process accepts connections with it while this handle
+    /// exists.
     pub(super) token: Option<Arc<Token>>,
 }
 
-/// One rank of the group as this process reaches it: its memory and its control block in there.
+/// One rank of the group: the shared memory of its process, and its control block in that memory.
 pub(super) struct LocalRank {
     pub(super) peer: Option<Arc<PeerProcess>>,
-    /// This process's own, where the rank is one of its threads.
+    /// Doorbell and memory of this process, for a rank that is one of its threads.
     pub(super) home: Doorbell,
     pub(super) block: usize,
     pub(super) nonce: u64,
@@ -44,115 +45,115 @@ impl LocalRank {
     pub(super) fn memory(&self) -> &Memory {
         self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
     }
-    /// The id of its process; `None` in another PID namespace.
+    /// Returns the id of its process; `None` for a process in another PID namespace.
     pub(super) fn pid(&self) -> Option<Pid> {
         self.peer.as_ref().map_or_else(|| Some(getpid()), |peer| peer.pid)
     }
-    /// By which the kernel reads its process's memory, where it does.
-    pub(super) fn readable(&self) -> Option<Pid> {
+    /// Returns the process id for `process_vm_readv`; `None` if this process may not read its memory.
+    pub(super) fn readable_pid(&self) -> Option<Pid> {
         self.peer.as_ref().map_or_else(|| Some(getpid()), |peer| peer.readable)
     }
-    /// Wakes its process if anybody sleeps there.
-    pub(super) fn ring(&self) {
+    /// Wakes the sleeping threads of its process.
+    pub(super) fn notify(&self) {
         notify_at(self.memory(), self.peer.as_ref().map_or_else(|| self.home.event(), |p| p.event()));
     }
-    pub(super) fn word(&self, at: usize) -> &AtomicU64 {
+    pub(super) fn flag(&self, at: usize) -> &AtomicU64 {
         self.memory().word64(self.block + at)
     }
-    /// Operations that it has finished.
+    /// Number of operations that it has finished.
     pub(super) fn done(&self) -> Count<'_> {
-        Count(self.word(DONE))
+        Count(self.flag(DONE))
     }
-    /// Where its header of operation `seq` lies; `size`: of the group.
+    /// Returns its header slot of operation `seq`. `size`: size of the group.
     pub(super) fn slot(&self, size: usize, seq: u64) -> Slot<'_> {
         Slot(self.memory().words(self.block + slot_at(size, seq)))
     }
-    /// Whether the block is still this group's and not closed.
-    pub(super) fn open(&self) -> bool {
-        self.word(NONCE).load(Ordering::Acquire) == self.nonce && self.state() & CLOSED == 0
+    /// Returns true if the control block still belongs to this group and is not closed.
+    pub(super) fn is_open(&self) -> bool {
+        self.flag(NONCE).load(Ordering::Acquire) == self.nonce && self.state() & CLOSED == 0
     }
-    /// It is in the group, and the group is not dead; asked after all that was read before.
-    pub(super) fn sound(&self) -> bool {
+    /// Returns true if the rank is in the group and has not aborted it. Ordered after all preceding reads.
+    pub(super) fn is_healthy(&self) -> bool {
         fence(Ordering::Acquire);
-        self.open() && self.state() & POISONED == 0
+        self.is_open() && self.state() & POISONED == 0
     }
     pub(super) fn state(&self) -> u32 {
         self.memory().word32(self.block + STATE).load(Ordering::Acquire)
     }
-    /// It has ended, and nothing of it reads or writes any memory.
-    fn gone(&self) -> bool {
+    /// Returns true if its process has ended and no longer accesses any memory.
+    fn has_ended(&self) -> bool {
         self.peer.as_ref().is_some_and(|p| p.gone.load(Ordering::Acquire))
     }
-    /// It has ended, or is about to; what it had to say is said.
-    pub(super) fn dead(&self) -> bool {
-        self.gone() || self.death().is_some()
+    /// Returns true if its process has ended or is about to end, and writes nothing more.
+    pub(super) fn is_dead(&self) -> bool {
+        self.has_ended() || self.death_order().is_some()
     }
-    /// Which of the deaths that this process learned of is its own.
-    fn death(&self) -> Option<u64> {
+    /// Returns the position of its death among the deaths that this process has observed.
+    fn death_order(&self) -> Option<u64> {
         self.peer.as_ref()?.death()
     }
-    /// The same of one that is dead, seen now if not before.
-    pub(super) fn nth_death(&self) -> Option<u64> {
+    /// Records the death of its process if necessary, and returns its position.
+    pub(super) fn record_death(&self) -> Option<u64> {
         self.peer.as_ref().map(|peer| peer.dies())
     }
-    /// Why it declared the group dead.
+    /// Returns its abort report.
     pub(super) fn reason(&self) -> String {
         self.memory().read_text(self.block + WHY, MAX_ABORT_REPORT)
     }
-    /// The last error of its process, and how long ago that was.
+    /// Returns the last error of its process and its age.
     pub(super) fn last_error(&self) -> Option<(Duration, String)> {
         left_in(&self.peer.as_ref()?.memory)
     }
-    /// No more reads will come from this rank in this group.
-    pub(super) fn finished(&self) -> bool {
-        self.gone() || !self.open()
+    /// Returns true if this rank will not read anything more in this group.
+    pub(super) fn has_finished(&self) -> bool {
+        self.has_ended() || !self.is_open()
     }
 }
 
-/// The ranks of the group; kept alive by whatever still waits for their reads.
-pub(super) struct Ranks {
+/// Ranks of the group on this node. Pending release conditions keep them alive.
+pub(super) struct LocalRanks {
     pub(super) remotes: Vec<LocalRank>,
     pub(super) me: usize,
 }
 
-impl Ranks {
-    /// Rings a rank that sleeps. The caller has just published something.
-    pub(super) fn ring(&self, rank: usize) {
+impl LocalRanks {
+    /// Notifies a rank if it sleeps. Call it after publishing data for that rank.
+    pub(super) fn notify(&self, rank: usize) {
         order::Doorbell::published();
-        self.remotes[rank].ring();
+        self.remotes[rank].notify();
     }
 
-    /// Whether all others may read this rank's memory.
+    /// Returns true if all other ranks may read this rank's memory.
     pub(super) fn all_read(&self) -> bool {
         let mut others = self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me);
         others.all(|(_, remote)| remote.state() & READS != 0)
     }
 
-    /// Rings all others.
+    /// Notifies all other ranks that sleep.
     pub(super) fn notify_all(&self) {
         order::Doorbell::published();
         for (_, remote) in self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me) {
-            remote.ring();
+            remote.notify();
         }
     }
 }
 
 /// Fault for control words of `rank` with values that this library never writes: the rank is no longer trusted.
-pub(super) fn nonsense(rank: usize, of: &str) -> Fault {
+pub(super) fn malformed(rank: usize, of: &str) -> Fault {
     let how = format!("has invalid values in its shared memory (field: {of}): a bug or memory corruption");
     Fault::Lost { rank, how }
 }
 
-/// "All other ranks have finished `operations` operations of this group."
+/// Release condition: all other ranks have finished `operations` operations of this group.
 pub(super) struct AllFinished {
-    pub(super) ranks: Arc<Ranks>,
+    pub(super) ranks: Arc<LocalRanks>,
     pub(super) operations: u64,
 }
 
 impl Release for AllFinished {
     fn released(&self) -> bool {
         self.ranks.remotes.iter().enumerate().all(|(rank, remote)| {
-            rank == self.ranks.me || remote.done().told() >= self.operations || remote.finished()
+            rank == self.ranks.me || remote.done().told() >= self.operations || remote.has_finished()
         })
     }
 }

@@ -1,59 +1,60 @@
-//! Messages between two ranks, outside the collectives.
+//! Point-to-point messages between ranks of one node.
 //!
-//! A sender announces each message in its ring to that receiver: tag, size and where the pieces will lie. The
-//! receiver takes announcements off the ring as it looks, so that messages may be received in any order of tags.
-//! Short messages are written whole, before they are announced, and need nobody to be there; the shortest lie beside
-//! their announcement. Long ones go through a few cells.
+//! A sender announces each message in its ring for that receiver: tag, size and location of the fragments. The receiver
+//! removes announcements from the ring as it polls, so that messages may be received in any order of tags.
+//! Short messages are written completely before they are announced, and do not need an active receiver. The shortest are
+//! inline in their announcement. Long messages pass through a few cells.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use slab::Slab;
 
-use super::local_ranks::{GroupHome, Ranks};
+use super::local_ranks::{GroupHome, LocalRanks};
 use crate::process::layout::*;
 use crate::process::memory::Memory;
 use crate::process::pool::{Region, Release};
 use crate::{Envelope, Fault, MessageId, MessageTransport};
 
-/// Messages up to this many bytes are written whole.
+/// Largest message, in bytes, that is written completely before it is announced.
 const INLINE_PAYLOAD: usize = 64 << 10;
-const PIECE: usize = 128 << 10;
-const PIECES: usize = 4;
-/// What a message is moved with when the pool is used up.
-const LEAST_PIECE: usize = 16 << 10;
+/// Bytes of a fragment of a long message.
+const FRAGMENT: usize = 128 << 10;
+const FRAGMENTS: usize = 4;
+/// Bytes of a fragment once the pool is exhausted.
+const MIN_FRAGMENT: usize = 16 << 10;
 
-/// Region of a message: line `published`, line `read`, cells from the second grain on.
+/// Offset of the cells in the region of a message. Its first grain holds two lines: fragments published, fragments read.
 const FIRST_CELL: usize = GRAIN;
 
-/// My ring to a receiver.
+/// Ring of this rank for one receiver.
 #[derive(Clone, Copy, Default)]
 struct Ring {
-    /// 0: none yet.
+    /// Offset in this process's memory; 0: not allocated yet.
     at: usize,
-    /// Messages that have a place in it.
+    /// Number of messages that received an entry.
     used: u64,
-    /// Those of them that were taken when this was last looked at.
+    /// Number of messages that the receiver had removed at the last check.
     taken: u64,
 }
 
 struct Outgoing {
     to: usize,
     envelope: Envelope,
-    /// Its place among all to that receiver.
+    /// Sequence number among the messages to that receiver.
     number: u64,
-    /// `None`: it has no bytes, or they lie beside its announcement.
+    /// `None` if the message is empty or inline in its announcement.
     region: Option<Region>,
     cell: usize,
     depth: u64,
-    pieces: u64,
+    fragments: u64,
     sent: u64,
 }
 
-/// Where an announced message lies.
+/// Payload of an announced message.
 enum Incoming {
-    Beside { body: [u64; BESIDE / 8], bytes: usize },
-    In(Cells),
+    Inline { body: [u64; BESIDE / 8], bytes: usize },
+    Slots(Cells),
 }
 
 #[derive(Clone, Copy)]
@@ -65,43 +66,44 @@ struct Cells {
     taken: u64,
 }
 
-/// "The receiver has read all pieces", or it is gone.
+/// Release condition: the receiver has read `fragments` fragments, or has finished with the group.
 struct AllRead {
     memory: Arc<Memory>,
-    ranks: Arc<Ranks>,
+    ranks: Arc<LocalRanks>,
     region: usize,
-    pieces: u64,
+    fragments: u64,
     to: usize,
 }
 
 impl Release for AllRead {
     fn released(&self) -> bool {
-        self.memory.count(self.region + LINE).told() >= self.pieces || self.ranks.remotes[self.to].finished()
+        self.memory.count(self.region + LINE).told() >= self.fragments
+            || self.ranks.remotes[self.to].has_finished()
     }
 }
 
-pub(super) struct NearMessages {
-    /// A group of one rank has none.
+pub(super) struct LocalMessages {
+    /// `None` for a group of one rank.
     home: Option<GroupHome>,
-    ranks: Arc<Ranks>,
-    /// By receiver.
+    ranks: Arc<LocalRanks>,
+    /// Rings of this rank, by receiver.
     rings: Vec<Ring>,
-    /// Others' rings to me, by sender: (offset in its memory, messages taken off it, messages received).
+    /// Rings of other ranks for this one, by sender: (offset in its memory, messages removed, messages received).
     inbound: Vec<(usize, u64, u64)>,
     outgoing: Slab<Outgoing>,
     incoming: Slab<Incoming>,
-    /// A sender whose words cannot be true.
-    pub(super) nonsense: Option<Fault>,
+    /// First fault found in the shared memory of a sender.
+    pub(super) peer_fault: Option<Fault>,
 }
 
 impl Cells {
-    /// Whether it is one piece, which was there before it was announced.
-    fn whole(&self) -> bool {
+    /// Returns true if the message is one fragment, which was written before the announcement.
+    fn is_single(&self) -> bool {
         self.bytes <= self.cell
     }
 
-    /// Whether all of its cells lie in its sender's memory.
-    fn lies_in(&self, memory: &Memory) -> bool {
+    /// Returns true if all of its cells are within its sender's memory.
+    fn is_within(&self, memory: &Memory) -> bool {
         let bytes = || {
             let cell = self.cell.checked_next_multiple_of(LINE).filter(|&cell| cell > 0)?;
             FIRST_CELL.checked_add(cell.checked_mul(usize::try_from(self.depth).ok()?)?)
@@ -114,8 +116,8 @@ fn entry(ring: usize, message: u64) -> usize {
     ring + LINE * (1 + (message % RING_ENTRIES) as usize)
 }
 
-impl NearMessages {
-    pub(super) fn new(home: Option<GroupHome>, ranks: Arc<Ranks>) -> Self {
+impl LocalMessages {
+    pub(super) fn new(home: Option<GroupHome>, ranks: Arc<LocalRanks>) -> Self {
         Self {
             home,
             rings: vec![Ring::default(); ranks.remotes.len()],
@@ -123,44 +125,50 @@ impl NearMessages {
             ranks,
             outgoing: Slab::new(),
             incoming: Slab::new(),
-            nonsense: None,
+            peer_fault: None,
         }
     }
 
-    /// When the receiver has read so many pieces of the message there.
+    /// Returns the condition for releasing `region`: rank `to` has read that number of fragments.
     fn read(
         &self,
         GroupHome { endpoint, .. }: &GroupHome,
         region: usize,
-        pieces: u64,
+        fragments: u64,
         to: usize,
     ) -> Arc<AllRead> {
-        Arc::new(AllRead { memory: endpoint.memory.clone(), ranks: self.ranks.clone(), region, pieces, to })
+        Arc::new(AllRead {
+            memory: endpoint.memory.clone(),
+            ranks: self.ranks.clone(),
+            region,
+            fragments,
+            to,
+        })
     }
 
-    /// Tells the receiver. What a short message says lies where it belongs by then.
-    fn announce(&self, GroupHome { endpoint, .. }: &GroupHome, out: &Outgoing) {
+    /// Writes the announcement of a message and notifies the receiver. The payload of a short message must already be written.
+    fn write_announcement(&self, GroupHome { endpoint, .. }: &GroupHome, out: &Outgoing) {
         let (memory, at) = (&endpoint.memory, entry(self.rings[out.to].at, out.number));
         let write = |i: usize, value: u64| memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
-        let Envelope { tag, what, bytes } = out.envelope;
-        [tag, what, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
+        let Envelope { tag, dtype, bytes } = out.envelope;
+        [tag, dtype, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
         if let Some(Region { offset, .. }) = out.region {
             let place = [offset as u64, out.cell as u64, out.depth];
             place.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
         }
-        // Release: whoever sees the number sees the announcement.
+        // Release: a receiver that sees the number also sees the announcement.
         memory.count(at).tell(out.number + 1);
-        self.ranks.ring(out.to);
+        self.ranks.notify(out.to);
     }
 
-    /// The group is over: everything goes back when its readers are gone.
+    /// Closes all messages when the group ends. Rings are released once their receivers have finished with the group.
     pub(super) fn drain(&mut self) {
         for message in self.outgoing.iter().map(|(message, _)| message as MessageId).collect::<Vec<_>>() {
             self.close(message);
         }
         let rings = std::mem::take(&mut self.rings);
         let Some(home @ GroupHome { endpoint, nonce, .. }) = &self.home else { return };
-        endpoint.pool.disown(&endpoint.memory, nonce ^ MAIL_OWNER);
+        endpoint.pool.disown(&endpoint.memory, nonce ^ MESSAGE_OWNER);
         for (to, ring) in rings.iter().enumerate().filter(|(_, ring)| ring.at > 0) {
             endpoint.control.give(ring.at, RING_BYTES, self.read(home, ring.at, u64::MAX, to));
         }
@@ -168,26 +176,26 @@ impl NearMessages {
 }
 
 impl GroupHome {
-    /// Memory for a message of `bytes`, if it does not lie beside its announcement, and the size of its pieces.
+    /// Allocates memory for a message of `bytes` bytes. Returns the region (`None` for an inline message) and the fragment size.
     fn region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
         if bytes <= BESIDE {
             return Some((None, bytes));
         }
-        let cell = if bytes <= INLINE_PAYLOAD { bytes } else { PIECE.min(bytes) };
+        let cell = if bytes <= INLINE_PAYLOAD { bytes } else { FRAGMENT.min(bytes) };
         let want =
-            FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= INLINE_PAYLOAD { 1 } else { PIECES };
-        // Every message may go on, if need be in small pieces and past the cap: the receiver may want the last one
-        // announced first.
-        let least = want.min(FIRST_CELL + 2 * LEAST_PIECE);
+            FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= INLINE_PAYLOAD { 1 } else { FRAGMENTS };
+        // Every message must be able to progress, if necessary in small fragments and past the cap of the pool: the receiver may
+        // need the message that was announced last.
+        let least = want.min(FIRST_CELL + 2 * MIN_FRAGMENT);
         let memory = &self.endpoint.memory;
-        let region = self.endpoint.pool.acquire_mail(memory, self.nonce ^ MAIL_OWNER, want, least)?;
-        let cell = if region.bytes < want { LEAST_PIECE.min(bytes) } else { cell };
+        let region = self.endpoint.pool.acquire_mail(memory, self.nonce ^ MESSAGE_OWNER, want, least)?;
+        let cell = if region.bytes < want { MIN_FRAGMENT.min(bytes) } else { cell };
         Some((Some(region), cell))
     }
 }
 
-impl MessageTransport for NearMessages {
-    fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
+impl MessageTransport for LocalMessages {
+    fn announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
         let home = self.home.as_ref()?;
         let memory = &home.endpoint.memory;
         let ring = &mut self.rings[to];
@@ -196,7 +204,7 @@ impl MessageTransport for NearMessages {
             memory.count(home.block + MAIL + 8 * to).tell(ring.at as u64);
         }
         if ring.used.saturating_sub(ring.taken) >= RING_ENTRIES {
-            // Acquire: the receiver has copied the entry that this one takes over.
+            // Acquire: the receiver has copied the entry that this message reuses.
             ring.taken = memory.count(ring.at).told();
             if ring.used.saturating_sub(ring.taken) >= RING_ENTRIES {
                 return None;
@@ -210,19 +218,19 @@ impl MessageTransport for NearMessages {
             memory.word64(offset).store(0, Ordering::Relaxed);
             memory.word64(offset + LINE).store(0, Ordering::Relaxed);
         }
-        let (number, pieces) = (ring.used, bytes.div_ceil(cell.max(1)) as u64);
+        let (number, fragments) = (ring.used, bytes.div_ceil(cell.max(1)) as u64);
         ring.used += 1;
-        let out = Outgoing { to, envelope, number, region, cell, depth, pieces, sent: 0 };
-        if pieces != 1 {
-            self.announce(home, &out);
+        let out = Outgoing { to, envelope, number, region, cell, depth, fragments, sent: 0 };
+        if fragments != 1 {
+            self.write_announcement(home, &out);
         }
         Some(self.outgoing.insert(out) as MessageId)
     }
 
-    fn cell(&mut self, message: MessageId) -> Option<(*mut u8, usize)> {
+    fn send_slot(&mut self, message: MessageId) -> Option<(*mut u8, usize)> {
         let (memory, out) = (&self.home.as_ref()?.endpoint.memory, self.outgoing.get(message as usize)?);
         let at = match out.region {
-            None if out.sent == out.pieces => return None,
+            None if out.sent == out.fragments => return None,
             None => entry(self.rings[out.to].at, out.number) + BODY,
             Some(region) => {
                 let read = memory.count(region.offset + LINE).told();
@@ -239,11 +247,11 @@ impl MessageTransport for NearMessages {
     fn publish(&mut self, message: MessageId, _bytes: usize) {
         if let (Some(home), Some(out)) = (&self.home, self.outgoing.get_mut(message as usize)) {
             out.sent += 1;
-            if out.pieces == 1 {
-                self.announce(home, &self.outgoing[message as usize]);
+            if out.fragments == 1 {
+                self.write_announcement(home, &self.outgoing[message as usize]);
             } else if let Some(region) = out.region {
                 home.endpoint.memory.count(region.offset).tell(out.sent);
-                self.ranks.ring(out.to);
+                self.ranks.notify(out.to);
             }
         }
     }
@@ -252,13 +260,13 @@ impl MessageTransport for NearMessages {
         if let (Some(home), Some(out)) = (&self.home, self.outgoing.try_remove(message as usize))
             && let Some(region) = out.region
         {
-            let release = self.read(home, region.offset, out.pieces, out.to);
+            let release = self.read(home, region.offset, out.fragments, out.to);
             let GroupHome { endpoint, nonce, .. } = home;
-            endpoint.pool.retire(&endpoint.memory, nonce ^ MAIL_OWNER, region, release);
+            endpoint.pool.retire(&endpoint.memory, nonce ^ MESSAGE_OWNER, region, release);
         }
     }
 
-    fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
+    fn next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
         let remote = self.ranks.remotes.get(from)?;
         let memory = remote.memory();
         let (ring, taken, _) = &mut self.inbound[from];
@@ -269,7 +277,7 @@ impl MessageTransport for NearMessages {
             }
             match usize::try_from(found).ok().filter(|&ring| memory.holds(ring, RING_BYTES)) {
                 Some(found) => *ring = found,
-                None => return nonsense(&mut self.nonsense, from),
+                None => return malformed(&mut self.peer_fault, from),
             }
         }
         let at = entry(*ring, *taken);
@@ -277,38 +285,38 @@ impl MessageTransport for NearMessages {
             return None;
         }
         let field = |i: usize| memory.word64(at + 8 + 8 * i).load(Ordering::Relaxed);
-        let envelope = Envelope { tag: field(0), what: field(1), bytes: field(2) };
+        let envelope = Envelope { tag: field(0), dtype: field(1), bytes: field(2) };
         let bytes = envelope.bytes as usize;
         let message = if bytes == 0 {
             None
         } else if bytes <= BESIDE {
-            Some(Incoming::Beside { body: [3, 4, 5, 6].map(field), bytes })
+            Some(Incoming::Inline { body: [3, 4, 5, 6].map(field), bytes })
         } else {
             let (region, cell, depth) = (field(3) as usize, field(4) as usize, field(5).max(1));
             let cells = Cells { region, cell, depth, bytes, taken: 0 };
-            if !cells.lies_in(memory) {
-                return nonsense(&mut self.nonsense, from);
+            if !cells.is_within(memory) {
+                return malformed(&mut self.peer_fault, from);
             }
-            Some(Incoming::In(cells))
+            Some(Incoming::Slots(cells))
         };
         *taken += 1;
-        // Now and then is enough for a sender who has as many entries, and one line less to fetch for either.
+        // Published once per quarter of the ring: the sender has enough entries, and fewer cache lines move between the ranks.
         if taken.is_multiple_of(RING_ENTRIES / 4) {
             memory.count(*ring).tell(*taken);
-            self.ranks.ring(from);
+            self.ranks.notify(from);
         }
-        // One without bytes has nothing more to be asked for.
+        // An empty message has no fragments and needs no state.
         let message = message.map_or(MessageId::MAX, |message| self.incoming.insert(message) as MessageId);
         Some((envelope, message))
     }
 
-    fn piece(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)> {
+    fn recv_slot(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)> {
         let cells = match self.incoming.get(message as usize)? {
-            Incoming::Beside { body, bytes } => return Some((body.as_ptr().cast(), *bytes)),
-            Incoming::In(cells) => cells,
+            Incoming::Inline { body, bytes } => return Some((body.as_ptr().cast(), *bytes)),
+            Incoming::Slots(cells) => cells,
         };
         let memory = self.ranks.remotes[from].memory();
-        if !cells.whole() && memory.count(cells.region).told() <= cells.taken {
+        if !cells.is_single() && memory.count(cells.region).told() <= cells.taken {
             return None;
         }
         let bytes = (cells.bytes - cells.taken as usize * cells.cell).min(cells.cell);
@@ -319,11 +327,11 @@ impl MessageTransport for NearMessages {
     fn release(&mut self, from: usize, message: MessageId) {
         let over = match self.incoming.get_mut(message as usize) {
             None => return,
-            Some(Incoming::Beside { .. }) => true,
-            Some(Incoming::In(cells)) => {
+            Some(Incoming::Inline { .. }) => true,
+            Some(Incoming::Slots(cells)) => {
                 cells.taken += 1;
                 self.ranks.remotes[from].memory().count(cells.region + LINE).tell(cells.taken);
-                self.ranks.ring(from);
+                self.ranks.notify(from);
                 cells.taken as usize * cells.cell >= cells.bytes
             }
         };
@@ -345,11 +353,11 @@ impl MessageTransport for NearMessages {
     }
 }
 
-/// A sender says that its messages lie where none can.
-fn nonsense<T>(found: &mut Option<Fault>, from: usize) -> Option<T> {
-    found.get_or_insert_with(|| super::local_ranks::nonsense(from, "where a message to this rank lies"));
+/// Records that a sender announced a message or a ring outside of its memory.
+fn malformed<T>(found: &mut Option<Fault>, from: usize) -> Option<T> {
+    found.get_or_insert_with(|| super::local_ranks::malformed(from, "location of a message"));
     None
 }
 
-/// Regions of messages are not those of collectives: they are released by other rules.
-const MAIL_OWNER: u64 = 1 << 63;
+/// Owner bit that separates the regions of messages from those of collectives, which have other release conditions.
+const MESSAGE_OWNER: u64 = 1 << 63;

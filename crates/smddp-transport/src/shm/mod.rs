@@ -1,8 +1,7 @@
 //! Shared memory between the processes of one node.
 //!
-//! Each process owns one sealed memfd: control blocks (headers, small payload, states) and a staging pool. It is
-//! handed to peers over an abstract unix socket; nothing has a name in a file system and nothing outlives the
-//! processes.
+//! Each process owns one sealed memfd: control blocks (headers, small payload, states) and a staging pool. Peers receive its
+//! descriptor over an abstract unix socket. Nothing has a name in a file system, and nothing outlives the processes.
 
 mod cache_distance;
 mod cells;

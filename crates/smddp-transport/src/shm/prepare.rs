@@ -1,38 +1,38 @@
-//! The first half of making a group's near half, and its meeting with the other ranks' cards.
+//! Creation of a group's local half: allocation of this rank's control block, then connection to the ranks of its node.
 
 use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::channels::LocalChannels;
-use super::local_ranks::{GroupHome, LocalRank, Ranks};
+use super::local_ranks::{GroupHome, LocalRank, LocalRanks};
 use crate::RankInfo;
 use crate::process::layout::*;
 use crate::process::peer::PeerProcess;
 use crate::process::{Endpoint, ProcessAddress, random};
 use crate::token::Token;
 
-/// What is left of the first half of making a group.
+/// Local half of a group before the exchange of rank information.
 pub struct Prepared {
-    /// A group of one rank has none.
+    /// `None` for a group of one rank.
     home: Option<GroupHome>,
     rank_info: RankInfo,
 }
 
-/// Ranks that cannot be reached through shared memory.
+/// A rank that cannot be reached through shared memory.
 #[derive(Debug, thiserror::Error)]
 #[error("rank {rank} ({host}, pid {pid}) cannot share memory with this process: {reason}")]
 pub struct Unreachable {
     pub rank: usize,
     pub host: String,
     pub pid: u32,
-    /// It was there, and is not any more.
-    pub gone: bool,
+    /// Set if its process has ended or closed its endpoint.
+    pub ended: bool,
     pub reason: String,
 }
 
 impl Prepared {
-    /// Takes a control block. A group of one rank needs none.
+    /// Allocates a control block, except for a group of one rank. `staging_cap`: bytes of the staging pool.
     pub fn new(
         rank: usize,
         size: usize,
@@ -47,9 +47,10 @@ impl Prepared {
         let block = endpoint.control.take(&endpoint.memory, block_bytes(size)).ok_or_else(|| {
             io::Error::other("the control blocks of the live groups fill 256 MiB: destroy some groups")
         })?;
-        // Differs between any two control blocks of any process.
+        // Unique among the control blocks of all processes.
         let nonce = u64::from_le_bytes(random()) | 1;
-        // Release: whoever sees by it that the block's last group is over here sees what this process read there as read.
+        // Release: a process that sees by this nonce that the block's previous group has ended here may assume that this process has
+        // finished its reads in that group.
         endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Release);
         endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
         let mut rank_info =
@@ -60,7 +61,7 @@ impl Prepared {
         Ok(Self { home: Some(GroupHome { endpoint, block, nonce, size, token: None }), rank_info })
     }
 
-    /// From now on this process hears callers who have that token.
+    /// Makes this process accept connections authenticated by that token.
     pub(crate) fn trust(&mut self, token: &Arc<Token>) {
         if let Some(home) = &mut self.home {
             home.endpoint.trusted.add(token);
@@ -68,7 +69,8 @@ impl Prepared {
         }
     }
 
-    /// With rank 0's card, where that came by a way that nobody else reads; any other says nothing.
+    /// Trusts the token in rank 0's information, which must have travelled through a confidential channel. Other ranks' information
+    /// has no token and changes nothing.
     pub fn trust_rank_info(&mut self, first: &RankInfo) {
         if let Some(token) = &first.token {
             self.trust(&Arc::new(token.clone()));
@@ -83,40 +85,42 @@ impl Prepared {
         &mut self.rank_info
     }
 
-    /// Maps the memory of the ranks of this node: `rank_infos` are theirs, ascending, mine included. The link numbers the
-    /// ranks by their places in this list.
+    /// Maps the memory of the ranks of this node. `rank_infos`: their information including this rank's, ascending. The index in
+    /// this list is the rank's number in [`LocalChannels`].
     pub fn connect(mut self, rank_infos: Vec<RankInfo>) -> Result<LocalChannels, Unreachable> {
         if self.home.as_ref().is_some_and(|home| home.token.is_none()) {
             rank_infos.iter().for_each(|rank_info| self.trust_rank_info(rank_info));
         }
         let me = rank_infos.iter().position(|rank_info| rank_info.rank == self.rank_info.rank).unwrap_or(0);
         let Some(GroupHome { endpoint, token, .. }) = &self.home else {
-            return Ok(LocalChannels::new(self.home, Ranks { remotes: Vec::new(), me }));
+            return Ok(LocalChannels::new(self.home, LocalRanks { remotes: Vec::new(), me }));
         };
         let mut remotes = Vec::with_capacity(rank_infos.len());
         for rank_info in rank_infos {
-            // Several ranks of one process (threads) share its memory as it is.
+            // Ranks that are threads of this process need no mapping.
             let peer = if rank_info.process.id == endpoint.address.id {
                 None
             } else {
-                Some(routes(endpoint, token.as_ref(), &self.rank_info, &rank_info)?)
+                Some(connect_process(endpoint, token.as_ref(), &self.rank_info, &rank_info)?)
             };
             let (home, block) = (endpoint.doorbell(), usize::try_from(rank_info.block).unwrap_or(usize::MAX));
             let remote = LocalRank { peer, home, block, nonce: rank_info.nonce, rank_info };
-            // All of the block is read later as if it were there.
+            // Later reads of the block have no bounds check.
             if !remote.memory().holds(block, block_bytes(self.rank_info.size as usize)) {
                 let RankInfo { rank, host, pid, .. } = remote.rank_info;
-                let reason = format!("its card names a control block at {block}, outside of its memory");
-                return Err(Unreachable { rank: rank as usize, host, pid, gone: false, reason });
+                let reason = format!(
+                    "its rank information has a control block at offset {block}, outside of its memory"
+                );
+                return Err(Unreachable { rank: rank as usize, host, pid, ended: false, reason });
             }
             remotes.push(remote);
         }
         endpoint.deaths.look();
-        Ok(LocalChannels::new(self.home, Ranks { remotes, me }))
+        Ok(LocalChannels::new(self.home, LocalRanks { remotes, me }))
     }
 }
 
-fn routes(
+fn connect_process(
     endpoint: &Endpoint,
     token: Option<&Arc<Token>>,
     mine: &RankInfo,
@@ -124,37 +128,37 @@ fn routes(
 ) -> Result<Arc<PeerProcess>, Unreachable> {
     let fail = |reason: String| {
         let RankInfo { rank, host, pid, .. } = rank_info;
-        Unreachable { rank: *rank as usize, host: host.clone(), pid: *pid, gone: false, reason }
+        Unreachable { rank: *rank as usize, host: host.clone(), pid: *pid, ended: false, reason }
     };
     if rank_info.boot != mine.boot {
         return Err(fail(format!("it runs on another host ({} here, {} there)", mine.host, rank_info.host)));
     }
     let Some(token) = token else {
-        return Err(fail("this rank has not heard the group's token".to_owned()));
+        return Err(fail("this rank has not received the group's token".to_owned()));
     };
     endpoint.routes(&rank_info.process, token).map_err(|error| {
-        // It showed in the exchange of cards that it has the token, so it refuses nobody who has.
-        let gone = matches!(
+        // The rank proved in the bootstrap that it has the token, so it does not reject a connection with that token.
+        let ended = matches!(
             error.kind(),
             ErrorKind::ConnectionRefused
                 | ErrorKind::ConnectionReset
                 | ErrorKind::BrokenPipe
                 | ErrorKind::UnexpectedEof
         );
-        let here = (rank_info.netns, rank_info.uid) == (mine.netns, mine.uid);
-        let gone = gone && here;
-        // A limit of this process: the other one is well.
+        let same_domain = (rank_info.netns, rank_info.uid) == (mine.netns, mine.uid);
+        let ended = ended && same_domain;
+        // A limit of this process: the other process is healthy.
         let reason = if error.kind() == ErrorKind::OutOfMemory {
             format!("{error}; or set SMDDP_SHM=0 for all ranks to go over the network")
         } else if rank_info.netns != mine.netns {
             format!("its network namespace differs, so its unix socket is out of reach ({error})")
         } else if rank_info.uid != mine.uid {
             format!("it runs as user {}, this process as user {} ({error})", rank_info.uid, mine.uid)
-        } else if gone {
+        } else if ended {
             format!("its unix socket is closed ({error})")
         } else {
             format!("its unix socket fails ({error}). Its log names the reason; SMDDP_SHM=0 uses the network instead")
         };
-        Unreachable { gone, ..fail(reason) }
+        Unreachable { ended, ..fail(reason) }
     })
 }

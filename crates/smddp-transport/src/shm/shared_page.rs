@@ -1,60 +1,59 @@
-//! The board: what the ranks of a node share besides messages. A page of words each, in their control blocks, and things that
-//! are handed over on request, over their unix sockets.
+//! Shared pages and memory exports of the ranks of a node.
 //!
-//! Devices signal each other through the words and learn of each other's memory through what is lent. What the words
-//! and the things mean is the core's.
+//! Each rank has a page of flags in its control block, through which devices signal each other. Ranks hand over exported memory
+//! handles on request, over their unix sockets. The core defines the meaning of the flags and of the exports.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::local_ranks::{LocalRank, Ranks};
+use super::local_ranks::{LocalRank, LocalRanks};
 use crate::process::layout::{PAGE, shared_page_at};
 use crate::process::{Endpoint, Exporter, MemoryExport};
 use crate::token::Token;
 
-/// One rank's view of it.
+/// One rank's view of the shared pages.
 pub struct SharedPage {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) token: Arc<Token>,
-    pub(super) ranks: Arc<Ranks>,
+    pub(super) ranks: Arc<LocalRanks>,
     pub(super) layout: usize,
-    pub(super) kept: Arc<AtomicBool>,
-    /// Places in this node, by rank of the group.
+    pub(super) retained_pages: Arc<AtomicBool>,
+    /// Node index of each rank of the group; `None` for a rank of another node.
     pub(super) places: Vec<Option<usize>>,
 }
 
 impl SharedPage {
-    /// Bytes of a rank's page.
+    /// Size of a rank's page in bytes.
     pub const PAGE: usize = PAGE;
 
     fn remote(&self, rank: usize) -> Option<&LocalRank> {
         self.ranks.remotes.get((*self.places.get(rank)?)?)
     }
 
-    /// The page of `rank`: whole pages of the kernel's, zero at first, to be reached as atomics of eight bytes; `None` for a rank of
-    /// another node. It lives as long as this board.
+    /// Returns the page of `rank`; `None` for a rank of another node. It consists of whole kernel pages, is zero at first, must be
+    /// accessed as eight-byte atomics, and lives as long as `self`.
     pub fn page(&self, rank: usize) -> Option<*mut u8> {
         let remote = self.remote(rank)?;
         Some(remote.memory().at(remote.block + shared_page_at(self.layout), PAGE))
     }
 
-    /// Devices know the pages from now on: they are not used for anything else, though the group may end.
-    pub fn keep(&self) {
-        self.kept.store(true, Ordering::Release);
+    /// Keeps the pages reserved after the group has ended, because devices know their addresses.
+    pub fn retain(&self) {
+        self.retained_pages.store(true, Ordering::Release);
     }
 
-    /// What ranks of this node may ask for under the number that comes back.
-    pub fn lend(&self, maker: Exporter) -> u64 {
-        self.endpoint.lending.lend(maker)
+    /// Exports what `exporter` returns to the ranks of this node. Returns the token under which they import it.
+    pub fn export(&self, exporter: Exporter) -> u64 {
+        self.endpoint.lending.lend(exporter)
     }
 
     pub fn withdraw(&self, token: u64) {
         self.endpoint.lending.withdraw(token);
     }
 
-    /// Asks `rank` for what it lends. Waits for its process, a few seconds at most.
-    pub fn borrow(&self, rank: usize, token: u64) -> io::Result<MemoryExport> {
+    /// Imports an export of `rank`. Waits a few seconds at most for its process.
+    pub fn import(&self, rank: usize, token: u64) -> io::Result<MemoryExport> {
         let remote = self.remote(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
         match remote.peer {
             // A thread of this process.

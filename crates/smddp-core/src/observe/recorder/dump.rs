@@ -80,7 +80,7 @@ fn operation(seen: &Seen, clock: &Clock) -> Value {
     let time = |ticks: u64| (ticks != 0).then(|| clock.wall(ticks));
     let algorithm = match seen {
         Seen::Collective(_) => {
-            Algorithm::ALL.get((entry.fingerprint.what >> 40 & 0xf) as usize).map(|a| a.name())
+            Algorithm::ALL.get((entry.fingerprint.call >> 40 & 0xf) as usize).map(|a| a.name())
         }
         Seen::Message(_) => None,
     };

@@ -231,7 +231,7 @@ mod tests {
     }
 
     fn makes(recorder: &Recorder, collective: Collective, outcome: Option<Outcome>) {
-        recorder.submitted(0, CallFingerprint { what: collective as u64, count: 1 }, 4, ticks(), true);
+        recorder.submitted(0, CallFingerprint { call: collective as u64, count: 1 }, 4, ticks(), true);
         if let Some(outcome) = outcome {
             recorder.ended(0, outcome, ticks(), None);
         }

@@ -76,7 +76,7 @@ impl Ring {
         fence(Ordering::Release);
         let start = if started { now } else { 0 };
         for (at, word) in
-            [(1, fingerprint.what), (2, fingerprint.count), (3, bytes), (4, now), (5, start), (6, 0), (7, 0)]
+            [(1, fingerprint.call), (2, fingerprint.count), (3, bytes), (4, now), (5, start), (6, 0), (7, 0)]
         {
             row.set(at, word);
         }
@@ -112,7 +112,7 @@ fn read(row: &Row) -> Option<Entry> {
     let ended = row.0[6].load(Ordering::Acquire);
     let entry = Entry {
         seq: number.checked_sub(1)?,
-        fingerprint: CallFingerprint { what: row.get(1), count: row.get(2) },
+        fingerprint: CallFingerprint { call: row.get(1), count: row.get(2) },
         bytes: row.get(3),
         submitted: row.get(4),
         started: row.get(5),
@@ -136,7 +136,7 @@ mod tests {
     fn the_newest_are_kept_with_what_became_of_them() {
         let ring = Ring::new(4);
         for seq in 0..6 {
-            ring.submit(seq, CallFingerprint { what: seq, count: 1 }, 8, 10 * seq + 1, seq == 0);
+            ring.submit(seq, CallFingerprint { call: seq, count: 1 }, 8, 10 * seq + 1, seq == 0);
             ring.start(seq, 10 * seq + 2);
             if seq < 5 {
                 ring.end(seq, 10 * seq + 3, if seq == 4 { Outcome::Failed } else { Outcome::Ok });
@@ -145,7 +145,7 @@ mod tests {
         // Of what is no more there, nothing is changed.
         ring.end(1, 99, Outcome::Failed);
         let found = ring.entries();
-        let seen: Vec<_> = found.iter().map(|e| (e.seq, e.fingerprint.what, e.ended, e.outcome)).collect();
+        let seen: Vec<_> = found.iter().map(|e| (e.seq, e.fingerprint.call, e.ended, e.outcome)).collect();
         let ok = Outcome::Ok;
         assert_eq!(
             seen,
@@ -169,7 +169,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for seq in 0..200_000 {
-                    ring.submit(seq, CallFingerprint { what: seq, count: seq }, seq, seq, true);
+                    ring.submit(seq, CallFingerprint { call: seq, count: seq }, seq, seq, true);
                     ring.end(seq, seq + 1, Outcome::Ok);
                 }
                 stop.store(true, Ordering::Relaxed);
@@ -178,7 +178,7 @@ mod tests {
                 for entry in ring.entries() {
                     let Entry { seq, fingerprint, bytes, submitted, started, .. } = entry;
                     assert_eq!(
-                        [fingerprint.what, fingerprint.count, bytes, submitted, started],
+                        [fingerprint.call, fingerprint.count, bytes, submitted, started],
                         [seq; 5],
                         "{entry:?}"
                     );

@@ -47,7 +47,7 @@ fn relay(listener: UnixListener, parent: Vec<u8>, tamper: Tamper) -> JoinHandle<
 }
 
 /// Two ranks whose only connection goes through a relay.
-fn over_a_relay(tamper: Tamper) -> Vec<Outcome> {
+fn over_a_relay(tamper: Tamper) -> Vec<TreeResult> {
     let mut trees = trees(2);
     let name = [b"smddp-cards-", &random::<16>()[..]].concat();
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
@@ -56,7 +56,7 @@ fn over_a_relay(tamper: Tamper) -> Vec<Outcome> {
     let mut address = trees[0].records.open(0, &trees[0].address()).unwrap();
     let parent = std::mem::replace(&mut address.socket, name);
     let record = trees[0].records.seal(0, &address);
-    trees[1].call(token, &record, Instant::now()).unwrap();
+    trees[1].set_parent(token, &record, Instant::now()).unwrap();
     let relay = relay(listener, parent, tamper);
     let outcomes = outcomes(&mut trees);
     drop(trees);
@@ -132,8 +132,8 @@ fn carried() -> (Vec<RankTree>, Vec<u8>) {
     let mut trees = trees(2);
     let token = trees[0].token.clone();
     trees[1].token = token;
-    trees[1].above = Above::Unreached { carried: None };
-    let up = trees[1].to_carry_up().unwrap().0;
+    trees[1].above = ParentLink::Unreached { carried: None };
+    let up = trees[1].take_relay().unwrap().0;
     (trees, up)
 }
 
@@ -141,9 +141,9 @@ fn carried() -> (Vec<RankTree>, Vec<u8>) {
 fn cards_that_the_store_carries_cannot_be_changed_exchanged_or_repeated() {
     let reason = |tree: &RankTree| tree.failure().map(|failure| failure.reason.clone()).unwrap_or_default();
     let (mut trees, up) = carried();
-    trees[0].carried_up(1, &up);
-    let _ = trees[0].go_on(Instant::now());
-    let (child, down) = trees[0].to_carry_down().swap_remove(0);
+    trees[0].accept_relayed(1, &up);
+    let _ = trees[0].poll(Instant::now());
+    let (child, down) = trees[0].result_to_relay().swap_remove(0);
     assert_eq!(child, 1);
     for (tampered, at) in [(&up, 5), (&up, up.len() - 1), (&down, 5), (&down, down.len() - 1)] {
         let (mut trees, _) = carried();
@@ -151,22 +151,22 @@ fn cards_that_the_store_carries_cannot_be_changed_exchanged_or_repeated() {
         bytes[at] ^= 1;
         let rank = usize::from(tampered == &down);
         match rank {
-            0 => trees[0].carried_up(1, &bytes),
-            _ => trees[1].carried_down(&bytes),
+            0 => trees[0].accept_relayed(1, &bytes),
+            _ => trees[1].accept_result(&bytes),
         }
         assert!(reason(&trees[rank]).contains("do not verify under the group's token"), "byte {at}");
     }
     // In another rank's name, and the answer to another attempt.
     let (mut other, _) = carried();
     other[0].token = trees[0].token.clone();
-    other[0].carried_up(2, &up);
+    other[0].accept_relayed(2, &up);
     assert!(reason(&other[0]).contains("rank 2"), "{}", reason(&other[0]));
     let (mut other, _) = carried();
     other[1].token = trees[0].token.clone();
-    other[1].carried_down(&down);
+    other[1].accept_result(&down);
     assert!(reason(&other[1]).contains("do not verify"), "{}", reason(&other[1]));
-    trees[1].carried_down(&down);
-    assert_eq!(trees[1].go_on(Instant::now()).unwrap().as_ref().unwrap().len(), 2);
+    trees[1].accept_result(&down);
+    assert_eq!(trees[1].poll(Instant::now()).unwrap().as_ref().unwrap().len(), 2);
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn startup_sockets_answer_no_other_user() {
         assert!(begun.elapsed() < DEADLINE, "the child is held");
         let now = Instant::now();
         tree.wait(Duration::from_millis(1), now);
-        let _ = tree.go_on(now);
+        let _ = tree.poll(now);
     }
     assert_eq!(status, 0, "a process of another user got an answer");
     assert!(tree.met && tree.callers.is_empty());

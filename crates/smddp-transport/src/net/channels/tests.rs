@@ -23,7 +23,7 @@ fn begin(net: &mut RemoteChannels, seq: u64) {
     let recv_channel = RecvChannel { rank: 1, channel: 0, reader: 0, cell: 64, messages: 1, bytes: 8 };
     net.wire_up(&Arc::new(RemoteLayout::new(0, Vec::new(), &[recv_channel], 1, 1)));
     assert!(net.reserve());
-    net.begin(seq, CallFingerprint { what: 7, count: 1 });
+    net.begin(seq, CallFingerprint { call: 7, count: 1 });
 }
 
 #[test]
@@ -118,36 +118,36 @@ fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_i
         // It comes.
         let total = bytes as u64;
         assert_eq!(comes(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Drop);
-        let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
-        assert!(net.p2p(|mail| mail.land(1, stream, at)));
+        let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
+        assert!(net.p2p(|mail| mail.receive_into(1, stream, at)));
         assert_eq!(comes(&mut net, piece(0, PIECE)), Target::Here(at));
-        assert!(!net.p2p(|mail| mail.landed(1, stream)));
+        assert!(!net.p2p(|mail| mail.is_received(1, stream)));
         // Another one goes, as far as its receiver has said.
-        let envelope = Envelope { tag: 0, what: 0, bytes: total };
-        let sent = net.p2p(|mail| mail.open(1, envelope)).unwrap();
-        assert!(net.p2p(|mail| mail.lend(sent, at)));
-        assert!(!net.p2p(|mail| mail.gone(sent)));
+        let envelope = Envelope { tag: 0, dtype: 0, bytes: total };
+        let sent = net.p2p(|mail| mail.announce(1, envelope)).unwrap();
+        assert!(net.p2p(|mail| mail.send_in_place(sent, at)));
+        assert!(!net.p2p(|mail| mail.is_sent(sent)));
         comes(&mut net, Frame { index: 1, ..Frame::new(Kind::Ready, sent) });
-        assert!(!net.p2p(|mail| mail.gone(sent)));
+        assert!(!net.p2p(|mail| mail.is_sent(sent)));
         assert_eq!(going().last(), Some(&(at.cast_const(), PIECE)));
         if release_user_buffers {
             net.release_user_buffers();
             comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
-            net.p2p(|mail| mail.gone(sent));
+            net.p2p(|mail| mail.is_sent(sent));
             assert_eq!(going().last().map(|&(_, bytes)| bytes), Some(0), "it is copied, and no more is sent");
             assert_eq!(comes(&mut net, piece(1, 5)), Target::Drop);
             break;
         }
         comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
-        assert!(!net.p2p(|mail| mail.gone(sent)));
+        assert!(!net.p2p(|mail| mail.is_sent(sent)));
         assert_eq!(going().last(), Some(&(at.wrapping_add(PIECE).cast_const(), 5)));
         line.with(|line| std::mem::take(&mut line.going))
             .iter()
             .for_each(|&(ticket, ..)| net.state.sent(ticket));
-        assert!(net.p2p(|mail| mail.gone(sent)), "all of it is out of hands");
+        assert!(net.p2p(|mail| mail.is_sent(sent)), "all of it is out of hands");
         net.p2p(|mail| mail.close(sent));
         assert_eq!(comes(&mut net, piece(1, 5)), Target::Here(at.wrapping_add(PIECE)));
-        assert!(net.p2p(|mail| mail.landed(1, stream)));
+        assert!(net.p2p(|mail| mail.is_received(1, stream)));
     }
     assert_eq!(net.faults(Instant::now()), []);
 }
@@ -160,22 +160,25 @@ fn a_short_message_that_is_waited_for_is_put_off_once() {
         net.state.messages = RemoteMessages::new(2, net.state.owner.sibling(), true);
         let mut memory = vec![0u8; 50_000];
         if waits {
-            assert!(net.p2p(|mail| mail.next(1)).is_none());
+            assert!(net.p2p(|mail| mail.next_announced(1)).is_none());
         }
         let total = memory.len() as u64;
         comes(&mut net, Frame { index: Frame::FOLLOWS, total, ..Frame::new(Kind::Announce, 4) });
         let piece = Frame { bytes: total, ..Frame::new(Kind::Piece, 4) };
         if waits {
             assert_eq!(comes(&mut net, piece), Target::Later);
-            let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
-            assert!(net.p2p(|mail| mail.land(1, stream, memory.as_mut_ptr())));
+            let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
+            assert!(net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())));
             assert_eq!(comes(&mut net, piece), Target::Here(memory.as_mut_ptr()));
-            assert!(net.p2p(|mail| mail.landed(1, stream)));
+            assert!(net.p2p(|mail| mail.is_received(1, stream)));
         } else {
             assert!(matches!(comes(&mut net, piece), Target::Here(at) if at != memory.as_mut_ptr()));
-            let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
-            assert!(!net.p2p(|mail| mail.land(1, stream, memory.as_mut_ptr())), "it lies elsewhere already");
-            assert_eq!(net.p2p(|mail| mail.piece(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
+            let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
+            assert!(
+                !net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())),
+                "it lies elsewhere already"
+            );
+            assert_eq!(net.p2p(|mail| mail.recv_slot(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
         }
     }
 }

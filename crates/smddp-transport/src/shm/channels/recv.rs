@@ -1,27 +1,28 @@
-//! The channels that a rank reads: where their writers say that messages lie, and how those are taken.
+//! Receive channels of a rank: location and consumption of messages in their writers' memory.
 
 use super::super::cells::Channel;
-use super::super::local_ranks::nonsense;
+use super::super::local_ranks::malformed;
 use super::LocalChannels;
 use crate::process::layout::*;
 use crate::process::single_copy;
 use crate::{CallFingerprint, Fault, Mismatch};
 
-/// A channel I read, in the operation under way; resolved when its writer's header is seen.
+/// Receive channel of the operation in progress. It is resolved once its writer's header has been read.
 #[derive(Clone, Copy, Default)]
 pub(super) struct LocalRecv {
     pub(super) resolved: bool,
     pub(super) at: Channel,
     pub(super) taken: u64,
-    /// Messages that are known to be published.
-    pub(super) there: u64,
+    /// Number of messages that are known to be published.
+    pub(super) published: u64,
+    /// Set if this rank must publish the number of messages that it has read.
     pub(super) ack: bool,
-    /// Messages that were read by the kernel.
+    /// Number of messages that the kernel has read from the writer's memory.
     pub(super) fetched: u64,
 }
 
 impl LocalChannels {
-    /// Looks for the writer's header and finds the channel's place.
+    /// Reads the writer's header and locates the channel. Returns false if the header is not published yet.
     pub(super) fn resolve(&mut self, recv_channel: usize) -> Result<bool, Mismatch> {
         let want = self.channel_layout.recv_channels[recv_channel];
         let remote = &self.ranks.remotes[want.rank];
@@ -29,28 +30,28 @@ impl LocalChannels {
             return Ok(false);
         };
         self.begun[want.rank] = self.seq + 1;
-        let theirs = CallFingerprint { what, count };
+        let theirs = CallFingerprint { call: what, count };
         if theirs != self.fingerprint {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
         let found = if self.channel_layout.inline {
             let cells = remote.block + slot_at(self.layout, self.seq) + SLOT_HEADER;
             let at = Channel { cells, cell: SLOT_BYTES, depth: 1, ..Channel::default() };
-            LocalRecv { resolved: true, at, there: 1, ..LocalRecv::default() }
+            LocalRecv { resolved: true, at, published: 1, ..LocalRecv::default() }
         } else {
             let memory = remote.memory();
             let region = stage as usize;
-            // Without a region nothing comes at all.
+            // A writer without a region sends nothing on this channel.
             let at =
                 if region == 0 { Some(Channel::default()) } else { Channel::read(memory, region, &want) };
             let Some(at) = at else {
-                self.nonsense.get_or_insert_with(|| nonsense(want.rank, "where its messages lie"));
+                self.peer_fault.get_or_insert_with(|| malformed(want.rank, "location of a channel"));
                 return Ok(false);
             };
             if at.bytes != want.bytes {
                 return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, at.bytes)) });
             }
-            // The same bytes in smaller cells, or in none: it cuts them in another way.
+            // The same payload in smaller cells, or without cells: the writer splits it differently.
             if want.messages > 0 && (at.cell < want.cell || at.depth == 0) {
                 return Err(Mismatch { rank: want.rank, theirs, bytes: None });
             }
@@ -63,19 +64,19 @@ impl LocalChannels {
 
     pub fn message(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
         if !self.ins[recv_channel].resolved && !self.resolve(recv_channel)? {
-            self.look_in_vain();
+            self.count_idle_poll();
             return Ok(None);
         }
         let memory = self.ranks.remotes[self.channel_layout.recv_channels[recv_channel].rank].memory();
         let found = &mut self.ins[recv_channel];
-        if found.taken >= found.there {
-            found.there = memory.count(found.at.lines).told();
-            if found.taken >= found.there {
-                self.look_in_vain();
+        if found.taken >= found.published {
+            found.published = memory.count(found.at.lines).told();
+            if found.taken >= found.published {
+                self.count_idle_poll();
                 return Ok(None);
             }
         }
-        if found.at.foreign {
+        if found.at.is_address {
             return Ok(self.fetch(recv_channel));
         }
         Ok(Some(
@@ -84,36 +85,36 @@ impl LocalChannels {
         ))
     }
 
-    /// Messages of that inlet come to lie one behind the other, `stride` bytes from one to the next, in `bytes` at `at`, if the kernel
-    /// reads them: memory of the operation just begun, until it is over.
-    pub(crate) fn land(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
-        self.recv_targets.name(recv_channel, at, bytes, stride);
+    /// Sets the receive target of a channel whose messages the kernel reads: `bytes` bytes at `at`, with `stride` bytes from one
+    /// message to the next. The target belongs to the operation just begun and must stay valid until it ends.
+    pub(crate) fn set_recv_target(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
+        self.recv_targets.set(recv_channel, at, bytes, stride);
     }
 
-    /// The memory of the collective under way has moved.
+    /// Adjusts the receive targets after the memory of the collective in progress has moved.
     pub(crate) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
         self.recv_targets.relocate(moved);
     }
 
-    /// The next message of an inlet whose writer does not share what it sends; `None` once it cannot be had.
+    /// Reads the next message of a channel whose writer sends from memory that is not shared. `None` if the read failed.
     fn fetch(&mut self, recv_channel: usize) -> Option<*const u8> {
         let LocalRecv { at, taken, fetched, .. } = self.ins[recv_channel];
         let want = self.channel_layout.recv_channels[recv_channel];
         let first = usize::try_from(taken).ok()?.checked_mul(at.cell)?;
-        // What its writer says is as long as it was to be (see `resolve`); the last message may be shorter.
+        // `resolve` has compared the payload size of the writer with the expected one. The last message may be shorter.
         let bytes = usize::try_from(want.bytes).ok()?.checked_sub(first)?.min(at.cell);
-        let to = self.recv_targets.place(recv_channel, at.cell, first, bytes);
+        let to = self.recv_targets.address_of(recv_channel, at.cell, first, bytes);
         if fetched <= taken {
             let remote = &self.ranks.remotes[want.rank];
-            // SAFETY: either the place that the owner of the operation named for these bytes, which nobody else touches until it is
-            // over, or this inlet's own memory, as long as the message.
+            // SAFETY: `to` is either the receive target of these bytes, which only this channel writes until the operation ends, or the
+            // buffer of this channel, which is at least as long as the message.
             let read = remote
-                .readable()
+                .readable_pid()
                 .map(|pid| unsafe { single_copy::read(pid, at.cells.wrapping_add(first), to, bytes) });
             match read {
                 Some(Ok(())) => self.ins[recv_channel].fetched = taken + 1,
-                // It gave up, or died, which is told elsewhere.
-                _ if remote.state() & POISONED != 0 || remote.dead() => return None,
+                // The writer aborted or died, which `faults` reports.
+                _ if remote.state() & POISONED != 0 || remote.is_dead() => return None,
                 Some(Err(error)) if error.raw_os_error() == Some(libc::ESRCH) => return None,
                 found => {
                     let reason = found
@@ -122,7 +123,7 @@ impl LocalChannels {
                     let how = format!(
                         "it sends from memory that cannot be read here ({reason}); SMDDP_SINGLE_COPY=0 does without"
                     );
-                    self.nonsense.get_or_insert(Fault::Unable { rank: want.rank, reason: how });
+                    self.peer_fault.get_or_insert(Fault::Unreachable { rank: want.rank, reason: how });
                     return None;
                 }
             }
@@ -134,20 +135,20 @@ impl LocalChannels {
         let want = self.channel_layout.recv_channels[recv_channel];
         let found = &mut self.ins[recv_channel];
         found.taken += 1;
-        // Its writer's own memory is what was read, if that was still as it had been then.
+        // Zero-copy messages were read from the writer's own memory, whose content is guaranteed only while the writer is healthy.
         let remote = &self.ranks.remotes[want.rank];
-        if found.at.acks && !remote.sound() {
-            self.spoiled = true;
-            // One that says why the group is dead is asked for that.
+        if found.at.acks && !remote.is_healthy() {
+            self.corrupted = true;
+            // After an abort `faults` reports the reason of the writer.
             if remote.state() & POISONED == 0 {
                 let how = "ended its call before this rank had read its memory".to_owned();
-                self.nonsense.get_or_insert(Fault::Lost { rank: want.rank, how });
+                self.peer_fault.get_or_insert(Fault::Lost { rank: want.rank, how });
             }
             return;
         }
         if found.ack {
             remote.memory().count(found.at.lines + LINE * (1 + want.reader)).tell(found.taken);
-            self.ranks.ring(want.rank);
+            self.ranks.notify(want.rank);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The channels that a rank writes: where an operation's messages lie, and how they are told.
+//! Send channels of a rank: location of an operation's messages and their publication.
 
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
@@ -11,51 +11,51 @@ use crate::process::single_copy;
 use crate::process::{Region, SingleCopy};
 use crate::{Channels, SendChannel};
 
-/// An outlet whose messages stay where they lie, one behind the other, `stride` bytes from one to the next: its readers take them from
-/// there, and the operation is over when they have.
+/// Zero-copy source of a send channel: the readers read its messages from the caller's memory, with `stride` bytes from one message
+/// to the next. The operation ends once they have read all of them.
 #[derive(Clone, Copy, Debug)]
 pub struct ZeroCopySource {
     pub channel: usize,
     pub at: *const u8,
     pub stride: usize,
-    /// Whether they do where that is not this process's symmetric memory.
+    /// Use of single copy for memory outside this process's symmetric memory.
     pub single_copy: SingleCopy,
 }
 
-/// Where an outlet's messages stay.
-enum Place {
-    /// Offset in this process's memory.
+/// Location of zero-copy messages.
+enum Location {
+    /// Offset in this process's shared memory.
     Symmetric(usize),
-    /// Address.
-    Foreign(usize),
+    /// Address in this process, which readers read through the kernel.
+    Address(usize),
 }
 
-/// A channel I write, in the operation under way.
+/// Send channel of the operation in progress.
 pub(super) struct LocalSend {
     pub(super) lines: usize,
     pub(super) cells: usize,
     pub(super) cell: usize,
     pub(super) depth: u64,
     pub(super) sent: u64,
-    /// Fewest messages that all readers are known to have read.
+    /// Number of messages that all readers are known to have read.
     pub(super) read: u64,
     pub(super) readers: usize,
     pub(super) messages: u64,
-    /// The caller's own memory.
-    pub(super) stays: bool,
-    /// `cells` is an address.
-    pub(super) foreign: bool,
+    /// The messages are in the caller's memory.
+    pub(super) zero_copy: bool,
+    /// `cells` is an address, not an offset in the shared memory.
+    pub(super) is_address: bool,
 }
 
 impl LocalSend {
-    /// Messages that all its readers have read, as far as they say.
+    /// Returns the number of messages that all readers report as read.
     pub(super) fn read_by_all(&self, memory: &Memory) -> u64 {
         let read = (1..=self.readers).map(|reader| memory.count(self.lines + LINE * reader).told());
         read.min().unwrap_or(u64::MAX)
     }
 }
 
-/// Cells from which the distance is measured, at one message of so many.
+/// Smallest cell, in bytes, whose publication measures the cache distance; one message in `MEASURED_EVERY` does.
 const MEASURED: usize = 8 << 10;
 const MEASURED_EVERY: u32 = 4;
 
@@ -63,35 +63,35 @@ impl LocalChannels {
     pub(super) fn open_region(
         &mut self,
         channel_layout: &Channels,
-        stays: &[ZeroCopySource],
+        sources: &[ZeroCopySource],
     ) -> Option<Region> {
         let GroupHome { endpoint, nonce, .. } = self.home.as_ref()?;
-        // Where an outlet's messages lie of themselves, and their stride.
-        let place = |channel: usize| {
-            let found = stays.binary_search_by_key(&channel, |stay| stay.channel).ok()?;
-            let ZeroCopySource { at, stride, single_copy, .. } = stays[found];
+        // Location and stride of a channel's zero-copy messages, if its readers can reach them.
+        let location = |channel: usize| {
+            let found = sources.binary_search_by_key(&channel, |source| source.channel).ok()?;
+            let ZeroCopySource { at, stride, single_copy, .. } = sources[found];
             let send_channel = &channel_layout.send_channels[channel];
             let bytes = stride.checked_mul(usize::try_from(send_channel.messages).ok()?)?;
             if let Some(offset) = endpoint.symmetric.offset(&endpoint.memory, at as usize, bytes) {
-                return Some((Place::Symmetric(offset), stride));
+                return Some((Location::Symmetric(offset), stride));
             }
-            let lent = single_copy != SingleCopy::Never
+            let readable = single_copy != SingleCopy::Never
                 && self.ranks.all_read()
                 && single_copy.pays()
                 && single_copy::lendable(at, usize::try_from(send_channel.bytes).ok()?);
-            lent.then_some((Place::Foreign(at as usize), stride))
+            readable.then_some((Location::Address(at as usize), stride))
         };
-        // Looked for once: what may be read can change. Most calls have none.
-        let places: Vec<_> = if stays.is_empty() {
+        // Evaluated once, because the result can change between two evaluations. Most calls have no sources.
+        let locations: Vec<_> = if sources.is_empty() {
             Vec::new()
         } else {
-            (0..channel_layout.send_channels.len()).map(place).collect()
+            (0..channel_layout.send_channels.len()).map(location).collect()
         };
-        let place = |channel: usize| places.get(channel).and_then(Option::as_ref);
+        let location = |channel: usize| locations.get(channel).and_then(Option::as_ref);
         let lines: usize = channel_layout.send_channels.iter().map(|o| LINE * (1 + o.readers.len())).sum();
         let fixed = channel_layout.send_channels.len() * ENTRY + lines;
         let cells: usize = (0..channel_layout.send_channels.len())
-            .filter(|&channel| place(channel).is_none())
+            .filter(|&channel| location(channel).is_none())
             .map(|channel| channel_layout.send_channels[channel].cell.next_multiple_of(LINE))
             .sum();
         let bytes = |depth: usize| fixed.next_multiple_of(GRAIN) + cells * depth;
@@ -109,43 +109,43 @@ impl LocalChannels {
         for (channel, send_channel) in channel_layout.send_channels.iter().enumerate() {
             let messages = send_channel.messages as usize;
             let in_cells = send_channel.cell.next_multiple_of(LINE);
-            // As told: offset in the region, or address.
-            let (cells, cell_bytes, cells_deep, lie) = match place(channel) {
-                Some((Place::Symmetric(offset), stride)) => {
+            // `cells` as published: an offset in the region, or an address.
+            let (cells, cell_bytes, cells_deep, kind) = match location(channel) {
+                Some((Location::Symmetric(offset), stride)) => {
                     endpoint.symmetric.messages.fetch_add(send_channel.messages, Ordering::Relaxed);
                     (offset - region.offset, *stride, messages, IN_SYMMETRIC)
                 }
-                Some((Place::Foreign(at), stride)) => {
+                Some((Location::Address(at), stride)) => {
                     endpoint.single_copies.fetch_add(send_channel.messages, Ordering::Relaxed);
                     (*at, *stride, messages, IN_FOREIGN)
                 }
                 None => (cell, in_cells, depth, IN_CELLS),
             };
             let entry = region.offset + channel * ENTRY;
-            let told = [line, cells, cell_bytes, cells_deep, send_channel.bytes as usize, lie as usize];
-            for (i, value) in told.into_iter().enumerate() {
+            let fields = [line, cells, cell_bytes, cells_deep, send_channel.bytes as usize, kind as usize];
+            for (i, value) in fields.into_iter().enumerate() {
                 memory.word64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
             }
             memory.word64(region.offset + line).store(0, Ordering::Relaxed);
             for (i, &reader) in send_channel.readers.iter().enumerate() {
-                // A reader elsewhere never holds anything up here.
+                // A reader on another node never blocks this channel.
                 let read = if reader == SendChannel::REMOTE { u64::MAX } else { 0 };
                 memory.word64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
             }
             self.outs.push(LocalSend {
                 lines: region.offset + line,
-                cells: if lie == IN_FOREIGN { cells } else { region.offset + cells },
+                cells: if kind == IN_FOREIGN { cells } else { region.offset + cells },
                 cell: cell_bytes,
                 depth: cells_deep as u64,
                 sent: 0,
                 read: 0,
                 readers: send_channel.readers.len(),
                 messages: send_channel.messages,
-                stays: lie != IN_CELLS,
-                foreign: lie == IN_FOREIGN,
+                zero_copy: kind != IN_CELLS,
+                is_address: kind == IN_FOREIGN,
             });
             line += LINE * (1 + send_channel.readers.len());
-            cell += if lie == IN_CELLS { cell_bytes * depth } else { 0 };
+            cell += if kind == IN_CELLS { cell_bytes * depth } else { 0 };
         }
         Some(region)
     }
@@ -155,15 +155,15 @@ impl LocalChannels {
         let out = &mut self.outs[channel];
         if out.sent.saturating_sub(out.read) >= out.depth {
             out.read = out.read_by_all(memory);
-            // A reader that says it has read more than there was spoils its own messages only.
+            // A reader that reports more messages than were sent corrupts its own messages only.
             if out.sent.saturating_sub(out.read) >= out.depth {
                 self.flush();
                 return None;
             }
         }
         let at = out.cells + (out.sent % out.depth) as usize * out.cell;
-        // The caller's own, as it said.
-        Some(if out.foreign { std::ptr::with_exposed_provenance_mut(at) } else { memory.at(at, out.cell) })
+        // A zero-copy message at an address of the caller.
+        Some(if out.is_address { std::ptr::with_exposed_provenance_mut(at) } else { memory.at(at, out.cell) })
     }
 
     pub fn publish(&mut self, channel: usize) {
@@ -171,24 +171,24 @@ impl LocalChannels {
         let out = &mut self.outs[channel];
         debug_assert!(out.sent < out.messages);
         out.sent += 1;
-        let (word, value) = if self.channel_layout.inline {
+        let (counter, value) = if self.channel_layout.inline {
             (self.block + slot_at(self.layout, self.seq) + TAG, self.seq + 1)
         } else {
             (out.lines, out.sent)
         };
-        // The readers look at this line while they wait, so it is in their caches: how long it takes to take it back
-        // tells how far they are. The barriers cost little beside a large cell.
-        let large = !self.channel_layout.inline && !out.stays && out.cell >= MEASURED;
+        // Waiting readers poll this line, so their caches hold it. The time to take it back is a measure of their distance. The
+        // barriers are cheap compared with a large cell.
+        let large = !self.channel_layout.inline && !out.zero_copy && out.cell >= MEASURED;
         self.large = self.large.wrapping_add(large.into());
         let begun = (large && self.large.is_multiple_of(MEASURED_EVERY)).then(|| {
             fence(Ordering::SeqCst);
             Instant::now()
         });
-        endpoint.memory.count(word).tell(value);
+        endpoint.memory.count(counter).tell(value);
         if let Some(begun) = begun {
             fence(Ordering::SeqCst);
-            self.distance.learn(begun.elapsed());
+            self.distance.record(begun.elapsed());
         }
-        self.owe();
+        self.defer_notify();
     }
 }

@@ -59,13 +59,13 @@ impl Pair {
         while ended != [true; 2] {
             assert!(begun.elapsed() < DEADLINE, "the ranks do not come to an end: {got:?}");
             for (rank, group) in self.groups.iter_mut().enumerate() {
-                group.turn();
+                group.poll_network();
                 if let Some(fault) = group.faults(Instant::now()).pop() {
                     return Err(fault);
                 }
                 if !opened[rank] {
-                    let wired = group.wire(channel_layout(1 - rank));
-                    opened[rank] = group.begin(seq, CallFingerprint { what: 7, count: 1 }, &wired, &[]);
+                    let routed = group.route(channel_layout(1 - rank));
+                    opened[rank] = group.begin(seq, CallFingerprint { call: 7, count: 1 }, &routed, &[]);
                     if opened[rank] {
                         let cell = group.cell(0).unwrap().cast::<u64>();
                         // SAFETY: the cell is this group's, aligned, and has eight bytes.

@@ -73,7 +73,7 @@ fn encrypted_numbers_are_seen_by_nobody_on_their_way() {
         let onlooker = Onlooker::default();
         let mut pair = onlooker.between(encrypts);
         pair.goes_on();
-        assert_eq!(pair.groups[0].way().contains("encrypted"), encrypts);
+        assert_eq!(pair.groups[0].network_path().contains("encrypted"), encrypts);
         for rank in [0, 1] {
             assert_eq!(onlooker.has_seen(number(rank, 1)), !encrypts, "rank {rank}'s, {encrypts}");
         }

@@ -41,7 +41,7 @@ fn a_second_connection_in_a_ranks_name_is_refused_and_the_first_goes_on() {
             let mut second = pair.call(to, from, class);
             let _ = second.write_all(&bytes);
             for group in &mut pair.groups {
-                group.turn();
+                group.poll_network();
             }
             pair.goes_on();
             assert!(is_hung_up_on(&second), "case {case}: it is listened to");
@@ -62,14 +62,14 @@ fn unfinished_words_on_many_connections_in_one_name_harm_nobody() {
             let mut caller = pair.call(1, 0, 1);
             let _ = caller.write_all(&header(6, 1, [0, 0, bytes, 0, 0, 0]));
             let _ = caller.write_all(&[b'x'; 10]);
-            pair.groups[1].turn();
+            pair.groups[1].poll_network();
             callers.push(caller);
         }
         for part in 0..5 {
             for caller in &mut callers {
                 // Those that were sent away notice it here.
                 let _ = caller.write_all(&[0xa5; 60]);
-                pair.groups[1].turn();
+                pair.groups[1].poll_network();
             }
             drop(vec![vec![1u8; bytes as usize]; part]);
         }
