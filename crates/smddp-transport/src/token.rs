@@ -18,13 +18,12 @@ use sha2::Sha256;
 
 /// Changes with every change of the shared layout, of the first words of a connection or of what they lead to.
 pub const PROTOCOL: u32 = 10;
-const NONCE: usize = 32;
+/// Bytes of a nonce, which follows the initiator's hello.
+pub(crate) const NONCE: usize = 32;
 /// What a listener answers: magic, version, nonce, MAC.
 pub(crate) const REPLY: usize = 12 + NONCE + 32;
 /// What a caller answers to that.
 pub(crate) const PROOF: usize = 32;
-/// By so much a caller's words are longer than its hello.
-pub(crate) const SALT: usize = NONCE;
 /// Bytes of a message authentication code.
 pub(crate) const TAG: usize = 32;
 
@@ -61,12 +60,12 @@ impl Token {
     }
 
     /// The key for address records of ranks that share that job secret. It does not depend on anything in the store.
-    pub(crate) fn of_secret(secret: &[u8]) -> Self {
+    pub(crate) fn from_secret(secret: &[u8]) -> Self {
         Self([0; 32]).with(secret)
     }
 
     /// Names it without giving it away.
-    pub(crate) fn name(&self) -> [u8; 16] {
+    pub(crate) fn id(&self) -> [u8; 16] {
         let mut id = [0; 16];
         id.copy_from_slice(&self.mac(&[b"smddp name"]).finalize().into_bytes()[..16]);
         id
@@ -94,17 +93,17 @@ impl Token {
         mac
     }
 
-    fn of_listener(&self, words: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
-        self.mac(&[b"smddp listener", words, nonce])
+    fn responder_mac(&self, greeting: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
+        self.mac(&[b"smddp listener", greeting, nonce])
     }
 
-    fn of_caller(&self, words: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
-        self.mac(&[b"smddp caller", words, nonce])
+    fn initiator_mac(&self, greeting: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
+        self.mac(&[b"smddp caller", greeting, nonce])
     }
 
-    fn keys(&self, words: &[u8], nonce: &[u8]) -> Keys {
-        let key = |label: &[u8]| Key(Self(self.tag(&[label, words, nonce])));
-        Keys { caller: key(b"smddp caller's key"), listener: key(b"smddp listener's key") }
+    fn keys(&self, greeting: &[u8], nonce: &[u8]) -> Keys {
+        let key = |label: &[u8]| Key(Self(self.tag(&[label, greeting, nonce])));
+        Keys { initiator: key(b"smddp caller's key"), responder: key(b"smddp listener's key") }
     }
 }
 
@@ -135,31 +134,31 @@ impl Key {
 /// Of one connection alone, as both ends' nonces are in them.
 #[derive(Clone)]
 pub(crate) struct Keys {
-    pub(crate) caller: Key,
-    pub(crate) listener: Key,
+    pub(crate) initiator: Key,
+    pub(crate) responder: Key,
 }
 
 /// A caller's end of a handshake.
-pub(crate) struct Claim {
+pub(crate) struct Initiator {
     token: Arc<Token>,
-    words: Vec<u8>,
+    greeting: Vec<u8>,
 }
 
-impl Claim {
+impl Initiator {
     /// `hello` begins with eight bytes of magic.
     pub(crate) fn new(token: &Arc<Token>, hello: &[u8]) -> io::Result<Self> {
-        Ok(Self { token: token.clone(), words: [hello, &unguessable()?].concat() })
+        Ok(Self { token: token.clone(), greeting: [hello, &unguessable()?].concat() })
     }
 
     /// What the caller says first.
-    pub(crate) fn words(&self) -> &[u8] {
-        &self.words
+    pub(crate) fn greeting(&self) -> &[u8] {
+        &self.greeting
     }
 
     /// Why this is the beginning of no answer, if so: whoever speaks something else may not say all of one.
-    pub(crate) fn heeds(&self, reply: &[u8]) -> io::Result<()> {
+    pub(crate) fn check_reply_prefix(&self, reply: &[u8]) -> io::Result<()> {
         let Some(head) = reply.first_chunk::<12>() else { return Ok(()) };
-        if head[..8] != self.words[..8] {
+        if head[..8] != self.greeting[..8] {
             return Err(refused("the other end does not speak smddp"));
         }
         let version = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
@@ -171,51 +170,51 @@ impl Claim {
 
     /// What the caller says to the listener's answer, if that is one of somebody who has the token.
     pub(crate) fn prove(&self, reply: &[u8; REPLY]) -> io::Result<[u8; PROOF]> {
-        self.heeds(reply)?;
+        self.check_reply_prefix(reply)?;
         let (nonce, mac) = reply[12..].split_at(NONCE);
-        if self.token.of_listener(&self.words, nonce).verify_slice(mac).is_err() {
+        if self.token.responder_mac(&self.greeting, nonce).verify_slice(mac).is_err() {
             return Err(refused("the other end does not know this group's token"));
         }
-        Ok(self.token.of_caller(&self.words, nonce).finalize().into_bytes().into())
+        Ok(self.token.initiator_mac(&self.greeting, nonce).finalize().into_bytes().into())
     }
 
     /// After that answer, which was proved.
     pub(crate) fn keys(&self, reply: &[u8; REPLY]) -> Keys {
-        self.token.keys(&self.words, &reply[12..12 + NONCE])
+        self.token.keys(&self.greeting, &reply[12..12 + NONCE])
     }
 }
 
 /// A listener's end of it.
-pub(crate) struct Challenge {
+pub(crate) struct Responder {
     token: Arc<Token>,
-    words: Vec<u8>,
+    greeting: Vec<u8>,
     nonce: [u8; NONCE],
 }
 
-impl Challenge {
+impl Responder {
     /// For a caller that said these words; with the answer to them.
-    pub(crate) fn new(token: Arc<Token>, words: Vec<u8>) -> io::Result<(Self, [u8; REPLY])> {
-        let challenge = Self { token, words, nonce: unguessable()? };
+    pub(crate) fn new(token: Arc<Token>, greeting: Vec<u8>) -> io::Result<(Self, [u8; REPLY])> {
+        let challenge = Self { token, greeting, nonce: unguessable()? };
         let mut reply = [0; REPLY];
-        reply[..8].copy_from_slice(&challenge.words[..8]);
+        reply[..8].copy_from_slice(&challenge.greeting[..8]);
         reply[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
         reply[12..12 + NONCE].copy_from_slice(&challenge.nonce);
-        let mac = challenge.token.of_listener(&challenge.words, &challenge.nonce);
+        let mac = challenge.token.responder_mac(&challenge.greeting, &challenge.nonce);
         reply[12 + NONCE..].copy_from_slice(&mac.finalize().into_bytes());
         Ok((challenge, reply))
     }
 
-    pub(crate) fn words(&self) -> &[u8] {
-        &self.words
+    pub(crate) fn greeting(&self) -> &[u8] {
+        &self.greeting
     }
 
     pub(crate) fn keys(&self) -> Keys {
-        self.token.keys(&self.words, &self.nonce)
+        self.token.keys(&self.greeting, &self.nonce)
     }
 
     /// Whether that is what a caller with the token says.
-    pub(crate) fn is_met_by(&self, proof: &[u8]) -> bool {
-        self.token.of_caller(&self.words, &self.nonce).verify_slice(proof).is_ok()
+    pub(crate) fn verifies_proof(&self, proof: &[u8]) -> bool {
+        self.token.initiator_mac(&self.greeting, &self.nonce).verify_slice(proof).is_ok()
     }
 }
 
@@ -239,9 +238,9 @@ mod tests {
 
     /// Both ends, up to the caller's proof.
     fn meet(caller: &Arc<Token>, listener: &Arc<Token>) -> io::Result<bool> {
-        let claim = Claim::new(caller, b"smddp-tthe words")?;
-        let (challenge, reply) = Challenge::new(listener.clone(), claim.words().to_vec())?;
-        Ok(challenge.is_met_by(&claim.prove(&reply)?))
+        let claim = Initiator::new(caller, b"smddp-tthe words")?;
+        let (challenge, reply) = Responder::new(listener.clone(), claim.greeting().to_vec())?;
+        Ok(challenge.verifies_proof(&claim.prove(&reply)?))
     }
 
     #[test]
@@ -249,7 +248,7 @@ mod tests {
         let (ours, theirs) = (token(), token());
         assert!(meet(&ours, &ours).unwrap());
         assert!(is_unauthenticated(&meet(&ours, &theirs).unwrap_err()));
-        assert_ne!(ours.name(), theirs.name());
+        assert_ne!(ours.id(), theirs.id());
         // Both halves count.
         let mixed = Arc::new(ours.with(b"a secret of the job's"));
         assert!(is_unauthenticated(&meet(&ours, &mixed).unwrap_err()));
@@ -259,30 +258,30 @@ mod tests {
     #[test]
     fn what_was_recorded_opens_nothing() {
         let token = token();
-        let claim = Claim::new(&token, b"smddp-tthe words").unwrap();
-        let (first, reply) = Challenge::new(token.clone(), claim.words().to_vec()).unwrap();
+        let claim = Initiator::new(&token, b"smddp-tthe words").unwrap();
+        let (first, reply) = Responder::new(token.clone(), claim.greeting().to_vec()).unwrap();
         let proof = claim.prove(&reply).unwrap();
-        assert!(first.is_met_by(&proof));
+        assert!(first.verifies_proof(&proof));
         // The same words again: another nonce, so the proof of then is none now, nor is the listener's own answer.
-        let (again, other) = Challenge::new(token.clone(), claim.words().to_vec()).unwrap();
-        assert!(!again.is_met_by(&proof) && !again.is_met_by(&reply[REPLY - 32..]));
-        assert!(!again.is_met_by(&other[REPLY - 32..]));
+        let (again, other) = Responder::new(token.clone(), claim.greeting().to_vec()).unwrap();
+        assert!(!again.verifies_proof(&proof) && !again.verifies_proof(&reply[REPLY - 32..]));
+        assert!(!again.verifies_proof(&other[REPLY - 32..]));
         // And a caller takes no answer that was given to other words.
-        let next = Claim::new(&token, b"smddp-tthe words").unwrap();
+        let next = Initiator::new(&token, b"smddp-tthe words").unwrap();
         assert!(is_unauthenticated(&next.prove(&reply).unwrap_err()));
     }
 
     #[test]
     fn every_byte_of_words_answer_and_proof_counts() {
         let token = token();
-        let claim = Claim::new(&token, b"smddp-tthe words").unwrap();
-        for at in 0..claim.words().len() {
-            let mut words = claim.words().to_vec();
+        let claim = Initiator::new(&token, b"smddp-tthe words").unwrap();
+        for at in 0..claim.greeting().len() {
+            let mut words = claim.greeting().to_vec();
             words[at] ^= 1;
-            let (_, reply) = Challenge::new(token.clone(), words).unwrap();
+            let (_, reply) = Responder::new(token.clone(), words).unwrap();
             assert!(claim.prove(&reply).is_err(), "byte {at} of the words");
         }
-        let (challenge, reply) = Challenge::new(token.clone(), claim.words().to_vec()).unwrap();
+        let (challenge, reply) = Responder::new(token.clone(), claim.greeting().to_vec()).unwrap();
         for at in 0..REPLY {
             let mut reply = reply;
             reply[at] ^= 1;
@@ -292,9 +291,9 @@ mod tests {
         for at in 0..PROOF {
             let mut proof = proof;
             proof[at] ^= 1;
-            assert!(!challenge.is_met_by(&proof), "byte {at} of the proof");
+            assert!(!challenge.verifies_proof(&proof), "byte {at} of the proof");
         }
-        assert!(!challenge.is_met_by(&proof[..31]) && !challenge.is_met_by(&[]));
+        assert!(!challenge.verifies_proof(&proof[..31]) && !challenge.verifies_proof(&[]));
         assert_eq!(format!("{token:?}"), "Token(..)");
     }
 }

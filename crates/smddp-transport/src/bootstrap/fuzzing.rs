@@ -11,7 +11,7 @@ use super::*;
 use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
 use crate::shm::Prepared;
-use crate::token::{Challenge, Claim};
+use crate::token::{Initiator, Responder};
 
 /// A rank that has a parent and a child.
 const ME: usize = 8;
@@ -30,7 +30,7 @@ fn rank_info() -> &'static RankInfo {
 
 /// Who is at the other end of a connection, if he has the token.
 enum Other {
-    Child(Claim),
+    Child(Initiator),
     Parent,
     Stranger,
     /// Past the proof: its frames have right codes.
@@ -44,12 +44,12 @@ impl Other {
             Self::Child(claim) => {
                 let reply = words.first_chunk()?;
                 let (said, keys) = (claim.prove(reply).ok()?, claim.keys(reply));
-                (Session::new(keys.caller, keys.listener), said.to_vec())
+                (Session::new(keys.initiator, keys.responder), said.to_vec())
             }
             Self::Parent if words.len() == WORDS => {
-                let (challenge, reply) = Challenge::new(known_token(), words.to_vec()).ok()?;
+                let (challenge, reply) = Responder::new(known_token(), words.to_vec()).ok()?;
                 let keys = challenge.keys();
-                (Session::new(keys.listener, keys.caller), reply.to_vec())
+                (Session::new(keys.responder, keys.initiator), reply.to_vec())
             }
             _ => return None,
         };
@@ -74,11 +74,11 @@ pub fn bootstrap(bytes: &[u8]) {
             0 if others.len() < MOST => {
                 let stream = UnixStream::connect_addr(&mine).expect("a listener");
                 let from = [ME + 1, ME, 0, u32::MAX as usize][script.below(4)];
-                let claim = Claim::new(&token, &hello_of(from, &tree.address.id)).expect("random bytes");
+                let claim = Initiator::new(&token, &hello_of(from, &tree.address.id)).expect("random bytes");
                 let other = match script.below(4) {
                     0 => Other::Stranger,
                     _ => {
-                        let _ = crate::socket_io::send_all(&stream, claim.words());
+                        let _ = crate::socket_io::send_all(&stream, claim.greeting());
                         Other::Child(claim)
                     }
                 };

@@ -21,14 +21,14 @@ use crate::net::known_hosts;
 use crate::net::tcp::connect;
 use crate::process::{Id, check_user};
 use crate::socket_io::send;
-use crate::token::{Challenge, Claim, Key, PROOF, PROTOCOL, REPLY, SALT, TAG, Token};
+use crate::token::{Initiator, Key, NONCE, PROOF, PROTOCOL, REPLY, Responder, TAG, Token};
 
 /// Of a frame: the bytes that follow.
 const HEAD: usize = 4;
 /// Room for each read.
 const PIECE: usize = 64 << 10;
 /// What a caller says first: magic, version, its rank, whom it means; then a nonce.
-pub(super) const WORDS: usize = 8 + 4 + 4 + 16 + SALT;
+pub(super) const WORDS: usize = 8 + 4 + 4 + 16 + NONCE;
 const MAGIC: &[u8; 8] = b"smddp-cd";
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
@@ -37,9 +37,9 @@ const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 enum Standing {
     /// It has called.
     Called,
-    Challenged(Challenge),
+    Challenged(Responder),
     /// This end calls.
-    Calling(Claim),
+    Calling(Initiator),
     /// It has the token.
     Known(Box<Session>),
 }
@@ -98,7 +98,7 @@ impl TreeLink {
         // Unix sockets have nothing to delay.
         let _ = sockopt::set_tcp_nodelay(&*socket, true);
         let out = match &standing {
-            Standing::Calling(claim) => claim.words().to_vec(),
+            Standing::Calling(claim) => claim.greeting().to_vec(),
             _ => Vec::new(),
         };
         let (later, heard) = (Vec::new(), Vec::new());
@@ -127,7 +127,7 @@ impl TreeLink {
         token: &Arc<Token>,
         now: Instant,
     ) -> io::Result<Self> {
-        let claim = Claim::new(token, &hello(from, &to.id))?;
+        let claim = Initiator::new(token, &hello(from, &to.id))?;
         Ok(Self::new(dial(to, mine)?, Standing::Calling(claim), now))
     }
 
@@ -185,7 +185,7 @@ impl TreeLink {
                     }
                     let words = std::mem::take(&mut self.heard);
                     self.from = u32::from_le_bytes([words[12], words[13], words[14], words[15]]) as usize;
-                    let (challenge, reply) = Challenge::new(token.clone(), words)?;
+                    let (challenge, reply) = Responder::new(token.clone(), words)?;
                     self.out.extend_from_slice(&reply);
                     self.standing = Standing::Challenged(challenge);
                     self.write()?;
@@ -195,23 +195,23 @@ impl TreeLink {
                         return Ok(false);
                     }
                     let Standing::Challenged(challenge) = &self.standing else { continue };
-                    if !challenge.is_met_by(&self.heard) {
+                    if !challenge.verifies_proof(&self.heard) {
                         return Err(stranger("it does not know the token of this job"));
                     }
                     let keys = challenge.keys();
                     self.heard = Vec::new();
-                    self.become_known(Session::new(keys.listener, keys.caller));
+                    self.become_known(Session::new(keys.responder, keys.initiator));
                 }
                 Standing::Calling(_) => {
                     self.write()?;
                     let whole = self.hear_words(REPLY)?;
                     let Standing::Calling(claim) = &self.standing else { continue };
-                    claim.heeds(&self.heard)?;
+                    claim.check_reply_prefix(&self.heard)?;
                     let Some(reply) = self.heard.first_chunk().filter(|_| whole) else { return Ok(false) };
                     self.out.extend_from_slice(&claim.prove(reply)?);
                     let keys = claim.keys(reply);
                     self.heard = Vec::new();
-                    self.become_known(Session::new(keys.caller, keys.listener));
+                    self.become_known(Session::new(keys.initiator, keys.responder));
                 }
             }
         }
@@ -221,7 +221,7 @@ impl TreeLink {
         if let Ok(Some(other)) = rustix::net::getpeername(&*self.socket)
             && let Ok(address) = SocketAddr::try_from(other)
         {
-            known_hosts::note(address.ip());
+            known_hosts::record(address.ip());
         }
         self.later.drain(..).for_each(|text| session.seal(&text, &mut self.out));
         self.standing = Standing::Known(Box::new(session));

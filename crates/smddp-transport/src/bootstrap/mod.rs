@@ -200,7 +200,7 @@ impl RankTree {
                 tcp: address,
                 shared: rank_info.token.clone(),
             },
-            records: Records { size, key: secret.map(Token::of_secret) },
+            records: Records { size, key: secret.map(Token::from_secret) },
             token,
             met: false,
             listeners,

@@ -9,10 +9,10 @@ use crate::interface::{AddressFamily, InterfaceFilter};
 use crate::joint::{InterNode, Prepared, TransportOptions};
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
-use crate::net::tcp::address::{Credential, Hello, Purpose};
 #[cfg(test)]
-use crate::net::tcp::address::{HELLO, TAKEN};
-use crate::token::{Challenge, Claim, REPLY, SALT, Token};
+use crate::net::tcp::address::{ACCEPTED, HELLO};
+use crate::net::tcp::address::{Credential, Hello, Purpose};
+use crate::token::{Initiator, NONCE, REPLY, Responder, Token};
 use crate::{CallFingerprint, Channels, Envelope, Fault, Group, RecvChannel, SendChannel};
 
 /// Bytes of the largest message of the operation under way, its messages, and all their bytes.
@@ -52,7 +52,7 @@ pub(crate) fn credential(rank: usize) -> Credential {
 
 /// What a listener that has that token says to a caller's words.
 pub(crate) fn answer(words: &[u8]) -> [u8; REPLY] {
-    let made = Challenge::new(known_token(), words.to_vec());
+    let made = Responder::new(known_token(), words.to_vec());
     made.unwrap_or_else(|error| panic!("{error}")).1
 }
 
@@ -60,14 +60,14 @@ pub(crate) fn answer(words: &[u8]) -> [u8; REPLY] {
 #[cfg(test)]
 pub(crate) fn welcome(stream: TcpStream) -> TcpStream {
     let mut stream = hear(stream);
-    stream.write_all(&[TAKEN]).unwrap_or_else(|error| panic!("{error}"));
+    stream.write_all(&[ACCEPTED]).unwrap_or_else(|error| panic!("{error}"));
     stream
 }
 
 /// A caller that has shown who it is, and does not know yet what comes of that.
 #[cfg(test)]
 pub(crate) fn hear(mut stream: TcpStream) -> TcpStream {
-    let mut words = [0; HELLO + SALT];
+    let mut words = [0; HELLO + NONCE];
     let met = stream.read_exact(&mut words).and_then(|()| stream.write_all(&answer(&words)));
     met.and_then(|()| stream.read_exact(&mut [0; crate::token::PROOF]))
         .unwrap_or_else(|error| panic!("{error}"));
@@ -97,9 +97,9 @@ pub(crate) fn call(
     (from, to): (usize, usize),
     class: usize,
 ) -> TcpStream {
-    let stream = prove(group_listener, token, (from, to), Purpose::Class(class)).0;
+    let stream = prove(group_listener, token, (from, to), Purpose::Frames(class)).0;
     // Callers are heard in the order in which they come.
-    let mut asked = prove(group_listener, token, (from, to), Purpose::Ask).0;
+    let mut asked = prove(group_listener, token, (from, to), Purpose::Query).0;
     let _ = asked.read(&mut [0; 8]);
     stream
 }
@@ -112,17 +112,17 @@ pub(crate) fn prove(
     purpose: Purpose,
 ) -> (TcpStream, Vec<u8>) {
     let said = || {
-        let claim = Claim::new(
+        let claim = Initiator::new(
             token,
             &Hello { group_listener: group_listener.group_listener, from, to, purpose }.to_bytes(),
         )?;
-        let (mut stream, mut reply) = (say(group_listener, claim.words()), [0; REPLY]);
+        let (mut stream, mut reply) = (say(group_listener, claim.greeting()), [0; REPLY]);
         stream.read_exact(&mut reply)?;
         let proof = claim.prove(&reply)?;
         stream.write_all(&proof)?;
         // Who is refused hears nothing more.
         let _ = stream.read(&mut [0]);
-        Ok((stream, [claim.words(), &proof].concat()))
+        Ok((stream, [claim.greeting(), &proof].concat()))
     };
     said().unwrap_or_else(|error: std::io::Error| panic!("no connection to {group_listener:?}: {error}"))
 }
@@ -207,9 +207,9 @@ impl Feed {
             group_listener: self.group_listener.group_listener,
             from,
             to: 1,
-            purpose: Purpose::Class(class),
+            purpose: Purpose::Frames(class),
         };
-        [&hello.to_bytes()[..], &[5; SALT]].concat()
+        [&hello.to_bytes()[..], &[5; NONCE]].concat()
     }
 
     /// One round of what a rank does that waits; what is wrong by now.

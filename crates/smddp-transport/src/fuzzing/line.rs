@@ -66,7 +66,7 @@ impl Line {
                     if item.place.is_some() {
                         continue;
                     }
-                    match sink.place(peer, &item.frame) {
+                    match sink.target(peer, &item.frame) {
                         Target::Later => break,
                         place => item.place = Some(place),
                     }
@@ -76,11 +76,11 @@ impl Line {
                 let class = &mut self.coming[peer][class];
                 let Some(place) = class.front().and_then(|item| item.place) else { return };
                 let Some(item) = class.pop_front() else { return };
-                if let Target::Here(at) = place {
+                if let Target::At(at) = place {
                     // SAFETY: the sink's promise, which was held against the rank's memory (`in_place`).
                     unsafe { at.write_bytes(0xab, item.frame.bytes as usize) };
                 }
-                sink.arrived(peer, &item.frame);
+                sink.received(peer, &item.frame);
             }
             Order::Sent(which) => {
                 if let Some(at) = which.checked_rem(self.going.len()) {
@@ -94,7 +94,7 @@ impl Line {
     pub(super) fn under_way(&self) -> Vec<(*const u8, usize)> {
         let items = self.coming.iter().flatten().flatten();
         let coming = items.filter_map(|item| match item.place {
-            Some(Target::Here(at)) => Some((at.cast_const(), item.frame.bytes as usize)),
+            Some(Target::At(at)) => Some((at.cast_const(), item.frame.bytes as usize)),
             _ => None,
         });
         let going = self.going.iter().filter(|(_, _, bytes)| *bytes > INLINE_PAYLOAD);
@@ -122,7 +122,7 @@ impl Wire for Shared {
     fn release_user_buffers(&mut self) {
         self.with(|line| {
             let placed = line.coming.iter_mut().flatten().flatten().filter(|item| item.place.is_some());
-            placed.for_each(|item| item.place = Some(Target::Drop));
+            placed.for_each(|item| item.place = Some(Target::Discard));
             line.going.iter_mut().for_each(|(_, _, bytes)| *bytes = 0);
         });
     }

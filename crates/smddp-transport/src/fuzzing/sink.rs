@@ -14,7 +14,8 @@ pub fn sink(bytes: &[u8]) {
 pub fn letters(bytes: &[u8]) {
     run(bytes, |script, seq| {
         let stream = script.below(4) as u64;
-        let kind = [Kind::Announce, Kind::Announce, Kind::Ready, Kind::Piece, Kind::Piece][script.below(5)];
+        let kind =
+            [Kind::Announce, Kind::Announce, Kind::Grant, Kind::Fragment, Kind::Fragment][script.below(5)];
         let short = script.yes();
         let (bytes, index) = (script.number(), script.number() & 7);
         match kind {
@@ -22,7 +23,7 @@ pub fn letters(bytes: &[u8]) {
             Kind::Announce => {
                 Frame { index: u64::from(short), what: 2, count: 1, total: bytes, ..Frame::new(kind, stream) }
             }
-            Kind::Ready => {
+            Kind::Grant => {
                 Frame { channel: u32::from(short), index, total: bytes, ..Frame::new(kind, stream) }
             }
             _ => Frame { index, bytes, ..Frame::new(kind, stream) },

@@ -42,7 +42,7 @@ impl Scripted {
 
     /// Counts a sent frame and applies the script.
     fn tells(&mut self, peer: usize, frame: &Frame) {
-        self.messages += u64::from(matches!(frame.kind, Kind::Data | Kind::Piece));
+        self.messages += u64::from(matches!(frame.kind, Kind::Data | Kind::Fragment));
         if frame.kind == Kind::Abort {
             self.script.aborted.fetch_add(1, Ordering::SeqCst);
         }
@@ -109,16 +109,16 @@ impl Wire for Scripted {
         }
     }
 
-    fn last_words(&self) -> Duration {
-        self.wire.as_ref().map_or(Duration::ZERO, |wire| wire.last_words())
+    fn drain_grace(&self) -> Duration {
+        self.wire.as_ref().map_or(Duration::ZERO, |wire| wire.drain_grace())
     }
 
-    fn spoken(&self) -> bool {
-        self.wire.as_ref().is_none_or(|wire| wire.spoken())
+    fn messages_drained(&self) -> bool {
+        self.wire.as_ref().is_none_or(|wire| wire.messages_drained())
     }
 
-    fn unable(&self) -> Option<(usize, String)> {
-        self.wire.as_ref()?.unable()
+    fn local_error(&self) -> Option<(usize, String)> {
+        self.wire.as_ref()?.local_error()
     }
 
     fn copies(&self) -> bool {

@@ -253,7 +253,7 @@ impl RemoteChannels {
     /// Who asks is told of the operation under way, too.
     pub(crate) fn tell_begun(&self) {
         if let Some(listeners) = &self.listeners {
-            listeners.begun(self.state.seq + 1);
+            listeners.set_started(self.state.seq + 1);
         }
     }
 
@@ -401,7 +401,7 @@ impl RemoteChannels {
     /// What questions about this rank are about.
     pub(crate) fn about(&self, about: u64) {
         if let Some(listeners) = &self.listeners {
-            listeners.about(about);
+            listeners.set_query_subject(about);
         }
     }
 
@@ -464,7 +464,7 @@ impl RemoteChannels {
         faults.extend(peers().filter(|(_, p)| p.left).map(|(rank, _)| Fault::Left { rank }));
         let wrong = |what: &str| format!("is lost (it sent {what})");
         faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Lost { rank, how: wrong(p.wrong?) })));
-        let unable = self.wire.unable();
+        let unable = self.wire.local_error();
         faults.extend(unable.map(|(rank, reason)| Fault::Unreachable { rank, reason }));
         // Who has said why the group is dead may well hang up.
         let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].abort.is_some();
@@ -491,7 +491,7 @@ impl RemoteChannels {
     /// What a listener says of a peer counts before what the wire says; the first to go first.
     fn broken(&mut self, now: Instant) -> Vec<Broken> {
         let mut broken = self.watches.as_ref().map_or_else(Vec::new, |watches| watches.broken(now));
-        let last_words = self.wire.last_words();
+        let last_words = self.wire.drain_grace();
         let mut also = Vec::new();
         for found in self.wire.broken() {
             let since = *self.state.peers[found.peer].broken.get_or_insert(now);
@@ -539,7 +539,7 @@ impl RemoteChannels {
         for rank in self.to_be_told(remote) {
             // On the messages' class in any case, as with a goodbye. If there is no connection of it yet, this process may have
             // ended before there is one: so where there is one of the other class as well, be it that nothing came over it yet.
-            let classes = self.state.peers[rank].used | self.wire.linked(rank) | 1 << MESSAGES;
+            let classes = self.state.peers[rank].used | self.wire.connected_classes(rank) | 1 << MESSAGES;
             for class in (0..CLASSES).filter(|class| classes >> class & 1 == 1) {
                 let (bytes, channel) = (words.len() as u64, class as u32);
                 let frame = Frame { bytes, channel, ..Frame::new(Kind::Abort, self.state.seq) };
@@ -555,7 +555,7 @@ impl RemoteChannels {
     /// for the first cause where nobody heard of another.
     fn speak(&mut self) {
         let until = Instant::now() + SPEAK;
-        while !self.wire.spoken() && Instant::now() < until {
+        while !self.wire.messages_drained() && Instant::now() < until {
             if !self.wire.poll(&mut self.state) {
                 std::thread::sleep(ACKNOWLEDGED);
             }
@@ -628,7 +628,7 @@ impl RemoteChannels {
     /// Tells a rank that all messages to it are announced.
     pub(crate) fn p2p_announce_last(&mut self, rank: usize) {
         self.post();
-        self.frame(rank, &Frame::new(Kind::Last, self.state.seq), std::ptr::null(), P2P);
+        self.frame(rank, &Frame::new(Kind::LastMessage, self.state.seq), std::ptr::null(), P2P);
     }
 
     /// The last error of a rank's process, if it said goodbye with one, and how long ago that was.
@@ -721,7 +721,7 @@ impl Inbound {
     /// Takes a frame for an error of its sender's.
     fn refuse(&mut self, peer: usize, what: &'static str) -> Target {
         self.peers[peer].wrong.get_or_insert(what);
-        Target::Drop
+        Target::Discard
     }
 
     /// What this rank reads, and how far each has come.
@@ -763,7 +763,7 @@ impl Inbound {
             self.channel_layout.places.get(&(peer, frame.channel)).filter(|_| frame.seq == self.seq).copied();
         let Some(recv_channel) = recv_channel else {
             self.hold(peer, frame);
-            return Target::Drop;
+            return Target::Discard;
         };
         let (i, came) = (&self.channel_layout.ins[recv_channel], &mut self.flow.came[recv_channel]);
         let theirs = CallFingerprint { call: frame.what, count: frame.count };
@@ -773,7 +773,7 @@ impl Inbound {
             came.bad = Some(Mismatch { rank: peer, theirs, bytes: Some((i.want.bytes, frame.total)) });
         }
         if came.bad.is_some() {
-            return Target::Drop;
+            return Target::Discard;
         }
         // Each message once, in order, and none besides.
         let known = if i.want.messages == 0 { frame.bytes == 0 } else { frame.index == came.placed };
@@ -787,7 +787,7 @@ impl Inbound {
             return self.refuse(peer, "a message that is longer than what is left of its block");
         };
         self.flow.came[recv_channel].placed += 1;
-        Target::Here(place)
+        Target::At(place)
     }
 
     /// Where message `index` of an inlet lies: in the call's own memory, if it is to and `bytes` fit there, or in a cell.
@@ -815,42 +815,42 @@ impl Inbound {
 }
 
 impl Sink for Inbound {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Target {
+    fn target(&mut self, peer: usize, frame: &Frame) -> Target {
         self.peers[peer].met = true;
         if self.peers[peer].wrong.is_some() {
-            return Target::Drop;
+            return Target::Discard;
         }
         if matches!(frame.kind, Kind::Data | Kind::Credit | Kind::WaitNotice) {
             self.peers[peer].used |= 1 << frame.class();
         }
         match frame.kind {
             Kind::Data => self.place_data(peer, frame),
-            Kind::Piece => match self.messages.place(peer, frame) {
+            Kind::Fragment => match self.messages.place(peer, frame) {
                 Some(place) => place,
                 None => self.refuse(peer, "a piece of a message that it did not announce so"),
             },
             Kind::Abort if frame.bytes <= MAX_ABORT_REPORT as u64 && self.peers[peer].words.is_none() => {
                 let words = vec![0; frame.bytes as usize].into();
-                Target::Here(self.peers[peer].words.insert((frame.channel, words)).1.as_mut_ptr())
+                Target::At(self.peers[peer].words.insert((frame.channel, words)).1.as_mut_ptr())
             }
             // It comes on each class that is used: the first to begin counts.
-            Kind::Abort if frame.bytes <= MAX_ABORT_REPORT as u64 => Target::Drop,
+            Kind::Abort if frame.bytes <= MAX_ABORT_REPORT as u64 => Target::Discard,
             Kind::Abort => self.refuse(peer, "a reason without an end why the group is dead"),
             Kind::Leave if frame.bytes > LONGEST_ERROR as u64 => self.refuse(peer, "an error without an end"),
             // Once, and where it belongs.
             Kind::Leave if frame.bytes > 0 => {
                 let known = &mut self.peers[peer].last_error;
                 match frame.channel as usize == MESSAGES && known.is_none() {
-                    true => Target::Here(known.insert(LastError::new(frame)).place()),
-                    false => Target::Drop,
+                    true => Target::At(known.insert(LastError::new(frame)).place()),
+                    false => Target::Discard,
                 }
             }
             _ if frame.bytes > 0 => self.refuse(peer, "bytes with a frame that has none"),
-            _ => Target::Drop,
+            _ => Target::Discard,
         }
     }
 
-    fn arrived(&mut self, peer: usize, frame: &Frame) {
+    fn received(&mut self, peer: usize, frame: &Frame) {
         if self.peers[peer].wrong.is_some() {
             return;
         }
@@ -893,13 +893,13 @@ impl Sink for Inbound {
                     self.refuse(peer, what);
                 }
             }
-            Kind::Last => self.peers[peer].last_announced = true,
-            Kind::Ready => self.messages.granted(peer, frame),
-            Kind::Piece => self.messages.arrived(peer, frame),
+            Kind::LastMessage => self.peers[peer].last_announced = true,
+            Kind::Grant => self.messages.granted(peer, frame),
+            Kind::Fragment => self.messages.arrived(peer, frame),
         }
     }
 
-    fn awaited(&self) -> u8 {
+    fn expected(&self) -> u8 {
         u8::from(self.open) << COLLECTIVES | u8::from(self.messages.wants()) << MESSAGES
     }
 

@@ -16,9 +16,9 @@ pub(crate) enum Kind {
     /// [`Frame::FOLLOWS`] where its only piece comes next.
     Announce = 3,
     /// The receiver of message `seq` has room for `index` pieces in all.
-    Ready = 4,
+    Grant = 4,
     /// Piece `index` of message `seq`.
-    Piece = 5,
+    Fragment = 5,
     /// The sender declares the group dead; the payload says why.
     Abort = 6,
     /// The sender leaves in good order: its last frame on class `channel`, of the classes whose bits `index` has. On the
@@ -31,7 +31,7 @@ pub(crate) enum Kind {
     /// The sender's first frame over this connection: `Move` is its last over another one.
     Moved = 10,
     /// The sender is about to leave together with all others, and has announced its last message.
-    Last = 11,
+    LastMessage = 11,
 }
 
 impl Kind {
@@ -39,14 +39,14 @@ impl Kind {
         Self::Data,
         Self::Credit,
         Self::Announce,
-        Self::Ready,
-        Self::Piece,
+        Self::Grant,
+        Self::Fragment,
         Self::Abort,
         Self::Leave,
         Self::WaitNotice,
         Self::Move,
         Self::Moved,
-        Self::Last,
+        Self::LastMessage,
     ];
 }
 
@@ -80,7 +80,7 @@ impl Frame {
             Kind::Data | Kind::Credit | Kind::WaitNotice | Kind::Move | Kind::Moved => 0,
             // The last frames of every class that was used.
             Kind::Leave | Kind::Abort => self.channel as usize,
-            Kind::Announce | Kind::Ready | Kind::Piece | Kind::Last => MESSAGES,
+            Kind::Announce | Kind::Grant | Kind::Fragment | Kind::LastMessage => MESSAGES,
         }
     }
 

@@ -109,7 +109,7 @@ impl AddressFamily {
         }
     }
 
-    fn takes(self, ip: IpAddr) -> bool {
+    fn accepts(self, ip: IpAddr) -> bool {
         match self {
             Self::Any => true,
             Self::V4 => ip.is_ipv4(),
@@ -180,7 +180,7 @@ pub enum Error {
     #[error(
         "{from}={value:?} leaves no network interface that is up and has an {family}address; this host has {there}"
     )]
-    ProviderError { from: &'static str, value: String, family: AddressFamily, there: String },
+    Unusable { from: &'static str, value: String, family: AddressFamily, there: String },
     #[error("no network interface of this host is up and has an {family}address; it has {there}")]
     Nothing { family: AddressFamily, there: String },
     #[error("{from}={value:?} is not a list of interfaces: {reason}")]
@@ -210,11 +210,11 @@ pub fn choose_from(
             None => None,
         };
     let named: Vec<&Interface> =
-        interfaces.iter().filter(|i| pattern.as_ref().is_none_or(|p| p.takes(&i.name))).collect();
+        interfaces.iter().filter(|i| pattern.as_ref().is_none_or(|p| p.matches(&i.name))).collect();
     let mut usable: Vec<Candidate<'_>> =
         named.iter().copied().filter_map(|i| Candidate::new(i, family)).collect();
     // The pattern decides, where it says which: a bridge that was asked for is as good as any other.
-    let chosen_by_name = pattern.as_ref().is_some_and(Pattern::names);
+    let chosen_by_name = pattern.as_ref().is_some_and(Pattern::is_include_list);
     usable.sort_by_key(|c| c.order(chosen_by_name));
 
     let Some(best) = usable.first() else {
@@ -222,7 +222,7 @@ pub fn choose_from(
         return Err(match (&wanted.value, named.is_empty()) {
             (Some(value), true) => Error::NoMatch { from: wanted.from, value: value.clone(), there },
             (Some(value), false) => {
-                Error::ProviderError { from: wanted.from, value: value.clone(), family, there }
+                Error::Unusable { from: wanted.from, value: value.clone(), family, there }
             }
             (None, _) => Error::Nothing { family, there },
         });
@@ -244,7 +244,7 @@ struct Candidate<'a> {
 
 impl<'a> Candidate<'a> {
     fn new(interface: &'a Interface, family: AddressFamily) -> Option<Self> {
-        let addresses = interface.addresses.iter().copied().filter(|a| family.takes(a.ip));
+        let addresses = interface.addresses.iter().copied().filter(|a| family.accepts(a.ip));
         let address = addresses.min_by_key(|a| a.rank())?;
         interface.up.then_some(Self { interface, address })
     }

@@ -10,10 +10,10 @@ use crate::lock;
 
 static HOSTS: PerProcess<Mutex<HashSet<IpAddr>>> = PerProcess::new();
 
-pub(crate) fn note(host: IpAddr) {
+pub(crate) fn record(host: IpAddr) {
     lock(HOSTS.get()).insert(host);
 }
 
-pub(crate) fn before(host: IpAddr) -> bool {
+pub(crate) fn contains(host: IpAddr) -> bool {
     lock(HOSTS.get()).contains(&host)
 }

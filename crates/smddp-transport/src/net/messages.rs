@@ -146,7 +146,7 @@ impl RemoteMessages {
         self.unannounced[from] += bytes;
         if self.unannounced[from] >= WORD {
             let total = std::mem::take(&mut self.unannounced[from]);
-            tell(&mut self.due, from, Frame { channel: TAKEN, total, ..Frame::new(Kind::Ready, 0) });
+            tell(&mut self.due, from, Frame { channel: TAKEN, total, ..Frame::new(Kind::Grant, 0) });
         }
     }
 
@@ -226,11 +226,11 @@ impl RemoteMessages {
         match incoming.recv_target {
             Some(RecvTarget::At(at)) => {
                 incoming.placed += 1;
-                return Some(Target::Here(at.wrapping_add(frame.index as usize * PIECE)));
+                return Some(Target::At(at.wrapping_add(frame.index as usize * PIECE)));
             }
             Some(RecvTarget::Over) => {
                 incoming.placed += 1;
-                return Some(Target::Drop);
+                return Some(Target::Discard);
             }
             // A few bytes are copied sooner than looked for again.
             None if self.direct
@@ -255,7 +255,7 @@ impl RemoteMessages {
         let base = self.owner.address(incoming.region?);
         let slot = if incoming.follows { 0 } else { (frame.index % DEPTH) as usize * PIECE };
         incoming.placed += 1;
-        Some(Target::Here(base.wrapping_add(slot)))
+        Some(Target::At(base.wrapping_add(slot)))
     }
 
     pub(super) fn arrived(&mut self, peer: usize, frame: &Frame) {
@@ -322,7 +322,7 @@ impl MessageTransport for RemoteMessages {
         {
             let slot = out.sent % DEPTH;
             let payload = self.owner.address(region).wrapping_add(slot as usize * PIECE).cast_const();
-            let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Piece, stream) };
+            let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Fragment, stream) };
             out.sent += 1;
             out.busy[slot as usize] += 1;
             self.due.push_back(QueuedMessage {
@@ -341,7 +341,7 @@ impl MessageTransport for RemoteMessages {
         if out.short {
             // Its sender goes on at once, whether the reader has room for it or not.
             out.sent = 1;
-            let frame = Frame { bytes: out.bytes as u64, ..Frame::new(Kind::Piece, stream) };
+            let frame = Frame { bytes: out.bytes as u64, ..Frame::new(Kind::Fragment, stream) };
             self.due.push_back(QueuedMessage { to: out.to, frame, payload: at, ticket: None });
         } else {
             out.lent = Some(at);
@@ -356,7 +356,7 @@ impl MessageTransport for RemoteMessages {
         while out.sent < out.granted.min(pieces) && out.busy[(out.sent % DEPTH) as usize] == 0 {
             let (slot, from) = (out.sent % DEPTH, out.sent as usize * PIECE);
             let bytes = (out.bytes - from).min(PIECE) as u64;
-            let frame = Frame { index: out.sent, bytes, ..Frame::new(Kind::Piece, stream) };
+            let frame = Frame { index: out.sent, bytes, ..Frame::new(Kind::Fragment, stream) };
             (out.sent, out.busy[slot as usize]) = (out.sent + 1, 1);
             let payload = at.wrapping_add(from);
             self.due.push_back(QueuedMessage {
@@ -390,7 +390,7 @@ impl MessageTransport for RemoteMessages {
         }
         incoming.recv_target = Some(RecvTarget::At(at));
         if !incoming.follows {
-            let granted = Frame { index: incoming.pieces(), ..Frame::new(Kind::Ready, stream) };
+            let granted = Frame { index: incoming.pieces(), ..Frame::new(Kind::Grant, stream) };
             tell(&mut self.due, from, granted);
         }
         true
@@ -413,7 +413,7 @@ impl MessageTransport for RemoteMessages {
         if !incoming.follows && incoming.region.is_none() {
             incoming.region = self.owner.take(DEPTH as usize * PIECE);
             incoming.region?;
-            let granted = Frame { index: DEPTH, ..Frame::new(Kind::Ready, stream) };
+            let granted = Frame { index: DEPTH, ..Frame::new(Kind::Grant, stream) };
             tell(&mut self.due, from, granted);
         }
         if incoming.there <= incoming.taken {
@@ -432,7 +432,7 @@ impl MessageTransport for RemoteMessages {
         let (bytes, follows, over) =
             (incoming.bytes as u64, incoming.follows, incoming.taken >= incoming.pieces());
         if !follows && incoming.taken + DEPTH <= incoming.pieces() {
-            let granted = Frame { index: incoming.taken + DEPTH, ..Frame::new(Kind::Ready, stream) };
+            let granted = Frame { index: incoming.taken + DEPTH, ..Frame::new(Kind::Grant, stream) };
             tell(&mut self.due, from, granted);
         }
         if over && let Some(region) = self.incoming.remove(&(from, stream)).and_then(|i| i.region) {
@@ -452,7 +452,7 @@ impl MessageTransport for RemoteMessages {
 impl RemoteMessages {
     /// Memory of senders and receivers is theirs again: no more is sent of it, and what still comes for it is dropped.
     pub(super) fn release_user_buffers(&mut self) {
-        self.due.retain(|due| due.frame.kind != Kind::Piece);
+        self.due.retain(|due| due.frame.kind != Kind::Fragment);
         self.outgoing.values_mut().for_each(|out| out.lent = None);
         for recv_target in self.incoming.values_mut().filter_map(|incoming| incoming.recv_target.as_mut()) {
             *recv_target = RecvTarget::Over;

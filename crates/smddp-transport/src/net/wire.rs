@@ -21,22 +21,22 @@ pub(crate) const INLINE_PAYLOAD: usize = 8 << 10;
 pub(crate) enum Target {
     /// To this address, which has room for all of it. Over [`INLINE_PAYLOAD`] bytes it lies in the staging memory, or anywhere if the
     /// wire [`Wire::copies`].
-    Here(*mut u8),
+    At(*mut u8),
     /// Nowhere yet: ask again at a later poll. Nothing behind it on that class of the pair is delivered meanwhile.
     Later,
     /// Nowhere: the payload is dropped, the frame is still delivered.
-    Drop,
+    Discard,
 }
 
 /// Whoever owns a wire's ends: takes what arrives.
 pub(crate) trait Sink {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Target;
+    fn target(&mut self, peer: usize, frame: &Frame) -> Target;
     /// The frame is here, its payload where `place` said. Called once for each frame, in the order of its class.
-    fn arrived(&mut self, peer: usize, frame: &Frame);
+    fn received(&mut self, peer: usize, frame: &Frame);
     /// The payload's memory is free again.
     fn sent(&mut self, ticket: Ticket);
     /// Classes (bits) on which something is waited for; what comes on others may wait for a few looks.
-    fn awaited(&self) -> u8 {
+    fn expected(&self) -> u8 {
         u8::MAX
     }
 }
@@ -81,15 +81,15 @@ pub(crate) trait Wire: Send {
     /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.
     fn broken(&self) -> Vec<Broken>;
     /// For so long after a peer was found broken what it said before may still arrive: why its group failed, perhaps.
-    fn last_words(&self) -> Duration {
+    fn drain_grace(&self) -> Duration {
         Duration::ZERO
     }
     /// A peer that this process cannot reach for want of something of its own, and of what. The peer may be well.
-    fn unable(&self) -> Option<(usize, String)> {
+    fn local_error(&self) -> Option<(usize, String)> {
         None
     }
     /// Classes (bits) of which there is a connection with that peer already, by whomever it was made.
-    fn linked(&self, _peer: usize) -> u8 {
+    fn connected_classes(&self, _peer: usize) -> u8 {
         0
     }
     /// Whether a payload's memory is free long before its reader has it: something on the way took a copy. Then payloads may
@@ -120,7 +120,7 @@ pub(crate) trait Wire: Send {
     /// Whether all that was sent is out of this process's hands.
     fn drained(&self) -> bool;
     /// Whether that holds for all messages: payloads of a dead group may stay where they are for ever.
-    fn spoken(&self) -> bool {
+    fn messages_drained(&self) -> bool {
         self.drained()
     }
     /// Returns true while a connection that carries frames is not established.

@@ -18,7 +18,7 @@ use crate::close_on_fork::CloseOnFork;
 use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
 use crate::socket_io::send;
-use crate::token::{Claim, REPLY};
+use crate::token::{Initiator, REPLY};
 
 const ME: [u8; 16] = [7; 16];
 /// Callers at once.
@@ -47,7 +47,7 @@ fn host() -> Host {
 pub(crate) fn callers(script: &mut Script<'_>) {
     let mut callers = IncomingConnections::new(CloseOnFork::new(nothing()), host());
     let mut streams: Vec<UnixStream> = Vec::new();
-    let mut claims: Vec<Option<Claim>> = Vec::new();
+    let mut claims: Vec<Option<Initiator>> = Vec::new();
     while let Some(what) = script.step() {
         match what % 8 {
             0 if streams.len() < MOST => {
@@ -60,8 +60,8 @@ pub(crate) fn callers(script: &mut Script<'_>) {
             }
             1 | 2 => {
                 let words = handshake::words_of_a_caller(&ME, script.number(), &known_token());
-                let Ok(claim) = Claim::new(&known_token(), &words) else { return };
-                if let Some(at) = say(script, &streams, claim.words()) {
+                let Ok(claim) = Initiator::new(&known_token(), &words) else { return };
+                if let Some(at) = say(script, &streams, claim.greeting()) {
                     claims[at] = Some(claim);
                 }
             }

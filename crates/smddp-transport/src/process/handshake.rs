@@ -26,7 +26,7 @@ use super::incoming::{self, Stage};
 use super::token_registry::TokenRegistry;
 use crate::close_on_fork::CloseOnFork;
 use crate::socket_io::send_all;
-use crate::token::{Challenge, Claim, PROTOCOL, REPLY, SALT, Token};
+use crate::token::{Initiator, NONCE, PROTOCOL, REPLY, Responder, Token};
 
 /// A process's number among all.
 pub(crate) type Id = [u8; 16];
@@ -93,7 +93,7 @@ pub(crate) struct Host {
 
 impl incoming::Host for Host {
     fn words(&self) -> usize {
-        WORDS + SALT
+        WORDS + NONCE
     }
 
     fn admits(&self, caller: BorrowedFd<'_>) -> io::Result<()> {
@@ -119,7 +119,7 @@ impl incoming::Host for Host {
         &self,
         caller: CloseOnFork<OwnedFd>,
         words: &[u8],
-        _: Option<&Challenge>,
+        _: Option<&Responder>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
         let (from, _) = parse(words.first_chunk()?).ok()?;
         let wanted = u64::from_le_bytes(*words.get(HELLO..)?.first_chunk()?);
@@ -246,8 +246,8 @@ fn routes(
     let pid = check_user(&stream)?.pid;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let claim = Claim::new(token, &words(me, &address.id, wanted, token))?;
-    send_all(&stream, claim.words())?;
+    let claim = Initiator::new(token, &words(me, &address.id, wanted, token))?;
+    send_all(&stream, claim.greeting())?;
     let (mut reply, mut got) = ([0; REPLY], 0);
     while got < REPLY {
         match stream.read(&mut reply[got..]) {
@@ -256,7 +256,7 @@ fn routes(
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
-        claim.heeds(&reply[..got])?;
+        claim.check_reply_prefix(&reply[..got])?;
     }
     send_all(&stream, &claim.prove(&reply)?)?;
     Ok((stream, pid))
@@ -266,7 +266,7 @@ fn words(from: &Id, to: &Id, wanted: u64, token: &Token) -> [u8; WORDS] {
     let mut words = [0; WORDS];
     words[..HELLO].copy_from_slice(&hello(from, to));
     words[HELLO..HELLO + 8].copy_from_slice(&wanted.to_le_bytes());
-    words[HELLO + 8..].copy_from_slice(&token.name());
+    words[HELLO + 8..].copy_from_slice(&token.id());
     words
 }
 

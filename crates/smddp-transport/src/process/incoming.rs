@@ -11,7 +11,7 @@ use rustix::net::SocketFlags;
 
 use crate::close_on_fork::CloseOnFork;
 use crate::socket_io::send;
-use crate::token::{Challenge, PROOF, Token};
+use crate::token::{PROOF, Responder, Token};
 use crate::warning::warn;
 
 /// Whoever has not got on after this time is hung up on. A rank that was stopped meanwhile calls again.
@@ -50,7 +50,7 @@ pub(crate) trait Host: Send {
         &self,
         caller: CloseOnFork<OwnedFd>,
         words: &[u8],
-        met: Option<&Challenge>,
+        met: Option<&Responder>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)>;
     /// Whether anybody is still at home.
     fn open(&self) -> bool {
@@ -64,7 +64,7 @@ pub(crate) enum Stage {
     /// It says who it is, whom it means and what it wants.
     Words(Vec<u8>),
     /// And shows that it may; what it has said of that.
-    Proof(Box<Challenge>, Vec<u8>),
+    Proof(Box<Responder>, Vec<u8>),
     /// The rest of an answer for which its socket had no room.
     Answer(Vec<u8>),
     /// It has this process's memory and looks the process up by its pid. Then it hangs up, or says that it cannot: its
@@ -254,7 +254,7 @@ impl IncomingConnections {
                             (caller.socket, caller.stage) = (socket, stage);
                             continue;
                         }
-                        let challenge = self.host.token(&words).map(|token| Challenge::new(token, words));
+                        let challenge = self.host.token(&words).map(|token| Responder::new(token, words));
                         let Some(Ok((challenge, reply))) = challenge else { return };
                         // An empty socket has room for it.
                         if !matches!(send(&*caller.socket, &[IoSlice::new(&reply)]), Ok(sent) if sent == reply.len())
@@ -273,11 +273,11 @@ impl IncomingConnections {
                     if proof.len() < PROOF {
                         continue;
                     }
-                    if !challenge.is_met_by(proof) {
+                    if !challenge.verifies_proof(proof) {
                         return self
                             .reject(caller.socket.as_fd(), "it does not know the token of this group");
                     }
-                    let answer = self.host.answer(caller.socket, challenge.words(), Some(challenge));
+                    let answer = self.host.answer(caller.socket, challenge.greeting(), Some(challenge));
                     let Some((socket, stage)) = answer else { return };
                     (caller.socket, caller.stage) = (socket, stage);
                 }
@@ -327,7 +327,7 @@ mod tests {
             &self,
             _: CloseOnFork<OwnedFd>,
             _: &[u8],
-            _: Option<&Challenge>,
+            _: Option<&Responder>,
         ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
             None
         }

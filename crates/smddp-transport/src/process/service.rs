@@ -246,7 +246,7 @@ mod tests {
     use super::super::layout::PAGE;
     use super::super::memory::Memory;
     use super::*;
-    use crate::token::{Challenge, Token};
+    use crate::token::{Responder, Token};
 
     /// A host whose answers wait until they are let go, and then panic.
     struct Stuck {
@@ -273,7 +273,7 @@ mod tests {
             &self,
             _: CloseOnFork<OwnedFd>,
             _: &[u8],
-            _: Option<&Challenge>,
+            _: Option<&Responder>,
         ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
             None
         }

@@ -16,7 +16,7 @@ use super::handshake::{ProcessAddress, listen, name_of};
 use super::incoming::{self, Stage};
 use crate::close_on_fork::CloseOnFork;
 use crate::socket_io::send_all;
-use crate::token::{Challenge, Token};
+use crate::token::{Responder, Token};
 use crate::warning::warn;
 
 const MAGIC: &[u8; 8] = b"smddp-q1";
@@ -120,7 +120,7 @@ impl incoming::Host for Asked {
         &self,
         caller: CloseOnFork<OwnedFd>,
         words: &[u8],
-        _: Option<&Challenge>,
+        _: Option<&Responder>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
         let text = tell(Question::parse(words)?);
         Some((caller, Stage::Answer(text.into_bytes())))

@@ -17,7 +17,7 @@ impl TokenRegistry {
     pub(crate) fn add(&self, token: &Arc<Token>) {
         let mut tokens = lock(&self.by_name);
         tokens.retain(|_, token| token.strong_count() > 0);
-        tokens.insert(token.name(), Arc::downgrade(token));
+        tokens.insert(token.id(), Arc::downgrade(token));
     }
 
     pub(super) fn find(&self, name: &[u8; 16]) -> Option<Arc<Token>> {

@@ -188,7 +188,7 @@ fn startup_sockets_answer_no_other_user() {
         let changed = unsafe { libc::setuid(65534) } == 0;
         let connected = UnixStream::connect_addr(&address).map(|other| stream = other).is_ok();
         let _ = stream.write_all(&words);
-        let _ = stream.write_all(&[3; crate::token::SALT]);
+        let _ = stream.write_all(&[3; crate::token::NONCE]);
         let received = matches!(stream.read(&mut answer), Ok(1..));
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::from(!changed || !connected || received)) };

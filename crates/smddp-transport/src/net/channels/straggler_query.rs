@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::RemoteChannels;
-use crate::net::tcp::straggler_query::Heard;
+use crate::net::tcp::straggler_query::QueryResult;
 
 /// All of it takes no longer; whoever was not heard by then is not known. Where hosts answer, thousands of ranks take a
 /// fraction of it.
@@ -60,12 +60,12 @@ impl RemoteChannels {
             return;
         };
         let mut now = Instant::now();
-        while !straggler_query.over() && now < until && !self.told() {
-            for (peer, heard) in straggler_query.go_on(TURN, now) {
+        while !straggler_query.is_finished() && now < until && !self.told() {
+            for (peer, heard) in straggler_query.poll(TURN, now) {
                 let state = &mut self.state.peers[peer];
-                state.silent = heard == Heard::Silent;
-                state.mute = heard == Heard::Mute;
-                if let Heard::Said(answer) = heard {
+                state.silent = heard == QueryResult::HostSilent;
+                state.mute = heard == QueryResult::ProcessUnresponsive;
+                if let QueryResult::Replied(answer) = heard {
                     state.answered = true;
                     state.begun = state.begun.max(answer.begun);
                     state.doing = answer.doing;

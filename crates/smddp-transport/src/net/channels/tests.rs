@@ -51,29 +51,29 @@ fn who_keeps_a_rank_waiting_is_told_what_for_once_the_time_is_up_and_once_for_ea
 fn goodbye(net: &mut RemoteChannels, class: usize, bytes: usize) -> Target {
     let (channel, index, bytes) = (class as u32, 3, bytes as u64);
     let frame = Frame { channel, index, bytes, total: 5_000_000_000, ..Frame::new(Kind::Leave, 0) };
-    let place = net.state.place(1, &frame);
-    if let Target::Here(at) = place {
+    let place = net.state.target(1, &frame);
+    if let Target::At(at) = place {
         // SAFETY: what lies there has room for the payload.
         unsafe { at.write_bytes(b'x', bytes as usize) };
     }
-    net.state.arrived(1, &frame);
+    net.state.received(1, &frame);
     place
 }
 
 #[test]
 fn who_leaves_tells_its_last_error_once_and_no_longer_one_than_there_is_room_for() {
     let (mut net, _line) = rank();
-    assert!(matches!(goodbye(&mut net, MESSAGES, LONGEST_ERROR), Target::Here(_)));
+    assert!(matches!(goodbye(&mut net, MESSAGES, LONGEST_ERROR), Target::At(_)));
     // Neither a second time nor elsewhere.
-    assert_eq!(goodbye(&mut net, MESSAGES, 1), Target::Drop);
-    assert_eq!(goodbye(&mut net, 0, 1), Target::Drop);
+    assert_eq!(goodbye(&mut net, MESSAGES, 1), Target::Discard);
+    assert_eq!(goodbye(&mut net, 0, 1), Target::Discard);
     assert_eq!(net.faults(Instant::now()), [Fault::Left { rank: 1 }]);
     let (ago, text) = net.last_error(1).unwrap();
     assert_eq!(text, "x".repeat(LONGEST_ERROR));
     assert!(ago >= Duration::from_secs(5) && ago < Duration::from_secs(60), "{ago:?}");
 
     let (mut net, _line) = rank();
-    assert_eq!(goodbye(&mut net, MESSAGES, LONGEST_ERROR + 1), Target::Drop);
+    assert_eq!(goodbye(&mut net, MESSAGES, LONGEST_ERROR + 1), Target::Discard);
     assert_eq!(net.last_error(1), None);
     assert!(matches!(&net.faults(Instant::now())[..], [Fault::Lost { rank: 1, .. }]));
 }
@@ -85,8 +85,8 @@ fn why_a_group_is_dead_goes_over_the_connection_on_which_a_rank_was_heard_too() 
         let (mut net, line) = rank();
         if heard {
             let wait_notice = Frame::new(Kind::WaitNotice, 0);
-            assert_eq!(net.state.place(1, &wait_notice), Target::Drop);
-            net.state.arrived(1, &wait_notice);
+            assert_eq!(net.state.target(1, &wait_notice), Target::Discard);
+            net.state.received(1, &wait_notice);
         }
         net.abort("calls differ", &[1]);
         assert_eq!(line.with(|line| line.going.len()), told, "heard: {heard}");
@@ -95,9 +95,9 @@ fn why_a_group_is_dead_goes_over_the_connection_on_which_a_rank_was_heard_too() 
 
 /// A frame of rank 1's comes; where its payload goes.
 fn comes(net: &mut RemoteChannels, frame: Frame) -> Target {
-    let place = net.state.place(1, &frame);
+    let place = net.state.target(1, &frame);
     if place != Target::Later {
-        net.state.arrived(1, &frame);
+        net.state.received(1, &frame);
     }
     place
 }
@@ -110,35 +110,38 @@ fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_i
     line.with(|line| line.copies = true);
     net.state.messages = RemoteMessages::new(2, net.state.owner.sibling(), true);
     let going = || line.with(|line| line.going.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
-    let (bytes, piece) =
-        (PIECE + 5, |index, bytes: usize| Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Piece, 0) });
+    let (bytes, piece) = (PIECE + 5, |index, bytes: usize| Frame {
+        index,
+        bytes: bytes as u64,
+        ..Frame::new(Kind::Fragment, 0)
+    });
     let mut memory = vec![0u8; bytes];
     let at = memory.as_mut_ptr();
     for release_user_buffers in [false, true] {
         // It comes.
         let total = bytes as u64;
-        assert_eq!(comes(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Drop);
+        assert_eq!(comes(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Discard);
         let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
         assert!(net.p2p(|mail| mail.receive_into(1, stream, at)));
-        assert_eq!(comes(&mut net, piece(0, PIECE)), Target::Here(at));
+        assert_eq!(comes(&mut net, piece(0, PIECE)), Target::At(at));
         assert!(!net.p2p(|mail| mail.is_received(1, stream)));
         // Another one goes, as far as its receiver has said.
         let envelope = Envelope { tag: 0, dtype: 0, bytes: total };
         let sent = net.p2p(|mail| mail.announce(1, envelope)).unwrap();
         assert!(net.p2p(|mail| mail.send_in_place(sent, at)));
         assert!(!net.p2p(|mail| mail.is_sent(sent)));
-        comes(&mut net, Frame { index: 1, ..Frame::new(Kind::Ready, sent) });
+        comes(&mut net, Frame { index: 1, ..Frame::new(Kind::Grant, sent) });
         assert!(!net.p2p(|mail| mail.is_sent(sent)));
         assert_eq!(going().last(), Some(&(at.cast_const(), PIECE)));
         if release_user_buffers {
             net.release_user_buffers();
-            comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
+            comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
             net.p2p(|mail| mail.is_sent(sent));
             assert_eq!(going().last().map(|&(_, bytes)| bytes), Some(0), "it is copied, and no more is sent");
-            assert_eq!(comes(&mut net, piece(1, 5)), Target::Drop);
+            assert_eq!(comes(&mut net, piece(1, 5)), Target::Discard);
             break;
         }
-        comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
+        comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
         assert!(!net.p2p(|mail| mail.is_sent(sent)));
         assert_eq!(going().last(), Some(&(at.wrapping_add(PIECE).cast_const(), 5)));
         line.with(|line| std::mem::take(&mut line.going))
@@ -146,7 +149,7 @@ fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_i
             .for_each(|&(ticket, ..)| net.state.sent(ticket));
         assert!(net.p2p(|mail| mail.is_sent(sent)), "all of it is out of hands");
         net.p2p(|mail| mail.close(sent));
-        assert_eq!(comes(&mut net, piece(1, 5)), Target::Here(at.wrapping_add(PIECE)));
+        assert_eq!(comes(&mut net, piece(1, 5)), Target::At(at.wrapping_add(PIECE)));
         assert!(net.p2p(|mail| mail.is_received(1, stream)));
     }
     assert_eq!(net.faults(Instant::now()), []);
@@ -164,20 +167,17 @@ fn a_short_message_that_is_waited_for_is_put_off_once() {
         }
         let total = memory.len() as u64;
         comes(&mut net, Frame { index: Frame::FOLLOWS, total, ..Frame::new(Kind::Announce, 4) });
-        let piece = Frame { bytes: total, ..Frame::new(Kind::Piece, 4) };
+        let piece = Frame { bytes: total, ..Frame::new(Kind::Fragment, 4) };
         if waits {
             assert_eq!(comes(&mut net, piece), Target::Later);
             let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
             assert!(net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())));
-            assert_eq!(comes(&mut net, piece), Target::Here(memory.as_mut_ptr()));
+            assert_eq!(comes(&mut net, piece), Target::At(memory.as_mut_ptr()));
             assert!(net.p2p(|mail| mail.is_received(1, stream)));
         } else {
-            assert!(matches!(comes(&mut net, piece), Target::Here(at) if at != memory.as_mut_ptr()));
+            assert!(matches!(comes(&mut net, recv_slot), Target::At(at) if at != memory.as_mut_ptr()));
             let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
-            assert!(
-                !net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())),
-                "it lies elsewhere already"
-            );
+            assert!(!net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())), "it lies elsewhere already");
             assert_eq!(net.p2p(|mail| mail.recv_slot(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
         }
     }

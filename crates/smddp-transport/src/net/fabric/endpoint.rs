@@ -433,11 +433,11 @@ impl FabricEndpoint {
     /// Whether all that a group sent is out of this process's hands, and nothing writes into its memory.
     pub(crate) fn drained(&self, number: u32) -> bool {
         let Some(group) = self.groups.get(&number) else { return true };
-        group.offers == 0 && group.moving == 0 && self.spoken(number)
+        group.offers == 0 && group.moving == 0 && self.messages_drained(number)
     }
 
     /// Whether all messages to a group's members are out of this process's hands.
-    pub(crate) fn spoken(&self, number: u32) -> bool {
+    pub(crate) fn messages_drained(&self, number: u32) -> bool {
         let Some(group) = self.groups.get(&number) else { return true };
         group.members.iter().flatten().all(|member| {
             let peer = &self.peers[member.peer];

@@ -200,15 +200,15 @@ impl FabricEndpoint {
             && pair.idle(head.seq, &frame)
         {
             let rank = head.rank as usize;
-            match sink.place(rank, &frame) {
+            match sink.target(rank, &frame) {
                 Target::Later => {}
                 place => {
-                    if let Target::Here(at) = place {
+                    if let Target::At(at) = place {
                         // SAFETY: the sink's promise: room for the frame's payload, which has this length.
                         unsafe { at.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
                     }
                     pair.skip();
-                    sink.arrived(rank, &frame);
+                    sink.received(rank, &frame);
                     return Ok(());
                 }
             }
@@ -272,7 +272,7 @@ impl FabricEndpoint {
                 break;
             }
             if at == 0 && item.stage == Arrival::Placed {
-                sink.arrived(rank as usize, &item.frame);
+                sink.received(rank as usize, &item.frame);
                 items.pop_front();
                 moved = true;
             } else {
@@ -303,21 +303,21 @@ impl FabricEndpoint {
         {
             return false;
         }
-        let place = sink.place(rank as usize, &item.frame);
+        let place = sink.target(rank as usize, &item.frame);
         match (&item.payload, place) {
             (_, Target::Later) => return false,
-            (Payload::Here(_), Target::Drop) => item.stage = Arrival::Placed,
-            (Payload::Here(bytes), Target::Here(at)) => {
+            (Payload::Here(_), Target::Discard) => item.stage = Arrival::Placed,
+            (Payload::Here(bytes), Target::At(at)) => {
                 // SAFETY: the sink's promise: room for the frame's payload, which has this length.
                 unsafe { at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
                 item.stage = Arrival::Placed;
             }
-            (Payload::There(offered), Target::Drop) => {
+            (Payload::There(offered), Target::Discard) => {
                 self.peers[peer].fetched.push(offered.id);
                 self.list(peer);
                 item.stage = Arrival::Placed;
             }
-            (Payload::There(offered), Target::Here(at)) => {
+            (Payload::There(offered), Target::At(at)) => {
                 let bytes = item.frame.bytes as usize;
                 match self.fetch(number, rank, item.seq, peer, bytes, (offered, at)) {
                     Ok(count) => {

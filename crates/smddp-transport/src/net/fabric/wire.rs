@@ -60,7 +60,7 @@ impl Wire for FabricWire {
         broken.into_iter().map(|(peer, reason)| Broken { peer, reason }).collect()
     }
 
-    fn last_words(&self) -> Duration {
+    fn drain_grace(&self) -> Duration {
         DRAIN_GRACE
     }
 
@@ -76,8 +76,8 @@ impl Wire for FabricWire {
         lock(&self.engine).drained(self.group)
     }
 
-    fn spoken(&self) -> bool {
-        lock(&self.engine).spoken(self.group)
+    fn messages_drained(&self) -> bool {
+        lock(&self.engine).messages_drained(self.group)
     }
 }
 

@@ -21,14 +21,14 @@ pub fn interfaces() -> io::Result<Vec<Interface>> {
 }
 
 /// One entry of the kernel's list: an interface comes once for each of its addresses.
-struct RobustEntry {
+struct AddressEntry {
     name: String,
     index: u32,
     flags: u32,
     address: Option<Address>,
 }
 
-fn described(entry: &RobustEntry) -> Interface {
+fn described(entry: &AddressEntry) -> Interface {
     let has = |flag: libc::c_int| entry.flags & flag as u32 != 0;
     Interface {
         name: entry.name.clone(),
@@ -52,7 +52,7 @@ fn speed(name: &str, index: u32) -> Option<u32> {
     u32::try_from(number("speed")?).ok().filter(|&mbit| mbit > 0)
 }
 
-fn entries() -> io::Result<Vec<RobustEntry>> {
+fn entries() -> io::Result<Vec<AddressEntry>> {
     let mut head: *mut libc::ifaddrs = std::ptr::null_mut();
     // SAFETY: getifaddrs stores a list's head, which this function owns and frees below; any thread may call it.
     if unsafe { libc::getifaddrs(&raw mut head) } != 0 {
@@ -70,7 +70,7 @@ fn entries() -> io::Result<Vec<RobustEntry>> {
         // SAFETY: the address is null or a sockaddr of the length that its family has, and lives as the list does.
         let address = unsafe { address(member.ifa_addr) };
         let name = name.to_string_lossy().into_owned();
-        out.push(RobustEntry { name, index, flags: member.ifa_flags, address });
+        out.push(AddressEntry { name, index, flags: member.ifa_flags, address });
     }
     // SAFETY: `head` came from getifaddrs, is freed once, and nothing borrowed from it is left.
     unsafe { libc::freeifaddrs(head) };

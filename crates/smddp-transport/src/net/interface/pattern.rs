@@ -33,13 +33,13 @@ impl Pattern {
         Ok(Self { exclude, exact: marked || (exact && !exclude), words })
     }
 
-    pub(super) fn takes(&self, name: &str) -> bool {
+    pub(super) fn matches(&self, name: &str) -> bool {
         let met = |word: &String| if self.exact { name == word } else { name.starts_with(word.as_str()) };
         self.words.iter().any(met) != self.exclude
     }
 
     /// Says which to take, not which to leave.
-    pub(super) const fn names(&self) -> bool {
+    pub(super) const fn is_include_list(&self) -> bool {
         !self.exclude
     }
 }
@@ -50,7 +50,10 @@ mod tests {
 
     fn taken(value: &str, exact: bool) -> Vec<&'static str> {
         let pattern = Pattern::parse(value, exact).unwrap();
-        ["lo", "eth0", "eth1", "eth10", "ens5", "docker0"].into_iter().filter(|n| pattern.takes(n)).collect()
+        ["lo", "eth0", "eth1", "eth10", "ens5", "docker0"]
+            .into_iter()
+            .filter(|n| pattern.matches(n))
+            .collect()
     }
 
     #[test]

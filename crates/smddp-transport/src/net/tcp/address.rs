@@ -33,14 +33,14 @@ const MAGIC: &[u8; 8] = b"smddp-tc";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// To send frames of this class.
-    Class(usize),
+    Frames(usize),
     /// To hear how many operations the group has begun there.
-    Ask,
+    Query,
     /// To notice the end of the group there, or of the process.
     Watch,
 }
 
-const ASK: u32 = u32::MAX;
+const QUERY: u32 = u32::MAX;
 const WATCH: u32 = u32::MAX - 1;
 
 /// Both ends of a connection and its purpose. Both ends' proofs cover it.
@@ -63,8 +63,8 @@ impl Hello {
         bytes[12..16].copy_from_slice(&(self.from as u32).to_le_bytes());
         bytes[16..32].copy_from_slice(&self.group_listener);
         let purpose = match self.purpose {
-            Purpose::Class(class) => class as u32,
-            Purpose::Ask => ASK,
+            Purpose::Frames(class) => class as u32,
+            Purpose::Query => QUERY,
             Purpose::Watch => WATCH,
         };
         bytes[32..36].copy_from_slice(&purpose.to_le_bytes());
@@ -75,14 +75,14 @@ impl Hello {
 
 /// What a listener says to a caller that has shown who it is: its connection is taken up. Until then it may be hung up on
 /// because there are too many callers, which is no sign of anybody's end.
-pub(crate) const TAKEN: u8 = 2;
+pub(crate) const ACCEPTED: u8 = 2;
 /// What it says instead: whoever it is, this connection is one too many.
-pub(crate) const REFUSED: u8 = 3;
+pub(crate) const REJECTED: u8 = 3;
 /// Or that, and to watchers later: this end of the group is closed. A process that dies says nothing.
 pub(crate) const CLOSED: u8 = 1;
 
 /// Whether these may be the first of such words.
-pub(super) fn heeds(bytes: &[u8]) -> bool {
+pub(super) fn has_greeting_prefix(bytes: &[u8]) -> bool {
     let expected = [&MAGIC[..], &PROTOCOL.to_le_bytes()].concat();
     let both = bytes.len().min(expected.len());
     bytes[..both] == expected[..both]
@@ -97,9 +97,9 @@ pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<Hello> {
     let mut group_listener = Id::default();
     group_listener.copy_from_slice(&bytes[16..32]);
     let purpose = match number(32) {
-        ASK => Purpose::Ask,
+        QUERY => Purpose::Query,
         WATCH => Purpose::Watch,
-        class if (class as usize) < CLASSES => Purpose::Class(class as usize),
+        class if (class as usize) < CLASSES => Purpose::Frames(class as usize),
         _ => return None,
     };
     Some(Hello { group_listener, from: number(12) as usize, to: number(36) as usize, purpose })

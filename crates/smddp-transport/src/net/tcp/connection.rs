@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::connecting::{Call, Failed};
-use super::dial::{Probes, prepare, retried};
-use super::endpoint::CallOfClass;
+use super::connecting::{ConnectError, Connecting};
+use super::dial::{Keepalive, configure, zero_if_blocked};
+use super::endpoint::FrameConnection;
 use super::frame_reader::{ReadOutcome, Reader};
 use super::seal::Seal;
 use crate::close_on_fork::CloseOnFork;
@@ -30,8 +30,8 @@ struct QueuedFrame {
 
 impl QueuedFrame {
     /// What is lent is its owner's again.
-    fn keep(&mut self) {
-        if let QueuedPayload::MemoryExport(..) = self.payload {
+    fn copy_payload(&mut self) {
+        if let QueuedPayload::Borrowed(..) = self.payload {
             self.payload = QueuedPayload::Owned(self.payload.bytes().into());
         }
     }
@@ -40,7 +40,7 @@ impl QueuedFrame {
 enum QueuedPayload {
     Owned(Box<[u8]>),
     /// Memory that stays as it is until the ticket is told, or all of it is let go.
-    MemoryExport(*const u8, usize),
+    Borrowed(*const u8, usize),
 }
 
 impl QueuedPayload {
@@ -48,22 +48,22 @@ impl QueuedPayload {
         match self {
             Self::Owned(bytes) => bytes,
             // SAFETY: readable and unchanged until its ticket is told or it is let go, which is the promise of `Wire::send`.
-            Self::MemoryExport(address, bytes) => unsafe { std::slice::from_raw_parts(*address, *bytes) },
+            Self::Borrowed(address, bytes) => unsafe { std::slice::from_raw_parts(*address, *bytes) },
         }
     }
 }
 
-enum Line {
+enum Link {
     /// Nothing goes over it yet.
-    Calling(Box<Call>),
+    Connecting(Box<Connecting>),
     Open(CloseOnFork<TcpStream>),
 }
 
-impl Line {
+impl Link {
     /// Also while it is being made; `None` between two attempts.
     fn socket(&self) -> Option<&TcpStream> {
         match self {
-            Self::Calling(call) => call.socket(),
+            Self::Connecting(connecting) => connecting.socket(),
             Self::Open(socket) => Some(socket),
         }
     }
@@ -72,90 +72,93 @@ impl Line {
 pub(super) struct Connection {
     pub(super) peer: usize,
     pub(super) class: usize,
-    line: Line,
+    link: Link,
     /// What its bytes are sealed with, if they are.
     seal: Option<Box<Seal>>,
     queue: VecDeque<QueuedFrame>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
-    deaf: bool,
+    send_closed: bool,
     /// This rank has made it, and the peer has not sent anything over it yet.
-    pub(super) offered: bool,
+    pub(super) first_frame_due: bool,
     /// This rank has turned to another connection: the end of this one means nothing.
     pub(super) retired: bool,
     reader: Reader,
     /// The kernel says that there is something to read.
     pub(super) ready: bool,
     /// Events of which the wire's epoll tells.
-    told_of: Cell<i16>,
+    registered_events: Cell<i16>,
 }
 
 // SAFETY: lent payloads are plain memory that outlives its entry; one thread at a time owns the wire.
 unsafe impl Send for Connection {}
 
 /// Payloads that one system call takes.
-const GATHER: usize = 16;
+const MAX_GATHERED: usize = 16;
 
 impl Connection {
     /// Calls a peer.
-    pub(super) fn call(peer: usize, class: usize, call: Call) -> Self {
-        Self { offered: true, ..Self::new(peer, class, Line::Calling(Box::new(call))) }
+    pub(super) fn connect(peer: usize, class: usize, connecting: Connecting) -> Self {
+        Self { first_frame_due: true, ..Self::new(peer, class, Link::Connecting(Box::new(connecting))) }
     }
 
-    /// A peer that has called and said hello. `patience`: its host is gone if it answers nothing for so long.
-    pub(super) fn answer(call: CallOfClass, patience: Duration) -> io::Result<Self> {
-        prepare(&call.stream, patience, Probes::Late)?;
-        Ok(Self { seal: call.seal, ..Self::new(call.rank, call.class, Line::Open(call.stream)) })
+    /// A peer that has called and said hello. `peer_timeout`: its host is gone if it answers nothing for so long.
+    pub(super) fn accept(accepted: FrameConnection, peer_timeout: Duration) -> io::Result<Self> {
+        configure(&accepted.stream, peer_timeout, Keepalive::Slow)?;
+        Ok(Self {
+            seal: accepted.seal,
+            ..Self::new(accepted.rank, accepted.class, Link::Open(accepted.stream))
+        })
     }
 
-    fn new(peer: usize, class: usize, line: Line) -> Self {
+    fn new(peer: usize, class: usize, link: Link) -> Self {
         Self {
             peer,
             class,
-            line,
+            link,
             seal: None,
             queue: VecDeque::new(),
-            deaf: false,
-            offered: false,
+            send_closed: false,
+            first_frame_due: false,
             retired: false,
             reader: Reader::new(),
             ready: false,
-            told_of: Cell::new(0),
+            registered_events: Cell::new(0),
         }
     }
 
     /// Goes on making the connection. `Ok`: whether it is made, now or before.
-    pub(super) fn step(&mut self) -> Result<bool, Failed> {
-        let Line::Calling(call) = &mut self.line else { return Ok(true) };
-        if let Some((seal, socket)) = call.go_on()? {
-            (self.seal, self.line) = (seal, Line::Open(socket));
+    pub(super) fn step(&mut self) -> Result<bool, ConnectError> {
+        let Link::Connecting(connecting) = &mut self.link else { return Ok(true) };
+        if let Some((seal, socket)) = connecting.poll()? {
+            (self.seal, self.link) = (seal, Link::Open(socket));
             return Ok(true);
         }
         Ok(false)
     }
 
     /// What the time brings for a connection that is being made.
-    pub(super) fn check(&mut self, now: Instant) -> Result<(), Failed> {
-        match &mut self.line {
-            Line::Calling(call) => call.check(now),
-            Line::Open(_) => Ok(()),
+    pub(super) fn check(&mut self, now: Instant) -> Result<(), ConnectError> {
+        match &mut self.link {
+            Link::Connecting(connecting) => connecting.check(now),
+            Link::Open(_) => Ok(()),
         }
     }
 
     /// What a connection that is being made waits for.
-    pub(super) fn calls_for(&self) -> i16 {
-        match &self.line {
-            Line::Calling(call) => call.events(),
-            Line::Open(_) => 0,
+    pub(super) fn connect_events(&self) -> i16 {
+        match &self.link {
+            Link::Connecting(connecting) => connecting.events(),
+            Link::Open(_) => 0,
         }
     }
 
-    pub(super) fn is_calling(&self) -> bool {
-        matches!(self.line, Line::Calling(_))
+    pub(super) fn is_connecting(&self) -> bool {
+        matches!(self.link, Link::Connecting(_))
     }
 
     /// A call of which the peer's group cannot know yet.
-    pub(super) fn is_unheard(&self) -> bool {
-        matches!(&self.line, Line::Calling(call) if call.unheard())
+    pub(super) fn is_unreceived(&self) -> bool {
+        matches!(&self.link, Link::Connecting(connecting) if connecting.is_unreceived())
     }
 
     /// Sends what waits on another connection, over which nothing went.
@@ -165,9 +168,9 @@ impl Connection {
 
     /// Connected, with nothing in the way of what is sent next.
     fn open(&self) -> Option<&TcpStream> {
-        match &self.line {
-            Line::Open(socket) => Some(socket),
-            Line::Calling(_) => None,
+        match &self.link {
+            Link::Open(socket) => Some(socket),
+            Link::Connecting(_) => None,
         }
     }
 
@@ -176,29 +179,29 @@ impl Connection {
     /// # Safety
     /// As for `Wire::send`.
     pub(super) unsafe fn send(&mut self, frame: &Frame, payload: *const u8, ticket: Ticket) -> bool {
-        if self.deaf {
+        if self.send_closed {
             return true;
         }
         let (head, bytes) = (frame.encode(), frame.bytes as usize);
-        let lent = QueuedPayload::MemoryExport(payload, bytes);
+        let borrowed = QueuedPayload::Borrowed(payload, bytes);
         let mut written = 0;
-        let whole = if bytes > 0 { lent.bytes() } else { &[] };
+        let whole = if bytes > 0 { borrowed.bytes() } else { &[] };
         // What only announces the next frame goes with it, at the next poll.
         if self.queue.is_empty()
             && !frame.announces()
-            && let Line::Open(socket) = &self.line
+            && let Link::Open(socket) = &self.link
         {
             let sent = match &mut self.seal {
                 Some(seal) => {
-                    let taken = seal.sealer.take([&head, whole]);
-                    seal.sealer.push(socket).map(|_| taken)
+                    let taken = seal.encryptor.encrypt([&head, whole]);
+                    seal.encryptor.write_to(socket).map(|_| taken)
                 }
-                None => retried(send(&**socket, &[IoSlice::new(&head), IoSlice::new(whole)])),
+                None => zero_if_blocked(send(&**socket, &[IoSlice::new(&head), IoSlice::new(whole)])),
             };
             match sent {
                 Ok(n) => written = n,
                 Err(_) => {
-                    self.deaf = true;
+                    self.send_closed = true;
                     return true;
                 }
             }
@@ -207,7 +210,7 @@ impl Connection {
             }
         }
         let copied = bytes <= INLINE_PAYLOAD;
-        let payload = if copied { QueuedPayload::Owned(whole.into()) } else { lent };
+        let payload = if copied { QueuedPayload::Owned(whole.into()) } else { borrowed };
         let ticket = (!copied).then_some(ticket);
         self.queue.push_back(QueuedFrame { head, payload, written, ticket });
         copied
@@ -217,27 +220,27 @@ impl Connection {
     ///
     /// # Safety
     /// As for `Wire::post`.
-    pub(super) unsafe fn post(&mut self, frame: &Frame, payload: *const u8, gone: &mut dyn FnMut(Ticket)) {
-        if self.deaf {
+    pub(super) unsafe fn post(&mut self, frame: &Frame, payload: *const u8, sent: &mut dyn FnMut(Ticket)) {
+        if self.send_closed {
             return;
         }
-        let payload = QueuedPayload::MemoryExport(payload, frame.bytes as usize);
+        let payload = QueuedPayload::Borrowed(payload, frame.bytes as usize);
         self.queue.push_back(QueuedFrame { head: frame.encode(), payload, written: 0, ticket: None });
-        self.flush(gone);
+        self.flush(sent);
         if let Some(item) = self.queue.back_mut() {
-            item.keep();
+            item.copy_payload();
         }
     }
 
     /// Writes what waits; tells the tickets of what is gone. Whether anything moved.
-    pub(super) fn flush(&mut self, gone: &mut dyn FnMut(Ticket)) -> bool {
+    pub(super) fn flush(&mut self, sent: &mut dyn FnMut(Ticket)) -> bool {
         let mut moved = false;
         if self.seal.is_some() {
-            return self.flush_sealed(gone);
+            return self.flush_sealed(sent);
         }
-        let Line::Open(socket) = &self.line else { return false };
+        let Link::Open(socket) = &self.link else { return false };
         while !self.queue.is_empty() {
-            let mut slices = [IoSlice::new(&[]); 2 * GATHER];
+            let mut slices = [IoSlice::new(&[]); 2 * MAX_GATHERED];
             let mut wanted = 0;
             for (pair, item) in slices.chunks_exact_mut(2).zip(&self.queue) {
                 let (head, body) = (&item.head, item.payload.bytes());
@@ -245,8 +248,8 @@ impl Connection {
                 pair[1] = IoSlice::new(&body[item.written.saturating_sub(head.len())..]);
                 wanted += pair[0].len() + pair[1].len();
             }
-            let Ok(written) = retried(send(&**socket, &slices)) else {
-                self.deafen(gone);
+            let Ok(written) = zero_if_blocked(send(&**socket, &slices)) else {
+                self.close_send(sent);
                 return true;
             };
             moved |= written > 0;
@@ -258,7 +261,7 @@ impl Connection {
                     break;
                 }
                 left -= rest;
-                item.ticket.into_iter().for_each(&mut *gone);
+                item.ticket.into_iter().for_each(&mut *sent);
                 self.queue.pop_front();
             }
             if written < wanted {
@@ -269,73 +272,73 @@ impl Connection {
     }
 
     /// The same, sealed: whose records hold a frame's last byte, that frame's memory is free.
-    fn flush_sealed(&mut self, gone: &mut dyn FnMut(Ticket)) -> bool {
+    fn flush_sealed(&mut self, sent: &mut dyn FnMut(Ticket)) -> bool {
         let mut moved = false;
         loop {
-            let (Line::Open(socket), Some(seal)) = (&self.line, &mut self.seal) else { return moved };
-            match seal.sealer.push(socket) {
+            let (Link::Open(socket), Some(seal)) = (&self.link, &mut self.seal) else { return moved };
+            match seal.encryptor.write_to(socket) {
                 Ok(pushed) => moved |= pushed > 0,
                 Err(_) => {
-                    self.deafen(gone);
+                    self.close_send(sent);
                     return true;
                 }
             }
-            if !seal.sealer.is_empty() || self.queue.is_empty() {
+            if !seal.encryptor.is_empty() || self.queue.is_empty() {
                 return moved;
             }
             while let Some(item) = self.queue.front_mut() {
                 let (head, body) = (&item.head, item.payload.bytes());
                 let rest = [&head[item.written.min(HEADER)..], &body[item.written.saturating_sub(HEADER)..]];
                 let length = rest[0].len() + rest[1].len();
-                let taken = seal.sealer.take(rest);
+                let taken = seal.encryptor.encrypt(rest);
                 item.written += taken;
                 if taken < length {
                     break;
                 }
-                item.ticket.into_iter().for_each(&mut *gone);
+                item.ticket.into_iter().for_each(&mut *sent);
                 self.queue.pop_front();
             }
         }
     }
 
     /// The peer takes nothing any more.
-    fn deafen(&mut self, gone: &mut dyn FnMut(Ticket)) {
-        self.deaf = true;
-        self.queue.drain(..).filter_map(|item| item.ticket).for_each(gone);
-        self.seal.iter_mut().for_each(|seal| seal.sealer.clear());
+    fn close_send(&mut self, sent: &mut dyn FnMut(Ticket)) {
+        self.send_closed = true;
+        self.queue.drain(..).filter_map(|item| item.ticket).for_each(sent);
+        self.seal.iter_mut().for_each(|seal| seal.encryptor.discard());
     }
 
     /// Lent memory is its owner's again.
     pub(super) fn release_user_buffers(&mut self) {
-        self.queue.iter_mut().for_each(QueuedFrame::keep);
+        self.queue.iter_mut().for_each(QueuedFrame::copy_payload);
         self.reader.release_user_buffers();
     }
 
     /// Memory of collectives has moved.
     pub(super) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
-        self.queue.iter_mut().for_each(QueuedFrame::keep);
+        self.queue.iter_mut().for_each(QueuedFrame::copy_payload);
         self.reader.relocate(moved);
     }
 
     pub(super) fn read(&mut self, sink: &mut dyn Sink) -> ReadOutcome {
-        match (&self.line, &mut self.seal) {
-            (Line::Open(socket), None) => self.reader.turn(&mut &**socket, self.peer, sink),
-            (Line::Open(socket), Some(seal)) => {
-                self.reader.turn(&mut seal.opener.over(socket), self.peer, sink)
+        match (&self.link, &mut self.seal) {
+            (Link::Open(socket), None) => self.reader.poll(&mut &**socket, self.peer, sink),
+            (Link::Open(socket), Some(seal)) => {
+                self.reader.poll(&mut seal.decryptor.reader(socket), self.peer, sink)
             }
-            (Line::Calling(_), _) => ReadOutcome::Nothing,
+            (Link::Connecting(_), _) => ReadOutcome::Nothing,
         }
     }
 
     /// Whether something that has come is still to be read, of which the kernel knows nothing any more: sealed bytes that were
     /// opened, or a frame that the sink had no place for.
-    pub(super) fn has_more(&self) -> bool {
-        self.reader.blocked() || self.seal.as_ref().is_some_and(|seal| seal.opener.has_text())
+    pub(super) fn has_buffered(&self) -> bool {
+        self.reader.blocked() || self.seal.as_ref().is_some_and(|seal| seal.decryptor.has_plaintext())
     }
 
     /// Everything is the kernel's.
     fn written(&self) -> bool {
-        self.queue.is_empty() && self.seal.as_ref().is_none_or(|seal| seal.sealer.is_empty())
+        self.queue.is_empty() && self.seal.as_ref().is_none_or(|seal| seal.encryptor.is_empty())
     }
 
     pub(super) fn idle(&self) -> bool {
@@ -344,28 +347,30 @@ impl Connection {
 
     /// Of nobody's, which `poll` skips, between two attempts to make it.
     pub(super) fn fd(&self) -> RawFd {
-        self.line.socket().map_or(-1, AsRawFd::as_raw_fd)
+        self.link.socket().map_or(-1, AsRawFd::as_raw_fd)
     }
 
     /// Whether epoll tells what comes in.
-    pub(super) fn enlisted(&self) -> bool {
-        self.told_of.get() & libc::POLLIN != 0
+    pub(super) fn is_registered(&self) -> bool {
+        self.registered_events.get() & libc::POLLIN != 0
     }
 
     /// From now on epoll tells of these events (none: not even of the end) of this connection, which is made, as number `at`; whether it
     /// does, or there is none.
-    pub(super) fn enlist(&self, epoll: &OwnedFd, at: usize, events: i16) -> bool {
-        let Some(socket) = self.open().filter(|_| events != self.told_of.get()) else { return true };
+    pub(super) fn register(&self, epoll: &OwnedFd, at: usize, events: i16) -> bool {
+        let Some(socket) = self.open().filter(|_| events != self.registered_events.get()) else {
+            return true;
+        };
         let data = EventData::new_u64(at as u64);
         // The events' numbers are those of poll.
         let flags = EventFlags::from_bits_truncate(u32::from(events.cast_unsigned()));
-        let done = match (self.told_of.get(), events) {
+        let done = match (self.registered_events.get(), events) {
             (0, _) => epoll::add(epoll, socket, data, flags),
             (_, 0) => epoll::delete(epoll, socket),
             _ => epoll::modify(epoll, socket, data, flags),
         };
         // Where the kernel has no room for it, the connection is tried at every look.
-        self.told_of.set(if done.is_ok() { events } else { 0 });
+        self.registered_events.set(if done.is_ok() { events } else { 0 });
         done.is_ok()
     }
 
@@ -395,16 +400,16 @@ impl Connection {
 
     /// How long the peer's host has said nothing, where it has something to say: bytes are under way to it, or wait for
     /// room. (Where its room is used up, it answers a question for more at ever longer intervals.)
-    pub(super) fn quiet(&self) -> Option<Duration> {
+    pub(super) fn silent_time(&self) -> Option<Duration> {
         let waits = self.open().is_some_and(|socket| !self.written() || unacknowledged(socket));
-        waits.then(|| self.unheard()).flatten()
+        waits.then(|| self.since_last_receive()).flatten()
     }
 
     /// How long nothing has come from the peer's host, neither bytes nor an acknowledgement.
-    pub(super) fn unheard(&self) -> Option<Duration> {
+    pub(super) fn since_last_receive(&self) -> Option<Duration> {
         let info = tcp_info(self.open()?.as_raw_fd())?;
-        let heard = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
-        Some(Duration::from_millis(heard.into()))
+        let last = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
+        Some(Duration::from_millis(last.into()))
     }
 
     /// Largest payload of a packet, in bytes, if the kernel has sent one again at least twice without an acknowledgement.
@@ -421,7 +426,7 @@ impl Connection {
         let mut account = [0u8; MIN_RTT + 4];
         let mut bytes = account.len() as libc::socklen_t;
         // SAFETY: TCP_INFO writes at most `bytes` bytes; the socket is open.
-        let told = unsafe {
+        let result = unsafe {
             libc::getsockopt(
                 socket,
                 libc::IPPROTO_TCP,
@@ -430,21 +435,21 @@ impl Connection {
                 &raw mut bytes,
             )
         };
-        let known = told == 0 && bytes as usize == account.len();
+        let known = result == 0 && bytes as usize == account.len();
         let quickest = u32::from_ne_bytes(*account.last_chunk()?);
         (known && quickest != u32::MAX).then(|| Duration::from_micros(quickest.into()))
     }
 
     /// The kernel may keep so many bytes that are on their way.
-    pub(super) fn make_room(&self, bytes: usize) {
+    pub(super) fn set_send_buffer(&self, bytes: usize) {
         // Refused, the connection goes on as it is.
-        if let Some(socket) = self.line.socket() {
+        if let Some(socket) = self.link.socket() {
             let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
         }
     }
 
     /// Nothing more will be sent.
-    pub(super) fn hang_up(&self) {
+    pub(super) fn shut_down_send(&self) {
         if let Some(socket) = self.open() {
             let _ = socket.shutdown(std::net::Shutdown::Write);
         }
@@ -455,8 +460,8 @@ impl Connection {
 fn unacknowledged(socket: &TcpStream) -> bool {
     let mut waiting: libc::c_int = 0;
     // SAFETY: TIOCOUTQ writes one int; the socket is open.
-    let told = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut waiting) };
-    told == 0 && waiting > 0
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut waiting) };
+    result == 0 && waiting > 0
 }
 
 /// What the kernel knows of a connection.
@@ -464,16 +469,16 @@ fn tcp_info(fd: RawFd) -> Option<libc::tcp_info> {
     let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
     let mut bytes = size_of::<libc::tcp_info>() as libc::socklen_t;
     // SAFETY: TCP_INFO writes at most `bytes` bytes, which the structure has.
-    let told = unsafe {
+    let result = unsafe {
         libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut bytes)
     };
     // SAFETY: numbers alone, of which zero is one; an older kernel leaves the last ones so.
-    (told == 0).then(|| unsafe { info.assume_init() })
+    (result == 0).then(|| unsafe { info.assume_init() })
 }
 
 /// What a connection has to ask for so that `bytes` may be on their way; `None` where the kernel's own tuning gives as
 /// much, or more than may be asked for: who asks gives it up.
-pub(super) fn room(bytes: usize) -> Option<usize> {
+pub(super) fn required_send_buffer(bytes: usize) -> Option<usize> {
     let limits = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").ok()?;
     let tuned: usize = limits.split_whitespace().nth(2)?.parse().ok()?;
     // Its own records of the bytes count too; of what is asked for it gives twice as much.
@@ -495,22 +500,22 @@ mod tests {
     use crate::net::wire::Target;
     use std::net::TcpListener;
 
-    fn answered(socket: TcpStream) -> io::Result<Connection> {
+    fn accepted(socket: TcpStream) -> io::Result<Connection> {
         let stream = CloseOnFork::new(socket);
-        Connection::answer(CallOfClass { rank: 1, class: 0, stream, seal: None }, Duration::from_secs(20))
+        Connection::accept(FrameConnection { rank: 1, class: 0, stream, seal: None }, Duration::from_secs(20))
     }
 
     #[test]
     fn the_kernel_tells_how_long_the_way_is_once_something_was_acknowledged() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let ours = answered(socket).unwrap();
+        let ours = accepted(socket).unwrap();
         let quickest = ours.round_trip().unwrap();
         assert!(quickest < Duration::from_secs(10), "{quickest:?}");
     }
 
     /// After how long the kernel gives it up where no probe is answered, at the latest.
-    fn given_up(socket: &TcpStream) -> Duration {
+    fn detection_time(socket: &TcpStream) -> Duration {
         let between = sockopt::tcp_keepintvl(socket).unwrap() * sockopt::tcp_keepcnt(socket).unwrap();
         sockopt::tcp_keepidle(socket).unwrap() + between
     }
@@ -521,43 +526,43 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address =
             TcpAddress { socket: listener.local_addr().unwrap(), group_listener: crate::process::random() };
-        let patience = Duration::from_secs(10);
-        let dialled = Dial::new(&credential(0), (1, &address), Purpose::Watch, patience).unwrap();
-        assert!(given_up(&dialled.socket) <= patience);
-        let accepted = Connection::answer(
-            CallOfClass {
+        let peer_timeout = Duration::from_secs(10);
+        let dialed = Dial::new(&credential(0), (1, &address), Purpose::Watch, peer_timeout).unwrap();
+        assert!(detection_time(&dialed.socket) <= peer_timeout);
+        let accepted = Connection::accept(
+            FrameConnection {
                 rank: 1,
                 class: 0,
                 stream: CloseOnFork::new(listener.accept().unwrap().0),
                 seal: None,
             },
-            patience,
+            peer_timeout,
         );
-        assert!(given_up(accepted.unwrap().open().unwrap()) >= 4 * patience);
-        let mut calling = Call::new(credential(0), (1, address), Purpose::Class(0), patience);
+        assert!(detection_time(accepted.unwrap().open().unwrap()) >= 4 * peer_timeout);
+        let mut calling = Connecting::new(credential(0), (1, address), Purpose::Frames(0), peer_timeout);
         let called = std::thread::scope(|scope| {
             let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
             let until = Instant::now() + Duration::from_secs(10);
             loop {
                 assert!(Instant::now() < until, "nobody answers");
-                if let Some((_, socket)) = calling.go_on().unwrap() {
+                if let Some((_, socket)) = calling.poll().unwrap() {
                     drop(answering.join().unwrap());
                     break socket;
                 }
             }
         });
-        assert!(given_up(&called) >= 4 * patience);
+        assert!(detection_time(&called) >= 4 * peer_timeout);
     }
 
     #[test]
     fn a_connection_asks_for_room_only_where_that_gives_more() {
-        assert_eq!(room(64 << 10), None);
-        if let Some(bytes) = room(1 << 30) {
+        assert_eq!(required_send_buffer(64 << 10), None);
+        if let Some(bytes) = required_send_buffer(1 << 30) {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let ours = answered(socket).unwrap();
+            let ours = accepted(socket).unwrap();
             let before = sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap();
-            ours.make_room(bytes);
+            ours.set_send_buffer(bytes);
             assert!(sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap() > before);
         }
     }
@@ -566,11 +571,11 @@ mod tests {
     fn bytes_for_an_end_that_is_closed_are_not_waited_for() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut ours = answered(socket).unwrap();
+        let mut ours = accepted(socket).unwrap();
         drop(listener.accept().unwrap());
         // SAFETY: no payload.
         assert!(unsafe { ours.send(&Frame::new(Kind::Leave, 0), std::ptr::null(), 0) });
-        ours.hang_up();
+        ours.shut_down_send();
         let until = Instant::now() + Duration::from_secs(10);
         while !ours.acknowledged() {
             assert!(Instant::now() < until, "an answer is waited for that never comes");
@@ -581,10 +586,10 @@ mod tests {
     struct Tickets(Vec<Ticket>);
 
     impl Sink for Tickets {
-        fn place(&mut self, _: usize, _: &Frame) -> Target {
-            Target::Drop
+        fn target(&mut self, _: usize, _: &Frame) -> Target {
+            Target::Discard
         }
-        fn arrived(&mut self, _: usize, _: &Frame) {}
+        fn received(&mut self, _: usize, _: &Frame) {}
         fn sent(&mut self, ticket: Ticket) {
             self.0.push(ticket);
         }
@@ -593,16 +598,16 @@ mod tests {
     #[test]
     fn what_is_lent_is_its_owners_again_once_it_is_let_go_and_is_sent_as_it_was() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut ours = answered(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+        let mut ours = accepted(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
         let (mut theirs, _) = listener.accept().unwrap();
         // More than the kernel takes while nobody reads.
-        let mut lent = vec![7u8; 64 << 20];
-        let frame = Frame { bytes: lent.len() as u64, ..Frame::new(Kind::Data, 0) };
+        let mut borrowed = vec![7u8; 64 << 20];
+        let frame = Frame { bytes: borrowed.len() as u64, ..Frame::new(Kind::Data, 0) };
         // SAFETY: unchanged until it is let go.
-        assert!(!unsafe { ours.send(&frame, lent.as_ptr(), 3) }, "all of it is gone at once");
+        assert!(!unsafe { ours.send(&frame, borrowed.as_ptr(), 3) }, "all of it is gone at once");
         ours.release_user_buffers();
-        lent.fill(9);
-        let wanted = HEADER + lent.len();
+        borrowed.fill(9);
+        let wanted = HEADER + borrowed.len();
         let reader = std::thread::spawn(move || {
             let mut got = vec![0; wanted];
             io::Read::read_exact(&mut theirs, &mut got).map(|()| got)
@@ -622,10 +627,10 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = crate::socket_io::tests::signalled(|| {
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let mut ours = answered(socket).unwrap();
+            let mut ours = accepted(socket).unwrap();
             drop(listener.accept().unwrap());
             let until = Instant::now() + Duration::from_secs(10);
-            while !ours.deaf {
+            while !ours.send_closed {
                 assert!(Instant::now() < until, "no error of a connection whose other end is closed");
                 // SAFETY: no payload.
                 unsafe { ours.send(&Frame::new(Kind::Leave, 0), std::ptr::null(), 0) };

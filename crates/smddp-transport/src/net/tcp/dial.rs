@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::address::{CLOSED, Credential, Hello, Purpose, REFUSED, TAKEN, TcpAddress};
+use super::address::{ACCEPTED, CLOSED, Credential, Hello, Purpose, REJECTED, TcpAddress};
 use crate::close_on_fork::CloseOnFork;
 use crate::net::known_hosts;
-use crate::token::{Claim, Keys, PROOF, REPLY};
+use crate::token::{Initiator, Keys, PROOF, REPLY};
 
 pub(crate) fn connect(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -24,43 +24,43 @@ pub(crate) fn connect(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>>
 }
 
 /// How soon the kernel gives up a connection over which nothing is under way.
-pub(super) enum Probes {
+pub(super) enum Keepalive {
     /// Within the time after which a host that answers nothing is gone: nothing is ever under way over it.
-    Soon,
+    Fast,
     /// Late: where anything is waited for, something is under way or another connection tells. Of hundreds on a busy host that
     /// are probed at the same moments, a few lose all of the first probes, and what the other end sent would be lost with them.
-    Late,
+    Slow,
 }
 
 /// Sets the options of a connection. Keepalive probes detect a vanished host on an idle connection, and `silence` detects one
-/// on a busy connection. `patience`: time without any answer after which a host counts as lost.
-pub(super) fn prepare(socket: &TcpStream, patience: Duration, probes: Probes) -> io::Result<()> {
+/// on a busy connection. `peer_timeout`: time without any answer after which a host counts as lost.
+pub(super) fn configure(socket: &TcpStream, peer_timeout: Duration, probes: Keepalive) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(socket, true)?;
-    probe(socket, patience, probes)
+    set_keepalive(socket, peer_timeout, probes)
 }
 
 /// In whole seconds, at least one of each: half of the time until the first probe, then as many as lie between.
-pub(super) fn probe(socket: &TcpStream, patience: Duration, probes: Probes) -> io::Result<()> {
-    let (idle, all) = ((patience / 2).as_secs().max(1), patience.as_secs());
-    let (between, most) = match probes {
-        Probes::Soon => {
-            let between = (patience / 10).as_secs().max(1);
-            (between, all.saturating_sub(idle).div_ceil(between).max(1))
+pub(super) fn set_keepalive(socket: &TcpStream, peer_timeout: Duration, probes: Keepalive) -> io::Result<()> {
+    let (idle, total) = ((peer_timeout / 2).as_secs().max(1), peer_timeout.as_secs());
+    let (interval, count) = match probes {
+        Keepalive::Fast => {
+            let interval = (peer_timeout / 10).as_secs().max(1);
+            (interval, total.saturating_sub(idle).div_ceil(interval).max(1))
         }
-        Probes::Late => (idle, 9),
+        Keepalive::Slow => (idle, 9),
     };
     sockopt::set_tcp_keepidle(socket, Duration::from_secs(idle))?;
-    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(between))?;
-    sockopt::set_tcp_keepcnt(socket, u32::try_from(most).unwrap_or(u32::MAX))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(interval))?;
+    sockopt::set_tcp_keepcnt(socket, u32::try_from(count).unwrap_or(u32::MAX))?;
     Ok(())
 }
 
 /// Ends a connection on which bytes are not acknowledged for that long. The kernel does so as well where the peer
 /// acknowledges everything and takes nothing more: so this is for calls and for what always finds room, and `None` for the
 /// rest.
-pub(super) fn end_after(socket: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
+pub(super) fn set_user_timeout(socket: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
     let millis = limit.map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX));
     Ok(sockopt::set_tcp_user_timeout(socket, millis)?)
 }
@@ -69,103 +69,105 @@ pub(super) fn end_after(socket: &TcpStream, limit: Option<Duration>) -> io::Resu
 pub(super) struct Dial {
     pub(super) socket: CloseOnFork<TcpStream>,
     host: IpAddr,
-    claim: Claim,
+    initiator: Initiator,
     encrypts: bool,
     /// Of its words.
-    said: usize,
+    sent: usize,
     reply: [u8; REPLY],
-    heard: usize,
+    received: usize,
     /// What is said to the reply, and how much of that is.
     proof: Option<([u8; PROOF], usize)>,
     /// The listener has handed it to the group.
-    taken: bool,
+    accepted: bool,
 }
 
 impl Dial {
-    /// From the rank with that credential to rank `to`. A host that answers nothing for `patience` is not there.
+    /// From the rank with that credential to rank `to`. A host that answers nothing for `peer_timeout` is not there.
     pub(super) fn new(
         credential: &Credential,
         (to, address): (usize, &TcpAddress),
         purpose: Purpose,
-        patience: Duration,
+        peer_timeout: Duration,
     ) -> io::Result<Self> {
         let socket = connect(address.socket)?;
-        prepare(&socket, patience, Probes::Soon)?;
-        end_after(&socket, Some(patience))?;
+        configure(&socket, peer_timeout, Keepalive::Fast)?;
+        set_user_timeout(&socket, Some(peer_timeout))?;
         let hello = Hello { group_listener: address.group_listener, from: credential.rank, to, purpose };
-        let claim = Claim::new(&credential.token, &hello.to_bytes())?;
+        let initiator = Initiator::new(&credential.token, &hello.to_bytes())?;
         Ok(Self {
             socket,
             host: address.socket.ip(),
-            claim,
+            initiator,
             encrypts: credential.encrypts,
-            said: 0,
+            sent: 0,
             reply: [0; REPLY],
-            heard: 0,
+            received: 0,
             proof: None,
-            taken: false,
+            accepted: false,
         })
     }
 
     /// Of what is said and heard from now on, where it is to be encrypted. Both ends have shown who they are.
     pub(super) fn keys(&self) -> Option<Keys> {
-        self.encrypts.then(|| self.claim.keys(&self.reply))
+        self.encrypts.then(|| self.initiator.keys(&self.reply))
     }
 
     /// Goes on with the first words; whether all are said.
-    pub(super) fn say(&mut self) -> io::Result<bool> {
-        let words = self.claim.words();
-        if self.said == 0 {
-            self.is_wanted()?;
+    pub(super) fn advance(&mut self) -> io::Result<bool> {
+        let words = self.initiator.greeting();
+        if self.sent == 0 {
+            self.check_open()?;
         }
-        if self.said < words.len() {
-            let written = retried((&*self.socket).write(&words[self.said..]))?;
-            if self.said == 0 && written > 0 {
-                known_hosts::note(self.host);
+        if self.sent < words.len() {
+            let written = zero_if_blocked((&*self.socket).write(&words[self.sent..]))?;
+            if self.sent == 0 && written > 0 {
+                known_hosts::record(self.host);
             }
-            self.said += written;
+            self.sent += written;
         }
-        if self.said == words.len() && self.proof.is_none() {
-            self.hear()?;
+        if self.sent == words.len() && self.proof.is_none() {
+            self.read_reply()?;
         }
-        if let Some((proof, said)) = &mut self.proof
-            && *said < PROOF
+        if let Some((proof, sent)) = &mut self.proof
+            && *sent < PROOF
         {
-            *said += retried((&*self.socket).write(&proof[*said..]))?;
+            *sent += zero_if_blocked((&*self.socket).write(&proof[*sent..]))?;
         }
-        if self.proved() && !self.taken {
-            self.hear_last()?;
+        if self.proof_sent() && !self.accepted {
+            self.read_verdict()?;
         }
-        Ok(self.taken)
+        Ok(self.accepted)
     }
 
     /// What the listener answers. One that hangs up instead has no place for this caller now: it may have one later.
-    fn hear(&mut self) -> io::Result<()> {
-        match (&*self.socket).read(&mut self.reply[self.heard..]) {
+    fn read_reply(&mut self) -> io::Result<()> {
+        match (&*self.socket).read(&mut self.reply[self.received..]) {
             Ok(0) => return Err(ErrorKind::ConnectionReset.into()),
-            outcome => self.heard += retried(outcome)?,
+            outcome => self.received += zero_if_blocked(outcome)?,
         }
-        self.claim.heeds(&self.reply[..self.heard])?;
-        if self.heard == REPLY {
-            self.is_wanted()?;
-            self.proof = Some((self.claim.prove(&self.reply)?, 0));
+        self.initiator.check_reply_prefix(&self.reply[..self.received])?;
+        if self.received == REPLY {
+            self.check_open()?;
+            self.proof = Some((self.initiator.prove(&self.reply)?, 0));
         }
         Ok(())
     }
 
     /// What the listener says to the proof.
-    fn hear_last(&mut self) -> io::Result<()> {
-        let mut word = [0];
-        match (&*self.socket).read(&mut word) {
+    fn read_verdict(&mut self) -> io::Result<()> {
+        let mut verdict = [0];
+        match (&*self.socket).read(&mut verdict) {
             Ok(0) => Err(ErrorKind::ConnectionReset.into()),
-            outcome => match retried(outcome)? {
+            outcome => match zero_if_blocked(outcome)? {
                 0 => Ok(()),
-                _ if word == [TAKEN] => {
-                    self.taken = true;
+                _ if verdict == [ACCEPTED] => {
+                    self.accepted = true;
                     Ok(())
                 }
-                _ if word == [CLOSED] => Err(closed()),
-                _ if word == [REFUSED] => Err(io::Error::other("it has a connection of this rank already")),
+                _ if verdict == [CLOSED] => Err(closed_error()),
+                _ if verdict == [REJECTED] => {
+                    Err(io::Error::other("it has a connection of this rank already"))
+                }
                 _ => Err(ErrorKind::InvalidData.into()),
             },
         }
@@ -173,7 +175,7 @@ impl Dial {
 
     /// Before words that cannot be said again: who was stopped meanwhile may find that the other end has hung up. Nothing is lost then. And what
     /// became of the call itself is told once, to whoever asks first.
-    fn is_wanted(&self) -> io::Result<()> {
+    fn check_open(&self) -> io::Result<()> {
         use ErrorKind::{Interrupted, NotConnected, WouldBlock};
         match self.socket.peek(&mut [0]) {
             Ok(0) => Err(ErrorKind::ConnectionReset.into()),
@@ -183,29 +185,30 @@ impl Dial {
     }
 
     /// Whether its host has taken up the connection.
-    pub(super) fn taken_up(&self) -> bool {
-        self.said > 0
+    pub(super) fn host_accepted(&self) -> bool {
+        self.sent > 0
     }
 
     /// What it waits for: room for its words, or the other end's.
     pub(super) fn events(&self) -> i16 {
-        let speaks = self.said < self.claim.words().len() || matches!(self.proof, Some((_, 0..PROOF)));
-        if speaks { libc::POLLOUT } else { libc::POLLIN }
+        let sending =
+            self.sent < self.initiator.greeting().len() || matches!(self.proof, Some((_, 0..PROOF)));
+        if sending { libc::POLLOUT } else { libc::POLLIN }
     }
 
     /// All is said: the listener may hand it to the group at any time.
-    pub(super) fn proved(&self) -> bool {
+    pub(super) fn proof_sent(&self) -> bool {
         matches!(self.proof, Some((_, PROOF)))
     }
 
     /// Both ends have shown who they are, and the listener has handed the connection to the group.
     pub(super) fn connected(&self) -> bool {
-        self.taken
+        self.accepted
     }
 }
 
 /// What a non-blocking write came to; a connection that is still being made takes nothing yet.
-pub(super) fn retried(result: io::Result<usize>) -> io::Result<usize> {
+pub(super) fn zero_if_blocked(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
         other => other,
@@ -213,7 +216,7 @@ pub(super) fn retried(result: io::Result<usize>) -> io::Result<usize> {
 }
 
 /// The group is closed there, in good order.
-fn closed() -> io::Error {
+fn closed_error() -> io::Error {
     io::Error::new(ErrorKind::ConnectionAborted, "it has closed its end of the group")
 }
 
@@ -223,7 +226,7 @@ pub(super) fn is_closed(error: &io::Error) -> bool {
 }
 
 /// Whether a connection ended because nobody answers at the other end.
-pub(super) fn silent(error: &io::Error) -> bool {
+pub(super) fn is_host_silent(error: &io::Error) -> bool {
     use ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
     matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable)
 }
@@ -231,7 +234,7 @@ pub(super) fn silent(error: &io::Error) -> bool {
 pub(super) const SILENT: &str = "its host does not answer any more";
 
 /// Whether an error says something of this process or host alone.
-pub(super) fn lacking(error: &io::Error) -> bool {
+pub(super) fn is_local_error(error: &io::Error) -> bool {
     const HERE: [i32; 10] = [
         libc::EMFILE,
         libc::ENFILE,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use super::address::{self, CLOSED, HELLO, Hello, Purpose, REFUSED, TAKEN, TcpAddress, parse};
+use super::address::{self, ACCEPTED, CLOSED, HELLO, Hello, Purpose, REJECTED, TcpAddress, parse};
 use super::dial::advice;
 use super::seal::Seal;
 use super::straggler_query;
@@ -19,11 +19,11 @@ use crate::net::interface::{self, AddressFamily, InterfaceFilter, SelectedInterf
 use crate::process::incoming::{Host, Stage};
 use crate::process::status::{Question, tell};
 use crate::process::{Doorbell, Endpoint, Id, random};
-use crate::token::{Challenge, SALT, Token};
+use crate::token::{NONCE, Responder, Token};
 use crate::warning::{note, warn};
 
 /// A connection that is not wanted, and why.
-type Refused = (CloseOnFork<TcpStream>, &'static str);
+type Rejected = (CloseOnFork<TcpStream>, &'static str);
 
 /// What others want of one group here.
 #[derive(Default)]
@@ -31,18 +31,18 @@ pub(super) struct PendingConnections {
     me: usize,
     size: usize,
     classes: Mutex<Classes>,
-    fresh: AtomicBool,
+    has_new: AtomicBool,
     /// Operations that this rank has begun, for those who ask.
     pub(super) begun: AtomicU64,
     /// What questions about this rank are about.
-    pub(super) about: AtomicU64,
+    pub(super) subject: AtomicU64,
     watchers: Mutex<Watchers>,
     /// Callers that were sent away.
-    refused: AtomicU64,
+    rejected: AtomicU64,
 }
 
 /// A peer's connection for frames of one class.
-pub(super) struct CallOfClass {
+pub(super) struct FrameConnection {
     pub(super) rank: usize,
     pub(super) class: usize,
     pub(super) stream: CloseOnFork<TcpStream>,
@@ -54,11 +54,11 @@ pub(super) struct CallOfClass {
 struct Classes {
     /// (rank of the caller, class) of all that ever came, or that will not: each comes once at most. So whoever says the
     /// same hello again does not get between two ranks.
-    known: HashSet<(usize, usize)>,
+    seen: HashSet<(usize, usize)>,
     /// With their connections, those that the group has not taken yet.
-    waiting: Vec<CallOfClass>,
+    waiting: Vec<FrameConnection>,
     /// Nobody takes any more.
-    over: bool,
+    closed: bool,
 }
 
 /// Those who want to notice when this group's end is closed.
@@ -71,75 +71,75 @@ struct Watchers {
 /// Watchers of one group, for each of its ranks: a connection that broke on its way may still look whole here.
 const WATCHERS: usize = 4;
 /// Of callers sent away, so many are told of: whoever calls again and again does not fill the log.
-const TOLD: u64 = 8;
+const MAX_LOGGED: u64 = 8;
 
-fn say(mut caller: &TcpStream, word: u8) {
+fn send_byte(mut caller: &TcpStream, word: u8) {
     // One byte fits any socket buffer.
     let _ = caller.write_all(&[word]);
 }
 
 impl Watchers {
-    fn add(&mut self, stream: CloseOnFork<TcpStream>, most: usize) -> Result<(), Refused> {
+    fn add(&mut self, stream: CloseOnFork<TcpStream>, limit: usize) -> Result<(), Rejected> {
         if self.closed {
-            say(&stream, CLOSED);
+            send_byte(&stream, CLOSED);
             return Ok(());
         }
-        if self.streams.len() >= most {
+        if self.streams.len() >= limit {
             // They say nothing: what can be read is their end.
             self.streams.retain(|watcher| {
                 let outcome = (&**watcher).read(&mut [0]);
                 matches!(outcome, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
             });
         }
-        if self.streams.len() >= most {
+        if self.streams.len() >= limit {
             return Err((stream, "it watches too often"));
         }
-        say(&stream, TAKEN);
+        send_byte(&stream, ACCEPTED);
         self.streams.push(stream);
         Ok(())
     }
 }
 
 impl PendingConnections {
-    pub(super) fn take(&self) -> Vec<CallOfClass> {
-        if !self.fresh.swap(false, Ordering::Acquire) {
+    pub(super) fn take(&self) -> Vec<FrameConnection> {
+        if !self.has_new.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
         std::mem::take(&mut lock(&self.classes).waiting)
     }
 
     /// That rank sends over a connection that was made here: so it never calls for that class.
-    pub(super) fn close(&self, rank: usize, class: usize) {
-        lock(&self.classes).known.insert((rank, class));
+    pub(super) fn mark_connected(&self, rank: usize, class: usize) {
+        lock(&self.classes).seen.insert((rank, class));
     }
 
     /// The wire is gone: those that wait, and whoever comes, are hung up on.
-    pub(super) fn end(&self) {
+    pub(super) fn close(&self) {
         let mut classes = lock(&self.classes);
-        classes.over = true;
+        classes.closed = true;
         classes.waiting.clear();
     }
 
-    fn class(&self, call: CallOfClass) -> Result<(), Refused> {
+    fn class(&self, call: FrameConnection) -> Result<(), Rejected> {
         let mut classes = lock(&self.classes);
-        if classes.over {
-            say(&call.stream, CLOSED);
+        if classes.closed {
+            send_byte(&call.stream, CLOSED);
             return Ok(());
         }
-        if !classes.known.insert((call.rank, call.class)) {
+        if !classes.seen.insert((call.rank, call.class)) {
             return Err((call.stream, "that rank is connected already, and its first connection goes on"));
         }
         // Before anything that the group sends over it.
-        say(&call.stream, TAKEN);
+        send_byte(&call.stream, ACCEPTED);
         classes.waiting.push(call);
-        self.fresh.store(true, Ordering::Release);
+        self.has_new.store(true, Ordering::Release);
         Ok(())
     }
 
     /// Sends a caller away that may be no rank of the group.
-    pub(super) fn refuse(&self, rank: usize, stream: &TcpStream, reason: &str) {
-        say(stream, REFUSED);
-        if self.refused.fetch_add(1, Ordering::Relaxed) < TOLD {
+    pub(super) fn reject(&self, rank: usize, stream: &TcpStream, reason: &str) {
+        send_byte(stream, REJECTED);
+        if self.rejected.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED {
             let from = stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string());
             warn(&format!(
                 "rank {}: a call from {from} in the name of rank {rank} is refused: {reason}",
@@ -152,7 +152,7 @@ impl PendingConnections {
 /// A group's place at the endpoint, from the moment its card is written.
 pub(crate) struct GroupListener {
     pub(crate) endpoint: Arc<TcpEndpoint>,
-    pub(super) inbox: Arc<PendingConnections>,
+    pub(super) pending: Arc<PendingConnections>,
     token: SharedToken,
     pub(crate) address: TcpAddress,
 }
@@ -173,10 +173,10 @@ impl GroupListener {
 impl Drop for GroupListener {
     fn drop(&mut self) {
         // In a forked child these are the parent's, which goes on.
-        if self.endpoint.ours() {
-            let mut watchers = lock(&self.inbox.watchers);
+        if self.endpoint.is_own_process() {
+            let mut watchers = lock(&self.pending.watchers);
             watchers.closed = true;
-            watchers.streams.drain(..).for_each(|watcher| say(&watcher, CLOSED));
+            watchers.streams.drain(..).for_each(|watcher| send_byte(&watcher, CLOSED));
         }
     }
 }
@@ -186,42 +186,42 @@ impl Drop for GroupListener {
 struct RegisteredGroup {
     /// The group's rank here.
     me: usize,
-    inbox: Weak<PendingConnections>,
+    pending: Weak<PendingConnections>,
     token: SharedToken,
 }
 
 /// Doors that are remembered, live ones apart.
-const REMEMBERED: usize = 256;
+const MAX_REMEMBERED: usize = 256;
 
 /// The groups of this process, for the thread that answers callers.
 #[derive(Default)]
 struct RegisteredGroups {
-    by_door: Mutex<HashMap<Id, RegisteredGroup>>,
+    by_id: Mutex<HashMap<Id, RegisteredGroup>>,
     closed: AtomicBool,
 }
 
 /// Who they are and what they want is in their hello.
 struct TcpHost {
-    inboxes: Arc<RegisteredGroups>,
+    groups: Arc<RegisteredGroups>,
     doorbell: Doorbell,
     encrypts: bool,
 }
 
 impl Host for TcpHost {
     fn words(&self) -> usize {
-        HELLO + SALT
+        HELLO + NONCE
     }
 
     fn heeds(&self, words: &[u8]) -> bool {
-        address::heeds(words)
+        address::has_greeting_prefix(words)
     }
 
     fn token(&self, words: &[u8]) -> Option<Arc<Token>> {
         let hello = parse(words.first_chunk()?)?;
-        let inboxes = lock(&self.inboxes.by_door);
+        let groups = lock(&self.groups.by_id);
         // A caller that means another rank has wrong addresses: its messages must not reach this one.
-        let entrance = inboxes.get(&hello.group_listener).filter(|entrance| entrance.me == hello.to)?;
-        lock(&entrance.token).clone()
+        let group = groups.get(&hello.group_listener).filter(|group| group.me == hello.to)?;
+        lock(&group.token).clone()
     }
 
     fn name(&self, caller: BorrowedFd<'_>) -> String {
@@ -235,45 +235,44 @@ impl Host for TcpHost {
         &self,
         caller: CloseOnFork<OwnedFd>,
         words: &[u8],
-        met: Option<&Challenge>,
+        met: Option<&Responder>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
-        let keys = met.filter(|_| self.encrypts).map(Challenge::keys);
+        let keys = met.filter(|_| self.encrypts).map(Responder::keys);
         let Hello { group_listener, from: rank, purpose, .. } = parse(words.first_chunk()?)?;
         let stream = caller.map(TcpStream::from);
-        let inbox =
-            lock(&self.inboxes.by_door).get(&group_listener).and_then(|entrance| entrance.inbox.upgrade());
-        let Some(inbox) = inbox else {
-            say(&stream, CLOSED);
+        let pending = lock(&self.groups.by_id).get(&group_listener).and_then(|group| group.pending.upgrade());
+        let Some(pending) = pending else {
+            send_byte(&stream, CLOSED);
             return None;
         };
-        if rank >= inbox.size || rank == inbox.me {
-            inbox.refuse(rank, &stream, "no other rank of this group has that number");
+        if rank >= pending.size || rank == pending.me {
+            pending.reject(rank, &stream, "no other rank of this group has that number");
             return None;
         }
         let outcome = match purpose {
-            Purpose::Class(class) => {
-                let call = CallOfClass { rank, class, stream, seal: keys.map(Seal::of_listener) };
-                inbox.class(call).inspect(|()| self.doorbell.ring())
+            Purpose::Frames(class) => {
+                let call = FrameConnection { rank, class, stream, seal: keys.map(Seal::for_responder) };
+                pending.class(call).inspect(|()| self.doorbell.ring())
             }
-            Purpose::Ask => {
+            Purpose::Query => {
                 // So few bytes fit any socket buffer.
-                let begun = inbox.begun.load(Ordering::Acquire);
-                let doing = tell(Question::Doing(inbox.about.load(Ordering::Relaxed)));
+                let begun = pending.begun.load(Ordering::Acquire);
+                let doing = tell(Question::Doing(pending.subject.load(Ordering::Relaxed)));
                 // At once: what follows a byte alone would wait until that is acknowledged.
-                let answer = [&[TAKEN], &*straggler_query::answer(begun, &doing, keys)].concat();
+                let answer = [&[ACCEPTED], &*straggler_query::encode_reply(begun, &doing, keys)].concat();
                 let _ = (&*stream).write_all(&answer);
                 Ok(())
             }
-            Purpose::Watch => lock(&inbox.watchers).add(stream, WATCHERS * inbox.size),
+            Purpose::Watch => lock(&pending.watchers).add(stream, WATCHERS * pending.size),
         };
         if let Err((stream, reason)) = outcome {
-            inbox.refuse(rank, &stream, reason);
+            pending.reject(rank, &stream, reason);
         }
         None
     }
 
     fn open(&self) -> bool {
-        !self.inboxes.closed.load(Ordering::Acquire)
+        !self.groups.closed.load(Ordering::Acquire)
     }
 
     fn lacking(&self, error: &io::Error) -> String {
@@ -290,31 +289,31 @@ pub(crate) struct TcpEndpoint {
     socket: SocketAddr,
     /// Until callers are answered.
     listener: Mutex<Option<CloseOnFork<TcpListener>>>,
-    inboxes: Arc<RegisteredGroups>,
+    groups: Arc<RegisteredGroups>,
     endpoint: Arc<Endpoint>,
-    forks: u32,
+    fork_generation: u32,
 }
 
 impl TcpEndpoint {
     /// The process's listener on that interface; the first group's settings count.
     pub(crate) fn get(
         endpoint: &Arc<Endpoint>,
-        wanted: &InterfaceFilter,
+        filter: &InterfaceFilter,
         family: AddressFamily,
         peer_timeout: Duration,
         encrypts: bool,
     ) -> Result<Arc<Self>, String> {
         static CURRENT: PerProcess<Mutex<Weak<TcpEndpoint>>> = PerProcess::new();
-        let mut cell = lock(CURRENT.get());
-        if let Some(endpoint) = cell.upgrade() {
+        let mut current = lock(CURRENT.get());
+        if let Some(endpoint) = current.upgrade() {
             return Ok(endpoint);
         }
-        let interface = interface::choose(wanted, family).map_err(|e| e.to_string())?;
+        let interface = interface::choose(filter, family).map_err(|e| e.to_string())?;
         let name = interface.to_string();
         let endpoint = Self::new(endpoint.clone(), interface, peer_timeout, encrypts)
             .map_err(|e| format!("cannot listen on {name}: {e}"))?;
         let endpoint = Arc::new(endpoint);
-        *cell = Arc::downgrade(&endpoint);
+        *current = Arc::downgrade(&endpoint);
         Ok(endpoint)
     }
 
@@ -335,41 +334,41 @@ impl TcpEndpoint {
             peer_timeout,
             encrypts,
             listener: Mutex::new(Some(CloseOnFork::new(listener))),
-            inboxes: Arc::default(),
+            groups: Arc::default(),
             endpoint,
-            forks: fork::generation(),
+            fork_generation: fork::generation(),
         })
     }
 
     /// Not an ancestor's, of which a fork has left a copy here.
-    pub(super) fn ours(&self) -> bool {
-        self.forks == fork::generation()
+    pub(super) fn is_own_process(&self) -> bool {
+        self.fork_generation == fork::generation()
     }
 
     /// For rank `me` of a group of `size`.
     pub(crate) fn group_listener(self: &Arc<Self>, me: usize, size: usize) -> GroupListener {
-        let (group_listener, inbox) =
+        let (group_listener, pending) =
             (random(), Arc::new(PendingConnections { me, size, ..PendingConnections::default() }));
         let token = SharedToken::default();
-        let mut inboxes = lock(&self.inboxes.by_door);
-        if inboxes.len() >= REMEMBERED {
-            inboxes.retain(|_, entrance| entrance.inbox.strong_count() > 0);
+        let mut groups = lock(&self.groups.by_id);
+        if groups.len() >= MAX_REMEMBERED {
+            groups.retain(|_, group| group.pending.strong_count() > 0);
         }
-        inboxes.insert(
+        groups.insert(
             group_listener,
-            RegisteredGroup { me, inbox: Arc::downgrade(&inbox), token: token.clone() },
+            RegisteredGroup { me, pending: Arc::downgrade(&pending), token: token.clone() },
         );
         let address = TcpAddress { socket: self.socket, group_listener };
-        GroupListener { endpoint: self.clone(), inbox, token, address }
+        GroupListener { endpoint: self.clone(), pending, token, address }
     }
 
     /// Answers callers from now on: a group does span nodes.
     pub(crate) fn serve(&self) {
         raise_descriptor_limit();
         if let Some(listener) = lock(&self.listener).take() {
-            let (inboxes, doorbell) = (self.inboxes.clone(), self.endpoint.doorbell());
-            let reception = TcpHost { inboxes, doorbell, encrypts: self.encrypts };
-            self.endpoint.service.answer(listener.map(OwnedFd::from), reception);
+            let (groups, doorbell) = (self.groups.clone(), self.endpoint.doorbell());
+            let host = TcpHost { groups, doorbell, encrypts: self.encrypts };
+            self.endpoint.service.answer(listener.map(OwnedFd::from), host);
         }
     }
 }
@@ -377,8 +376,8 @@ impl TcpEndpoint {
 impl Drop for TcpEndpoint {
     fn drop(&mut self) {
         // A forked child has no such thread, and shares the parent's eventfd.
-        if self.ours() {
-            self.inboxes.closed.store(true, Ordering::Release);
+        if self.is_own_process() {
+            self.groups.closed.store(true, Ordering::Release);
             self.endpoint.service.wake();
         }
     }

@@ -7,13 +7,13 @@ use crate::net::wire::{Sink, Target};
 
 const BUFFER: usize = 64 << 10;
 /// One connection gives way to the others after this many bytes.
-const TURN: usize = 4 << 20;
+const MAX_READ_PER_POLL: usize = 4 << 20;
 
 /// Where the frame under way stands.
 enum Reading {
     Header,
     /// The sink has not said where the payload goes.
-    Unplaced(Frame),
+    AwaitingTarget(Frame),
     /// So many bytes of the payload are there; the address is `None` where they are dropped.
     Payload(Frame, Option<*mut u8>, usize),
 }
@@ -44,13 +44,13 @@ impl Reader {
 
     /// Whether it waits for the sink, not for the peer.
     pub(super) fn blocked(&self) -> bool {
-        matches!(self.state, Reading::Unplaced(_))
+        matches!(self.state, Reading::AwaitingTarget(_))
     }
 
     /// The memory of collectives and messages is their owners' again: the rest of a payload for it is dropped.
     pub(super) fn release_user_buffers(&mut self) {
         if let Reading::Payload(frame, address, _) = &mut self.state
-            && matches!(frame.kind, Kind::Data | Kind::Piece)
+            && matches!(frame.kind, Kind::Data | Kind::Fragment)
         {
             *address = None;
         }
@@ -66,14 +66,14 @@ impl Reader {
     }
 
     /// Reads and delivers what is there.
-    pub(super) fn turn(&mut self, socket: &mut impl Read, peer: usize, sink: &mut dyn Sink) -> ReadOutcome {
+    pub(super) fn poll(&mut self, socket: &mut impl Read, peer: usize, sink: &mut dyn Sink) -> ReadOutcome {
         let (mut moved, mut read) = (false, 0);
         loop {
             match self.deliver(peer, sink) {
                 Ok(delivered) => moved |= delivered,
                 Err(reason) => return ReadOutcome::Ended(reason),
             }
-            if self.blocked() || read >= TURN {
+            if self.blocked() || read >= MAX_READ_PER_POLL {
                 break;
             }
             match self.fill(socket) {
@@ -107,16 +107,16 @@ impl Reader {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        if let Reading::Payload(frame, Some(address), got) = &mut self.state {
-            let rest = frame.bytes as usize - *got;
+        if let Reading::Payload(frame, Some(address), read_bytes) = &mut self.state {
+            let rest = frame.bytes as usize - *read_bytes;
             // SAFETY: the sink gave `frame.bytes` bytes at this address, ours until the frame has arrived; the buffer
             // is empty while a payload is under way, so nothing is overwritten.
-            let place = unsafe { std::slice::from_raw_parts_mut(address.wrapping_add(*got), rest) };
+            let place = unsafe { std::slice::from_raw_parts_mut(address.wrapping_add(*read_bytes), rest) };
             let (wanted, n) = (
                 rest + BUFFER,
                 socket.read_vectored(&mut [IoSliceMut::new(place), IoSliceMut::new(&mut self.buffer)])?,
             );
-            *got += n.min(rest);
+            *read_bytes += n.min(rest);
             (self.start, self.end) = (0, n.saturating_sub(rest));
             return Ok((n, n == wanted));
         }
@@ -136,34 +136,34 @@ impl Reader {
                     };
                     let frame = Frame::decode(header).ok_or("it sent something that is no frame")?;
                     self.start += HEADER;
-                    self.state = Reading::Unplaced(frame);
+                    self.state = Reading::AwaitingTarget(frame);
                 }
-                Reading::Unplaced(frame) => match sink.place(peer, &frame) {
+                Reading::AwaitingTarget(frame) => match sink.target(peer, &frame) {
                     Target::Later => return Ok(moved),
-                    Target::Here(address) => self.state = Reading::Payload(frame, Some(address), 0),
-                    Target::Drop => self.state = Reading::Payload(frame, None, 0),
+                    Target::At(address) => self.state = Reading::Payload(frame, Some(address), 0),
+                    Target::Discard => self.state = Reading::Payload(frame, None, 0),
                 },
-                Reading::Payload(frame, address, got) => {
-                    let piece = (frame.bytes as usize - got).min(self.end - self.start);
+                Reading::Payload(frame, address, read_bytes) => {
+                    let chunk = (frame.bytes as usize - read_bytes).min(self.end - self.start);
                     if let Some(address) = address
-                        && piece > 0
+                        && chunk > 0
                     {
                         // SAFETY: as in `fill`; the source is our buffer.
                         unsafe {
                             std::ptr::copy_nonoverlapping(
                                 self.buffer[self.start..].as_ptr(),
-                                address.wrapping_add(got),
-                                piece,
+                                address.wrapping_add(read_bytes),
+                                chunk,
                             );
                         }
                     }
-                    self.start += piece;
-                    self.state = Reading::Payload(frame, address, got + piece);
-                    if got + piece < frame.bytes as usize {
-                        return Ok(moved | (piece > 0));
+                    self.start += chunk;
+                    self.state = Reading::Payload(frame, address, read_bytes + chunk);
+                    if read_bytes + chunk < frame.bytes as usize {
+                        return Ok(moved | (chunk > 0));
                     }
                     self.state = Reading::Header;
-                    sink.arrived(peer, &frame);
+                    sink.received(peer, &frame);
                     moved = true;
                 }
             }
@@ -180,10 +180,10 @@ mod tests {
     struct Place(*mut u8, u32);
 
     impl Sink for Place {
-        fn place(&mut self, _: usize, _: &Frame) -> Target {
-            Target::Here(self.0)
+        fn target(&mut self, _: usize, _: &Frame) -> Target {
+            Target::At(self.0)
         }
-        fn arrived(&mut self, _: usize, _: &Frame) {
+        fn received(&mut self, _: usize, _: &Frame) {
             self.1 += 1;
         }
         fn sent(&mut self, _: Ticket) {}
@@ -201,15 +201,15 @@ mod tests {
     #[test]
     fn memory_that_is_let_go_is_not_written_any_more() {
         const BYTES: usize = 100_000;
-        for kind in [Kind::Data, Kind::Piece] {
+        for kind in [Kind::Data, Kind::Fragment] {
             let frame = Frame { bytes: BYTES as u64, ..Frame::new(kind, 0) };
             let stream = [&frame.encode()[..], &[7; BYTES]].concat();
             let (first, rest) = stream.split_at(HEADER + BYTES / 2);
             let mut memory = vec![0u8; BYTES];
             let (mut reader, mut place) = (Reader::new(), Place(memory.as_mut_ptr(), 0));
-            reader.turn(&mut Some(first), 0, &mut place);
+            reader.poll(&mut Some(first), 0, &mut place);
             reader.release_user_buffers();
-            reader.turn(&mut Some(rest), 0, &mut place);
+            reader.poll(&mut Some(rest), 0, &mut place);
             assert_eq!(place.1, 1, "the frame itself is delivered");
             assert_eq!(memory.iter().filter(|&&byte| byte == 7).count(), BYTES / 2, "{kind:?}");
         }

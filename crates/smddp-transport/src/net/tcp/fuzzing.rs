@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use super::address::{self, HELLO, TcpAddress};
-use super::straggler_query::Survey;
+use super::straggler_query::StragglerQuery;
 use crate::fuzzing::Script;
 use crate::fuzzing::feed::{answer, credential};
-use crate::token::SALT;
+use crate::token::NONCE;
 
 pub(crate) fn hello(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<HELLO>() else { return };
     if let Some(hello) = address::parse(bytes) {
-        assert!(address::heeds(bytes) && address::heeds(&bytes[..9]));
+        assert!(address::has_greeting_prefix(bytes) && address::has_greeting_prefix(&bytes[..9]));
         assert_eq!(hello.to_bytes(), *bytes);
     }
 }
@@ -35,12 +35,12 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
     let Ok(socket) = listener.local_addr() else { return };
     let asked = 1 + script.below(6);
     let address = |peer: usize| (peer, TcpAddress { socket, group_listener: [peer as u8; 16] });
-    let mut straggler_query = Survey::new(credential(0), (1..=asked).map(address));
+    let mut straggler_query = StragglerQuery::new(credential(0), (1..=asked).map(address));
     let mut streams: Vec<TcpStream> = Vec::new();
     while let Some(what) = script.step() {
         match what % 4 {
             0 | 1 => {
-                for (peer, _) in straggler_query.go_on(Duration::ZERO, Instant::now()) {
+                for (peer, _) in straggler_query.poll(Duration::ZERO, Instant::now()) {
                     assert!((1..=asked).contains(&peer), "rank {peer} was not asked");
                 }
             }
@@ -52,7 +52,7 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
             }
             _ => {
                 let Some(at) = script.below(6).checked_rem(streams.len()) else { continue };
-                const WORDS: usize = HELLO + SALT;
+                const WORDS: usize = HELLO + NONCE;
                 let mut question = [0; WORDS];
                 match streams[at].read(&mut question) {
                     Ok(WORDS) => {
@@ -60,7 +60,7 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
                         // Some of them have the token.
                         if script.below(4) > 0 {
                             let _ = streams[at].write(&answer(&question));
-                            let _ = streams[at].write(&[address::TAKEN]);
+                            let _ = streams[at].write(&[address::ACCEPTED]);
                         }
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}

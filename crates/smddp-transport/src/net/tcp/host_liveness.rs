@@ -9,87 +9,90 @@
 use std::time::{Duration, Instant};
 
 use super::connection::Connection;
-use super::dial::silent;
-use super::process_liveness::{Found, MOST, Watch, local};
+use super::dial::is_host_silent;
+use super::process_liveness::{LivenessConnection, LivenessEvent, MAX_WATCHED, is_close_successor};
 use super::sideband::Sideband;
 
 #[derive(Clone, Copy)]
 pub(super) struct HostLivenessLimits {
     /// A peer from whose host nothing is heard for so long is looked after.
-    pub(super) quiet: Duration,
+    pub(super) silent: Duration,
     /// A host that answers nothing for so long is gone.
-    pub(super) gone: Duration,
+    pub(super) lost: Duration,
     /// Looks are this far apart.
-    pub(super) pause: Duration,
+    pub(super) interval: Duration,
 }
 
 impl HostLivenessLimits {
     /// Such that a host is found gone within `peer_timeout`, the pauses between two looks included.
     pub(super) fn within(peer_timeout: Duration) -> Self {
-        Self { quiet: peer_timeout / 3, gone: peer_timeout / 2, pause: peer_timeout / 20 }
+        Self { silent: peer_timeout / 3, lost: peer_timeout / 2, interval: peer_timeout / 20 }
     }
 }
 
 pub(super) struct HostLiveness {
     limits: HostLivenessLimits,
-    looked: Option<Instant>,
+    last_poll: Option<Instant>,
     /// By peer.
-    watches: Vec<(usize, Watch)>,
+    probes: Vec<(usize, LivenessConnection)>,
 }
 
 impl HostLiveness {
     pub(super) fn new(limits: HostLivenessLimits) -> Self {
-        Self { limits, looked: None, watches: Vec::new() }
+        Self { limits, last_poll: None, probes: Vec::new() }
     }
 
     /// Peers whose hosts have been found gone. `awaited`: those for which this rank waits.
-    pub(super) fn look<'a>(
+    pub(super) fn poll<'a>(
         &mut self,
-        listeners: &Sideband,
+        sideband: &Sideband,
         conns: impl Iterator<Item = &'a Connection> + Clone,
         awaited: impl Iterator<Item = usize>,
         now: Instant,
     ) -> Vec<usize> {
-        let HostLivenessLimits { quiet, gone, pause } = self.limits;
-        if self.looked.is_some_and(|at| now.duration_since(at) < pause) {
+        let HostLivenessLimits { silent, lost, interval } = self.limits;
+        if self.last_poll.is_some_and(|at| now.duration_since(at) < interval) {
             return Vec::new();
         }
-        self.looked = Some(now);
+        self.last_poll = Some(now);
         let mut peers: Vec<usize> = conns
             .clone()
-            .filter(|conn| conn.quiet().is_some_and(|time| time >= quiet))
+            .filter(|conn| conn.silent_time().is_some_and(|time| time >= silent))
             .map(|conn| conn.peer)
             .chain(awaited)
             .collect();
         peers.sort_unstable();
         peers.dedup();
         // A word over any connection is a sign of life.
-        let unheard = |peer: usize| {
-            conns.clone().filter(|conn| conn.peer == peer).filter_map(Connection::unheard).min()
+        let since_last_receive = |peer: usize| {
+            conns.clone().filter(|conn| conn.peer == peer).filter_map(Connection::since_last_receive).min()
         };
-        peers.retain(|&peer| unheard(peer).is_some_and(|time| time >= quiet));
-        self.watches.retain(|(peer, _)| peers.contains(peer));
+        peers.retain(|&peer| since_last_receive(peer).is_some_and(|time| time >= silent));
+        self.probes.retain(|(peer, _)| peers.contains(peer));
         for &peer in &peers {
-            let room = self.watches.len() < MOST || local(listeners.me, peer, listeners.size());
-            if room
-                && !self.watches.iter().any(|(other, _)| *other == peer)
-                && let Some(address) = listeners.address(peer)
-                && let Ok(watch) = Watch::call(listeners.credential(), (peer, address), gone)
+            let allowed =
+                self.probes.len() < MAX_WATCHED || is_close_successor(sideband.me, peer, sideband.size());
+            if allowed
+                && !self.probes.iter().any(|(other, _)| *other == peer)
+                && let Some(address) = sideband.address(peer)
+                && let Ok(probe) = LivenessConnection::connect(sideband.credential(), (peer, address), lost)
             {
-                self.watches.push((peer, watch));
+                self.probes.push((peer, probe));
             }
         }
-        let mut found = Vec::new();
-        self.watches.retain_mut(|(peer, watch)| match watch.look() {
-            Found::Well => true,
-            Found::Ended(error) if silent(&error) && unheard(*peer).is_some_and(|time| time >= gone) => {
-                found.push(*peer);
+        let mut silent_peers = Vec::new();
+        self.probes.retain_mut(|(peer, probe)| match probe.poll() {
+            LivenessEvent::Alive => true,
+            LivenessEvent::Ended(error)
+                if is_host_silent(&error) && since_last_receive(*peer).is_some_and(|time| time >= lost) =>
+            {
+                silent_peers.push(*peer);
                 false
             }
             // A process that is gone or a group that is closed shows on its own connections. What else it is, another
             // connection tells.
-            Found::Ended(_) | Found::Closed => false,
+            LivenessEvent::Ended(_) | LivenessEvent::Closed => false,
         });
-        found
+        silent_peers
     }
 }

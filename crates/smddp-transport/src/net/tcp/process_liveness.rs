@@ -7,197 +7,211 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::address::{CLOSED, Credential, Purpose, TcpAddress};
-use super::dial::{Dial, SILENT, is_closed, silent};
+use super::dial::{Dial, SILENT, is_closed, is_host_silent};
 use super::sideband::Sideband;
 use crate::net::known_hosts;
 use crate::net::wire::{Broken, DRAIN_GRACE};
 
 /// A peer that keeps this rank waiting so long is watched.
-const PATIENCE: Duration = Duration::from_millis(200);
+const WATCH_AFTER: Duration = Duration::from_millis(200);
 /// Peers that are waited for at intervals longer than this are waited for anew.
-const PAUSE: Duration = Duration::from_millis(100);
+const WAIT_GAP: Duration = Duration::from_millis(100);
 /// Where no connection could be made, another is tried after this time.
-const AGAIN: Duration = Duration::from_secs(1);
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// What a rank sent before it closed its end of the group is on its way, and it has waited for that itself.
-const GOODBYE: Duration = Duration::from_secs(5);
+const CLOSE_GRACE: Duration = Duration::from_secs(5);
 /// Ranks that are watched because they keep this one waiting; besides, as many that follow it are, so that everyone who
 /// is waited for is watched by somebody. Who notices tells the others.
-pub(super) const MOST: usize = 64;
+pub(super) const MAX_WATCHED: usize = 64;
 /// Ranks that are asked, one after the other, whether connections can be made at all: the first of them may be the dead.
-const PROOFS: usize = 8;
+const MAX_PROBED: usize = 8;
 
 /// What is known of a peer's process.
-enum Known {
+enum PeerLiveness {
     /// Since when this rank waits for it, and when that was last said.
     Awaited {
         since: Instant,
         last: Instant,
     },
     /// Connected, or about to be.
-    Held(Watch),
+    Connected(LivenessConnection),
     /// Another connection is tried later.
     Unknown(Instant),
     /// Gone, from when on, and why.
-    Gone(Instant, String),
+    Lost(Instant, String),
     Unwatched,
 }
 
 /// All that one rank of a group watches.
 pub(crate) struct ProcessLiveness {
-    listeners: Arc<Sideband>,
-    peers: Vec<Known>,
-    held: usize,
+    sideband: Arc<Sideband>,
+    peers: Vec<PeerLiveness>,
+    connected: usize,
     /// A connection was made: so a refused one means that nobody is there. A network may refuse all of them.
-    proven: bool,
+    reachable: bool,
     /// Ranks after this one that were asked for that.
-    asked: usize,
+    probed: usize,
 }
 
 /// One connection.
-pub(super) struct Watch(Dial);
+pub(super) struct LivenessConnection(Dial);
 
 /// What a look at it found.
-pub(super) enum Found {
-    Well,
+pub(super) enum LivenessEvent {
+    Alive,
     /// The group is closed there, in good order.
     Closed,
     Ended(io::Error),
 }
 
-impl Watch {
-    /// Nobody being there is found within `patience`.
-    pub(super) fn call(
+impl LivenessConnection {
+    /// Nobody being there is found within `peer_timeout`.
+    pub(super) fn connect(
         credential: &Credential,
         peer: (usize, &TcpAddress),
-        patience: Duration,
+        peer_timeout: Duration,
     ) -> io::Result<Self> {
-        Dial::new(credential, peer, Purpose::Watch, patience).map(Self)
+        Dial::new(credential, peer, Purpose::Watch, peer_timeout).map(Self)
     }
 
-    pub(super) fn look(&mut self) -> Found {
-        match self.0.say() {
+    pub(super) fn poll(&mut self) -> LivenessEvent {
+        match self.0.advance() {
             Ok(true) => {}
-            Ok(false) => return Found::Well,
-            Err(error) if is_closed(&error) => return Found::Closed,
-            Err(error) => return Found::Ended(error),
+            Ok(false) => return LivenessEvent::Alive,
+            Err(error) if is_closed(&error) => return LivenessEvent::Closed,
+            Err(error) => return LivenessEvent::Ended(error),
         }
         let mut byte = [0];
         match (&*self.0.socket).read(&mut byte) {
-            Ok(0) => Found::Ended(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) if byte == [CLOSED] => Found::Closed,
-            Ok(_) => Found::Well,
+            Ok(0) => LivenessEvent::Ended(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) if byte == [CLOSED] => LivenessEvent::Closed,
+            Ok(_) => LivenessEvent::Alive,
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                Found::Well
+                LivenessEvent::Alive
             }
-            Err(error) => Found::Ended(error),
+            Err(error) => LivenessEvent::Ended(error),
         }
     }
 }
 
 impl ProcessLiveness {
-    pub(crate) fn new(listeners: Arc<Sideband>) -> Self {
-        let peers = (0..listeners.size()).map(|_| Known::Unwatched).collect();
-        Self { listeners, peers, held: 0, proven: false, asked: 0 }
+    pub(crate) fn new(sideband: Arc<Sideband>) -> Self {
+        let peers = (0..sideband.size()).map(|_| PeerLiveness::Unwatched).collect();
+        Self { sideband, peers, connected: 0, reachable: false, probed: 0 }
     }
 
     /// This rank waits for that peer.
     pub(crate) fn watch(&mut self, peer: usize, now: Instant) {
-        let (me, size) = (self.listeners.me, self.peers.len());
-        if !self.proven && self.held == 0 {
+        let (me, size) = (self.sideband.me, self.peers.len());
+        if !self.reachable && self.connected == 0 {
             // Shows whether connections can be made here at all, at first while all is well.
             let mut others =
-                (1..size).map(|i| (me + i) % size).filter(|&p| self.listeners.address(p).is_some());
-            if let Some(next) = others.nth(self.asked).filter(|_| self.asked < PROOFS) {
-                self.asked += 1;
-                self.call(next, now);
+                (1..size).map(|i| (me + i) % size).filter(|&p| self.sideband.address(p).is_some());
+            if let Some(next) = others.nth(self.probed).filter(|_| self.probed < MAX_PROBED) {
+                self.probed += 1;
+                self.connect(next, now);
             }
         }
         match &mut self.peers[peer] {
-            Known::Unwatched => self.peers[peer] = Known::Awaited { since: now, last: now },
-            Known::Awaited { since, last } => {
-                if now.duration_since(*last) > PAUSE {
+            PeerLiveness::Unwatched => self.peers[peer] = PeerLiveness::Awaited { since: now, last: now },
+            PeerLiveness::Awaited { since, last } => {
+                if now.duration_since(*last) > WAIT_GAP {
                     *since = now;
                 }
                 *last = now;
-                let long = now.duration_since(*since) >= PATIENCE;
-                if long && (local(me, peer, size) || self.held < MOST) {
-                    self.call(peer, now);
+                let long_wait = now.duration_since(*since) >= WATCH_AFTER;
+                if long_wait && (is_close_successor(me, peer, size) || self.connected < MAX_WATCHED) {
+                    self.connect(peer, now);
                 }
             }
-            Known::Unknown(since) if now.duration_since(*since) >= AGAIN => self.call(peer, now),
+            PeerLiveness::Unknown(since) if now.duration_since(*since) >= RETRY_INTERVAL => {
+                self.connect(peer, now)
+            }
             _ => {}
         }
     }
 
-    fn call(&mut self, peer: usize, now: Instant) {
-        let Some(address) = self.listeners.address(peer) else { return };
-        let (credential, patience) = (self.listeners.credential(), self.listeners.peer_timeout());
-        self.peers[peer] = match Watch::call(credential, (peer, address), patience) {
+    fn connect(&mut self, peer: usize, now: Instant) {
+        let Some(address) = self.sideband.address(peer) else { return };
+        let (credential, peer_timeout) = (self.sideband.credential(), self.sideband.peer_timeout());
+        self.peers[peer] = match LivenessConnection::connect(credential, (peer, address), peer_timeout) {
             Ok(watch) => {
-                self.held += 1;
-                Known::Held(watch)
+                self.connected += 1;
+                PeerLiveness::Connected(watch)
             }
-            Err(error) => self.missed(peer, &error, now),
+            Err(error) => self.connect_failed(peer, &error, now),
         };
     }
 
     /// No connection came about.
-    fn missed(&self, peer: usize, error: &io::Error, now: Instant) -> Known {
-        let answered = || self.listeners.address(peer).is_some_and(|to| known_hosts::before(to.socket.ip()));
-        if error.kind() == io::ErrorKind::ConnectionRefused && (self.proven || answered()) {
-            return Known::Gone(now + DRAIN_GRACE, "its process listens no more".to_owned());
+    fn connect_failed(&self, peer: usize, error: &io::Error, now: Instant) -> PeerLiveness {
+        let host_seen =
+            || self.sideband.address(peer).is_some_and(|to| known_hosts::contains(to.socket.ip()));
+        if error.kind() == io::ErrorKind::ConnectionRefused && (self.reachable || host_seen()) {
+            return PeerLiveness::Lost(now + DRAIN_GRACE, "its process listens no more".to_owned());
         }
-        if silent(error) && answered() {
-            return Known::Gone(now, SILENT.to_owned());
+        if is_host_silent(error) && host_seen() {
+            return PeerLiveness::Lost(now, SILENT.to_owned());
         }
-        Known::Unknown(now)
+        PeerLiveness::Unknown(now)
     }
 
     /// Looks at all connections.
     pub(crate) fn check(&mut self, now: Instant) {
-        if self.held == 0 {
+        if self.connected == 0 {
             return;
         }
-        let before = self.proven;
+        let was_reachable = self.reachable;
         for peer in 0..self.peers.len() {
-            let Known::Held(watch) = &mut self.peers[peer] else { continue };
-            let (found, connected, taken_up) = (watch.look(), watch.0.connected(), watch.0.taken_up());
-            self.proven |= taken_up;
+            let PeerLiveness::Connected(watch) = &mut self.peers[peer] else { continue };
+            let (found, connected, host_accepted) =
+                (watch.poll(), watch.0.connected(), watch.0.host_accepted());
+            self.reachable |= host_accepted;
             let state = match found {
-                Found::Well => continue,
-                Found::Closed => Known::Gone(now + GOODBYE, "it closed its end of the group".to_owned()),
-                Found::Ended(error) if connected => Known::Gone(now + DRAIN_GRACE, reason(&error)),
+                LivenessEvent::Alive => continue,
+                LivenessEvent::Closed => {
+                    PeerLiveness::Lost(now + CLOSE_GRACE, "it closed its end of the group".to_owned())
+                }
+                LivenessEvent::Ended(error) if connected => {
+                    PeerLiveness::Lost(now + DRAIN_GRACE, reason(&error))
+                }
                 // It hung up in the handshake: too many strangers, or its end, which the next call shows.
-                Found::Ended(_) if taken_up => Known::Unknown(now.checked_sub(AGAIN - PAUSE).unwrap_or(now)),
-                Found::Ended(error) => self.missed(peer, &error, now),
+                LivenessEvent::Ended(_) if host_accepted => {
+                    PeerLiveness::Unknown(now.checked_sub(RETRY_INTERVAL - WAIT_GAP).unwrap_or(now))
+                }
+                LivenessEvent::Ended(error) => self.connect_failed(peer, &error, now),
             };
             self.peers[peer] = state;
-            self.held -= 1;
+            self.connected -= 1;
         }
-        if self.proven && !before {
+        if self.reachable && !was_reachable {
             // Who refused a connection before that means more now: it is called again at once.
-            let long_ago = now.checked_sub(AGAIN).unwrap_or(now);
-            let unknown = self.peers.iter_mut().filter(|peer| matches!(peer, Known::Unknown(_)));
-            unknown.for_each(|peer| *peer = Known::Unknown(long_ago));
+            let long_ago = now.checked_sub(RETRY_INTERVAL).unwrap_or(now);
+            let unknown = self.peers.iter_mut().filter(|peer| matches!(peer, PeerLiveness::Unknown(_)));
+            unknown.for_each(|peer| *peer = PeerLiveness::Unknown(long_ago));
         }
     }
 
     /// Peers whose processes are gone, and all that they sent has had its time; the first to go first.
     pub(crate) fn broken(&self, now: Instant) -> Vec<Broken> {
-        let gone = |(peer, known): (usize, &Known)| match known {
-            Known::Gone(at, reason) if *at <= now => Some((*at, Broken { peer, reason: reason.clone() })),
+        let lost = |(peer, known): (usize, &PeerLiveness)| match known {
+            PeerLiveness::Lost(at, reason) if *at <= now => {
+                Some((*at, Broken { peer, reason: reason.clone() }))
+            }
             _ => None,
         };
-        let mut gone: Vec<_> = self.peers.iter().enumerate().filter_map(gone).collect();
-        gone.sort_by_key(|(at, _)| *at);
-        gone.into_iter().map(|(_, broken)| broken).collect()
+        let mut lost: Vec<_> = self.peers.iter().enumerate().filter_map(lost).collect();
+        lost.sort_by_key(|(at, _)| *at);
+        lost.into_iter().map(|(_, broken)| broken).collect()
     }
 
     /// Descriptors that end a sleep.
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) {
-        if self.held > 0 {
+        if self.connected > 0 {
             fds.extend(self.peers.iter().filter_map(|peer| match peer {
-                Known::Held(Watch(dial)) => Some((dial.socket.as_raw_fd(), dial.events())),
+                PeerLiveness::Connected(LivenessConnection(dial)) => {
+                    Some((dial.socket.as_raw_fd(), dial.events()))
+                }
                 _ => None,
             }));
         }
@@ -205,13 +219,13 @@ impl ProcessLiveness {
 }
 
 /// Whether that peer follows this rank so closely that it is watched however many are.
-pub(super) fn local(me: usize, peer: usize, size: usize) -> bool {
-    (peer + size - me) % size <= MOST
+pub(super) fn is_close_successor(me: usize, peer: usize, size: usize) -> bool {
+    (peer + size - me) % size <= MAX_WATCHED
 }
 
 fn reason(error: &io::Error) -> String {
     // With the process, the kernel closes its connections: in order, or not if something was left unread.
-    if silent(error) { SILENT.to_owned() } else { "its process ended".to_owned() }
+    if is_host_silent(error) { SILENT.to_owned() } else { "its process ended".to_owned() }
 }
 
 #[cfg(test)]
@@ -270,14 +284,14 @@ mod tests {
 
     /// Waits for that peer for so long from that time on that it is watched; the time that it is then.
     fn wait_long(watches: &mut ProcessLiveness, peer: usize, from: Instant) -> Instant {
-        for waited in [Duration::ZERO, PAUSE, PATIENCE] {
+        for waited in [Duration::ZERO, WAIT_GAP, WATCH_AFTER] {
             watches.watch(peer, from + waited);
         }
-        from + PATIENCE
+        from + WATCH_AFTER
     }
 
     fn is_dead(watches: &ProcessLiveness, peer: usize) -> bool {
-        matches!(watches.peers[peer], Known::Gone(..))
+        matches!(watches.peers[peer], PeerLiveness::Lost(..))
     }
 
     #[test]
@@ -286,8 +300,7 @@ mod tests {
         let mut watches = watches(vec![address(&listener)]);
         let theirs = std::thread::scope(|scope| {
             let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
-            let connected =
-                |w: &ProcessLiveness| matches!(&w.peers[1], Known::Held(Watch(dial)) if dial.connected());
+            let connected = |w: &ProcessLiveness| matches!(&w.peers[1], PeerLiveness::Connected(LivenessConnection(dial)) if dial.connected());
             wait(&mut watches, 1, now, connected);
             answering.join().unwrap()
         });
@@ -301,9 +314,10 @@ mod tests {
     #[test]
     fn who_was_hung_up_on_before_its_first_word_has_seen_no_death() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut watch = Watch::call(&credential(0), (1, &address(&listener)), DEADLINE).unwrap();
+        let mut watch =
+            LivenessConnection::connect(&credential(0), (1, &address(&listener)), DEADLINE).unwrap();
         drop(listener.accept().unwrap());
-        assert!(matches!(watch.look(), Found::Ended(_)));
+        assert!(matches!(watch.poll(), LivenessEvent::Ended(_)));
         assert!(!watch.0.connected());
     }
 
@@ -313,28 +327,28 @@ mod tests {
         let mut watches = watches(vec![address(&listener)]);
         std::thread::scope(|scope| {
             let answering = scope.spawn(|| drop(hear(listener.accept().unwrap().0)));
-            wait(&mut watches, 1, now, |w| matches!(w.peers[1], Known::Unknown(_)));
+            wait(&mut watches, 1, now, |w| matches!(w.peers[1], PeerLiveness::Unknown(_)));
             answering.join().unwrap();
         });
         assert_eq!(watches.broken(now + DEADLINE), vec![]);
     }
 
     /// Two ranks, of which the first or the second is gone.
-    fn two_of_whom_one_is_gone(gone: usize) -> (TcpListener, ProcessLiveness) {
+    fn two_of_whom_one_is_gone(lost: usize) -> (TcpListener, ProcessLiveness) {
         let mut listeners: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses = listeners.iter().map(address).collect();
-        drop(listeners.remove(gone - 1));
+        drop(listeners.remove(lost - 1));
         (listeners.remove(0), watches(addresses))
     }
 
     #[test]
     fn a_listener_that_is_gone_means_a_process_that_is_gone_where_connections_can_be_made_whichever_it_is() {
-        for gone in [1, 2] {
-            let (_other, mut watches) = two_of_whom_one_is_gone(gone);
-            let now = wait_long(&mut watches, gone, Instant::now());
+        for lost in [1, 2] {
+            let (_other, mut watches) = two_of_whom_one_is_gone(lost);
+            let now = wait_long(&mut watches, lost, Instant::now());
             // It is not left alone for a while, though it was perhaps called before anybody else was reached.
-            wait(&mut watches, gone, now, |w| is_dead(w, gone));
-            assert_eq!(watches.broken(now + DRAIN_GRACE)[0].peer, gone);
+            wait(&mut watches, lost, now, |w| is_dead(w, lost));
+            assert_eq!(watches.broken(now + DRAIN_GRACE)[0].peer, lost);
         }
     }
 
@@ -346,11 +360,11 @@ mod tests {
         let addresses = vec![address(&only)];
         drop(only);
         let mut refused = watches(addresses);
-        let unknown = |w: &ProcessLiveness| matches!(w.peers[1], Known::Unknown(at) if at == now);
+        let unknown = |w: &ProcessLiveness| matches!(w.peers[1], PeerLiveness::Unknown(at) if at == now);
         wait(&mut refused, 1, now, unknown);
-        refused.watch(1, now + AGAIN - MOMENT);
+        refused.watch(1, now + RETRY_INTERVAL - MOMENT);
         assert!(unknown(&refused), "it is called too soon");
-        refused.watch(1, now + AGAIN);
+        refused.watch(1, now + RETRY_INTERVAL);
         assert!(!unknown(&refused), "it is not called again");
         assert_eq!(refused.broken(now + DEADLINE), vec![]);
     }
@@ -361,14 +375,14 @@ mod tests {
         let address = TcpAddress { socket: (host, 9).into(), group_listener: crate::process::random() };
         let (watches, now) = (watches(vec![address]), Instant::now());
         let silence = io::Error::from(io::ErrorKind::TimedOut);
-        assert!(matches!(watches.missed(1, &silence, now), Known::Unknown(_)));
-        known_hosts::note(host);
+        assert!(matches!(watches.connect_failed(1, &silence, now), PeerLiveness::Unknown(_)));
+        known_hosts::record(host);
         assert!(
-            matches!(watches.missed(1, &silence, now), Known::Gone(at, reason) if at == now && reason == SILENT)
+            matches!(watches.connect_failed(1, &silence, now), PeerLiveness::Lost(at, reason) if at == now && reason == SILENT)
         );
         // What this process lacks says nothing of the host.
         let lacks = io::Error::from(io::ErrorKind::OutOfMemory);
-        assert!(matches!(watches.missed(1, &lacks, now), Known::Unknown(_)));
+        assert!(matches!(watches.connect_failed(1, &lacks, now), PeerLiveness::Unknown(_)));
     }
 
     #[test]
@@ -376,16 +390,16 @@ mod tests {
         let (theirs, now) = (endpoint().group_listener(1, 2), Instant::now());
         theirs.trust(&known_token());
         let mut watches = watches(vec![theirs.address.clone()]);
-        wait(&mut watches, 1, now, |w| w.proven);
+        wait(&mut watches, 1, now, |w| w.reachable);
         drop(theirs);
         wait(&mut watches, 1, now, |w| is_dead(w, 1));
-        assert_eq!(watches.broken(now + GOODBYE - MOMENT), vec![]);
+        assert_eq!(watches.broken(now + CLOSE_GRACE - MOMENT), vec![]);
         let broken = Broken { peer: 1, reason: "it closed its end of the group".to_owned() };
-        assert_eq!(watches.broken(now + GOODBYE), [broken]);
+        assert_eq!(watches.broken(now + CLOSE_GRACE), [broken]);
     }
 
-    fn held(watches: &ProcessLiveness) -> Vec<bool> {
-        watches.peers.iter().map(|peer| matches!(peer, Known::Held(_))).collect()
+    fn connected(watches: &ProcessLiveness) -> Vec<bool> {
+        watches.peers.iter().map(|peer| matches!(peer, PeerLiveness::Connected(_))).collect()
     }
 
     #[test]
@@ -393,13 +407,13 @@ mod tests {
         let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let mut watches = watches(listeners.iter().map(address).collect());
         let begun = Instant::now();
-        for waited in [Duration::ZERO, PAUSE, PATIENCE - MOMENT] {
+        for waited in [Duration::ZERO, WAIT_GAP, WATCH_AFTER - MOMENT] {
             watches.watch(3, begun + waited);
             watches.check(begun + waited);
-            assert_eq!(held(&watches), [false, true, false, false], "{waited:?}");
+            assert_eq!(connected(&watches), [false, true, false, false], "{waited:?}");
         }
-        watches.watch(3, begun + PATIENCE);
-        assert_eq!(held(&watches), [false, true, false, true]);
+        watches.watch(3, begun + WATCH_AFTER);
+        assert_eq!(connected(&watches), [false, true, false, true]);
     }
 
     #[test]
@@ -408,8 +422,8 @@ mod tests {
         let mut watches = watches(listeners.iter().map(address).collect());
         let begun = Instant::now();
         for times in 0..9 {
-            watches.watch(3, begun + times * (PAUSE + MOMENT));
+            watches.watch(3, begun + times * (WAIT_GAP + MOMENT));
         }
-        assert_eq!(held(&watches), [false, true, false, false]);
+        assert_eq!(connected(&watches), [false, true, false, false]);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::address::{Credential, TcpAddress};
 use super::endpoint::GroupListener;
-use super::straggler_query::Survey;
+use super::straggler_query::StragglerQuery;
 use crate::net::interface::SelectedInterface;
 
 pub(crate) struct Sideband {
@@ -60,18 +60,18 @@ impl Sideband {
 
     /// Questions to `peers`, in that order, what they have begun, though they do not drive; whom nobody can ask is left out.
     /// Asked when a deadline has passed.
-    pub(crate) fn straggler_query(&self, peers: &[usize]) -> Survey {
+    pub(crate) fn straggler_query(&self, peers: &[usize]) -> StragglerQuery {
         let address = |&peer: &usize| Some((peer, self.address(peer)?.clone()));
-        Survey::new(self.credential.clone(), peers.iter().filter_map(address))
+        StragglerQuery::new(self.credential.clone(), peers.iter().filter_map(address))
     }
 
     /// What questions about this rank are about, for whoever answers them.
-    pub(crate) fn about(&self, about: u64) {
-        self.group_listener.inbox.about.store(about, Ordering::Relaxed);
+    pub(crate) fn set_query_subject(&self, subject: u64) {
+        self.group_listener.pending.subject.store(subject, Ordering::Relaxed);
     }
 
     /// Others may be told that this rank has begun so many operations.
-    pub(crate) fn begun(&self, operations: u64) {
-        self.group_listener.inbox.begun.store(operations, Ordering::Release);
+    pub(crate) fn set_started(&self, operations: u64) {
+        self.group_listener.pending.begun.store(operations, Ordering::Release);
     }
 }

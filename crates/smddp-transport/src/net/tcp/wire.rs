@@ -10,8 +10,8 @@ use rustix::event::{Timespec, epoll};
 
 use super::address::Purpose;
 use super::class_sink::ClassSink;
-use super::connecting::{Call, Failed};
-use super::connection::{Connection, room};
+use super::connecting::{ConnectError, Connecting};
+use super::connection::{Connection, required_send_buffer};
 use super::dial::SILENT;
 use super::frame_reader::ReadOutcome;
 use super::host_liveness::{HostLiveness, HostLivenessLimits};
@@ -35,7 +35,7 @@ struct PeerState {
     awaited: Option<Instant>,
     broken: Option<String>,
     /// What this process lacks to reach it.
-    unable: Option<String>,
+    local_error: Option<String>,
 }
 
 impl PeerState {
@@ -46,55 +46,55 @@ impl PeerState {
 }
 
 pub(crate) struct TcpWire {
-    listeners: Arc<Sideband>,
+    sideband: Arc<Sideband>,
     peers: Vec<PeerState>,
     conns: Vec<Option<Connection>>,
     /// Tells which connections have something, by their places in that list.
     epoll: CloseOnFork<OwnedFd>,
     /// Tickets of what was gone at once.
-    done: Vec<Ticket>,
-    silence: HostLiveness,
-    hung_up: bool,
-    looks: u32,
+    sent_tickets: Vec<Ticket>,
+    host_liveness: HostLiveness,
+    send_closed: bool,
+    polls: u32,
     /// What connections ask their kernel for, on long ways.
-    room: Option<usize>,
+    send_buffer: Option<usize>,
 }
 
 /// From so many connections on, one system call asks which of them have something.
-const FEW: usize = 2;
+const MAX_POLLED_DIRECTLY: usize = 2;
 /// Where none asks, a connection on which nothing is waited for is tried at one look of so many.
-const SELDOM: u32 = 8;
+const UNEXPECTED_INTERVAL: u32 = 8;
 /// It tells of so many at once.
-const READY: usize = 256;
+const MAX_EVENTS: usize = 256;
 /// Who is waited for is named again and again, at intervals shorter than this.
-const AWAITED: Duration = Duration::from_secs(1);
+const AWAIT_EXPIRY: Duration = Duration::from_secs(1);
 /// A goodbye over one connection may come this much later than the end of another, be it the only one so far: the
 /// process's service thread may still have the other in its hands.
-pub(super) const GOODBYE: Duration = Duration::from_millis(250);
+pub(super) const LEAVE_GRACE: Duration = Duration::from_millis(250);
 
 impl TcpWire {
-    pub(crate) fn new(listeners: Arc<Sideband>) -> io::Result<Self> {
-        let limits = HostLivenessLimits::within(listeners.peer_timeout());
-        Self::with(listeners, limits)
+    pub(crate) fn new(sideband: Arc<Sideband>) -> io::Result<Self> {
+        let limits = HostLivenessLimits::within(sideband.peer_timeout());
+        Self::with(sideband, limits)
     }
 
-    pub(super) fn with(listeners: Arc<Sideband>, limits: HostLivenessLimits) -> io::Result<Self> {
+    pub(super) fn with(sideband: Arc<Sideband>, limits: HostLivenessLimits) -> io::Result<Self> {
         Ok(Self {
-            peers: (0..listeners.size()).map(|_| PeerState::default()).collect(),
-            listeners,
+            peers: (0..sideband.size()).map(|_| PeerState::default()).collect(),
+            sideband,
             conns: Vec::new(),
             epoll: CloseOnFork::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
-            done: Vec::new(),
-            silence: HostLiveness::new(limits),
-            hung_up: false,
-            looks: 0,
-            room: None,
+            sent_tickets: Vec::new(),
+            host_liveness: HostLiveness::new(limits),
+            send_closed: false,
+            polls: 0,
+            send_buffer: None,
         })
     }
 
-    fn keep(&mut self, conn: Connection) -> usize {
-        if let Some(bytes) = self.room {
-            conn.make_room(bytes);
+    fn insert(&mut self, conn: Connection) -> usize {
+        if let Some(bytes) = self.send_buffer {
+            conn.set_send_buffer(bytes);
         }
         if let Some(free) = self.conns.iter().position(Option::is_none) {
             self.conns[free] = Some(conn);
@@ -108,13 +108,14 @@ impl TcpWire {
     fn outgoing(&mut self, peer: usize, class: usize) -> Option<usize> {
         let known = &self.peers[peer];
         // A connection that has ended is not made anew: what went over it is lost. Nor is one made after the group was left.
-        if self.hung_up || known.broken.is_some() || known.unable.is_some() || known.ended.is_some() {
+        if self.send_closed || known.broken.is_some() || known.local_error.is_some() || known.ended.is_some()
+        {
             return None;
         }
         if let Some(found) = known.sends[class] {
             return Some(found);
         }
-        self.welcome();
+        self.accept_pending();
         let theirs =
             self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.peer == peer && c.class == class));
         let found = match theirs {
@@ -122,11 +123,11 @@ impl TcpWire {
             // It reads nothing more, and takes no second call.
             None if self.peers[peer].left => return None,
             None => {
-                let address = self.listeners.address(peer)?.clone();
-                let (credential, patience) =
-                    (self.listeners.credential().clone(), self.listeners.peer_timeout());
-                let call = Call::new(credential, (peer, address), Purpose::Class(class), patience);
-                self.keep(Connection::call(peer, class, call))
+                let address = self.sideband.address(peer)?.clone();
+                let (credential, peer_timeout) =
+                    (self.sideband.credential().clone(), self.sideband.peer_timeout());
+                let call = Connecting::new(credential, (peer, address), Purpose::Frames(class), peer_timeout);
+                self.insert(Connection::connect(peer, class, call))
             }
         };
         self.peers[peer].sends[class] = Some(found);
@@ -135,20 +136,20 @@ impl TcpWire {
     }
 
     /// Takes up connections that peers have made: one for each class of each, as the inbox sees to.
-    fn welcome(&mut self) -> bool {
-        let callers = self.listeners.group_listener.inbox.take();
-        let any = !callers.is_empty();
-        for call in callers {
+    fn accept_pending(&mut self) -> bool {
+        let accepted = self.sideband.group_listener.pending.take();
+        let any = !accepted.is_empty();
+        for call in accepted {
             let peer = call.rank;
-            if self.listeners.address(peer).is_none() {
-                self.listeners.group_listener.inbox.refuse(peer, &call.stream, "that rank is on this node");
+            if self.sideband.address(peer).is_none() {
+                self.sideband.group_listener.pending.reject(peer, &call.stream, "that rank is on this node");
                 continue;
             }
-            match Connection::answer(call, self.listeners.peer_timeout()) {
+            match Connection::accept(call, self.sideband.peer_timeout()) {
                 Ok(conn) => {
-                    let at = self.keep(conn);
-                    if !self.take_over(at) && peer < self.listeners.me {
-                        self.turn_to(at);
+                    let at = self.insert(conn);
+                    if !self.take_over(at) && peer < self.sideband.me {
+                        self.switch_to(at);
                     }
                 }
                 Err(error) => self.peers[peer].end(error.to_string()),
@@ -169,12 +170,12 @@ impl TcpWire {
     }
 
     /// No connection comes about.
-    fn give_up(&mut self, at: usize, peer: usize, failed: Failed) {
+    fn give_up(&mut self, at: usize, peer: usize, failed: ConnectError) {
         match failed {
-            Failed::Lost(reason) => self.end(at, reason),
-            Failed::Unable(reason) => {
-                self.peers[peer].unable.get_or_insert(reason);
-                self.drop_conn(at);
+            ConnectError::PeerLost(reason) => self.end(at, reason),
+            ConnectError::Local(reason) => {
+                self.peers[peer].local_error.get_or_insert(reason);
+                self.remove(at);
             }
         }
     }
@@ -185,7 +186,7 @@ impl TcpWire {
             return false;
         };
         let sends = &mut self.peers[peer].sends[class];
-        let Some(call) = sends.and_then(|old| self.conns[old].take_if(|conn| conn.is_unheard())) else {
+        let Some(call) = sends.and_then(|old| self.conns[old].take_if(|conn| conn.is_unreceived())) else {
             return false;
         };
         *sends = Some(at);
@@ -196,7 +197,7 @@ impl TcpWire {
     }
 
     /// Goes on over this connection, which the peer made, where this rank has made one, too.
-    fn turn_to(&mut self, at: usize) {
+    fn switch_to(&mut self, at: usize) {
         let Some((peer, class)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.class)) else { return };
         let Some(old) = self.peers[peer].sends[class].replace(at) else { return };
         for (at, kind) in [(old, Kind::Move), (at, Kind::Moved)] {
@@ -209,10 +210,10 @@ impl TcpWire {
     }
 
     /// Forgets a connection, and tells of what will never be sent.
-    fn drop_conn(&mut self, at: usize) -> Option<Connection> {
+    fn remove(&mut self, at: usize) -> Option<Connection> {
         let conn = self.conns[at].take()?;
-        conn.enlist(&self.epoll, at, 0);
-        self.done.extend(conn.tickets());
+        conn.register(&self.epoll, at, 0);
+        self.sent_tickets.extend(conn.tickets());
         let sends = &mut self.peers[conn.peer].sends[conn.class];
         if *sends == Some(at) {
             *sends = None;
@@ -221,18 +222,20 @@ impl TcpWire {
     }
 
     fn end(&mut self, at: usize, reason: String) {
-        if let Some(conn) = self.drop_conn(at).filter(|conn| !conn.retired) {
+        if let Some(conn) = self.remove(at).filter(|conn| !conn.retired) {
             self.peers[conn.peer].end(reason);
         }
     }
 
     /// Which connections have something to read, where asking is cheaper than trying.
-    fn look(&mut self) -> bool {
-        if self.conns.len() <= FEW && self.conns.iter().flatten().count() <= FEW {
+    fn poll_epoll(&mut self) -> bool {
+        if self.conns.len() <= MAX_POLLED_DIRECTLY
+            && self.conns.iter().flatten().count() <= MAX_POLLED_DIRECTLY
+        {
             return false;
         }
-        let mut room = [const { MaybeUninit::uninit() }; READY];
-        let Ok((events, _)) = epoll::wait(&*self.epoll, &mut room, Some(&Timespec::default())) else {
+        let mut buffer = [const { MaybeUninit::uninit() }; MAX_EVENTS];
+        let Ok((events, _)) = epoll::wait(&*self.epoll, &mut buffer, Some(&Timespec::default())) else {
             return false;
         };
         for event in events {
@@ -247,10 +250,10 @@ impl TcpWire {
     }
 
     /// Whoever has not said goodbye in time is gone.
-    fn judge(&mut self, now: Instant) {
+    fn fail_ended_peers(&mut self, now: Instant) {
         for peer in &mut self.peers {
             if let Some((since, reason)) = &mut peer.ended
-                && now.duration_since(*since.get_or_insert(now)) >= GOODBYE
+                && now.duration_since(*since.get_or_insert(now)) >= LEAVE_GRACE
             {
                 peer.broken = Some(std::mem::take(reason));
                 peer.ended = None;
@@ -261,8 +264,8 @@ impl TcpWire {
 
 impl Wire for TcpWire {
     fn name(&self) -> String {
-        let interface = self.listeners.interface();
-        let sealed = if self.listeners.group_listener.endpoint.encrypts { ", encrypted" } else { "" };
+        let interface = self.sideband.interface();
+        let sealed = if self.sideband.group_listener.endpoint.encrypts { ", encrypted" } else { "" };
         format!("tcp {} {}{sealed}", interface.name, interface.address)
     }
 
@@ -270,7 +273,7 @@ impl Wire for TcpWire {
         let conn = self.outgoing(peer, frame.class()).and_then(|at| self.conns[at].as_mut());
         // SAFETY: the caller's promise, which is the same.
         if conn.is_none_or(|conn| unsafe { conn.send(frame, payload, ticket) }) {
-            self.done.push(ticket);
+            self.sent_tickets.push(ticket);
         }
     }
 
@@ -279,21 +282,21 @@ impl Wire for TcpWire {
             && let Some(conn) = self.conns[at].as_mut()
         {
             // SAFETY: the caller's promise, which is the same.
-            unsafe { conn.post(frame, payload, &mut |ticket| self.done.push(ticket)) };
+            unsafe { conn.post(frame, payload, &mut |ticket| self.sent_tickets.push(ticket)) };
         }
     }
 
     fn poll(&mut self, sink: &mut dyn Sink) -> bool {
-        let mut moved = self.welcome();
-        for ticket in self.done.drain(..) {
+        let mut moved = self.accept_pending();
+        for ticket in self.sent_tickets.drain(..) {
             sink.sent(ticket);
             moved = true;
         }
-        let asked = self.look();
-        self.looks = self.looks.wrapping_add(1);
-        let awaited = match sink.awaited() {
+        let epoll_polled = self.poll_epoll();
+        self.polls = self.polls.wrapping_add(1);
+        let awaited = match sink.expected() {
             // Each of these tries would be a system call.
-            some if some != 0 && !asked && !self.looks.is_multiple_of(SELDOM) => some,
+            some if some != 0 && !epoll_polled && !self.polls.is_multiple_of(UNEXPECTED_INTERVAL) => some,
             _ => u8::MAX,
         };
         for at in 0..self.conns.len() {
@@ -304,34 +307,34 @@ impl Wire for TcpWire {
             if !conn.idle() {
                 moved |= conn.flush(&mut |ticket| sink.sent(ticket));
             }
-            let silent = match asked && conn.enlisted() {
+            let skip = match epoll_polled && conn.is_registered() {
                 true => !std::mem::take(&mut conn.ready),
-                false => awaited >> conn.class & 1 == 0 && !conn.has_more(),
+                false => awaited >> conn.class & 1 == 0 && !conn.has_buffered(),
             };
-            if silent {
+            if skip {
                 continue;
             }
             let (peer, class) = (conn.peer, conn.class);
             let mut class_sink = ClassSink::new(sink, class, self.peers[peer].moved[class]);
             let outcome = conn.read(&mut class_sink);
-            if !conn.enlisted() && conn.events() == libc::POLLIN {
-                conn.enlist(&self.epoll, at, libc::POLLIN);
+            if !conn.is_registered() && conn.events() == libc::POLLIN {
+                conn.register(&self.epoll, at, libc::POLLIN);
             }
             // What has come already is tried again at each look: the kernel will not tell of it.
-            conn.ready |= conn.has_more();
-            let ClassSink { heard, left, moves, wrong, .. } = class_sink;
-            if heard && std::mem::take(&mut conn.offered) {
-                self.listeners.group_listener.inbox.close(peer, class);
+            conn.ready |= conn.has_buffered();
+            let ClassSink { received_any, left, peer_moved, malformed, .. } = class_sink;
+            if received_any && std::mem::take(&mut conn.first_frame_due) {
+                self.sideband.group_listener.pending.mark_connected(peer, class);
             }
             self.peers[peer].left |= left;
-            if wrong || moves && self.peers[peer].sends[class] == Some(at) {
+            if malformed || peer_moved && self.peers[peer].sends[class] == Some(at) {
                 self.end(at, "it sent a frame that does not belong there".to_owned());
                 moved = true;
                 continue;
             }
-            if moves {
+            if peer_moved {
                 self.peers[peer].moved[class] = true;
-                self.drop_conn(at);
+                self.remove(at);
                 moved = true;
                 continue;
             }
@@ -369,17 +372,17 @@ impl Wire for TcpWire {
 
     fn check(&mut self, now: Instant) {
         for at in 0..self.conns.len() {
-            let Some(conn) = self.conns[at].as_mut().filter(|conn| conn.is_calling()) else { continue };
+            let Some(conn) = self.conns[at].as_mut().filter(|conn| conn.is_connecting()) else { continue };
             let peer = conn.peer;
             match conn.check(now) {
                 Ok(()) => _ = self.step(at),
                 Err(failed) => self.give_up(at, peer, failed),
             }
         }
-        self.judge(now);
-        let awaits = |peer: &PeerState| peer.awaited.is_some_and(|at| now.duration_since(at) < AWAITED);
+        self.fail_ended_peers(now);
+        let awaits = |peer: &PeerState| peer.awaited.is_some_and(|at| now.duration_since(at) < AWAIT_EXPIRY);
         let awaited = self.peers.iter().enumerate().filter(|(_, peer)| awaits(peer)).map(|(peer, _)| peer);
-        for peer in self.silence.look(&self.listeners, self.conns.iter().flatten(), awaited, now) {
+        for peer in self.host_liveness.poll(&self.sideband, self.conns.iter().flatten(), awaited, now) {
             self.peers[peer].broken.get_or_insert_with(|| SILENT.to_owned());
         }
     }
@@ -390,12 +393,12 @@ impl Wire for TcpWire {
         self.peers.iter().enumerate().filter_map(found).collect()
     }
 
-    fn unable(&self) -> Option<(usize, String)> {
-        self.peers.iter().enumerate().find_map(|(peer, known)| Some((peer, known.unable.clone()?)))
+    fn local_error(&self) -> Option<(usize, String)> {
+        self.peers.iter().enumerate().find_map(|(peer, known)| Some((peer, known.local_error.clone()?)))
     }
 
-    fn linked(&self, peer: usize) -> u8 {
-        let with = self.conns.iter().flatten().filter(|conn| conn.peer == peer && !conn.is_calling());
+    fn connected_classes(&self, peer: usize) -> u8 {
+        let with = self.conns.iter().flatten().filter(|conn| conn.peer == peer && !conn.is_connecting());
         with.fold(0, |bits, conn| bits | 1 << conn.class)
     }
 
@@ -422,9 +425,9 @@ impl Wire for TcpWire {
     }
 
     fn expect(&mut self, bytes: usize) {
-        self.room = room(bytes);
-        if let Some(bytes) = self.room {
-            self.conns.iter().flatten().for_each(|conn| conn.make_room(bytes));
+        self.send_buffer = required_send_buffer(bytes);
+        if let Some(bytes) = self.send_buffer {
+            self.conns.iter().flatten().for_each(|conn| conn.set_send_buffer(bytes));
         }
     }
 
@@ -432,10 +435,10 @@ impl Wire for TcpWire {
         fds.push((self.epoll.as_raw_fd(), libc::POLLIN));
         let mut all = true;
         for (at, conn) in self.conns.iter().enumerate().filter_map(|(at, conn)| Some((at, conn.as_ref()?))) {
-            match conn.is_calling() {
+            match conn.is_connecting() {
                 // Between two attempts there is none.
-                true => fds.extend((conn.fd() >= 0).then(|| (conn.fd(), conn.calls_for()))),
-                false => all &= conn.enlist(&self.epoll, at, conn.events()),
+                true => fds.extend((conn.fd() >= 0).then(|| (conn.fd(), conn.connect_events()))),
+                false => all &= conn.register(&self.epoll, at, conn.events()),
             }
         }
         all
@@ -445,12 +448,12 @@ impl Wire for TcpWire {
         self.conns.iter().flatten().all(Connection::idle)
     }
 
-    fn spoken(&self) -> bool {
+    fn messages_drained(&self) -> bool {
         self.conns.iter().flatten().filter(|conn| conn.class == MESSAGES).all(Connection::idle)
     }
 
     fn is_connecting(&self) -> bool {
-        self.conns.iter().flatten().any(Connection::is_calling)
+        self.conns.iter().flatten().any(Connection::is_connecting)
     }
 
     fn finish(&mut self) -> bool {
@@ -458,26 +461,26 @@ impl Wire for TcpWire {
             return false;
         }
         // An end of the stream is acknowledged at once, and with it all that was before.
-        if !std::mem::replace(&mut self.hung_up, true) {
-            self.conns.iter().flatten().for_each(Connection::hang_up);
+        if !std::mem::replace(&mut self.send_closed, true) {
+            self.conns.iter().flatten().for_each(Connection::shut_down_send);
         }
         self.conns.iter().flatten().all(Connection::acknowledged)
     }
 
     fn close(&mut self) {
-        self.hung_up = true;
-        (0..self.conns.len()).for_each(|at| drop(self.drop_conn(at)));
-        self.listeners.group_listener.inbox.end();
+        self.send_closed = true;
+        (0..self.conns.len()).for_each(|at| drop(self.remove(at)));
+        self.sideband.group_listener.pending.close();
     }
 }
 
 impl Drop for TcpWire {
     fn drop(&mut self) {
         // A forked child's copies: hanging up would end the parent's connections.
-        if !self.listeners.group_listener.endpoint.ours() {
+        if !self.sideband.group_listener.endpoint.is_own_process() {
             return;
         }
-        self.conns.iter().flatten().for_each(Connection::hang_up);
-        self.listeners.group_listener.inbox.end();
+        self.conns.iter().flatten().for_each(Connection::shut_down_send);
+        self.sideband.group_listener.pending.close();
     }
 }

@@ -34,15 +34,15 @@ fn byte(index: u64, at: usize) -> u8 {
 }
 
 impl Sink for Got {
-    fn place(&mut self, _: usize, frame: &Frame) -> Target {
+    fn target(&mut self, _: usize, frame: &Frame) -> Target {
         if frame.bytes as usize > crate::net::wire::INLINE_PAYLOAD {
-            return Target::Here(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
+            return Target::At(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
         }
         self.words.push(vec![0; frame.bytes as usize]);
-        Target::Here(self.words.last_mut().unwrap().as_mut_ptr())
+        Target::At(self.words.last_mut().unwrap().as_mut_ptr())
     }
 
-    fn arrived(&mut self, _: usize, frame: &Frame) {
+    fn received(&mut self, _: usize, frame: &Frame) {
         if frame.index != self.next {
             self.wrong = Some(format!("frame {} where {} is due", frame.index, self.next));
         }
@@ -200,11 +200,11 @@ struct Anywhere {
 }
 
 impl Sink for Anywhere {
-    fn place(&mut self, _: usize, frame: &Frame) -> Target {
-        Target::Here(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
+    fn target(&mut self, _: usize, frame: &Frame) -> Target {
+        Target::At(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
     }
 
-    fn arrived(&mut self, _: usize, _: &Frame) {
+    fn received(&mut self, _: usize, _: &Frame) {
         self.arrived += 1;
     }
 

@@ -14,10 +14,10 @@ struct Taker {
 }
 
 impl Sink for Taker {
-    fn place(&mut self, _: usize, _: &Frame) -> Target {
-        Target::Here(self.place)
+    fn target(&mut self, _: usize, _: &Frame) -> Target {
+        Target::At(self.place)
     }
-    fn arrived(&mut self, peer: usize, frame: &Frame) {
+    fn received(&mut self, peer: usize, frame: &Frame) {
         self.got.push((peer, frame.index));
     }
     fn sent(&mut self, _: Ticket) {}

@@ -77,9 +77,9 @@ struct Got {
 }
 
 impl Sink for Got {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Target {
+    fn target(&mut self, peer: usize, frame: &Frame) -> Target {
         if let Some((at, _)) = self.places.get(&(peer, frame.index)) {
-            return Target::Here(*at);
+            return Target::At(*at);
         }
         let bytes = frame.bytes as usize;
         if self.random.once_in(5) {
@@ -93,10 +93,10 @@ impl Sink for Got {
             (self.small.last_mut().unwrap().as_mut_ptr(), None)
         };
         self.places.insert((peer, frame.index), (at, cell));
-        Target::Here(at)
+        Target::At(at)
     }
 
-    fn arrived(&mut self, peer: usize, frame: &Frame) {
+    fn received(&mut self, peer: usize, frame: &Frame) {
         if frame.index != self.next[peer] {
             self.wrong.push(format!("frame {} of {peer} where {} is due", frame.index, self.next[peer]));
         }
@@ -398,10 +398,10 @@ fn groups_share_an_engine_and_keep_their_frames_apart() {
             .collect();
         struct Count<'a>(&'a mut Vec<u64>);
         impl Sink for Count<'_> {
-            fn place(&mut self, _: usize, _: &Frame) -> Target {
-                Target::Drop
+            fn target(&mut self, _: usize, _: &Frame) -> Target {
+                Target::Discard
             }
-            fn arrived(&mut self, _: usize, frame: &Frame) {
+            fn received(&mut self, _: usize, frame: &Frame) {
                 self.0.push(frame.index);
             }
             fn sent(&mut self, _: Ticket) {}
@@ -438,10 +438,10 @@ fn groups_share_an_engine_and_keep_their_frames_apart() {
 fn messages_of_other_programs_are_dropped_and_end_no_group() {
     struct Last(u64);
     impl Sink for Last {
-        fn place(&mut self, _: usize, _: &Frame) -> Target {
-            Target::Drop
+        fn target(&mut self, _: usize, _: &Frame) -> Target {
+            Target::Discard
         }
-        fn arrived(&mut self, _: usize, frame: &Frame) {
+        fn received(&mut self, _: usize, frame: &Frame) {
             self.0 = frame.index;
         }
         fn sent(&mut self, _: Ticket) {}
@@ -481,10 +481,10 @@ fn messages_of_other_programs_are_dropped_and_end_no_group() {
 fn who_is_waited_for_and_answers_is_pinged_again_after_a_while_and_no_moment_earlier() {
     struct Nothing;
     impl Sink for Nothing {
-        fn place(&mut self, _: usize, _: &Frame) -> Target {
-            Target::Drop
+        fn target(&mut self, _: usize, _: &Frame) -> Target {
+            Target::Discard
         }
-        fn arrived(&mut self, _: usize, _: &Frame) {}
+        fn received(&mut self, _: usize, _: &Frame) {}
         fn sent(&mut self, _: Ticket) {}
     }
     let (memory, now) = (Memory::new(2), Instant::now());

@@ -26,11 +26,11 @@ struct Late {
 }
 
 impl Sink for Late {
-    fn place(&mut self, _: usize, _: &Frame) -> Target {
+    fn target(&mut self, _: usize, _: &Frame) -> Target {
         self.asked += 1;
-        if self.open { Target::Here(self.place.as_mut_ptr()) } else { Target::Later }
+        if self.open { Target::At(self.place.as_mut_ptr()) } else { Target::Later }
     }
-    fn arrived(&mut self, peer: usize, _: &Frame) {
+    fn received(&mut self, peer: usize, _: &Frame) {
         self.arrived.push(peer);
     }
     fn sent(&mut self, _: Ticket) {}

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::net::Shutdown;
 
-use super::super::wire::GOODBYE;
+use super::super::wire::LEAVE_GRACE;
 use super::*;
 use crate::fuzzing::feed::{BYTES, CELL, Feed, HEAD, header};
 
@@ -130,7 +130,7 @@ fn what_a_rank_may_send_is_no_error() {
         }
         let mut faults = feed.settle(std::slice::from_ref(&stream));
         // What is held back would be told by then.
-        faults.extend(feed.turn_at(Instant::now() + 2 * GOODBYE));
+        faults.extend(feed.turn_at(Instant::now() + 2 * LEAVE_GRACE));
         assert_eq!((feed.read, &faults[..]), (read, &[][..]), "case {case}");
     }
 }
@@ -146,10 +146,10 @@ fn who_hangs_up_in_the_middle_of_a_frame_is_lost_once_a_goodbye_has_had_its_time
     while !matches!(stream.read(&mut [0; 64]), Ok(0)) {
         assert_eq!(feed.turn_at(now), []);
     }
-    for held_back in [Duration::ZERO, GOODBYE - Duration::from_nanos(1)] {
+    for held_back in [Duration::ZERO, LEAVE_GRACE - Duration::from_nanos(1)] {
         assert_eq!(feed.turn_at(now + held_back), []);
     }
-    let faults = feed.turn_at(now + GOODBYE);
+    let faults = feed.turn_at(now + LEAVE_GRACE);
     assert!(matches!(&faults[..], [Fault::Lost { rank: 0, .. }]), "{faults:?}");
 }
 

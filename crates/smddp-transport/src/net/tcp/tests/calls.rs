@@ -4,40 +4,40 @@ use std::net::{SocketAddr, TcpListener};
 
 use rustix::net::{AddressFamily, SocketType};
 
-use super::super::address::{CLOSED, Credential, HELLO, Purpose, REFUSED, TAKEN};
-use super::super::connecting::{self, Call, Failed, LACKING, PAUSE};
+use super::super::address::{ACCEPTED, CLOSED, Credential, HELLO, Purpose, REJECTED};
+use super::super::connecting::{self, ConnectError, Connecting, LOCAL_ERROR_RETRY, RETRY_INTERVAL};
 use super::*;
 use crate::close_on_fork::CloseOnFork;
 use crate::fuzzing::feed::{self, credential, welcome};
-use crate::token::{Challenge, SALT};
+use crate::token::{NONCE, Responder};
 
-fn to(address: SocketAddr) -> Call {
+fn to(address: SocketAddr) -> Connecting {
     let address = TcpAddress { socket: address, group_listener: Default::default() };
-    Call::new(credential(0), (1, address), Purpose::Class(0), PEER_TIMEOUT)
+    Connecting::new(credential(0), (1, address), Purpose::Frames(0), PEER_TIMEOUT)
 }
 
 /// Goes on until something comes of it. Time passes between attempts only.
-fn outcome(call: &mut Call) -> Result<CloseOnFork<TcpStream>, Failed> {
+fn outcome(call: &mut Connecting) -> Result<CloseOnFork<TcpStream>, ConnectError> {
     let (begun, mut now) = (Instant::now(), Instant::now());
     loop {
         assert!(begun.elapsed() < DEADLINE, "nothing comes of the call");
-        if let Some((_, socket)) = call.go_on()? {
+        if let Some((_, socket)) = call.poll()? {
             return Ok(socket);
         }
         match call.socket() {
             Some(_) => std::thread::yield_now(),
             None => {
                 call.check(now)?;
-                now += PAUSE;
+                now += RETRY_INTERVAL;
             }
         }
     }
 }
 
 /// Makes an attempt, which fails, and holds it against that time.
-fn fails_at(call: &mut Call, now: Instant) -> Result<(), Failed> {
+fn fails_at(call: &mut Connecting, now: Instant) -> Result<(), ConnectError> {
     while {
-        assert!(call.go_on()?.is_none(), "somebody answers");
+        assert!(call.poll()?.is_none(), "somebody answers");
         call.socket().is_some()
     } {}
     call.check(now)
@@ -55,7 +55,7 @@ fn refusing() -> (std::os::fd::OwnedFd, SocketAddr) {
 fn a_refused_call_is_made_again() {
     let (socket, address) = refusing();
     let mut call = to(address);
-    assert!(matches!(call.go_on(), Ok(None)));
+    assert!(matches!(call.poll(), Ok(None)));
     rustix::net::listen(&socket, 8).unwrap();
     let answering = std::thread::spawn(move || welcome(TcpListener::from(socket).accept().unwrap().0));
     assert!(outcome(&mut call).is_ok());
@@ -68,12 +68,12 @@ fn who_refuses_calls_for_so_long_is_gone_and_no_moment_earlier() {
     let (mut call, begun) = (to(address), Instant::now());
     assert!(fails_at(&mut call, begun).is_ok());
     // Nobody is called again at once.
-    assert!(call.check(begun + PAUSE).is_ok());
-    assert!(fails_at(&mut call, begun + connecting::REFUSED - Duration::from_nanos(1)).is_ok());
-    assert!(call.check(begun + connecting::REFUSED + PAUSE).is_ok());
-    let reason = match fails_at(&mut call, begun + connecting::REFUSED) {
-        Err(Failed::Lost(reason)) => reason,
-        Err(Failed::Unable(reason)) => panic!("{reason}"),
+    assert!(call.check(begun + RETRY_INTERVAL).is_ok());
+    assert!(fails_at(&mut call, begun + connecting::REFUSED_RETRY - Duration::from_nanos(1)).is_ok());
+    assert!(call.check(begun + connecting::REFUSED_RETRY + RETRY_INTERVAL).is_ok());
+    let reason = match fails_at(&mut call, begun + connecting::REFUSED_RETRY) {
+        Err(ConnectError::PeerLost(reason)) => reason,
+        Err(ConnectError::Local(reason)) => panic!("{reason}"),
         Ok(()) => panic!("it is waited for"),
     };
     assert!(reason.contains("refused") && reason.contains(&address.to_string()), "{reason}");
@@ -113,15 +113,15 @@ fn a_group_that_is_closed_says_so_to_who_calls_late() {
     let (group_listener, token) = (pair.group_listeners[1].clone(), pair.token.clone());
     drop(pair);
     let credential = Credential { rank: 0, token, encrypts: false };
-    let mut call = Call::new(credential, (1, group_listener), Purpose::Class(1), DEADLINE);
+    let mut call = Connecting::new(credential, (1, group_listener), Purpose::Frames(1), DEADLINE);
     // At once: the time does not matter.
     let outcome = loop {
-        match call.go_on() {
+        match call.poll() {
             Ok(None) => assert!(call.socket().is_some(), "it is called again"),
             outcome => break outcome,
         }
     };
-    let Err(Failed::Lost(reason)) = outcome else { panic!("it was taken up") };
+    let Err(ConnectError::PeerLost(reason)) = outcome else { panic!("it was taken up") };
     assert!(reason.contains("it has closed its end of the group"), "{reason}");
 }
 
@@ -131,16 +131,16 @@ fn whoever_answers_without_the_token_gets_no_frame() {
     let mut call = to(listener.local_addr().unwrap());
     let answering = std::thread::spawn(move || {
         let mut theirs = listener.accept().unwrap().0;
-        let mut words = vec![0; HELLO + SALT];
+        let mut words = vec![0; HELLO + NONCE];
         theirs.read_exact(&mut words).unwrap();
         let other = Arc::new(Token::random().unwrap());
-        std::io::Write::write_all(&mut theirs, &Challenge::new(other, words).unwrap().1).unwrap();
+        std::io::Write::write_all(&mut theirs, &Responder::new(other, words).unwrap().1).unwrap();
         // Nothing comes.
         assert_eq!(theirs.read(&mut [0; 1]).unwrap_or(0), 0);
     });
     let reason = match outcome(&mut call) {
-        Err(Failed::Lost(reason)) => reason,
-        Err(Failed::Unable(reason)) => panic!("{reason}"),
+        Err(ConnectError::PeerLost(reason)) => reason,
+        Err(ConnectError::Local(reason)) => panic!("{reason}"),
         Ok(_) => panic!("it is called"),
     };
     assert!(reason.contains("does not know this group's token"), "{reason}");
@@ -159,14 +159,14 @@ fn of_all_last_words_one_alone_makes_a_connection_and_each_other_says_why_there_
     });
     for word in 0..=u8::MAX {
         let reason = match (outcome(&mut to(address)), word) {
-            (Ok(_), TAKEN) => continue,
-            (Err(Failed::Lost(reason)), _) => reason,
+            (Ok(_), ACCEPTED) => continue,
+            (Err(ConnectError::PeerLost(reason)), _) => reason,
             (Ok(_), _) => panic!("{word} makes a connection"),
-            (Err(Failed::Unable(reason)), _) => panic!("{word} is this process's fault: {reason}"),
+            (Err(ConnectError::Local(reason)), _) => panic!("{word} is this process's fault: {reason}"),
         };
         let wanted = match word {
             CLOSED => "it has closed its end of the group",
-            REFUSED => "it has a connection of this rank already",
+            REJECTED => "it has a connection of this rank already",
             _ => "invalid data",
         };
         assert!(reason.contains(wanted) && reason.contains(&address.to_string()), "{word}: {reason}");
@@ -189,12 +189,16 @@ fn what_this_process_lacks_is_no_loss_of_a_peer() {
         let mut call = to(listener.local_addr().unwrap());
         let (begun, error) = (Instant::now(), std::io::Error::from_raw_os_error(code));
         // For a while it may pass.
-        for waited in [Duration::ZERO, LACKING - Duration::from_nanos(1)] {
+        for waited in [Duration::ZERO, LOCAL_ERROR_RETRY - Duration::from_nanos(1)] {
             let again = std::io::Error::from_raw_os_error(code);
-            assert!(call.fails_with(again).and_then(|()| call.check(begun + waited)).is_ok(), "{error}");
+            assert!(
+                call.simulate_failure(again).and_then(|()| call.check(begun + waited)).is_ok(),
+                "{error}"
+            );
         }
         let again = std::io::Error::from_raw_os_error(code);
-        let Err(Failed::Unable(reason)) = call.fails_with(again).and_then(|()| call.check(begun + LACKING))
+        let Err(ConnectError::Local(reason)) =
+            call.simulate_failure(again).and_then(|()| call.check(begun + LOCAL_ERROR_RETRY))
         else {
             panic!("{error} is told as a loss, or not at all")
         };

@@ -19,19 +19,19 @@ use crate::process::Endpoint;
 /// What is sent again and again, as if it lay in the staging memory.
 static PAYLOAD: [u8; 1 << 20] = [7; 1 << 20];
 const LIMITS: HostLivenessLimits = HostLivenessLimits {
-    quiet: Duration::from_millis(300),
-    gone: Duration::from_millis(900),
-    pause: Duration::from_millis(20),
+    silent: Duration::from_millis(300),
+    lost: Duration::from_millis(900),
+    interval: Duration::from_millis(20),
 };
 
 #[derive(Default)]
 struct Sent(u64);
 
 impl Sink for Sent {
-    fn place(&mut self, _: usize, _: &Frame) -> Target {
-        Target::Drop
+    fn target(&mut self, _: usize, _: &Frame) -> Target {
+        Target::Discard
     }
-    fn arrived(&mut self, _: usize, _: &Frame) {}
+    fn received(&mut self, _: usize, _: &Frame) {}
     fn sent(&mut self, _: Ticket) {
         self.0 += 1;
     }
@@ -152,7 +152,7 @@ fn a_peer_that_takes_nothing_for_long_is_not_lost() {
     let mut rank = Lonely::new();
     let mut peer = rank.fill();
     // Many times as long as a host may be silent.
-    assert_eq!(rank.turn_for(10 * LIMITS.gone), []);
+    assert_eq!(rank.turn_for(10 * LIMITS.lost), []);
     let reading = std::thread::spawn(move || {
         let mut all = vec![0; 16 * (HEADER + PAYLOAD.len())];
         peer.read_exact(&mut all).unwrap();
@@ -175,7 +175,7 @@ fn a_host_that_answers_nothing_is_noticed_though_its_window_was_shut() {
     cut_off(&peer);
     let cut = Instant::now();
     assert_eq!(rank.turn_for(DEADLINE), lost());
-    assert!(cut.elapsed() >= LIMITS.gone, "{:?}", cut.elapsed());
+    assert!(cut.elapsed() >= LIMITS.lost, "{:?}", cut.elapsed());
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_host_that_goes_while_it_is_looked_after_is_noticed() {
             break watch;
         }
     };
-    assert_eq!(rank.turn_for(LIMITS.gone), []);
+    assert_eq!(rank.turn_for(LIMITS.lost), []);
     for socket in [&peer, &watch] {
         cut_off(socket);
     }
@@ -253,7 +253,7 @@ fn a_host_that_goes_while_its_peer_is_waited_for_is_noticed_and_a_peer_that_is_o
     unsafe { rank.wire.send(1, &Frame::new(Kind::Credit, 0), std::ptr::null(), 0) };
     let peer = rank.accept();
     // It is looked after by another connection, which its kernel takes up.
-    assert_eq!(wait_for(&mut rank, 5 * LIMITS.gone), []);
+    assert_eq!(wait_for(&mut rank, 5 * LIMITS.lost), []);
     cut_off(&peer);
     cut_off(&rank.listener);
     rank.listener.set_nonblocking(true).unwrap();

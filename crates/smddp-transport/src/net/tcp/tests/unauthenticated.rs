@@ -5,7 +5,7 @@ use std::io::Write;
 use super::super::address::{HELLO, Hello, Purpose};
 use super::*;
 use crate::fuzzing::feed::header;
-use crate::token::{Claim, PROOF, REPLY, SALT};
+use crate::token::{Initiator, NONCE, PROOF, REPLY};
 
 /// First message of rank 0 to rank 1 at that endpoint.
 fn to_rank_1(group_listener: &TcpAddress, purpose: Purpose) -> Hello {
@@ -96,7 +96,7 @@ fn silent_callers_keep_nobody_from_being_heard_and_are_bounded() {
     let mut silent: Vec<TcpStream> =
         (0..300).map(|_| TcpStream::connect(group_listener.socket).unwrap()).collect();
     // Whoever says all but the last byte has said nothing.
-    let half = to_rank_1(&group_listener, Purpose::Class(0)).to_bytes();
+    let half = to_rank_1(&group_listener, Purpose::Frames(0)).to_bytes();
     let _ = silent[299].write_all(&half[..39]);
     pair.goes_on();
     assert!(is_hung_up_on(&silent[0]), "the oldest of 300 silent callers is kept");
@@ -119,13 +119,14 @@ fn without_the_token_nothing_that_is_said_reaches_the_group() {
     pair.goes_on();
     let group_listener = pair.group_listeners[1].clone();
     // The rank itself is connected for the class of data, so the recording takes nobody's place.
-    let purposes = [Purpose::Class(0), Purpose::Ask, Purpose::Watch];
+    let purposes = [Purpose::Frames(0), Purpose::Query, Purpose::Watch];
     for (_, frame) in frames(pair.seq) {
         // Frames alone, and behind a hello with which a rank would begin: they are no proof.
         let (class, later) = (frame.len() % 2, frame.clone());
         for words in [
             frame,
-            [&to_rank_1(&group_listener, Purpose::Class(class)).to_bytes()[..], &[0; SALT], &later].concat(),
+            [&to_rank_1(&group_listener, Purpose::Frames(class)).to_bytes()[..], &[0; NONCE], &later]
+                .concat(),
         ] {
             let stream = TcpStream::connect(group_listener.socket).unwrap();
             (&stream).write_all(&words).unwrap();
@@ -139,7 +140,7 @@ fn without_the_token_nothing_that_is_said_reaches_the_group() {
         // A whole exchange that was recorded, said again: as it was, and to another door.
         let (recorded, said) = feed::prove(&group_listener, &pair.token, (0, 1), purpose);
         drop(recorded);
-        assert_eq!(said.len(), HELLO + SALT + PROOF);
+        assert_eq!(said.len(), HELLO + NONCE + PROOF);
         assert_eq!(
             told(&group_listener, &said).len(),
             REPLY,
@@ -148,15 +149,15 @@ fn without_the_token_nothing_that_is_said_reaches_the_group() {
         assert_eq!(told(&pair.group_listeners[0], &said).len(), REPLY);
         // Another token, and one that is right for another purpose, another rank, another door.
         let claim =
-            Claim::new(&feed::known_token(), &to_rank_1(&group_listener, purpose).to_bytes()).unwrap();
-        assert_eq!(told(&group_listener, &[claim.words(), &[9; PROOF]].concat()).len(), REPLY);
+            Initiator::new(&feed::known_token(), &to_rank_1(&group_listener, purpose).to_bytes()).unwrap();
+        assert_eq!(told(&group_listener, &[claim.greeting(), &[9; PROOF]].concat()).len(), REPLY);
         let unknown = Hello { group_listener: [9; 16], ..to_rank_1(&group_listener, purpose) };
-        let unknown = Claim::new(&pair.token, &unknown.to_bytes()).unwrap();
-        assert_eq!(told(&group_listener, unknown.words()).len(), 0, "a door that nobody has");
+        let unknown = Initiator::new(&pair.token, &unknown.to_bytes()).unwrap();
+        assert_eq!(told(&group_listener, unknown.greeting()).len(), 0, "a door that nobody has");
         for to in [0, 2, u32::MAX as usize] {
             let other = Hello { to, ..to_rank_1(&group_listener, purpose) };
-            let other = Claim::new(&pair.token, &other.to_bytes()).unwrap();
-            assert_eq!(told(&group_listener, other.words()).len(), 0, "rank 1 answers for rank {to}");
+            let other = Initiator::new(&pair.token, &other.to_bytes()).unwrap();
+            assert_eq!(told(&group_listener, other.greeting()).len(), 0, "rank 1 answers for rank {to}");
         }
     }
     // The rank itself is not shut out by all that, nor taken for connected.
@@ -168,7 +169,7 @@ fn a_crowd_of_strangers_leaves_the_job_as_it_is() {
     let mut pair = Pair::new();
     pair.goes_on();
     let group_listener = pair.group_listeners[1].clone();
-    let half = [&to_rank_1(&group_listener, Purpose::Watch).to_bytes()[..], &[1; SALT]].concat();
+    let half = [&to_rank_1(&group_listener, Purpose::Watch).to_bytes()[..], &[1; NONCE]].concat();
     let callers: Vec<TcpStream> = (0..500)
         .map(|one| {
             let mut stream = TcpStream::connect(group_listener.socket).unwrap();
@@ -192,7 +193,7 @@ fn a_crowd_of_strangers_leaves_the_job_as_it_is() {
         pair.goes_on();
     }
     // Whoever has the token comes in beside them.
-    let mut asked = feed::prove(&group_listener, &pair.token, (0, 1), Purpose::Ask).0;
+    let mut asked = feed::prove(&group_listener, &pair.token, (0, 1), Purpose::Query).0;
     asked.read_exact(&mut [0; 8]).unwrap();
     drop(callers);
     pair.goes_on();
