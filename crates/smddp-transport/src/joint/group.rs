@@ -73,7 +73,7 @@ impl Group {
     /// Looks at what came in over wires that nobody watches otherwise; once before each round of looks.
     #[inline]
     pub fn turn(&mut self) -> bool {
-        self.remote.as_mut().is_some_and(|remote| remote.net.turn())
+        self.remote.as_mut().is_some_and(|remote| remote.net.poll())
     }
 
     /// Whether it has ranks on other nodes.
@@ -111,7 +111,7 @@ impl Group {
             (Some(remote), Some(routes)) => {
                 let begun = remote.begin(&mut self.local, seq, fingerprint, (&wired.local, stays), routes);
                 if begun && !wired.unannounced {
-                    remote.net.tell_begun();
+                    remote.net.publish_begun();
                 }
                 begun
             }
@@ -160,7 +160,7 @@ impl Group {
         let Some(remote) = &mut self.remote else { return self.local.land(recv_channel, at, bytes, stride) };
         match remote.routes.ins[recv_channel] {
             RecvRoute::LocalChannels(recv_channel) => self.local.land(recv_channel, at, bytes, stride),
-            RecvRoute::Remote(recv_channel) => remote.net.land(recv_channel, at, bytes, stride),
+            RecvRoute::Remote(recv_channel) => remote.net.recv_in_place(recv_channel, at, bytes, stride),
         }
     }
 
@@ -187,7 +187,7 @@ impl Group {
             RecvRoute::LocalChannels(recv_channel) => {
                 self.local.message(recv_channel).map_err(|found| self.routes.globally(found))
             }
-            RecvRoute::Remote(recv_channel) => remote.net.message(recv_channel),
+            RecvRoute::Remote(recv_channel) => remote.net.next_message(recv_channel),
         }
     }
 
@@ -251,17 +251,17 @@ impl Group {
 
     /// Whether operation `seq` cannot end here without `rank`, which is not known to have begun it.
     pub fn awaits(&self, rank: usize, seq: u64) -> bool {
-        self.way_to(rank).map_or_else(|net| net.awaits(rank, seq), |local| !self.local.arrived(local, seq))
+        self.way_to(rank).map_or_else(|net| net.waits_for(rank, seq), |local| !self.local.arrived(local, seq))
     }
 
     /// Whether operation `seq` cannot end here before `rank`, of another node, has taken what this one has for it.
     pub fn owes(&self, rank: usize, seq: u64) -> bool {
-        self.way_to(rank).err().is_some_and(|net| net.owes(rank, seq))
+        self.way_to(rank).err().is_some_and(|net| net.has_pending_sends_to(rank, seq))
     }
 
     /// Ranks of other nodes that the operation under way lacks something of here.
     pub fn lacking(&self) -> Vec<usize> {
-        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.lacking())
+        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.pending_ranks())
     }
 
     /// What `rank` says operation `seq` is, if it begun it and has not gone on far.
@@ -276,7 +276,7 @@ impl Group {
         let Some(remote) = &mut self.remote else { return };
         let (local, routes) = (&self.local, &self.routes);
         let mates = || (0..routes.size()).filter_map(|rank| routes.local_index(rank));
-        remote.net.straggler_query(&routes.elsewhere(), |seq| mates().any(|mate| !local.arrived(mate, seq)));
+        remote.net.query_stragglers(&routes.elsewhere(), |seq| mates().any(|mate| !local.arrived(mate, seq)));
     }
 
     /// The same for a few ranks, of which something else than an operation is waited for.
@@ -284,13 +284,13 @@ impl Group {
         let Some(remote) = &mut self.remote else { return };
         let peers: Vec<usize> =
             ranks.iter().copied().filter(|&rank| self.routes.local_index(rank).is_none()).collect();
-        remote.net.survey_each(&peers);
+        remote.net.query_ranks(&peers);
     }
 
     /// Questions about this rank, in this process or from elsewhere, come with that number.
     pub fn about(&self, about: u64) {
         if let Some(remote) = &self.remote {
-            remote.net.about(about);
+            remote.net.set_query_subject(about);
         }
     }
 
@@ -298,7 +298,7 @@ impl Group {
     /// number of status about it. Empty where it said nothing. May take a second.
     pub fn doing(&self, rank: usize, about: u64) -> String {
         match self.way_to(rank) {
-            Err(net) => net.doing(rank).to_owned(),
+            Err(net) => net.activity(rank).to_owned(),
             Ok(local) => {
                 let process = self.local.process(local);
                 process.map_or_else(String::new, |one| status::doing(one, self.local.pid(local), about))
@@ -321,13 +321,13 @@ impl Group {
             let pid = self.routes.local_index(rank).and_then(|local| self.local.pid(local));
             pid.is_some_and(status::stopped)
         });
-        let remote = self.remote.iter().flat_map(|remote| remote.net.mute());
+        let remote = self.remote.iter().flat_map(|remote| remote.net.unresponsive());
         local.map(|rank| (rank, status::STOPPED)).chain(remote.map(|rank| (rank, MUTE))).collect()
     }
 
     /// Ranks whose processes did not answer when they were asked so.
     pub fn silent(&self) -> Vec<usize> {
-        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.silent())
+        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.silent_hosts())
     }
 
     /// Messages with `rank`, and its number there.
@@ -393,13 +393,13 @@ impl Group {
         if self.routes.local_index(rank).is_none()
             && let Some(remote) = &mut self.remote
         {
-            remote.net.p2p_last(rank);
+            remote.net.announce_last(rank);
         }
     }
 
     /// Whether `rank`, of another node, has said that no message of it is still to come, though what it called for may be.
     pub fn p2p_over(&self, rank: usize) -> bool {
-        self.way_to(rank).is_err_and(|net| net.p2p_over(rank))
+        self.way_to(rank).is_err_and(|net| net.all_announced(rank))
     }
 
     /// Anybody who is gone, left or declared the group dead. Called while this rank waits: the ranks that it waits for
@@ -416,7 +416,7 @@ impl Group {
     /// Whether that rank, which declared the group dead, had ended operation `seq` before.
     pub fn failed_after(&self, rank: usize, seq: u64) -> bool {
         self.way_to(rank)
-            .map_or_else(|net| net.failed_after(rank, seq), |local| self.local.arrived(local, seq + 1))
+            .map_or_else(|net| net.aborted_after(rank, seq), |local| self.local.arrived(local, seq + 1))
     }
 
     /// Ranks that this one waits for elsewhere than in this group: their deaths are noticed from `now` on, too, if this is
@@ -424,7 +424,7 @@ impl Group {
     pub fn look_after(&mut self, ranks: &[usize], now: Instant) {
         let Some(remote) = &mut self.remote else { return };
         let elsewhere = ranks.iter().filter(|&&rank| self.routes.local_index(rank).is_none());
-        elsewhere.for_each(|&rank| remote.net.look_after(rank, now));
+        elsewhere.for_each(|&rank| remote.net.watch(rank, now));
     }
 
     /// Tells the others that this group is dead and why, in [`crate::MAX_ABORT_REPORT`] bytes; more is cut off.
@@ -455,7 +455,7 @@ impl Group {
 
     /// Bytes of collectives that this rank has sent to ranks of other nodes.
     pub fn crossed(&self) -> u64 {
-        self.remote.as_ref().map_or(0, |remote| remote.net.crossed())
+        self.remote.as_ref().map_or(0, |remote| remote.net.bytes_sent())
     }
 
     /// How ranks of other nodes are reached; empty where there are none.
@@ -517,11 +517,11 @@ impl Remote {
         routes: &Arc<ChannelRoutes>,
     ) -> bool {
         // All that it needs may be here already; a group that is known to be dead does nothing more.
-        if self.net.differs() || self.net.troubled(seq) {
+        if self.net.has_mismatch() || self.net.is_aborted(seq) {
             return false;
         }
         if !Arc::ptr_eq(&self.routes, routes) {
-            self.net.wire_up(&routes.net);
+            self.net.set_layout(&routes.net);
             self.lent.clear();
             self.lent.resize(routes.outs.len(), None);
             self.routes = routes.clone();
@@ -537,11 +537,11 @@ impl Remote {
         match self.routes.outs[channel] {
             SendRoute { shm: true, net: None } => local.cell(channel),
             SendRoute { shm: true, net: Some(net) } => {
-                let (remote, local) = (self.net.cell(net)?, local.cell(channel)?);
+                let (remote, local) = (self.net.free_slot(net)?, local.cell(channel)?);
                 self.lent[channel] = Some((local, remote));
                 Some(local)
             }
-            SendRoute { net: Some(net), .. } => self.net.cell(net),
+            SendRoute { net: Some(net), .. } => self.net.free_slot(net),
             SendRoute { .. } => None,
         }
     }
