@@ -48,28 +48,28 @@ fn shared_page(
     to: &mut impl Write,
 ) -> (LocalChannels, Arc<SharedPage>) {
     let mut prepared = Prepared::new(rank, 2, CAP, Vec::new()).unwrap();
-    say(to, &to_hex(&prepared.rank_info().to_bytes()));
-    let theirs = RankInfo::from_bytes(&from_hex(&hear(from))).unwrap();
+    write_line(to, &to_hex(&prepared.rank_info().to_bytes()));
+    let theirs = RankInfo::from_bytes(&from_hex(&read_line(from))).unwrap();
     let mut rank_infos = vec![prepared.rank_info().clone(), theirs];
     if rank == 1 {
         rank_infos.swap(0, 1);
     }
     prepared.trust_rank_info(&rank_infos[0]);
     // A process is contacted only after it listens.
-    say(to, "listening");
-    hear(from);
+    write_line(to, "listening");
+    read_line(from);
     let link = prepared.connect(rank_infos).unwrap();
     let shared_page = link.shared_page(vec![Some(0), Some(1)]).unwrap();
     (link, shared_page)
 }
 
-fn say(to: &mut impl Write, line: &str) {
+fn write_line(to: &mut impl Write, line: &str) {
     to.write_all(format!("\n@{line}\n").as_bytes()).unwrap();
     to.flush().unwrap();
 }
 
-/// Returns the next line that the other process sent with `say`.
-fn hear(from: &mut impl BufRead) -> String {
+/// Returns the next line that the other process sent with `write_line`.
+fn read_line(from: &mut impl BufRead) -> String {
     loop {
         let mut line = String::new();
         assert!(from.read_line(&mut line).unwrap() > 0, "the other process ended");
@@ -128,12 +128,12 @@ fn exporter() {
         shared_page.lend(Box::new(bytes(1, 0))),
     ];
     shared_page.withdraw(tokens[5]);
-    say(&mut to, &tokens.map(|token| token.to_string()).join(" "));
+    write_line(&mut to, &tokens.map(|token| token.to_string()).join(" "));
     // Each rank's page is the same memory in both processes.
     wait_until("rank 0 writes its flag", || flag(&shared_page, 0, 511).load(Ordering::Acquire) == 7);
     flag(&shared_page, 1, 3).store(8, Ordering::Release);
     assert_eq!(flag(&shared_page, 1, 511).load(Ordering::Acquire), 0);
-    hear(&mut from);
+    read_line(&mut from);
     assert_eq!(times.load(Ordering::SeqCst), 2, "one export per request");
 }
 
@@ -153,7 +153,7 @@ fn exports_or_errors_reach_the_importer_and_pages_are_shared() {
     let (mut to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let (mut from, mut child) = (BufReader::new(from), KillOnDrop(child));
     let (_link, shared_page) = shared_page(0, &mut from, &mut to);
-    let tokens: Vec<u64> = hear(&mut from).split(' ').map(|token| token.parse().unwrap()).collect();
+    let tokens: Vec<u64> = read_line(&mut from).split(' ').map(|token| token.parse().unwrap()).collect();
 
     for _ in 0..2 {
         let imported = shared_page.borrow(1, tokens[0]).unwrap();
@@ -180,7 +180,7 @@ fn exports_or_errors_reach_the_importer_and_pages_are_shared() {
 
     flag(&shared_page, 0, 511).store(7, Ordering::Release);
     wait_until("rank 1 writes its flag", || flag(&shared_page, 1, 3).load(Ordering::Acquire) == 8);
-    say(&mut to, "over");
+    write_line(&mut to, "over");
     assert!(child.0.wait().unwrap().success());
     // The exporter has exited: an error at once, without a wait.
     let begun = Instant::now();

@@ -116,7 +116,7 @@ fn replace(bytes: &mut [u8], old: &[u8], new: &[u8]) {
     bytes[at..at + new.len()].copy_from_slice(new);
 }
 
-/// Returns this process as rank 1, and the rank info of a rank 0 that does not exist: its id and its socket's name are altered.
+/// Returns this process as rank 1, and the rank info of a rank 0 that does not exist, with an altered id and socket name.
 /// Also returns that socket's name and that id.
 fn false_peer() -> (Prepared, Vec<RankInfo>, String, [u8; 16]) {
     let prepared = Prepared::new(1, 2, CAP, Vec::new()).unwrap();

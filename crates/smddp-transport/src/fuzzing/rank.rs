@@ -55,7 +55,7 @@ impl Rank {
         let net = RemoteChannels::new(
             ME,
             SIZE,
-            RemoteParts { wire, listeners: None, watches: None },
+            RemoteParts { wire, sideband: None, liveness: None },
             endpoint(),
             7,
         );

@@ -145,7 +145,7 @@ impl LocalTransports {
                 return Err(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{reason}"));
             }
         }
-        Ok((RemoteParts { wire, listeners, watches }, told))
+        Ok((RemoteParts { wire, sideband: listeners, liveness: watches }, told))
     }
 }
 

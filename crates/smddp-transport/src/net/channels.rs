@@ -70,7 +70,7 @@ struct PeerRecord {
 /// Receiving side of the channels: validates frames and selects their target addresses.
 pub(super) struct Inbound {
     me: usize,
-    owner: StagingMemory,
+    staging: StagingMemory,
     /// Number of the operation under way, or of the next one.
     seq: u64,
     open: bool,
@@ -85,7 +85,8 @@ pub(super) struct Inbound {
     in_flight: u64,
     /// Payload bytes of collectives passed to the wire.
     bytes_sent: u64,
-    past: VecDeque<(u64, CallFingerprint)>,
+    /// Fingerprints of the last completed operations.
+    completed: VecDeque<(u64, CallFingerprint)>,
     mismatch: Option<Fault>,
     /// First operation in which a rank aborted the group.
     aborted_from: Option<u64>,
@@ -103,8 +104,8 @@ unsafe impl Send for Inbound {}
 pub(crate) struct RemoteParts {
     pub(crate) wire: Box<dyn Wire>,
     /// Sideband of this process: it answers queries for ranks that do not drive their groups.
-    pub(crate) listeners: Option<Arc<Sideband>>,
-    pub(crate) watches: Option<ProcessLiveness>,
+    pub(crate) sideband: Option<Arc<Sideband>>,
+    pub(crate) liveness: Option<ProcessLiveness>,
 }
 
 /// Progress of the wait notice in the operation under way.
@@ -118,12 +119,13 @@ enum WaitNotice {
     Sent,
 }
 
+/// Inter-node channels of a group: the wire, and the state of this rank's channels and messages.
 pub(crate) struct RemoteChannels {
     wire: Box<dyn Wire>,
-    listeners: Option<Arc<Sideband>>,
+    sideband: Option<Arc<Sideband>>,
     /// Liveness connections to the peers' TCP listeners, for wires that do not detect dead peers. libfabric providers report
     /// a dead peer late, or never while nothing is sent to it.
-    watches: Option<ProcessLiveness>,
+    liveness: Option<ProcessLiveness>,
     state: Inbound,
     aborted: bool,
     left_group: bool,
@@ -153,15 +155,15 @@ impl RemoteChannels {
     pub(crate) fn new(
         me: usize,
         size: usize,
-        RemoteParts { wire, listeners, watches }: RemoteParts,
+        RemoteParts { wire, sideband, liveness }: RemoteParts,
         endpoint: Arc<Endpoint>,
         nonce: u64,
     ) -> Self {
-        let owner = StagingMemory::new(endpoint, nonce);
+        let staging = StagingMemory::new(endpoint, nonce);
         let state = Inbound {
             me,
-            messages: RemoteMessages::new(size, owner.sibling(), wire.copies()),
-            owner,
+            messages: RemoteMessages::new(size, staging.sibling(), wire.copies()),
+            staging,
             seq: 0,
             open: false,
             fingerprint: CallFingerprint::default(),
@@ -171,15 +173,15 @@ impl RemoteChannels {
             recv_targets: Vec::new(),
             in_flight: 0,
             bytes_sent: 0,
-            past: VecDeque::new(),
+            completed: VecDeque::new(),
             mismatch: None,
             aborted_from: None,
             peers: vec![PeerRecord::default(); size],
         };
         Self {
             wire,
-            listeners,
-            watches,
+            sideband,
+            liveness,
             state,
             aborted: false,
             left_group: false,
@@ -208,8 +210,8 @@ impl RemoteChannels {
     /// Sends a frame whose payload, if any, is short or staged.
     fn send_frame(&mut self, to: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
         self.record_contact(to, frame);
-        // SAFETY: a payload is a slot of a region that is kept until its ticket returns, or short, or the input of a call or
-        // message. Such an input is kept until its ticket returns or `release_user_buffers` runs.
+        // SAFETY: a short payload needs to be valid only now. A slot belongs to a region that is kept until the ticket returns. The
+        // input of a call or message is kept until its ticket returns or `release_user_buffers` runs.
         unsafe { self.wire.send(to, frame, payload, ticket) };
     }
 
@@ -234,7 +236,7 @@ impl RemoteChannels {
 
     /// Allocates the memory of the operation; returns false while the pool has none.
     pub(crate) fn reserve(&mut self) -> bool {
-        self.state.owner.reserve(self.state.layout.bytes)
+        self.state.staging.reserve(self.state.layout.bytes)
     }
 
     /// Begins operation `seq`. Its layout must be set and its memory reserved.
@@ -242,7 +244,7 @@ impl RemoteChannels {
         let state = &mut self.state;
         (state.seq, state.fingerprint, state.open) = (seq, fingerprint, true);
         self.wait_notice = WaitNotice::Idle;
-        state.base = state.owner.base();
+        state.base = state.staging.base();
         state.flow.reset(&state.layout);
         state.recv_targets.clear();
         // An empty channel still sends its readers the fingerprint of this operation.
@@ -255,8 +257,8 @@ impl RemoteChannels {
 
     /// Includes the operation under way in the replies to straggler queries.
     pub(crate) fn publish_begun(&self) {
-        if let Some(listeners) = &self.listeners {
-            listeners.begun(self.state.seq + 1);
+        if let Some(sideband) = &self.sideband {
+            sideband.begun(self.state.seq + 1);
         }
     }
 
@@ -378,12 +380,12 @@ impl RemoteChannels {
 
     pub(crate) fn end(&mut self) {
         let state = &mut self.state;
-        state.past.push_back((state.seq, state.fingerprint));
-        if state.past.len() > KEPT_FINGERPRINTS {
-            state.past.pop_front();
+        state.completed.push_back((state.seq, state.fingerprint));
+        if state.completed.len() > KEPT_FINGERPRINTS {
+            state.completed.pop_front();
         }
         (state.open, state.seq) = (false, state.seq + 1);
-        state.owner.give_back();
+        state.staging.give_back();
     }
 
     /// Returns whether `rank` has begun operation `seq`; `None`: unknown.
@@ -404,8 +406,8 @@ impl RemoteChannels {
 
     /// Sets the state that replies to queries about this rank describe.
     pub(crate) fn set_query_subject(&self, about: u64) {
-        if let Some(listeners) = &self.listeners {
-            listeners.about(about);
+        if let Some(sideband) = &self.sideband {
+            sideband.about(about);
         }
     }
 
@@ -457,7 +459,7 @@ impl RemoteChannels {
             self.watch(rank, now);
         }
         self.wire.check(now);
-        self.watches.iter_mut().for_each(|watches| watches.check(now));
+        self.liveness.iter_mut().for_each(|liveness| liveness.check(now));
         self.state
             .peers
             .iter_mut()
@@ -495,13 +497,13 @@ impl RemoteChannels {
 
     /// Starts liveness checks of `rank`, for which this rank waits.
     pub(crate) fn watch(&mut self, rank: usize, now: Instant) {
-        self.wire.watch(rank, self.watches.is_some(), now);
-        self.watches.iter_mut().for_each(|watches| watches.watch(rank, now));
+        self.wire.watch(rank, self.liveness.is_some(), now);
+        self.liveness.iter_mut().for_each(|liveness| liveness.watch(rank, now));
     }
 
     /// Lost peers in order of detection. A liveness report takes precedence over a report of the wire.
     fn broken(&mut self, now: Instant) -> Vec<Broken> {
-        let mut broken = self.watches.as_ref().map_or_else(Vec::new, |watches| watches.broken(now));
+        let mut broken = self.liveness.as_ref().map_or_else(Vec::new, |liveness| liveness.broken(now));
         let drain_grace = self.wire.last_words();
         let mut also = Vec::new();
         for found in self.wire.broken() {
@@ -540,8 +542,8 @@ impl RemoteChannels {
         }
     }
 
-    /// Sends the abort reason. `remote`: all ranks of other nodes. A rank without traffic so far may still wait for this rank in a
-    /// call of its own.
+    /// Sends the abort reason. `remote`: all ranks of other nodes. A rank without traffic so far may still wait for this rank in
+    /// another call.
     pub(crate) fn abort(&mut self, reason: &str, remote: &[usize]) {
         if std::mem::replace(&mut self.aborted, true) {
             return;
@@ -562,8 +564,8 @@ impl RemoteChannels {
         self.flush_briefly();
     }
 
-    /// Polls briefly until the messages are sent. This process may exit with the error that it is about to raise; peers that
-    /// have not received the reason would then report this rank as the first failure.
+    /// Polls briefly until the messages are sent. This process may exit with the error that it is about to raise. Peers
+    /// without the reason would then report this rank as the first failure.
     fn flush_briefly(&mut self) {
         let until = Instant::now() + ABORT_FLUSH_TIMEOUT;
         while !self.wire.spoken() && Instant::now() < until {
@@ -612,8 +614,8 @@ impl RemoteChannels {
                 self.send_frame(rank, &frame, payload, P2P);
             }
         }
-        // A peer may never take the data of a dead group. Its listener accepts a connection at any time: the abort report that waits
-        // for one is delivered, so the peer does not report a lost rank instead.
+        // A peer may never receive the data of an aborted group. Its listener accepts a connection at any time, so a waiting abort
+        // report is still delivered. Without it, the peer would report a lost rank.
         let dead = self.aborted || self.state.peers.iter().any(|peer| peer.abort.is_some());
         let mut now = Instant::now();
         let (soon, until) = (now + LEAVE_TIMEOUT / 20, now + LEAVE_TIMEOUT);
@@ -627,7 +629,7 @@ impl RemoteChannels {
                 self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
-                self.state.owner.max_sleep(&fds);
+                self.state.staging.max_sleep(&fds);
             }
             now = Instant::now();
         }
@@ -652,7 +654,7 @@ impl RemoteChannels {
     }
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
-        self.watches.iter().for_each(|watches| watches.interest(fds));
+        self.liveness.iter().for_each(|liveness| liveness.interest(fds));
         self.wire.interest(fds)
     }
 
@@ -698,7 +700,7 @@ impl Drop for RemoteChannels {
     fn drop(&mut self) {
         // In a forked child, all memory belongs to the parent.
         if self.forks != fork::generation() || !self.wire.drained() {
-            self.state.owner.abandon();
+            self.state.staging.abandon();
             self.state.messages.abandon();
         }
     }
@@ -750,7 +752,7 @@ impl Inbound {
     /// Records a mismatch: the frame belongs to a completed operation, or to a channel that this rank does not read.
     fn record_mismatch(&mut self, peer: usize, frame: &Frame) {
         let theirs = CallFingerprint { what: frame.what, count: frame.count };
-        let mine = match self.past.iter().find(|(seq, _)| *seq == frame.seq) {
+        let mine = match self.completed.iter().find(|(seq, _)| *seq == frame.seq) {
             Some(&(_, fingerprint)) => fingerprint,
             None if frame.seq == self.seq => self.fingerprint,
             None => return,
@@ -764,7 +766,7 @@ impl Inbound {
         let mine = if frame.seq == self.seq && self.open {
             Some(self.fingerprint)
         } else {
-            self.past.iter().find(|(seq, _)| *seq == frame.seq).map(|&(_, fingerprint)| fingerprint)
+            self.completed.iter().find(|(seq, _)| *seq == frame.seq).map(|&(_, fingerprint)| fingerprint)
         };
         if mine.is_some_and(|mine| mine != CallFingerprint { what: frame.what, count: frame.count }) {
             self.record_mismatch(peer, frame);
@@ -847,7 +849,7 @@ impl Sink for Inbound {
             Kind::Data => self.data_target(peer, frame),
             Kind::Piece => match self.messages.target(peer, frame) {
                 Some(place) => place,
-                None => self.reject(peer, "a piece of a message that it did not announce so"),
+                None => self.reject(peer, "an unexpected fragment of a message"),
             },
             Kind::Abort
                 if frame.bytes <= MAX_ABORT_REPORT as u64 && self.peers[peer].abort_text.is_none() =>
@@ -947,7 +949,7 @@ impl RemoteChannels {
     pub(crate) fn owns(&self, at: *const u8, bytes: usize) -> bool {
         let state = &self.state;
         let abort_text = |abort_text: &[u8]| abort_text.as_ptr() == at && bytes <= abort_text.len();
-        state.owner.holds(at, bytes)
+        state.staging.holds(at, bytes)
             || state.messages.owns(at, bytes)
             || state.peers.iter().filter_map(|peer| Some(&*peer.abort_text.as_ref()?.1)).any(abort_text)
             || state.peers.iter().filter_map(|peer| Some(peer.last_error.as_ref()?.bytes())).any(abort_text)

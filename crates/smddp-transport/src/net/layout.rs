@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::{Mismatch, RecvChannel, SendChannel};
 
+/// Send channel between nodes.
 pub(super) struct RemoteSend {
     /// Channel number in the program.
     pub(super) channel: usize,
@@ -23,6 +24,7 @@ pub(super) struct RemoteSend {
     pub(super) first_slot: usize,
 }
 
+/// Receive channel between nodes.
 pub(super) struct RemoteRecv {
     pub(super) spec: RecvChannel,
     /// Offset of the first slot in the operation's memory, in bytes.

@@ -27,6 +27,7 @@ const MAX_ANNOUNCED: usize = 1 << 20;
 /// Value of `Frame::channel` in a `Ready` frame: eager messages of `total` bytes were released.
 const EAGER_RELEASED: u32 = 1;
 
+/// Outgoing message.
 struct SendingMessage {
     to: usize,
     bytes: usize,
@@ -48,6 +49,7 @@ enum RecvTarget {
     Discarded,
 }
 
+/// Incoming message.
 struct ReceivingMessage {
     bytes: usize,
     eager: bool,
@@ -73,6 +75,7 @@ impl ReceivingMessage {
     }
 }
 
+/// State of all messages between this rank and ranks of other nodes.
 pub(super) struct RemoteMessages {
     staging: StagingMemory,
     /// Set if the wire can send from and receive into any memory.

@@ -33,9 +33,9 @@ impl RemoteChannels {
             let (first, rest): (Vec<_>, Vec<_>) =
                 unknown.iter().copied().partition(|&peer| self.state.waits_for(peer, seq));
             self.query(&first, until);
-            let waits_too = |&peer: &usize| self.arrived(peer, seq) == Some(true);
+            let is_waiting = |&peer: &usize| self.arrived(peer, seq) == Some(true);
             if !local(seq)
-                && first.iter().all(waits_too)
+                && first.iter().all(is_waiting)
                 && self.wait_for_abort(Instant::now() + FORWARD_TIMEOUT)
             {
                 return;
@@ -44,7 +44,7 @@ impl RemoteChannels {
         }
         let state = &self.state;
         let missing = local(seq) || unknown.iter().any(|&peer| self.arrived(peer, seq) == Some(false));
-        // Peers that have begun the operation may be silent since then: query them if nothing else explains the delay, or to
+        // Peers that have begun the operation may be silent since then. Query them if nothing else explains the delay, and to
         // complete the list of silent hosts.
         if !missing || state.peers.iter().any(|peer| peer.silent) {
             self.query(&begun, until);
@@ -59,7 +59,7 @@ impl RemoteChannels {
     /// Queries `peers` until all have replied or a rank sends an abort report.
     fn query(&mut self, peers: &[usize], until: Instant) {
         let Some(mut straggler_query) =
-            self.listeners.as_ref().map(|listeners| listeners.straggler_query(peers))
+            self.sideband.as_ref().map(|sideband| sideband.straggler_query(peers))
         else {
             return;
         };
@@ -91,7 +91,7 @@ impl RemoteChannels {
                 self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
-                self.state.owner.max_sleep(&fds);
+                self.state.staging.max_sleep(&fds);
             }
             now = Instant::now();
         }

@@ -15,7 +15,7 @@ use crate::{CallFingerprint, Envelope, Fault, RecvChannel};
 /// Rank 0 of two, over a wire without incoming frames.
 fn rank() -> (RemoteChannels, line::Shared) {
     let line = line::Shared::new(2);
-    let parts = RemoteParts { wire: Box::new(line.clone()), listeners: None, watches: None };
+    let parts = RemoteParts { wire: Box::new(line.clone()), sideband: None, liveness: None };
     (RemoteChannels::new(0, 2, parts, endpoint(), 99), line)
 }
 
@@ -108,7 +108,7 @@ const FRAGMENT: usize = 128 << 10;
 fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
     let (mut net, line) = rank();
     line.with(|line| line.copies = true);
-    net.state.messages = RemoteMessages::new(2, net.state.owner.sibling(), true);
+    net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
     let in_flight =
         || line.with(|line| line.going.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
     let (bytes, fragment) = (FRAGMENT + 5, |index, bytes: usize| Frame {
@@ -165,7 +165,7 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
 fn short_message_with_a_waiting_receiver_is_deferred_once() {
     for waits in [false, true] {
         let (mut net, _line) = rank();
-        net.state.messages = RemoteMessages::new(2, net.state.owner.sibling(), true);
+        net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
         let mut memory = vec![0u8; 50_000];
         if waits {
             assert!(net.p2p(|mail| mail.next(1)).is_none());

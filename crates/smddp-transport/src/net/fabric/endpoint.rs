@@ -102,6 +102,7 @@ pub(super) struct Peer {
     pub(super) next: u64,
 }
 
+/// State of one group at the endpoint.
 pub(super) struct EndpointGroup {
     pub(super) me: u32,
     pub(super) size: usize,
@@ -140,6 +141,7 @@ impl EndpointGroup {
     }
 }
 
+/// Endpoint of a process: its rails, peers, groups and pending transfers.
 pub(crate) struct FabricEndpoint {
     pub(super) rails: Vec<Box<dyn Rail>>,
     pub(super) limits: RailLimits,

@@ -22,10 +22,10 @@ const MAX_FRAGMENTS: usize = 4096;
 const GRAIN: usize = 4096;
 
 /// Returns the fragment size of a payload, in bytes; the last fragment may be shorter.
-fn fragment(bytes: usize, rails: usize, most: usize) -> usize {
+fn fragment(bytes: usize, rails: usize, limit: usize) -> usize {
     let even = if bytes > STRIPE { bytes.div_ceil(rails).next_multiple_of(GRAIN) } else { bytes };
-    let most = if most > GRAIN { most & !(GRAIN - 1) } else { most };
-    even.min(most).max(1)
+    let limit = if limit > GRAIN { limit & !(GRAIN - 1) } else { limit };
+    even.min(limit).max(1)
 }
 
 impl FabricEndpoint {
@@ -105,8 +105,8 @@ impl FabricEndpoint {
     /// Returns (fragment bytes, number of writes) if an offered payload is to be written. Both devices must support native writes,
     /// and the limit of immediates in flight must cover all the writes.
     fn write_plan(&self, offered: &Offered, bytes: usize) -> Option<(usize, usize)> {
-        let most = offered.writes.filter(|_| self.writes())?;
-        let fragment = fragment(bytes, self.busy.len(), self.one_sided().min(most));
+        let limit = offered.writes.filter(|_| self.writes())?;
+        let fragment = fragment(bytes, self.busy.len(), self.one_sided().min(limit));
         let count = bytes.div_ceil(fragment);
         #[cfg(test)]
         if self.breaks(super::endpoint::ProtocolError::Writes) {
@@ -272,7 +272,7 @@ impl FabricEndpoint {
     /// Posts queued operations, up to a limit that leaves queue entries for messages.
     pub(super) fn post_transfers(&mut self) -> bool {
         let mut moved = false;
-        let most = (self.operations() * 3 / 4).max(1);
+        let limit = (self.operations() * 3 / 4).max(1);
         // Operations refused by a full queue are posted last in the next call.
         let mut late = Vec::new();
         for _ in 0..self.pending_transfers.len() {
@@ -284,7 +284,7 @@ impl FabricEndpoint {
                 self.transfer_dropped(&next);
                 continue;
             }
-            if !self.accepts_work(next.rail) || self.busy[next.rail] >= most {
+            if !self.accepts_work(next.rail) || self.busy[next.rail] >= limit {
                 // Other rails may have free queue entries.
                 self.pending_transfers.push_back(next);
                 continue;
@@ -426,14 +426,14 @@ mod tests {
     #[test]
     fn fragments_cover_a_payload_within_the_size_limit() {
         for rails in [1, 2, 4, 32] {
-            for most in [512, 8192, 100_000, 1 << 30] {
+            for limit in [512, 8192, 100_000, 1 << 30] {
                 for bytes in [1, 8193, 65_536, 131_072, 131_073, 1 << 20, (1 << 20) + 17] {
-                    let fragment = fragment(bytes, rails, most);
-                    assert!(fragment > 0 && fragment <= most.max(1));
-                    if bytes > STRIPE && most == 1 << 30 {
+                    let fragment = fragment(bytes, rails, limit);
+                    assert!(fragment > 0 && fragment <= limit.max(1));
+                    if bytes > STRIPE && limit == 1 << 30 {
                         assert!(bytes.div_ceil(fragment) <= rails);
                     }
-                    if bytes <= STRIPE && most == 1 << 30 {
+                    if bytes <= STRIPE && limit == 1 << 30 {
                         assert_eq!(fragment, bytes);
                     }
                 }

@@ -11,6 +11,7 @@ use crate::fork::PerProcess;
 use crate::lock;
 use crate::process::{Endpoint, undisturbed};
 
+/// Endpoint of this process, if any group uses one.
 #[derive(Default)]
 struct Current {
     endpoint: Weak<Mutex<FabricEndpoint>>,

@@ -1,5 +1,6 @@
-//! Interface of a fabric device, defined by the capabilities of EFA, the least capable one: messages of limited size without
-//! ordering, one-sided reads and writes of registered memory, bounded queues.
+//! Interface of a fabric device, limited to the capabilities of EFA, the least capable provider.
+//!
+//! A device has messages of limited size without ordering, one-sided reads and writes of registered memory, and bounded queues.
 
 use std::os::fd::RawFd;
 

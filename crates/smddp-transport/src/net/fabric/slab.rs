@@ -1,5 +1,6 @@
 //! Container that assigns each entry a small index, which is reused after removal.
 
+/// Entries with reusable indices.
 pub(crate) struct Slab<T> {
     entries: Vec<Option<T>>,
     free: Vec<usize>,

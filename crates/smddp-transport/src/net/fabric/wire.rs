@@ -12,6 +12,7 @@ use crate::net::wire::{Broken, DRAIN_GRACE, Sink, Ticket, Wire};
 /// Endpoint shared by the groups of this process.
 pub(crate) type SharedEndpoint = Arc<Mutex<FabricEndpoint>>;
 
+/// Wire of one group.
 pub(crate) struct FabricWire {
     endpoint: SharedEndpoint,
     group: u32,

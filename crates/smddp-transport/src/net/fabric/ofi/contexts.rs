@@ -17,6 +17,7 @@ struct Slot {
 /// Slots per allocation.
 const CHUNK: usize = 256;
 
+/// Pool of context memory.
 #[derive(Default)]
 pub(super) struct Contexts {
     chunks: Vec<*mut [Slot; CHUNK]>,

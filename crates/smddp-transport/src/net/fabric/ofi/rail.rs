@@ -11,6 +11,7 @@ use crate::net::fabric::rail::{
     Completion, Context, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
 };
 
+/// Rail over a libfabric endpoint.
 pub(crate) struct OfiRail {
     /// Info that the endpoint was opened with; it also keeps the library open.
     info: InfoList,

@@ -10,6 +10,7 @@ use crate::net::fabric::rail::{
     Completion, Context, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
 };
 
+/// Rail over a simulated device.
 pub(super) struct SrdRail {
     world: Arc<Mutex<World>>,
     device: usize,

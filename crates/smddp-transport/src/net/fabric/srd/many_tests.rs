@@ -99,6 +99,7 @@ fn shortage_of_receive_buffers_is_reported() {
     assert_eq!(srd.violations(), []);
 }
 
+/// Event that ends the transfers of a lost peer.
 #[derive(Clone, Copy, Debug)]
 enum End {
     /// The endpoint detects the lost peer.

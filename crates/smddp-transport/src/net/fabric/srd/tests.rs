@@ -133,6 +133,7 @@ fn size(random: &mut Random) -> usize {
     }
 }
 
+/// Group of ranks over a simulated fabric.
 struct Run {
     srd: Srd,
     ranks: Vec<Rank>,
@@ -198,8 +199,8 @@ impl Run {
         Self { srd, ranks, memory, pause }
     }
 
-    /// Leaves one direction only: a rank with an incomplete address vector cannot read from the other rank either, and the test is
-    /// about the other rank's reads from it.
+    /// Leaves one direction only, for a rank with an incomplete address vector. It cannot read from the other rank either, but the
+    /// test checks the other rank's reads from it.
     fn one_way(&mut self, error: ProtocolError) {
         if error == ProtocolError::AddressVector {
             self.ranks[1].plan.clear();

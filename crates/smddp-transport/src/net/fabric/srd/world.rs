@@ -91,6 +91,7 @@ struct InFlight {
     content: Packet,
 }
 
+/// One-sided operation in flight.
 struct OneSided {
     from: usize,
     to: usize,
@@ -100,6 +101,7 @@ struct OneSided {
     immediate: Option<u32>,
 }
 
+/// Simulated fabric: devices, operations and packets in flight.
 pub(crate) struct World {
     pub(super) script: SrdScript,
     pub(super) random: Random,
