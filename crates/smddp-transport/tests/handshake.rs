@@ -1,4 +1,4 @@
-//! Strangers, other versions and other users at the door.
+//! Handshake of the Unix socket with foreign programs, other versions and other users.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -18,13 +18,13 @@ use smddp_transport::{RankInfo, process::PROTOCOL};
 
 const CAP: usize = 1 << 20;
 
-/// One test at a time: each means the one socket that this process has.
-fn alone() -> MutexGuard<'static, ()> {
+/// Serializes the tests: all use the single socket of this process.
+fn serialize() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// This process's id in the handshake: its first half is in the socket's name, the whole in every card.
+/// Returns this process's id in the handshake: the socket's name contains its first half, and every rank info all of it.
 fn my_id(rank_info: &RankInfo, socket: &str) -> [u8; 16] {
     let half = from_hex(socket.rsplit('-').next().unwrap());
     let bytes = rank_info.to_bytes();
@@ -32,7 +32,7 @@ fn my_id(rank_info: &RankInfo, socket: &str) -> [u8; 16] {
     bytes[at..at + 16].try_into().unwrap()
 }
 
-/// The abstract names of this process's sockets, without the leading zero.
+/// Returns the abstract names of this process's sockets, without the leading zero.
 fn my_sockets() -> Vec<String> {
     let mine = format!("@smddp-{}-", std::process::id());
     let table = String::from_utf8_lossy(&std::fs::read("/proc/net/unix").unwrap()).into_owned();
@@ -50,12 +50,12 @@ fn hello(magic: &[u8; 8], version: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8>
     [&magic[..], &version.to_le_bytes(), &from, &to].concat()
 }
 
-/// The group's token: at the end of rank 0's card.
+/// Returns the group's token, from the end of rank 0's rank info.
 fn token_of(first: &RankInfo) -> [u8; 32] {
     *first.to_bytes().last_chunk().unwrap()
 }
 
-/// As docs/security.md has it.
+/// Computes the MAC as docs/security.md specifies.
 fn mac(token: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
     let mut mac = Hmac::<Sha256>::new_from_slice(token).unwrap();
     for part in parts {
@@ -65,39 +65,39 @@ fn mac(token: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
     mac.finalize().into_bytes().into()
 }
 
-/// What a caller of this version says: a hello, what it wants (the memory), its token's name, a nonce.
-fn words(hello: &[u8], token: &[u8; 32], nonce: u8) -> Vec<u8> {
+/// Returns the greeting of an initiator of this version: hello, request (the memory), token name and nonce.
+fn greeting(hello: &[u8], token: &[u8; 32], nonce: u8) -> Vec<u8> {
     [hello, &[0; 8], &mac(token, &[b"smddp name"])[..16], &[nonce; 32]].concat()
 }
 
-/// The listener's nonce, out of an answer to these words that proves the token.
-fn heard(stream: &mut UnixStream, token: &[u8; 32], words: &[u8]) -> Vec<u8> {
+/// Reads the reply to a greeting, checks that it proves the token, and returns the listener's nonce.
+fn read_reply(stream: &mut UnixStream, token: &[u8; 32], greeting: &[u8]) -> Vec<u8> {
     let mut reply = [0; 76];
     stream.read_exact(&mut reply).unwrap();
     assert_eq!(reply[..12], [&b"smddp-in"[..], &PROTOCOL.to_le_bytes()].concat());
-    assert_eq!(reply[44..], mac(token, &[b"smddp listener", words, &reply[12..44]]));
+    assert_eq!(reply[44..], mac(token, &[b"smddp listener", greeting, &reply[12..44]]));
     reply[12..44].to_vec()
 }
 
-/// All that a caller says who has the token; the listener's last words come.
-fn enter(stream: &mut UnixStream, token: &[u8; 32], words: &[u8]) -> Vec<u8> {
-    let nonce = heard(stream, token, words);
-    let proof = mac(token, &[b"smddp caller", words, &nonce]);
+/// Completes the handshake with the token and reads the listener's final message; returns the initiator's proof.
+fn complete_handshake(stream: &mut UnixStream, token: &[u8; 32], greeting: &[u8]) -> Vec<u8> {
+    let nonce = read_reply(stream, token, greeting);
+    let proof = mac(token, &[b"smddp caller", greeting, &nonce]);
     stream.write_all(&proof).unwrap();
     stream.read_exact(&mut [0; 44]).unwrap();
     proof.to_vec()
 }
 
-/// Whether nothing comes any more.
-fn is_shut_out(stream: &mut UnixStream) -> bool {
+/// Returns whether the listener closed the connection without a reply.
+fn is_rejected(stream: &mut UnixStream) -> bool {
     let mut answer = Vec::new();
-    // A reset says the same as an end.
+    // A reset counts as a closed connection.
     let _ = stream.read_to_end(&mut answer);
     answer.is_empty()
 }
 
-/// Rank 0 of two, which trusts its own card's token; rank 1, which keeps it; the socket's name, what says who is meant, the token.
-fn at_home() -> ([smddp_transport::shm::LocalChannels; 2], String, Vec<u8>, [u8; 32]) {
+/// Connects two ranks of this process. Returns them with the socket's name, a valid hello to it, and the token.
+fn connected_pair() -> ([smddp_transport::shm::LocalChannels; 2], String, Vec<u8>, [u8; 32]) {
     let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, CAP, Vec::new()).unwrap());
     let name = my_sockets().pop().unwrap();
     let rank_infos: Vec<RankInfo> = prepared.iter().map(|p| p.rank_info().clone()).collect();
@@ -106,18 +106,18 @@ fn at_home() -> ([smddp_transport::shm::LocalChannels; 2], String, Vec<u8>, [u8;
     (prepared.map(|p| p.connect(rank_infos.clone()).unwrap()), name, hello, token)
 }
 
-/// Eight bytes from sixteen digits.
+/// Decodes eight bytes from sixteen digits.
 fn from_hex(text: &str) -> Vec<u8> {
     (0..8).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-fn replace(bytes: &mut [u8], what: &[u8], by: &[u8]) {
-    let at = bytes.windows(what.len()).position(|window| window == what).unwrap();
-    bytes[at..at + by.len()].copy_from_slice(by);
+fn replace(bytes: &mut [u8], old: &[u8], new: &[u8]) {
+    let at = bytes.windows(old.len()).position(|window| window == old).unwrap();
+    bytes[at..at + new.len()].copy_from_slice(new);
 }
 
-/// My card as rank 1, and the card of a rank 0 that does not exist: its id and its socket's name differ from mine.
-/// With the name of that socket and its id.
+/// Returns this process as rank 1, and the rank info of a rank 0 that does not exist, with an altered id and socket name.
+/// Also returns that socket's name and that id.
 fn false_peer() -> (Prepared, Vec<RankInfo>, String, [u8; 16]) {
     let prepared = Prepared::new(1, 2, CAP, Vec::new()).unwrap();
     let name = my_sockets().pop().unwrap();
@@ -136,20 +136,20 @@ fn false_peer() -> (Prepared, Vec<RankInfo>, String, [u8; 16]) {
 }
 
 #[test]
-fn a_caller_with_another_magic_or_version_gets_nothing_and_harms_nobody() {
-    let _alone = alone();
+fn wrong_magic_version_or_recipient_gets_no_reply() {
+    let _serialized = serialize();
     let prepared: Vec<_> = (0..2).map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap()).collect();
     let name = my_sockets().pop().unwrap();
     for bytes in [
         hello(b"not-smdd", PROTOCOL, [1; 16], [2; 16]),
         hello(b"smddp-in", PROTOCOL + 7, [1; 16], [2; 16]),
-        // The right words for another process.
+        // A valid hello for another process.
         hello(b"smddp-in", PROTOCOL, [1; 16], [2; 16]),
         b"GET / HTTP/1.1\r\nHost: somebody-else.example\r\n\r\n".to_vec(),
     ] {
         let mut stream = dial(&name);
         stream.write_all(&bytes).unwrap();
-        assert!(is_shut_out(&mut stream), "a stranger got something");
+        assert!(is_rejected(&mut stream), "an invalid hello got a reply");
     }
     let rank_infos: Vec<RankInfo> = prepared.iter().map(|p| p.rank_info().clone()).collect();
     for p in prepared {
@@ -158,8 +158,8 @@ fn a_caller_with_another_magic_or_version_gets_nothing_and_harms_nobody() {
 }
 
 #[test]
-fn a_listener_of_another_version_is_refused_with_both_versions_shown() {
-    let _alone = alone();
+fn version_mismatch_error_contains_both_versions() {
+    let _serialized = serialize();
     let (prepared, rank_infos, name, id) = false_peer();
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     let other = PROTOCOL + 41;
@@ -175,8 +175,8 @@ fn a_listener_of_another_version_is_refused_with_both_versions_shown() {
 }
 
 #[test]
-fn a_listener_that_speaks_something_else_or_is_gone_is_an_error_naming_the_rank() {
-    let _alone = alone();
+fn foreign_or_closed_listener_is_an_error_with_the_rank() {
+    let _serialized = serialize();
     let (prepared, rank_infos, name, _) = false_peer();
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     let answering = std::thread::spawn(move || {
@@ -194,22 +194,22 @@ fn a_listener_that_speaks_something_else_or_is_gone_is_an_error_naming_the_rank(
 }
 
 #[test]
-fn a_caller_of_another_user_gets_nothing() {
-    // SAFETY: asks for a number only.
+fn connection_of_another_user_gets_no_reply() {
+    // SAFETY: returns a number only.
     if unsafe { libc::geteuid() } != 0 {
-        println!("not tried: only root can become another user");
+        println!("skipped: only root can change to another user");
         return;
     }
-    let _alone = alone();
-    let (_groups, name, hello, token) = at_home();
-    let bytes = words(&hello, &token, 3);
-    // The same words of this user are answered.
+    let _serialized = serialize();
+    let (_groups, name, hello, token) = connected_pair();
+    let bytes = greeting(&hello, &token, 3);
+    // The same bytes from this user get a reply.
     let mut stream = dial(&name);
     stream.write_all(&bytes).unwrap();
-    enter(&mut stream, &token, &bytes);
+    complete_handshake(&mut stream, &token, &bytes);
     drop(stream);
-    // SAFETY: the child makes system calls and small allocations (glibc's allocator is fork-safe) and leaves by
-    // `_exit`; it does not return into the test.
+    // SAFETY: the child makes system calls and small allocations (glibc's allocator is fork-safe) and exits with `_exit`; it does
+    // not return into the test.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         // SAFETY: changes this child only.
@@ -222,63 +222,63 @@ fn a_caller_of_another_user_gets_nothing() {
         unsafe { libc::_exit(i32::from(!changed || !answer.is_empty())) };
     }
     let mut status = 0;
-    // SAFETY: our own child.
+    // SAFETY: a child of this process.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-    assert_eq!(status, 0, "a process of another user got an answer");
+    assert_eq!(status, 0, "a process of another user got a reply");
 }
 
 #[test]
-fn a_caller_of_this_user_without_the_token_gets_nothing_whatever_it_has_recorded() {
-    let _alone = alone();
-    let (_groups, name, hello, token) = at_home();
+fn connection_without_the_token_is_rejected_despite_recorded_messages() {
+    let _serialized = serialize();
+    let (_groups, name, hello, token) = connected_pair();
     let mut stream = dial(&name);
-    let mine = words(&hello, &token, 3);
+    let mine = greeting(&hello, &token, 3);
     stream.write_all(&mine).unwrap();
-    let proof = enter(&mut stream, &token, &mine);
+    let proof = complete_handshake(&mut stream, &token, &mine);
     let other = [7; 32];
-    // A recorded hello, a recorded whole exchange, another token under its own name and under the right one, and nothing.
-    let named = [&mine[..52], &words(&hello, &token, 4)[52..]].concat();
-    let nonce_of = |words: &[u8], proof: &[u8]| {
+    // Cases: a recorded hello, a whole recorded exchange, another token under its own name and under the right one, no proof.
+    let named = [&mine[..52], &greeting(&hello, &token, 4)[52..]].concat();
+    let reply_bytes = |greeting: &[u8], proof: &[u8]| {
         let mut stream = dial(&name);
-        stream.write_all(&[words, proof].concat()).unwrap();
+        stream.write_all(&[greeting, proof].concat()).unwrap();
         let mut all = Vec::new();
         let _ = stream.read_to_end(&mut all);
         all.len()
     };
-    assert_eq!(nonce_of(&words(&hello, &other, 3), &[]), 0, "a token of nobody's is answered");
-    for (words, proof) in [
+    assert_eq!(reply_bytes(&greeting(&hello, &other, 3), &[]), 0, "an unknown token got a reply");
+    for (greeting, proof) in [
         (&mine, proof.clone()),
         (&named, mac(&other, &[b"smddp caller", &named, &[0; 32]]).to_vec()),
         (&mine, vec![0; 32]),
-        // What the listener itself says is no proof.
+        // The listener's own MAC is not a valid proof.
         (&mine, mac(&token, &[b"smddp listener", &mine, &[0; 32]]).to_vec()),
     ] {
-        assert_eq!(nonce_of(words, &proof), 76, "more than the listener's own proof");
+        assert_eq!(reply_bytes(greeting, &proof), 76, "more than the listener's own proof");
     }
-    // And who has it goes on to be heard.
+    // A holder of the token can still connect.
     let mut stream = dial(&name);
     stream.write_all(&mine).unwrap();
-    enter(&mut stream, &token, &mine);
+    complete_handshake(&mut stream, &token, &mine);
 }
 
 #[test]
-fn a_group_that_is_gone_is_no_way_in() {
-    let _alone = alone();
-    let keeps = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
-    let (groups, name, hello, token) = at_home();
-    let words = words(&hello, &token, 3);
+fn token_of_a_closed_group_is_rejected() {
+    let _serialized = serialize();
+    let open_group = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
+    let (groups, name, hello, token) = connected_pair();
+    let greeting = greeting(&hello, &token, 3);
     let mut stream = dial(&name);
-    stream.write_all(&words).unwrap();
-    enter(&mut stream, &token, &words);
+    stream.write_all(&greeting).unwrap();
+    complete_handshake(&mut stream, &token, &greeting);
     drop((stream, groups));
     let mut stream = dial(&name);
-    stream.write_all(&words).unwrap();
-    assert!(is_shut_out(&mut stream));
-    drop(keeps);
+    stream.write_all(&greeting).unwrap();
+    assert!(is_rejected(&mut stream));
+    drop(open_group);
 }
 
 #[test]
-fn a_card_of_garbage_is_refused() {
+fn malformed_rank_info_is_rejected() {
     for bytes in [&b""[..], b"hello", &[0; 300], &[0xff; 300]] {
         assert!(RankInfo::from_bytes(bytes).is_err());
     }
@@ -286,10 +286,10 @@ fn a_card_of_garbage_is_refused() {
     assert!(RankInfo::from_bytes(&good[..good.len() - 3]).is_err());
 }
 
-/// What the kernel says of the thread that answers callers.
+/// Opens the kernel's status file of the thread that answers connections.
 fn service_thread() -> File {
     let begun = Instant::now();
-    // It names itself when it begins.
+    // The thread sets its name when it starts.
     while begun.elapsed() < Duration::from_secs(10) {
         let tasks = std::fs::read_dir("/proc/self/task").unwrap();
         let mut files = tasks.filter_map(|task| File::open(task.unwrap().path().join("stat")).ok());
@@ -297,7 +297,7 @@ fn service_thread() -> File {
             return found;
         }
     }
-    panic!("there is no such thread");
+    panic!("no thread is named smddp-service");
 }
 
 fn stat(file: &File) -> String {
@@ -307,52 +307,52 @@ fn stat(file: &File) -> String {
 }
 
 #[test]
-fn a_caller_that_says_nothing_or_half_of_it_keeps_no_other_waiting() {
-    let _alone = alone();
-    let (_groups, name, hello, token) = at_home();
-    let words = words(&hello, &token, 3);
+fn incomplete_greetings_do_not_delay_other_connections() {
+    let _serialized = serialize();
+    let (_groups, name, hello, token) = connected_pair();
+    let greeting = greeting(&hello, &token, 3);
     let silent: Vec<UnixStream> = (0..4).map(|_| dial(&name)).collect();
     let halves: Vec<UnixStream> = (0..4)
         .map(|_| {
             let mut stream = dial(&name);
-            stream.write_all(&words[..30]).unwrap();
+            stream.write_all(&greeting[..30]).unwrap();
             stream
         })
         .collect();
     let begun = Instant::now();
     let mut stream = dial(&name);
-    stream.write_all(&words).unwrap();
-    enter(&mut stream, &token, &words);
-    // One of them alone has 5 s.
+    stream.write_all(&greeting).unwrap();
+    complete_handshake(&mut stream, &token, &greeting);
+    // The time limit of a single connection is 5 s.
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
-    // The other half may come later.
+    // The rest of a greeting may arrive later.
     for mut stream in halves {
-        stream.write_all(&words[30..]).unwrap();
-        enter(&mut stream, &token, &words);
+        stream.write_all(&greeting[30..]).unwrap();
+        complete_handshake(&mut stream, &token, &greeting);
     }
     drop(silent);
 }
 
 #[test]
-fn any_number_of_callers_that_say_nothing_make_room_for_one_that_speaks() {
-    let _alone = alone();
-    let (_groups, name, hello, token) = at_home();
-    let words = words(&hello, &token, 3);
+fn silent_connections_are_evicted_for_a_new_one() {
+    let _serialized = serialize();
+    let (_groups, name, hello, token) = connected_pair();
+    let greeting = greeting(&hello, &token, 3);
     let silent: Vec<UnixStream> = (0..300).map(|_| dial(&name)).collect();
     let mut stream = dial(&name);
-    stream.write_all(&words).unwrap();
-    enter(&mut stream, &token, &words);
+    stream.write_all(&greeting).unwrap();
+    complete_handshake(&mut stream, &token, &greeting);
     drop(silent);
 }
 
 #[test]
-fn a_process_without_descriptors_lets_callers_wait_and_stays_idle() {
-    let _alone = alone();
-    let (_groups, name, hello, token) = at_home();
-    let words = words(&hello, &token, 3);
+fn connections_wait_for_a_free_descriptor_without_busy_polling() {
+    let _serialized = serialize();
+    let (_groups, name, hello, token) = connected_pair();
+    let greeting = greeting(&hello, &token, 3);
     let limit = |soft: libc::rlim_t| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: fills and reads a record of ours.
+        // SAFETY: fills and reads a local structure.
         unsafe {
             assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
             let old = std::mem::replace(&mut limit.rlim_cur, soft);
@@ -360,33 +360,33 @@ fn a_process_without_descriptors_lets_callers_wait_and_stays_idle() {
             old
         }
     };
-    // SAFETY: makes a socket of ours; who connects needs no other descriptor.
+    // SAFETY: creates a socket; connecting it needs no other descriptor.
     let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
     assert!(socket >= 0);
-    // SAFETY: just made, and nobody else's.
+    // SAFETY: a new descriptor without another owner.
     let mut stream = unsafe { UnixStream::from_raw_fd(socket) };
     let mut address =
         libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
-    for (place, byte) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
-        *place = byte as libc::c_char;
+    for (target, byte) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *target = byte as libc::c_char;
     }
     let length = size_of::<libc::sa_family_t>() + 1 + name.len();
     let thread = service_thread();
-    // Descriptors 0 to 2 are open, so there is no other.
+    // Descriptors 0 to 2 are open, so no other can be opened.
     let old = limit(3);
-    // SAFETY: an address of that length; the descriptor is the stream's.
+    // SAFETY: an address of that length; the descriptor belongs to the stream.
     let connected =
         unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), length as libc::socklen_t) };
-    stream.write_all(&words).unwrap();
+    stream.write_all(&greeting).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(30))).unwrap();
-    let looks: Vec<(bool, bool)> =
+    let samples: Vec<(bool, bool)> =
         (0..50).map(|_| (stream.read(&mut [0; 1]).is_err(), stat(&thread).contains(") S "))).collect();
     limit(old);
     assert_eq!(connected, 0);
-    assert!(looks.iter().all(|look| look.0), "answered without a descriptor");
-    let asleep = looks.iter().filter(|look| look.1).count();
-    assert!(asleep > 10, "the thread slept in {asleep} of {} looks", looks.len());
-    // As soon as there are descriptors again, the caller has what it wants.
+    assert!(samples.iter().all(|sample| sample.0), "a reply without a free descriptor");
+    let asleep = samples.iter().filter(|sample| sample.1).count();
+    assert!(asleep > 10, "the thread slept in {asleep} of {} samples", samples.len());
+    // The connection is accepted as soon as descriptors are free.
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    enter(&mut stream, &token, &words);
+    complete_handshake(&mut stream, &token, &greeting);
 }

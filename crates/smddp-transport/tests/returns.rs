@@ -1,4 +1,4 @@
-//! What groups took comes back when they are gone.
+//! Release of memory by closed groups.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ fn pair() -> [LocalChannels; 2] {
     [a, b].map(|p| p.connect(rank_infos.clone()).unwrap())
 }
 
-/// One message each way through cells of `bytes`.
+/// Exchanges one message in each direction, through slots of `bytes` bytes.
 fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
     let channel_layout = |peer: usize| Channels {
         send_channels: vec![SendChannel {
@@ -41,7 +41,7 @@ fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
     for (rank, link) in links.iter_mut().enumerate() {
         assert!(link.begin(seq, head, &Arc::new(channel_layout(1 - rank)), &[]));
         let cell = link.cell(0).unwrap();
-        // SAFETY: the cell is this link's and has `bytes` bytes.
+        // SAFETY: the slot belongs to this link and has `bytes` bytes.
         unsafe { cell.write_bytes(rank as u8 + 1, bytes) };
         link.publish(0);
     }
@@ -62,27 +62,27 @@ fn resident() -> usize {
 }
 
 #[test]
-fn control_blocks_rings_and_regions_come_back_when_groups_are_gone() {
+fn closed_groups_release_control_blocks_rings_and_regions() {
     let endpoint = Endpoint::get(CAP).unwrap();
     let mut early = None;
-    for turn in 0..4000 {
+    for round in 0..4000 {
         let mut links = pair();
         for seq in 0..3 {
-            let large = if turn % 40 == 0 { 2 << 20 } else { 9_000 };
-            exchange(&mut links, seq, [100, 70_000, large][(turn + seq as usize) % 3]);
+            let large = if round % 40 == 0 { 2 << 20 } else { 9_000 };
+            exchange(&mut links, seq, [100, 70_000, large][(round + seq as usize) % 3]);
         }
-        // A letter that nobody takes, and one that was begun.
-        let open = links[0].p2p().announce(1, Envelope { tag: 1, dtype: 0, bytes: 5000 }).unwrap();
-        links[0].p2p().send_slot(open).unwrap();
+        // A message without a receiver, and an unfinished one.
+        let announce = links[0].p2p().announce(1, Envelope { tag: 1, dtype: 0, bytes: 5000 }).unwrap();
+        links[0].p2p().send_slot(announce).unwrap();
         links[0].p2p().publish(open, 5000);
         links[0].p2p().close(open);
         links[1].p2p().announce(0, Envelope { tag: 2, dtype: 0, bytes: 1 << 20 }).unwrap();
         drop(links);
-        if turn == 1000 {
+        if round == 1000 {
             early = Some((endpoint.staging(), resident()));
         }
     }
-    // 4,000 pairs of control blocks and rings would not fit their quarter of a gigabyte without coming back.
+    // 4,000 pairs of control blocks and rings exceed their quarter of a gigabyte unless they are released.
     let (staging, pages) = early.unwrap();
     assert_eq!(endpoint.staging(), staging);
     assert_eq!(endpoint.staging().2, 0, "the reserve is in use");

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::lock;
 use crate::net::fabric::rail::{
-    Context, Event, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
+    Completion, Context, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
 };
 
 /// What was handed to the device and is not over.
@@ -17,7 +17,7 @@ pub(super) struct Queues {
     pub(super) sends: Vec<(LocalMemory, Context)>,
     /// Reads, whose memory it writes.
     pub(super) reads: Vec<(LocalMemory, Context)>,
-    pub(super) events: Vec<Event>,
+    pub(super) events: Vec<Completion>,
 }
 
 // SAFETY: addresses of the engine's and the staging memory; one thread drives all.
@@ -45,7 +45,7 @@ impl Device {
             let bytes = &bytes[..bytes.len().min(local.bytes)];
             // SAFETY: a posted buffer of that size, the device's until the event is told.
             unsafe { local.at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-            queues.events.push(Event::Received(context, bytes.len()));
+            queues.events.push(Completion::Received(context, bytes.len()));
         });
     }
 }
@@ -59,7 +59,7 @@ impl Rail for Device {
             receives: 256,
             completions: 512,
             writes: self.writes,
-            patient: true,
+            holds_messages: true,
         }
     }
 
@@ -77,16 +77,16 @@ impl Rail for Device {
 
     unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String> {
         self.with(|queues| queues.receives.push_back((local, context)));
-        Ok(Posted::Yes)
+        Ok(Posted::Accepted)
     }
 
     unsafe fn send(&mut self, _: u64, local: LocalMemory, context: Context) -> Result<Posted, String> {
         self.with(|queues| {
             if queues.sends.len() >= 48 {
-                return Ok(Posted::Again);
+                return Ok(Posted::QueueFull);
             }
             queues.sends.push((local, context));
-            Ok(Posted::Yes)
+            Ok(Posted::Accepted)
         })
     }
 
@@ -103,10 +103,10 @@ impl Rail for Device {
             return unsafe { self.send(peer, local, context) };
         }
         self.with(|queues| queues.reads.push((local, context)));
-        Ok(Posted::Yes)
+        Ok(Posted::Accepted)
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Completion>) {
         self.with(|queues| events.append(&mut queues.events));
     }
 

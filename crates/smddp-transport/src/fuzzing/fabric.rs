@@ -6,8 +6,8 @@ use super::device::Device;
 use super::rank::{ME, Rank, SIZE, endpoint, peer};
 use super::script::Script;
 use crate::net::fabric::endpoint::{FabricAddress, FabricEndpoint};
-use crate::net::fabric::header::{HEAD, Header, HeaderKind};
-use crate::net::fabric::rail::Event;
+use crate::net::fabric::header::{Header, HeaderKind, MESSAGE_HEADER};
+use crate::net::fabric::rail::Completion;
 use crate::net::fabric::registration::RegisteredStaging;
 use crate::net::fabric::wire::FabricWire;
 
@@ -54,7 +54,7 @@ pub fn fabric(bytes: &[u8]) {
             4 => completed(&mut script, &device),
             _ => rank.step(&mut script),
         }
-        rank.net.turn();
+        rank.net.poll();
         device.with(|queues| {
             for (local, _) in &queues.reads {
                 rank.held(local.at, local.bytes, "memory that the device writes");
@@ -64,11 +64,11 @@ pub fn fabric(bytes: &[u8]) {
     // The device is done with everything before its memory goes.
     device.with(|queues| {
         let over = queues.sends.drain(..).map(|(_, context)| context);
-        queues.events.extend(over.map(Event::Done));
+        queues.events.extend(over.map(Completion::Done));
         let over = queues.reads.drain(..).map(|(_, context)| context);
-        queues.events.extend(over.map(Event::Done));
+        queues.events.extend(over.map(Completion::Done));
     });
-    rank.net.turn();
+    rank.net.poll();
 }
 
 fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64) -> Vec<u8> {
@@ -86,18 +86,18 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
         next[from] += 1;
     }
     let head = Header {
-        what,
+        kind: what,
         credits: script.number() as u32,
         counted: script.below(4) > 0,
-        engine: ENGINE + from as u64 + u64::from(script.below(32) == 0),
+        endpoint: ENGINE + from as u64 + u64::from(script.below(32) == 0),
         group: if script.below(32) == 0 { script.number() as u32 } else { group },
         rank: if script.below(32) == 0 { script.number() as u32 } else { from as u32 },
         seq: number,
     };
-    let mut message = vec![0; HEAD];
+    let mut message = vec![0; MESSAGE_HEADER];
     head.encode(&mut message);
     match what {
-        HeaderKind::First | HeaderKind::TransportOffer => {
+        HeaderKind::First | HeaderKind::Offer => {
             let mut frame = script.frame(seq);
             let payload = script.byte() as usize;
             if what == HeaderKind::First && script.below(4) > 0 {
@@ -112,7 +112,7 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
                 }
             }
         }
-        HeaderKind::More => message.resize(HEAD + script.byte() as usize, 0xcd),
+        HeaderKind::More => message.resize(MESSAGE_HEADER + script.byte() as usize, 0xcd),
         _ => {
             for _ in 0..script.below(6) {
                 message.extend(script.number().to_le_bytes());
@@ -137,15 +137,15 @@ fn completed(script: &mut Script<'_>, device: &Device) {
                 context
             }),
             _ => {
-                queues.events.push(Event::Written(number));
+                queues.events.push(Completion::RemoteWrite(number));
                 return;
             }
         };
         let Some(context) = context else { return };
         queues.events.push(if fails {
-            Event::Failed(Some(context), "the link is down".to_owned())
+            Completion::Failed(Some(context), "the link is down".to_owned())
         } else {
-            Event::Done(context)
+            Completion::Done(context)
         });
     });
 }

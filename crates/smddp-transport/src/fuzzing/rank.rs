@@ -55,7 +55,7 @@ impl Rank {
         let net = RemoteChannels::new(
             ME,
             SIZE,
-            RemoteParts { wire, listeners: None, watches: None },
+            RemoteParts { wire, sideband: None, liveness: None },
             endpoint(),
             7,
         );
@@ -92,7 +92,7 @@ impl Rank {
     }
 
     fn begin(&mut self, script: &mut Script<'_>) {
-        if self.open || self.failed || self.net.troubled(self.seq) || self.net.differs() {
+        if self.open || self.failed || self.net.is_aborted(self.seq) || self.net.has_mismatch() {
             return;
         }
         let mut send_channels = Vec::new();
@@ -119,7 +119,7 @@ impl Rank {
         }
         self.ins = recv_channels.iter().map(|recv_channel| (*recv_channel, 0)).collect();
         let (window, written) = (1 + script.below(4), 1 + script.below(4));
-        self.net.wire_up(&Arc::new(RemoteLayout::new(ME, send_channels, &recv_channels, window, written)));
+        self.net.set_layout(&Arc::new(RemoteLayout::new(ME, send_channels, &recv_channels, window, written)));
         if self.net.reserve() {
             self.net.begin(self.seq, CallFingerprint { call: 1, count: 1 });
             self.open = true;
@@ -132,7 +132,7 @@ impl Rank {
         if !self.open || self.failed || sent == messages {
             return;
         }
-        if let Some(cell) = self.net.cell(out) {
+        if let Some(cell) = self.net.free_slot(out) {
             self.held(cell, bytes, "a cell to be filled");
             // SAFETY: a cell of the operation's memory, as was just seen; one thread.
             unsafe { cell.write_bytes(sent as u8, bytes) };
@@ -150,7 +150,7 @@ impl Rank {
             if taken == want.messages {
                 continue;
             }
-            match self.net.message(recv_channel) {
+            match self.net.next_message(recv_channel) {
                 Ok(Some(at)) => {
                     self.held(at, want.cell, "a message");
                     self.net.release(recv_channel);
@@ -183,7 +183,7 @@ impl Rank {
     /// Asks what there is to know.
     fn look(&mut self, script: &mut Script<'_>) {
         let (rank, seq) = (peer(script), self.seq + script.below(2) as u64);
-        let _ = (self.net.arrived(rank, seq), self.net.fingerprint_of(rank, seq), self.net.silent());
+        let _ = (self.net.arrived(rank, seq), self.net.fingerprint_of(rank, seq), self.net.silent_hosts());
         let _ = (self.net.busy(), self.net.name(), self.net.interest(&mut Vec::new()));
         if script.yes() {
             // A fault ends the group; some go on for a while.
@@ -263,6 +263,6 @@ impl Rank {
 
     /// Every byte that the rank reads or writes, and that others write for it, is in memory that is this group's.
     pub(super) fn held(&self, at: *const u8, bytes: usize, what: &str) {
-        assert!(bytes == 0 || self.net.holds(at, bytes), "{what} of {bytes} bytes is not this group's");
+        assert!(bytes == 0 || self.net.owns(at, bytes), "{what} of {bytes} bytes is not this group's");
     }
 }

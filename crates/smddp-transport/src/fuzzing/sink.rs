@@ -63,7 +63,7 @@ fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
         let orders = line.with(|line| std::mem::take(&mut line.orders));
         for order in orders {
             line.with(|line| line.orders.push(order));
-            rank.net.turn();
+            rank.net.poll();
             for (at, bytes) in line.with(|line| line.under_way()) {
                 rank.held(at, bytes, "a payload on its way");
             }

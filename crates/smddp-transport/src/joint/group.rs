@@ -75,7 +75,7 @@ impl Group {
     /// Polls the wire for incoming data; once before each progress pass. Returns true if it made progress.
     #[inline]
     pub fn poll_network(&mut self) -> bool {
-        self.remote.as_mut().is_some_and(|remote| remote.net.turn())
+        self.remote.as_mut().is_some_and(|remote| remote.net.poll())
     }
 
     /// Returns true if the group has ranks on other nodes.
@@ -113,7 +113,7 @@ impl Group {
             (Some(remote), Some(routes)) => {
                 let begun = remote.begin(&mut self.local, seq, fingerprint, (&routed.local, sources), routes);
                 if begun && !routed.unannounced {
-                    remote.net.tell_begun();
+                    remote.net.publish_begun();
                 }
                 begun
             }
@@ -165,7 +165,7 @@ impl Group {
         };
         match remote.routes.recvs[recv_channel] {
             RecvRoute::Local(recv_channel) => self.local.set_recv_target(recv_channel, at, bytes, stride),
-            RecvRoute::Remote(recv_channel) => remote.net.land(recv_channel, at, bytes, stride),
+            RecvRoute::Remote(recv_channel) => remote.net.recv_in_place(recv_channel, at, bytes, stride),
         }
     }
 
@@ -192,7 +192,7 @@ impl Group {
             RecvRoute::Local(recv_channel) => {
                 self.local.message(recv_channel).map_err(|found| self.routes.globally(found))
             }
-            RecvRoute::Remote(recv_channel) => remote.net.message(recv_channel),
+            RecvRoute::Remote(recv_channel) => remote.net.next_message(recv_channel),
         }
     }
 
@@ -257,17 +257,17 @@ impl Group {
 
     /// Returns true if operation `seq` cannot end here without `rank`, and `rank` is not known to have begun it.
     pub fn waits_for(&self, rank: usize, seq: u64) -> bool {
-        self.path_to(rank).map_or_else(|net| net.awaits(rank, seq), |local| !self.local.arrived(local, seq))
+        self.path_to(rank).map_or_else(|net| net.waits_for(rank, seq), |local| !self.local.arrived(local, seq))
     }
 
     /// Returns true if operation `seq` cannot end here before `rank`, of another node, has accepted this rank's data.
     pub fn has_unfinished_sends(&self, rank: usize, seq: u64) -> bool {
-        self.path_to(rank).err().is_some_and(|net| net.owes(rank, seq))
+        self.path_to(rank).err().is_some_and(|net| net.has_pending_sends_to(rank, seq))
     }
 
     /// Returns the ranks of other nodes that the operation in progress waits for: for their data, or until they accept data.
     pub fn missing_peers(&self) -> Vec<usize> {
-        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.lacking())
+        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.pending_ranks())
     }
 
     /// Returns the fingerprint of operation `seq` at `rank`, if that is among the operations that `rank` has begun most recently.
@@ -282,7 +282,7 @@ impl Group {
         let Some(remote) = &mut self.remote else { return };
         let (local, routes) = (&self.local, &self.routes);
         let mates = || (0..routes.size()).filter_map(|rank| routes.local_index(rank));
-        remote.net.straggler_query(&routes.elsewhere(), |seq| mates().any(|mate| !local.arrived(mate, seq)));
+        remote.net.query_stragglers(&routes.elsewhere(), |seq| mates().any(|mate| !local.arrived(mate, seq)));
     }
 
     /// Queries only `ranks`, when this rank waits for something else than an operation.
@@ -290,13 +290,13 @@ impl Group {
         let Some(remote) = &mut self.remote else { return };
         let peers: Vec<usize> =
             ranks.iter().copied().filter(|&rank| self.routes.local_index(rank).is_none()).collect();
-        remote.net.survey_each(&peers);
+        remote.net.query_ranks(&peers);
     }
 
     /// Sets the number by which status queries refer to this rank.
     pub fn set_status_id(&self, about: u64) {
         if let Some(remote) = &self.remote {
-            remote.net.about(about);
+            remote.net.set_query_subject(about);
         }
     }
 
@@ -304,7 +304,7 @@ impl Group {
     /// reported none. `about`: number for status queries about it. May take a second.
     pub fn activity(&self, rank: usize, about: u64) -> String {
         match self.path_to(rank) {
-            Err(net) => net.doing(rank).to_owned(),
+            Err(net) => net.activity(rank).to_owned(),
             Ok(local) => {
                 let process = self.local.process(local);
                 process.map_or_else(String::new, |one| status::doing(one, self.local.pid(local), about))
@@ -328,13 +328,13 @@ impl Group {
             let pid = self.routes.local_index(rank).and_then(|local| self.local.pid(local));
             pid.is_some_and(status::stopped)
         });
-        let remote = self.remote.iter().flat_map(|remote| remote.net.mute());
+        let remote = self.remote.iter().flat_map(|remote| remote.net.unresponsive());
         local.map(|rank| (rank, status::STOPPED)).chain(remote.map(|rank| (rank, MUTE))).collect()
     }
 
     /// Returns the ranks of other nodes whose hosts did not reply to the last straggler query.
     pub fn silent(&self) -> Vec<usize> {
-        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.silent())
+        self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.silent_hosts())
     }
 
     /// Calls `does` with the message transport to `rank` and its number in that transport.
@@ -408,7 +408,7 @@ impl Group {
         if self.routes.local_index(rank).is_none()
             && let Some(remote) = &mut self.remote
         {
-            remote.net.p2p_announce_last(rank);
+            remote.net.announce_last(rank);
         }
     }
 
@@ -431,14 +431,14 @@ impl Group {
     /// Returns true if `rank`, which aborted the group, had ended operation `seq` before.
     pub fn failed_after(&self, rank: usize, seq: u64) -> bool {
         self.path_to(rank)
-            .map_or_else(|net| net.failed_after(rank, seq), |local| self.local.arrived(local, seq + 1))
+            .map_or_else(|net| net.aborted_after(rank, seq), |local| self.local.arrived(local, seq + 1))
     }
 
     /// Watches ranks that this rank waits for outside of this group: detects their deaths from `now` on, if called repeatedly.
     pub fn watch(&mut self, ranks: &[usize], now: Instant) {
         let Some(remote) = &mut self.remote else { return };
         let elsewhere = ranks.iter().filter(|&&rank| self.routes.local_index(rank).is_none());
-        elsewhere.for_each(|&rank| remote.net.look_after(rank, now));
+        elsewhere.for_each(|&rank| remote.net.watch(rank, now));
     }
 
     /// Aborts the group and reports `reason` to the other ranks, truncated to [`crate::MAX_ABORT_REPORT`] bytes.
@@ -469,7 +469,7 @@ impl Group {
 
     /// Returns the bytes of collectives that this rank has sent to ranks of other nodes.
     pub fn internode_bytes(&self) -> u64 {
-        self.remote.as_ref().map_or(0, |remote| remote.net.crossed())
+        self.remote.as_ref().map_or(0, |remote| remote.net.bytes_sent())
     }
 
     /// Returns the transport between nodes; empty for a single node.
@@ -530,11 +530,11 @@ impl Remote {
         routes: &Arc<ChannelRoutes>,
     ) -> bool {
         // Its data may have arrived already, but a group that is known to have failed must not make progress.
-        if self.net.differs() || self.net.troubled(seq) {
+        if self.net.has_mismatch() || self.net.is_aborted(seq) {
             return false;
         }
         if !Arc::ptr_eq(&self.routes, routes) {
-            self.net.wire_up(&routes.net);
+            self.net.set_layout(&routes.net);
             self.filling.clear();
             self.filling.resize(routes.sends.len(), None);
             self.routes = routes.clone();
@@ -550,11 +550,11 @@ impl Remote {
         match self.routes.sends[channel] {
             SendRoute { shm: true, net: None } => local.cell(channel),
             SendRoute { shm: true, net: Some(net) } => {
-                let (remote, local) = (self.net.cell(net)?, local.cell(channel)?);
+                let (remote, local) = (self.net.free_slot(net)?, local.cell(channel)?);
                 self.filling[channel] = Some((local, remote));
                 Some(local)
             }
-            SendRoute { net: Some(net), .. } => self.net.cell(net),
+            SendRoute { net: Some(net), .. } => self.net.free_slot(net),
             SendRoute { .. } => None,
         }
     }

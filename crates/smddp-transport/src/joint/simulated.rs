@@ -57,7 +57,7 @@ pub fn simulated(
             let addresses = addresses.iter().cloned().enumerate().map(remote);
             let listeners = Sideband::new(me, group_listener, addresses).map(Arc::new);
             let watches = listeners.clone().map(ProcessLiveness::new);
-            let parts = RemoteParts { wire: Box::new(wire), listeners, watches };
+            let parts = RemoteParts { wire: Box::new(wire), sideband: listeners, liveness: watches };
             let group = group(me, shm, Some(parts), &rank_infos, here)?;
             Ok(Joined { group, nodes: nodes.clone(), local_ranks: size, log_lines: Vec::new() })
         })

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::options::{InterNode, TransportOptions};
 use crate::RankInfo;
 use crate::net::channels::RemoteParts;
-use crate::net::fabric::process_endpoint::{found, shared};
+use crate::net::fabric::process_endpoint::{discovery_log, shared};
 use crate::net::fabric::provider_choice::Settings;
-use crate::net::fabric::wire::{FabricWire, SharedEngine};
+use crate::net::fabric::wire::{FabricWire, SharedEndpoint};
 use crate::net::interface::{self, AddressFamily};
 use crate::net::tcp::{GroupListener, ProcessLiveness, Sideband, TcpAddress, TcpEndpoint, TcpWire};
 use crate::net::wire::Wire;
@@ -111,7 +111,7 @@ impl LocalTransports {
             Sideband::new(me, group_listener, rank_infos.iter().map(address)).map(Arc::new)
         });
         let wire: Box<dyn Wire> = if fabric {
-            log_lines.extend(found());
+            log_lines.extend(discovery_log());
             let Some(mut wire) = self.fabric else { return Err("this rank has no fabric".to_owned()) };
             let address =
                 |rank_info: &RankInfo| rank_info.offer.fabric.clone().ok().filter(|_| other(rank_info));
@@ -147,12 +147,12 @@ impl LocalTransports {
                 ));
             }
         }
-        Ok((RemoteParts { wire, listeners, watches }, log_lines))
+        Ok((RemoteParts { wire, sideband: listeners, liveness: watches }, log_lines))
     }
 }
 
 /// Returns the process's fabric endpoint.
-fn engine(endpoint: &Arc<Endpoint>, size: usize, options: &TransportOptions) -> Result<SharedEngine, String> {
+fn engine(endpoint: &Arc<Endpoint>, size: usize, options: &TransportOptions) -> Result<SharedEndpoint, String> {
     let settings = || -> Result<Settings, String> {
         let named = options.interface.value.is_some() || options.family != AddressFamily::Any;
         let address = named

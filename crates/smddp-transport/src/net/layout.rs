@@ -1,155 +1,162 @@
-//! What an operation's channels between nodes need: made once for a call that is bound, used by each of its operations.
+//! Layout of an operation's inter-node channels: computed once for a bound call, used by each of its operations.
 
 use std::collections::HashMap;
 
 use crate::{Mismatch, RecvChannel, SendChannel};
 
+/// Send channel between nodes.
 pub(super) struct RemoteSend {
-    /// Its number in the program.
+    /// Channel number in the program.
     pub(super) channel: usize,
-    /// In rotated order, so that not all ranks write to one first.
+    /// Readers in rotated order, so that not all ranks write to the same reader first.
     pub(super) readers: Vec<usize>,
-    /// Of its first cell, in the operation's memory.
+    /// Offset of the first slot in the operation's memory, in bytes.
     pub(super) at: usize,
-    pub(super) cell: usize,
-    /// Messages that it may be ahead of its readers, and cells that it has for them.
+    pub(super) slot_bytes: usize,
+    /// Maximum number of messages ahead of the slowest reader.
     pub(super) window: u64,
-    pub(super) cells: u64,
+    /// Number of send slots.
+    pub(super) slots: u64,
     pub(super) messages: u64,
     pub(super) bytes: u64,
-    /// Where its readers and its cells begin among those of all channels.
+    /// First index of its readers and of its slots among those of all send channels.
     pub(super) first_reader: usize,
-    pub(super) first_cell: usize,
+    pub(super) first_slot: usize,
 }
 
+/// Receive channel between nodes.
 pub(super) struct RemoteRecv {
-    pub(super) want: RecvChannel,
+    pub(super) spec: RecvChannel,
+    /// Offset of the first slot in the operation's memory, in bytes.
     pub(super) at: usize,
-    pub(super) depth: u64,
+    /// Number of receive slots.
+    pub(super) slots: u64,
 }
 
-/// Channels, and where their cells lie in an operation's memory.
+/// Inter-node channels of an operation, with the offsets of their slots in its memory.
 #[derive(Default)]
 pub(crate) struct RemoteLayout {
-    pub(super) outs: Vec<RemoteSend>,
-    pub(super) ins: Vec<RemoteRecv>,
-    /// Inlets by (rank, channel).
-    pub(super) places: HashMap<(usize, u32), usize>,
-    /// Of all cells.
+    pub(super) sends: Vec<RemoteSend>,
+    pub(super) recvs: Vec<RemoteRecv>,
+    /// Index of a receive channel by (rank, channel).
+    pub(super) recv_index: HashMap<(usize, u32), usize>,
+    /// Total size of all slots.
     pub(super) bytes: usize,
     readers: usize,
-    cells: usize,
+    slots: usize,
 }
 
 impl RemoteLayout {
-    /// `send_channels`: each with its number in the program. `window`: cells of a channel at its readers, on which all ranks agree; `written`: those of its writer.
+    /// `send_channels`: with their numbers in the program. `window`: receive slots of a channel, equal on all ranks. `send_slots`: send
+    /// slots of a channel.
     pub(crate) fn new(
         me: usize,
         send_channels: Vec<(usize, SendChannel)>,
         recv_channels: &[RecvChannel],
         window: usize,
-        written: usize,
+        send_slots: usize,
     ) -> Self {
-        let mut channel_layout = Self::default();
+        let mut layout = Self::default();
         let mut end = 0;
-        let mut place = |cell: usize, messages: u64, most: usize| {
-            let (at, cell, cells) = (end, cell.next_multiple_of(64), messages.min(most as u64).max(1));
-            end += cell * cells as usize;
-            (at, cell, cells)
+        let mut allocate = |slot_bytes: usize, messages: u64, limit: usize| {
+            let (at, slot_bytes, slots) =
+                (end, slot_bytes.next_multiple_of(64), messages.min(limit as u64).max(1));
+            end += slot_bytes * slots as usize;
+            (at, slot_bytes, slots)
         };
         for (channel, send_channel) in send_channels {
-            let (at, cell, cells) = place(send_channel.cell, send_channel.messages, written);
+            let (at, slot_bytes, slots) = allocate(send_channel.cell, send_channel.messages, send_slots);
             let mut readers = send_channel.readers;
             let first = readers.iter().position(|&rank| rank > me).unwrap_or(0);
             readers.rotate_left(first);
-            let (first_reader, first_cell) = (channel_layout.readers, channel_layout.cells);
-            channel_layout.readers += readers.len();
-            channel_layout.cells += cells as usize;
-            channel_layout.outs.push(RemoteSend {
+            let (first_reader, first_slot) = (layout.readers, layout.slots);
+            layout.readers += readers.len();
+            layout.slots += slots as usize;
+            layout.sends.push(RemoteSend {
                 channel,
                 readers,
                 at,
-                cell,
+                slot_bytes,
                 window: send_channel.messages.min(window as u64).max(1),
-                cells,
+                slots,
                 messages: send_channel.messages,
                 bytes: send_channel.bytes,
                 first_reader,
-                first_cell,
+                first_slot,
             });
         }
         for (index, recv_channel) in recv_channels.iter().enumerate() {
-            let (at, _, depth) = place(recv_channel.cell, recv_channel.messages, window);
-            channel_layout.places.insert((recv_channel.rank, recv_channel.channel as u32), index);
-            channel_layout.ins.push(RemoteRecv { want: *recv_channel, at, depth });
+            let (at, _, slots) = allocate(recv_channel.cell, recv_channel.messages, window);
+            layout.recv_index.insert((recv_channel.rank, recv_channel.channel as u32), index);
+            layout.recvs.push(RemoteRecv { spec: *recv_channel, at, slots });
         }
-        channel_layout.bytes = end;
-        channel_layout
+        layout.bytes = end;
+        layout
     }
 }
 
-/// Memory of the call's own in which a channel's messages arrive, one behind the other, without a cell.
+/// Memory of the call itself that receives a channel's messages in place, consecutively and without slots.
 #[derive(Clone, Copy)]
 pub(super) struct RecvTarget {
     pub(super) at: *mut u8,
     pub(super) bytes: usize,
-    /// From one message to the next.
+    /// Distance between the starts of two messages, in bytes.
     pub(super) stride: usize,
 }
 
 impl RecvTarget {
-    /// Where message `index` lies; `None`: `bytes` do not fit there.
-    pub(super) fn place(&self, index: u64, bytes: u64) -> Option<*mut u8> {
+    /// Returns the address of message `index`; `None`: `bytes` do not fit there.
+    pub(super) fn slot_address(&self, index: u64, bytes: u64) -> Option<*mut u8> {
         let offset = usize::try_from(index).ok()?.checked_mul(self.stride)?;
         let end = offset.checked_add(usize::try_from(bytes).ok()?)?;
         (end <= self.bytes).then(|| self.at.wrapping_add(offset))
     }
 }
 
-/// How far one channel that this rank reads has come.
+/// Progress of one channel that this rank reads.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RecvProgress {
-    /// Messages that were given a cell, that are here, and that are read. As long as one of the first is not among the
-    /// second, the operation does not end: so nobody writes to its cells afterwards.
+    /// Number of messages with an assigned target, of received messages, and of released messages. The operation does not end
+    /// while a target is assigned and its message not received, so nothing writes to its slots afterwards.
     pub(super) placed: u64,
-    pub(super) there: u64,
-    pub(super) taken: u64,
-    /// Of those that are read, the writer was told of so many.
-    pub(super) told: u64,
-    /// The writer's header was seen.
-    pub(super) resolved: bool,
-    pub(super) bad: Option<Mismatch>,
+    pub(super) received: u64,
+    pub(super) released: u64,
+    /// Number of released messages for which the writer has received credit.
+    pub(super) credited: u64,
+    /// Set once the writer's fingerprint has been checked.
+    pub(super) confirmed: bool,
+    pub(super) mismatch: Option<Mismatch>,
 }
 
 impl RecvProgress {
-    /// Something is still to come.
-    pub(super) fn awaited(&self, want: &RecvChannel) -> bool {
-        !self.resolved || self.there < want.messages
+    /// Returns whether the channel still expects data.
+    pub(super) fn is_pending(&self, spec: &RecvChannel) -> bool {
+        !self.confirmed || self.received < spec.messages
     }
 }
 
-/// How far the channels of the operation under way have come.
+/// Progress of the channels of the operation under way.
 #[derive(Default)]
-pub(super) struct Progress {
-    /// Messages, by outlet.
+pub(super) struct ChannelProgress {
+    /// Messages sent, by send channel.
     pub(super) sent: Vec<u64>,
-    /// Messages that each reader of each outlet is known to have read.
+    /// Messages that each reader of each send channel has acknowledged with credits.
     pub(super) read: Vec<u64>,
-    /// Sends under way from each cell of each outlet.
+    /// Sends in flight from each slot of each send channel.
     pub(super) busy: Vec<u32>,
-    pub(super) came: Vec<RecvProgress>,
+    pub(super) recvs: Vec<RecvProgress>,
 }
 
-impl Progress {
-    /// Nothing has moved yet. Keeps its memory.
-    pub(super) fn reset(&mut self, channel_layout: &RemoteLayout) {
+impl ChannelProgress {
+    /// Resets all progress to zero; keeps the allocations.
+    pub(super) fn reset(&mut self, layout: &RemoteLayout) {
         fn zero<T: Clone + Default>(list: &mut Vec<T>, length: usize) {
             list.clear();
             list.resize(length, T::default());
         }
-        zero(&mut self.sent, channel_layout.outs.len());
-        zero(&mut self.read, channel_layout.readers);
-        zero(&mut self.busy, channel_layout.cells);
-        zero(&mut self.came, channel_layout.ins.len());
+        zero(&mut self.sent, layout.sends.len());
+        zero(&mut self.read, layout.readers);
+        zero(&mut self.busy, layout.slots);
+        zero(&mut self.recvs, layout.recvs.len());
     }
 }

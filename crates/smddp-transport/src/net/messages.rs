@@ -1,9 +1,9 @@
-//! Messages between two ranks of different nodes, outside the collectives.
+//! Point-to-point messages between ranks of different nodes.
 //!
-//! The sender announces each message. A short one follows at once and is kept by the receiver until it is asked for, as
-//! long as not too many of them are; any other one waits until the receiver asks for it and has cells for its pieces.
-//! So no message ever stands in the way of another, or of a collective. Where the wire takes messages from any memory and
-//! brings them to any, they leave from the sender's own, and those that the receiver has asked for arrive in its own.
+//! The sender announces each message. The payload of a short (eager) message follows at once; the receiver stores it until it is
+//! requested, within a limit per sender. A longer message waits until the receiver requests it and has slots for its fragments.
+//! No message therefore blocks another message or a collective. If the wire can send from and receive into any memory, messages
+//! are sent from the sender's buffer. Requested messages are then received in place, in the receiver's buffer.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,159 +12,168 @@ use super::wire::{INLINE_PAYLOAD, Target, Ticket};
 use crate::process::{Region, StagingMemory};
 use crate::{Envelope, MessageId, MessageTransport};
 
-const PIECE: usize = 128 << 10;
-/// Messages up to this many bytes follow their announcement at once.
-const SHORT: usize = 64 << 10;
-/// Pieces under way.
-const DEPTH: u64 = 4;
-/// Short messages that a receiver keeps for one sender, in bytes.
-const KEPT: u64 = 8 << 20;
-/// Of those that were taken since, so many are told at once: word of each would cost as much as the message.
-const WORD: u64 = KEPT / 8;
-/// Messages of one sender that nobody has asked for yet: more is a sender that does not stop.
-const ANNOUNCED: usize = 1 << 20;
-/// In `Frame::channel` of a `Ready`: short messages of `total` bytes were taken.
-const TAKEN: u32 = 1;
+/// Largest payload of one fragment, in bytes.
+const FRAGMENT: usize = 128 << 10;
+/// Largest eager message, in bytes: it follows its announcement at once.
+const EAGER_LIMIT: usize = 64 << 10;
+/// Maximum number of fragments of one message in flight.
+const MAX_IN_FLIGHT: u64 = 4;
+/// Limit of eager messages that a receiver stores for one sender, in bytes.
+const EAGER_CREDIT: u64 = 8 << 20;
+/// Released bytes of eager messages per credit frame: a credit frame for each message would cost as much as the message.
+const CREDIT_BATCH: u64 = EAGER_CREDIT / 8;
+/// Maximum number of announced messages of one sender that the receiver has not requested: a sender beyond it is out of control.
+const MAX_ANNOUNCED: usize = 1 << 20;
+/// Value of `Frame::channel` in a `Ready` frame: eager messages of `total` bytes were released.
+const EAGER_RELEASED: u32 = 1;
 
-struct Outgoing {
+/// Outgoing message.
+struct SendingMessage {
     to: usize,
     bytes: usize,
-    /// It was announced as one that follows at once.
-    short: bool,
+    /// Set if the message was announced as eager.
+    eager: bool,
     region: Option<Region>,
-    /// Instead: its pieces leave from where the sender has them.
-    lent: Option<*const u8>,
+    /// Source of a zero-copy send, instead of `region`: the sender's buffer.
+    source: Option<*const u8>,
     granted: u64,
     sent: u64,
-    busy: [u32; DEPTH as usize],
+    busy: [u32; MAX_IN_FLIGHT as usize],
     closed: bool,
 }
 
-/// Where a message lies that needs no cells.
+/// Target of a message that is received in place, without slots.
 enum RecvTarget {
     At(*mut u8),
-    /// It was let go: what still comes is dropped.
-    Over,
+    /// The receiver has released its buffer: the rest of the message is discarded.
+    Discarded,
 }
 
-struct Incoming {
+/// Incoming message.
+struct ReceivingMessage {
     bytes: usize,
-    follows: bool,
+    eager: bool,
     region: Option<Region>,
     recv_target: Option<RecvTarget>,
-    /// It was put off for a look, in which whoever waits for it may say where it belongs.
+    /// Set once delivery was deferred by one poll, so that a waiting receiver can provide a target.
     deferred: bool,
-    /// Pieces that were given room, that are here, and that are read: none is read that is not here, so the region is not
-    /// given back while somebody writes to it.
+    /// Number of fragments with an assigned target, received, and released. A fragment is released only after it was received,
+    /// so the region is not freed while the wire writes to it.
     placed: u64,
-    there: u64,
-    taken: u64,
+    received: u64,
+    released: u64,
 }
 
-impl Incoming {
-    fn pieces(&self) -> u64 {
-        if self.follows { 1 } else { self.bytes.div_ceil(PIECE) as u64 }
+impl ReceivingMessage {
+    fn fragments(&self) -> u64 {
+        if self.eager { 1 } else { self.bytes.div_ceil(FRAGMENT) as u64 }
     }
 
-    /// Bytes of the piece that comes next.
-    fn next(&self) -> usize {
-        if self.follows { self.bytes } else { (self.bytes - self.placed as usize * PIECE).min(PIECE) }
+    /// Size of the next fragment, in bytes.
+    fn next_bytes(&self) -> usize {
+        if self.eager { self.bytes } else { (self.bytes - self.placed as usize * FRAGMENT).min(FRAGMENT) }
     }
 }
 
+/// State of all messages between this rank and ranks of other nodes.
 pub(super) struct RemoteMessages {
-    owner: StagingMemory,
-    /// The wire takes messages from any memory and brings them to any.
-    direct: bool,
+    staging: StagingMemory,
+    /// Set if the wire can send from and receive into any memory.
+    in_place: bool,
     next: MessageId,
-    outgoing: BTreeMap<MessageId, Outgoing>,
-    /// Short messages' bytes that each rank keeps for this one.
-    kept: Vec<u64>,
-    /// Ranks to which a short message was sent: their confirmation would be another message.
+    outgoing: BTreeMap<MessageId, SendingMessage>,
+    /// Bytes of this rank's eager messages that each peer has not released yet.
+    unreceived: Vec<u64>,
+    /// Ranks to which an eager message was sent: its confirmation would need another message.
     short_sent: Vec<bool>,
-    /// Bytes of short messages that were taken and that their sender has not been told of.
+    /// By peer: released bytes of eager messages not yet returned as credit.
     unannounced: Vec<u64>,
     announced: Vec<VecDeque<(Envelope, MessageId)>>,
-    incoming: BTreeMap<(usize, MessageId), Incoming>,
-    /// Ranks whose announcements were looked for in vain.
-    wanted: Vec<bool>,
-    /// The last look for announcements was in vain.
-    seeks: bool,
+    incoming: BTreeMap<(usize, MessageId), ReceivingMessage>,
+    /// By peer: set if the last request found no announced message.
+    waiting: Vec<bool>,
+    /// Set if the last request for any peer found no announced message.
+    waiting_any: bool,
     due: VecDeque<QueuedMessage>,
 }
 
-/// A frame that has to be sent to a rank.
+/// Queued frame for a rank.
 pub(super) struct QueuedMessage {
     pub(super) to: usize,
     pub(super) frame: Frame,
     pub(super) payload: *const u8,
-    /// `None`: the payload is the sender's again as soon as it is sent.
+    /// `None`: the payload's memory is free as soon as the frame is sent.
     pub(super) ticket: Option<Ticket>,
 }
 
-/// One without a payload.
-fn tell(due: &mut VecDeque<QueuedMessage>, to: usize, frame: Frame) {
+/// Queues a frame without a payload.
+fn queue_control(due: &mut VecDeque<QueuedMessage>, to: usize, frame: Frame) {
     due.push_back(QueuedMessage { to, frame, payload: std::ptr::null(), ticket: Some(0) });
 }
 
 impl RemoteMessages {
-    pub(super) fn new(size: usize, owner: StagingMemory, direct: bool) -> Self {
+    pub(super) fn new(size: usize, staging: StagingMemory, in_place: bool) -> Self {
         Self {
-            owner,
-            direct,
-            // Ticket 0 is nobody's.
+            staging,
+            in_place,
+            // No message has number 0: its ticket marks control frames.
             next: 1,
             outgoing: BTreeMap::new(),
-            kept: vec![0; size],
+            unreceived: vec![0; size],
             unannounced: vec![0; size],
             short_sent: vec![false; size],
             announced: vec![VecDeque::new(); size],
             incoming: BTreeMap::new(),
-            wanted: vec![false; size],
-            seeks: false,
+            waiting: vec![false; size],
+            waiting_any: false,
             due: VecDeque::new(),
         }
     }
 
-    /// The next frame that has to be told a rank.
-    pub(super) fn due(&mut self) -> Option<QueuedMessage> {
+    /// Removes and returns the next frame to send.
+    pub(super) fn pop_queued(&mut self) -> Option<QueuedMessage> {
         self.due.pop_front()
     }
 
-    /// Whether pieces are still on their way out.
-    pub(super) fn flying(&self) -> bool {
+    /// Returns whether frames are queued or fragments of closed messages are in flight.
+    pub(super) fn has_unsent(&self) -> bool {
         self.outgoing.values().any(|out| out.closed) || !self.due.is_empty()
     }
 
-    /// Whether anything should come.
-    pub(super) fn wants(&self) -> bool {
-        self.seeks || !self.outgoing.is_empty() || !self.incoming.is_empty()
+    /// Returns whether any frame is expected.
+    pub(super) fn expects_frames(&self) -> bool {
+        self.waiting_any || !self.outgoing.is_empty() || !self.incoming.is_empty()
     }
 
-    /// A short message of `from` was taken.
-    fn took(&mut self, from: usize, bytes: u64) {
+    /// Records the release of an eager message of `from`, and returns credit in batches.
+    fn return_credit(&mut self, from: usize, bytes: u64) {
         self.unannounced[from] += bytes;
-        if self.unannounced[from] >= WORD {
+        if self.unannounced[from] >= CREDIT_BATCH {
             let total = std::mem::take(&mut self.unannounced[from]);
-            tell(&mut self.due, from, Frame { channel: TAKEN, total, ..Frame::new(Kind::Grant, 0) });
+            queue_control(
+                &mut self.due,
+                from,
+                Frame { channel: EAGER_RELEASED, total, ..Frame::new(Kind::Grant, 0) },
+            );
         }
     }
 
-    /// Ranks from which something should come.
-    pub(super) fn awaited(&self) -> Vec<usize> {
+    /// Ranks from which a frame is expected.
+    pub(super) fn expected_ranks(&self) -> Vec<usize> {
         let mut ranks: Vec<usize> = self.outgoing.values().map(|out| out.to).collect();
-        let asked = |incoming: &Incoming| incoming.region.is_some() || incoming.recv_target.is_some();
-        ranks.extend(self.incoming.iter().filter(|(_, i)| asked(i)).map(|((from, _), _)| *from));
-        ranks.extend(self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted).map(|(rank, _)| rank));
+        let requested =
+            |incoming: &ReceivingMessage| incoming.region.is_some() || incoming.recv_target.is_some();
+        ranks.extend(self.incoming.iter().filter(|(_, i)| requested(i)).map(|((from, _), _)| *from));
+        ranks.extend(self.waiting.iter().enumerate().filter(|(_, waiting)| **waiting).map(|(rank, _)| rank));
         ranks
     }
 
-    fn drop_done(&mut self, stream: MessageId) {
-        let done = |out: &mut Outgoing| out.closed && out.busy.iter().all(|&busy| busy == 0);
+    fn remove_finished(&mut self, stream: MessageId) {
+        let done = |out: &mut SendingMessage| out.closed && out.busy.iter().all(|&busy| busy == 0);
         if self.outgoing.get_mut(&stream).is_some_and(done)
             && let Some(region) = self.outgoing.remove(&stream).and_then(|out| out.region)
         {
-            self.owner.give(region);
+            self.staging.give(region);
         }
     }
 
@@ -173,70 +182,70 @@ impl RemoteMessages {
         if let Some(out) = self.outgoing.get_mut(&stream) {
             out.busy[slot] = out.busy[slot].saturating_sub(1);
         }
-        self.drop_done(stream);
+        self.remove_finished(stream);
     }
 
     pub(super) fn granted(&mut self, peer: usize, frame: &Frame) {
-        if frame.channel == TAKEN {
-            self.kept[peer] = self.kept[peer].saturating_sub(frame.total);
+        if frame.channel == EAGER_RELEASED {
+            self.unreceived[peer] = self.unreceived[peer].saturating_sub(frame.total);
         } else if let Some(out) = self.outgoing.get_mut(&frame.seq).filter(|out| out.to == peer) {
             out.granted = out.granted.max(frame.index);
         }
     }
 
-    /// The error says what it is that no rank sends.
+    /// Records an announced message; the error describes a protocol violation.
     pub(super) fn announced(&mut self, peer: usize, frame: &Frame) -> Result<(), &'static str> {
-        let envelope = Envelope { tag: frame.count, dtype: frame.what, bytes: frame.total };
-        let follows = frame.index == Frame::FOLLOWS;
-        if follows && envelope.bytes > SHORT as u64 || usize::try_from(envelope.bytes).is_err() {
+        let envelope = Envelope { tag: frame.count, dtype: frame.dtype, bytes: frame.total };
+        let eager = frame.index == Frame::FOLLOWS;
+        if eager && envelope.bytes > EAGER_LIMIT as u64 || usize::try_from(envelope.bytes).is_err() {
             return Err("a message of an impossible size");
         }
-        if self.announced[peer].len() >= ANNOUNCED {
-            return Err("a million messages that nobody receives");
+        if self.announced[peer].len() >= MAX_ANNOUNCED {
+            return Err("more than a million messages without a matching recv");
         }
         if self.incoming.contains_key(&(peer, frame.seq)) {
-            return Err("two messages of one number");
+            return Err("two messages with the same number");
         }
         self.announced[peer].push_back((envelope, frame.seq));
         if envelope.bytes > 0 {
-            let incoming = Incoming {
+            let incoming = ReceivingMessage {
                 bytes: envelope.bytes as usize,
-                follows,
+                eager,
                 region: None,
                 recv_target: None,
                 deferred: false,
                 placed: 0,
-                there: 0,
-                taken: 0,
+                received: 0,
+                released: 0,
             };
             self.incoming.insert((peer, frame.seq), incoming);
         }
         Ok(())
     }
 
-    /// `None`: no such piece is awaited.
-    pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Option<Target> {
+    /// Returns the target of a fragment; `None`: no such fragment is expected.
+    pub(super) fn target(&mut self, peer: usize, frame: &Frame) -> Option<Target> {
         let incoming = self.incoming.get_mut(&(peer, frame.seq))?;
-        let whole = incoming.follows || incoming.recv_target.is_some();
-        let room = if whole { incoming.pieces() } else { incoming.taken + DEPTH };
-        let next = frame.index == incoming.placed && incoming.placed < incoming.pieces().min(room);
-        if !next || frame.bytes != incoming.next() as u64 {
+        let whole = incoming.eager || incoming.recv_target.is_some();
+        let room = if whole { incoming.fragments() } else { incoming.released + MAX_IN_FLIGHT };
+        let next = frame.index == incoming.placed && incoming.placed < incoming.fragments().min(room);
+        if !next || frame.bytes != incoming.next_bytes() as u64 {
             return None;
         }
         match incoming.recv_target {
             Some(RecvTarget::At(at)) => {
                 incoming.placed += 1;
-                return Some(Target::At(at.wrapping_add(frame.index as usize * PIECE)));
+                return Some(Target::At(at.wrapping_add(frame.index as usize * FRAGMENT)));
             }
-            Some(RecvTarget::Over) => {
+            Some(RecvTarget::Discarded) => {
                 incoming.placed += 1;
                 return Some(Target::Discard);
             }
-            // A few bytes are copied sooner than looked for again.
-            None if self.direct
-                && incoming.follows
+            // Copying up to INLINE_PAYLOAD bytes is faster than another poll.
+            None if self.in_place
+                && incoming.eager
                 && incoming.bytes > INLINE_PAYLOAD
-                && self.wanted[peer]
+                && self.waiting[peer]
                 && !incoming.deferred =>
             {
                 incoming.deferred = true;
@@ -244,25 +253,25 @@ impl RemoteMessages {
             }
             None => {}
         }
-        if incoming.follows && incoming.region.is_none() {
-            incoming.region = self.owner.take(incoming.bytes);
-            // Memory comes back when some other message is taken.
+        if incoming.eager && incoming.region.is_none() {
+            incoming.region = self.staging.take(incoming.bytes);
+            // Memory becomes free when another message is released.
             if incoming.region.is_none() {
                 return Some(Target::Later);
             }
         }
-        // Nobody asked for it before it has a region.
-        let base = self.owner.address(incoming.region?);
-        let slot = if incoming.follows { 0 } else { (frame.index % DEPTH) as usize * PIECE };
+        // A longer message has its region before it is requested from the sender.
+        let base = self.staging.address(incoming.region?);
+        let slot = if incoming.eager { 0 } else { (frame.index % MAX_IN_FLIGHT) as usize * FRAGMENT };
         incoming.placed += 1;
         Some(Target::At(base.wrapping_add(slot)))
     }
 
     pub(super) fn arrived(&mut self, peer: usize, frame: &Frame) {
         if let Some(incoming) = self.incoming.get_mut(&(peer, frame.seq))
-            && incoming.there < incoming.placed
+            && incoming.received < incoming.placed
         {
-            incoming.there += 1;
+            incoming.received += 1;
         }
     }
 }
@@ -271,57 +280,58 @@ impl MessageTransport for RemoteMessages {
     fn announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
         let stream = self.next;
         self.next += 1;
-        let short = envelope.bytes as usize <= SHORT && self.kept[to] + envelope.bytes <= KEPT;
-        if short {
-            self.kept[to] += envelope.bytes;
+        let eager = envelope.bytes as usize <= EAGER_LIMIT && self.unreceived[to] + envelope.bytes <= EAGER_CREDIT;
+        if eager {
+            self.unreceived[to] += envelope.bytes;
             self.short_sent[to] = true;
         }
         self.outgoing.insert(
             stream,
-            Outgoing {
+            SendingMessage {
                 to,
                 bytes: envelope.bytes as usize,
-                short,
+                eager,
                 region: None,
-                lent: None,
-                granted: u64::from(short),
+                source: None,
+                granted: u64::from(eager),
                 sent: 0,
-                busy: [0; DEPTH as usize],
+                busy: [0; MAX_IN_FLIGHT as usize],
                 closed: false,
             },
         );
         let frame = Frame {
-            index: if short { Frame::FOLLOWS } else { 0 },
-            what: envelope.dtype,
+            index: if eager { Frame::FOLLOWS } else { 0 },
+            dtype: envelope.dtype,
             count: envelope.tag,
             total: envelope.bytes,
             ..Frame::new(Kind::Announce, stream)
         };
-        tell(&mut self.due, to, frame);
+        queue_control(&mut self.due, to, frame);
         Some(stream)
     }
 
     fn send_slot(&mut self, stream: MessageId) -> Option<(*mut u8, usize)> {
         let out = self.outgoing.get_mut(&stream)?;
-        let slot = (out.sent % DEPTH) as usize;
+        let slot = (out.sent % MAX_IN_FLIGHT) as usize;
         if out.sent >= out.granted || out.busy[slot] > 0 {
             return None;
         }
         if out.region.is_none() {
-            out.region = self.owner.take(if out.short { out.bytes } else { DEPTH as usize * PIECE });
+            out.region =
+                self.staging.take(if out.eager { out.bytes } else { MAX_IN_FLIGHT as usize * FRAGMENT });
         }
-        if out.short {
-            return Some((self.owner.address(out.region?), out.bytes));
+        if out.eager {
+            return Some((self.staging.address(out.region?), out.bytes));
         }
-        Some((self.owner.address(out.region?).wrapping_add(slot * PIECE), PIECE))
+        Some((self.staging.address(out.region?).wrapping_add(slot * FRAGMENT), FRAGMENT))
     }
 
     fn publish(&mut self, stream: MessageId, bytes: usize) {
         if let Some(out) = self.outgoing.get_mut(&stream)
             && let Some(region) = out.region
         {
-            let slot = out.sent % DEPTH;
-            let payload = self.owner.address(region).wrapping_add(slot as usize * PIECE).cast_const();
+            let slot = out.sent % MAX_IN_FLIGHT;
+            let payload = self.staging.address(region).wrapping_add(slot as usize * FRAGMENT).cast_const();
             let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Fragment, stream) };
             out.sent += 1;
             out.busy[slot as usize] += 1;
@@ -335,27 +345,27 @@ impl MessageTransport for RemoteMessages {
     }
 
     fn send_in_place(&mut self, stream: MessageId, at: *const u8) -> bool {
-        let Some(out) = self.outgoing.get_mut(&stream).filter(|out| self.direct && out.bytes > 0) else {
+        let Some(out) = self.outgoing.get_mut(&stream).filter(|out| self.in_place && out.bytes > 0) else {
             return false;
         };
-        if out.short {
-            // Its sender goes on at once, whether the reader has room for it or not.
+        if out.eager {
+            // The send completes at once, whether or not the reader has memory for it.
             out.sent = 1;
             let frame = Frame { bytes: out.bytes as u64, ..Frame::new(Kind::Fragment, stream) };
             self.due.push_back(QueuedMessage { to: out.to, frame, payload: at, ticket: None });
         } else {
-            out.lent = Some(at);
+            out.source = Some(at);
         }
         true
     }
 
     fn is_sent(&mut self, stream: MessageId) -> bool {
         let Some(out) = self.outgoing.get_mut(&stream) else { return true };
-        let Some(at) = out.lent else { return true };
-        let pieces = out.bytes.div_ceil(PIECE) as u64;
-        while out.sent < out.granted.min(pieces) && out.busy[(out.sent % DEPTH) as usize] == 0 {
-            let (slot, from) = (out.sent % DEPTH, out.sent as usize * PIECE);
-            let bytes = (out.bytes - from).min(PIECE) as u64;
+        let Some(at) = out.source else { return true };
+        let fragments = out.bytes.div_ceil(FRAGMENT) as u64;
+        while out.sent < out.granted.min(fragments) && out.busy[(out.sent % MAX_IN_FLIGHT) as usize] == 0 {
+            let (slot, from) = (out.sent % MAX_IN_FLIGHT, out.sent as usize * FRAGMENT);
+            let bytes = (out.bytes - from).min(FRAGMENT) as u64;
             let frame = Frame { index: out.sent, bytes, ..Frame::new(Kind::Fragment, stream) };
             (out.sent, out.busy[slot as usize]) = (out.sent + 1, 1);
             let payload = at.wrapping_add(from);
@@ -366,43 +376,43 @@ impl MessageTransport for RemoteMessages {
                 ticket: Some(stream << 8 | slot),
             });
         }
-        out.sent == pieces && out.busy.iter().all(|&busy| busy == 0)
+        out.sent == fragments && out.busy.iter().all(|&busy| busy == 0)
     }
 
     fn close(&mut self, stream: MessageId) {
         if let Some(out) = self.outgoing.get_mut(&stream) {
             out.closed = true;
         }
-        self.drop_done(stream);
+        self.remove_finished(stream);
     }
 
     fn next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
         let found = self.announced[from].pop_front();
-        self.wanted[from] = found.is_none();
-        self.seeks = found.is_none();
+        self.waiting[from] = found.is_none();
+        self.waiting_any = found.is_none();
         found
     }
 
     fn receive_into(&mut self, from: usize, stream: MessageId, at: *mut u8) -> bool {
         let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return false };
-        if !self.direct || incoming.region.is_some() {
+        if !self.in_place || incoming.region.is_some() {
             return false;
         }
         incoming.recv_target = Some(RecvTarget::At(at));
-        if !incoming.follows {
-            let granted = Frame { index: incoming.pieces(), ..Frame::new(Kind::Grant, stream) };
-            tell(&mut self.due, from, granted);
+        if !incoming.eager {
+            let granted = Frame { index: incoming.fragments(), ..Frame::new(Kind::Grant, stream) };
+            queue_control(&mut self.due, from, granted);
         }
         true
     }
 
     fn is_received(&mut self, from: usize, stream: MessageId) -> bool {
         let Some(incoming) = self.incoming.get(&(from, stream)) else { return true };
-        if incoming.there < incoming.pieces() {
+        if incoming.received < incoming.fragments() {
             return false;
         }
-        if incoming.follows {
-            self.took(from, incoming.bytes as u64);
+        if incoming.eager {
+            self.return_credit(from, incoming.bytes as u64);
         }
         self.incoming.remove(&(from, stream));
         true
@@ -410,36 +420,37 @@ impl MessageTransport for RemoteMessages {
 
     fn recv_slot(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
         let incoming = self.incoming.get_mut(&(from, stream))?;
-        if !incoming.follows && incoming.region.is_none() {
-            incoming.region = self.owner.take(DEPTH as usize * PIECE);
+        if !incoming.eager && incoming.region.is_none() {
+            incoming.region = self.staging.take(MAX_IN_FLIGHT as usize * FRAGMENT);
             incoming.region?;
-            let granted = Frame { index: DEPTH, ..Frame::new(Kind::Grant, stream) };
-            tell(&mut self.due, from, granted);
+            let granted = Frame { index: MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, stream) };
+            queue_control(&mut self.due, from, granted);
         }
-        if incoming.there <= incoming.taken {
+        if incoming.received <= incoming.released {
             return None;
         }
-        if incoming.follows {
-            return Some((self.owner.address(incoming.region?).cast_const(), incoming.bytes));
+        if incoming.eager {
+            return Some((self.staging.address(incoming.region?).cast_const(), incoming.bytes));
         }
-        let slot = (incoming.taken % DEPTH) as usize * PIECE;
-        Some((self.owner.address(incoming.region?).wrapping_add(slot).cast_const(), PIECE))
+        let slot = (incoming.released % MAX_IN_FLIGHT) as usize * FRAGMENT;
+        Some((self.staging.address(incoming.region?).wrapping_add(slot).cast_const(), FRAGMENT))
     }
 
     fn release(&mut self, from: usize, stream: MessageId) {
         let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return };
-        incoming.taken += 1;
-        let (bytes, follows, over) =
-            (incoming.bytes as u64, incoming.follows, incoming.taken >= incoming.pieces());
-        if !follows && incoming.taken + DEPTH <= incoming.pieces() {
-            let granted = Frame { index: incoming.taken + DEPTH, ..Frame::new(Kind::Grant, stream) };
-            tell(&mut self.due, from, granted);
+        incoming.released += 1;
+        let (bytes, eager, over) =
+            (incoming.bytes as u64, incoming.eager, incoming.released >= incoming.fragments());
+        if !eager && incoming.released + MAX_IN_FLIGHT <= incoming.fragments() {
+            let granted =
+                Frame { index: incoming.released + MAX_IN_FLIGHT, ..Frame::new(Kind::Grant, stream) };
+            queue_control(&mut self.due, from, granted);
         }
         if over && let Some(region) = self.incoming.remove(&(from, stream)).and_then(|i| i.region) {
-            self.owner.give(region);
+            self.staging.give(region);
         }
-        if follows {
-            self.took(from, bytes);
+        if eager {
+            self.return_credit(from, bytes);
         }
     }
 
@@ -450,16 +461,17 @@ impl MessageTransport for RemoteMessages {
 }
 
 impl RemoteMessages {
-    /// Memory of senders and receivers is theirs again: no more is sent of it, and what still comes for it is dropped.
+    /// Stops all use of the senders' and receivers' buffers: nothing more is sent from them, and further data for them is
+    /// discarded.
     pub(super) fn release_user_buffers(&mut self) {
         self.due.retain(|due| due.frame.kind != Kind::Fragment);
-        self.outgoing.values_mut().for_each(|out| out.lent = None);
+        self.outgoing.values_mut().for_each(|out| out.source = None);
         for recv_target in self.incoming.values_mut().filter_map(|incoming| incoming.recv_target.as_mut()) {
-            *recv_target = RecvTarget::Over;
+            *recv_target = RecvTarget::Discarded;
         }
     }
 
-    /// Leaves all memory to whoever may still write into it.
+    /// Leaks all regions: a device may still access them.
     pub(super) fn abandon(&mut self) {
         self.outgoing.clear();
         self.incoming.clear();
@@ -469,23 +481,25 @@ impl RemoteMessages {
 impl Drop for RemoteMessages {
     fn drop(&mut self) {
         let sent = std::mem::take(&mut self.outgoing).into_values().filter_map(|out| out.region);
-        let came = std::mem::take(&mut self.incoming).into_values().filter_map(|incoming| incoming.region);
-        sent.chain(came).for_each(|region| self.owner.give(region));
+        let received =
+            std::mem::take(&mut self.incoming).into_values().filter_map(|incoming| incoming.region);
+        sent.chain(received).for_each(|region| self.staging.give(region));
     }
 }
 
 #[cfg(any(test, fuzzing))]
 impl RemoteMessages {
-    /// Whether these bytes lie in memory of a message.
-    pub(super) fn holds(&self, at: *const u8, bytes: usize) -> bool {
+    /// Returns whether these bytes are inside memory of a message.
+    pub(super) fn owns(&self, at: *const u8, bytes: usize) -> bool {
         let regions = self.outgoing.values().filter_map(|out| out.region);
         let mut regions = regions.chain(self.incoming.values().filter_map(|incoming| incoming.region));
-        let lands = self.incoming.values().filter_map(|incoming| match incoming.recv_target {
+        let targets = self.incoming.values().filter_map(|incoming| match incoming.recv_target {
             Some(RecvTarget::At(base)) => Some((base.cast_const(), incoming.bytes)),
             _ => None,
         });
-        let mut own = lands.chain(self.outgoing.values().filter_map(|out| Some((out.lent?, out.bytes))));
-        let lies = |(base, size): (*const u8, usize)| at >= base && at.addr() + bytes <= base.addr() + size;
-        own.any(lies) || regions.any(|region| self.owner.inside(region, at, bytes))
+        let mut own = targets.chain(self.outgoing.values().filter_map(|out| Some((out.source?, out.bytes))));
+        let contains =
+            |(base, size): (*const u8, usize)| at >= base && at.addr() + bytes <= base.addr() + size;
+        own.any(contains) || regions.any(|region| self.staging.inside(region, at, bytes))
     }
 }

@@ -1,76 +1,80 @@
-//! Who has not come, when a deadline has passed: the ranks of other nodes are asked.
+//! Straggler query: after an expired deadline, asks the ranks of other nodes for their progress.
 
 use std::time::{Duration, Instant};
 
 use super::RemoteChannels;
 use crate::net::tcp::straggler_query::QueryResult;
 
-/// All of it takes no longer; whoever was not heard by then is not known. Where hosts answer, thousands of ranks take a
-/// fraction of it.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// So few are all asked at once.
-const FEW: usize = 128;
-/// In a larger group most ranks wait for a rank that waits, too. Those leave the asking to the ranks that wait for whoever
-/// is late, and hear of it from them within this time.
-const HEARSAY: Duration = Duration::from_secs(3);
-/// The wire is looked at so often meanwhile.
-const TURN: Duration = Duration::from_millis(20);
+/// Time limit of a whole query; ranks without a reply by then are reported as unknown. With responsive hosts, thousands of ranks
+/// reply in a fraction of it.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest number of ranks that are all queried at once.
+const QUERY_ALL_LIMIT: usize = 128;
+/// In a larger group, most ranks wait for a rank that waits itself. Only ranks that wait for a straggler directly query it; they
+/// abort the group, and the other ranks wait this long for the abort report.
+const FORWARD_TIMEOUT: Duration = Duration::from_secs(3);
+/// Poll interval of the wire during a query.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl RemoteChannels {
-    /// Learns how far `peers` are, the ranks of other nodes. `local`: whether a rank of this node has not begun that
+    /// Queries the progress of `peers`, ranks of other nodes. `local`: returns whether a rank of this node has not begun that
     /// operation.
-    pub(crate) fn straggler_query(&mut self, peers: &[usize], local: impl Fn(u64) -> bool) {
-        let (seq, until) = (self.state.seq, Instant::now() + PATIENCE);
+    pub(crate) fn query_stragglers(&mut self, peers: &[usize], local: impl Fn(u64) -> bool) {
+        let (seq, until) = (self.state.seq, Instant::now() + QUERY_TIMEOUT);
         let mut peers = peers.to_vec();
-        // Not everybody asks the same one first.
+        // Rotated by rank, so that the ranks do not all query the same peer first.
         let next = peers.iter().position(|&peer| peer > self.state.me).unwrap_or(0);
         peers.rotate_left(next);
         let (begun, unknown): (Vec<_>, Vec<_>) =
             peers.into_iter().partition(|&peer| self.arrived(peer, seq) == Some(true));
-        if unknown.len() <= FEW {
-            self.ask(&unknown, until);
+        if unknown.len() <= QUERY_ALL_LIMIT {
+            self.query(&unknown, until);
         } else {
             let (first, rest): (Vec<_>, Vec<_>) =
-                unknown.iter().copied().partition(|&peer| self.state.awaits(peer, seq));
-            self.ask(&first, until);
-            let waits_too = |&peer: &usize| self.arrived(peer, seq) == Some(true);
-            if !local(seq) && first.iter().all(waits_too) && self.hear(Instant::now() + HEARSAY) {
+                unknown.iter().copied().partition(|&peer| self.state.waits_for(peer, seq));
+            self.query(&first, until);
+            let is_waiting = |&peer: &usize| self.arrived(peer, seq) == Some(true);
+            if !local(seq)
+                && first.iter().all(is_waiting)
+                && self.wait_for_abort(Instant::now() + FORWARD_TIMEOUT)
+            {
                 return;
             }
-            self.ask(&rest, until);
+            self.query(&rest, until);
         }
         let state = &self.state;
         let missing = local(seq) || unknown.iter().any(|&peer| self.arrived(peer, seq) == Some(false));
-        // Who has begun it may be silent since: that is looked into where nothing else explains it, and where hosts are.
+        // Peers that have begun the operation may be silent since then. Query them if nothing else explains the delay, and to
+        // complete the list of silent hosts.
         if !missing || state.peers.iter().any(|peer| peer.silent) {
-            self.ask(&begun, until);
+            self.query(&begun, until);
         }
     }
 
-    /// Asks all of `peers`, ranks of other nodes, what they do: something else than an operation is waited for.
-    pub(crate) fn survey_each(&mut self, peers: &[usize]) {
-        self.ask(peers, Instant::now() + PATIENCE);
+    /// Queries the activity of all `peers`, ranks of other nodes, when this rank waits outside an operation.
+    pub(crate) fn query_ranks(&mut self, peers: &[usize]) {
+        self.query(peers, Instant::now() + QUERY_TIMEOUT);
     }
 
-    /// Asks them, until all have answered or a rank tells why the group is dead.
-    fn ask(&mut self, peers: &[usize], until: Instant) {
+    /// Queries `peers` until all have replied or a rank sends an abort report.
+    fn query(&mut self, peers: &[usize], until: Instant) {
         let Some(mut straggler_query) =
-            self.listeners.as_ref().map(|listeners| listeners.straggler_query(peers))
+            self.sideband.as_ref().map(|sideband| sideband.straggler_query(peers))
         else {
             return;
         };
         let mut now = Instant::now();
-        while !straggler_query.is_finished() && now < until && !self.told() {
-            for (peer, heard) in straggler_query.poll(TURN, now) {
+        while !straggler_query.is_finished() && now < until && !self.abort_received() {
+            for (peer, reply) in straggler_query.poll(POLL_INTERVAL, now) {
                 let state = &mut self.state.peers[peer];
-                state.silent = heard == QueryResult::HostSilent;
-                state.mute = heard == QueryResult::ProcessUnresponsive;
-                if let QueryResult::Replied(answer) = heard {
-                    state.answered = true;
+                state.silent = reply == QueryResult::HostSilent;
+                state.unresponsive = reply == QueryResult::ProcessUnresponsive;
+                if let QueryResult::Replied(answer) = reply {
+                    state.replied = true;
                     state.begun = state.begun.max(answer.begun);
-                    state.doing = answer.doing;
+                    state.activity = answer.doing;
                 } else {
-                    state.answered = false;
+                    state.replied = false;
                 }
             }
             now = Instant::now();
@@ -79,22 +83,22 @@ impl RemoteChannels {
         }
     }
 
-    /// Waits for a rank to tell why the group is dead; whether one has.
-    fn hear(&mut self, until: Instant) -> bool {
+    /// Waits for an abort report; returns whether one has arrived.
+    fn wait_for_abort(&mut self, until: Instant) -> bool {
         let mut now = Instant::now();
-        while !self.told() && now < until {
+        while !self.abort_received() && now < until {
             if !self.wire.poll(&mut self.state) {
                 self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
-                self.state.owner.max_sleep(&fds);
+                self.state.staging.max_sleep(&fds);
             }
             now = Instant::now();
         }
-        self.told()
+        self.abort_received()
     }
 
-    fn told(&self) -> bool {
+    fn abort_received(&self) -> bool {
         self.state.peers.iter().any(|peer| peer.abort.is_some())
     }
 }

@@ -1,9 +1,9 @@
-//! What a rank does that waits, by a time of the test's own.
+//! Tests of a waiting rank, with a clock that the test controls.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{HAIL, RemoteChannels, RemoteParts};
+use super::{RemoteChannels, RemoteParts, WAIT_NOTICE_DELAY};
 use crate::fuzzing::{endpoint, line};
 use crate::net::frame::{Frame, Kind, MESSAGES};
 use crate::net::layout::RemoteLayout;
@@ -12,105 +12,106 @@ use crate::net::wire::{Sink, Target};
 use crate::process::layout::LONGEST_ERROR;
 use crate::{CallFingerprint, Envelope, Fault, RecvChannel};
 
-/// Rank 0 of two, over a wire on which nothing comes by itself.
+/// Rank 0 of two, over a wire without incoming frames.
 fn rank() -> (RemoteChannels, line::Shared) {
     let line = line::Shared::new(2);
-    let uplink = RemoteParts { wire: Box::new(line.clone()), listeners: None, watches: None };
-    (RemoteChannels::new(0, 2, uplink, endpoint(), 99), line)
+    let parts = RemoteParts { wire: Box::new(line.clone()), sideband: None, liveness: None };
+    (RemoteChannels::new(0, 2, parts, endpoint(), 99), line)
 }
 
 fn begin(net: &mut RemoteChannels, seq: u64) {
     let recv_channel = RecvChannel { rank: 1, channel: 0, reader: 0, cell: 64, messages: 1, bytes: 8 };
-    net.wire_up(&Arc::new(RemoteLayout::new(0, Vec::new(), &[recv_channel], 1, 1)));
+    net.set_layout(&Arc::new(RemoteLayout::new(0, Vec::new(), &[recv_channel], 1, 1)));
     assert!(net.reserve());
     net.begin(seq, CallFingerprint { call: 7, count: 1 });
 }
 
 #[test]
-fn who_keeps_a_rank_waiting_is_told_what_for_once_the_time_is_up_and_once_for_each_operation() {
+fn wait_notice_is_sent_once_per_operation_after_the_delay() {
     let (mut net, line) = rank();
     let sent = || line.with(|line| line.going.len());
     let mut now = Instant::now();
     for seq in 0..2 {
         begin(&mut net, seq);
         let before = sent();
-        for waited in [Duration::ZERO, HAIL - Duration::from_nanos(1)] {
+        for waited in [Duration::ZERO, WAIT_NOTICE_DELAY - Duration::from_nanos(1)] {
             assert_eq!(net.faults(now + waited), []);
             assert_eq!(sent(), before, "{waited:?}");
         }
-        for waited in [HAIL, 2 * HAIL, 90 * HAIL] {
+        for waited in [WAIT_NOTICE_DELAY, 2 * WAIT_NOTICE_DELAY, 90 * WAIT_NOTICE_DELAY] {
             assert_eq!(net.faults(now + waited), []);
             assert_eq!(sent(), before + 1, "{waited:?}");
         }
         net.end();
-        now += 100 * HAIL;
+        now += 100 * WAIT_NOTICE_DELAY;
     }
 }
 
-/// Rank 1's goodbye on a class, with an error of so many bytes; where those are to go.
-fn goodbye(net: &mut RemoteChannels, class: usize, bytes: usize) -> Target {
+/// Delivers `Leave` of rank 1 on a class, with an error of `bytes` bytes; returns the target of the payload.
+fn receive_leave(net: &mut RemoteChannels, class: usize, bytes: usize) -> Target {
     let (channel, index, bytes) = (class as u32, 3, bytes as u64);
     let frame = Frame { channel, index, bytes, total: 5_000_000_000, ..Frame::new(Kind::Leave, 0) };
-    let place = net.state.target(1, &frame);
-    if let Target::At(at) = place {
-        // SAFETY: what lies there has room for the payload.
+    let target = net.state.target(1, &frame);
+    if let Target::At(at) = target {
+        // SAFETY: the target has room for the payload.
         unsafe { at.write_bytes(b'x', bytes as usize) };
     }
     net.state.received(1, &frame);
-    place
+    target
 }
 
 #[test]
-fn who_leaves_tells_its_last_error_once_and_no_longer_one_than_there_is_room_for() {
+fn last_error_of_a_leaving_rank_is_accepted_once_and_within_the_size_limit() {
     let (mut net, _line) = rank();
-    assert!(matches!(goodbye(&mut net, MESSAGES, LONGEST_ERROR), Target::At(_)));
-    // Neither a second time nor elsewhere.
-    assert_eq!(goodbye(&mut net, MESSAGES, 1), Target::Discard);
-    assert_eq!(goodbye(&mut net, 0, 1), Target::Discard);
+    assert!(matches!(receive_leave(&mut net, MESSAGES, LONGEST_ERROR), Target::At(_)));
+    // Rejected a second time, and on the other class.
+    assert_eq!(receive_leave(&mut net, MESSAGES, 1), Target::Discard);
+    assert_eq!(receive_leave(&mut net, 0, 1), Target::Discard);
     assert_eq!(net.faults(Instant::now()), [Fault::Left { rank: 1 }]);
     let (ago, text) = net.last_error(1).unwrap();
     assert_eq!(text, "x".repeat(LONGEST_ERROR));
     assert!(ago >= Duration::from_secs(5) && ago < Duration::from_secs(60), "{ago:?}");
 
     let (mut net, _line) = rank();
-    assert_eq!(goodbye(&mut net, MESSAGES, LONGEST_ERROR + 1), Target::Discard);
+    assert_eq!(receive_leave(&mut net, MESSAGES, LONGEST_ERROR + 1), Target::Discard);
     assert_eq!(net.last_error(1), None);
     assert!(matches!(&net.faults(Instant::now())[..], [Fault::Lost { rank: 1, .. }]));
 }
 
-/// A connection that is there brings the reason at once; one that is still to be made may come later than this rank's end.
+/// An established connection delivers the reason at once; a new one may be established only after this rank's exit.
 #[test]
-fn why_a_group_is_dead_goes_over_the_connection_on_which_a_rank_was_heard_too() {
-    for (heard, told) in [(false, 1), (true, 2)] {
+fn abort_reason_is_sent_on_every_class_with_a_connection() {
+    for (connected, frames) in [(false, 1), (true, 2)] {
         let (mut net, line) = rank();
-        if heard {
+        if connected {
             let wait_notice = Frame::new(Kind::WaitNotice, 0);
             assert_eq!(net.state.target(1, &wait_notice), Target::Discard);
             net.state.received(1, &wait_notice);
         }
         net.abort("calls differ", &[1]);
-        assert_eq!(line.with(|line| line.going.len()), told, "heard: {heard}");
+        assert_eq!(line.with(|line| line.going.len()), frames, "connected: {connected}");
     }
 }
 
-/// A frame of rank 1's comes; where its payload goes.
-fn comes(net: &mut RemoteChannels, frame: Frame) -> Target {
-    let place = net.state.target(1, &frame);
-    if place != Target::Later {
+/// Delivers a frame of rank 1; returns the target of its payload.
+fn receive(net: &mut RemoteChannels, frame: Frame) -> Target {
+    let target = net.state.target(1, &frame);
+    if target != Target::Later {
         net.state.received(1, &frame);
     }
-    place
+    target
 }
 
-const PIECE: usize = 128 << 10;
+const FRAGMENT: usize = 128 << 10;
 
 #[test]
-fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_is_let_go() {
+fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
     let (mut net, line) = rank();
     line.with(|line| line.copies = true);
-    net.state.messages = RemoteMessages::new(2, net.state.owner.sibling(), true);
-    let going = || line.with(|line| line.going.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
-    let (bytes, piece) = (PIECE + 5, |index, bytes: usize| Frame {
+    net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
+    let in_flight =
+        || line.with(|line| line.going.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
+    let (bytes, fragment) = (FRAGMENT + 5, |index, bytes: usize| Frame {
         index,
         bytes: bytes as u64,
         ..Frame::new(Kind::Fragment, 0)
@@ -118,66 +119,70 @@ fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_i
     let mut memory = vec![0u8; bytes];
     let at = memory.as_mut_ptr();
     for release_user_buffers in [false, true] {
-        // It comes.
+        // A message arrives.
         let total = bytes as u64;
-        assert_eq!(comes(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Discard);
+        assert_eq!(receive(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Discard);
         let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
         assert!(net.p2p(|mail| mail.receive_into(1, stream, at)));
-        assert_eq!(comes(&mut net, piece(0, PIECE)), Target::At(at));
+        assert_eq!(receive(&mut net, fragment(0, FRAGMENT)), Target::At(at));
         assert!(!net.p2p(|mail| mail.is_received(1, stream)));
-        // Another one goes, as far as its receiver has said.
+        // Another message is sent, as far as its receiver has granted.
         let envelope = Envelope { tag: 0, dtype: 0, bytes: total };
         let sent = net.p2p(|mail| mail.announce(1, envelope)).unwrap();
         assert!(net.p2p(|mail| mail.send_in_place(sent, at)));
         assert!(!net.p2p(|mail| mail.is_sent(sent)));
-        comes(&mut net, Frame { index: 1, ..Frame::new(Kind::Grant, sent) });
+        receive(&mut net, Frame { index: 1, ..Frame::new(Kind::Grant, sent) });
         assert!(!net.p2p(|mail| mail.is_sent(sent)));
-        assert_eq!(going().last(), Some(&(at.cast_const(), PIECE)));
+        assert_eq!(in_flight().last(), Some(&(at.cast_const(), FRAGMENT)));
         if release_user_buffers {
             net.release_user_buffers();
-            comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
+            receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
             net.p2p(|mail| mail.is_sent(sent));
-            assert_eq!(going().last().map(|&(_, bytes)| bytes), Some(0), "it is copied, and no more is sent");
-            assert_eq!(comes(&mut net, piece(1, 5)), Target::Discard);
+            assert_eq!(
+                in_flight().last().map(|&(_, bytes)| bytes),
+                Some(0),
+                "no fragment follows the released buffer"
+            );
+            assert_eq!(receive(&mut net, fragment(1, 5)), Target::Discard);
             break;
         }
-        comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
+        receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
         assert!(!net.p2p(|mail| mail.is_sent(sent)));
-        assert_eq!(going().last(), Some(&(at.wrapping_add(PIECE).cast_const(), 5)));
+        assert_eq!(in_flight().last(), Some(&(at.wrapping_add(FRAGMENT).cast_const(), 5)));
         line.with(|line| std::mem::take(&mut line.going))
             .iter()
             .for_each(|&(ticket, ..)| net.state.sent(ticket));
-        assert!(net.p2p(|mail| mail.is_sent(sent)), "all of it is out of hands");
+        assert!(net.p2p(|mail| mail.is_sent(sent)), "all fragments are sent");
         net.p2p(|mail| mail.close(sent));
-        assert_eq!(comes(&mut net, piece(1, 5)), Target::At(at.wrapping_add(PIECE)));
+        assert_eq!(receive(&mut net, fragment(1, 5)), Target::At(at.wrapping_add(FRAGMENT)));
         assert!(net.p2p(|mail| mail.is_received(1, stream)));
     }
     assert_eq!(net.faults(Instant::now()), []);
 }
 
-/// Whoever waits for a short message may say where it belongs before it has a place; whoever does not keeps nothing waiting.
+/// A receiver that waits for a short message may still provide a target for it; other messages are not delayed.
 #[test]
-fn a_short_message_that_is_waited_for_is_put_off_once() {
+fn short_message_with_a_waiting_receiver_is_deferred_once() {
     for waits in [false, true] {
         let (mut net, _line) = rank();
-        net.state.messages = RemoteMessages::new(2, net.state.owner.sibling(), true);
+        net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
         let mut memory = vec![0u8; 50_000];
         if waits {
             assert!(net.p2p(|mail| mail.next_announced(1)).is_none());
         }
         let total = memory.len() as u64;
-        comes(&mut net, Frame { index: Frame::FOLLOWS, total, ..Frame::new(Kind::Announce, 4) });
-        let piece = Frame { bytes: total, ..Frame::new(Kind::Fragment, 4) };
+        receive(&mut net, Frame { index: Frame::FOLLOWS, total, ..Frame::new(Kind::Announce, 4) });
+        let fragment = Frame { bytes: total, ..Frame::new(Kind::Fragment, 4) };
         if waits {
-            assert_eq!(comes(&mut net, piece), Target::Later);
+            assert_eq!(receive(&mut net, fragment), Target::Later);
             let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
             assert!(net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())));
-            assert_eq!(comes(&mut net, piece), Target::At(memory.as_mut_ptr()));
+            assert_eq!(receive(&mut net, fragment), Target::At(memory.as_mut_ptr()));
             assert!(net.p2p(|mail| mail.is_received(1, stream)));
         } else {
-            assert!(matches!(comes(&mut net, recv_slot), Target::At(at) if at != memory.as_mut_ptr()));
+            assert!(matches!(receive(&mut net, fragment), Target::At(at) if at != memory.as_mut_ptr()));
             let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
-            assert!(!net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())), "it lies elsewhere already");
+            assert!(!net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())), "it already has a region");
             assert_eq!(net.p2p(|mail| mail.recv_slot(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
         }
     }

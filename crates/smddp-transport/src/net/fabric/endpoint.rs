@@ -1,11 +1,12 @@
-//! One process's endpoints, for all its groups.
+//! Fabric endpoints of one process, shared by all its groups.
 //!
-//! An endpoint costs queue pairs, of which a device has few, so groups share it. Their messages carry the receiver's
-//! number for the group. Flow is bounded by *credits* between two processes: a peer may have as many messages under way to
-//! this one as it has credits, for each of which a receive buffer is posted; so neither the receive queue nor the
-//! completion queue can overrun. A peer has a few credits from the beginning, in a large job one. Whoever sends to a peer for
-//! the first time, or hears from it, *opens* its window: the message carries the credits for the rest. So what is posted
-//! follows from the peers in use.
+//! An endpoint costs queue pairs, of which a device has few, so all groups share it. Each message carries the receiver's group
+//! number. *Credits* between two processes bound the flow. A peer may have one message in flight per credit, and each credit has a
+//! posted receive buffer. Neither the receive queue nor the completion queue can therefore overrun.
+//!
+//! A peer starts with a few credits, in a large job with one. A process *opens the window* of a peer when it first sends to the
+//! peer or receives from it: the message carries the remaining credits. The number of posted buffers thus follows the peers in
+//! use.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -14,27 +15,27 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::pair::Pair;
-use super::queues::{PINGS, Queues, ReceiveQueue, first, least, shape};
-use super::rail::{Context, Event, Rail, RailLimits};
+use super::queues::{MAX_PINGS, Queues, ReceiveQueue, choose_window, initial_credits, min_message};
+use super::rail::{Completion, Context, Rail, RailLimits};
 use super::registration::RegisteredStaging;
 use super::send_buffers::Buffers;
 use super::slab::Slab;
 use super::transfers::{Grant, PayloadOffer, PendingTransfer};
 use crate::net::wire::Ticket;
 
-/// Where a rank of a group can be reached.
+/// Fabric address of one rank of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FabricAddress {
-    /// The process's engine.
-    engine: u64,
-    /// Its number for the group.
+    /// Id of the process's endpoint.
+    endpoint: u64,
+    /// Group number at that endpoint.
     group: u32,
-    /// Messages that a peer may send it before it is heard of, and bytes of the largest.
-    first: u32,
+    /// Messages that a peer may send before its window is open, and the size of the largest message in bytes.
+    initial_credits: u32,
     message: u32,
-    /// The provider's addresses, by rail.
+    /// Provider addresses, by rail.
     rails: Vec<Vec<u8>>,
-    /// "efa": two ends must have the same.
+    /// Provider name, for example "efa"; it must be equal on all ranks.
     provider: String,
 }
 
@@ -44,12 +45,13 @@ impl FabricAddress {
         self.group
     }
 
-    /// As another engine's card would have it.
-    pub(crate) fn elsewhere(&self, engine: u64, first: u32, message: u32) -> Self {
-        Self { engine, first, message, ..self.clone() }
+    /// Returns this address with the values of another endpoint.
+    pub(crate) fn elsewhere(&self, endpoint: u64, initial_credits: u32, message: u32) -> Self {
+        Self { endpoint, initial_credits, message, ..self.clone() }
     }
 }
 
+/// Posted operation, identified by its completion context.
 #[derive(Clone, Copy)]
 pub(super) enum Operation {
     Receive { buffer: u32, rail: usize },
@@ -58,77 +60,80 @@ pub(super) enum Operation {
     Write { peer: usize, rail: usize, offer: u64 },
 }
 
-/// Another process.
+/// State of another process.
 #[derive(Default)]
 pub(super) struct RemoteEndpoint {
-    /// By my rails; empty until its address is known.
+    /// Address handles by local rail; empty until the peer's address is inserted.
     pub(super) to: Vec<u64>,
     pub(super) message: usize,
-    /// It is in use: its window is open, with receive buffers for all of it.
-    pub(super) opened: bool,
-    /// Something came from it, so it has opened its window for this process.
-    pub(super) heard: bool,
-    /// Messages it can take now.
+    /// Set once this process has opened the peer's window, with receive buffers for all of it.
+    pub(super) window_opened: bool,
+    /// Set once a message of the peer was received: the peer has opened the window of this process.
+    pub(super) peer_window_open: bool,
+    /// Messages that the peer can receive now.
     pub(super) credits: u32,
-    /// Messages of its that were taken and that it does not know of.
+    /// Received messages of the peer whose credits were not returned yet.
     pub(super) pending_release: u32,
     pub(super) outgoing: VecDeque<Vec<u8>>,
-    /// Offers of its that are fetched, to be told.
+    /// Completed offers of the peer that it has not been notified of.
     pub(super) fetched: Vec<u64>,
-    /// Sends under way.
+    /// Sends in flight.
     pub(super) sending: usize,
     pub(super) broken: Option<String>,
-    /// Pings that are not answered yet; when the last one went.
-    pub(super) pinged: u32,
-    pub(super) ping: Option<Instant>,
-    /// Something went to it, or came from it; since when it could not be pinged, though nothing is under way to it.
-    pub(super) met: bool,
-    pub(super) mute: Option<Instant>,
-    /// Pings of its to be answered.
-    pub(super) pongs: u32,
-    /// Whether it is on the list of those with something to do.
+    /// Unanswered pings, and the time of the last ping.
+    pub(super) unanswered_pings: u32,
+    pub(super) last_ping: Option<Instant>,
+    /// Set once a message was sent to the peer or received from it.
+    pub(super) contacted: bool,
+    /// Time since which pings cannot be posted although nothing is in flight to the peer.
+    pub(super) unreachable_since: Option<Instant>,
+    /// Pings of the peer to be answered.
+    pub(super) pending_pongs: u32,
+    /// Set while the peer is in the list of active peers.
     pub(super) listed: bool,
 }
 
-/// A rank of a group, in another process.
+/// Rank of a group in another process.
 pub(super) struct Peer {
     pub(super) peer: usize,
-    /// Its number for the group.
+    /// Group number at the peer's endpoint.
     pub(super) group: u32,
-    /// Number of the next ordered message to it.
+    /// Sequence number of the next ordered message to it.
     pub(super) next: u64,
 }
 
+/// State of one group at the endpoint.
 pub(super) struct EndpointGroup {
     pub(super) me: u32,
     pub(super) size: usize,
-    /// Ranks that will write to this one, as far as was known at first.
+    /// Number of ranks expected to write to this rank, before `connect`.
     pub(super) expected: usize,
-    /// By rank; empty before `connect`.
+    /// Peers by rank; empty before `connect`.
     pub(super) members: Vec<Option<Peer>>,
     pub(super) pairs: HashMap<u32, Pair>,
-    /// Ranks from whom frames wait.
+    /// Ranks with received frames to deliver.
     pub(super) waiting: VecDeque<u32>,
     pub(super) sent: Vec<Ticket>,
-    /// Offers that nobody has fetched yet, and operations that write into my memory.
+    /// Offers that are not fetched yet.
     pub(super) offers: usize,
-    pub(super) moving: usize,
+    /// Operations in flight that write into this process's memory.
+    pub(super) transfers: usize,
     doorbell: Option<OwnedFd>,
-    rung: bool,
+    notified: bool,
 }
 
 impl EndpointGroup {
-    /// Wakes whoever sleeps for this group: another group's owner has moved it on.
-    pub(super) fn ring(&mut self) {
-        if !self.rung
+    /// Wakes a thread that sleeps for this group: a poll for another group has made progress for this one.
+    pub(super) fn notify(&mut self) {
+        if !self.notified
             && let Some(doorbell) = &self.doorbell
         {
-            self.rung = rustix::io::write(doorbell, &1u64.to_ne_bytes()).is_ok();
+            self.notified = rustix::io::write(doorbell, &1u64.to_ne_bytes()).is_ok();
         }
     }
 
-    pub(super) fn hush(&mut self) {
-        if std::mem::take(&mut self.rung)
+    pub(super) fn clear_notification(&mut self) {
+        if std::mem::take(&mut self.notified)
             && let Some(doorbell) = &self.doorbell
         {
             let _ = rustix::io::read(doorbell, &mut [0u8; 8]);
@@ -136,6 +141,7 @@ impl EndpointGroup {
     }
 }
 
+/// Endpoint of a process: its rails, peers, groups and pending transfers.
 pub(crate) struct FabricEndpoint {
     pub(super) rails: Vec<Box<dyn Rail>>,
     pub(super) limits: RailLimits,
@@ -143,79 +149,79 @@ pub(crate) struct FabricEndpoint {
     pub(super) id: u64,
     pub(crate) staging: RegisteredStaging,
     pub(super) window: u32,
-    /// Messages of a peer that is not in use yet.
-    pub(super) first: u32,
+    /// Initial credits of a peer whose window is not open.
+    pub(super) initial_credits: u32,
     pub(super) message: usize,
-    /// By rail.
-    pub(super) inboxes: Vec<ReceiveQueue>,
+    /// Receive queues, by rail.
+    pub(super) receive_queues: Vec<ReceiveQueue>,
     pub(super) sends: Buffers,
     pub(super) ops: Slab<Operation>,
-    /// Sends, reads and writes under way, by rail.
+    /// Sends, reads and writes in flight, by rail.
     pub(super) busy: Vec<usize>,
-    /// How often each rail had no room since the last poll.
-    pub(super) refused: Vec<u32>,
+    /// Number of `QueueFull` results since the last poll, by rail.
+    pub(super) rejections: Vec<u32>,
     pub(super) peers: Vec<RemoteEndpoint>,
     by_id: HashMap<u64, usize>,
     pub(super) groups: HashMap<u32, EndpointGroup>,
     next_group: u32,
-    /// Peers with something to do.
+    /// Peers with pending work.
     pub(super) active: VecDeque<usize>,
-    pub(super) todo: VecDeque<PendingTransfer>,
+    pub(super) pending_transfers: VecDeque<PendingTransfer>,
     pub(super) offers: Slab<PayloadOffer>,
     pub(super) grants: Slab<Grant>,
-    /// Numbers of writes that are still to come to this process.
-    pub(super) numbers: usize,
-    /// Turns the rails for payloads that take only one.
-    pub(super) turn: usize,
-    pub(super) events: Vec<Event>,
-    pub(super) dead: Option<String>,
-    /// Messages without the magic number, which were dropped.
+    /// Number of writes with immediate data that peers may still complete.
+    pub(super) immediates: usize,
+    /// Round-robin counter that spreads transfers over the rails.
+    pub(super) next_rail: usize,
+    pub(super) events: Vec<Completion>,
+    pub(super) failure: Option<String>,
+    /// Number of received messages without the magic number, which were dropped.
     pub(super) foreign: u64,
     forks: u32,
     #[cfg(test)]
-    pub(crate) careless: Option<ProtocolError>,
+    pub(crate) injected_error: Option<ProtocolError>,
 }
 
-/// A rule of the fabric that the engine breaks, to see that somebody notices.
+/// Protocol rule that a test makes the endpoint break, to check that the break is detected.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProtocolError {
-    /// Takes messages in the order in which they come.
+    /// Accepts messages in order of arrival.
     Order,
     /// Sends without credit.
     Window,
-    /// Gives no descriptor with its memory.
+    /// Posts operations without the memory descriptor.
     Desc,
-    /// Takes remote addresses for offsets.
+    /// Uses offsets instead of virtual addresses for remote memory.
     Address,
-    /// Takes the key it would have chosen itself.
+    /// Uses its requested key instead of the provider's.
     Key,
     /// Sends messages of any size.
     Size,
-    /// Reads and writes any size at once.
+    /// Posts reads and writes of any size.
     Cap,
-    /// Tries again at once where a queue is full.
+    /// Retries a full queue without a poll.
     Again,
-    /// Writes where the device does not.
+    /// Posts writes to a device without native writes.
     Writes,
-    /// Takes the first write's number for all of them.
+    /// Counts the first write of a payload as all of them.
     Counting,
-    /// Notes its peers on the first rail alone.
-    Book,
-    /// Starts as many operations as the queue takes, however many completions it takes.
+    /// Inserts peer addresses on the first rail only.
+    AddressVector,
+    /// Fills the send queue regardless of the completion queue's size.
     Completions,
 }
 
-/// A peer that was reached before, and to which nothing can be sent for so long though nothing is under way to it.
-const MUTE: Duration = Duration::from_secs(3);
-/// Rails are not asked again before the next poll after so many refusals. Not after the first: it may be for one peer
-/// alone, to which a connection is being made.
-const REFUSALS: u32 = 8;
-/// Between two pings.
-pub(super) const PING: Duration = Duration::from_millis(200);
+/// Time without a successful ping, with nothing in flight, after which a contacted peer counts as lost.
+const UNREACHABLE_LIMIT: Duration = Duration::from_secs(3);
+/// Number of `QueueFull` results after which a rail is not used until the next poll. More than one, because a single result may
+/// concern one peer only, to which the provider is still connecting.
+const MAX_REJECTIONS: u32 = 8;
+/// Interval between two pings.
+pub(super) const PING_INTERVAL: Duration = Duration::from_millis(200);
 
 impl FabricEndpoint {
-    /// `peers`: of the largest group to be expected; `budget`: bytes for receive buffers, kept as far as can be.
+    /// `peers`: number of peers of the largest expected group. `budget`: target size of all receive buffers, in bytes.
     pub(crate) fn new<R: Rail + 'static>(
         name: String,
         rails: Vec<R>,
@@ -224,40 +230,40 @@ impl FabricEndpoint {
         budget: usize,
     ) -> Result<Self, String> {
         let boxed = rails.into_iter().map(|rail| Box::new(rail) as Box<dyn Rail>).collect::<Vec<_>>();
-        let limits = boxed.iter().map(|rail| rail.limits()).reduce(RailLimits::both);
+        let limits = boxed.iter().map(|rail| rail.limits()).reduce(RailLimits::common);
         let limits = limits.ok_or_else(|| format!("{name} has no device"))?;
         let rails = boxed.len();
-        let (window, message) = shape(&limits, rails, peers.max(1), budget);
+        let (window, message) = choose_window(&limits, rails, peers.max(1), budget);
         Ok(Self {
             name,
             limits,
             id: u64::from_le_bytes(crate::process::random()),
             staging,
             window,
-            first: first(&limits, peers.max(1), window),
+            initial_credits: initial_credits(&limits, peers.max(1), window),
             message,
-            inboxes: (0..rails).map(|rail| ReceiveQueue::new(rail, message)).collect(),
+            receive_queues: (0..rails).map(|rail| ReceiveQueue::new(rail, message)).collect(),
             sends: Buffers::new(message),
             ops: Slab::default(),
             busy: vec![0; rails],
-            refused: vec![0; rails],
+            rejections: vec![0; rails],
             peers: Vec::new(),
             by_id: HashMap::new(),
             groups: HashMap::new(),
             next_group: 0,
             active: VecDeque::new(),
-            todo: VecDeque::new(),
+            pending_transfers: VecDeque::new(),
             offers: Slab::default(),
             grants: Slab::default(),
-            numbers: 0,
-            turn: 0,
+            immediates: 0,
+            next_rail: 0,
             events: Vec::new(),
-            dead: None,
+            failure: None,
             foreign: 0,
             forks: crate::fork::generation(),
             rails: boxed,
             #[cfg(test)]
-            careless: None,
+            injected_error: None,
         })
     }
 
@@ -268,11 +274,11 @@ impl FabricEndpoint {
 
     #[cfg(test)]
     pub(super) fn breaks(&self, rule: ProtocolError) -> bool {
-        self.careless == Some(rule)
+        self.injected_error == Some(rule)
     }
 
-    /// A new group of `size` ranks, of which up to `expected` are in other processes and reached through here.
-    /// From now on they may send.
+    /// Creates a group of `size` ranks, of which up to `expected` are in other processes and use this endpoint. They may send
+    /// from now on.
     pub(crate) fn prepare(
         &mut self,
         me: usize,
@@ -294,19 +300,19 @@ impl FabricEndpoint {
             waiting: VecDeque::new(),
             sent: Vec::new(),
             offers: 0,
-            moving: 0,
+            transfers: 0,
             doorbell: doorbell.ok(),
-            rung: false,
+            notified: false,
         };
         self.groups.insert(number, group);
-        if let Err(reason) = self.want() {
+        if let Err(reason) = self.resize_receive_queues() {
             self.groups.remove(&number);
             return Err(reason);
         }
         let address = FabricAddress {
-            engine: self.id,
+            endpoint: self.id,
             group: number,
-            first: self.first,
+            initial_credits: self.initial_credits,
             message: self.message as u32,
             rails: self.rails.iter().map(|rail| rail.address()).collect(),
             provider: self.name.split(' ').next().unwrap_or_default().to_owned(),
@@ -314,57 +320,61 @@ impl FabricEndpoint {
         Ok((address, number))
     }
 
-    /// The ranks of a prepared group, by rank; `None`: not reached through here.
+    /// Connects a prepared group. `addresses`: by rank; `None` for ranks that do not use this endpoint.
     pub(crate) fn connect(&mut self, number: u32, addresses: &[Option<FabricAddress>]) -> Result<(), String> {
         let mut members = Vec::with_capacity(addresses.len());
         for address in addresses {
             members.push(match address {
-                Some(address) => Some(Peer { peer: self.meet(address)?, group: address.group, next: 0 }),
+                Some(address) => Some(Peer { peer: self.add_peer(address)?, group: address.group, next: 0 }),
                 None => None,
             });
         }
         let Some(group) = self.groups.get_mut(&number) else { return Err("no such group".to_owned()) };
         group.members = members;
         group.expected = 0;
-        self.want()
+        self.resize_receive_queues()
     }
 
-    /// The process behind an address, noted on all rails.
-    fn meet(&mut self, address: &FabricAddress) -> Result<usize, String> {
+    /// Inserts a peer's address on all rails; returns the peer's index.
+    fn add_peer(&mut self, address: &FabricAddress) -> Result<usize, String> {
         let mine = self.name.split(' ').next().unwrap_or_default();
         if address.provider != mine || address.rails.is_empty() {
-            return Err(format!("this rank's fabric is {mine}, the other's is {}", address.provider));
-        }
-        if (address.message as usize) < least(self.busy.len()) {
             return Err(format!(
-                "its card says that messages have {} bytes, too few for any",
-                address.message
+                "fabric providers differ: {mine} on this rank, {} on the other rank",
+                address.provider
             ));
         }
-        let peer = self.peer(address.engine);
+        if (address.message as usize) < min_message(self.busy.len()) {
+            return Err(format!(
+                "invalid fabric address: a message size of {} bytes is below the minimum of {} bytes",
+                address.message,
+                min_message(self.busy.len())
+            ));
+        }
+        let peer = self.peer(address.endpoint);
         if self.peers[peer].to.is_empty() {
             let mut to = Vec::with_capacity(self.busy.len());
             for rail in 0..self.busy.len() {
                 #[cfg(test)]
-                if rail > 0 && self.breaks(ProtocolError::Book) {
+                if rail > 0 && self.breaks(ProtocolError::AddressVector) {
                     to.push(0);
                     continue;
                 }
-                // Also where nothing is sent from here: a device serves only initiators that it knows.
+                // Required even without sends from this process: a device serves one-sided operations of known initiators only.
                 to.push(self.rails[rail].insert(&address.rails[rail % address.rails.len()])?);
             }
             let known = &mut self.peers[peer];
             known.to = to;
-            known.credits = known.credits.saturating_add(address.first);
+            known.credits = known.credits.saturating_add(address.initial_credits);
             known.message = (address.message as usize).min(self.message);
         }
-        // It may have been heard before it was known.
+        // The peer may have sent messages before its address was known.
         self.list(peer);
         Ok(peer)
     }
 
-    pub(super) fn peer(&mut self, engine: u64) -> usize {
-        *self.by_id.entry(engine).or_insert_with(|| {
+    pub(super) fn peer(&mut self, endpoint: u64) -> usize {
+        *self.by_id.entry(endpoint).or_insert_with(|| {
             self.peers.push(RemoteEndpoint::default());
             self.peers.len() - 1
         })
@@ -380,7 +390,7 @@ impl FabricEndpoint {
         local
     }
 
-    /// Operations that may be under way on a rail.
+    /// Maximum number of operations in flight on a rail.
     pub(super) fn operations(&self) -> usize {
         #[cfg(test)]
         if self.breaks(ProtocolError::Completions) {
@@ -389,18 +399,18 @@ impl FabricEndpoint {
         Queues::new(&self.limits).operations
     }
 
-    /// Nothing works any more.
-    pub(super) fn die(&mut self, reason: &str) {
-        if self.dead.is_none() {
-            self.dead = Some(reason.to_owned());
+    /// Fails the endpoint, and with it all peers.
+    pub(super) fn fail(&mut self, reason: &str) {
+        if self.failure.is_none() {
+            self.failure = Some(reason.to_owned());
         }
         for peer in 0..self.peers.len() {
-            self.lose(peer, reason);
+            self.fail_peer(peer, reason);
         }
     }
 
-    /// A peer cannot be reached any more. What was sent to it has no reader.
-    pub(super) fn lose(&mut self, peer: usize, reason: &str) {
+    /// Marks a peer as lost. Queued messages to it are dropped and its transfers end.
+    pub(super) fn fail_peer(&mut self, peer: usize, reason: &str) {
         let p = &mut self.peers[peer];
         if p.broken.is_some() {
             return;
@@ -409,34 +419,34 @@ impl FabricEndpoint {
         p.outgoing.clear();
         p.fetched.clear();
         for offer in self.offers.drain_where(|offer| offer.peer == peer) {
-            self.offer_over(&offer);
+            self.complete_offer(&offer);
         }
-        self.give_up(|grant| grant.peer == peer);
+        self.drop_grants(|grant| grant.peer == peer);
         for group in self.groups.values_mut() {
-            group.ring();
+            group.notify();
         }
     }
 
-    /// A group is dead: nobody waits for what is still to be written to it.
+    /// Stops waiting for further writes to an aborted group.
     pub(crate) fn abandon(&mut self, number: u32) {
-        self.give_up(|grant| grant.group == number);
+        self.drop_grants(|grant| grant.group == number);
     }
 
     pub(crate) fn close(&mut self, number: u32) {
         self.groups.remove(&number);
         self.offers.drain_where(|offer| offer.group == number);
         self.abandon(number);
-        // Buffers that nobody needs any more are not posted again.
-        let _ = self.want();
+        // Receive buffers that are not needed any more are not posted again.
+        let _ = self.resize_receive_queues();
     }
 
-    /// Whether all that a group sent is out of this process's hands, and nothing writes into its memory.
+    /// Returns whether all sends of a group are complete and no operation writes into its memory.
     pub(crate) fn drained(&self, number: u32) -> bool {
         let Some(group) = self.groups.get(&number) else { return true };
-        group.offers == 0 && group.moving == 0 && self.messages_drained(number)
+        group.offers == 0 && group.transfers == 0 && self.messages_drained(number)
     }
 
-    /// Whether all messages to a group's members are out of this process's hands.
+    /// Returns whether all messages to the members of a group are sent.
     pub(crate) fn messages_drained(&self, number: u32) -> bool {
         let Some(group) = self.groups.get(&number) else { return true };
         group.members.iter().flatten().all(|member| {
@@ -445,39 +455,44 @@ impl FabricEndpoint {
         })
     }
 
-    /// A rank waits for another. A message to it shows whether it can still be reached. `elsewhere`: another way tells of its
-    /// end, and of its host's; then a peer to which nothing can be sent is only busy, or stopped.
+    /// Probes a rank that this process waits for, with a ping. `elsewhere`: the caller also detects lost processes and hosts in
+    /// another way; a peer that accepts no messages is then taken for busy or stopped.
     pub(crate) fn watch(&mut self, number: u32, rank: usize, elsewhere: bool, now: Instant) {
         let member = self.groups.get(&number).and_then(|g| g.members.get(rank)?.as_ref());
         let Some(peer) = member.map(|m| m.peer) else { return };
         let p = &self.peers[peer];
-        // A peer that is busy with other things answers late. Two, because the first one to a process that is gone
-        // may get as far as a socket's buffer.
-        if p.pinged >= PINGS || p.sending > 0 || p.ping.is_some_and(|at| now.duration_since(at) < PING) {
+        // A busy peer answers late. Two pings are needed: the first one to an exited process may only reach a socket's buffer.
+        if p.unanswered_pings >= MAX_PINGS
+            || p.sending > 0
+            || p.last_ping.is_some_and(|at| now.duration_since(at) < PING_INTERVAL)
+        {
             return;
         }
-        // Its first message has arrived there; the answer takes as long as its process is busy with other things.
-        if !p.heard && p.credits == 0 && p.met {
+        // The peer has received the first message; it answers when its process polls.
+        if !p.peer_window_open && p.credits == 0 && p.contacted {
             return;
         }
         if self.ping(peer, now) {
-            self.peers[peer].mute = None;
+            self.peers[peer].unreachable_since = None;
             return;
         }
-        // Some providers lose a connection without a word, and then ask for patience for ever.
+        // Some providers lose a connection without an error and then return EAGAIN forever.
         let p = &mut self.peers[peer];
-        if !elsewhere && p.met && p.broken.is_none() && now.duration_since(*p.mute.get_or_insert(now)) > MUTE
+        if !elsewhere
+            && p.contacted
+            && p.broken.is_none()
+            && now.duration_since(*p.unreachable_since.get_or_insert(now)) > UNREACHABLE_LIMIT
         {
-            self.lose(peer, "the connection to it is gone");
+            self.fail_peer(peer, "the connection to it is lost");
         }
     }
 
-    /// Whether a rail may be asked for room: where it was refused often, a poll comes first.
-    pub(super) fn open(&self, rail: usize) -> bool {
-        self.refused[rail] < REFUSALS
+    /// Returns whether operations may be posted on a rail; false after many `QueueFull` results until the next poll.
+    pub(super) fn accepts_work(&self, rail: usize) -> bool {
+        self.rejections[rail] < MAX_REJECTIONS
     }
 
-    /// (rank, why) of a group's ranks that cannot be reached.
+    /// Returns (rank, reason) for the lost ranks of a group.
     pub(crate) fn broken(&self, number: u32) -> Vec<(usize, String)> {
         let Some(group) = self.groups.get(&number) else { return Vec::new() };
         let members = group.members.iter().enumerate();
@@ -488,7 +503,7 @@ impl FabricEndpoint {
     pub(crate) fn interest(&mut self, number: u32, fds: &mut Vec<(RawFd, i16)>) -> bool {
         let Some(group) = self.groups.get(&number) else { return false };
         let Some(doorbell) = &group.doorbell else { return false };
-        if !group.sent.is_empty() || group.rung {
+        if !group.sent.is_empty() || group.notified {
             return false;
         }
         fds.push((doorbell.as_raw_fd(), libc::POLLIN));
@@ -507,7 +522,7 @@ impl FabricEndpoint {
 impl Drop for FabricEndpoint {
     fn drop(&mut self) {
         if self.forks != crate::fork::generation() {
-            // The parent's endpoints: closing them here could talk to its devices.
+            // These are the parent's endpoints: closing them here could access its devices.
             std::mem::forget(std::mem::take(&mut self.rails));
         }
     }

@@ -1,4 +1,4 @@
-//! Frames over libfabric, or over a simulation of what EFA does.
+//! Wire over libfabric, or over a simulation of EFA's SRD protocol.
 
 pub(crate) mod endpoint;
 pub(crate) mod header;

@@ -1,9 +1,9 @@
-//! Sending: messages within a peer's credits, and frames made of them.
+//! Send path: frames split into messages, sent within the peer's credits.
 
 use std::time::Instant;
 
 use super::endpoint::{FabricEndpoint, Operation};
-use super::header::{HEAD, Header, HeaderKind};
+use super::header::{Header, HeaderKind, MESSAGE_HEADER};
 use super::rail::Posted;
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{INLINE_PAYLOAD, Ticket};
@@ -35,7 +35,7 @@ impl FabricEndpoint {
             return;
         }
         let head = frame.encode();
-        let room = self.peers[peer].message - HEAD;
+        let room = self.peers[peer].message - MESSAGE_HEADER;
         #[cfg(test)]
         let room = if self.breaks(super::endpoint::ProtocolError::Size) { usize::MAX } else { room };
         let mut from = 0;
@@ -45,12 +45,12 @@ impl FabricEndpoint {
             let piece: &[u8] = if part == 0 {
                 &[]
             } else {
-                // SAFETY: the caller's promise: `bytes` readable bytes.
+                // SAFETY: the caller guarantees `bytes` readable bytes.
                 unsafe { std::slice::from_raw_parts(payload.add(from), part) }
             };
-            let what = if first { HeaderKind::First } else { HeaderKind::More };
+            let kind = if first { HeaderKind::First } else { HeaderKind::More };
             let body = [if first { &head[..] } else { &[] }, piece];
-            self.ordered(number, rank, peer, what, body);
+            self.ordered(number, rank, peer, kind, body);
             from += part;
             if from >= bytes {
                 break;
@@ -61,27 +61,27 @@ impl FabricEndpoint {
         }
     }
 
-    /// A message in the order of a pair.
+    /// Sends a message in the order of its pair.
     pub(super) fn ordered(
         &mut self,
         number: u32,
         rank: usize,
         peer: usize,
-        what: HeaderKind,
+        kind: HeaderKind,
         body: [&[u8]; 2],
     ) {
         let Some(group) = self.groups.get_mut(&number) else { return };
         let me = group.me;
         let Some(member) = group.members[rank].as_mut() else { return };
-        let head = Header { group: member.group, rank: me, seq: member.next, ..Header::new(what, self.id) };
+        let head = Header { group: member.group, rank: me, seq: member.next, ..Header::new(kind, self.id) };
         member.next += 1;
         self.message(peer, head, body);
     }
 
-    /// Sends a message, at once where it can be.
+    /// Sends a message, or queues it if it cannot be posted now.
     pub(super) fn message(&mut self, peer: usize, head: Header, body: [&[u8]; 2]) {
         self.open_window(peer);
-        let mut start = [0; HEAD];
+        let mut start = [0; MESSAGE_HEADER];
         head.encode(&mut start);
         let parts = [&start[..], body[0], body[1]];
         if self.peers[peer].outgoing.is_empty() && self.may_send(peer) && self.launch(peer, &parts, true) {
@@ -98,16 +98,16 @@ impl FabricEndpoint {
         let credit = p.credits > 0;
         #[cfg(test)]
         let credit = credit || self.breaks(super::endpoint::ProtocolError::Window);
-        let room = self.open(0) && self.busy[0] < self.operations();
+        let room = self.accepts_work(0) && self.busy[0] < self.operations();
         credit && room && !p.to.is_empty() && p.broken.is_none()
     }
 
-    /// Hands a message to the provider; `false`: not now.
+    /// Posts a message; returns false if the queue is full.
     fn launch(&mut self, peer: usize, parts: &[&[u8]], counted: bool) -> bool {
         let buffer = match self.sends.take(self.rails[0].as_mut()) {
             Ok(buffer) => buffer,
             Err(reason) => {
-                self.die(&reason);
+                self.fail(&reason);
                 return true;
             }
         };
@@ -115,13 +115,13 @@ impl FabricEndpoint {
         let local = self.local(&self.sends, buffer, bytes);
         #[cfg(test)]
         let local = if bytes > local.bytes {
-            // Only the careless get here.
+            // Reached with an injected error only.
             let large = Box::leak(parts.concat().into_boxed_slice());
             super::rail::LocalMemory { at: large.as_mut_ptr(), bytes, ..local }
         } else {
             local
         };
-        // SAFETY: the buffer is this function's until it is handed over, and has room for a message of `bytes`.
+        // SAFETY: the buffer belongs to this function until it is posted, and has room for a message of `bytes`.
         let message = unsafe { std::slice::from_raw_parts_mut(local.at, local.bytes) };
         let mut at = 0;
         for part in parts {
@@ -131,18 +131,19 @@ impl FabricEndpoint {
         Header::seal(message, self.peers[peer].pending_release, counted);
         let to = self.peers[peer].to[0];
         let context = self.context(Operation::Send { buffer, peer });
-        // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the rail.
+        // SAFETY: the buffer belongs to the operation until its completion, and lives as long as the rail.
         let posted = unsafe { self.rails[0].send(to, local, context) };
         #[cfg(test)]
-        let posted = if posted == Ok(Posted::Again) && self.breaks(super::endpoint::ProtocolError::Again) {
+        let posted = if posted == Ok(Posted::QueueFull) && self.breaks(super::endpoint::ProtocolError::Again)
+        {
             // SAFETY: as above.
             let mut again = || unsafe { self.rails[0].send(to, local, context) };
-            (0..5000).map(|_| again()).find(|p| *p != Ok(Posted::Again)).unwrap_or(posted)
+            (0..5000).map(|_| again()).find(|p| *p != Ok(Posted::QueueFull)).unwrap_or(posted)
         } else {
             posted
         };
         match posted {
-            Ok(Posted::Yes) => {
+            Ok(Posted::Accepted) => {
                 let p = &mut self.peers[peer];
                 p.pending_release = 0;
                 p.sending += 1;
@@ -152,8 +153,8 @@ impl FabricEndpoint {
                 self.busy[0] += 1;
                 true
             }
-            Ok(Posted::Again) => {
-                self.refused[0] += 1;
+            Ok(Posted::QueueFull) => {
+                self.rejections[0] += 1;
                 self.ops.remove(context);
                 self.sends.give(buffer);
                 false
@@ -161,7 +162,7 @@ impl FabricEndpoint {
             Err(reason) => {
                 self.ops.remove(context);
                 self.sends.give(buffer);
-                self.lose(peer, &format!("a message could not be sent: {reason}"));
+                self.fail_peer(peer, &format!("a message could not be sent: {reason}"));
                 true
             }
         }
@@ -173,23 +174,23 @@ impl FabricEndpoint {
         }
     }
 
-    /// Sends what waited and can go now, and returns credits that enough have come together of.
+    /// Sends queued messages, and returns credits in batches.
     pub(super) fn pump(&mut self) -> bool {
         let mut moved = false;
-        // Whoever is refused comes last the next time.
+        // Peers with a full queue are served last in the next call.
         let mut late = Vec::new();
         for _ in 0..self.active.len() {
             let Some(peer) = self.active.pop_front() else { break };
-            let refused = self.refused[0];
+            let rejections = self.rejections[0];
             moved |= self.pump_peer(peer);
             let p = &self.peers[peer];
-            let more = p.pongs > 0
+            let more = p.pending_pongs > 0
                 || !p.outgoing.is_empty()
                 || !p.fetched.is_empty()
                 || p.pending_release >= self.window / 2;
             if !more || p.broken.is_some() || p.to.is_empty() {
                 self.peers[peer].listed = false;
-            } else if self.refused[0] > refused {
+            } else if self.rejections[0] > rejections {
                 late.push(peer);
             } else {
                 self.active.push_back(peer);
@@ -202,19 +203,19 @@ impl FabricEndpoint {
     fn pump_peer(&mut self, peer: usize) -> bool {
         let mut moved = false;
         let plain = Header::new(HeaderKind::Fetched, self.id);
-        // Before all else: somebody waits for the memory.
+        // First: the peers wait for this memory.
         while !self.peers[peer].fetched.is_empty() && self.may_send(peer) {
-            let most = (self.peers[peer].message - HEAD) / 8;
-            let told = self.peers[peer].fetched.len().min(most);
+            let most = (self.peers[peer].message - MESSAGE_HEADER) / 8;
+            let count = self.peers[peer].fetched.len().min(most);
             let ids: Vec<u8> =
-                self.peers[peer].fetched[..told].iter().flat_map(|i| i.to_le_bytes()).collect();
-            let mut start = [0; HEAD];
+                self.peers[peer].fetched[..count].iter().flat_map(|i| i.to_le_bytes()).collect();
+            let mut start = [0; MESSAGE_HEADER];
             plain.encode(&mut start);
             if !self.launch(peer, &[&start, &ids], true) {
                 return moved;
             }
             let fetched = &mut self.peers[peer].fetched;
-            fetched.drain(..told.min(fetched.len()));
+            fetched.drain(..count.min(fetched.len()));
             moved = true;
         }
         while self.may_send(peer)
@@ -226,38 +227,39 @@ impl FabricEndpoint {
             }
             moved = true;
         }
-        while self.peers[peer].pongs > 0 && self.uncounted(peer, HeaderKind::Pong) {
-            self.peers[peer].pongs -= 1;
+        while self.peers[peer].pending_pongs > 0 && self.uncounted(peer, HeaderKind::Pong) {
+            self.peers[peer].pending_pongs -= 1;
             moved = true;
         }
-        // Each such message returns half a window, so two of them at most are under way: for these the peer has
-        // buffers beyond the window.
+        // Each of these messages returns half a window, so at most two are in flight. The peer has buffers for them beyond the
+        // window.
         if self.peers[peer].pending_release >= self.window / 2 {
             moved |= self.uncounted(peer, HeaderKind::Credit);
         }
         moved
     }
 
-    /// Sends a message that needs no credit where its receiver has opened its window; `false`: not now.
-    fn uncounted(&mut self, peer: usize, what: HeaderKind) -> bool {
+    /// Sends a message that needs no credit once the receiver has opened its window; returns false if it has to wait.
+    fn uncounted(&mut self, peer: usize, kind: HeaderKind) -> bool {
         self.open_window(peer);
         let p = &self.peers[peer];
-        let room = self.open(0) && self.busy[0] < self.operations() && (p.heard || p.credits > 0);
+        let room =
+            self.accepts_work(0) && self.busy[0] < self.operations() && (p.peer_window_open || p.credits > 0);
         if p.to.is_empty() || p.broken.is_some() || !room {
             return false;
         }
-        let mut start = [0; HEAD];
-        Header::new(what, self.id).encode(&mut start);
-        self.launch(peer, &[&start], !p.heard)
+        let mut start = [0; MESSAGE_HEADER];
+        Header::new(kind, self.id).encode(&mut start);
+        self.launch(peer, &[&start], !p.peer_window_open)
     }
 
-    /// `false`: not now.
+    /// Sends a ping; returns false if it has to wait.
     pub(super) fn ping(&mut self, peer: usize, now: Instant) -> bool {
         let sent = self.uncounted(peer, HeaderKind::Ping);
         if sent {
             let p = &mut self.peers[peer];
-            p.pinged += 1;
-            p.ping = Some(now);
+            p.unanswered_pings += 1;
+            p.last_ping = Some(now);
         }
         sent
     }

@@ -1,4 +1,4 @@
-//! The engine of this process, which its groups share.
+//! Fabric endpoint of this process, shared by its groups.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -6,42 +6,43 @@ use super::endpoint::FabricEndpoint;
 use super::ofi;
 use super::provider_choice::{Settings, choose_provider};
 use super::registration::RegisteredStaging;
-use super::wire::SharedEngine;
+use super::wire::SharedEndpoint;
 use crate::fork::PerProcess;
 use crate::lock;
 use crate::process::{Endpoint, undisturbed};
 
+/// Endpoint of this process, if any group uses one.
 #[derive(Default)]
 struct Current {
-    engine: Weak<Mutex<FabricEndpoint>>,
-    /// What was found of a fabric and why it is used or not, in lines.
+    endpoint: Weak<Mutex<FabricEndpoint>>,
+    /// Log lines of the provider selection: the providers found, and why each is used or not.
     found: Vec<String>,
 }
 
 static CURRENT: PerProcess<Mutex<Current>> = PerProcess::new();
 
-/// The process's engine; the first group's settings count. `peers` and `budget`: see [`FabricEndpoint::new`].
+/// Returns the process's endpoint; the settings of the first group apply. `peers` and `budget`: see [`FabricEndpoint::new`].
 pub(crate) fn shared(
-    endpoint: &Endpoint,
+    process: &Endpoint,
     settings: impl FnOnce() -> Result<Settings, String>,
     peers: usize,
     budget: usize,
-) -> Result<SharedEngine, String> {
-    let Current { engine, found } = &mut *lock(CURRENT.get());
-    if let Some(engine) = engine.upgrade() {
-        return Ok(engine);
+) -> Result<SharedEndpoint, String> {
+    let Current { endpoint, found } = &mut *lock(CURRENT.get());
+    if let Some(endpoint) = endpoint.upgrade() {
+        return Ok(endpoint);
     }
     let (choice, lines) = choose_provider(&settings()?);
     *found = lines;
     let choice = choice.map_err(|e| e.to_string())?;
     let (name, rails) = undisturbed("libfabric", || ofi::open(&choice))?;
-    let new = FabricEndpoint::new(name, rails, RegisteredStaging::of(endpoint), peers, budget)?;
+    let new = FabricEndpoint::new(name, rails, RegisteredStaging::of(process), peers, budget)?;
     let shared = Arc::new(Mutex::new(new));
-    *engine = Arc::downgrade(&shared);
+    *endpoint = Arc::downgrade(&shared);
     Ok(shared)
 }
 
-/// What the last look for a fabric found, in lines.
-pub(crate) fn found() -> Vec<String> {
+/// Log lines of the last provider selection.
+pub(crate) fn discovery_log() -> Vec<String> {
     lock(CURRENT.get()).found.clone()
 }

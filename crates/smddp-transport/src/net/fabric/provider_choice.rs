@@ -1,4 +1,4 @@
-//! Which libfabric, provider and devices serve, and why.
+//! Selection of the libfabric library, provider and devices, with the reason for each decision.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -12,23 +12,23 @@ use libfabric_sys::{
 
 use crate::process::undisturbed;
 
-/// What the user and the machine say about it.
+/// Settings and topology that determine the selection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// `SMDDP_LIBFABRIC`: the library's file.
+    /// `SMDDP_LIBFABRIC`: path of the library.
     pub library: Option<PathBuf>,
     /// `SMDDP_FABRIC_PROVIDER`: "efa", "efa-direct", "tcp;ofi_rxm", "tcp", "net".
     pub provider: Option<String>,
-    /// Providers over IP take the interface that has this address.
+    /// Address of the interface that IP providers use.
     pub address: Option<IpAddr>,
-    /// This rank's number on its node, and how many ranks there are: devices are divided among them.
+    /// Local rank, and number of ranks on this node: the devices are divided among them.
     pub local: Option<(usize, usize)>,
 }
 
-/// Why there is no fabric.
+/// Reason why no fabric is available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProviderError {
-    /// Nothing that can be loaded; with the file that was asked for, if one was.
+    /// No loadable library; with the configured path, if any.
     #[error("{}{reason}", named("SMDDP_LIBFABRIC", library.as_deref()))]
     Missing { library: Option<String>, reason: Missing },
     #[error(
@@ -47,46 +47,46 @@ pub enum ProviderError {
     NoInterface { provider: String, address: IpAddr, found: String },
 }
 
-/// The provider where none is asked for.
+/// Default provider.
 const DEFAULT: &str = "efa";
 
-/// "SMDDP_LIBFABRIC=/a/file: ", where it is set.
+/// Returns a prefix such as "SMDDP_LIBFABRIC=/a/file: " if the setting is set.
 fn named(setting: &str, value: Option<&str>) -> String {
     value.map_or_else(String::new, |value| format!("{setting}={value}: "))
 }
 
-/// What serves.
+/// Selected provider and its devices.
 pub struct Provider {
     pub provider: String,
     pub version: Version,
     list: InfoList,
-    /// Places in the list.
+    /// Indices into the list.
     chosen: Vec<usize>,
 }
 
 impl Provider {
-    /// The devices, one rail each.
+    /// Devices, one rail each.
     pub fn devices(&self) -> impl Iterator<Item = Info<'_>> {
         self.chosen.iter().filter_map(|&at| self.list.iter().nth(at))
     }
 
-    /// "rdmap0s6 (0000:10:1b.0)", "eth0".
+    /// Names of the rails, for example "rdmap0s6 (0000:10:1b.0)" or "eth0".
     pub fn rails(&self) -> Vec<String> {
         self.devices().map(|info| device(&info)).collect()
     }
 }
 
-/// From this version on, `efa` uses the device's one-sided operations as they are meant here.
+/// First libfabric version whose `efa` provider uses the device's one-sided operations as this wire requires.
 const EFA_NEEDS: Version = Version::new(1, 18);
 
-/// Looks for a fabric. The lines say what was found and why it is used or not, whatever the result.
+/// Selects a provider. The log lines list what was found and why it is used or not, for any result.
 pub fn choose_provider(settings: &Settings) -> (Result<Provider, ProviderError>, Vec<String>) {
     let mut lines = Vec::new();
     let result = undisturbed("libfabric", || choose(settings, &mut lines));
     lines.push(match &result {
         Ok(choice) => {
             let reason = match &settings.provider {
-                Some(_) => "asked for by SMDDP_FABRIC_PROVIDER",
+                Some(_) => "selected by SMDDP_FABRIC_PROVIDER",
                 None => "the default where it is present",
             };
             format!("fabric: {}, {reason}; rails: {}", choice.provider, choice.rails().join(", "))
@@ -104,7 +104,7 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Provider, Prov
     let path = library.path().display().to_string();
     lines.push(format!("libfabric {} at {path} ({})", library.version(), library.place()));
     let asked = settings.provider.as_deref().unwrap_or(DEFAULT);
-    // Narrowed to the provider: others may take long to look at their devices. All are listed only for the error.
+    // Limited to the provider, because others may scan their devices for long. The full list is needed for the error only.
     let first = if asked.starts_with("efa") { "efa" } else { asked };
     let has = |list: &InfoList| matching(list, asked).next().is_some();
     // Some layered providers are not found by their own name.
@@ -133,14 +133,14 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Provider, Prov
             return Err(ProviderError::NoInterface { provider, address, found: unique(found).join(", ") });
         }
     } else if first != "efa" {
-        // Loopback serves only where there is nothing else.
+        // Loopback is used only without other devices.
         let outside = |info: &Info<'_>| source(info).is_some_and(|a| !a.is_loopback());
         if chosen.iter().any(|(_, info)| outside(info)) {
             chosen.retain(|(_, info)| outside(info));
         }
         chosen.truncate(1);
     }
-    // One entry for each device: the first is the one that the library prefers.
+    // One entry per device: the first is the library's preferred one.
     let mut seen = HashSet::new();
     chosen.retain(|(_, info)| seen.insert(info.domain().to_owned()));
     chosen.sort_by_key(|(at, info)| (info.pci(), *at));
@@ -157,7 +157,7 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Provider, Prov
     Ok(Provider { provider, version: library.version(), list, chosen })
 }
 
-/// The devices of one of the ranks on a node: neighbours share, or have several each.
+/// Range of devices of one rank on a node: neighbouring ranks share a device, or have several devices each.
 fn share(devices: usize, local: usize, ranks: usize) -> std::ops::Range<usize> {
     let (devices, ranks) = (devices.max(1), ranks.max(1));
     let local = local.min(ranks - 1);
@@ -165,14 +165,14 @@ fn share(devices: usize, local: usize, ranks: usize) -> std::ops::Range<usize> {
     first..((local + 1) * devices / ranks).max(first + 1)
 }
 
-/// Endpoints that serve here, of one provider or of all.
+/// Lists usable endpoints, of one provider or of all.
 fn list(library: &Library, provider: Option<&str>) -> Option<InfoList> {
     let mut hints = library.hints()?;
     if let Some(provider) = provider {
         hints.name_provider(provider);
     }
     let raw = hints.as_ptr();
-    // SAFETY: hints of this library with all attributes allocated, owned here alone.
+    // SAFETY: hints of this library with all attributes allocated, owned by this function alone.
     unsafe {
         (*raw).caps = FI_MSG | FI_RMA;
         (*raw).mode = FI_CONTEXT | FI_CONTEXT2;
@@ -184,7 +184,7 @@ fn list(library: &Library, provider: Option<&str>) -> Option<InfoList> {
     library.info(library.interface(), Some(&hints)).ok()
 }
 
-/// Entries of a provider by the name that a user gives: "tcp" means "tcp;ofi_rxm" where there is no other.
+/// Entries of the requested provider: "tcp" means "tcp;ofi_rxm" unless a provider "tcp" exists.
 fn matching<'a>(list: &'a InfoList, asked: &'a str) -> impl Iterator<Item = (usize, Info<'a>)> {
     let usable = |info: &Info<'_>| {
         let raw = info.raw();
@@ -202,7 +202,7 @@ fn matching<'a>(list: &'a InfoList, asked: &'a str) -> impl Iterator<Item = (usi
         .filter(move |(_, info)| usable(info) && if exact { name(info) == asked } else { layered(info) })
 }
 
-/// The provider's name; `efa` has two fabrics, of which one is asked for by its own name.
+/// Returns the provider's name; `efa` has two fabrics, and `efa-direct` is requested by its own name.
 fn name(info: &Info<'_>) -> String {
     match (info.provider(), info.fabric()) {
         ("efa", "efa-direct") => "efa-direct".to_owned(),
@@ -237,7 +237,7 @@ fn summary(list: &InfoList) -> String {
     unique(list.iter().map(|info| name(&info)).collect()).join(", ")
 }
 
-/// The IP address that an endpoint would have.
+/// Returns the IP address of an endpoint, if it has one.
 fn source(info: &Info<'_>) -> Option<IpAddr> {
     let bytes = info.source();
     let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_library_that_is_not_there_is_told_with_its_setting() {
+    fn missing_library_error_names_the_setting() {
         let settings = Settings { library: Some("/nowhere/libfabric.so".into()), ..Settings::default() };
         let (result, lines) = choose_provider(&settings);
         assert!(matches!(result, Err(ProviderError::Missing { .. })));

@@ -1,87 +1,87 @@
-//! Receive buffers, operations and completions of a rail: how many, so that no queue overruns.
+//! Sizes of a rail's queues: receive buffers, operations and completions, chosen so that no queue overruns.
 
-use super::header::HEAD;
+use super::header::MESSAGE_HEADER;
 use super::rail::RailLimits;
 use super::send_buffers::Buffers;
 use crate::net::frame::HEADER;
 use crate::net::wire::INLINE_PAYLOAD;
 
-/// Pings to a peer that are not answered yet.
-pub(super) const PINGS: u32 = 2;
-/// Receive buffers of a peer for messages that need no credit: two that return credits, pings and their answers.
-const UNCREDITED: usize = 2 + 2 * PINGS as usize;
-/// The most that one peer may have under way.
-const WINDOW: usize = 64;
-/// Operations under way per rail, and numbers of writes that may be on their way to this process.
+/// Maximum number of unanswered pings per peer.
+pub(super) const MAX_PINGS: u32 = 2;
+/// Receive buffers per peer for messages without credit: two credit messages, pings and their answers.
+const UNCREDITED: usize = 2 + 2 * MAX_PINGS as usize;
+/// Maximum window of one peer, in messages.
+const MAX_WINDOW: usize = 64;
+/// Maximum number of operations in flight per rail, and of writes with immediate data in flight to this process.
 const OPERATIONS: usize = 256;
-const NUMBERS: usize = 64;
-/// Bytes of a buffer that a write's number takes: nothing is put into it.
-const TOKEN: usize = 64;
+const MAX_IMMEDIATES: usize = 64;
+/// Size of a receive buffer that immediate data may use up, in bytes: nothing is written to it.
+const IMMEDIATE_BUFFER: usize = 64;
 
-/// Receive buffers for messages of peers that are in use, and of others that have their first credits alone.
-pub(super) fn buffers((opened, window): (usize, u32), (silent, first): (usize, u32)) -> usize {
-    opened * (window as usize + UNCREDITED) + silent * first as usize
+/// Receive buffers for peers with an open window, and for other peers, which have their initial credits only.
+pub(super) fn required_buffers((opened, window): (usize, u32), (unopened, first): (usize, u32)) -> usize {
+    opened * (window as usize + UNCREDITED) + unopened * first as usize
 }
 
-/// The receive buffers of a rail. Messages come over the first alone; over all come numbers of writes, for each of
-/// which some devices take a buffer.
+/// Receive queue of a rail. Messages arrive on the first rail only. Immediate data of writes arrives on all rails; some devices use
+/// up a receive buffer for each.
 pub(super) struct ReceiveQueue {
     pub(super) buffers: Buffers,
     pub(super) bytes: usize,
-    /// Posted, and how many should be.
+    /// Number of posted buffers, and the target number.
     pub(super) posted: usize,
-    pub(super) wanted: usize,
+    pub(super) target: usize,
 }
 
 impl ReceiveQueue {
     pub(super) fn new(rail: usize, message: usize) -> Self {
-        let bytes = if rail == 0 { message } else { TOKEN };
-        Self { buffers: Buffers::new(bytes), bytes, posted: 0, wanted: 0 }
+        let bytes = if rail == 0 { message } else { IMMEDIATE_BUFFER };
+        Self { buffers: Buffers::new(bytes), bytes, posted: 0, target: 0 }
     }
 }
 
-/// How a rail's completion queue is divided, so that it cannot overrun.
+/// Division of a rail's completion queue, which prevents an overrun.
 pub(super) struct Queues {
-    /// Sends, reads and writes under way.
+    /// Maximum number of sends, reads and writes in flight.
     pub(super) operations: usize,
-    /// Numbers of peers' writes to come.
-    pub(super) numbers: usize,
-    /// Receive buffers posted.
+    /// Maximum number of peers' writes in flight.
+    pub(super) immediates: usize,
+    /// Maximum number of posted receive buffers.
     pub(super) receives: usize,
 }
 
 impl Queues {
     pub(super) fn new(limits: &RailLimits) -> Self {
-        let numbers = if limits.writes { NUMBERS.min(limits.completions / 8) } else { 0 };
-        let rest = limits.completions - numbers;
+        let immediates = if limits.writes { MAX_IMMEDIATES.min(limits.completions / 8) } else { 0 };
+        let rest = limits.completions - immediates;
         let operations = limits.operations.min(OPERATIONS).min(rest / 2).max(2);
         let receives = limits.receives.min(rest.saturating_sub(operations));
-        Self { operations, numbers, receives }
+        Self { operations, immediates, receives }
     }
 }
 
-/// Messages that a peer may have under way before it is in use: half of the buffers are divided so.
-pub(super) fn first(limits: &RailLimits, peers: usize, window: u32) -> u32 {
+/// Messages that a peer may send before its window is open: half of the receive buffers are divided among the peers.
+pub(super) fn initial_credits(limits: &RailLimits, peers: usize, window: u32) -> u32 {
     ((Queues::new(limits).receives / 2 / peers) as u32).clamp(1, window)
 }
 
-/// Bytes of a message at least: the announcement of a large payload has to fit.
-pub(super) fn least(rails: usize) -> usize {
-    HEAD + HEADER + 16 * (1 + rails)
+/// Minimum message size, in bytes: the offer of a large payload must fit.
+pub(super) fn min_message(rails: usize) -> usize {
+    MESSAGE_HEADER + HEADER + 16 * (1 + rails)
 }
 
-/// Messages that a peer may have under way, and bytes of the largest, so that `peers` peers fit the budget if all are in
-/// use: first the window shrinks, then the messages, which get more then, as long as it is their bytes that are short.
-pub(super) fn shape(limits: &RailLimits, rails: usize, peers: usize, budget: usize) -> (u32, usize) {
-    let largest = limits.message.min(HEAD + HEADER + INLINE_PAYLOAD);
-    let least = least(rails);
+/// Chooses a peer's window in messages, and the message size in bytes, so that the buffers of `peers` peers in use fit the budget.
+/// The window shrinks first. Then the message size shrinks, which allows more messages, as long as bytes are the limit.
+pub(super) fn choose_window(limits: &RailLimits, rails: usize, peers: usize, budget: usize) -> (u32, usize) {
+    let largest = limits.message.min(MESSAGE_HEADER + HEADER + INLINE_PAYLOAD);
+    let least = min_message(rails);
     let sizes = [largest, 4096, 2048, 1024, 512].into_iter().filter(|&s| s <= largest && s >= least);
     let mut best = (2, largest);
     for size in sizes {
         let queues = Queues::new(limits);
         let most = budget / size;
-        let buffers = most.min(queues.receives).saturating_sub(queues.numbers);
-        let window = (buffers / peers).saturating_sub(UNCREDITED).min(WINDOW) & !1;
+        let buffers = most.min(queues.receives).saturating_sub(queues.immediates);
+        let window = (buffers / peers).saturating_sub(UNCREDITED).min(MAX_WINDOW) & !1;
         best = (window.max(2) as u32, size);
         if window >= 4 || most >= queues.receives {
             break;
@@ -95,12 +95,12 @@ mod tests {
     use super::*;
     use crate::net::fabric::ofi::{OPERATIONS, RECEIVES};
 
-    /// Ranks that one of a large job deals with: one for each of its node's, on as many nodes.
+    /// Peers in use by a rank of a large job: one for each rank of its node, on as many nodes.
     const USED: usize = 128;
 
     #[test]
-    fn receive_buffers_stay_within_their_budget_however_many_peers_there_are() {
-        // What is asked of a device that has more of everything.
+    fn receive_buffers_stay_within_budget_for_any_number_of_peers() {
+        // The limits that a larger device is opened with.
         let limits = RailLimits {
             message: 8192,
             one_sided: 1 << 30,
@@ -108,26 +108,27 @@ mod tests {
             receives: RECEIVES,
             completions: OPERATIONS + RECEIVES,
             writes: true,
-            patient: false,
+            holds_messages: false,
         };
         let queues = Queues::new(&limits);
-        assert_eq!(queues.receives, RECEIVES, "completions leave room for all of them");
+        assert_eq!(queues.receives, RECEIVES, "the completion queue covers all receive buffers");
         for peers in [1, 2, 7, 63, 255, 999, 1023, 2047, 4095, 6999] {
-            let (window, message) = shape(&limits, 4, peers, 32 << 20);
+            let (window, message) = choose_window(&limits, 4, peers, 32 << 20);
             assert!(window >= 2 && window.is_multiple_of(2), "{peers}: {window}");
-            // Of up to a thousand all may be in use, of more a part of them.
+            // Up to a thousand peers may all be in use; of more, only a part.
             let used = if peers < 1000 { peers } else { USED };
-            let posted = buffers((used, window), (peers - used, first(&limits, peers, window)));
+            let posted =
+                required_buffers((used, window), (peers - used, initial_credits(&limits, peers, window)));
             assert!(posted * message <= 32 << 20, "{peers} peers: {posted} x {message}");
-            let posted = posted + queues.numbers;
+            let posted = posted + queues.immediates;
             assert!(
                 posted <= queues.receives,
                 "{peers} peers, {used} in use: {posted} of {}",
                 queues.receives
             );
         }
-        assert_eq!(shape(&limits, 4, 1, 32 << 20), (64, 8192));
-        // Smaller messages help where bytes are short, not where buffers are.
-        assert_eq!(shape(&limits, 4, 6999, 64 << 20), (2, 8192));
+        assert_eq!(choose_window(&limits, 4, 1, 32 << 20), (64, 8192));
+        // Smaller messages help if bytes are the limit, not if buffers are.
+        assert_eq!(choose_window(&limits, 4, 6999, 64 << 20), (2, 8192));
     }
 }

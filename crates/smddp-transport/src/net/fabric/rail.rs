@@ -1,42 +1,43 @@
-//! What a fabric endpoint offers, in the terms of EFA, the least of them: messages of limited size that arrive in no
-//! order, one-sided reads and writes into registered memory, bounded queues.
+//! Interface of a fabric device, limited to the capabilities of EFA, the least capable provider.
+//!
+//! A device has messages of limited size without ordering, one-sided reads and writes of registered memory, and bounded queues.
 
 use std::os::fd::RawFd;
 
-/// The caller's number for an operation; comes back once, with its end.
+/// Caller's id of an operation; returned once, with its completion.
 pub(crate) type Context = u64;
 
-/// What a provider can do. All counts are per rail.
+/// Capabilities of a provider. All counts are per rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RailLimits {
-    /// Bytes of the largest message.
+    /// Size of the largest message, in bytes.
     pub(crate) message: usize,
-    /// Bytes of the largest one-sided operation.
+    /// Size of the largest one-sided operation, in bytes.
     pub(crate) one_sided: usize,
-    /// Sends, reads and writes under way at once.
+    /// Maximum number of sends, reads and writes in flight.
     pub(crate) operations: usize,
-    /// Receive buffers posted at once.
+    /// Maximum number of posted receive buffers.
     pub(crate) receives: usize,
-    /// Completions that fit the queue.
+    /// Size of the completion queue.
     pub(crate) completions: usize,
-    /// Whether the device writes: otherwise a write is messages in disguise, and reads are better.
+    /// Set if the device writes natively. Other providers emulate writes with messages, and reads are better.
     pub(crate) writes: bool,
-    /// Whether the provider holds messages back until a receive buffer is there.
-    pub(crate) patient: bool,
+    /// Set if the provider holds messages back until a receive buffer is posted.
+    pub(crate) holds_messages: bool,
 }
 
-/// Memory of this process as a rail knows it.
+/// Memory of this process registered on a rail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Registered {
-    /// For operations of this process.
+    /// Descriptor for operations of this process.
     pub(crate) desc: usize,
-    /// For operations of others.
+    /// Key for operations of peers.
     pub(crate) key: u64,
-    /// What others give for its first byte.
+    /// Address of the first byte for operations of peers.
     pub(crate) base: u64,
 }
 
-/// Bytes of this process in an operation.
+/// Local memory of an operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalMemory {
     pub(crate) at: *mut u8,
@@ -44,39 +45,39 @@ pub(crate) struct LocalMemory {
     pub(crate) desc: usize,
 }
 
-/// Bytes of another process.
+/// Remote memory of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteMemory {
     pub(crate) address: u64,
     pub(crate) key: u64,
 }
 
-/// What became of an operation that was handed over.
+/// Result of posting an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Posted {
-    Yes,
-    /// A queue is full: poll, then try again.
-    Again,
+    Accepted,
+    /// A queue is full: poll, then retry.
+    QueueFull,
 }
 
-/// What a completion queue tells.
+/// Completion queue event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
-    /// A send, read or write is over.
+pub(crate) enum Completion {
+    /// A send, read or write is complete.
     Done(Context),
-    /// A message of so many bytes is in this receive buffer.
+    /// A message of this many bytes is in the receive buffer.
     Received(Context, usize),
-    /// A peer's write with this number is in my memory.
-    Written(u32),
-    /// A receive buffer was used up, and no message is in it: some devices take one for each write's number.
-    Taken(Context),
-    /// Something failed; `None`: not to be pinned on one operation.
+    /// A peer's write with this immediate data is complete.
+    RemoteWrite(u32),
+    /// A receive buffer was used up without a message: some devices use one for the immediate data of a write.
+    BufferConsumed(Context),
+    /// An operation failed; `None`: the failure does not belong to one operation.
     Failed(Option<Context>, String),
 }
 
 impl RailLimits {
-    /// What two rails can do alike.
-    pub(crate) fn both(self, other: Self) -> Self {
+    /// Returns the capabilities that both rails have.
+    pub(crate) fn common(self, other: Self) -> Self {
         Self {
             message: self.message.min(other.message),
             one_sided: self.one_sided.min(other.one_sided),
@@ -84,32 +85,32 @@ impl RailLimits {
             receives: self.receives.min(other.receives),
             completions: self.completions.min(other.completions),
             writes: self.writes & other.writes,
-            patient: self.patient & other.patient,
+            holds_messages: self.holds_messages & other.holds_messages,
         }
     }
 }
 
-/// One device's endpoint, with its completion queue and its book of addresses.
+/// Endpoint of one device, with its completion queue and its address vector.
 pub(crate) trait Rail: Send {
     fn limits(&self) -> RailLimits;
-    /// What others insert to reach it.
+    /// Address that peers insert to reach this rail.
     fn address(&self) -> Vec<u8>;
-    /// Makes memory known to it, for all operations of this process and of others.
+    /// Registers memory for all operations of this process and of peers.
     ///
     /// # Safety
     /// The memory lives until the rail is dropped.
     unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> Result<Registered, String>;
-    /// Notes a peer's address; what is returned stands for it.
+    /// Inserts a peer's address into the address vector; returns its handle.
     fn insert(&mut self, address: &[u8]) -> Result<u64, String>;
 
     /// # Safety
-    /// For this and the following: `local` is registered memory of this process that stays put, and that nobody reads
-    /// (receive, a read) or writes (send, a write) in another way until the operation's end was told.
+    /// For this and the following methods: `local` is registered memory of this process that does not move. Until the operation's
+    /// completion, nothing else reads it (receive, read) or writes it (send, write).
     unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String>;
     /// # Safety
     /// See [`Rail::receive`].
     unsafe fn send(&mut self, to: u64, local: LocalMemory, context: Context) -> Result<Posted, String>;
-    /// Reads from a peer; or writes to it, and tells it that number when all is there.
+    /// Reads from a peer, or writes to it with `write` as immediate data, which arrives after all the bytes.
     ///
     /// # Safety
     /// See [`Rail::receive`].
@@ -122,8 +123,8 @@ pub(crate) trait Rail: Send {
         context: Context,
     ) -> Result<Posted, String>;
 
-    /// Moves it on and appends what happened, a few events at most.
-    fn poll(&mut self, events: &mut Vec<Event>);
-    /// The descriptor that tells of events to come. `None`: there is none, or events are waiting already.
+    /// Makes progress, and appends a few completions at most.
+    fn poll(&mut self, events: &mut Vec<Completion>);
+    /// Returns a descriptor that becomes readable with the next completion. `None`: there is none, or completions are pending.
     fn interest(&mut self) -> Option<RawFd>;
 }

@@ -1,92 +1,97 @@
-//! Posting receive buffers, as many as there should be.
+//! Posting of receive buffers, up to the target number.
 
 use super::endpoint::{FabricEndpoint, Operation};
-use super::queues::{Queues, buffers};
+use super::queues::{Queues, required_buffers};
 use super::rail::Posted;
 
 impl FabricEndpoint {
-    /// How many receive buffers the peers in use ask for, and the others that there are or may be.
-    pub(super) fn want(&mut self) -> Result<(), String> {
+    /// Computes the target number of receive buffers: for peers with an open window, and for known or expected other peers.
+    pub(super) fn resize_receive_queues(&mut self) -> Result<(), String> {
         let alive = || self.peers.iter().filter(|p| p.broken.is_none());
-        let opened = alive().filter(|p| p.opened).count();
-        let known = alive().filter(|p| !p.opened && !p.to.is_empty()).count();
-        let silent = known + self.groups.values().map(|g| g.expected).sum::<usize>();
+        let opened = alive().filter(|p| p.window_opened).count();
+        let known = alive().filter(|p| !p.window_opened && !p.to.is_empty()).count();
+        let unopened = known + self.groups.values().map(|g| g.expected).sum::<usize>();
         let queues = Queues::new(&self.limits);
-        let numbers = if opened + silent > 0 { queues.numbers } else { 0 };
-        for rail in 0..self.inboxes.len() {
-            let messages = if rail == 0 { buffers((opened, self.window), (silent, self.first)) } else { 0 };
-            let (wanted, room) = (messages + numbers, queues.receives);
-            if wanted > room && !self.limits.patient {
+        let immediates = if opened + unopened > 0 { queues.immediates } else { 0 };
+        for rail in 0..self.receive_queues.len() {
+            let messages = if rail == 0 {
+                required_buffers((opened, self.window), (unopened, self.initial_credits))
+            } else {
+                0
+            };
+            let (target, room) = (messages + immediates, queues.receives);
+            if target > room && !self.limits.holds_messages {
                 return Err(format!(
-                    "{opened} peers in use and {silent} others need {wanted} receive buffers of {} at once, and {} has room \
-                     for {room}",
+                    "out of receive buffers: {opened} peers in use and {unopened} other peers need {target} buffers of {} bytes, \
+                     but {} has room for {room}",
                     self.message,
                     self.name()
                 ));
             }
-            self.inboxes[rail].wanted = wanted.min(room);
+            self.receive_queues[rail].target = target.min(room);
         }
-        self.fill();
+        self.post_receive_buffers();
         Ok(())
     }
 
-    /// A peer is in use from now on: buffers for all that it may send are posted, and it is to be told so.
+    /// Opens a peer's window: posts buffers for all messages that it may send. The next message to it returns the credits.
     pub(super) fn open_window(&mut self, peer: usize) {
         let p = &mut self.peers[peer];
-        if p.broken.is_some() || std::mem::replace(&mut p.opened, true) {
+        if p.broken.is_some() || std::mem::replace(&mut p.window_opened, true) {
             return;
         }
-        p.pending_release += self.window - self.first;
-        if let Err(reason) = self.want() {
-            self.peers[peer].opened = false;
-            self.lose(peer, &reason);
+        p.pending_release += self.window - self.initial_credits;
+        if let Err(reason) = self.resize_receive_queues() {
+            self.peers[peer].window_opened = false;
+            self.fail_peer(peer, &reason);
         }
     }
 
-    /// Posts receive buffers until there are enough.
-    pub(super) fn fill(&mut self) {
-        for rail in 0..self.inboxes.len() {
-            while self.inboxes[rail].posted < self.inboxes[rail].wanted && self.dead.is_none() {
-                match self.inboxes[rail].buffers.take(self.rails[rail].as_mut()) {
+    /// Posts receive buffers up to the target number.
+    pub(super) fn post_receive_buffers(&mut self) {
+        for rail in 0..self.receive_queues.len() {
+            while self.receive_queues[rail].posted < self.receive_queues[rail].target
+                && self.failure.is_none()
+            {
+                match self.receive_queues[rail].buffers.take(self.rails[rail].as_mut()) {
                     Ok(buffer) => {
                         if !self.post(rail, buffer) {
                             break;
                         }
                     }
-                    Err(reason) => self.die(&reason),
+                    Err(reason) => self.fail(&reason),
                 }
             }
         }
     }
 
-    /// Posts one; `false`: not now.
+    /// Posts a receive buffer; returns false if the queue is full.
     fn post(&mut self, rail: usize, buffer: u32) -> bool {
         let context = self.ops.insert(Operation::Receive { buffer, rail });
-        let inbox = &self.inboxes[rail];
-        let local = self.local(&inbox.buffers, buffer, inbox.bytes);
-        // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the provider.
+        let receive_queue = &self.receive_queues[rail];
+        let local = self.local(&receive_queue.buffers, buffer, receive_queue.bytes);
+        // SAFETY: the buffer belongs to the operation until its completion, and lives as long as the rail.
         let posted = unsafe { self.rails[rail].receive(local, context) };
-        if posted == Ok(Posted::Yes) {
-            self.inboxes[rail].posted += 1;
+        if posted == Ok(Posted::Accepted) {
+            self.receive_queues[rail].posted += 1;
             return true;
         }
         self.ops.remove(context);
-        self.inboxes[rail].buffers.give(buffer);
+        self.receive_queues[rail].buffers.give(buffer);
         if let Err(reason) = posted {
-            self.die(&format!("no receive buffer could be posted: {reason}"));
+            self.fail(&format!("a receive buffer could not be posted: {reason}"));
         }
         false
     }
 
-    /// A posted buffer has come back: it is posted again at once where it is still wanted, because its sender is told
-    /// that there is room.
-    pub(super) fn came_back(&mut self, rail: usize, buffer: u32) {
-        let inbox = &mut self.inboxes[rail];
-        inbox.posted -= 1;
-        if inbox.posted < inbox.wanted && self.dead.is_none() {
+    /// Reposts a used buffer at once if it is still needed, because the returned credit promises its sender a buffer.
+    pub(super) fn recycle_buffer(&mut self, rail: usize, buffer: u32) {
+        let receive_queue = &mut self.receive_queues[rail];
+        receive_queue.posted -= 1;
+        if receive_queue.posted < receive_queue.target && self.failure.is_none() {
             self.post(rail, buffer);
         } else {
-            inbox.buffers.give(buffer);
+            receive_queue.buffers.give(buffer);
         }
     }
 }

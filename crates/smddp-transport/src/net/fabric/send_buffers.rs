@@ -1,4 +1,4 @@
-//! Buffers for messages: equal pieces of memory that a rail knows.
+//! Registered message buffers of equal size.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
@@ -6,7 +6,7 @@ use rustix::param::page_size;
 
 use super::rail::{LocalMemory, Rail};
 
-/// Page-aligned memory of this process alone.
+/// Page-aligned, process-private memory.
 struct Chunk {
     base: *mut u8,
     layout: Layout,
@@ -26,23 +26,23 @@ impl Chunk {
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout, freed once; `Buffers` outlives the provider's use of it.
+        // SAFETY: allocated in `new` with this layout and freed once; `Buffers` outlives the provider's use of it.
         unsafe { dealloc(self.base, self.layout) };
     }
 }
 
-/// Of one rail.
+/// Message buffers of one rail.
 pub(crate) struct Buffers {
     bytes: usize,
-    /// (memory, descriptor at the rail)
+    /// (memory, its descriptor at the rail)
     chunks: Vec<(Chunk, usize)>,
     free: Vec<u32>,
 }
 
-// SAFETY: memory that belongs to no thread; the engine that owns it is behind a mutex.
+// SAFETY: the memory is not bound to a thread; the endpoint that owns it is behind a mutex.
 unsafe impl Send for Buffers {}
 
-/// Buffers that are made at once.
+/// Number of buffers per allocation.
 const CHUNK: usize = 32;
 
 impl Buffers {
@@ -50,19 +50,19 @@ impl Buffers {
         Self { bytes, chunks: Vec::new(), free: Vec::new() }
     }
 
-    pub(crate) fn made(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.chunks.len() * CHUNK
     }
 
-    /// A free buffer, if need be a new one.
+    /// Returns a free buffer; allocates more if needed.
     pub(crate) fn take(&mut self, rail: &mut dyn Rail) -> Result<u32, String> {
         if let Some(free) = self.free.pop() {
             return Ok(free);
         }
         let chunk = Chunk::new(self.bytes * CHUNK)?;
-        // SAFETY: chunks are freed with this, which the engine drops after its rails.
+        // SAFETY: the chunk is freed with this object, which the endpoint drops after its rails.
         let known = unsafe { rail.register(chunk.base, self.bytes * CHUNK) }?;
-        let first = self.made() as u32;
+        let first = self.len() as u32;
         self.chunks.push((chunk, known.desc));
         self.free.extend((first + 1..first + CHUNK as u32).rev());
         Ok(first)
@@ -72,7 +72,7 @@ impl Buffers {
         self.free.push(buffer);
     }
 
-    /// The first `bytes` of a buffer.
+    /// Returns the first `bytes` bytes of a buffer.
     pub(crate) fn local(&self, buffer: u32, bytes: usize) -> LocalMemory {
         let (chunk, desc) = &self.chunks[buffer as usize / CHUNK];
         let at = chunk.base.wrapping_add(buffer as usize % CHUNK * self.bytes);

@@ -1,5 +1,6 @@
-//! Things with a small number each, which is used again.
+//! Container that assigns each entry a small index, which is reused after removal.
 
+/// Entries with reusable indices.
 pub(crate) struct Slab<T> {
     entries: Vec<Option<T>>,
     free: Vec<usize>,
@@ -36,7 +37,7 @@ impl<T> Slab<T> {
         Some(value)
     }
 
-    /// Takes out what `which` picks. Its numbers are not given again: somebody may still name them.
+    /// Removes the entries that `which` selects. Their indices are not reused, because peers may still refer to them.
     pub(crate) fn drain_where(&mut self, which: impl Fn(&T) -> bool) -> Vec<T> {
         self.entries.iter_mut().filter_map(|entry| entry.take_if(|value| which(value))).collect()
     }

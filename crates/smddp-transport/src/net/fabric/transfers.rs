@@ -1,35 +1,35 @@
-//! Large payloads on their way, as the engine keeps them.
+//! State of large payload transfers.
 
 use super::rail::RemoteMemory;
 use crate::net::wire::Ticket;
 
-/// A payload of this process that a peer may fetch.
+/// Payload of this process that a peer may fetch.
 pub(super) struct PayloadOffer {
     pub(super) group: u32,
     pub(super) peer: usize,
     pub(super) ticket: Ticket,
-    /// Where it begins in the staging memory.
+    /// Offset in the staging memory, in bytes.
     pub(super) offset: usize,
     pub(super) at: *const u8,
     pub(super) bytes: usize,
-    /// Writes under way or to come.
+    /// Writes in flight or still to be posted.
     pub(super) writes: usize,
 }
 
-// SAFETY: the address of staging memory, whose owner keeps it until the ticket is back; the device reads it.
+// SAFETY: an address in the staging memory, whose owner keeps it until the ticket returns; only the device reads it.
 unsafe impl Send for PayloadOffer {}
 
-/// A place that a peer writes to.
+/// Target memory that a peer writes to.
 pub(super) struct Grant {
     pub(super) peer: usize,
     pub(super) group: u32,
     pub(super) rank: u32,
     pub(super) seq: u64,
-    /// Numbers still to come.
-    pub(super) left: usize,
+    /// Writes still to arrive.
+    pub(super) remaining: usize,
 }
 
-/// An operation that waits for room in a queue.
+/// Operation that waits for a free queue entry.
 pub(super) struct PendingTransfer {
     pub(super) peer: usize,
     pub(super) rail: usize,
@@ -40,9 +40,10 @@ pub(super) struct PendingTransfer {
     pub(super) kind: TransferKind,
 }
 
-// SAFETY: the address of staging memory, whose owner keeps it until the operation's end was told.
+// SAFETY: an address in the staging memory, whose owner keeps it until the operation's completion.
 unsafe impl Send for PendingTransfer {}
 
+/// Kind of a one-sided operation, with the transfer that it belongs to.
 #[derive(Clone, Copy)]
 pub(super) enum TransferKind {
     Read { group: u32, rank: u32, seq: u64 },

@@ -1,4 +1,4 @@
-//! The wire of one group over an engine that it shares with others.
+//! Wire of one group over the process's shared endpoint.
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
@@ -9,54 +9,55 @@ use crate::lock;
 use crate::net::frame::Frame;
 use crate::net::wire::{Broken, DRAIN_GRACE, Sink, Ticket, Wire};
 
-/// An engine, for the groups that use it.
-pub(crate) type SharedEngine = Arc<Mutex<FabricEndpoint>>;
+/// Endpoint shared by the groups of this process.
+pub(crate) type SharedEndpoint = Arc<Mutex<FabricEndpoint>>;
 
+/// Wire of one group.
 pub(crate) struct FabricWire {
-    engine: SharedEngine,
+    endpoint: SharedEndpoint,
     group: u32,
 }
 
 impl FabricWire {
-    /// A group's place at an engine, and what the others need to send there: they may from here on, before theirs are known
-    /// here. `me`: this rank of `size`; `expected`: at most so many of the others are in other processes and will be reached
-    /// through this wire.
+    /// Creates the group at an endpoint, and returns the address that the other ranks need to send to it. They may send from now
+    /// on, before their addresses are known here. `me`: this rank of `size`. `expected`: maximum number of ranks in other
+    /// processes that use this wire.
     pub(crate) fn prepare(
-        engine: &SharedEngine,
+        endpoint: &SharedEndpoint,
         me: usize,
         size: usize,
         expected: usize,
     ) -> Result<(Self, FabricAddress), String> {
-        let (address, group) = lock(engine).prepare(me, size, expected)?;
-        Ok((Self { engine: engine.clone(), group }, address))
+        let (address, group) = lock(endpoint).prepare(me, size, expected)?;
+        Ok((Self { endpoint: endpoint.clone(), group }, address))
     }
 
-    /// `addresses`: by rank; `None` for this rank and for those that are not reached this way.
+    /// `addresses`: by rank; `None` for this rank and for ranks that do not use this wire.
     pub(crate) fn connect(&mut self, addresses: &[Option<FabricAddress>]) -> Result<(), String> {
-        lock(&self.engine).connect(self.group, addresses)
+        lock(&self.endpoint).connect(self.group, addresses)
     }
 }
 
 impl Wire for FabricWire {
     fn name(&self) -> String {
-        lock(&self.engine).name()
+        lock(&self.endpoint).name()
     }
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        // SAFETY: the caller's promise is the engine's.
-        unsafe { lock(&self.engine).send(self.group, peer, frame, payload, ticket) };
+        // SAFETY: the caller's guarantees are those of the endpoint.
+        unsafe { lock(&self.endpoint).send(self.group, peer, frame, payload, ticket) };
     }
 
     fn poll(&mut self, sink: &mut dyn Sink) -> bool {
-        lock(&self.engine).poll(self.group, sink)
+        lock(&self.endpoint).poll(self.group, sink)
     }
 
     fn watch(&mut self, peer: usize, elsewhere: bool, now: Instant) {
-        lock(&self.engine).watch(self.group, peer, elsewhere, now);
+        lock(&self.endpoint).watch(self.group, peer, elsewhere, now);
     }
 
     fn broken(&self) -> Vec<Broken> {
-        let broken = lock(&self.engine).broken(self.group);
+        let broken = lock(&self.endpoint).broken(self.group);
         broken.into_iter().map(|(peer, reason)| Broken { peer, reason }).collect()
     }
 
@@ -65,24 +66,24 @@ impl Wire for FabricWire {
     }
 
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
-        lock(&self.engine).interest(self.group, fds)
+        lock(&self.endpoint).interest(self.group, fds)
     }
 
     fn abandon(&mut self) {
-        lock(&self.engine).abandon(self.group);
+        lock(&self.endpoint).abandon(self.group);
     }
 
     fn drained(&self) -> bool {
-        lock(&self.engine).drained(self.group)
+        lock(&self.endpoint).drained(self.group)
     }
 
     fn messages_drained(&self) -> bool {
-        lock(&self.engine).messages_drained(self.group)
+        lock(&self.endpoint).messages_drained(self.group)
     }
 }
 
 impl Drop for FabricWire {
     fn drop(&mut self) {
-        lock(&self.engine).close(self.group);
+        lock(&self.endpoint).close(self.group);
     }
 }

@@ -1,4 +1,4 @@
-//! The room that an operation lends the provider until it ends (modes `FI_CONTEXT`, `FI_CONTEXT2`), and whose it is.
+//! Context memory that an operation lends to the provider until its completion (modes `FI_CONTEXT`, `FI_CONTEXT2`).
 
 use std::ffi::c_void;
 
@@ -6,29 +6,31 @@ use libfabric_sys::fi_context2;
 
 use crate::net::fabric::rail::Context;
 
+/// Provider's context memory with the id of its operation.
 #[repr(C)]
 struct Slot {
-    /// First: the provider is given this address.
+    /// First field: the provider gets this address.
     room: fi_context2,
     context: Context,
 }
 
-/// Slots at once.
+/// Slots per allocation.
 const CHUNK: usize = 256;
 
+/// Pool of context memory.
 #[derive(Default)]
 pub(super) struct Contexts {
     chunks: Vec<*mut [Slot; CHUNK]>,
     free: Vec<*mut Slot>,
 }
 
-// SAFETY: memory of its own that belongs to no thread; the engine that owns it is behind a mutex.
+// SAFETY: private memory that is not bound to a thread; the endpoint that owns it is behind a mutex.
 unsafe impl Send for Contexts {}
 
 impl Contexts {
     pub(super) fn take(&mut self, context: Context) -> *mut c_void {
         let slot = self.free.pop().unwrap_or_else(|| self.grow());
-        // SAFETY: a slot of a live chunk that nobody else uses.
+        // SAFETY: a slot of a live chunk that nothing else uses.
         unsafe { (&raw mut (*slot).context).write(context) };
         slot.cast()
     }
@@ -42,7 +44,7 @@ impl Contexts {
         first
     }
 
-    /// The operation behind an address that the provider gave back has ended.
+    /// Frees the slot at an address that the provider returned, and returns its operation. `None`: not an address of a slot.
     pub(super) fn give(&mut self, at: *mut c_void) -> Option<Context> {
         let slot = at.cast::<Slot>();
         let known = self.chunks.iter().any(|&chunk| {
@@ -53,7 +55,7 @@ impl Contexts {
             return None;
         }
         self.free.push(slot);
-        // SAFETY: a slot of a live chunk (just looked up), which the provider is done with.
+        // SAFETY: a slot of a live chunk (checked above), which the provider has released.
         Some(unsafe { (&raw const (*slot).context).read() })
     }
 }
@@ -61,7 +63,7 @@ impl Contexts {
 impl Drop for Contexts {
     fn drop(&mut self) {
         for &chunk in &self.chunks {
-            // SAFETY: from `Box::into_raw`, dropped once; the endpoint was closed before, so no operation is left.
+            // SAFETY: from `Box::into_raw`, dropped once; the endpoint was closed before, so no operation is in flight.
             drop(unsafe { Box::from_raw(chunk) });
         }
     }
@@ -72,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contexts_come_back_by_their_address_and_strange_addresses_are_refused() {
+    fn contexts_are_found_by_address_and_unknown_addresses_are_rejected() {
         let mut contexts = Contexts::default();
         let taken: Vec<_> = (0..600u64).map(|i| contexts.take(i)).collect();
         assert_eq!(contexts.give(std::ptr::null_mut()), None);

@@ -1,4 +1,4 @@
-//! Discovery, devices and options through the real loading code, over a library that answers as EFA's provider does.
+//! Tests of discovery, devices and options through the real loading code, over a library that imitates EFA's provider.
 
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,19 +16,19 @@ use super::*;
 use crate::net::fabric::rail::Rail as _;
 use crate::net::wire::Wire;
 
-/// The fake, set up; one test at a time.
+/// Handle to the fake library; the lock serializes the tests.
 struct Fake {
     set: extern "C" fn(u64, u64),
     get: extern "C" fn(u64) -> u64,
-    _turn: MutexGuard<'static, ()>,
+    _serialized: MutexGuard<'static, ()>,
 }
 
 impl Fake {
     fn new(version: Version, devices: u64) -> Self {
-        static TURN: Mutex<()> = Mutex::new(());
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        static LOCK: Mutex<()> = Mutex::new(());
+        let serialized = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
         let path = std::ffi::CString::new(PATH).unwrap();
-        // SAFETY: the fake has no initialisers, stays open, and these functions have these types.
+        // SAFETY: the fake has no initializers and stays open, and these functions have these types.
         let fake = unsafe {
             let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
             assert!(!handle.is_null());
@@ -38,11 +38,11 @@ impl Fake {
             Self {
                 set: std::mem::transmute::<*mut libc::c_void, extern "C" fn(u64, u64)>(set),
                 get: std::mem::transmute::<*mut libc::c_void, extern "C" fn(u64) -> u64>(get),
-                _turn: turn,
+                _serialized: serialized,
             }
         };
-        for what in 0..=knob::RUDE {
-            (fake.set)(what, 0);
+        for setting in 0..=knob::RUDE {
+            (fake.set)(setting, 0);
         }
         (fake.set)(knob::VERSION, version.packed().into());
         (fake.set)(knob::DEVICES, devices);
@@ -62,7 +62,7 @@ fn choose(settings: &Settings) -> Provider {
 const NEW: Version = Version::new(2, 1);
 
 #[test]
-fn efa_is_chosen_unasked_and_its_devices_are_rails_in_the_order_of_the_bus() {
+fn efa_is_the_default_provider_with_rails_in_bus_order() {
     let _fake = Fake::new(NEW, 4);
     let (choice, lines) = choose_provider(&settings(None, None));
     let choice = choice.unwrap();
@@ -76,12 +76,12 @@ fn efa_is_chosen_unasked_and_its_devices_are_rails_in_the_order_of_the_bus() {
 }
 
 #[test]
-fn a_library_that_replaces_handlers_and_the_floating_point_mode_leaves_them_to_the_program() {
+fn signal_handlers_and_floating_point_mode_are_restored_after_loading() {
     extern "C" fn handler(_: i32) {}
     let fake = Fake::new(NEW, 1);
     (fake.set)(knob::RUDE, 1);
     let handler = handler as *const () as libc::sighandler_t;
-    // SAFETY: a handler that does nothing, for a signal that nothing sends.
+    // SAFETY: an empty handler, for a signal that nothing sends.
     unsafe { libc::signal(libc::SIGSTKFLT, handler) };
     choose(&settings(None, None));
     // SAFETY: as above.
@@ -90,7 +90,7 @@ fn a_library_that_replaces_handlers_and_the_floating_point_mode_leaves_them_to_t
 }
 
 #[test]
-fn ranks_of_a_node_divide_the_devices() {
+fn devices_are_divided_among_the_ranks_of_a_node() {
     let _fake = Fake::new(NEW, 4);
     let rails = |local| choose(&settings(None, Some(local))).rails();
     assert_eq!(rails((0, 8)), rails((1, 8)));
@@ -100,7 +100,7 @@ fn ranks_of_a_node_divide_the_devices() {
 }
 
 #[test]
-fn the_thin_fabric_is_taken_when_it_is_named() {
+fn efa_direct_is_selected_by_name() {
     let _fake = Fake::new(NEW, 1);
     let choice = choose(&settings(Some("efa-direct"), None));
     assert_eq!(choice.provider, "efa-direct");
@@ -108,7 +108,7 @@ fn the_thin_fabric_is_taken_when_it_is_named() {
 }
 
 #[test]
-fn what_does_not_serve_is_told_with_both_values() {
+fn unusable_provider_errors_contain_expected_and_actual_values() {
     let fake = Fake::new(Version::new(1, 17), 4);
     let (result, lines) = choose_provider(&settings(None, None));
     let reason = result.err().unwrap();
@@ -131,18 +131,18 @@ fn what_does_not_serve_is_told_with_both_values() {
 }
 
 #[test]
-fn endpoints_obey_what_the_provider_says_and_close_what_they_open() {
+fn endpoints_respect_provider_limits_and_close_all_objects() {
     let fake = Fake::new(NEW, 2);
-    let get = |what| (fake.get)(what);
+    let get = |counter| (fake.get)(counter);
     for (no_options, emulated) in [(0, 0), (0, 1), (1, 0)] {
         (fake.set)(knob::NO_OPTIONS, no_options);
         (fake.set)(knob::EMULATED_WRITE, emulated);
         (fake.set)(knob::OPTIONS, 0);
         let (_, rails) = open(&choose(&settings(None, None))).unwrap();
         assert_eq!(rails.len(), 2);
-        let limits = rails[0].limits().both(rails[1].limits());
+        let limits = rails[0].limits().common(rails[1].limits());
         if no_options == 0 {
-            // The options of 2.x tell each kind's limit; the endpoint's attributes only the largest.
+            // Version 2.x reports a limit per kind of operation as options; the endpoint's attributes have only the largest.
             assert_eq!((limits.message, limits.one_sided), (8912, 1 << 30));
             assert_eq!(limits.writes, emulated == 0);
             let asked = 1 << libfabric_sys::FI_OPT_SHARED_MEMORY_PERMITTED
@@ -161,30 +161,30 @@ fn endpoints_obey_what_the_provider_says_and_close_what_they_open() {
 }
 
 #[test]
-fn an_engine_notes_its_peers_on_every_rail_and_posts_buffers() {
+fn endpoint_inserts_peers_on_every_rail_and_posts_receive_buffers() {
     let fake = Fake::new(NEW, 4);
-    let get = |what| (fake.get)(what);
+    let get = |counter| (fake.get)(counter);
     let memory: Arc<Vec<AtomicU8>> = Arc::new((0..1 << 16).map(|_| AtomicU8::new(0)).collect());
-    let engine = || {
+    let endpoint = || {
         let (name, rails) = open(&choose(&settings(None, None))).unwrap();
         let staging = RegisteredStaging::new(memory[0].as_ptr(), memory.len(), memory.clone());
         Arc::new(Mutex::new(FabricEndpoint::new(name, rails, staging, 1, 1 << 20).unwrap()))
     };
-    let engines = [engine(), engine()];
-    assert_eq!(get(knob::REGIONS), 0, "what is not used is not pinned");
-    let wires = connect(&engines).unwrap();
+    let endpoints = [endpoint(), endpoint()];
+    assert_eq!(get(knob::REGIONS), 0, "unused memory is not pinned");
+    let wires = connect(&endpoints).unwrap();
     let name = wires[0].name();
     assert!(name.starts_with("fabric efa (libfabric 2.1) ") && name.ends_with(", 4 rails"), "{name}");
     assert_eq!(get(knob::INSERTED), 2 * 4);
     assert!(get(knob::POSTED) > 2 * 16, "{}", get(knob::POSTED));
-    // There is no descriptor to sleep on.
+    // The fake has no descriptor to sleep on.
     assert!(!wires[0].interest(&mut Vec::new()));
-    drop((wires, engines));
+    drop((wires, endpoints));
     assert_eq!((get(knob::OPEN), get(knob::WRONG)), (0, 0));
 }
 
 #[test]
-fn frames_go_between_engines_by_efas_rules_written_read_and_where_numbers_take_buffers() {
+fn frames_arrive_over_simulated_efa_for_each_transfer_mode() {
     let fake = Fake::new(NEW, 2);
     for (emulated, takes) in [(0, 0), (1, 0), (0, 1)] {
         (fake.set)(knob::EMULATED_WRITE, emulated);
@@ -195,7 +195,7 @@ fn frames_go_between_engines_by_efas_rules_written_read_and_where_numbers_take_b
 }
 
 #[test]
-fn a_killed_process_is_noticed_by_whoever_talks_to_it_over_simulated_efa() {
+fn killed_process_is_detected_by_its_peer_over_simulated_efa() {
     let fake = Fake::new(NEW, 2);
     assert_eq!(kill("efa", false, Duration::from_secs(30)), Some(true));
     assert_eq!((fake.get)(knob::WRONG), 0);

@@ -1,4 +1,4 @@
-//! The real thing: libfabric's endpoints, one per device.
+//! Fabric rails over libfabric, one endpoint per device.
 
 mod contexts;
 mod rail;
@@ -13,7 +13,7 @@ use rail::OfiRail;
 #[cfg(test)]
 pub(super) use rail::{OPERATIONS, RECEIVES};
 
-/// Opens an endpoint on every device of a choice: what they are called together, and each.
+/// Opens an endpoint on every selected device; returns their common name and the rails.
 pub(crate) fn open(choice: &Provider) -> Result<(String, Vec<OfiRail>), String> {
     let mut rails = Vec::new();
     for info in choice.devices() {

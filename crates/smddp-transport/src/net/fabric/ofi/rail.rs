@@ -1,4 +1,4 @@
-//! One device through libfabric: fabric, domain, address book, completion queue and endpoint, opened together.
+//! One device through libfabric: fabric, domain, address vector, completion queue and endpoint, opened together.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::RawFd;
@@ -8,35 +8,36 @@ use libfabric_sys::*;
 
 use super::contexts::Contexts;
 use crate::net::fabric::rail::{
-    Context, Event, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
+    Completion, Context, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
 };
 
+/// Rail over a libfabric endpoint.
 pub(crate) struct OfiRail {
-    /// What the endpoint was opened with; its library too.
+    /// Info that the endpoint was opened with; it also keeps the library open.
     info: InfoList,
     fabric: *mut fid_fabric,
     domain: *mut fid_domain,
-    book: *mut fid_av,
+    address_vector: *mut fid_av,
     queue: *mut fid_cq,
     endpoint: *mut fid_ep,
     regions: Vec<*mut fid_mr>,
     contexts: Contexts,
     pub(super) limits: RailLimits,
     address: Vec<u8>,
-    /// Tells of completions.
+    /// Descriptor that becomes readable with completions.
     fd: Option<RawFd>,
     next_key: u64,
 }
 
-// SAFETY: libfabric's objects belong to no thread; the engine that owns the rail is behind a mutex, which is what
-// `FI_THREAD_DOMAIN` asks for.
+// SAFETY: libfabric's objects are not bound to a thread. The endpoint that owns the rail is behind a mutex, as
+// `FI_THREAD_DOMAIN` requires.
 unsafe impl Send for OfiRail {}
 
-/// Receive buffers and operations that are asked for, of what the provider has.
+/// Maximum numbers of receive buffers and operations that a rail uses, even if the provider allows more.
 pub(crate) const RECEIVES: usize = 8192;
 pub(crate) const OPERATIONS: usize = 512;
-/// Completions that one look takes.
-const LOOK: usize = 16;
+/// Maximum number of completions per poll.
+const POLL_BATCH: usize = 16;
 
 impl OfiRail {
     pub(super) fn open(info: InfoList) -> Result<Self, String> {
@@ -45,7 +46,7 @@ impl OfiRail {
             info,
             fabric: std::ptr::null_mut(),
             domain: std::ptr::null_mut(),
-            book: std::ptr::null_mut(),
+            address_vector: std::ptr::null_mut(),
             queue: std::ptr::null_mut(),
             endpoint: std::ptr::null_mut(),
             regions: Vec::new(),
@@ -55,20 +56,20 @@ impl OfiRail {
             fd: None,
             next_key: 1,
         };
-        // What is open when a step fails is closed by `drop`.
+        // `drop` closes the objects opened before a failed step.
         rail.open_all()?;
         Ok(rail)
     }
 
-    fn checked(&self, what: &str, code: c_int) -> Result<(), String> {
-        if code == 0 { Ok(()) } else { Err(format!("{what}: {}", self.info.library().error(-code))) }
+    fn checked(&self, call: &str, code: c_int) -> Result<(), String> {
+        if code == 0 { Ok(()) } else { Err(format!("{call}: {}", self.info.library().error(-code))) }
     }
 
     fn open_all(&mut self) -> Result<(), String> {
         let info = self.info.as_ptr();
         let null = std::ptr::null_mut::<c_void>();
-        // SAFETY: the info is live and owned by this rail; every object is opened from the one before it, and closed
-        // in the opposite order by `drop`.
+        // SAFETY: the info is live and owned by this rail. Every object is opened from the one before it, and `drop` closes them
+        // in reverse order.
         unsafe {
             self.fabric = self
                 .info
@@ -77,27 +78,27 @@ impl OfiRail {
                 .map_err(|code| format!("fi_fabric: {}", self.info.library().error(code)))?;
             let code = fi_domain(self.fabric, info, &raw mut self.domain, null);
             self.checked("fi_domain", code)?;
-            let mut book: fi_av_attr = std::mem::zeroed();
-            book.kind = (*(*info).domain_attr).av_type;
-            let code = fi_av_open(self.domain, &raw mut book, &raw mut self.book, null);
+            let mut address_vector: fi_av_attr = std::mem::zeroed();
+            address_vector.kind = (*(*info).domain_attr).av_type;
+            let code = fi_av_open(self.domain, &raw mut address_vector, &raw mut self.address_vector, null);
             self.checked("fi_av_open", code)?;
             self.open_queue()?;
             let code = fi_endpoint(self.domain, info, &raw mut self.endpoint, null);
             self.checked("fi_endpoint", code)?;
             self.options();
             let endpoint = &raw mut (*self.endpoint).fid;
-            let code = fi_bind(endpoint, &raw mut (*self.book).fid, 0);
+            let code = fi_bind(endpoint, &raw mut (*self.address_vector).fid, 0);
             self.checked("fi_ep_bind (av)", code)?;
             let code = fi_bind(endpoint, &raw mut (*self.queue).fid, FI_TRANSMIT | FI_RECV);
             self.checked("fi_ep_bind (cq)", code)?;
             self.checked("fi_enable", fi_enable(endpoint))?;
         }
-        self.look_at_endpoint()
+        self.read_endpoint_limits()
     }
 
-    /// With a descriptor to sleep on, where the provider has one.
+    /// Opens the completion queue, with a descriptor to sleep on if the provider has one.
     unsafe fn open_queue(&mut self) -> Result<(), String> {
-        // SAFETY: a plain C structure, of which zero is a valid value.
+        // SAFETY: a plain C structure, for which zero is a valid value.
         let mut attr: fi_cq_attr = unsafe { std::mem::zeroed() };
         attr.size = self.limits.completions;
         attr.format = FI_CQ_FORMAT_DATA;
@@ -118,7 +119,7 @@ impl OfiRail {
         }
     }
 
-    /// What is better off; a provider that does not know an option has not got the thing either.
+    /// Disables the provider's use of shared memory and of the CUDA API. A provider without an option lacks the feature too.
     fn options(&mut self) {
         let off = false;
         for name in [FI_OPT_SHARED_MEMORY_PERMITTED, FI_OPT_CUDA_API_PERMITTED] {
@@ -136,13 +137,13 @@ impl OfiRail {
         (code == 0 && len == size_of::<T>()).then_some(value)
     }
 
-    /// What only an enabled endpoint tells.
-    fn look_at_endpoint(&mut self) -> Result<(), String> {
-        // As a byte: a provider may put any number there.
+    /// Reads the limits and the address, which only an enabled endpoint reports.
+    fn read_endpoint_limits(&mut self) -> Result<(), String> {
+        // Read as a byte: a provider may write any number there.
         if let Some(emulated) = self.option::<u8>(FI_OPT_EFA_EMULATED_WRITE).filter(|_| self.is_efa()) {
             self.limits.writes &= emulated == 0;
         }
-        // From 2.0 on there is a limit for each kind of operation.
+        // Since version 2.0, each kind of operation has a limit.
         if let Some(most) = self.option::<usize>(FI_OPT_MAX_MSG_SIZE).filter(|&m| m > 0) {
             self.limits.message = most;
         }
@@ -164,59 +165,59 @@ impl OfiRail {
     }
 
     fn mr_mode(&self) -> c_int {
-        // SAFETY: the info is live, and its attributes were looked at when it was chosen.
+        // SAFETY: the info is live, and its attributes were checked at selection.
         unsafe { (*(*self.info.as_ptr()).domain_attr).mr_mode }
     }
 
-    fn posted(&mut self, what: &str, code: isize, at: *mut c_void) -> Result<Posted, String> {
+    fn posted(&mut self, call: &str, code: isize, at: *mut c_void) -> Result<Posted, String> {
         if code == 0 {
-            return Ok(Posted::Yes);
+            return Ok(Posted::Accepted);
         }
         self.contexts.give(at);
         if code == -(FI_EAGAIN as isize) {
-            return Ok(Posted::Again);
+            return Ok(Posted::QueueFull);
         }
-        Err(format!("{what}: {}", self.info.library().error(-code as i32)))
+        Err(format!("{call}: {}", self.info.library().error(-code as i32)))
     }
 
-    fn event(&mut self, entry: &fi_cq_data_entry, events: &mut Vec<Event>) -> Option<Event> {
+    fn event(&mut self, entry: &fi_cq_data_entry, events: &mut Vec<Completion>) -> Option<Completion> {
         let context = self.contexts.give(entry.op_context);
         if entry.flags & FI_RECV == 0 && entry.flags & (FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA) != 0 {
-            // Only receives are posted for others to end.
-            events.extend(context.map(Event::Taken));
-            return Some(Event::Written(entry.data as u32));
+            // A context here belongs to a receive: remote writes end no other operation of this process.
+            events.extend(context.map(Completion::BufferConsumed));
+            return Some(Completion::RemoteWrite(entry.data as u32));
         }
         match context {
-            Some(context) if entry.flags & FI_RECV != 0 => Some(Event::Received(context, entry.len)),
-            Some(context) => Some(Event::Done(context)),
-            // Nobody's: a peer has read from or written to this process, and the provider says so unasked.
+            Some(context) if entry.flags & FI_RECV != 0 => Some(Completion::Received(context, entry.len)),
+            Some(context) => Some(Completion::Done(context)),
+            // Not an operation of this process: the provider reports a peer's read or write without a request.
             None => None,
         }
     }
 
-    fn failure(&mut self) -> Option<Event> {
-        // SAFETY: a plain C structure, of which zero is a valid value.
+    fn failure(&mut self) -> Option<Completion> {
+        // SAFETY: a plain C structure, for which zero is a valid value.
         let mut entry: fi_cq_err_entry = unsafe { std::mem::zeroed() };
-        // SAFETY: the queue is open, the entry has the size of the newest libfabric's.
+        // SAFETY: the queue is open, and the entry has the size of the newest libfabric's.
         let count = unsafe { fi_cq_readerr(self.queue, &raw mut entry, 0) };
         if count < 1 {
             return None;
         }
         let context = self.contexts.give(entry.op_context);
         let mut text = self.info.library().error(entry.err);
-        // SAFETY: the error's data are valid until the queue is read again.
+        // SAFETY: the error data are valid until the queue is read again.
         let more = unsafe {
             let null = std::ptr::null_mut();
             fi_cq_strerror(self.queue, entry.prov_errno, entry.err_data, null, 0)
         };
         if !more.is_null() {
-            // SAFETY: a null-terminated string of the provider's.
+            // SAFETY: a null-terminated string of the provider.
             let more = unsafe { std::ffi::CStr::from_ptr(more) }.to_string_lossy();
             if more != text && !more.is_empty() {
                 text = format!("{text} ({more})");
             }
         }
-        Some(Event::Failed(context, text))
+        Some(Completion::Failed(context, text))
     }
 }
 
@@ -232,7 +233,7 @@ impl Rail for OfiRail {
     unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> Result<Registered, String> {
         let mode = self.mr_mode();
         let iov = iovec { iov_base: at.cast(), iov_len: bytes };
-        // SAFETY: a plain C structure, of which zero is a valid value.
+        // SAFETY: a plain C structure, for which zero is a valid value.
         let mut attr: fi_mr_attr = unsafe { std::mem::zeroed() };
         attr.mr_iov = &raw const iov;
         attr.iov_count = 1;
@@ -240,12 +241,12 @@ impl Rail for OfiRail {
         attr.requested_key = self.next_key;
         self.next_key += 1;
         let mut region = std::ptr::null_mut();
-        // SAFETY: the domain is open, the attributes live through the call; the caller keeps the memory.
+        // SAFETY: the domain is open, and the attributes live through the call. The caller keeps the memory.
         let code = unsafe { fi_mr_regattr(self.domain, &raw const attr, 0, &raw mut region) };
         self.checked("fi_mr_regattr", code)?;
         self.regions.push(region);
         if mode & FI_MR_ENDPOINT != 0 {
-            // SAFETY: both are open, and the region was not enabled yet, as this mode asks for.
+            // SAFETY: both are open, and the region is not enabled yet, as this mode requires.
             let code = unsafe {
                 let object = &raw mut (*region).fid;
                 match fi_bind(object, &raw mut (*self.endpoint).fid, 0) {
@@ -263,21 +264,21 @@ impl Rail for OfiRail {
 
     fn insert(&mut self, address: &[u8]) -> Result<u64, String> {
         let mut found = FI_ADDR_NOTAVAIL;
-        // SAFETY: the book is open; the address is what a peer's endpoint of the same provider gave.
+        // SAFETY: the address vector is open; the address is that of a peer's endpoint of the same provider.
         let count = unsafe {
             let null = std::ptr::null_mut();
-            fi_av_insert(self.book, address.as_ptr().cast(), 1, &raw mut found, 0, null)
+            fi_av_insert(self.address_vector, address.as_ptr().cast(), 1, &raw mut found, 0, null)
         };
         if count == 1 && found != FI_ADDR_NOTAVAIL {
             return Ok(found);
         }
-        Err(format!("fi_av_insert took no address: {}", self.info.library().error(-count.min(0))))
+        Err(format!("fi_av_insert inserted no address: {}", self.info.library().error(-count.min(0))))
     }
 
     unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String> {
         let at = self.contexts.take(context);
         let desc = local.desc as *mut c_void;
-        // SAFETY: the endpoint is enabled; buffer and context stay until the completion (the caller's promise).
+        // SAFETY: the endpoint is enabled; the caller keeps the buffer until the completion, and the slot of the context stays too.
         let code = unsafe { fi_recv(self.endpoint, local.at.cast(), local.bytes, desc, FI_ADDR_UNSPEC, at) };
         self.posted("fi_recv", code, at)
     }
@@ -313,10 +314,10 @@ impl Rail for OfiRail {
         self.posted(call, code, at)
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
-        let mut entries = [const { std::mem::MaybeUninit::<fi_cq_data_entry>::uninit() }; LOOK];
-        // SAFETY: the queue was opened for entries of this format, and there is room for `LOOK` of them.
-        let count = unsafe { fi_cq_read(self.queue, entries.as_mut_ptr().cast(), LOOK) };
+    fn poll(&mut self, events: &mut Vec<Completion>) {
+        let mut entries = [const { std::mem::MaybeUninit::<fi_cq_data_entry>::uninit() }; POLL_BATCH];
+        // SAFETY: the queue was opened for entries of this format, and there is room for `POLL_BATCH` of them.
+        let count = unsafe { fi_cq_read(self.queue, entries.as_mut_ptr().cast(), POLL_BATCH) };
         match count {
             0.. => {
                 for entry in &entries[..count as usize] {
@@ -330,12 +331,12 @@ impl Rail for OfiRail {
             c if c == -(FI_EAVAIL as isize) => events.extend(self.failure()),
             c => {
                 let reason = self.info.library().error(-c as i32);
-                events.push(Event::Failed(None, format!("fi_cq_read: {reason}")));
+                events.push(Completion::Failed(None, format!("fi_cq_read: {reason}")));
             }
         }
     }
 
-    /// The descriptor, and whether it is safe to sleep on it now.
+    /// Returns the descriptor if it is safe to sleep on it now.
     fn interest(&mut self) -> Option<RawFd> {
         let fd = self.fd?;
         // SAFETY: both objects are open.
@@ -349,8 +350,8 @@ impl Rail for OfiRail {
 
 impl Drop for OfiRail {
     fn drop(&mut self) {
-        // SAFETY: each object was opened once, is closed once, after what was opened from it; null ones were not
-        // opened. Operations under way end with the endpoint.
+        // SAFETY: each object was opened once and is closed once, after the objects opened from it; null objects were not opened.
+        // Closing the endpoint ends its operations.
         unsafe {
             for &region in &self.regions {
                 fi_close(&raw mut (*region).fid);
@@ -361,8 +362,8 @@ impl Drop for OfiRail {
             if let Some(queue) = self.queue.as_mut() {
                 fi_close(&raw mut queue.fid);
             }
-            if let Some(book) = self.book.as_mut() {
-                fi_close(&raw mut book.fid);
+            if let Some(address_vector) = self.address_vector.as_mut() {
+                fi_close(&raw mut address_vector.fid);
             }
             if let Some(domain) = self.domain.as_mut() {
                 fi_close(&raw mut domain.fid);
@@ -374,10 +375,10 @@ impl Drop for OfiRail {
     }
 }
 
-/// What the provider says before anything is open.
+/// Returns the limits that the provider reports before an endpoint is open.
 fn limits(info: &InfoList) -> RailLimits {
     let raw = info.as_ptr();
-    // SAFETY: a live info of an RDM endpoint, whose attributes were looked at when it was chosen.
+    // SAFETY: a live info of an RDM endpoint, whose attributes were checked at selection.
     unsafe {
         let (ep, domain) = (&*(*raw).ep_attr, &*(*raw).domain_attr);
         let (tx, rx) = (&*(*raw).tx_attr, &*(*raw).rx_attr);
@@ -390,7 +391,7 @@ fn limits(info: &InfoList) -> RailLimits {
             receives,
             completions: operations + receives,
             writes: domain.cq_data_size >= 4,
-            patient: domain.resource_mgmt == FI_RM_ENABLED,
+            holds_messages: domain.resource_mgmt == FI_RM_ENABLED,
         }
     }
 }

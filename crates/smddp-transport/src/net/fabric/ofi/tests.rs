@@ -1,4 +1,4 @@
-//! Two endpoints of this process over the machine's libfabric, where there is one.
+//! Tests of two endpoints in this process over the installed libfabric; skipped without one.
 
 use std::time::{Duration, Instant};
 
@@ -13,50 +13,51 @@ use crate::net::wire::{Sink, Target, Ticket, Wire};
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-const CELL: usize = 1 << 20;
+const SLOT: usize = 1 << 20;
 
-/// One test at a time: libfabric's sockets go over into processes that are spawned meanwhile, and stay open there.
-fn alone() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+/// Serializes the tests: a process spawned at the same time inherits libfabric's sockets and keeps them open.
+fn serialize() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-struct Got {
+/// Sink that checks the order and content of the received frames.
+struct CheckingSink {
     base: *mut u8,
     next: u64,
     sent: Vec<Ticket>,
-    words: Vec<Vec<u8>>,
-    wrong: Option<String>,
+    short: Vec<Vec<u8>>,
+    error: Option<String>,
 }
 
 fn byte(index: u64, at: usize) -> u8 {
     (index as usize * 7 + at * 13 + (at >> 8)) as u8
 }
 
-impl Sink for Got {
+impl Sink for CheckingSink {
     fn target(&mut self, _: usize, frame: &Frame) -> Target {
         if frame.bytes as usize > crate::net::wire::INLINE_PAYLOAD {
-            return Target::At(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
+            return Target::At(self.base.wrapping_add(SLOT * (2 + frame.index as usize % 4)));
         }
-        self.words.push(vec![0; frame.bytes as usize]);
-        Target::At(self.words.last_mut().unwrap().as_mut_ptr())
+        self.short.push(vec![0; frame.bytes as usize]);
+        Target::At(self.short.last_mut().unwrap().as_mut_ptr())
     }
 
     fn received(&mut self, _: usize, frame: &Frame) {
         if frame.index != self.next {
-            self.wrong = Some(format!("frame {} where {} is due", frame.index, self.next));
+            self.error = Some(format!("frame {} instead of {}", frame.index, self.next));
         }
         self.next += 1;
         let bytes = frame.bytes as usize;
         let at = if bytes > crate::net::wire::INLINE_PAYLOAD {
-            self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)).cast_const()
+            self.base.wrapping_add(SLOT * (2 + frame.index as usize % 4)).cast_const()
         } else {
-            self.words.remove(0).leak().as_ptr()
+            self.short.remove(0).leak().as_ptr()
         };
-        // SAFETY: where `place` said, which has that many bytes.
+        // SAFETY: the target that `place` returned, which has that many bytes.
         let differs = (0..bytes).find(|&i| unsafe { at.wrapping_add(i).read() } != byte(frame.index, i));
         if let Some(i) = differs {
-            self.wrong = Some(format!("byte {i} of frame {}", frame.index));
+            self.error = Some(format!("byte {i} of frame {}", frame.index));
         }
     }
 
@@ -65,8 +66,8 @@ impl Sink for Got {
     }
 }
 
-/// Two engines of this process; `None` where the provider is not there.
-fn engines(provider: &str, writes: bool) -> Option<[Arc<Mutex<FabricEndpoint>>; 2]> {
+/// Creates two endpoints in this process; `None` if the provider is not available.
+fn endpoints(provider: &str, writes: bool) -> Option<[Arc<Mutex<FabricEndpoint>>; 2]> {
     // EFA is simulated.
     let library = match provider {
         "efa" => Some(fake_libfabric::PATH.into()),
@@ -87,44 +88,45 @@ fn engines(provider: &str, writes: bool) -> Option<[Arc<Mutex<FabricEndpoint>>; 
         }
     };
     println!("{lines:#?}");
-    let engine = || {
+    let endpoint = || {
         let (name, mut rails) = open(&choice).unwrap();
-        // Large payloads may be read, though the device could write them.
+        // Without native writes, large payloads are read even if the device could write them.
         rails.iter_mut().for_each(|rail| rail.limits.writes &= writes);
-        let memory: Arc<Vec<AtomicU8>> = Arc::new((0..6 * CELL).map(|_| AtomicU8::new(0)).collect());
+        let memory: Arc<Vec<AtomicU8>> = Arc::new((0..6 * SLOT).map(|_| AtomicU8::new(0)).collect());
         let staging = RegisteredStaging::new(memory[0].as_ptr(), memory.len(), memory.clone());
         Arc::new(Mutex::new(FabricEndpoint::new(name, rails, staging, 1, 16 << 20).unwrap()))
     };
-    Some([engine(), engine()])
+    Some([endpoint(), endpoint()])
 }
 
-fn got(base: *mut u8) -> Got {
-    Got { base, next: 0, sent: Vec::new(), words: Vec::new(), wrong: None }
+fn checking_sink(base: *mut u8) -> CheckingSink {
+    CheckingSink { base, next: 0, sent: Vec::new(), short: Vec::new(), error: None }
 }
 
-/// Frames of many sizes from one endpoint to the other; sleeps on descriptors where nothing moves.
+/// Sends frames of many sizes from one endpoint to the other; sleeps on descriptors without progress. Returns false if the
+/// provider is not available.
 pub(super) fn frames_over(provider: &str, writes: bool) -> bool {
-    let Some(engines) = engines(provider, writes) else { return false };
-    let memories = engines.each_ref().map(|e| e.lock().unwrap().staging.base());
-    println!("{:?}", engines[0].lock().unwrap().limits);
-    let mut wires = connect(&engines).unwrap();
+    let Some(endpoints) = endpoints(provider, writes) else { return false };
+    let memories = endpoints.each_ref().map(|e| e.lock().unwrap().staging.base());
+    println!("{:?}", endpoints[0].lock().unwrap().limits);
+    let mut wires = connect(&endpoints).unwrap();
     println!("{}", wires[0].name());
-    let mut sinks = memories.map(got);
-    let sizes = [0, 1, 64, 1000, 8192, 8193, 70_000, 300_000, CELL];
+    let mut sinks = memories.map(checking_sink);
+    let sizes = [0, 1, 64, 1000, 8192, 8193, 70_000, 300_000, SLOT];
     let begun = Instant::now();
     for index in 0..120u64 {
         let bytes = sizes[index as usize % sizes.len()];
         let at = if bytes > crate::net::wire::INLINE_PAYLOAD {
-            memories[0].wrapping_add(CELL * (index as usize % 2))
+            memories[0].wrapping_add(SLOT * (index as usize % 2))
         } else {
             vec![0; bytes].leak().as_mut_ptr()
         };
         for i in 0..bytes {
-            // SAFETY: a cell that is free, or memory of its own.
+            // SAFETY: a free slot, or a new allocation.
             unsafe { at.wrapping_add(i).write(byte(index, i)) };
         }
         let frame = Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Data, 1) };
-        // SAFETY: short, or staged and unchanged until the ticket is back.
+        // SAFETY: short, or staged and unchanged until the ticket returns.
         unsafe { wires[0].send(1, &frame, at, index) };
         while !sinks[0].sent.contains(&index) || sinks[1].next <= index {
             let mut moved = false;
@@ -132,7 +134,7 @@ pub(super) fn frames_over(provider: &str, writes: bool) -> bool {
                 moved |= wires[rank].poll(&mut sinks[rank]);
                 assert_eq!(wires[rank].broken(), vec![], "{provider}");
             }
-            assert_eq!(sinks[1].wrong, None, "{provider}, {bytes} bytes");
+            assert_eq!(sinks[1].error, None, "{provider}, {bytes} bytes");
             assert!(begun.elapsed() < Duration::from_secs(30), "{provider} hangs at {index} ({bytes} bytes)");
             let mut fds = Vec::new();
             if !moved && wires[0].interest(&mut fds) && wires[1].interest(&mut fds) {
@@ -148,8 +150,8 @@ pub(super) fn frames_over(provider: &str, writes: bool) -> bool {
 }
 
 #[test]
-fn frames_go_over_the_providers_of_this_machine() {
-    let _alone = alone();
+fn frames_arrive_over_each_installed_provider() {
+    let _serialized = serialize();
     for provider in ["tcp;ofi_rxm", "net", "tcp"] {
         for writes in [true, false] {
             if !frames_over(provider, writes) {
@@ -160,12 +162,12 @@ fn frames_go_over_the_providers_of_this_machine() {
 }
 
 #[test]
-fn a_peer_that_is_gone_is_noticed_by_whoever_waits_for_it() {
-    let _alone = alone();
+fn closed_peer_is_detected_by_a_waiting_rank() {
+    let _serialized = serialize();
     for provider in ["tcp;ofi_rxm", "net", "tcp"] {
-        let Some(engines) = engines(provider, true) else { continue };
-        let mut wires = connect(&engines).unwrap();
-        let mut sinks = [got(std::ptr::null_mut()), got(std::ptr::null_mut())];
+        let Some(endpoints) = endpoints(provider, true) else { continue };
+        let mut wires = connect(&endpoints).unwrap();
+        let mut sinks = [checking_sink(std::ptr::null_mut()), checking_sink(std::ptr::null_mut())];
         let frame = Frame::new(Kind::Credit, 1);
         let begun = Instant::now();
         // SAFETY: no payload.
@@ -177,31 +179,31 @@ fn a_peer_that_is_gone_is_noticed_by_whoever_waits_for_it() {
             assert!(begun.elapsed() < Duration::from_secs(20), "{provider}");
         }
         drop(wires.pop());
-        let [first, second] = engines;
+        let [first, second] = endpoints;
         drop(second);
         let begun = Instant::now();
-        // Not every provider says that a peer is gone; for those there is the side channel.
-        let sure = provider == "tcp;ofi_rxm";
-        let patience = Duration::from_secs(if sure { 20 } else { 1 });
-        while wires[0].broken().is_empty() && begun.elapsed() < patience {
+        // Not every provider reports a closed peer; the sideband covers the others.
+        let is_reported = provider == "tcp;ofi_rxm";
+        let limit = Duration::from_secs(if is_reported { 20 } else { 1 });
+        while wires[0].broken().is_empty() && begun.elapsed() < limit {
             wires[0].watch(1, false, Instant::now());
             wires[0].poll(&mut sinks[0]);
         }
         println!("{provider}: {:?} after {:?}", wires[0].broken(), begun.elapsed());
-        assert!(!sure || !wires[0].broken().is_empty());
+        assert!(!is_reported || !wires[0].broken().is_empty());
         drop((wires, first));
     }
 }
 
-/// Takes everything into one place.
-struct Anywhere {
+/// Sink that accepts all frames into a few slots.
+struct AcceptingSink {
     base: *mut u8,
     arrived: u64,
 }
 
-impl Sink for Anywhere {
+impl Sink for AcceptingSink {
     fn target(&mut self, _: usize, frame: &Frame) -> Target {
-        Target::At(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
+        Target::At(self.base.wrapping_add(SLOT * (1 + frame.index as usize % 5)))
     }
 
     fn received(&mut self, _: usize, _: &Frame) {
@@ -211,17 +213,17 @@ impl Sink for Anywhere {
     fn sent(&mut self, _: Ticket) {}
 }
 
-/// Frames to the other rank, large and small, with several under way at once, while it answers.
-struct Talk {
+/// Sends large and small frames to the other rank, several at the same time, while the other rank does the same.
+struct Exchange {
     wire: FabricWire,
-    sink: Anywhere,
+    sink: AcceptingSink,
     other: usize,
     index: u64,
 }
 
-impl Talk {
-    /// Lets everything that is under way come to its end.
-    fn quiet(&mut self) {
+impl Exchange {
+    /// Polls until everything in flight is complete.
+    fn drain(&mut self) {
         let mut since = Instant::now();
         while since.elapsed() < Duration::from_millis(50) || !self.wire.drained() {
             if self.wire.poll(&mut self.sink) {
@@ -230,9 +232,13 @@ impl Talk {
         }
     }
 
-    /// `exchange` gives the other's address for this one's.
-    fn new(engine: &Arc<Mutex<FabricEndpoint>>, me: usize, exchange: impl FnOnce(String) -> String) -> Self {
-        let (mut wire, address) = FabricWire::prepare(engine, me, 2, 1).unwrap();
+    /// `exchange` returns the other rank's address for this rank's.
+    fn new(
+        endpoint: &Arc<Mutex<FabricEndpoint>>,
+        me: usize,
+        exchange: impl FnOnce(String) -> String,
+    ) -> Self {
+        let (mut wire, address) = FabricWire::prepare(endpoint, me, 2, 1).unwrap();
         let mine = postcard::to_allocvec(&address).unwrap();
         let theirs = exchange(mine.iter().map(|b| format!("{b:02x}")).collect());
         let byte = |i: usize| u8::from_str_radix(&theirs[i..i + 2], 16).unwrap();
@@ -240,11 +246,11 @@ impl Talk {
         let mut addresses = [None, None];
         addresses[1 - me] = Some(postcard::from_bytes(&theirs).unwrap());
         wire.connect(&addresses).unwrap();
-        let base = engine.lock().unwrap().staging.base();
-        Self { wire, sink: Anywhere { base, arrived: 0 }, other: 1 - me, index: 0 }
+        let base = endpoint.lock().unwrap().staging.base();
+        Self { wire, sink: AcceptingSink { base, arrived: 0 }, other: 1 - me, index: 0 }
     }
 
-    fn turn(&mut self) {
+    fn step(&mut self) {
         if self.index < self.sink.arrived + 4 {
             let bytes = [65_536, 8, 4000][self.index as usize % 3];
             let frame = Frame { index: self.index, bytes, ..Frame::new(Kind::Data, 1) };
@@ -256,28 +262,28 @@ impl Talk {
     }
 }
 
-/// The other process of the test below; alone it does nothing.
+/// Child process of the test below; does nothing without the environment variable.
 #[test]
-fn the_other_process() {
+fn child_process() {
     let Ok(provider) = std::env::var("FABRIC_TEST_CHILD") else { return };
-    let [engine, _] = engines(&provider, true).unwrap();
-    let mut talk = Talk::new(&engine, 1, |mine| {
+    let [endpoint, _] = endpoints(&provider, true).unwrap();
+    let mut exchange = Exchange::new(&endpoint, 1, |mine| {
         println!("\naddress {mine}");
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).unwrap();
         line.trim().to_owned()
     });
     loop {
-        talk.turn();
+        exchange.step();
     }
 }
 
-/// Kills a process to which this one talks; `None` where the provider is not there.
-pub(super) fn kill(provider: &str, idle: bool, patience: Duration) -> Option<bool> {
+/// Kills a process in an exchange with this one and returns whether that is detected; `None` if the provider is not available.
+pub(super) fn kill(provider: &str, idle: bool, limit: Duration) -> Option<bool> {
     use std::io::{BufRead, BufReader, Write};
-    let [engine, _] = engines(provider, true)?;
+    let [endpoint, _] = endpoints(provider, true)?;
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "net::fabric::ofi::tests::the_other_process", "--nocapture"])
+        .args(["--exact", "net::fabric::ofi::tests::child_process", "--nocapture"])
         .env("FABRIC_TEST_CHILD", provider)
         .env("FAKE_EFA_DEVICES", "2")
         .stdin(std::process::Stdio::piped())
@@ -285,44 +291,44 @@ pub(super) fn kill(provider: &str, idle: bool, patience: Duration) -> Option<boo
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let mut talk = Talk::new(&engine, 0, |mine| {
+    let mut exchange = Exchange::new(&endpoint, 0, |mine| {
         writeln!(child.stdin.as_mut().unwrap(), "{mine}").unwrap();
         let address =
             |line: std::io::Result<String>| Some(line.unwrap().strip_prefix("address ")?.to_owned());
         lines.by_ref().find_map(address).unwrap()
     });
     let begun = Instant::now();
-    while talk.sink.arrived < 300 {
-        talk.turn();
-        assert_eq!(talk.wire.broken(), vec![], "{provider}");
-        assert!(begun.elapsed() < Duration::from_secs(30), "{provider}: {} arrived", talk.sink.arrived);
+    while exchange.sink.arrived < 300 {
+        exchange.step();
+        assert_eq!(exchange.wire.broken(), vec![], "{provider}");
+        assert!(begun.elapsed() < Duration::from_secs(30), "{provider}: {} arrived", exchange.sink.arrived);
     }
     if idle {
-        talk.quiet();
+        exchange.drain();
     }
     child.kill().unwrap();
     child.wait().unwrap();
     let begun = Instant::now();
-    while talk.wire.broken().is_empty() && begun.elapsed() < patience {
-        talk.wire.watch(1, false, Instant::now());
+    while exchange.wire.broken().is_empty() && begun.elapsed() < limit {
+        exchange.wire.watch(1, false, Instant::now());
         if idle {
-            talk.wire.poll(&mut talk.sink);
+            exchange.wire.poll(&mut exchange.sink);
         } else {
-            talk.turn();
+            exchange.step();
         }
     }
-    println!("{provider}, idle {idle}: {:?} after {:?}", talk.wire.broken(), begun.elapsed());
-    Some(!talk.wire.broken().is_empty())
+    println!("{provider}, idle {idle}: {:?} after {:?}", exchange.wire.broken(), begun.elapsed());
+    Some(!exchange.wire.broken().is_empty())
 }
 
 #[test]
-fn a_process_that_is_killed_is_noticed_by_whoever_talks_to_it_or_waits_for_it() {
-    let _alone = alone();
+fn killed_process_is_detected_by_a_sending_or_waiting_peer() {
+    let _serialized = serialize();
     for provider in ["tcp;ofi_rxm", "net", "tcp"] {
         assert_ne!(kill(provider, false, Duration::from_secs(30)), Some(false), "{provider}");
-        // With nothing under way, not every provider says so; for those there is the side channel.
-        let sure = provider == "tcp;ofi_rxm";
-        let noticed = kill(provider, true, Duration::from_secs(if sure { 30 } else { 1 }));
-        assert!(!sure || noticed != Some(false), "{provider}");
+        // Not every provider reports an idle peer's death; the sideband covers the others.
+        let is_reported = provider == "tcp;ofi_rxm";
+        let detected = kill(provider, true, Duration::from_secs(if is_reported { 30 } else { 1 }));
+        assert!(!is_reported || detected != Some(false), "{provider}");
     }
 }

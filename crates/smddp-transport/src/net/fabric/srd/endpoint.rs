@@ -7,19 +7,20 @@ use super::Rule;
 use super::world::{KnownMemory, World};
 use crate::lock;
 use crate::net::fabric::rail::{
-    Context, Event, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
+    Completion, Context, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
 };
 
+/// Rail over a simulated device.
 pub(super) struct SrdRail {
     world: Arc<Mutex<World>>,
     device: usize,
 }
 
-/// Tries after a full queue, without a poll between them, that are no mistake yet: many peers share a queue.
-const PATIENCE: usize = 1000;
+/// Retries after a full queue without a poll that are not a violation yet: many peers share a queue.
+const MAX_RETRIES: usize = 1000;
 
-/// Turns of the world while nothing comes of them for whoever polls.
-const TURNS: usize = 16;
+/// Maximum number of simulation steps per poll while no completion appears.
+const STEPS: usize = 16;
 
 impl SrdRail {
     pub(super) fn new(world: Arc<Mutex<World>>, device: usize) -> Self {
@@ -30,16 +31,16 @@ impl SrdRail {
         lock(&self.world)
     }
 
-    /// Looks at what every operation has to keep to. The device behind `to`.
+    /// Checks the rules that apply to every operation; returns the index of the device behind `to`.
     fn check(&self, world: &mut World, to: Option<u64>, local: LocalMemory) -> Result<usize, String> {
         let device = self.device;
         let peer = match to {
             None => device,
-            Some(to) => match world.devices[device].book.get(&to) {
+            Some(to) => match world.devices[device].address_vector.get(&to) {
                 Some(&peer) => peer,
                 None => {
-                    let how = format!("device {device} has noted no address {to}");
-                    world.violate(Rule::Book, how.clone());
+                    let how = format!("device {device} uses address {to}, which was not inserted");
+                    world.violate(Rule::AddressVector, how.clone());
                     return Err(how);
                 }
             },
@@ -49,22 +50,26 @@ impl SrdRail {
             r.at <= at && at + local.bytes <= r.at + r.bytes
         };
         let region = local.desc.checked_sub(1).and_then(|d| world.devices[device].regions.get(d));
-        if !region.is_some_and(known) && world.holds(Rule::Descriptor) {
-            let how = format!("descriptor {} is not that of {} bytes given with it", local.desc, local.bytes);
+        if !region.is_some_and(known) && world.enforces(Rule::Descriptor) {
+            let how = format!(
+                "descriptor {} does not cover the {} bytes of the operation",
+                local.desc, local.bytes
+            );
             world.violate(Rule::Descriptor, how.clone());
             return Err(how);
         }
         Ok(peer)
     }
 
-    /// Whether there is room for an operation; full now and then.
-    fn room(world: &mut World, device: usize, full: bool) -> bool {
-        let refuse =
-            full || world.holds(Rule::Again) && world.random.once_in(12) || world.devices[device].tries > 0;
-        if refuse && (full || world.holds(Rule::Again)) {
+    /// Returns whether an operation can be posted; sometimes false at random.
+    fn has_capacity(world: &mut World, device: usize, full: bool) -> bool {
+        let refuse = full
+            || world.enforces(Rule::Again) && world.random.once_in(12)
+            || world.devices[device].tries > 0;
+        if refuse && (full || world.enforces(Rule::Again)) {
             world.devices[device].tries += 1;
-            if world.devices[device].tries > PATIENCE && world.holds(Rule::Again) {
-                let how = format!("{PATIENCE} tries at device {device}, and its completions were not read");
+            if world.devices[device].tries > MAX_RETRIES && world.enforces(Rule::Again) {
+                let how = format!("{MAX_RETRIES} retries at device {device} without a poll");
                 world.violate(Rule::Again, how);
                 world.devices[device].tries = 0;
                 return !full;
@@ -79,7 +84,7 @@ impl Rail for SrdRail {
     fn limits(&self) -> RailLimits {
         let world = self.world();
         let script = &world.script;
-        let unless = |rule, limit| if world.holds(rule) { limit } else { usize::MAX >> 1 };
+        let unless = |rule, limit| if world.enforces(rule) { limit } else { usize::MAX >> 1 };
         RailLimits {
             message: unless(Rule::Message, script.message),
             one_sided: unless(Rule::OneSided, script.one_sided),
@@ -87,7 +92,7 @@ impl Rail for SrdRail {
             receives: script.receives,
             completions: script.completions,
             writes: script.writes,
-            patient: false,
+            holds_messages: false,
         }
     }
 
@@ -100,8 +105,8 @@ impl Rail for SrdRail {
         let device = self.device;
         let random = world.random.next() & 0xffff_ffff | 1 << 20;
         let count = world.devices[device].regions.len() as u64 + 1;
-        let key = if world.holds(Rule::Key) { random } else { count };
-        let base = if world.holds(Rule::Address) { at as u64 } else { 0 };
+        let key = if world.enforces(Rule::Key) { random } else { count };
+        let base = if world.enforces(Rule::Address) { at as u64 } else { 0 };
         world.devices[device].regions.push(KnownMemory { at: at as usize, bytes, key, base });
         Ok(Registered { desc: count as usize, key, base })
     }
@@ -110,11 +115,11 @@ impl Rail for SrdRail {
         let mut world = self.world();
         let device = self.device;
         let Some(peer) = world.devices.iter().position(|d| d.address == address) else {
-            return Err("no device has that address".to_owned());
+            return Err("no device has this address".to_owned());
         };
-        // Not the device's number: nobody may guess.
+        // Not the device's index, so that a handle cannot be guessed.
         let number = world.random.next() >> 16;
-        world.devices[device].book.insert(number, peer);
+        world.devices[device].address_vector.insert(number, peer);
         Ok(number)
     }
 
@@ -124,28 +129,31 @@ impl Rail for SrdRail {
         let device = self.device;
         self.check(world, None, local)?;
         if world.devices[device].receives.len() >= world.script.receives {
-            return Ok(Posted::Again);
+            return Ok(Posted::QueueFull);
         }
         world.devices[device].receives.push_back((local, context));
-        Ok(Posted::Yes)
+        Ok(Posted::Accepted)
     }
 
     unsafe fn send(&mut self, to: u64, local: LocalMemory, context: Context) -> Result<Posted, String> {
         let mut world = self.world();
         let world = &mut *world;
-        if local.bytes > world.script.message && world.holds(Rule::Message) {
-            let how = format!("a message of {} bytes, and {} is the most", local.bytes, world.script.message);
+        if local.bytes > world.script.message && world.enforces(Rule::Message) {
+            let how = format!(
+                "a message of {} bytes exceeds the maximum of {} bytes",
+                local.bytes, world.script.message
+            );
             world.violate(Rule::Message, how.clone());
             return Err(how);
         }
         let (device, peer) = (self.device, self.check(world, Some(to), local)?);
         let full = world.devices[device].busy >= world.script.operations;
-        if !Self::room(world, device, full) {
-            return Ok(Posted::Again);
+        if !Self::has_capacity(world, device, full) {
+            return Ok(Posted::QueueFull);
         }
         world.devices[device].busy += 1;
-        world.fly_message(device, peer, local, context);
-        Ok(Posted::Yes)
+        world.launch_message(device, peer, local, context);
+        Ok(Posted::Accepted)
     }
 
     unsafe fn one_sided(
@@ -159,33 +167,36 @@ impl Rail for SrdRail {
         let mut world = self.world();
         let world = &mut *world;
         let (device, peer) = (self.device, self.check(world, Some(to), local)?);
-        if local.bytes > world.script.one_sided && world.holds(Rule::OneSided) {
-            let how = format!("{} bytes at once, and {} is the most", local.bytes, world.script.one_sided);
+        if local.bytes > world.script.one_sided && world.enforces(Rule::OneSided) {
+            let how = format!(
+                "a one-sided operation of {} bytes exceeds the maximum of {} bytes",
+                local.bytes, world.script.one_sided
+            );
             world.violate(Rule::OneSided, how.clone());
             return Err(how);
         }
-        if write.is_some() && !world.script.writes && world.holds(Rule::Writes) {
-            world.violate(Rule::Writes, "a write, and the device has none".to_owned());
-            return Err("the device does not write".to_owned());
+        if write.is_some() && !world.script.writes && world.enforces(Rule::Writes) {
+            world.violate(Rule::Writes, "a write to a device without native writes".to_owned());
+            return Err("the device does not support writes".to_owned());
         }
         let full = world.devices[device].busy >= world.script.operations;
-        if !Self::room(world, device, full) {
-            return Ok(Posted::Again);
+        if !Self::has_capacity(world, device, full) {
+            return Ok(Posted::QueueFull);
         }
         world.devices[device].busy += 1;
-        world.fly_one_sided((device, peer), local, remote, write, context);
-        Ok(Posted::Yes)
+        world.launch_one_sided((device, peer), local, remote, write, context);
+        Ok(Posted::Accepted)
     }
 
-    fn poll(&mut self, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Completion>) {
         let mut world = self.world();
         let device = self.device;
         let before = events.len();
-        // Whoever asks in vain may go to sleep for longer than the fabric takes.
-        for _ in 0..TURNS {
-            world.turn();
+        // A caller without completions may sleep for longer than the fabric takes.
+        for _ in 0..STEPS {
+            world.step();
             world.completions(device, events);
-            if events.len() > before || world.still() {
+            if events.len() > before || world.is_idle() {
                 break;
             }
         }
@@ -198,6 +209,6 @@ impl Rail for SrdRail {
 
 impl Drop for SrdRail {
     fn drop(&mut self) {
-        self.world().leave(self.device);
+        self.world().remove_device(self.device);
     }
 }

@@ -1,4 +1,4 @@
-//! Peers that never say anything, and peers that say no more.
+//! Tests with many peers: silent peers and lost peers.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
@@ -7,23 +7,23 @@ use super::*;
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Sink, Target, Ticket, Wire};
 
-/// Takes what comes to one place.
-struct Taker {
-    place: *mut u8,
-    got: Vec<(usize, u64)>,
+/// Sink that receives all frames into one target.
+struct RecordingSink {
+    target: *mut u8,
+    arrived: Vec<(usize, u64)>,
 }
 
-impl Sink for Taker {
+impl Sink for RecordingSink {
     fn target(&mut self, _: usize, _: &Frame) -> Target {
-        Target::At(self.place)
+        Target::At(self.target)
     }
     fn received(&mut self, peer: usize, frame: &Frame) {
-        self.got.push((peer, frame.index));
+        self.received.push((peer, frame.index));
     }
     fn sent(&mut self, _: Ticket) {}
 }
 
-/// Staging memory, a part of so many bytes for each rank.
+/// Staging memory with a part of the given size, in bytes, for each rank.
 struct Memory(Arc<Vec<AtomicU8>>, usize);
 
 impl Memory {
@@ -33,26 +33,26 @@ impl Memory {
     fn at(&self, rank: usize) -> *mut u8 {
         self.0[rank * self.1].as_ptr()
     }
-    fn engines(&self, srd: &Srd, ranks: usize) -> Vec<SharedEngine> {
+    fn endpoints(&self, srd: &Srd, ranks: usize) -> Vec<SharedEndpoint> {
         let staging = RegisteredStaging::new(self.at(0), self.0.len(), self.0.clone());
-        (0..ranks).map(|rank| srd.engine(rank, staging.clone(), ranks).unwrap()).collect()
+        (0..ranks).map(|rank| srd.endpoint(rank, staging.clone(), ranks).unwrap()).collect()
     }
-    fn takers(&self, ranks: usize) -> Vec<Taker> {
-        (0..ranks).map(|rank| Taker { place: self.at(rank), got: Vec::new() }).collect()
+    fn sinks(&self, ranks: usize) -> Vec<RecordingSink> {
+        (0..ranks).map(|rank| RecordingSink { target: self.at(rank), arrived: Vec::new() }).collect()
     }
 }
 
 #[test]
-fn receive_buffers_are_posted_for_the_peers_that_are_used() {
+fn receive_buffers_are_posted_for_peers_in_use() {
     const RANKS: usize = 100;
     const FRAMES: u64 = 30;
     for seed in 0..3 {
-        // Room for all peers' first messages and a few windows, not for windows of all.
+        // Enough for all peers' initial credits and a few windows, but not for the windows of all peers.
         let script = SrdScript { seed, receives: 250, ..SrdScript::default() };
         let (memory, srd) = (Memory::new(RANKS, 256), Srd::new(RANKS, script));
-        let engines = memory.engines(&srd, RANKS);
-        let mut wires = connect(&engines).unwrap();
-        let mut takers = memory.takers(RANKS);
+        let endpoints = memory.endpoints(&srd, RANKS);
+        let mut wires = connect(&endpoints).unwrap();
+        let mut sinks = memory.sinks(RANKS);
         let short = [7u8; 200];
         for (rank, wire) in wires.iter_mut().enumerate() {
             for index in 0..FRAMES {
@@ -63,12 +63,12 @@ fn receive_buffers_are_posted_for_the_peers_that_are_used() {
                 }
             }
         }
-        let mut turns = 0;
-        while takers.iter().any(|taker| taker.got.len() < 2 * FRAMES as usize) {
-            turns += 1;
-            assert!(turns < 20_000, "seed {seed}: it hangs");
-            for (wire, taker) in wires.iter_mut().zip(&mut takers) {
-                wire.poll(taker);
+        let mut polls = 0;
+        while sinks.iter().any(|sink| sink.arrived.len() < 2 * FRAMES as usize) {
+            polls += 1;
+            assert!(polls < 20_000, "seed {seed}: no progress");
+            for (wire, sink) in wires.iter_mut().zip(&mut sinks) {
+                wire.poll(sink);
                 assert_eq!(wire.broken(), [], "seed {seed}");
             }
         }
@@ -77,20 +77,20 @@ fn receive_buffers_are_posted_for_the_peers_that_are_used() {
 }
 
 #[test]
-fn more_peers_in_use_than_there_are_buffers_for_are_told() {
+fn shortage_of_receive_buffers_is_reported() {
     const RANKS: usize = 60;
     let script = SrdScript { receives: 150, ..SrdScript::default() };
     let (memory, srd) = (Memory::new(RANKS, 256), Srd::new(RANKS, script));
-    let engines = memory.engines(&srd, RANKS);
-    let mut wires = connect(&engines).unwrap();
-    let mut taker = memory.takers(1).remove(0);
+    let endpoints = memory.endpoints(&srd, RANKS);
+    let mut wires = connect(&endpoints).unwrap();
+    let mut sink = memory.sinks(1).remove(0);
     for to in 1..RANKS {
         // SAFETY: no payload.
         unsafe { wires[0].send(to, &Frame::new(Kind::Credit, 1), std::ptr::null(), 0) };
     }
-    wires[0].poll(&mut taker);
+    wires[0].poll(&mut sink);
     let broken = wires[0].broken();
-    assert!(!broken.is_empty() && broken.len() < RANKS - 1, "{} of them", broken.len());
+    assert!(!broken.is_empty() && broken.len() < RANKS - 1, "{} lost peers", broken.len());
     assert!(
         broken[0].reason.contains("peers in use") && broken[0].reason.contains("room for"),
         "{}",
@@ -99,61 +99,62 @@ fn more_peers_in_use_than_there_are_buffers_for_are_told() {
     assert_eq!(srd.violations(), []);
 }
 
+/// Event that ends the transfers of a lost peer.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// The engine finds out that the peer is gone.
+    /// The endpoint detects the lost peer.
     Lost,
-    /// The group hears so by other means, and is dead.
-    Poisoned,
-    /// The group is left.
+    /// The group is aborted for another reason.
+    Aborted,
+    /// The group is closed.
     Closed,
 }
 
 #[test]
-fn what_a_dead_peer_was_to_write_keeps_nobody_else_waiting() {
+fn grants_to_a_lost_peer_do_not_block_other_peers() {
     const LARGE: usize = 300 << 10;
-    for end in [End::Lost, End::Poisoned, End::Closed] {
-        // One payload takes more than half of the numbers that there are.
+    for end in [End::Lost, End::Aborted, End::Closed] {
+        // One payload uses more than half of the immediates.
         let script = SrdScript { writes: true, one_sided: 8192, ..SrdScript::default() };
         let (memory, srd) = (Memory::new(3, LARGE), Srd::new(3, script));
-        let engines = memory.engines(&srd, 3);
-        let (mut first, mut second) = (connect(&engines).unwrap(), connect(&engines).unwrap());
-        let mut takers = memory.takers(3);
+        let endpoints = memory.endpoints(&srd, 3);
+        let (mut first, mut second) = (connect(&endpoints).unwrap(), connect(&endpoints).unwrap());
+        let mut sinks = memory.sinks(3);
         let frame = Frame { bytes: LARGE as u64, ..Frame::new(Kind::Data, 1) };
-        // SAFETY: staging memory of this rank's, which stays as it is.
+        // SAFETY: staging memory of this rank, which does not change.
         unsafe { first[1].send(0, &frame, memory.at(1), 0) };
-        // Full queues do not take it at once.
+        // Full queues may not accept it at once.
         for _ in 0..20 {
-            first[1].poll(&mut takers[1]);
+            first[1].poll(&mut sinks[1]);
         }
-        let granted = || engines[0].lock().unwrap().numbers > 0;
+        let granted = || endpoints[0].lock().unwrap().immediates > 0;
         for _ in 0..5_000 {
             if granted() {
                 break;
             }
-            first[0].poll(&mut takers[0]);
-            // Only credits are returned: it never learns where to write.
-            first[2].poll(&mut takers[2]);
+            first[0].poll(&mut sinks[0]);
+            // Rank 1 is not polled, so it never processes the grant. Rank 2 only returns credits.
+            first[2].poll(&mut sinks[2]);
         }
         assert!(granted(), "{end:?}");
         srd.kill(1);
         match end {
             End::Lost => {
-                let mut engine = engines[0].lock().unwrap();
-                let peer = engine.peers.iter().position(|peer| peer.heard).unwrap();
-                engine.lose(peer, "it is gone");
+                let mut endpoint = endpoints[0].lock().unwrap();
+                let peer = endpoint.peers.iter().position(|peer| peer.peer_window_open).unwrap();
+                endpoint.fail_peer(peer, "it is lost");
             }
-            End::Poisoned => first[0].abandon(),
+            End::Aborted => first[0].abandon(),
             End::Closed => drop(first.remove(0)),
         }
         // SAFETY: as above.
         unsafe { second[2].send(0, &frame, memory.at(2), 0) };
-        let mut turns = 0;
-        while !takers[0].got.contains(&(2, 0)) {
-            turns += 1;
-            assert!(turns < 20_000, "{end:?}: another rank's payload is not fetched");
+        let mut polls = 0;
+        while !sinks[0].arrived.contains(&(2, 0)) {
+            polls += 1;
+            assert!(polls < 20_000, "{end:?}: the payload of another rank is not fetched");
             for rank in [0, 2] {
-                second[rank].poll(&mut takers[rank]);
+                second[rank].poll(&mut sinks[rank]);
             }
         }
         assert_eq!(srd.violations(), []);

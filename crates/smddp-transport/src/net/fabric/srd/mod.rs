@@ -1,8 +1,8 @@
-//! A fabric with EFA's rules and none of its hardware: in one process, seeded.
+//! Simulated fabric with the rules of EFA's SRD protocol: in one process, with a random seed.
 //!
-//! Messages, pieces of one-sided operations and completions overtake each other; memory has to be registered, named by
-//! its descriptor here and by a random key and its virtual address there; messages are short, queues are full now and
-//! then, completion queues overrun. Each rule can be switched off, and who breaks one is written down.
+//! Messages, fragments of one-sided operations and completions overtake each other. Local memory needs a descriptor; remote memory
+//! needs a random key and its virtual address. Messages are short, queues are full at random, and completion queues can overrun.
+//! Each rule can be switched off, and violations are recorded.
 
 mod endpoint;
 mod world;
@@ -16,35 +16,35 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::endpoint::FabricEndpoint;
 use super::registration::RegisteredStaging;
-use super::wire::{FabricWire, SharedEngine};
+use super::wire::{FabricWire, SharedEndpoint};
 use crate::lock;
 use endpoint::SrdRail;
 use world::World;
 
-/// What holds on this fabric.
+/// Rule of the simulated fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rule {
-    /// Memory is given with its descriptor.
+    /// Local memory needs its descriptor.
     Descriptor,
-    /// The provider chooses keys, at random.
+    /// The provider chooses the keys, at random.
     Key,
-    /// Remote memory is named by its virtual address.
+    /// Remote memory is identified by its virtual address.
     Address,
-    /// A message has at most as many bytes as the script says.
+    /// The script limits the message size.
     Message,
-    /// So has a one-sided operation.
+    /// The script limits the size of a one-sided operation.
     OneSided,
-    /// Messages, pieces and completions come in any order.
+    /// Messages, fragments and completions arrive in any order.
     Order,
-    /// A receive buffer is there before its message.
+    /// A receive buffer must be posted before its message arrives.
     Receive,
-    /// Queues are full now and then; one polls before one tries again.
+    /// Queues are full at random, and a caller must poll before it retries.
     Again,
     /// A completion queue that is not read overruns.
     Completions,
-    /// One-sided operations are served for initiators that the target has noted.
-    Book,
-    /// The device does not write (as on P4d).
+    /// A target serves one-sided operations of initiators in its address vector only.
+    AddressVector,
+    /// Devices have no native writes (as on P4d).
     Writes,
 }
 
@@ -59,29 +59,29 @@ impl Rule {
         Self::Receive,
         Self::Again,
         Self::Completions,
-        Self::Book,
+        Self::AddressVector,
         Self::Writes,
     ];
 }
 
-/// What a simulated fabric is like.
+/// Parameters of a simulated fabric.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SrdScript {
     pub seed: u64,
-    /// Devices of each rank.
+    /// Devices per rank.
     pub rails: usize,
-    /// Bytes of the largest message, and of the largest one-sided operation.
+    /// Maximum size of a message and of a one-sided operation, in bytes.
     pub message: usize,
     pub one_sided: usize,
-    /// Operations under way, receive buffers and completions, per device.
+    /// Maximum numbers of operations, receive buffers and completions per device.
     pub operations: usize,
     pub receives: usize,
     pub completions: usize,
-    /// Whether a write's number takes a receive buffer of the target.
+    /// Set if the immediate data of a write uses up a receive buffer of the target.
     pub solicited: bool,
-    /// Whether devices write (as on P5); with `Rule::Writes` in force they must not be asked to otherwise.
+    /// Set if devices have native writes (as on P5); without them, `Rule::Writes` makes a write a violation.
     pub writes: bool,
-    /// Rules that do not hold.
+    /// Rules that are switched off.
     pub without: Vec<Rule>,
 }
 
@@ -102,7 +102,7 @@ impl Default for SrdScript {
     }
 }
 
-/// The fabric of one group of ranks.
+/// Simulated fabric of one group of ranks.
 #[derive(Clone)]
 pub struct Srd(Arc<Mutex<World>>);
 
@@ -115,23 +115,23 @@ impl Srd {
         lock(&self.0)
     }
 
-    /// Rules broken so far, and how.
+    /// Violated rules so far, with descriptions.
     pub fn violations(&self) -> Vec<(Rule, String)> {
         self.world().violations.clone()
     }
 
-    /// A rank is gone: nothing reaches it and nothing comes from it any more.
+    /// Kills a rank: nothing reaches it and nothing arrives from it.
     pub fn kill(&self, rank: usize) {
         self.world().kill(rank);
     }
 
-    /// One rank's engine on it.
-    pub(crate) fn engine(
+    /// Creates the endpoint of one rank.
+    pub(crate) fn endpoint(
         &self,
         rank: usize,
         staging: RegisteredStaging,
         ranks: usize,
-    ) -> Result<SharedEngine, String> {
+    ) -> Result<SharedEndpoint, String> {
         let SrdScript { rails, seed, .. } = self.world().script;
         let devices = (rank * rails..(rank + 1) * rails).map(|device| SrdRail::new(self.0.clone(), device));
         let name = format!("srd-sim (seed {seed})");
@@ -139,27 +139,26 @@ impl Srd {
     }
 }
 
-/// A group of `size` ranks, all of one process and with the same staging memory: rank r's wire to the others is the
-/// r-th.
+/// Creates a group of `size` ranks in this process, with the same staging memory. Entry r is the wire of rank r.
 pub(crate) fn group(
     size: usize,
     script: SrdScript,
     staging: &RegisteredStaging,
 ) -> Result<(Srd, Vec<FabricWire>), String> {
     let srd = Srd::new(size, script);
-    let engines =
-        (0..size).map(|rank| srd.engine(rank, staging.clone(), size)).collect::<Result<Vec<_>, _>>()?;
-    let wires = connect(&engines)?;
+    let endpoints =
+        (0..size).map(|rank| srd.endpoint(rank, staging.clone(), size)).collect::<Result<Vec<_>, _>>()?;
+    let wires = connect(&endpoints)?;
     Ok((srd, wires))
 }
 
-/// A further group over the same engines.
-pub(crate) fn connect(engines: &[SharedEngine]) -> Result<Vec<FabricWire>, String> {
-    let size = engines.len();
-    let prepared = engines
+/// Creates another group over the same endpoints.
+pub(crate) fn connect(endpoints: &[SharedEndpoint]) -> Result<Vec<FabricWire>, String> {
+    let size = endpoints.len();
+    let prepared = endpoints
         .iter()
         .enumerate()
-        .map(|(rank, engine)| FabricWire::prepare(engine, rank, size, size - 1))
+        .map(|(rank, endpoint)| FabricWire::prepare(endpoint, rank, size, size - 1))
         .collect::<Result<Vec<_>, _>>()?;
     let (mut wires, addresses): (Vec<_>, Vec<_>) =
         prepared.into_iter().map(|(wire, address)| (wire, Some(address))).unzip();

@@ -1,11 +1,11 @@
-//! What is under way on the simulated fabric, and what becomes of it.
+//! State of the simulated fabric: devices, and packets in flight.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::{Rule, SrdScript};
-use crate::net::fabric::rail::{Context, Event, LocalMemory, RemoteMemory};
+use crate::net::fabric::rail::{Completion, Context, LocalMemory, RemoteMemory};
 
-/// A small generator (splitmix64): the same seed, the same run.
+/// Small random number generator (splitmix64) with reproducible results per seed.
 pub(super) struct Random(u64);
 
 impl Random {
@@ -26,13 +26,13 @@ impl Random {
         (self.next() % n.max(1) as u64) as usize
     }
 
-    /// True once in `n`.
+    /// Returns true once in `n` calls on average.
     pub(super) fn once_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 }
 
-/// Memory that a device knows.
+/// Registered memory of a device.
 #[derive(Clone, Copy)]
 pub(super) struct KnownMemory {
     pub(super) at: usize,
@@ -41,26 +41,27 @@ pub(super) struct KnownMemory {
     pub(super) base: u64,
 }
 
-/// One device of one rank.
+/// Device of a rank.
 #[derive(Default)]
 pub(super) struct Device {
     pub(super) rank: usize,
     pub(super) address: Vec<u8>,
-    /// Devices noted, by the number they were noted under.
-    pub(super) book: HashMap<u64, usize>,
-    /// By descriptor less one.
+    /// Inserted peer devices, by their handles.
+    pub(super) address_vector: HashMap<u64, usize>,
+    /// Registered memory; index: descriptor - 1.
     pub(super) regions: Vec<KnownMemory>,
     pub(super) receives: VecDeque<(LocalMemory, Context)>,
-    /// What is over and not yet in the completion queue, and what is.
-    over: Vec<Event>,
-    pub(super) queue: VecDeque<Event>,
-    /// Operations under way.
+    /// Completions that are not in the completion queue yet.
+    unreported: Vec<Completion>,
+    /// Completion queue.
+    pub(super) queue: VecDeque<Completion>,
+    /// Number of operations in flight.
     pub(super) busy: usize,
-    /// Tries since a queue was full and nobody polled.
+    /// Retries since a queue was full, without a poll.
     pub(super) tries: usize,
 }
 
-/// Addresses are only used under the world's lock, while the operation that they belong to is under way.
+/// Copy between two ranks' memory. The addresses are used only under the world's lock, while their operation is in flight.
 #[derive(Clone, Copy)]
 struct Bytes {
     from: *const u8,
@@ -68,49 +69,53 @@ struct Bytes {
     bytes: usize,
 }
 
-enum Cargo {
+/// Content of a packet.
+enum Packet {
     Message {
         local: LocalMemory,
         context: Context,
     },
-    /// A piece of a one-sided operation.
-    Piece {
+    /// Fragment of a one-sided operation.
+    Fragment {
         operation: u64,
         bytes: Bytes,
     },
 }
 
-struct Flight {
+/// Packet in flight.
+struct InFlight {
     from: usize,
     to: usize,
-    /// Turns that it stays where it is.
+    /// Number of steps by which the packet is delayed.
     hold: usize,
-    cargo: Cargo,
+    content: Packet,
 }
 
+/// One-sided operation in flight.
 struct OneSided {
     from: usize,
     to: usize,
     context: Context,
-    pieces: usize,
-    /// What the target is told of a write.
-    number: Option<u32>,
+    fragments: usize,
+    /// Immediate data of a write.
+    immediate: Option<u32>,
 }
 
+/// Simulated fabric: devices, operations and packets in flight.
 pub(crate) struct World {
     pub(super) script: SrdScript,
     pub(super) random: Random,
-    /// Rank r's rails are devices r * rails and on.
+    /// Devices of all ranks: those of rank r start at index r * rails.
     pub(super) devices: Vec<Device>,
-    flights: Vec<Flight>,
+    in_flight: Vec<InFlight>,
     operations: HashMap<u64, OneSided>,
     next: u64,
     pub(super) violations: Vec<(Rule, String)>,
     dead: Vec<bool>,
 }
 
-// SAFETY: the addresses in here are of memory that its owners keep until the operations are over, or until their
-// provider is dropped, which takes its flights out; any thread that holds the world's lock may copy.
+// SAFETY: the addresses belong to memory that its owners keep until the operations complete, or until their rail is dropped, which
+// removes its packets. Any thread that holds the world's lock may copy.
 unsafe impl Send for World {}
 
 impl World {
@@ -127,7 +132,7 @@ impl World {
             script,
             random,
             devices,
-            flights: Vec::new(),
+            in_flight: Vec::new(),
             operations: HashMap::new(),
             next: 0,
             violations: Vec::new(),
@@ -135,7 +140,7 @@ impl World {
         }
     }
 
-    pub(super) fn holds(&self, rule: Rule) -> bool {
+    pub(super) fn enforces(&self, rule: Rule) -> bool {
         !self.script.without.contains(&rule)
     }
 
@@ -145,21 +150,21 @@ impl World {
         }
     }
 
-    pub(super) fn fly_message(&mut self, from: usize, to: usize, local: LocalMemory, context: Context) {
-        self.fly(from, to, Cargo::Message { local, context });
+    pub(super) fn launch_message(&mut self, from: usize, to: usize, local: LocalMemory, context: Context) {
+        self.launch(from, to, Packet::Message { local, context });
     }
 
-    fn fly(&mut self, from: usize, to: usize, cargo: Cargo) {
-        // Now and then something stays behind for long.
-        let hold = match self.holds(Rule::Order) {
+    fn launch(&mut self, from: usize, to: usize, content: Packet) {
+        // Some packets are delayed for long.
+        let hold = match self.enforces(Rule::Order) {
             true if self.random.once_in(8) => self.random.below(200),
             _ => 0,
         };
-        self.flights.push(Flight { from, to, hold, cargo });
+        self.in_flight.push(InFlight { from, to, hold, content });
     }
 
-    /// Starts a one-sided operation; the target's side of it is looked at here.
-    pub(super) fn fly_one_sided(
+    /// Starts a one-sided operation, and checks the target's rules.
+    pub(super) fn launch_one_sided(
         &mut self,
         (from, to): (usize, usize),
         local: LocalMemory,
@@ -170,15 +175,15 @@ impl World {
         let at = match self.target(from, to, local.bytes, remote) {
             Ok(at) => at,
             Err(reason) => {
-                self.devices[from].over.push(Event::Failed(Some(context), reason));
+                self.devices[from].unreported.push(Completion::Failed(Some(context), reason));
                 return;
             }
         };
         let operation = self.next;
         self.next += 1;
-        let mut pieces = 0;
+        let mut fragments = 0;
         let mut start = 0;
-        while start < local.bytes || pieces == 0 {
+        while start < local.bytes || fragments == 0 {
             let rest = local.bytes - start;
             let bytes = if rest > 1 && !self.random.once_in(3) { 1 + self.random.below(rest) } else { rest };
             let (here, there) = (local.at.wrapping_add(start), (at + start) as *mut u8);
@@ -186,14 +191,14 @@ impl World {
                 Some(_) => Bytes { from: here, to: there, bytes },
                 None => Bytes { from: there, to: here, bytes },
             };
-            self.fly(from, to, Cargo::Piece { operation, bytes });
+            self.launch(from, to, Packet::Fragment { operation, bytes });
             start += bytes.bytes;
-            pieces += 1;
+            fragments += 1;
         }
-        self.operations.insert(operation, OneSided { from, to, context, pieces, number: write });
+        self.operations.insert(operation, OneSided { from, to, context, fragments, immediate: write });
     }
 
-    /// Where remote memory lies, if the target serves it.
+    /// Returns the address of remote memory if the target allows the access.
     fn target(
         &mut self,
         from: usize,
@@ -201,14 +206,14 @@ impl World {
         bytes: usize,
         remote: RemoteMemory,
     ) -> Result<usize, String> {
-        let known = self.devices[to].book.values().any(|&d| d == from);
-        if !known && self.holds(Rule::Book) {
-            let how = format!("device {to} does not know device {from}, which reads or writes its memory");
-            self.violate(Rule::Book, how.clone());
+        let known = self.devices[to].address_vector.values().any(|&d| d == from);
+        if !known && self.enforces(Rule::AddressVector) {
+            let how = format!("device {to} has not inserted device {from}, which accesses its memory");
+            self.violate(Rule::AddressVector, how.clone());
             return Err(how);
         }
         let Some(region) = self.devices[to].regions.iter().find(|r| r.key == remote.key).copied() else {
-            let how = format!("device {to} has no key {:#x}", remote.key);
+            let how = format!("device {to} has no memory with key {:#x}", remote.key);
             self.violate(Rule::Key, how.clone());
             return Err(how);
         };
@@ -220,125 +225,131 @@ impl World {
             Some(offset) if bytes <= region.bytes => Ok(region.at + offset as usize),
             _ => {
                 let how =
-                    format!("{:#x} is no address in the memory of key {:#x}", remote.address, remote.key);
+                    format!("address {:#x} is outside the memory of key {:#x}", remote.address, remote.key);
                 self.violate(Rule::Address, how.clone());
                 Err(how)
             }
         }
     }
 
-    /// Whether nothing is under way.
-    pub(super) fn still(&self) -> bool {
-        self.flights.is_empty()
+    /// Returns whether no packet is in flight.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty()
     }
 
-    /// Moves a few things on.
-    pub(super) fn turn(&mut self) {
-        let in_order = !self.holds(Rule::Order);
+    /// Delivers a few packets.
+    pub(super) fn step(&mut self) {
+        let in_order = !self.enforces(Rule::Order);
         let steps = if in_order { 8 } else { 1 + self.random.below(6) };
-        for _ in 0..steps.min(self.flights.len()) {
-            let at = if in_order { 0 } else { self.random.below(self.flights.len()) };
-            if self.flights[at].hold > 0 {
-                self.flights[at].hold -= 1;
+        for _ in 0..steps.min(self.in_flight.len()) {
+            let at = if in_order { 0 } else { self.random.below(self.in_flight.len()) };
+            if self.in_flight[at].hold > 0 {
+                self.in_flight[at].hold -= 1;
                 continue;
             }
-            // Order matters only where it is kept.
-            let flight = if in_order { self.flights.remove(at) } else { self.flights.swap_remove(at) };
-            self.land(flight);
+            // `swap_remove` changes the order, which must hold only in order mode.
+            let packet = if in_order { self.in_flight.remove(at) } else { self.in_flight.swap_remove(at) };
+            self.deliver(packet);
         }
     }
 
-    fn land(&mut self, flight: Flight) {
-        let (from, to) = (flight.from, flight.to);
+    fn deliver(&mut self, packet: InFlight) {
+        let (from, to) = (packet.from, packet.to);
         if self.dead[self.devices[from].rank] {
             return;
         }
         if self.dead[self.devices[to].rank] {
-            let context = match &flight.cargo {
-                Cargo::Message { context, .. } => Some(*context),
-                // Once for all its pieces.
-                Cargo::Piece { operation, .. } => self.operations.remove(operation).map(|o| o.context),
+            let context = match &packet.content {
+                Packet::Message { context, .. } => Some(*context),
+                // Once for all fragments.
+                Packet::Fragment { operation, .. } => self.operations.remove(operation).map(|o| o.context),
             };
             if let Some(context) = context {
-                self.over(from, Event::Failed(Some(context), "the peer cannot be reached".to_owned()));
+                self.report(from, Completion::Failed(Some(context), "the peer cannot be reached".to_owned()));
             }
             return;
         }
-        match flight.cargo {
-            Cargo::Message { local, context } => {
+        match packet.content {
+            Packet::Message { local, context } => {
                 let Some((room, received)) = self.devices[to].receives.pop_front() else {
-                    if self.holds(Rule::Receive) {
+                    if self.enforces(Rule::Receive) {
                         self.violate(Rule::Receive, format!("device {to} has no receive buffer posted"));
                     }
-                    self.flights.push(Flight { hold: 3, ..flight });
+                    self.in_flight.push(InFlight { hold: 3, ..packet });
                     return;
                 };
                 let bytes = local.bytes.min(room.bytes);
                 if bytes < local.bytes {
                     self.violate(
                         Rule::Message,
-                        format!("{} bytes for a buffer of {}", local.bytes, room.bytes),
+                        format!(
+                            "a message of {} bytes for a receive buffer of {} bytes",
+                            local.bytes, room.bytes
+                        ),
                     );
                 }
-                // SAFETY: both belong to operations under way (see `World`), and are different buffers.
+                // SAFETY: both belong to operations in flight (see `World`) and are different buffers.
                 unsafe { room.at.copy_from_nonoverlapping(local.at, bytes) };
-                self.over(from, Event::Done(context));
-                self.over(to, Event::Received(received, bytes));
+                self.report(from, Completion::Done(context));
+                self.report(to, Completion::Received(received, bytes));
             }
-            Cargo::Piece { operation, bytes } => {
+            Packet::Fragment { operation, bytes } => {
                 let Some(o) = self.operations.get_mut(&operation) else { return };
-                // SAFETY: local memory of an operation under way, and memory that the target registered and keeps
-                // until its provider is dropped. In one process the two may be the same bytes.
+                // SAFETY: local memory of an operation in flight, and memory that the target registered and keeps until its rail
+                // is dropped. In one process the two may be the same bytes.
                 unsafe { std::ptr::copy(bytes.from, bytes.to, bytes.bytes) };
-                o.pieces -= 1;
-                if o.pieces == 0
+                o.fragments -= 1;
+                if o.fragments == 0
                     && let Some(o) = self.operations.remove(&operation)
                 {
-                    self.over(o.from, Event::Done(o.context));
-                    if let Some(number) = o.number {
-                        self.number(o.to, number);
+                    self.report(o.from, Completion::Done(o.context));
+                    if let Some(immediate) = o.immediate {
+                        self.deliver_immediate(o.to, immediate);
                     }
                 }
             }
         }
     }
 
-    /// A write's number comes to its target.
-    fn number(&mut self, to: usize, number: u32) {
+    /// Delivers the immediate data of a write.
+    fn deliver_immediate(&mut self, to: usize, immediate: u32) {
         if self.script.solicited {
             match self.devices[to].receives.pop_front() {
-                Some((_, context)) => self.over(to, Event::Taken(context)),
-                None => self.violate(Rule::Receive, format!("device {to} has no buffer for a number")),
+                Some((_, context)) => self.report(to, Completion::BufferConsumed(context)),
+                None => self
+                    .violate(Rule::Receive, format!("device {to} has no receive buffer for immediate data")),
             }
         }
-        self.over(to, Event::Written(number));
+        self.report(to, Completion::RemoteWrite(immediate));
     }
 
-    fn over(&mut self, device: usize, event: Event) {
+    fn report(&mut self, device: usize, event: Completion) {
         let d = &self.devices[device];
-        let waiting = d.over.len() + d.queue.len();
-        if waiting >= self.script.completions && self.holds(Rule::Completions) {
-            self.violate(Rule::Completions, format!("{waiting} completions wait at device {device}"));
-            self.devices[device].over.push(Event::Failed(None, "the completion queue overran".to_owned()));
+        let waiting = d.unreported.len() + d.queue.len();
+        if waiting >= self.script.completions && self.enforces(Rule::Completions) {
+            self.violate(Rule::Completions, format!("{waiting} unread completions at device {device}"));
+            self.devices[device]
+                .unreported
+                .push(Completion::Failed(None, "the completion queue overran".to_owned()));
         }
-        self.devices[device].over.push(event);
+        self.devices[device].unreported.push(event);
     }
 
-    /// What a device's completion queue tells now.
-    pub(super) fn completions(&mut self, device: usize, events: &mut Vec<Event>) {
-        let in_order = !self.holds(Rule::Order);
+    /// Moves completions of a device to its queue and reads some of them.
+    pub(super) fn completions(&mut self, device: usize, events: &mut Vec<Completion>) {
+        let in_order = !self.enforces(Rule::Order);
         let d = &mut self.devices[device];
         d.tries = 0;
-        let ready = if in_order { d.over.len() } else { self.random.below(d.over.len() + 1) };
+        let ready = if in_order { d.unreported.len() } else { self.random.below(d.unreported.len() + 1) };
         for _ in 0..ready {
-            let at = if in_order { 0 } else { self.random.below(d.over.len()) };
-            let event = d.over.remove(at);
+            let at = if in_order { 0 } else { self.random.below(d.unreported.len()) };
+            let event = d.unreported.remove(at);
             d.queue.push_back(event);
         }
         for _ in 0..16 {
             let Some(event) = d.queue.pop_front() else { break };
             match event {
-                Event::Done(_) | Event::Failed(Some(_), _) => d.busy = d.busy.saturating_sub(1),
+                Completion::Done(_) | Completion::Failed(Some(_), _) => d.busy = d.busy.saturating_sub(1),
                 _ => {}
             }
             events.push(event);
@@ -349,19 +360,19 @@ impl World {
         self.dead[rank] = true;
     }
 
-    /// A rank's device is gone, and its memory with it: nothing may touch that any more.
-    pub(super) fn leave(&mut self, device: usize) {
+    /// Removes a rank's device and its memory, which must not be accessed any more.
+    pub(super) fn remove_device(&mut self, device: usize) {
         self.dead[self.devices[device].rank] = true;
         let mut kept = Vec::new();
-        for flight in std::mem::take(&mut self.flights) {
-            if flight.from != device && flight.to != device {
-                kept.push(flight);
-            } else if flight.from != device {
-                self.land(flight);
+        for packet in std::mem::take(&mut self.in_flight) {
+            if packet.from != device && packet.to != device {
+                kept.push(packet);
+            } else if packet.from != device {
+                self.deliver(packet);
             }
         }
-        kept.append(&mut self.flights);
-        self.flights = kept;
+        kept.append(&mut self.in_flight);
+        self.in_flight = kept;
         self.devices[device].receives.clear();
     }
 }
