@@ -17,7 +17,7 @@ use super::messages::{QueuedMessage, RemoteMessages};
 use super::tcp::{ProcessLiveness, Sideband};
 use super::wire::{Broken, Sink, Target, Ticket, Wire};
 use crate::fork;
-use crate::process::layout::LONGEST_ERROR;
+use crate::process::layout::MAX_ERROR_BYTES;
 use crate::process::{Endpoint, StagingMemory, last_error};
 use crate::{CallFingerprint, Fault, MAX_ABORT_REPORT, MessageTransport, Mismatch};
 
@@ -612,7 +612,7 @@ impl RemoteChannels {
                 self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
-                self.state.owner.max_sleep(&fds);
+                self.state.owner.wait_briefly(&fds);
             }
             now = Instant::now();
         }
@@ -836,7 +836,9 @@ impl Sink for Inbound {
             // It comes on each class that is used: the first to begin counts.
             Kind::Abort if frame.bytes <= MAX_ABORT_REPORT as u64 => Target::Drop,
             Kind::Abort => self.refuse(peer, "a reason without an end why the group is dead"),
-            Kind::Leave if frame.bytes > LONGEST_ERROR as u64 => self.refuse(peer, "an error without an end"),
+            Kind::Leave if frame.bytes > MAX_ERROR_BYTES as u64 => {
+                self.refuse(peer, "an error without an end")
+            }
             // Once, and where it belongs.
             Kind::Leave if frame.bytes > 0 => {
                 let known = &mut self.peers[peer].last_error;

@@ -486,6 +486,6 @@ impl RemoteMessages {
         });
         let mut own = lands.chain(self.outgoing.values().filter_map(|out| Some((out.lent?, out.bytes))));
         let lies = |(base, size): (*const u8, usize)| at >= base && at.addr() + bytes <= base.addr() + size;
-        own.any(lies) || regions.any(|region| self.owner.inside(region, at, bytes))
+        own.any(lies) || regions.any(|region| self.owner.region_contains(region, at, bytes))
     }
 }

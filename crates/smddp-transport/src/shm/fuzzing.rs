@@ -7,7 +7,7 @@ use super::channels::LocalChannels;
 use super::prepare::Prepared;
 use crate::process::endpoint::Endpoint;
 use crate::process::layout::*;
-use crate::process::pool::{Region, Release};
+use crate::process::pool::{Region, ReleaseCondition};
 
 /// Bytes of the second rank's own memory.
 const OWN: usize = 256 << 10;
@@ -17,7 +17,7 @@ const PIECES: usize = 160 << 10;
 
 struct AtOnce;
 
-impl Release for AtOnce {
+impl ReleaseCondition for AtOnce {
     fn released(&self) -> bool {
         true
     }
@@ -51,18 +51,18 @@ pub(crate) fn pair(odd: Option<u64>) -> Option<(LocalChannels, Words)> {
 
 impl Words {
     fn word(&self, at: usize) -> &AtomicU64 {
-        self.endpoint.memory.word64(at)
+        self.endpoint.memory.flag64(at)
     }
 
     /// Some word that the second rank writes.
     pub(crate) fn pick(&self, what: u8, which: u8, seq: u64) -> &AtomicU64 {
         let (which, slot) = (usize::from(which), |seq| self.block + slot_at(2, seq));
         self.word(match what % 12 {
-            0 => self.block + [NONCE, STATE, DONE, WHY][which % 4],
-            1 => self.block + WHY + 8 * (which % 128),
-            2 => self.block + MAIL,
-            3 | 4 => slot(seq) + [TAG, WHAT, COUNT, STAGE][which % 4],
-            5 => slot(seq + 1) + [TAG, WHAT, COUNT, STAGE][which % 4],
+            0 => self.block + [NONCE, STATE, DONE, ABORT_REPORT][which % 4],
+            1 => self.block + ABORT_REPORT + 8 * (which % 128),
+            2 => self.block + MESSAGE_RINGS,
+            3 | 4 => slot(seq) + [TAG, CALL, COUNT, STAGE][which % 4],
+            5 => slot(seq + 1) + [TAG, CALL, COUNT, STAGE][which % 4],
             6 | 7 => self.region.offset + which / 8 % 4 * ENTRY + which % 8 * 8,
             8 => self.region.offset + 4 * ENTRY + which % 16 * LINE,
             9 | 10 => self.region.offset + RING + which * 8 % RING_BYTES,
@@ -87,7 +87,7 @@ impl Words {
             }
             self.word(self.region.offset + lines).store(5, Ordering::Relaxed);
         }
-        for (at, value) in [(WHAT, 1), (COUNT, 1), (STAGE, self.region.offset as u64)] {
+        for (at, value) in [(CALL, 1), (COUNT, 1), (STAGE, self.region.offset as u64)] {
             self.word(slot + at).store(value, Ordering::Relaxed);
         }
         self.word(slot + TAG).store(seq + 1, Ordering::Release);
@@ -104,7 +104,7 @@ impl Words {
         }
         self.messages += 1;
         self.word(at).store(self.messages, Ordering::Release);
-        self.word(self.block + MAIL).store(ring as u64, Ordering::Release);
+        self.word(self.block + MESSAGE_RINGS).store(ring as u64, Ordering::Release);
     }
 
     /// Whether the shared memory has these bytes.

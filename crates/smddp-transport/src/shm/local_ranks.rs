@@ -8,12 +8,12 @@ use rustix::process::{Pid, getpid};
 
 use crate::process::doorbell::{Doorbell, notify_at};
 use crate::process::endpoint::Endpoint;
-use crate::process::last_error::left_in;
+use crate::process::last_error::read_from;
 use crate::process::layout::*;
-use crate::process::memory::Memory;
-use crate::process::order::{self, Count, Slot};
+use crate::process::memory::SharedMemory;
+use crate::process::order::{self, Counter, Slot};
 use crate::process::peer::PeerProcess;
-use crate::process::pool::Release;
+use crate::process::pool::ReleaseCondition;
 use crate::token::Token;
 use crate::{Fault, MAX_ABORT_REPORT, RankInfo};
 
@@ -41,7 +41,7 @@ pub(super) struct LocalRank {
 }
 
 impl LocalRank {
-    pub(super) fn memory(&self) -> &Memory {
+    pub(super) fn memory(&self) -> &SharedMemory {
         self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
     }
     /// The id of its process; `None` in another PID namespace.
@@ -57,15 +57,15 @@ impl LocalRank {
         notify_at(self.memory(), self.peer.as_ref().map_or_else(|| self.home.event(), |p| p.event()));
     }
     pub(super) fn word(&self, at: usize) -> &AtomicU64 {
-        self.memory().word64(self.block + at)
+        self.memory().flag64(self.block + at)
     }
     /// Operations that it has finished.
-    pub(super) fn done(&self) -> Count<'_> {
-        Count(self.word(DONE))
+    pub(super) fn done(&self) -> Counter<'_> {
+        Counter(self.word(DONE))
     }
     /// Where its header of operation `seq` lies; `size`: of the group.
     pub(super) fn slot(&self, size: usize, seq: u64) -> Slot<'_> {
-        Slot(self.memory().words(self.block + slot_at(size, seq)))
+        Slot(self.memory().flags(self.block + slot_at(size, seq)))
     }
     /// Whether the block is still this group's and not closed.
     pub(super) fn open(&self) -> bool {
@@ -74,14 +74,14 @@ impl LocalRank {
     /// It is in the group, and the group is not dead; asked after all that was read before.
     pub(super) fn sound(&self) -> bool {
         fence(Ordering::Acquire);
-        self.open() && self.state() & POISONED == 0
+        self.open() && self.state() & ABORTED == 0
     }
     pub(super) fn state(&self) -> u32 {
-        self.memory().word32(self.block + STATE).load(Ordering::Acquire)
+        self.memory().flag32(self.block + STATE).load(Ordering::Acquire)
     }
     /// It has ended, and nothing of it reads or writes any memory.
     fn gone(&self) -> bool {
-        self.peer.as_ref().is_some_and(|p| p.gone.load(Ordering::Acquire))
+        self.peer.as_ref().is_some_and(|p| p.ended.load(Ordering::Acquire))
     }
     /// It has ended, or is about to; what it had to say is said.
     pub(super) fn dead(&self) -> bool {
@@ -89,19 +89,19 @@ impl LocalRank {
     }
     /// Which of the deaths that this process learned of is its own.
     fn death(&self) -> Option<u64> {
-        self.peer.as_ref()?.death()
+        self.peer.as_ref()?.death_order()
     }
     /// The same of one that is dead, seen now if not before.
     pub(super) fn nth_death(&self) -> Option<u64> {
-        self.peer.as_ref().map(|peer| peer.dies())
+        self.peer.as_ref().map(|peer| peer.mark_dead())
     }
     /// Why it declared the group dead.
     pub(super) fn reason(&self) -> String {
-        self.memory().read_text(self.block + WHY, MAX_ABORT_REPORT)
+        self.memory().read_text(self.block + ABORT_REPORT, MAX_ABORT_REPORT)
     }
     /// The last error of its process, and how long ago that was.
     pub(super) fn last_error(&self) -> Option<(Duration, String)> {
-        left_in(&self.peer.as_ref()?.memory)
+        read_from(&self.peer.as_ref()?.memory)
     }
     /// No more reads will come from this rank in this group.
     pub(super) fn finished(&self) -> bool {
@@ -118,19 +118,19 @@ pub(super) struct Ranks {
 impl Ranks {
     /// Rings a rank that sleeps. The caller has just published something.
     pub(super) fn ring(&self, rank: usize) {
-        order::Doorbell::published();
+        order::Doorbell::publish_fence();
         self.remotes[rank].ring();
     }
 
     /// Whether all others may read this rank's memory.
     pub(super) fn all_read(&self) -> bool {
         let mut others = self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me);
-        others.all(|(_, remote)| remote.state() & READS != 0)
+        others.all(|(_, remote)| remote.state() & READS_PEERS != 0)
     }
 
     /// Rings all others.
     pub(super) fn notify_all(&self) {
-        order::Doorbell::published();
+        order::Doorbell::publish_fence();
         for (_, remote) in self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me) {
             remote.ring();
         }
@@ -149,10 +149,10 @@ pub(super) struct AllFinished {
     pub(super) operations: u64,
 }
 
-impl Release for AllFinished {
+impl ReleaseCondition for AllFinished {
     fn released(&self) -> bool {
         self.ranks.remotes.iter().enumerate().all(|(rank, remote)| {
-            rank == self.ranks.me || remote.done().told() >= self.operations || remote.finished()
+            rank == self.ranks.me || remote.done().read() >= self.operations || remote.finished()
         })
     }
 }

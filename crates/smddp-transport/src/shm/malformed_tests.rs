@@ -63,12 +63,12 @@ fn begun(cell: usize) -> [LocalChannels; 2] {
 /// Where rank 1's block lies; both ranks are of this process.
 fn set(link: &LocalChannels, offset: usize, value: u64) {
     let (endpoint, _) = link.home().unwrap();
-    endpoint.memory.word64(offset).store(value, Ordering::Release);
+    endpoint.memory.flag64(offset).store(value, Ordering::Release);
 }
 
 fn get(link: &LocalChannels, offset: usize) -> usize {
     let (endpoint, _) = link.home().unwrap();
-    endpoint.memory.word64(offset).load(Ordering::Acquire) as usize
+    endpoint.memory.flag64(offset).load(Ordering::Acquire) as usize
 }
 
 /// All that a reader does with what it finds.
@@ -134,7 +134,7 @@ fn no_word_of_a_message_makes_its_receiver_panic() {
             let stream = links[1].p2p().open(0, envelope).unwrap();
             links[1].p2p().cell(stream).unwrap();
             links[1].p2p().publish(stream, bytes);
-            let place = links[1].block() + MAIL;
+            let place = links[1].block() + MESSAGE_RINGS;
             let ring = get(&links[1], place);
             // The ring's place, how much of it is read, and the words of the announcement.
             let at =

@@ -12,8 +12,8 @@ use slab::Slab;
 
 use super::local_ranks::{GroupHome, Ranks};
 use crate::process::layout::*;
-use crate::process::memory::Memory;
-use crate::process::pool::{Region, Release};
+use crate::process::memory::SharedMemory;
+use crate::process::pool::{Region, ReleaseCondition};
 use crate::{Envelope, Fault, MessageId, MessageTransport};
 
 /// Messages up to this many bytes are written whole.
@@ -52,7 +52,7 @@ struct Outgoing {
 
 /// Where an announced message lies.
 enum Incoming {
-    Beside { body: [u64; BESIDE / 8], bytes: usize },
+    Beside { body: [u64; INLINE_BYTES / 8], bytes: usize },
     In(Cells),
 }
 
@@ -67,16 +67,17 @@ struct Cells {
 
 /// "The receiver has read all pieces", or it is gone.
 struct AllRead {
-    memory: Arc<Memory>,
+    memory: Arc<SharedMemory>,
     ranks: Arc<Ranks>,
     region: usize,
     pieces: u64,
     to: usize,
 }
 
-impl Release for AllRead {
+impl ReleaseCondition for AllRead {
     fn released(&self) -> bool {
-        self.memory.count(self.region + LINE).told() >= self.pieces || self.ranks.remotes[self.to].finished()
+        self.memory.counter(self.region + LINE).read() >= self.pieces
+            || self.ranks.remotes[self.to].finished()
     }
 }
 
@@ -101,12 +102,12 @@ impl Cells {
     }
 
     /// Whether all of its cells lie in its sender's memory.
-    fn lies_in(&self, memory: &Memory) -> bool {
+    fn lies_in(&self, memory: &SharedMemory) -> bool {
         let bytes = || {
             let cell = self.cell.checked_next_multiple_of(LINE).filter(|&cell| cell > 0)?;
             FIRST_CELL.checked_add(cell.checked_mul(usize::try_from(self.depth).ok()?)?)
         };
-        bytes().is_some_and(|bytes| memory.holds(self.region, bytes))
+        bytes().is_some_and(|bytes| memory.contains(self.region, bytes))
     }
 }
 
@@ -141,7 +142,7 @@ impl NearMessages {
     /// Tells the receiver. What a short message says lies where it belongs by then.
     fn announce(&self, GroupHome { endpoint, .. }: &GroupHome, out: &Outgoing) {
         let (memory, at) = (&endpoint.memory, entry(self.rings[out.to].at, out.number));
-        let write = |i: usize, value: u64| memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
+        let write = |i: usize, value: u64| memory.flag64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
         let Envelope { tag, what, bytes } = out.envelope;
         [tag, what, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
         if let Some(Region { offset, .. }) = out.region {
@@ -149,7 +150,7 @@ impl NearMessages {
             place.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
         }
         // Release: whoever sees the number sees the announcement.
-        memory.count(at).tell(out.number + 1);
+        memory.counter(at).publish(out.number + 1);
         self.ranks.ring(out.to);
     }
 
@@ -170,7 +171,7 @@ impl NearMessages {
 impl GroupHome {
     /// Memory for a message of `bytes`, if it does not lie beside its announcement, and the size of its pieces.
     fn region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
-        if bytes <= BESIDE {
+        if bytes <= INLINE_BYTES {
             return Some((None, bytes));
         }
         let cell = if bytes <= INLINE_PAYLOAD { bytes } else { PIECE.min(bytes) };
@@ -180,7 +181,7 @@ impl GroupHome {
         // announced first.
         let least = want.min(FIRST_CELL + 2 * LEAST_PIECE);
         let memory = &self.endpoint.memory;
-        let region = self.endpoint.pool.acquire_mail(memory, self.nonce ^ MAIL_OWNER, want, least)?;
+        let region = self.endpoint.pool.acquire_for_message(memory, self.nonce ^ MAIL_OWNER, want, least)?;
         let cell = if region.bytes < want { LEAST_PIECE.min(bytes) } else { cell };
         Some((Some(region), cell))
     }
@@ -193,11 +194,11 @@ impl MessageTransport for NearMessages {
         let ring = &mut self.rings[to];
         if ring.at == 0 {
             ring.at = home.endpoint.control.take(memory, RING_BYTES)?;
-            memory.count(home.block + MAIL + 8 * to).tell(ring.at as u64);
+            memory.counter(home.block + MESSAGE_RINGS + 8 * to).publish(ring.at as u64);
         }
         if ring.used.saturating_sub(ring.taken) >= RING_ENTRIES {
             // Acquire: the receiver has copied the entry that this one takes over.
-            ring.taken = memory.count(ring.at).told();
+            ring.taken = memory.counter(ring.at).read();
             if ring.used.saturating_sub(ring.taken) >= RING_ENTRIES {
                 return None;
             }
@@ -207,8 +208,8 @@ impl MessageTransport for NearMessages {
         let depth =
             region.map_or(1, |r| ((r.bytes - FIRST_CELL) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
         if let Some(Region { offset, .. }) = region {
-            memory.word64(offset).store(0, Ordering::Relaxed);
-            memory.word64(offset + LINE).store(0, Ordering::Relaxed);
+            memory.flag64(offset).store(0, Ordering::Relaxed);
+            memory.flag64(offset + LINE).store(0, Ordering::Relaxed);
         }
         let (number, pieces) = (ring.used, bytes.div_ceil(cell.max(1)) as u64);
         ring.used += 1;
@@ -225,7 +226,7 @@ impl MessageTransport for NearMessages {
             None if out.sent == out.pieces => return None,
             None => entry(self.rings[out.to].at, out.number) + BODY,
             Some(region) => {
-                let read = memory.count(region.offset + LINE).told();
+                let read = memory.counter(region.offset + LINE).read();
                 if out.sent.saturating_sub(read) >= out.depth {
                     return None;
                 }
@@ -242,7 +243,7 @@ impl MessageTransport for NearMessages {
             if out.pieces == 1 {
                 self.announce(home, &self.outgoing[message as usize]);
             } else if let Some(region) = out.region {
-                home.endpoint.memory.count(region.offset).tell(out.sent);
+                home.endpoint.memory.counter(region.offset).publish(out.sent);
                 self.ranks.ring(out.to);
             }
         }
@@ -263,25 +264,25 @@ impl MessageTransport for NearMessages {
         let memory = remote.memory();
         let (ring, taken, _) = &mut self.inbound[from];
         if *ring == 0 {
-            let found = memory.count(remote.block + MAIL + 8 * self.ranks.me).told();
+            let found = memory.counter(remote.block + MESSAGE_RINGS + 8 * self.ranks.me).read();
             if found == 0 {
                 return None;
             }
-            match usize::try_from(found).ok().filter(|&ring| memory.holds(ring, RING_BYTES)) {
+            match usize::try_from(found).ok().filter(|&ring| memory.contains(ring, RING_BYTES)) {
                 Some(found) => *ring = found,
                 None => return nonsense(&mut self.nonsense, from),
             }
         }
         let at = entry(*ring, *taken);
-        if memory.count(at).told() != *taken + 1 {
+        if memory.counter(at).read() != *taken + 1 {
             return None;
         }
-        let field = |i: usize| memory.word64(at + 8 + 8 * i).load(Ordering::Relaxed);
+        let field = |i: usize| memory.flag64(at + 8 + 8 * i).load(Ordering::Relaxed);
         let envelope = Envelope { tag: field(0), what: field(1), bytes: field(2) };
         let bytes = envelope.bytes as usize;
         let message = if bytes == 0 {
             None
-        } else if bytes <= BESIDE {
+        } else if bytes <= INLINE_BYTES {
             Some(Incoming::Beside { body: [3, 4, 5, 6].map(field), bytes })
         } else {
             let (region, cell, depth) = (field(3) as usize, field(4) as usize, field(5).max(1));
@@ -294,7 +295,7 @@ impl MessageTransport for NearMessages {
         *taken += 1;
         // Now and then is enough for a sender who has as many entries, and one line less to fetch for either.
         if taken.is_multiple_of(RING_ENTRIES / 4) {
-            memory.count(*ring).tell(*taken);
+            memory.counter(*ring).publish(*taken);
             self.ranks.ring(from);
         }
         // One without bytes has nothing more to be asked for.
@@ -308,7 +309,7 @@ impl MessageTransport for NearMessages {
             Incoming::In(cells) => cells,
         };
         let memory = self.ranks.remotes[from].memory();
-        if !cells.whole() && memory.count(cells.region).told() <= cells.taken {
+        if !cells.whole() && memory.counter(cells.region).read() <= cells.taken {
             return None;
         }
         let bytes = (cells.bytes - cells.taken as usize * cells.cell).min(cells.cell);
@@ -322,7 +323,7 @@ impl MessageTransport for NearMessages {
             Some(Incoming::Beside { .. }) => true,
             Some(Incoming::In(cells)) => {
                 cells.taken += 1;
-                self.ranks.remotes[from].memory().count(cells.region + LINE).tell(cells.taken);
+                self.ranks.remotes[from].memory().counter(cells.region + LINE).publish(cells.taken);
                 self.ranks.ring(from);
                 cells.taken as usize * cells.cell >= cells.bytes
             }
@@ -336,12 +337,12 @@ impl MessageTransport for NearMessages {
         let (ring, _, received) = &mut self.inbound[from];
         *received += 1;
         // No notification: the sender reads the count when it leaves.
-        self.ranks.remotes[from].memory().count(*ring + CONFIRMED).tell(*received);
+        self.ranks.remotes[from].memory().counter(*ring + CONFIRMED).publish(*received);
     }
 
     fn is_confirmed(&self, to: usize) -> bool {
         let (Some(home), Some(ring)) = (&self.home, self.rings.get(to)) else { return true };
-        ring.used == 0 || home.endpoint.memory.count(ring.at + CONFIRMED).told() >= ring.used
+        ring.used == 0 || home.endpoint.memory.counter(ring.at + CONFIRMED).read() >= ring.used
     }
 }
 

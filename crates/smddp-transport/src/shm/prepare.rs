@@ -50,8 +50,8 @@ impl Prepared {
         // Differs between any two control blocks of any process.
         let nonce = u64::from_le_bytes(random()) | 1;
         // Release: whoever sees by it that the block's last group is over here sees what this process read there as read.
-        endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Release);
-        endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
+        endpoint.memory.flag64(block + NONCE).store(nonce, Ordering::Release);
+        endpoint.memory.flag32(block + STATE).store(OPEN, Ordering::Release);
         let mut rank_info =
             RankInfo::new(rank, size, settings, endpoint.address.clone(), (block as u64, nonce));
         if rank == 0 {
@@ -63,7 +63,7 @@ impl Prepared {
     /// From now on this process hears callers who have that token.
     pub(crate) fn trust(&mut self, token: &Arc<Token>) {
         if let Some(home) = &mut self.home {
-            home.endpoint.trusted.add(token);
+            home.endpoint.tokens.add(token);
             home.token = Some(token.clone());
         }
     }
@@ -104,14 +104,14 @@ impl Prepared {
             let (home, block) = (endpoint.doorbell(), usize::try_from(rank_info.block).unwrap_or(usize::MAX));
             let remote = LocalRank { peer, home, block, nonce: rank_info.nonce, rank_info };
             // All of the block is read later as if it were there.
-            if !remote.memory().holds(block, block_bytes(self.rank_info.size as usize)) {
+            if !remote.memory().contains(block, block_bytes(self.rank_info.size as usize)) {
                 let RankInfo { rank, host, pid, .. } = remote.rank_info;
                 let reason = format!("its card names a control block at {block}, outside of its memory");
                 return Err(Unreachable { rank: rank as usize, host, pid, gone: false, reason });
             }
             remotes.push(remote);
         }
-        endpoint.deaths.look();
+        endpoint.deaths.refresh();
         Ok(LocalChannels::new(self.home, Ranks { remotes, me }))
     }
 }
@@ -132,7 +132,7 @@ fn routes(
     let Some(token) = token else {
         return Err(fail("this rank has not heard the group's token".to_owned()));
     };
-    endpoint.routes(&rank_info.process, token).map_err(|error| {
+    endpoint.open_peer(&rank_info.process, token).map_err(|error| {
         // It showed in the exchange of cards that it has the token, so it refuses nobody who has.
         let gone = matches!(
             error.kind(),

@@ -46,11 +46,11 @@ impl SharedPage {
 
     /// What ranks of this node may ask for under the number that comes back.
     pub fn lend(&self, maker: Exporter) -> u64 {
-        self.endpoint.lending.lend(maker)
+        self.endpoint.exports.export(maker)
     }
 
     pub fn withdraw(&self, token: u64) {
-        self.endpoint.lending.withdraw(token);
+        self.endpoint.exports.withdraw(token);
     }
 
     /// Asks `rank` for what it lends. Waits for its process, a few seconds at most.
@@ -58,8 +58,8 @@ impl SharedPage {
         let remote = self.remote(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
         match remote.peer {
             // A thread of this process.
-            None => self.endpoint.lending.make(token),
-            Some(_) => self.endpoint.borrow(&remote.rank_info.process, &self.token, token),
+            None => self.endpoint.exports.create(token),
+            Some(_) => self.endpoint.import(&remote.rank_info.process, &self.token, token),
         }
     }
 }

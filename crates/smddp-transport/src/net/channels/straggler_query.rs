@@ -87,7 +87,7 @@ impl RemoteChannels {
                 self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
-                self.state.owner.max_sleep(&fds);
+                self.state.owner.wait_briefly(&fds);
             }
             now = Instant::now();
         }

@@ -9,7 +9,7 @@ use crate::net::frame::{Frame, Kind, MESSAGES};
 use crate::net::layout::RemoteLayout;
 use crate::net::messages::RemoteMessages;
 use crate::net::wire::{Sink, Target};
-use crate::process::layout::LONGEST_ERROR;
+use crate::process::layout::MAX_ERROR_BYTES;
 use crate::{CallFingerprint, Envelope, Fault, RecvChannel};
 
 /// Rank 0 of two, over a wire on which nothing comes by itself.
@@ -29,7 +29,7 @@ fn begin(net: &mut RemoteChannels, seq: u64) {
 #[test]
 fn who_keeps_a_rank_waiting_is_told_what_for_once_the_time_is_up_and_once_for_each_operation() {
     let (mut net, line) = rank();
-    let sent = || line.with(|line| line.going.len());
+    let sent = || line.with(|line| line.outbound.len());
     let mut now = Instant::now();
     for seq in 0..2 {
         begin(&mut net, seq);
@@ -63,17 +63,17 @@ fn goodbye(net: &mut RemoteChannels, class: usize, bytes: usize) -> Target {
 #[test]
 fn who_leaves_tells_its_last_error_once_and_no_longer_one_than_there_is_room_for() {
     let (mut net, _line) = rank();
-    assert!(matches!(goodbye(&mut net, MESSAGES, LONGEST_ERROR), Target::Here(_)));
+    assert!(matches!(goodbye(&mut net, MESSAGES, MAX_ERROR_BYTES), Target::Here(_)));
     // Neither a second time nor elsewhere.
     assert_eq!(goodbye(&mut net, MESSAGES, 1), Target::Drop);
     assert_eq!(goodbye(&mut net, 0, 1), Target::Drop);
     assert_eq!(net.faults(Instant::now()), [Fault::Left { rank: 1 }]);
     let (ago, text) = net.last_error(1).unwrap();
-    assert_eq!(text, "x".repeat(LONGEST_ERROR));
+    assert_eq!(text, "x".repeat(MAX_ERROR_BYTES));
     assert!(ago >= Duration::from_secs(5) && ago < Duration::from_secs(60), "{ago:?}");
 
     let (mut net, _line) = rank();
-    assert_eq!(goodbye(&mut net, MESSAGES, LONGEST_ERROR + 1), Target::Drop);
+    assert_eq!(goodbye(&mut net, MESSAGES, MAX_ERROR_BYTES + 1), Target::Drop);
     assert_eq!(net.last_error(1), None);
     assert!(matches!(&net.faults(Instant::now())[..], [Fault::Lost { rank: 1, .. }]));
 }
@@ -89,7 +89,7 @@ fn why_a_group_is_dead_goes_over_the_connection_on_which_a_rank_was_heard_too() 
             net.state.arrived(1, &wait_notice);
         }
         net.abort("calls differ", &[1]);
-        assert_eq!(line.with(|line| line.going.len()), told, "heard: {heard}");
+        assert_eq!(line.with(|line| line.outbound.len()), told, "heard: {heard}");
     }
 }
 
@@ -109,7 +109,8 @@ fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_i
     let (mut net, line) = rank();
     line.with(|line| line.copies = true);
     net.state.messages = RemoteMessages::new(2, net.state.owner.sibling(), true);
-    let going = || line.with(|line| line.going.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
+    let going =
+        || line.with(|line| line.outbound.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
     let (bytes, piece) =
         (PIECE + 5, |index, bytes: usize| Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Piece, 0) });
     let mut memory = vec![0u8; bytes];
@@ -141,7 +142,7 @@ fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_i
         comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
         assert!(!net.p2p(|mail| mail.gone(sent)));
         assert_eq!(going().last(), Some(&(at.wrapping_add(PIECE).cast_const(), 5)));
-        line.with(|line| std::mem::take(&mut line.going))
+        line.with(|line| std::mem::take(&mut line.outbound))
             .iter()
             .for_each(|&(ticket, ..)| net.state.sent(ticket));
         assert!(net.p2p(|mail| mail.gone(sent)), "all of it is out of hands");

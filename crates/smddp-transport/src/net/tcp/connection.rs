@@ -488,7 +488,7 @@ pub(super) fn room(bytes: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fuzzing::feed::{credential, welcome};
+    use crate::fuzzing::feed::{accept_peer, credential};
     use crate::net::frame::Kind;
     use crate::net::tcp::address::{Purpose, TcpAddress};
     use crate::net::tcp::dial::Dial;
@@ -536,7 +536,7 @@ mod tests {
         assert!(given_up(accepted.unwrap().open().unwrap()) >= 4 * patience);
         let mut calling = Call::new(credential(0), (1, address), Purpose::Class(0), patience);
         let called = std::thread::scope(|scope| {
-            let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
+            let answering = scope.spawn(|| accept_peer(listener.accept().unwrap().0));
             let until = Instant::now() + Duration::from_secs(10);
             loop {
                 assert!(Instant::now() < until, "nobody answers");

@@ -16,11 +16,11 @@ use crate::close_on_fork::CloseOnFork;
 use crate::fork::{self, PerProcess};
 use crate::lock;
 use crate::net::interface::{self, AddressFamily, InterfaceFilter, SelectedInterface};
-use crate::process::incoming::{Host, Stage};
-use crate::process::status::{Question, tell};
-use crate::process::{Doorbell, Endpoint, Id, random};
+use crate::process::incoming::{IncomingHost, Stage};
+use crate::process::status::{StatusQuery, respond};
+use crate::process::{Doorbell, Endpoint, ProcessUid, random};
 use crate::token::{Challenge, SALT, Token};
-use crate::warning::{note, warn};
+use crate::warning::{info, warn};
 
 /// A connection that is not wanted, and why.
 type Refused = (CloseOnFork<TcpStream>, &'static str);
@@ -196,7 +196,7 @@ const REMEMBERED: usize = 256;
 /// The groups of this process, for the thread that answers callers.
 #[derive(Default)]
 struct RegisteredGroups {
-    by_door: Mutex<HashMap<Id, RegisteredGroup>>,
+    by_door: Mutex<HashMap<ProcessUid, RegisteredGroup>>,
     closed: AtomicBool,
 }
 
@@ -207,12 +207,12 @@ struct TcpHost {
     encrypts: bool,
 }
 
-impl Host for TcpHost {
-    fn words(&self) -> usize {
+impl IncomingHost for TcpHost {
+    fn greeting_bytes(&self) -> usize {
         HELLO + SALT
     }
 
-    fn heeds(&self, words: &[u8]) -> bool {
+    fn is_greeting(&self, words: &[u8]) -> bool {
         address::heeds(words)
     }
 
@@ -231,7 +231,7 @@ impl Host for TcpHost {
     }
 
     /// Hands the connection to its group, if that is still here.
-    fn answer(
+    fn accept(
         &self,
         caller: CloseOnFork<OwnedFd>,
         words: &[u8],
@@ -253,12 +253,12 @@ impl Host for TcpHost {
         let outcome = match purpose {
             Purpose::Class(class) => {
                 let call = CallOfClass { rank, class, stream, seal: keys.map(Seal::of_listener) };
-                inbox.class(call).inspect(|()| self.doorbell.ring())
+                inbox.class(call).inspect(|()| self.doorbell.notify())
             }
             Purpose::Ask => {
                 // So few bytes fit any socket buffer.
                 let begun = inbox.begun.load(Ordering::Acquire);
-                let doing = tell(Question::Doing(inbox.about.load(Ordering::Relaxed)));
+                let doing = respond(StatusQuery::Doing(inbox.about.load(Ordering::Relaxed)));
                 // At once: what follows a byte alone would wait until that is acknowledged.
                 let answer = [&[TAKEN], &*straggler_query::answer(begun, &doing, keys)].concat();
                 let _ = (&*stream).write_all(&answer);
@@ -276,7 +276,7 @@ impl Host for TcpHost {
         !self.inboxes.closed.load(Ordering::Acquire)
     }
 
-    fn lacking(&self, error: &io::Error) -> String {
+    fn resource_error(&self, error: &io::Error) -> String {
         format!("ranks of other nodes cannot be answered: {error}; they wait. {}", advice(error))
     }
 }
@@ -369,7 +369,7 @@ impl TcpEndpoint {
         if let Some(listener) = lock(&self.listener).take() {
             let (inboxes, doorbell) = (self.inboxes.clone(), self.endpoint.doorbell());
             let reception = TcpHost { inboxes, doorbell, encrypts: self.encrypts };
-            self.endpoint.service.answer(listener.map(OwnedFd::from), reception);
+            self.endpoint.service.serve(listener.map(OwnedFd::from), reception);
         }
     }
 }
@@ -396,7 +396,7 @@ fn raise_descriptor_limit() {
     limit.current = limit.maximum;
     if setrlimit(Resource::Nofile, limit).is_ok() {
         let number = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |n| n.to_string());
-        note(&format!(
+        info(&format!(
             "raised the soft limit on open files of this process from {} to {}, its hard limit; child processes inherit it",
             number(before),
             number(limit.maximum)

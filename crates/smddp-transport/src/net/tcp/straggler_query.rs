@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::address::{Credential, Purpose, TcpAddress};
 use super::dial::{Dial, lacking, silent};
 use super::seal::{Decryptor, Encryptor};
-use crate::process::status::LONGEST_WORDS;
+use crate::process::status::MAX_ACTIVITY_BYTES;
 use crate::token::Keys;
 
 /// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
@@ -51,7 +51,7 @@ fn parse(answer: &[u8]) -> io::Result<Option<Answer>> {
     let Some((begun, rest)) = answer.split_first_chunk() else { return Ok(None) };
     let Some((length, words)) = rest.split_first_chunk() else { return Ok(None) };
     let length = usize::from(u16::from_le_bytes(*length));
-    if length > LONGEST_WORDS || words.len() > length {
+    if length > MAX_ACTIVITY_BYTES || words.len() > length {
         return Err(ErrorKind::InvalidData.into());
     }
     let text = || String::from_utf8_lossy(words).replace(char::is_control, " ");
@@ -81,7 +81,7 @@ impl Question {
             }
             self.opener = self.dial.keys().map(|keys| Decryptor::new(keys.listener));
         }
-        let mut part = [0; FIRST + LONGEST_WORDS];
+        let mut part = [0; FIRST + MAX_ACTIVITY_BYTES];
         let read = match &mut self.opener {
             Some(opener) => opener.over(&self.dial.socket).read(&mut part),
             None => (&*self.dial.socket).read(&mut part),
@@ -193,7 +193,7 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fuzzing::feed::{credential, welcome};
+    use crate::fuzzing::feed::{accept_peer, credential};
     use std::io::Write;
     use std::net::{SocketAddr, TcpListener};
 
@@ -208,7 +208,7 @@ mod tests {
     /// Answers so many callers.
     fn serve(listener: &TcpListener, callers: usize) {
         for _ in 0..callers {
-            let mut caller = welcome(listener.accept().unwrap().0);
+            let mut caller = accept_peer(listener.accept().unwrap().0);
             // In two parts.
             let words = answer(9, "waits", None);
             caller.write_all(&words[..3]).unwrap();
@@ -226,7 +226,7 @@ mod tests {
             assert_eq!(parse(&words[..end]).unwrap(), None);
         }
         assert!(parse(&[&words[..], &[0]].concat()).is_err());
-        assert!(parse(&answer(7, &"x".repeat(LONGEST_WORDS + 1), None)).is_err());
+        assert!(parse(&answer(7, &"x".repeat(MAX_ACTIVITY_BYTES + 1), None)).is_err());
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl LocalChannels {
         let memory = self.ranks.remotes[self.channel_layout.recv_channels[recv_channel].rank].memory();
         let found = &mut self.ins[recv_channel];
         if found.taken >= found.there {
-            found.there = memory.count(found.at.lines).told();
+            found.there = memory.counter(found.at.lines).read();
             if found.taken >= found.there {
                 self.look_in_vain();
                 return Ok(None);
@@ -113,7 +113,7 @@ impl LocalChannels {
             match read {
                 Some(Ok(())) => self.ins[recv_channel].fetched = taken + 1,
                 // It gave up, or died, which is told elsewhere.
-                _ if remote.state() & POISONED != 0 || remote.dead() => return None,
+                _ if remote.state() & ABORTED != 0 || remote.dead() => return None,
                 Some(Err(error)) if error.raw_os_error() == Some(libc::ESRCH) => return None,
                 found => {
                     let reason = found
@@ -139,14 +139,14 @@ impl LocalChannels {
         if found.at.acks && !remote.sound() {
             self.spoiled = true;
             // One that says why the group is dead is asked for that.
-            if remote.state() & POISONED == 0 {
+            if remote.state() & ABORTED == 0 {
                 let how = "ended its call before this rank had read its memory".to_owned();
                 self.nonsense.get_or_insert(Fault::Lost { rank: want.rank, how });
             }
             return;
         }
         if found.ack {
-            remote.memory().count(found.at.lines + LINE * (1 + want.reader)).tell(found.taken);
+            remote.memory().counter(found.at.lines + LINE * (1 + want.reader)).publish(found.taken);
             self.ranks.ring(want.rank);
         }
     }
