@@ -7,7 +7,7 @@ macro_rules! models {
             use loom::sync::Arc;
             use loom::thread;
 
-            use crate::$over::order::Count;
+            use crate::$over::order::Counter;
             use crate::$over::sync::AtomicU64;
 
             struct Channel {
@@ -27,22 +27,22 @@ macro_rules! models {
                     let reader = channel.clone();
                     let reading = thread::spawn(move || {
                         for taken in 0..messages {
-                            while Count(&reader.published).told() <= taken {
+                            while Counter(&reader.published).read() <= taken {
                                 thread::yield_now();
                             }
                             // SAFETY: the cell is published and not yet released.
                             let found = reader.cells[(taken % depth) as usize].with(|cell| unsafe { *cell });
                             assert_eq!(found, taken + 1);
-                            Count(&reader.read).tell(taken + 1);
+                            Counter(&reader.read).publish(taken + 1);
                         }
                     });
                     for sent in 0..messages {
-                        while sent - Count(&channel.read).told() >= depth {
+                        while sent - Counter(&channel.read).read() >= depth {
                             thread::yield_now();
                         }
                         // SAFETY: the cell is free, because its last message was read.
                         channel.cells[(sent % depth) as usize].with_mut(|cell| unsafe { *cell = sent + 1 });
-                        Count(&channel.published).tell(sent + 1);
+                        Counter(&channel.published).publish(sent + 1);
                     }
                     reading.join().unwrap();
                 });
@@ -57,11 +57,11 @@ macro_rules! models {
                             thread::spawn(move || {
                                 // SAFETY: the operation is not finished for this reader.
                                 assert_eq!(memory.0.with(|region| unsafe { *region }), 1);
-                                Count(&memory.1[reader]).tell(1);
+                                Counter(&memory.1[reader]).publish(1);
                             })
                         })
                         .collect();
-                    if memory.1.iter().all(|done| Count(done).told() >= 1) {
+                    if memory.1.iter().all(|done| Counter(done).read() >= 1) {
                         // SAFETY: all other ranks have finished the operation.
                         memory.0.with_mut(|region| unsafe { *region = 2 });
                     }

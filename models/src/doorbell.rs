@@ -7,13 +7,13 @@ macro_rules! models {
             use loom::sync::{Arc, Condvar, Mutex};
             use loom::thread;
 
-            use crate::$over::order::{Count, Doorbell};
+            use crate::$over::order::{Counter, Doorbell};
             use crate::$over::sync::{AtomicU32, AtomicU64, Ordering};
 
             /// Model of the kernel: threads that wait for the futex word to change, and a descriptor that a
             /// notification writes.
             struct Process {
-                words: [AtomicU32; 3],
+                flags: [AtomicU32; 3],
                 futex: (Mutex<()>, Condvar),
                 event: (Mutex<bool>, Condvar),
                 published: [AtomicU64; 2],
@@ -22,7 +22,7 @@ macro_rules! models {
             impl Process {
                 fn new() -> Arc<Self> {
                     Arc::new(Self {
-                        words: [0; 3].map(AtomicU32::new),
+                        flags: [0; 3].map(AtomicU32::new),
                         futex: (Mutex::new(()), Condvar::new()),
                         event: (Mutex::new(false), Condvar::new()),
                         published: [0; 2].map(AtomicU64::new),
@@ -30,13 +30,13 @@ macro_rules! models {
                 }
 
                 fn doorbell(&self) -> Doorbell<'_> {
-                    let [word, sleepers, pollers] = &self.words;
-                    Doorbell { word, sleepers, pollers }
+                    let [flag, sleepers, pollers] = &self.flags;
+                    Doorbell { flag, sleepers, pollers }
                 }
 
                 fn wait(&self, ticket: u32) {
                     let waiting = self.futex.0.lock().unwrap();
-                    if self.words[0].load(Ordering::Relaxed) == ticket {
+                    if self.flags[0].load(Ordering::Relaxed) == ticket {
                         drop(self.futex.1.wait(waiting).unwrap());
                     }
                 }
@@ -50,14 +50,14 @@ macro_rules! models {
                 }
 
                 fn publish(&self, index: usize) {
-                    Count(&self.published[index]).tell(1);
-                    Doorbell::published();
-                    if self.doorbell().wanted() {
+                    Counter(&self.published[index]).publish(1);
+                    Doorbell::publish_fence();
+                    if self.doorbell().has_waiters() {
                         let wake = |_: &AtomicU32| {
                             let _waiting = self.futex.0.lock().unwrap();
                             self.futex.1.notify_all();
                         };
-                        self.doorbell().ring(wake, || {
+                        self.doorbell().notify(wake, || {
                             *self.event.0.lock().unwrap() = true;
                             self.event.1.notify_all();
                         });
@@ -69,7 +69,7 @@ macro_rules! models {
                     loop {
                         let doorbell = self.doorbell();
                         let ticket = doorbell.prepare_wait();
-                        let there = Count(&self.published[index]).told() == 1;
+                        let there = Counter(&self.published[index]).read() == 1;
                         if !there {
                             match polls {
                                 true => doorbell.poll(ticket, || self.poll()),
@@ -85,12 +85,12 @@ macro_rules! models {
             }
 
             /// Incorrect order: polls before it announces the sleep.
-            pub(super) fn looks_first() {
+            pub(super) fn polls_first() {
                 crate::model(|| {
                     let process = Process::new();
-                    let ringer = process.clone();
-                    let publishing = thread::spawn(move || ringer.publish(0));
-                    if Count(&process.published[0]).told() == 0 {
+                    let publisher = process.clone();
+                    let publishing = thread::spawn(move || publisher.publish(0));
+                    if Counter(&process.published[0]).read() == 0 {
                         let ticket = process.doorbell().prepare_wait();
                         process.wait(ticket);
                         process.doorbell().cancel_wait();
@@ -102,8 +102,8 @@ macro_rules! models {
             pub(super) fn one(polls: bool) {
                 crate::model(move || {
                     let process = Process::new();
-                    let ringer = process.clone();
-                    let publishing = thread::spawn(move || ringer.publish(0));
+                    let publisher = process.clone();
+                    let publishing = thread::spawn(move || publisher.publish(0));
                     process.until(0, polls);
                     publishing.join().unwrap();
                 });
@@ -113,13 +113,13 @@ macro_rules! models {
             pub(super) fn two() {
                 crate::model(|| {
                     let process = Process::new();
-                    let ringers = [0, 1].map(|index| {
-                        let ringer = process.clone();
-                        thread::spawn(move || ringer.publish(index))
+                    let publishers = [0, 1].map(|index| {
+                        let publisher = process.clone();
+                        thread::spawn(move || publisher.publish(index))
                     });
                     process.until(0, false);
                     process.until(1, false);
-                    ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
+                    publishers.into_iter().for_each(|publisher| publisher.join().unwrap());
                 });
             }
 
@@ -129,8 +129,8 @@ macro_rules! models {
                     let process = Process::new();
                     let sleeper = process.clone();
                     let sleeping = thread::spawn(move || sleeper.until(0, true));
-                    let ringer = process.clone();
-                    let publishing = thread::spawn(move || ringer.publish(0));
+                    let publisher = process.clone();
+                    let publishing = thread::spawn(move || publisher.publish(0));
                     process.until(0, false);
                     sleeping.join().unwrap();
                     publishing.join().unwrap();
@@ -146,7 +146,7 @@ models!(unfenced);
 #[test]
 fn waiting_threads_observe_every_publication() {
     crate::fails("unfenced::one", || unfenced::one(false));
-    crate::fails("right::looks_first", right::looks_first);
+    crate::fails("right::looks_first", right::polls_first);
     right::one(false);
     right::two();
 }

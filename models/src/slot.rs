@@ -8,7 +8,7 @@ macro_rules! models {
             use loom::thread;
 
             use crate::$over::layout::SLOTS;
-            use crate::$over::order::{Count, Slot};
+            use crate::$over::order::{Counter, Slot};
             use crate::$over::sync::AtomicU64;
 
             struct Memory {
@@ -36,7 +36,7 @@ macro_rules! models {
                         writer.slot().write((7, 8, 9));
                         // SAFETY: no thread reads the payload before the header is published.
                         writer.payload.with_mut(|payload| unsafe { *payload = 10 });
-                        writer.slot().tell(0);
+                        writer.slot().publish(0);
                     });
                     if let Some(header) = memory.slot().read(0) {
                         assert_eq!(header, (7, 8, 9));
@@ -53,11 +53,11 @@ macro_rules! models {
                     let memory = Memory::new([1, 7, 7, 7], SLOTS - 1);
                     let writer = memory.clone();
                     let writing = thread::spawn(move || {
-                        Count(&writer.done).tell(SLOTS);
+                        Counter(&writer.done).publish(SLOTS);
                         writer.slot().write((8, 8, 8));
-                        writer.slot().tell(SLOTS);
+                        writer.slot().publish(SLOTS);
                     });
-                    if let (_, Some(header)) = memory.slot().kept(0, Count(&memory.done)) {
+                    if let (_, Some(header)) = memory.slot().read_if_current(0, Counter(&memory.done)) {
                         assert_eq!(header, (7, 7), "a header of another operation");
                     }
                     writing.join().unwrap();

@@ -52,7 +52,7 @@ pub fn settings(bytes: &[u8]) {
 }
 
 /// What other ranks' cards say of the network, one note of 24 bytes behind the other.
-pub fn notes(bytes: &[u8]) {
+pub fn user_data(bytes: &[u8]) {
     if let Some(network) = network::noted(bytes.chunks(24)) {
         for figure in [network.latency_ns, network.message_ns, network.bytes_per_ns] {
             assert!(figure.is_finite() && figure >= 0.0, "{network:?}");
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_any_bytes_are_figures_or_nothing() {
-        over("notes", super::notes, MANY);
+    fn arbitrary_user_data_yields_valid_estimates_or_none() {
+        over("user_data", super::user_data, MANY);
     }
 }

@@ -40,7 +40,8 @@ pub use smddp_plan::{Algorithm, Collective, Format, Network};
 pub use smddp_transport::fork::PerProcess;
 pub use smddp_transport::host_name;
 pub use smddp_transport::process::{
-    Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error, refused, undisturbed,
+    Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, record_error, set_frame_source, system_call_error,
+    undisturbed,
 };
 pub use smddp_transport::threads::spawn;
 pub use startup::{Deletion, Known, MAX_RANKS, Pending, Store, check_size};

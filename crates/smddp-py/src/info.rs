@@ -121,7 +121,7 @@ pub(crate) fn shutdown(py: Python<'_>, seconds: f64) {
 /// Sets the last error that other processes report if this process exits.
 #[pyfunction]
 pub(crate) fn set_last_error(text: &str) {
-    smddp_core::leave_error(text);
+    smddp_core::record_error(text);
 }
 
 /// Returns the recorder's content for this process's groups as JSON.
@@ -142,7 +142,7 @@ pub(crate) fn are_stacks_enabled() -> bool {
 pub(crate) fn set_frame_source(signal: i32, pipe: i32, inner: Vec<String>) {
     // SAFETY: the caller created the pipe for this purpose and transfers the ownership of its end.
     let pipe = unsafe { OwnedFd::from_raw_fd(pipe) };
-    smddp_core::frames_from(signal, pipe, inner);
+    smddp_core::set_frame_source(signal, pipe, inner);
 }
 
 /// Returns (rank, size, local rank, local size, address of rank 0) of this process from its launcher's environment, or `None`

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use smddp_core::log::{self, Level};
-use smddp_core::refused;
+use smddp_core::system_call_error;
 
 use crate::protocol::{DELETE, GET, GREETING, HEAD, MAX_KEY, MAX_VALUE, REQUEST_TIMEOUT, SET};
 
@@ -70,7 +70,7 @@ impl Shared {
             changed: Condvar::new(),
             closing: AtomicBool::new(false),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-                .map_err(|reason| refused("eventfd2", reason))?,
+                .map_err(|reason| system_call_error("eventfd2", reason))?,
             used: Arc::default(),
             max_bytes: AtomicUsize::new(0),
             members: AtomicUsize::new(0),
@@ -280,11 +280,11 @@ impl Connection {
 
     /// Processes the next complete request or greeting. Returns `Ok(None)` if it is incomplete, and the key of a set request.
     fn process(&mut self, shared: &Shared) -> io::Result<Option<Option<Vec<u8>>>> {
-        let refused = || io::Error::from(io::ErrorKind::InvalidData);
+        let system_call_error = || io::Error::from(io::ErrorKind::InvalidData);
         if !self.greeted {
             let both = self.input.len().min(GREETING.len());
             if self.input[..both] != GREETING[..both] {
-                return Err(refused());
+                return Err(system_call_error());
             }
             if both < GREETING.len() {
                 return Ok(None);
@@ -302,7 +302,7 @@ impl Connection {
         // The first request is a get: silent connections hold no large values.
         let allowed = self.member || operation == GET;
         if key > MAX_KEY || value > MAX_VALUE || !allowed {
-            return Err(refused());
+            return Err(system_call_error());
         }
         let end = HEAD + key + value;
         if self.input.len() < end {
@@ -332,7 +332,7 @@ impl Connection {
                 found => self.reply(found),
             },
             DELETE => drop(shared.values().remove(&key)),
-            _ => return Err(refused()),
+            _ => return Err(system_call_error()),
         }
         Ok(Some(stored))
     }
@@ -356,7 +356,8 @@ struct Serving {
 
 impl Serving {
     fn new(listener: TcpListener, shared: Arc<Shared>) -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|reason| refused("epoll_create1", reason))?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)
+            .map_err(|reason| system_call_error("epoll_create1", reason))?;
         epoll::add(&epoll, &listener, EventData::new_u64(LISTENER), EventFlags::IN)?;
         epoll::add(&epoll, &shared.wake, EventData::new_u64(WAKE), EventFlags::IN)?;
         Ok(Self {

@@ -6,31 +6,31 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One bit for each descriptor that is such a socket. Those beyond are left to the child.
-static OWN: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
+static REGISTERED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
 fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     let fd = usize::try_from(fd).ok()?;
-    Some((OWN.get(fd / 64)?, 1 << (fd % 64)))
+    Some((REGISTERED.get(fd / 64)?, 1 << (fd % 64)))
 }
 
 /// In a forked child: such sockets are none any more. Their numbers stay taken, as copies of their owners will close them.
 pub(crate) fn forked() {
     // SAFETY: a constant string; `open` may be called between fork and exec.
-    let nothing = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
-    if nothing < 0 {
+    let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
+    if null < 0 {
         return;
     }
-    for (word, bits) in OWN.iter().enumerate() {
+    for (index, bits) in REGISTERED.iter().enumerate() {
         let mut bits = bits.load(Ordering::Acquire);
         while bits != 0 {
-            let fd = word as RawFd * 64 + bits.trailing_zeros() as RawFd;
+            let fd = index as RawFd * 64 + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
             // SAFETY: a number that an `CloseOnFork` holds open; the child has one thread, which does nothing else now.
-            unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
+            unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) };
         }
     }
     // SAFETY: opened above.
-    unsafe { libc::close(nothing) };
+    unsafe { libc::close(null) };
 }
 
 /// A socket that forked children do not keep.
@@ -38,8 +38,8 @@ pub(crate) struct CloseOnFork<S: AsRawFd>(S);
 
 impl<S: AsRawFd> CloseOnFork<S> {
     pub(crate) fn new(socket: S) -> Self {
-        if let Some((word, bit)) = bit(socket.as_raw_fd()) {
-            word.fetch_or(bit, Ordering::AcqRel);
+        if let Some((index, bit)) = bit(socket.as_raw_fd()) {
+            index.fetch_or(bit, Ordering::AcqRel);
         }
         Self(socket)
     }
@@ -63,8 +63,8 @@ impl<S: AsRawFd> Deref for CloseOnFork<S> {
 impl<S: AsRawFd> Drop for CloseOnFork<S> {
     /// Before the socket is closed and its number belongs to somebody else.
     fn drop(&mut self) {
-        if let Some((word, bit)) = bit(self.0.as_raw_fd()) {
-            word.fetch_and(!bit, Ordering::AcqRel);
+        if let Some((index, bit)) = bit(self.0.as_raw_fd()) {
+            index.fetch_and(!bit, Ordering::AcqRel);
         }
     }
 }

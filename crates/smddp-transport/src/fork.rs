@@ -71,11 +71,11 @@ mod tests {
     fn a_forked_child_has_a_fresh_value_though_a_thread_of_the_parent_held_the_lock() {
         static VALUE: PerProcess<Mutex<u32>> = PerProcess::new();
         *VALUE.get().lock().unwrap() = 5;
-        let (tell, held) = channel();
+        let (started, held) = channel();
         let (end, ended) = channel::<()>();
         let holder = std::thread::spawn(move || {
             let guard = VALUE.get().lock().unwrap();
-            tell.send(()).unwrap();
+            started.send(()).unwrap();
             let _ = ended.recv();
             drop(guard);
         });

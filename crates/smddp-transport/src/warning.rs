@@ -4,30 +4,30 @@ use std::sync::OnceLock;
 
 /// What is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Told {
+pub enum Notice {
     /// It should be mended.
     Warning,
     /// It is so; for who asks which way was taken.
-    Fact,
+    Info,
 }
 
-static WARN_HOOK: OnceLock<fn(Told, &str)> = OnceLock::new();
+static WARN_HOOK: OnceLock<fn(Notice, &str)> = OnceLock::new();
 
 /// Whoever keeps the log hears of it from now on; the first one counts.
-pub fn hear(ear: fn(Told, &str)) {
-    let _ = WARN_HOOK.set(ear);
+pub fn set_hook(hook: fn(Notice, &str)) {
+    let _ = WARN_HOOK.set(hook);
 }
 
-fn tell(what: Told, text: &str) {
-    if let Some(ear) = WARN_HOOK.get() {
-        ear(what, text);
+fn emit(what: Notice, text: &str) {
+    if let Some(hook) = WARN_HOOK.get() {
+        hook(what, text);
     }
 }
 
 pub(crate) fn warn(text: &str) {
-    tell(Told::Warning, text);
+    emit(Notice::Warning, text);
 }
 
-pub(crate) fn note(text: &str) {
-    tell(Told::Fact, text);
+pub(crate) fn info(text: &str) {
+    emit(Notice::Info, text);
 }

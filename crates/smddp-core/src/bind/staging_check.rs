@@ -25,7 +25,7 @@ pub(crate) fn check(bound: &Bound, facts: &GroupFacts, call: &str, cap: usize) -
     for recv_channel in channel_layout.recv_channels.iter().filter(|recv_channel| !local(recv_channel.rank)) {
         between = between.saturating_add(cells(recv_channel.cell, window(recv_channel.messages)));
     }
-    let (need, most) = (inside.max(between), Endpoint::most_at_once(cap));
+    let (need, most) = (inside.max(between), Endpoint::max_region(cap));
     if need <= most {
         return Ok(());
     }

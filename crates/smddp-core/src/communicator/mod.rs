@@ -512,7 +512,7 @@ impl Communicator {
             // Whoever drives sees it at its next look.
             None => progress_thread::register(inner),
         }
-        inner.sleeper.ring();
+        inner.sleeper.notify();
     }
 
     /// Leaves in good order, together with the other ranks, which all do: waits for them for `limit` at most, and holds what
@@ -579,7 +579,7 @@ impl Communicator {
         let error = Error::Closed { group: inner.name.clone(), reason: DESTROYED.to_owned() };
         // A group that is already dead stays dead for its first reason.
         let fresh = inner.poison.set(error).is_ok();
-        inner.sleeper.ring();
+        inner.sleeper.notify();
         let mut driver = lock(&inner.driver);
         if let Some(error) = inner.poison.get()
             && (driver.waited_for() || inner.has_items())

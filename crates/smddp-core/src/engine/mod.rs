@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use smddp_plan::format::variant_name;
 use smddp_transport::Group;
-use smddp_transport::process::leave_error;
+use smddp_transport::process::record_error;
 
 use crate::call::fingerprint;
 use crate::call::numbered;
@@ -420,7 +420,7 @@ impl Driver {
     /// one came of another.
     pub(crate) fn leave_error(&mut self, error: &Error) {
         match self.quoted.take() {
-            Some(first) => leave_error(&first),
+            Some(first) => record_error(&first),
             None => error_text::leave(&self.group, &self.name, error),
         }
     }

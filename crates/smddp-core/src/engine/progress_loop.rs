@@ -238,7 +238,7 @@ impl Inner {
     /// The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
     fn hand_over(self: &Arc<Self>) {
         progress_thread::register(self);
-        self.sleeper.ring();
+        self.sleeper.notify();
     }
 
     /// Hands what was submitted to the driver, in its order.
@@ -441,7 +441,7 @@ impl Inner {
             } else if let Some(work) = target.work() {
                 if self.has_items() {
                     // Whoever drives sleeps, and has not seen what this thread waits for.
-                    self.sleeper.ring();
+                    self.sleeper.notify();
                 }
                 work.sleep(max_sleep, matches!(target, Target::Enqueued(..)));
                 max_sleep = (max_sleep * 2).min(Duration::from_millis(5));
@@ -477,7 +477,7 @@ impl Inner {
                     self.leave(driver);
                 }
                 None => {
-                    self.sleeper.ring();
+                    self.sleeper.notify();
                     work.sleep(Duration::from_millis(1), false);
                 }
             }

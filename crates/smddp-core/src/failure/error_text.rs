@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use smddp_plan::Collective;
-use smddp_transport::process::leave_error;
+use smddp_transport::process::record_error;
 use smddp_transport::{CallFingerprint, Group, Mismatch};
 
 use crate::call::fingerprint::{self, call};
@@ -196,7 +196,7 @@ pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String 
 
 /// Whoever sees this process die is told of this error of the group.
 pub(crate) fn leave(group: &Group, name: &str, error: &Error) {
-    leave_error(&format!("{} of group `{name}`: {error}", group.describe(group.rank())));
+    record_error(&format!("{} of group `{name}`: {error}", group.describe(group.rank())));
 }
 
 /// What the process of a rank that is gone wrote down of its last error, if it had one.

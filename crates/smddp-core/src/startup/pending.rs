@@ -7,7 +7,7 @@ use smddp_transport::RankInfo;
 use smddp_transport::bootstrap::{MAX_RECORD, RankTree};
 use smddp_transport::joint::{JoinError, Joined, OpenEndpoint, Prepared};
 use smddp_transport::shm::Unreachable;
-use smddp_transport::warning::Told;
+use smddp_transport::warning::Notice;
 
 use super::network_probe;
 use super::size::check_size;
@@ -55,8 +55,8 @@ impl Pending {
         }
         let begun = Instant::now();
         let config = Config::get()?;
-        smddp_transport::warning::hear(|told, text| {
-            let level = if told == Told::Warning { Level::Warn } else { Level::Info };
+        smddp_transport::warning::set_hook(|notice, text| {
+            let level = if notice == Notice::Warning { Level::Warn } else { Level::Info };
             log::say(level, text);
         });
         let mut settings = config.shared();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::bootstrap::{Holder, PARENT_TIMEOUT, RankTree, StartupFailure, rank_label};
 use smddp_transport::joint::OpenEndpoint;
-use smddp_transport::process::leave_error;
+use smddp_transport::process::record_error;
 
 use super::claims;
 use super::pending::{LOST_WHILE_MADE, Pending};
@@ -155,7 +155,7 @@ impl Communicator {
         }
         drop((tree, endpoint));
         if let Err(error) = &made {
-            leave_error(&format!("rank {rank} (pid {}) of group `{name}`: {error}", std::process::id()));
+            record_error(&format!("rank {rank} (pid {}) of group `{name}`: {error}", std::process::id()));
         }
         made
     }

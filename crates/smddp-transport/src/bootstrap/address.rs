@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::fork::PerProcess;
-use crate::process::{Id, random};
+use crate::process::{ProcessUid, random};
 use crate::token::{PROTOCOL, Token};
 
 /// The address record of a rank in the store, by which its children connect to it.
@@ -22,7 +22,7 @@ pub(super) struct TreeAddress {
     /// Ranks of its group.
     pub(super) size: u32,
     /// Which rank of which attempt this is.
-    pub(super) id: Id,
+    pub(super) id: ProcessUid,
     /// When it was made, in nanoseconds since the boot.
     pub(super) made: u64,
     /// Reach of its unix socket: kernel boot, network namespace and user id.

@@ -19,7 +19,7 @@ use super::address::TreeAddress;
 use crate::close_on_fork::CloseOnFork;
 use crate::net::known_hosts;
 use crate::net::tcp::connect;
-use crate::process::{Id, check_user};
+use crate::process::{ProcessUid, check_user};
 use crate::socket_io::send;
 use crate::token::{Initiator, Key, NONCE, PROOF, PROTOCOL, REPLY, Responder, TAG, Token};
 
@@ -85,7 +85,7 @@ pub(super) struct TreeLink {
 }
 
 /// What rank `from` says to whom that number belongs, up to the nonce.
-fn hello(from: usize, to: &Id) -> Vec<u8> {
+fn hello(from: usize, to: &ProcessUid) -> Vec<u8> {
     [&MAGIC[..], &PROTOCOL.to_le_bytes(), &(from as u32).to_le_bytes(), to].concat()
 }
 
@@ -172,7 +172,7 @@ impl TreeLink {
 
     /// Goes on with the first words of both ends; whether the other end is known. `me`: whom callers mean, and what they must
     /// have; before that is known here, they wait.
-    pub(super) fn greet(&mut self, me: &Id, token: Option<&Arc<Token>>) -> io::Result<bool> {
+    pub(super) fn greet(&mut self, me: &ProcessUid, token: Option<&Arc<Token>>) -> io::Result<bool> {
         loop {
             match &self.standing {
                 Standing::Known(_) => return Ok(true),
@@ -228,7 +228,7 @@ impl TreeLink {
     }
 
     /// Whether what came so far may begin a caller's words.
-    fn heeds(&self, me: &Id) -> io::Result<()> {
+    fn heeds(&self, me: &ProcessUid) -> io::Result<()> {
         let expected = [&MAGIC[..], &PROTOCOL.to_le_bytes()].concat();
         let both = self.heard.len().min(expected.len());
         let meant = self.heard.get(16..32).is_none_or(|meant| meant == me);
@@ -323,6 +323,6 @@ pub(super) fn waits(error: &io::Error) -> bool {
 
 /// What a caller says in a test or to a fuzzed rank, up to the nonce.
 #[cfg(any(test, fuzzing))]
-pub(super) fn hello_of(from: usize, to: &Id) -> Vec<u8> {
+pub(super) fn hello_of(from: usize, to: &ProcessUid) -> Vec<u8> {
     hello(from, to)
 }

@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::RankInfo;
 use crate::close_on_fork::CloseOnFork;
-use crate::process::{Id, listen, random};
+use crate::process::{ProcessUid, listen, random};
 use crate::token::{PROTOCOL, TAG, Token, is_unauthenticated};
 use crate::warning::warn;
 pub use address::rank_label;
@@ -173,7 +173,7 @@ impl RankTree {
         secret: Option<&[u8]>,
     ) -> io::Result<Self> {
         let (rank, size, id) = (rank_info.rank as usize, rank_info.size as usize, random());
-        let socket = [b"smddp-cards-", Id::as_slice(&id)].concat();
+        let socket = [b"smddp-cards-", ProcessUid::as_slice(&id)].concat();
         let mut listeners = vec![CloseOnFork::new(listen(&socket)?.into())];
         // The path that the group's own connections will take.
         let ip = rank_info.offer.tcp.as_ref().ok().map(|(address, _)| address.socket.ip());

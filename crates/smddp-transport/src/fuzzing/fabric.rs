@@ -52,12 +52,12 @@ pub fn fabric(bytes: &[u8]) {
                 device.message(&message);
             }
             4 => completed(&mut script, &device),
-            _ => rank.step(&mut script),
+            _ => rank.act(&mut script),
         }
         rank.net.poll();
         device.with(|queues| {
             for (local, _) in &queues.reads {
-                rank.held(local.at, local.bytes, "memory that the device writes");
+                rank.check_owned(local.at, local.bytes, "memory that the device writes");
             }
         });
     }

@@ -51,24 +51,24 @@ pub(crate) fn credential(rank: usize) -> Credential {
 }
 
 /// What a listener that has that token says to a caller's words.
-pub(crate) fn answer(words: &[u8]) -> [u8; REPLY] {
+pub(crate) fn responder_reply(words: &[u8]) -> [u8; REPLY] {
     let made = Responder::new(known_token(), words.to_vec());
     made.unwrap_or_else(|error| panic!("{error}")).1
 }
 
 /// The listener's end of a connection, its caller known.
 #[cfg(test)]
-pub(crate) fn welcome(stream: TcpStream) -> TcpStream {
-    let mut stream = hear(stream);
+pub(crate) fn accept_peer(stream: TcpStream) -> TcpStream {
+    let mut stream = accept_proof(stream);
     stream.write_all(&[ACCEPTED]).unwrap_or_else(|error| panic!("{error}"));
     stream
 }
 
 /// A caller that has shown who it is, and does not know yet what comes of that.
 #[cfg(test)]
-pub(crate) fn hear(mut stream: TcpStream) -> TcpStream {
+pub(crate) fn accept_proof(mut stream: TcpStream) -> TcpStream {
     let mut words = [0; HELLO + NONCE];
-    let met = stream.read_exact(&mut words).and_then(|()| stream.write_all(&answer(&words)));
+    let met = stream.read_exact(&mut words).and_then(|()| stream.write_all(&responder_reply(&words)));
     met.and_then(|()| stream.read_exact(&mut [0; crate::token::PROOF]))
         .unwrap_or_else(|error| panic!("{error}"));
     stream
@@ -91,21 +91,21 @@ pub(crate) fn group_listener(prepared: &Prepared) -> TcpAddress {
 }
 
 /// A call to that door by somebody who has the token, heard.
-pub(crate) fn call(
+pub(crate) fn connect(
     group_listener: &TcpAddress,
     token: &Arc<Token>,
     (from, to): (usize, usize),
     class: usize,
 ) -> TcpStream {
-    let stream = prove(group_listener, token, (from, to), Purpose::Frames(class)).0;
+    let stream = authenticate(group_listener, token, (from, to), Purpose::Frames(class)).0;
     // Callers are heard in the order in which they come.
-    let mut asked = prove(group_listener, token, (from, to), Purpose::Query).0;
+    let mut asked = authenticate(group_listener, token, (from, to), Purpose::Query).0;
     let _ = asked.read(&mut [0; 8]);
     stream
 }
 
 /// A connection past its handshake, and all that its caller said.
-pub(crate) fn prove(
+pub(crate) fn authenticate(
     group_listener: &TcpAddress,
     token: &Arc<Token>,
     (from, to): (usize, usize),
@@ -116,7 +116,7 @@ pub(crate) fn prove(
             token,
             &Hello { group_listener: group_listener.group_listener, from, to, purpose }.to_bytes(),
         )?;
-        let (mut stream, mut reply) = (say(group_listener, claim.greeting()), [0; REPLY]);
+        let (mut stream, mut reply) = (connect_with(group_listener, claim.greeting()), [0; REPLY]);
         stream.read_exact(&mut reply)?;
         let proof = claim.prove(&reply)?;
         stream.write_all(&proof)?;
@@ -127,7 +127,7 @@ pub(crate) fn prove(
     said().unwrap_or_else(|error: std::io::Error| panic!("no connection to {group_listener:?}: {error}"))
 }
 
-fn say(group_listener: &TcpAddress, words: &[u8]) -> TcpStream {
+fn connect_with(group_listener: &TcpAddress, words: &[u8]) -> TcpStream {
     let connected = TcpStream::connect(group_listener.socket).and_then(|mut stream| {
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -190,14 +190,14 @@ impl Feed {
 
     /// A connection in rank 0's name that carries frames of this class (0 or 1).
     #[must_use]
-    pub(crate) fn call(&self, class: usize) -> TcpStream {
-        call(&self.group_listener, &self.token, (0, 1), class)
+    pub(crate) fn connect(&self, class: usize) -> TcpStream {
+        connect(&self.group_listener, &self.token, (0, 1), class)
     }
 
     /// A connection that begins with any bytes; a hello that is right has 40, and 32 of a nonce behind them.
     #[must_use]
-    pub(crate) fn caller(&self, words: &[u8]) -> TcpStream {
-        say(&self.group_listener, words)
+    pub(crate) fn connect_with_bytes(&self, words: &[u8]) -> TcpStream {
+        connect_with(&self.group_listener, words)
     }
 
     /// The first words of somebody who carries frames of this class, in any rank's name.
@@ -213,12 +213,12 @@ impl Feed {
     }
 
     /// One round of what a rank does that waits; what is wrong by now.
-    pub(crate) fn turn(&mut self) -> Vec<Fault> {
-        self.turn_at(Instant::now())
+    pub(crate) fn poll(&mut self) -> Vec<Fault> {
+        self.poll_at(Instant::now())
     }
 
     /// The same at that time.
-    pub(crate) fn turn_at(&mut self, now: Instant) -> Vec<Fault> {
+    pub(crate) fn poll_at(&mut self, now: Instant) -> Vec<Fault> {
         self.group.poll_network();
         if self.written < MESSAGES
             && let Some(cell) = self.group.cell(0)
@@ -270,7 +270,7 @@ impl Feed {
             waiting > 0
         };
         for round in 0..200 {
-            let faults = self.turn();
+            let faults = self.poll();
             if !faults.is_empty() {
                 return faults;
             }
@@ -278,7 +278,7 @@ impl Feed {
                 break;
             }
         }
-        self.turn()
+        self.poll()
     }
 }
 

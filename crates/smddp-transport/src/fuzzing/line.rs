@@ -16,7 +16,7 @@ const AHEAD: usize = 4;
 pub(super) struct Item {
     pub(super) frame: Frame,
     /// `None`: it has no place yet.
-    pub(super) place: Option<Target>,
+    pub(super) target: Option<Target>,
 }
 
 /// What the wire does at the next poll.
@@ -33,9 +33,9 @@ pub(super) enum Order {
 #[derive(Default)]
 pub(crate) struct Line {
     /// By peer and class.
-    pub(super) coming: Vec<[VecDeque<Item>; CLASSES]>,
+    pub(super) inbound: Vec<[VecDeque<Item>; CLASSES]>,
     /// (ticket, payload, bytes) of what was sent.
-    pub(crate) going: Vec<(Ticket, *const u8, usize)>,
+    pub(crate) outbound: Vec<(Ticket, *const u8, usize)>,
     pub(super) orders: Vec<Order>,
     /// It takes payloads from any memory and brings them to any.
     pub(crate) copies: bool,
@@ -49,8 +49,8 @@ pub(crate) struct Shared(pub(super) Arc<Mutex<Line>>);
 
 impl Shared {
     pub(crate) fn new(size: usize) -> Self {
-        let coming = (0..size).map(|_| Default::default()).collect();
-        Self(Arc::new(Mutex::new(Line { coming, ..Line::default() })))
+        let inbound = (0..size).map(|_| Default::default()).collect();
+        Self(Arc::new(Mutex::new(Line { inbound, ..Line::default() })))
     }
 
     pub(crate) fn with<T>(&self, of: impl FnOnce(&mut Line) -> T) -> T {
@@ -59,32 +59,32 @@ impl Shared {
 }
 
 impl Line {
-    fn follow(&mut self, order: Order, sink: &mut dyn Sink) {
+    fn execute(&mut self, order: Order, sink: &mut dyn Sink) {
         match order {
             Order::Place(peer, class) => {
-                for item in self.coming[peer][class].iter_mut().take(AHEAD) {
-                    if item.place.is_some() {
+                for item in self.inbound[peer][class].iter_mut().take(AHEAD) {
+                    if item.target.is_some() {
                         continue;
                     }
                     match sink.target(peer, &item.frame) {
                         Target::Later => break,
-                        place => item.place = Some(place),
+                        target => item.target = Some(target),
                     }
                 }
             }
             Order::Arrive(peer, class) => {
-                let class = &mut self.coming[peer][class];
-                let Some(place) = class.front().and_then(|item| item.place) else { return };
+                let class = &mut self.inbound[peer][class];
+                let Some(target) = class.front().and_then(|item| item.target) else { return };
                 let Some(item) = class.pop_front() else { return };
-                if let Target::At(at) = place {
+                if let Target::At(at) = target {
                     // SAFETY: the sink's promise, which was held against the rank's memory (`in_place`).
                     unsafe { at.write_bytes(0xab, item.frame.bytes as usize) };
                 }
                 sink.received(peer, &item.frame);
             }
             Order::Sent(which) => {
-                if let Some(at) = which.checked_rem(self.going.len()) {
-                    sink.sent(self.going.swap_remove(at).0);
+                if let Some(at) = which.checked_rem(self.outbound.len()) {
+                    sink.sent(self.outbound.swap_remove(at).0);
                 }
             }
         }
@@ -92,13 +92,13 @@ impl Line {
 
     /// (address, bytes) of payloads that may be written at any time now, and of those that may be read.
     pub(super) fn under_way(&self) -> Vec<(*const u8, usize)> {
-        let items = self.coming.iter().flatten().flatten();
-        let coming = items.filter_map(|item| match item.place {
+        let items = self.inbound.iter().flatten().flatten();
+        let inbound = items.filter_map(|item| match item.target {
             Some(Target::At(at)) => Some((at.cast_const(), item.frame.bytes as usize)),
             _ => None,
         });
-        let going = self.going.iter().filter(|(_, _, bytes)| *bytes > INLINE_PAYLOAD);
-        coming.chain(going.map(|&(_, at, bytes)| (at, bytes))).collect()
+        let outbound = self.outbound.iter().filter(|(_, _, bytes)| *bytes > INLINE_PAYLOAD);
+        inbound.chain(outbound.map(|&(_, at, bytes)| (at, bytes))).collect()
     }
 }
 
@@ -108,7 +108,7 @@ impl Wire for Shared {
     }
 
     unsafe fn send(&mut self, _: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        self.with(|line| line.going.push((ticket, payload, frame.bytes as usize)));
+        self.with(|line| line.outbound.push((ticket, payload, frame.bytes as usize)));
     }
 
     unsafe fn post(&mut self, _: usize, _: &Frame, _: *const u8) {
@@ -121,9 +121,9 @@ impl Wire for Shared {
 
     fn release_user_buffers(&mut self) {
         self.with(|line| {
-            let placed = line.coming.iter_mut().flatten().flatten().filter(|item| item.place.is_some());
-            placed.for_each(|item| item.place = Some(Target::Discard));
-            line.going.iter_mut().for_each(|(_, _, bytes)| *bytes = 0);
+            let placed = line.inbound.iter_mut().flatten().flatten().filter(|item| item.target.is_some());
+            placed.for_each(|item| item.target = Some(Target::Discard));
+            line.outbound.iter_mut().for_each(|(_, _, bytes)| *bytes = 0);
         });
     }
 
@@ -131,7 +131,7 @@ impl Wire for Shared {
         self.with(|line| {
             let orders = std::mem::take(&mut line.orders);
             let moved = !orders.is_empty();
-            orders.into_iter().for_each(|order| line.follow(order, sink));
+            orders.into_iter().for_each(|order| line.execute(order, sink));
             moved
         })
     }
@@ -147,6 +147,6 @@ impl Wire for Shared {
     }
 
     fn drained(&self) -> bool {
-        self.with(|line| line.going.is_empty())
+        self.with(|line| line.outbound.is_empty())
     }
 }

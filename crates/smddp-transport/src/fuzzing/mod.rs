@@ -24,7 +24,7 @@ pub(crate) use rank::endpoint;
 pub use rank_infos::rank_info;
 pub(crate) use script::Script;
 pub use shm::shm;
-pub use sink::{letters, sink};
+pub use sink::{messages, sink};
 pub use tcp::tcp;
 pub use unix::unix;
 
@@ -46,7 +46,7 @@ mod tests {
     }
 
     // Whatever bytes arrive there, in whatever order.
-    targets!(bootstrap, rank_info, fabric, frame, hello, letters, shm, sink, straggler_query, unix);
+    targets!(bootstrap, rank_info, fabric, frame, hello, messages, shm, sink, straggler_query, unix);
 
     #[test]
     fn tcp() {

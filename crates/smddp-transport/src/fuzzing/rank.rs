@@ -41,12 +41,12 @@ pub(super) struct Rank {
     seq: u64,
     open: bool,
     failed: bool,
-    outs: Vec<(u64, u64, usize)>,
-    ins: Vec<(RecvChannel, u64)>,
+    sends_open: Vec<(u64, u64, usize)>,
+    receives_open: Vec<(RecvChannel, u64)>,
     sends: Vec<Moving>,
     receives: Vec<Moving>,
     /// Memory that was let go, which nobody may use any more.
-    gone: Vec<Box<[u8]>>,
+    released: Vec<Box<[u8]>>,
 }
 
 impl Rank {
@@ -59,8 +59,8 @@ impl Rank {
             endpoint(),
             7,
         );
-        let (outs, ins, sends, receives, gone) = Default::default();
-        Self { net, seq: 0, open: false, failed: false, outs, ins, sends, receives, gone }
+        let (sends_open, receives_open, sends, receives, released) = Default::default();
+        Self { net, seq: 0, open: false, failed: false, sends_open, receives_open, sends, receives, released }
     }
 
     pub(super) fn seq(&self) -> u64 {
@@ -68,13 +68,13 @@ impl Rank {
     }
 
     /// One thing that a rank does by itself.
-    pub(super) fn step(&mut self, script: &mut Script<'_>) {
+    pub(super) fn act(&mut self, script: &mut Script<'_>) {
         match script.below(16) {
             0..3 => self.begin(script),
             3..5 => self.publish(script),
             5..8 => self.receive(),
             8 => self.end(),
-            9 => self.look(script),
+            9 => self.inspect(script),
             10 => self.send(script),
             11 => self.pieces(script),
             12..15 => self.p2p(script),
@@ -85,7 +85,7 @@ impl Rank {
                     self.net.abort("this rank has had enough", &[1, 3]);
                     self.net.release_user_buffers();
                     let posts = self.sends.drain(..).chain(self.receives.drain(..));
-                    self.gone.extend(posts.filter_map(|post| post.memory));
+                    self.released.extend(posts.filter_map(|post| post.memory));
                 }
             }
         }
@@ -96,13 +96,13 @@ impl Rank {
             return;
         }
         let mut send_channels = Vec::new();
-        self.outs.clear();
+        self.sends_open.clear();
         for channel in 0..script.below(3) {
             let (messages, cell) = (script.below(6) as u64, 1 + 97 * script.below(200));
             let readers = (1..=1 + script.below(SIZE - 1)).collect();
             let bytes = messages * cell as u64;
             send_channels.push((channel, SendChannel { readers, cell, messages, bytes }));
-            self.outs.push((messages, 0, cell));
+            self.sends_open.push((messages, 0, cell));
         }
         let mut recv_channels = Vec::new();
         for channel in 0..script.below(4) {
@@ -117,7 +117,7 @@ impl Rank {
                 bytes: script.number() & 0xff,
             });
         }
-        self.ins = recv_channels.iter().map(|recv_channel| (*recv_channel, 0)).collect();
+        self.receives_open = recv_channels.iter().map(|recv_channel| (*recv_channel, 0)).collect();
         let (window, written) = (1 + script.below(4), 1 + script.below(4));
         self.net.set_layout(&Arc::new(RemoteLayout::new(ME, send_channels, &recv_channels, window, written)));
         if self.net.reserve() {
@@ -127,17 +127,17 @@ impl Rank {
     }
 
     fn publish(&mut self, script: &mut Script<'_>) {
-        let Some(out) = script.below(4).checked_rem(self.outs.len()) else { return };
-        let (messages, sent, bytes) = self.outs[out];
+        let Some(out) = script.below(4).checked_rem(self.sends_open.len()) else { return };
+        let (messages, sent, bytes) = self.sends_open[out];
         if !self.open || self.failed || sent == messages {
             return;
         }
-        if let Some(cell) = self.net.free_slot(out) {
-            self.held(cell, bytes, "a cell to be filled");
+        if let Some(free_slot) = self.net.free_slot(out) {
+            self.check_owned(free_slot, bytes, "a cell to be filled");
             // SAFETY: a cell of the operation's memory, as was just seen; one thread.
             unsafe { cell.write_bytes(sent as u8, bytes) };
             self.net.publish(out, bytes);
-            self.outs[out].1 += 1;
+            self.sends_open[out].1 += 1;
         }
     }
 
@@ -145,16 +145,16 @@ impl Rank {
         if !self.open || self.failed {
             return;
         }
-        for recv_channel in 0..self.ins.len() {
-            let (want, taken) = self.ins[recv_channel];
+        for recv_channel in 0..self.receives_open.len() {
+            let (want, taken) = self.receives_open[recv_channel];
             if taken == want.messages {
                 continue;
             }
             match self.net.next_message(recv_channel) {
                 Ok(Some(at)) => {
-                    self.held(at, want.cell, "a message");
+                    self.check_owned(at, want.cell, "a message");
                     self.net.release(recv_channel);
-                    self.ins[recv_channel].1 += 1;
+                    self.receives_open[recv_channel].1 += 1;
                 }
                 Ok(None) => {}
                 Err(_) => self.failed = true,
@@ -168,8 +168,8 @@ impl Rank {
         }
         match self.net.settle() {
             Ok(settled) => {
-                let all = self.outs.iter().all(|(messages, sent, _)| sent == messages)
-                    && self.ins.iter().all(|(want, taken)| want.messages == *taken);
+                let all = self.sends_open.iter().all(|(messages, sent, _)| sent == messages)
+                    && self.receives_open.iter().all(|(want, taken)| want.messages == *taken);
                 if settled && all {
                     self.net.end();
                     self.open = false;
@@ -181,7 +181,7 @@ impl Rank {
     }
 
     /// Asks what there is to know.
-    fn look(&mut self, script: &mut Script<'_>) {
+    fn inspect(&mut self, script: &mut Script<'_>) {
         let (rank, seq) = (peer(script), self.seq + script.below(2) as u64);
         let _ = (self.net.arrived(rank, seq), self.net.fingerprint_of(rank, seq), self.net.silent_hosts());
         let _ = (self.net.busy(), self.net.name(), self.net.interest(&mut Vec::new()));
@@ -216,7 +216,7 @@ impl Rank {
             let send = &self.sends[at];
             let Some((cell, room)) = self.net.p2p(|mail| mail.send_slot(send.stream)) else { return };
             let piece = room.min((send.bytes - send.moved) as usize);
-            self.held(cell, piece, "a piece to be filled");
+            self.check_owned(cell, piece, "a piece to be filled");
             // SAFETY: memory of that message, as was just seen; one thread.
             unsafe { cell.write_bytes(1, piece) };
             self.net.p2p(|mail| mail.publish(send.stream, piece));
@@ -254,7 +254,7 @@ impl Rank {
             };
             let length = room.min((receive.bytes - receive.moved) as usize);
             assert!(length > 0, "a piece of nothing would be taken for ever");
-            self.held(piece, length, "a piece");
+            self.check_owned(piece, length, "a piece");
             self.net.p2p(|mail| mail.release(receive.peer, receive.stream));
             self.receives[at].moved += length as u64;
         }
@@ -262,7 +262,7 @@ impl Rank {
     }
 
     /// Every byte that the rank reads or writes, and that others write for it, is in memory that is this group's.
-    pub(super) fn held(&self, at: *const u8, bytes: usize, what: &str) {
+    pub(super) fn check_owned(&self, at: *const u8, bytes: usize, what: &str) {
         assert!(bytes == 0 || self.net.owns(at, bytes), "{what} of {bytes} bytes is not this group's");
     }
 }

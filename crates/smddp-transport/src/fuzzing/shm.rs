@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::rank::endpoint;
 use super::script::Script;
-use crate::process::layout::BESIDE;
+use crate::process::layout::INLINE_BYTES;
 use crate::shm::LocalChannels;
 use crate::shm::fuzzing::{PeerMemory, pair};
 use crate::{CallFingerprint, Channels, Envelope, MessageId, RecvChannel, SendChannel};
@@ -71,7 +71,7 @@ impl Pair {
             3 => self.publish(script),
             4 | 5 => self.receive(),
             6 => self.end(),
-            7 => self.look(script),
+            7 => self.inspect(script),
             8 | 9 => self.send(script),
             _ => self.p2p(),
         }
@@ -125,7 +125,7 @@ impl Pair {
             && sent < messages
             && let Some(at) = self.link.cell(out)
         {
-            self.within(at, cell);
+            self.check_shared(at, cell);
             self.link.publish(out);
             self.outs[out].1 += 1;
         }
@@ -142,7 +142,7 @@ impl Pair {
             }
             match self.link.message(recv_channel) {
                 Ok(Some(at)) => {
-                    self.within(at, want.cell);
+                    self.check_shared(at, want.cell);
                     self.link.release(recv_channel);
                     self.ins[recv_channel].1 += 1;
                 }
@@ -170,7 +170,7 @@ impl Pair {
         }
     }
 
-    fn look(&mut self, script: &mut Script<'_>) {
+    fn inspect(&mut self, script: &mut Script<'_>) {
         let seq = self.seq + script.below(2) as u64;
         let _ = (self.link.arrived(1, seq), self.link.fingerprint_of(1, seq));
         self.link.flush();
@@ -189,7 +189,7 @@ impl Pair {
         while moved < bytes {
             let Some((cell, room)) = self.link.p2p().send_slot(stream) else { break };
             let piece = room.min((bytes - moved) as usize);
-            self.within(cell, piece);
+            self.check_shared(cell, piece);
             self.link.p2p().publish(stream, piece);
             moved += piece as u64;
         }
@@ -214,8 +214,8 @@ impl Pair {
                 let length = room.min((bytes - moved) as usize);
                 assert!(length > 0, "a piece of nothing would be taken for ever");
                 // What lies beside an announcement was taken with it.
-                if bytes > BESIDE as u64 {
-                    self.within(piece, length);
+                if bytes > INLINE_BYTES as u64 {
+                    self.check_shared(piece, length);
                 }
                 self.link.p2p().release(1, stream);
                 moved += length as u64;
@@ -230,7 +230,7 @@ impl Pair {
     }
 
     /// All that a rank reads or writes lies in the shared memory.
-    fn within(&self, at: *const u8, bytes: usize) {
+    fn check_shared(&self, at: *const u8, bytes: usize) {
         assert!(self.peer.within(at, bytes), "{bytes} bytes lie outside the shared memory");
     }
 }

@@ -11,7 +11,7 @@ pub fn sink(bytes: &[u8]) {
 }
 
 /// Mostly messages of P2P, on few streams.
-pub fn letters(bytes: &[u8]) {
+pub fn messages(bytes: &[u8]) {
     run(bytes, |script, seq| {
         let stream = script.below(4) as u64;
         let kind =
@@ -45,7 +45,7 @@ fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
                 // Whether a wire holds frames to their classes is its own affair.
                 let class =
                     if script.below(4) == 0 { script.below(CLASSES) } else { frame.class() % CLASSES };
-                line.with(|line| line.coming[peer][class].push_back(Item { frame, place: None }));
+                line.with(|line| line.inbound[peer][class].push_back(Item { frame, target: None }));
                 line.with(|line| line.orders.push(Order::Place(peer, class)));
             }
             3 | 4 => {
@@ -57,7 +57,7 @@ fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
                 let which = script.below(8);
                 line.with(|line| line.orders.push(Order::Sent(which)));
             }
-            _ => rank.step(&mut script),
+            _ => rank.act(&mut script),
         }
         // Places are held against the rank's memory before anything is written there.
         let orders = line.with(|line| std::mem::take(&mut line.orders));
@@ -65,10 +65,10 @@ fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
             line.with(|line| line.orders.push(order));
             rank.net.poll();
             for (at, bytes) in line.with(|line| line.under_way()) {
-                rank.held(at, bytes, "a payload on its way");
+                rank.check_owned(at, bytes, "a payload on its way");
             }
         }
     }
     // Everything that was sent gets out; otherwise the memory would be left to it.
-    line.with(|line| line.going.clear());
+    line.with(|line| line.outbound.clear());
 }

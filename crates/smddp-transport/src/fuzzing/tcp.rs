@@ -17,7 +17,7 @@ pub fn tcp(bytes: &[u8]) {
     let mut streams: Vec<TcpStream> = Vec::new();
     while let Some(what) = script.step() {
         match what % 8 {
-            0 if streams.len() < MOST => streams.push(patient(feed.call(script.below(2)))),
+            0 if streams.len() < MOST => streams.push(patient(feed.connect(script.below(2)))),
             1 if streams.len() < MOST => streams.push(patient(caller(&mut script, &feed))),
             0 | 1 => {
                 if let Some(at) = script.below(MOST).checked_rem(streams.len()) {
@@ -30,7 +30,7 @@ pub fn tcp(bytes: &[u8]) {
                 // What the rank does not take now is lost: the next bytes begin in the middle of something.
                 let _ = streams[at].write(&words);
             }
-            _ => drop(feed.turn()),
+            _ => drop(feed.poll()),
         }
     }
     feed.settle(&streams);
@@ -46,7 +46,7 @@ fn caller(script: &mut Script<'_>, feed: &Feed) -> TcpStream {
     // And a proof that is none.
     let more = script.below(40);
     words.extend(script.take(more));
-    feed.caller(&words[..if script.yes() { words.len() } else { script.below(words.len()) }])
+    feed.connect_with_bytes(&words[..if script.yes() { words.len() } else { script.below(words.len()) }])
 }
 
 /// Who writes to it does not wait for the rank to read.

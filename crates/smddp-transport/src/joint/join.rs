@@ -64,7 +64,7 @@ impl Prepared {
         // Created before `shm::Prepared` requests the endpoint without the number of ranks.
         let here = options.local.map_or(size, |(_, ranks)| ranks.min(size));
         let endpoint = (size > 1)
-            .then(|| Endpoint::among(options.staging, if options.shm { here } else { 1 }))
+            .then(|| Endpoint::with_local_ranks(options.staging, if options.shm { here } else { 1 }))
             .transpose()?;
         let mut shm = shm::Prepared::new(rank, size, options.staging, settings)?;
         let mut transports = LocalTransports::default();

@@ -17,7 +17,7 @@ use super::messages::{QueuedMessage, RemoteMessages};
 use super::tcp::{ProcessLiveness, Sideband};
 use super::wire::{Broken, Sink, Target, Ticket, Wire};
 use crate::fork;
-use crate::process::layout::LONGEST_ERROR;
+use crate::process::layout::MAX_ERROR_BYTES;
 use crate::process::{Endpoint, StagingMemory, last_error};
 use crate::{CallFingerprint, Fault, MAX_ABORT_REPORT, MessageTransport, Mismatch};
 
@@ -629,7 +629,7 @@ impl RemoteChannels {
                 self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
-                self.state.staging.max_sleep(&fds);
+                self.state.staging.wait_briefly(&fds);
             }
             now = Instant::now();
         }

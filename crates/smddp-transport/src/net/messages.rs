@@ -498,8 +498,7 @@ impl RemoteMessages {
             _ => None,
         });
         let mut own = targets.chain(self.outgoing.values().filter_map(|out| Some((out.source?, out.bytes))));
-        let contains =
-            |(base, size): (*const u8, usize)| at >= base && at.addr() + bytes <= base.addr() + size;
-        own.any(contains) || regions.any(|region| self.staging.inside(region, at, bytes))
+        let contains = |(base, size): (*const u8, usize)| at >= base && at.addr() + bytes <= base.addr() + size;
+        own.any(contains) || regions.any(|region| self.staging.region_contains(region, at, bytes))
     }
 }

@@ -1,14 +1,14 @@
 //! The heap of control blocks inside a process's shared memory.
 //!
 //! A block that is given back may still be read by slower peers, so it is used again only when its
-//! [`Release`] says that they are done.
+//! [`ReleaseCondition`] says that they are done.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use super::layout::{CONTROL, CONTROL_BYTES, PAGE};
-use super::memory::Memory;
-use super::pool::Release;
+use super::memory::SharedMemory;
+use super::pool::ReleaseCondition;
 use crate::lock;
 
 #[derive(Default)]
@@ -16,7 +16,7 @@ struct Blocks {
     /// Free blocks by size.
     free: BTreeMap<usize, Vec<usize>>,
     /// (offset, bytes, when)
-    leaving: Vec<(usize, usize, Arc<dyn Release>)>,
+    leaving: Vec<(usize, usize, Arc<dyn ReleaseCondition>)>,
     next: usize,
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct ControlBlocks {
 
 impl ControlBlocks {
     /// A zeroed block. `None` when a quarter of a gigabyte of groups is live at once.
-    pub(crate) fn take(&self, memory: &Memory, bytes: usize) -> Option<usize> {
+    pub(crate) fn take(&self, memory: &SharedMemory, bytes: usize) -> Option<usize> {
         let bytes = bytes.next_multiple_of(PAGE);
         let mut state = lock(&self.state);
         let state = &mut *state;
@@ -49,7 +49,7 @@ impl ControlBlocks {
         Some(CONTROL + state.next - bytes)
     }
 
-    pub(crate) fn give(&self, offset: usize, bytes: usize, when: Arc<dyn Release>) {
+    pub(crate) fn give(&self, offset: usize, bytes: usize, when: Arc<dyn ReleaseCondition>) {
         let mut state = lock(&self.state);
         state.leaving.push((offset, bytes.next_multiple_of(PAGE), when));
     }
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     struct Now;
-    impl Release for Now {
+    impl ReleaseCondition for Now {
         fn released(&self) -> bool {
             true
         }
@@ -70,11 +70,11 @@ mod tests {
 
     #[test]
     fn a_block_that_is_used_again_is_zero() {
-        let (memory, _fd) = Memory::create(CONTROL + 4 * PAGE).unwrap();
+        let (memory, _fd) = SharedMemory::create(CONTROL + 4 * PAGE).unwrap();
         let control = ControlBlocks::default();
         let (block, words) =
             (control.take(&memory, PAGE + 1).unwrap(), (PAGE + 1).next_multiple_of(PAGE) / 8);
-        let word = |index: usize| memory.word64(block + 8 * index);
+        let word = |index: usize| memory.flag64(block + 8 * index);
         (0..words).for_each(|index| word(index).store(7, Ordering::Relaxed));
         control.give(block, PAGE + 1, Arc::new(Now));
         assert_eq!(control.take(&memory, PAGE + 1), Some(block));

@@ -5,7 +5,7 @@
 //! process holds such a word in the process's shared memory, and sleeps until one of the words of others is marked.
 //!
 //! Whoever is marked runs no code any more; what its devices do may go on until it has ended, so memory that it may read or
-//! write is not used again before (`PeerProcess::gone`).
+//! write is not used again before (`PeerProcess::ended`).
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -19,30 +19,30 @@ use rustix::thread::futex::{self, Flags, Wait, WaitFlags, WaitPtr, WaitvFlags};
 use rustix::thread::{ClockId, gettid};
 
 use super::doorbell::Doorbell;
-use super::layout::LIFE_WORD;
-use super::memory::Memory;
+use super::layout::LIVENESS_FUTEX;
+use super::memory::SharedMemory;
 use super::peer::PeerProcess;
-use crate::warning::note;
+use crate::warning::info;
 use crate::{fork, lock};
 
 /// What one call can wait for; further processes are told of by their pidfds alone.
-const MOST: usize = 128;
+const MAX_WATCHED: usize = 128;
 
 /// Wakeup counter of the watching thread. The same word carries the request to stop, so the thread cannot sleep through a
 /// request made after it read the counter.
 #[derive(Default)]
-struct Turn(AtomicU32);
+struct WatchGeneration(AtomicU32);
 
-impl Turn {
+impl WatchGeneration {
     const STOP: u32 = 1;
 
     /// The value to sleep at; `None`: there is no turn any more.
-    fn now(&self) -> Option<u32> {
-        let turn = self.0.load(Ordering::Acquire);
-        (turn & Self::STOP == 0).then_some(turn)
+    fn current(&self) -> Option<u32> {
+        let generation = self.0.load(Ordering::Acquire);
+        (generation & Self::STOP == 0).then_some(generation)
     }
 
-    fn next(&self) {
+    fn advance(&self) {
         self.0.fetch_add(2, Ordering::Release);
         let _ = futex::wake(&self.0, Flags::PRIVATE, 1);
     }
@@ -55,8 +55,8 @@ impl Turn {
 
 #[derive(Default)]
 struct Shared {
-    turn: Turn,
-    more: Mutex<Vec<Weak<PeerProcess>>>,
+    generation: WatchGeneration,
+    added: Mutex<Vec<Weak<PeerProcess>>>,
 }
 
 /// The thread that holds this process's word and watches those of others.
@@ -68,13 +68,13 @@ pub(crate) struct DeathWatch {
 
 impl DeathWatch {
     /// `memory`, `doorbell`: this process's; it rings where a peer has died. Without a thread deaths are known later.
-    pub(crate) fn start(memory: Arc<Memory>, doorbell: Doorbell) -> Self {
+    pub(crate) fn start(memory: Arc<SharedMemory>, doorbell: Doorbell) -> Self {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
         let (ready, held) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("smddp-deaths".to_owned())
-            .spawn(move || hold(&theirs, &memory, &doorbell, &ready))
+            .spawn(move || run(&theirs, &memory, &doorbell, &ready))
             .ok();
         // Nobody is told of this process's memory before the word says something.
         if thread.is_some() {
@@ -83,14 +83,14 @@ impl DeathWatch {
         Self { shared, thread, forks: fork::generation() }
     }
 
-    /// Marks the peer, and rings, when it dies: from the next [`DeathWatch::look`] on.
+    /// Marks the peer, and rings, when it dies: from the next [`DeathWatch::refresh`] on.
     pub(crate) fn watch(&self, peer: &Arc<PeerProcess>) {
-        lock(&self.shared.more).push(Arc::downgrade(peer));
+        lock(&self.shared.added).push(Arc::downgrade(peer));
     }
 
     /// Once for all peers that were met together, since the thread then hands the kernel all of its words anew.
-    pub(crate) fn look(&self) {
-        self.shared.turn.next();
+    pub(crate) fn refresh(&self) {
+        self.shared.generation.advance();
     }
 }
 
@@ -100,7 +100,7 @@ impl Drop for DeathWatch {
         if self.forks != fork::generation() {
             return;
         }
-        self.shared.turn.stop();
+        self.shared.generation.stop();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
@@ -122,81 +122,81 @@ struct RobustList {
 /// The kernel's `struct robust_list`; the last one leads back to the head.
 #[repr(C)]
 struct RobustEntry {
-    next: Cell<*const RobustEntry>,
+    advance: Cell<*const RobustEntry>,
 }
 
 /// Has the kernel look at that list when this thread ends.
-fn tell_kernel(list: *const RobustList) {
+fn register_robust_list(list: *const RobustList) {
     // SAFETY: the kernel reads the list when the thread ends, and only then: it is on the stack of that thread, which tells the
     // kernel of none before it leaves. Its C library keeps a list there for mutexes of a kind that this thread has none of.
     let _ = unsafe { libc::syscall(libc::SYS_set_robust_list, list, offset_of!(RobustList, entry)) };
 }
 
-fn hold(shared: &Shared, memory: &Memory, doorbell: &Doorbell, ready: &SyncSender<()>) {
-    let word = memory.word32(LIFE_WORD);
+fn run(shared: &Shared, memory: &SharedMemory, doorbell: &Doorbell, ready: &SyncSender<()>) {
+    let word = memory.flag32(LIVENESS_FUTEX);
     let none = || Cell::new(std::ptr::null());
     let list = RobustList {
         first: none(),
         offset: Cell::new(0),
         pending: std::ptr::null(),
-        entry: RobustEntry { next: none() },
+        entry: RobustEntry { advance: none() },
     };
     let entry = &raw const list.entry;
     list.first.set(entry);
-    list.entry.next.set((&raw const list).cast());
+    list.entry.advance.set((&raw const list).cast());
     list.offset.set(word.as_ptr().addr().wrapping_sub(entry.addr()).cast_signed() as libc::c_long);
     // The kernel wakes somebody who waits for the word only where it says that somebody does.
     word.store(gettid().as_raw_nonzero().get().cast_unsigned() | libc::FUTEX_WAITERS, Ordering::Release);
-    tell_kernel(&raw const list);
+    register_robust_list(&raw const list);
     let _ = ready.send(());
     watch(shared, doorbell);
     // It leaves in good order: nothing is marked, and nobody need watch.
     word.store(0, Ordering::Release);
     let _ = futex::wake(word, Flags::empty(), i32::MAX.cast_unsigned());
-    tell_kernel(std::ptr::null());
+    register_robust_list(std::ptr::null());
 }
 
 fn watch(shared: &Shared, doorbell: &Doorbell) {
     let mut watched: Vec<Weak<PeerProcess>> = Vec::new();
-    let mut able = true;
-    while let Some(turn) = shared.turn.now() {
-        watched.append(&mut lock(&shared.more));
-        let mut list = vec![entry(&shared.turn.0, turn, WaitFlags::PRIVATE)];
+    let mut has_waitv = true;
+    while let Some(generation) = shared.generation.current() {
+        watched.append(&mut lock(&shared.added));
+        let mut list = vec![entry(&shared.generation.0, generation, WaitFlags::PRIVATE)];
         let mut died = false;
         watched.retain(|peer| {
             let Some(peer) = peer.upgrade() else { return false };
-            let word = peer.life();
+            let word = peer.liveness_futex();
             let life = word.load(Ordering::Acquire);
             if life & libc::FUTEX_OWNER_DIED != 0 {
-                peer.dies();
+                peer.mark_dead();
                 // The kernel wakes one of those who wait.
                 let _ = futex::wake(word, Flags::empty(), i32::MAX.cast_unsigned());
                 died = true;
             }
             let lives = life != 0 && life & libc::FUTEX_OWNER_DIED == 0;
-            if lives && list.len() < MOST {
+            if lives && list.len() < MAX_WATCHED {
                 list.push(entry(word, life, WaitFlags::empty()));
             }
             lives
         });
         if died {
-            doorbell.ring();
+            doorbell.notify();
         }
-        if able {
+        if has_waitv {
             // A peer's memory may go while this thread sleeps: the kernel has looked the words up by then, or refuses the list.
             match futex::waitv(&list, WaitvFlags::empty(), None, ClockId::Monotonic) {
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::FAULT) => {}
                 Err(reason) => {
-                    note(&format!(
+                    info(&format!(
                         "deaths on this node are known only when the system has freed the dead process's memory: this kernel or \
                          its seccomp filter has no futex_waitv ({reason}; Linux 5.16 has)"
                     ));
-                    able = false;
+                    has_waitv = false;
                 }
             }
         } else {
             // This process is watched by others at best.
-            let _ = futex::wait(&shared.turn.0, Flags::PRIVATE, turn, None);
+            let _ = futex::wait(&shared.generation.0, Flags::PRIVATE, generation, None);
         }
     }
 }
@@ -217,14 +217,14 @@ mod tests {
     /// Between a look and the sleep anything may happen.
     #[test]
     fn nobody_sleeps_at_the_value_of_before_a_turn_or_the_end() {
-        let turn = Turn::default();
-        let before = turn.now().unwrap();
-        turn.next();
-        let after = turn.now().unwrap();
+        let generation = WatchGeneration::default();
+        let before = generation.current().unwrap();
+        generation.advance();
+        let after = generation.current().unwrap();
         assert_ne!(before, after);
-        turn.stop();
-        assert!(turn.0.load(Ordering::Relaxed) != after && turn.now().is_none());
-        turn.next();
-        assert_eq!(turn.now(), None, "a later turn takes nothing back");
+        generation.stop();
+        assert!(generation.0.load(Ordering::Relaxed) != after && generation.current().is_none());
+        generation.advance();
+        assert_eq!(generation.current(), None, "a later turn takes nothing back");
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::futex;
 
-use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD};
-use super::memory::{Memory, refused};
+use super::layout::{DOORBELL_FLAG, DOORBELL_POLLERS, DOORBELL_SLEEPERS};
+use super::memory::{SharedMemory, system_call_error};
 use super::order;
 use crate::lock;
 
@@ -18,7 +18,7 @@ use crate::lock;
 /// descriptors (sockets) are woken through an eventfd, the others by a futex.
 #[derive(Clone)]
 pub(crate) struct Doorbell {
-    memory: Arc<Memory>,
+    memory: Arc<SharedMemory>,
     event: Arc<OwnedFd>,
     /// What else those threads poll that poll the eventfd. The first to wake empties it, and one that has looked, but does not
     /// poll yet, would miss the ring: so that one passes it on to each of these.
@@ -33,30 +33,30 @@ struct Pollers {
 
 impl Doorbell {
     /// The bell in that memory, this process's.
-    pub(crate) fn new(memory: Arc<Memory>) -> io::Result<Self> {
+    pub(crate) fn new(memory: Arc<SharedMemory>) -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let event = event.map_err(|reason| refused("eventfd2", reason))?;
+        let event = event.map_err(|reason| system_call_error("eventfd2", reason))?;
         Ok(Self { memory, event: Arc::new(event), pollers: Arc::default() })
     }
 
-    fn words(&self) -> order::Doorbell<'_> {
-        words(&self.memory)
+    fn flags(&self) -> order::Doorbell<'_> {
+        flags(&self.memory)
     }
 
     /// I am about to sleep; see [`crate::Sleeper::prepare_wait`].
     pub(crate) fn prepare_wait(&self) -> u32 {
-        self.words().prepare_wait()
+        self.flags().prepare_wait()
     }
 
     pub(crate) fn cancel_wait(&self) {
-        self.words().cancel_wait();
+        self.flags().cancel_wait();
     }
 
     pub(crate) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 
-    pub(crate) fn memory(&self) -> &Memory {
+    pub(crate) fn memory(&self) -> &SharedMemory {
         &self.memory
     }
 
@@ -71,12 +71,12 @@ impl Doorbell {
             // Any outcome (woken, changed, timed out, interrupted) sends the caller back to look again.
             [] => {
                 let time = Timespec::try_from(at_most).ok();
-                let _ = futex::wait(self.words().word, futex::Flags::empty(), ticket, time.as_ref());
+                let _ = futex::wait(self.flags().flag, futex::Flags::empty(), ticket, time.as_ref());
             }
             _ => {
                 // Before the look at the ticket: whoever empties the eventfd after a later ring knows of this thread.
                 let mine = self.enter();
-                self.words().poll(ticket, || {
+                self.flags().poll(ticket, || {
                     before();
                     self.poll(fds, at_most, mine.as_deref());
                 });
@@ -137,30 +137,31 @@ impl Doorbell {
     }
 
     /// Rings whether or not somebody sleeps.
-    pub(crate) fn ring(&self) {
-        ring_loud(&self.memory, self.event());
+    pub(crate) fn notify(&self) {
+        notify_all(&self.memory, self.event());
     }
 }
 
-fn words(memory: &Memory) -> order::Doorbell<'_> {
-    let [word, sleepers, pollers] = [BELL_WORD, BELL_SLEEPERS, BELL_POLLERS].map(|at| memory.word32(at));
-    order::Doorbell { word, sleepers, pollers }
+fn flags(memory: &SharedMemory) -> order::Doorbell<'_> {
+    let [flag, sleepers, pollers] =
+        [DOORBELL_FLAG, DOORBELL_SLEEPERS, DOORBELL_POLLERS].map(|at| memory.flag32(at));
+    order::Doorbell { flag, sleepers, pollers }
 }
 
-fn ring_loud(memory: &Memory, event: BorrowedFd<'_>) {
+fn notify_all(memory: &SharedMemory, event: BorrowedFd<'_>) {
     let wake = |word: &AtomicU32| {
         let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
     };
-    words(memory).ring(wake, || {
+    flags(memory).notify(wake, || {
         let _ = rustix::io::write(event, &1u64.to_ne_bytes());
     });
 }
 
 /// Rings the bell of the process that owns `memory` if anybody may sleep there; after [`order::Doorbell::published`].
 #[inline]
-pub(crate) fn notify_at(memory: &Memory, event: BorrowedFd<'_>) {
-    if words(memory).wanted() {
-        ring_loud(memory, event);
+pub(crate) fn notify_at(memory: &SharedMemory, event: BorrowedFd<'_>) {
+    if flags(memory).has_waiters() {
+        notify_all(memory, event);
     }
 }
 
@@ -175,14 +176,14 @@ impl Sleeper {
     }
 
     /// Wakes all who sleep.
-    pub fn ring(&self) {
-        self.0.iter().for_each(Doorbell::ring);
+    pub fn notify(&self) {
+        self.0.iter().for_each(Doorbell::notify);
     }
 
     /// The same; costs little where nobody does. Whoever does not sleep yet sees what this thread did before.
     pub fn notify_if_waiting(&self) {
         if let Some(doorbell) = &self.0 {
-            order::Doorbell::published();
+            order::Doorbell::publish_fence();
             notify_at(doorbell.memory(), doorbell.event());
         }
     }
@@ -212,11 +213,11 @@ mod tests {
 
     #[test]
     fn what_is_published_between_the_last_look_and_the_sleep_wakes() {
-        let doorbell = Doorbell::new(Arc::new(Memory::create(1 << 20).unwrap().0)).unwrap();
+        let doorbell = Doorbell::new(Arc::new(SharedMemory::create(1 << 20).unwrap().0)).unwrap();
         for fds in [&[][..], &[(doorbell.event().as_raw_fd(), 0)]] {
             let ticket = doorbell.prepare_wait();
             // Here is the last look, which sees nothing. Then somebody publishes.
-            order::Doorbell::published();
+            order::Doorbell::publish_fence();
             notify_at(doorbell.memory(), doorbell.event());
             let begun = Instant::now();
             doorbell.sleep(ticket, fds, Duration::from_secs(20));
@@ -227,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_ring_reaches_who_is_about_to_poll_though_another_poller_has_taken_it() {
-        let doorbell = Doorbell::new(Arc::new(Memory::create(1 << 20).unwrap().0)).unwrap();
+        let doorbell = Doorbell::new(Arc::new(SharedMemory::create(1 << 20).unwrap().0)).unwrap();
         let fds = &[(doorbell.event().as_raw_fd(), 0)][..];
         let [mine, other] = [doorbell.prepare_wait(), doorbell.prepare_wait()];
         let begun = Instant::now();
@@ -235,7 +236,7 @@ mod tests {
             // It has not rung when this thread looks. Then it does, and the other thread is quicker.
             std::thread::scope(|scope| {
                 let polling = scope.spawn(|| doorbell.sleep(other, fds, Duration::from_secs(20)));
-                while doorbell.words().pollers.load(Ordering::Relaxed) < 2 {
+                while doorbell.flags().pollers.load(Ordering::Relaxed) < 2 {
                     std::thread::yield_now();
                 }
                 notify_at(doorbell.memory(), doorbell.event());
@@ -247,7 +248,7 @@ mod tests {
 
     #[test]
     fn what_one_poller_passes_on_is_passed_on_by_nobody() {
-        let doorbell = Doorbell::new(Arc::new(Memory::create(1 << 20).unwrap().0)).unwrap();
+        let doorbell = Doorbell::new(Arc::new(SharedMemory::create(1 << 20).unwrap().0)).unwrap();
         let fds = &[(doorbell.event().as_raw_fd(), 0)][..];
         doorbell.prepare_wait();
         notify_at(doorbell.memory(), doorbell.event());

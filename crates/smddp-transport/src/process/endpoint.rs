@@ -13,9 +13,9 @@ use super::credentials::pid_namespace;
 use super::death_watch::DeathWatch;
 use super::doorbell::Doorbell;
 use super::exports::{Exports, MemoryExport};
-use super::handshake::{self, Answer, Host, Id, ProcessAddress};
-use super::layout::{OWN_ADDRESS, RESERVE_BYTES, STAGING};
-use super::memory::Memory;
+use super::handshake::{self, MemoryReply, ProcessAddress, ProcessHost, ProcessUid};
+use super::layout::{RESERVE_BYTES, SELF_ADDRESS, STAGING};
+use super::memory::SharedMemory;
 use super::peer::PeerProcess;
 use super::pool::Pool;
 use super::room::{Limits, Room};
@@ -28,11 +28,11 @@ use crate::fork::PerProcess;
 use crate::lock;
 use crate::socket_io::send_all;
 use crate::token::Token;
-use crate::warning::{note, warn};
+use crate::warning::{info, warn};
 
 pub struct Endpoint {
     pub(crate) address: ProcessAddress,
-    pub(crate) memory: Arc<Memory>,
+    pub(crate) memory: Arc<SharedMemory>,
     doorbell: Doorbell,
     pub(crate) control: ControlBlocks,
     pub(crate) pool: Pool,
@@ -41,9 +41,9 @@ pub struct Endpoint {
     pub(crate) service: Service,
     pub(crate) deaths: DeathWatch,
     /// What other processes of this node may ask for.
-    pub(crate) lending: Arc<Exports>,
-    pub(crate) trusted: Arc<TokenRegistry>,
-    peers: Mutex<HashMap<Id, Weak<PeerProcess>>>,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) tokens: Arc<TokenRegistry>,
+    peers: Mutex<HashMap<ProcessUid, Weak<PeerProcess>>>,
     /// Other processes can map `memory`.
     shared: bool,
 }
@@ -55,15 +55,15 @@ const RANKS: usize = 8;
 
 /// Memory that other processes can map, as large as the limits of this one allow; where they or a forbidden system call allow none,
 /// memory of this process alone.
-fn allocate(cap: usize, ranks: usize) -> io::Result<(Memory, Option<OwnedFd>, Room)> {
+fn allocate(cap: usize, ranks: usize) -> io::Result<(SharedMemory, Option<OwnedFd>, Room)> {
     let (fixed, limits) = (STAGING + Pool::span(cap, 0), Limits::of_this_process());
     let shared = Room::fitting(fixed, ranks, limits).map_err(io::Error::other).and_then(|room| {
-        let (memory, fd) = Memory::create(room.bytes(fixed))?;
+        let (memory, fd) = SharedMemory::create(room.bytes(fixed))?;
         Ok((memory, Some(fd), room))
     });
     shared.or_else(|reason| {
         let room = Room::private(fixed, limits);
-        let memory = Memory::private(room.bytes(fixed))?;
+        let memory = SharedMemory::private(room.bytes(fixed))?;
         warn(&format!(
             "this process shares no memory with the other ranks of its host and reaches them over the network, which is slower: {reason}"
         ));
@@ -81,11 +81,11 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 impl Endpoint {
     /// The process's endpoint, made on first use. `cap`: bytes of the staging pool.
     pub fn get(cap: usize) -> io::Result<Arc<Self>> {
-        Self::among(cap, RANKS)
+        Self::with_local_ranks(cap, RANKS)
     }
 
     /// The same, in a process whose host has `ranks` ranks: a limit of its address space must hold the memory of all of them.
-    pub(crate) fn among(cap: usize, ranks: usize) -> io::Result<Arc<Self>> {
+    pub(crate) fn with_local_ranks(cap: usize, ranks: usize) -> io::Result<Arc<Self>> {
         let mut cell = lock(CURRENT.get());
         if let Some(endpoint) = cell.upgrade() {
             return Ok(endpoint);
@@ -110,31 +110,31 @@ impl Endpoint {
         let (bytes, shared) = (memory.len(), fd.is_some());
         let memory = Arc::new(memory);
         let symmetric = Symmetric::new(STAGING + Pool::span(cap, room.reserve), room.symmetric);
-        let own = memory.word64(OWN_ADDRESS);
+        let own = memory.flag64(SELF_ADDRESS);
         own.store(own.as_ptr() as u64, Ordering::Release);
-        let id: Id = random();
+        let id: ProcessUid = random();
         let digits: String = id[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let socket = format!("smddp-{}-{}-{digits}", std::process::id(), pid_namespace()).into_bytes();
         let listener = handshake::listen(&socket)?;
         let doorbell = Doorbell::new(memory.clone())?;
-        let (lending, trusted) = (Arc::<Exports>::default(), Arc::<TokenRegistry>::default());
+        let (exports, tokens) = (Arc::<Exports>::default(), Arc::<TokenRegistry>::default());
         let service = Service::start(doorbell.clone())?;
         let deaths = DeathWatch::start(memory.clone(), doorbell.clone());
         let address = ProcessAddress { id, socket, memory: bytes as u64 };
         if let Some(fd) = fd {
-            service.answer(
+            service.serve(
                 CloseOnFork::new(listener.into()),
-                Host {
+                ProcessHost {
                     me: id,
                     memory: fd,
                     doorbell: doorbell.clone(),
-                    lending: lending.clone(),
-                    trusted: trusted.clone(),
+                    exports: exports.clone(),
+                    tokens: tokens.clone(),
                 },
             );
         }
         if let Some((listener, host)) = status::open(&address) {
-            service.answer(listener, host);
+            service.serve(listener, host);
         }
         Ok(Self {
             address,
@@ -146,8 +146,8 @@ impl Endpoint {
             single_copies: AtomicU64::new(0),
             service,
             deaths,
-            lending,
-            trusted,
+            exports,
+            tokens,
             peers: Mutex::default(),
             shared,
         })
@@ -155,7 +155,7 @@ impl Endpoint {
 
     /// The process at an address, its memory mapped; known ones are found again, whichever token they were reached under. Its
     /// death is known early from the next look of `deaths` on.
-    pub(crate) fn routes(
+    pub(crate) fn open_peer(
         &self,
         address: &ProcessAddress,
         token: &Arc<Token>,
@@ -163,13 +163,14 @@ impl Endpoint {
         if let Some(peer) = lock(&self.peers).get(&address.id).and_then(Weak::upgrade) {
             return Ok(peer);
         }
-        let Answer { memory, event, pid, stream } = handshake::call(address, &self.address.id, token)?;
-        let gone = Arc::new(AtomicBool::new(false));
+        let MemoryReply { memory, event, pid, stream } =
+            handshake::request_memory(address, &self.address.id, token)?;
+        let ended = Arc::new(AtomicBool::new(false));
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         if pid.is_none() {
             static NOTED: AtomicBool = AtomicBool::new(false);
             if !NOTED.swap(true, Ordering::Relaxed) {
-                note(
+                info(
                     "ranks of this node are in other PID namespaces: memory is shared with them, but large messages from them \
                      take two copies, and their ends are detected by their connections",
                 );
@@ -186,9 +187,9 @@ impl Endpoint {
             }
         };
         let memory =
-            Memory::open(memory.as_fd(), usize::try_from(address.memory).map_err(io::Error::other)?)?;
-        self.service.watch(watch, &gone);
-        let peer = Arc::new(PeerProcess::new(memory, event, gone, pid));
+            SharedMemory::open(memory.as_fd(), usize::try_from(address.memory).map_err(io::Error::other)?)?;
+        self.service.watch(watch, &ended);
+        let peer = Arc::new(PeerProcess::new(memory, event, ended, pid));
         self.deaths.watch(&peer);
         let mut peers = lock(&self.peers);
         peers.retain(|_, known| known.strong_count() > 0);
@@ -197,18 +198,18 @@ impl Endpoint {
     }
 
     /// What the process at an address lends under that number.
-    pub(crate) fn borrow(
+    pub(crate) fn import(
         &self,
         address: &ProcessAddress,
         token: &Arc<Token>,
         number: u64,
     ) -> io::Result<MemoryExport> {
-        handshake::borrow(address, &self.address.id, token, number)
+        handshake::request_export(address, &self.address.id, token, number)
     }
 
     /// The largest piece of staging memory that an operation can ever have where the cap is `cap`.
-    pub fn most_at_once(cap: usize) -> usize {
-        Self::existing().map_or_else(|| cap.max(RESERVE_BYTES), |endpoint| endpoint.pool.most_at_once())
+    pub fn max_region(cap: usize) -> usize {
+        Self::existing().map_or_else(|| cap.max(RESERVE_BYTES), |endpoint| endpoint.pool.max_region())
     }
 
     /// (cap, resident, reserve in use) of the staging pool, bytes.

@@ -29,11 +29,11 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    pub(crate) fn lend(&self, maker: Exporter) -> u64 {
+    pub(crate) fn export(&self, exporter: Exporter) -> u64 {
         let mut state = lock(&self.state);
         state.0 += 1;
         let token = state.0;
-        state.1.insert(token, Arc::new(maker));
+        state.1.insert(token, Arc::new(exporter));
         token
     }
 
@@ -41,17 +41,18 @@ impl Exports {
         lock(&self.state).1.remove(&token);
     }
 
-    pub(crate) fn make(&self, token: u64) -> io::Result<MemoryExport> {
-        let maker = lock(&self.state).1.get(&token).cloned();
-        let maker = maker.ok_or_else(|| io::Error::other(format!("nothing is lent under number {token}")))?;
-        let lent = maker()?;
-        if lent.bytes.len() > MemoryExport::MOST_BYTES || lent.fds.len() > MemoryExport::MOST_FDS {
+    pub(crate) fn create(&self, token: u64) -> io::Result<MemoryExport> {
+        let exporter = lock(&self.state).1.get(&token).cloned();
+        let exporter =
+            exporter.ok_or_else(|| io::Error::other(format!("nothing is lent under number {token}")))?;
+        let exported = exporter()?;
+        if exported.bytes.len() > MemoryExport::MOST_BYTES || exported.fds.len() > MemoryExport::MOST_FDS {
             return Err(io::Error::other(format!(
                 "{} bytes and {} descriptors are more than one answer holds",
-                lent.bytes.len(),
-                lent.fds.len()
+                exported.bytes.len(),
+                exported.fds.len()
             )));
         }
-        Ok(lent)
+        Ok(exported)
     }
 }

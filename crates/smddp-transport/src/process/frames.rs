@@ -11,58 +11,58 @@ use crate::fork::PerProcess;
 use crate::lock;
 
 /// A thread that has not written by then is in a system call that nothing interrupts, or has the signal blocked.
-const PATIENCE: Duration = Duration::from_millis(200);
+const FIRST_LIMIT: Duration = Duration::from_millis(200);
 /// What it writes comes in many small pieces; after such a pause there are no more.
-const PAUSE: Duration = Duration::from_millis(10);
+const QUIET_LIMIT: Duration = Duration::from_millis(10);
 /// Others ask for the same at the same moment.
-const FRESH: Duration = Duration::from_millis(500);
+const CACHE_TIME: Duration = Duration::from_millis(500);
 /// Bytes that are read, of more frames than are told.
-const MOST: usize = 16 << 10;
+const MAX_BYTES: usize = 16 << 10;
 /// Frames that are told, and bytes of a file's name.
-const TOLD: usize = 3;
-const NAME: usize = 80;
+const MAX_FRAMES: usize = 3;
+const MAX_FILE_BYTES: usize = 80;
 
 struct Source {
     signal: i32,
     pipe: OwnedFd,
     /// Files under these are no user's: torch's, and this library's.
-    inner: Vec<String>,
-    known: Option<(Instant, String)>,
+    library_folders: Vec<String>,
+    cached: Option<(Instant, String)>,
 }
 
 /// Per process: a forked child inherits the handler but has no pipe, and another thread may hold the parent's lock.
 static SOURCE: PerProcess<Mutex<Option<Source>>> = PerProcess::new();
 
-/// From now on this signal has the main thread write its frames into the other end of `pipe`. Files under `inner` are not
+/// From now on this signal has the main thread write its frames into the other end of `pipe`. Files under `library_folders` are not
 /// told where others are.
-pub fn frames_from(signal: i32, pipe: OwnedFd, inner: Vec<String>) {
+pub fn set_frame_source(signal: i32, pipe: OwnedFd, library_folders: Vec<String>) {
     let _ = rustix::io::ioctl_fionbio(&pipe, true);
-    *lock(SOURCE.get()) = Some(Source { signal, pipe, inner, known: None });
+    *lock(SOURCE.get()) = Some(Source { signal, pipe, library_folders, cached: None });
 }
 
 /// "/home/me/train.py:88 in step < /home/me/train.py:120 in main": the innermost frame of the user's first, or why there is none.
-pub fn whereabouts() -> String {
+pub fn main_thread_location() -> String {
     let mut source = lock(SOURCE.get());
     let Some(source) = source.as_mut() else {
         return "an unknown line (no stacks are taken in this process)".to_owned();
     };
-    if let Some((at, text)) = &source.known
-        && at.elapsed() < FRESH
+    if let Some((at, text)) = &source.cached
+        && at.elapsed() < CACHE_TIME
     {
         return text.clone();
     }
     let text = match source.read() {
-        Ok(text) => told(&text, &source.inner),
+        Ok(text) => describe(&text, &source.library_folders),
         Err(reason) => format!("an unknown line ({reason})"),
     };
-    source.known = Some((Instant::now(), text.clone()));
+    source.cached = Some((Instant::now(), text.clone()));
     text
 }
 
 impl Source {
     fn read(&self) -> Result<String, &'static str> {
         // By default such a signal ends a process.
-        if !caught(self.signal) {
+        if !has_handler(self.signal) {
             return Err("its handler was taken away");
         }
         let mut part = [0; 4096];
@@ -71,8 +71,8 @@ impl Source {
         // SAFETY: a signal to this process's own main thread, whose number is the process's; it is caught.
         unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, self.signal) };
         let mut text = Vec::new();
-        while text.len() < MOST {
-            let at_most = Timespec::try_from(if text.is_empty() { PATIENCE } else { PAUSE }).ok();
+        while text.len() < MAX_BYTES {
+            let at_most = Timespec::try_from(if text.is_empty() { FIRST_LIMIT } else { QUIET_LIMIT }).ok();
             let mut fds = [PollFd::new(&self.pipe, PollFlags::IN)];
             match poll(&mut fds, at_most.as_ref()) {
                 Ok(0) => break,
@@ -94,7 +94,7 @@ impl Source {
 }
 
 /// Whether the process has a handler for that signal.
-fn caught(signal: i32) -> bool {
+fn has_handler(signal: i32) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: reads the action of a signal into a value of this function; any thread may do so.
     let found = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
@@ -107,15 +107,16 @@ fn caught(signal: i32) -> bool {
 }
 
 /// What faulthandler wrote, in one line.
-fn told(text: &str, inner: &[String]) -> String {
+fn describe(text: &str, library_folders: &[String]) -> String {
     let frames: Vec<_> = text.lines().filter_map(frame).collect();
-    let user = |(file, _): &(&str, &str)| !inner.iter().any(|folder| file.starts_with(folder.as_str()));
+    let user =
+        |(file, _): &(&str, &str)| !library_folders.iter().any(|folder| file.starts_with(folder.as_str()));
     let first = frames.iter().position(user).unwrap_or(0);
-    let lines = frames[first.min(frames.len())..].iter().take(TOLD).map(|(file, line)| {
-        let from = file.len().saturating_sub(NAME);
+    let lines = frames[first.min(frames.len())..].iter().take(MAX_FRAMES).map(|(file, line)| {
+        let from = file.len().saturating_sub(MAX_FILE_BYTES);
         let from = (from..file.len()).find(|&at| file.is_char_boundary(at)).unwrap_or(0);
         let cut = if from > 0 { "..." } else { "" };
-        let line: String = line.chars().take(NAME).collect();
+        let line: String = line.chars().take(MAX_FILE_BYTES).collect();
         format!("{cut}{}:{line}", &file[from..])
     });
     let lines: Vec<String> = lines.collect();
@@ -136,38 +137,41 @@ mod tests {
 
     #[test]
     fn the_first_line_that_is_told_is_the_users() {
-        let inner = ["/site/torch/".to_owned()];
-        assert_eq!(told(STACK, &inner), "/home/me/train.py:88 in step < /home/me/train.py:120 in <module>");
-        assert!(told(STACK, &[]).starts_with("/site/torch/nn.py:3 in wait < "));
+        let library_folders = ["/site/torch/".to_owned()];
+        assert_eq!(
+            describe(STACK, &library_folders),
+            "/home/me/train.py:88 in step < /home/me/train.py:120 in <module>"
+        );
+        assert!(describe(STACK, &[]).starts_with("/site/torch/nn.py:3 in wait < "));
     }
 
     #[test]
     fn any_text_is_told_in_bounded_words() {
         let long = format!("  File \"{}\", line 1 in {}\n", "ü/".repeat(400), "f".repeat(600));
         for text in ["", "Stack\n", "File \"", "File \"\", line ", &long.repeat(90)] {
-            assert!(told(text, &[]).len() < 4 * 2 * NAME, "{text}");
+            assert!(describe(text, &[]).len() < 4 * 2 * MAX_FILE_BYTES, "{text}");
         }
     }
 
     #[test]
     fn a_signal_that_nobody_handles_is_not_sent() {
-        assert!(!caught(50) && !caught(0) && !caught(65));
+        assert!(!has_handler(50) && !has_handler(0) && !has_handler(65));
     }
 
-    /// A question may hold the lock for [`PATIENCE`], and a fork may happen at any time.
+    /// A question may hold the lock for [`FIRST_LIMIT`], and a fork may happen at any time.
     #[test]
     fn forked_child_answers_while_the_parent_holds_the_lock() {
         // Created before the fork, as in a process that has a group.
-        drop(whereabouts());
+        drop(main_thread_location());
         let held = lock(SOURCE.get());
-        // SAFETY: the child calls `whereabouts`, which takes no lock of the parent, and ends without the parent's exit handlers.
+        // SAFETY: the child calls `main_thread_location`, which takes no lock of the parent, and ends without the parent's exit handlers.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: ends the child by a signal if it waits for a lock that no thread of it holds.
             unsafe { libc::alarm(10) };
-            let known = whereabouts().contains("no stacks are taken in this process");
+            let cached = main_thread_location().contains("no stacks are taken in this process");
             // SAFETY: as above.
-            unsafe { libc::_exit(i32::from(!known)) };
+            unsafe { libc::_exit(i32::from(!cached)) };
         }
         let mut status = 0;
         // SAFETY: a child of this test.

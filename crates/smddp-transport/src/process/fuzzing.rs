@@ -11,7 +11,7 @@ use std::time::Instant;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::exports::{Exports, MemoryExport};
-use super::handshake::{self, Host};
+use super::handshake::{self, ProcessHost};
 use super::incoming::IncomingConnections;
 use super::token_registry::TokenRegistry;
 use crate::close_on_fork::CloseOnFork;
@@ -29,23 +29,30 @@ fn nothing() -> OwnedFd {
 }
 
 /// This process as its callers find it, with something to lend under number 1 and something too long under 2.
-fn host() -> Host {
+fn host() -> ProcessHost {
     static LENDING: OnceLock<Arc<Exports>> = OnceLock::new();
-    let lending = LENDING.get_or_init(|| {
-        let lending = Arc::<Exports>::default();
+    let exports = LENDING.get_or_init(|| {
+        let exports = Arc::<Exports>::default();
         for bytes in [100, MemoryExport::MOST_BYTES + 1] {
-            lending.lend(Box::new(move || Ok(MemoryExport { bytes: vec![1; bytes], fds: vec![nothing()] })));
+            exports
+                .export(Box::new(move || Ok(MemoryExport { bytes: vec![1; bytes], fds: vec![nothing()] })));
         }
-        lending
+        exports
     });
-    let trusted = Arc::<TokenRegistry>::default();
-    trusted.add(&known_token());
-    Host { me: ME, memory: nothing(), doorbell: endpoint().doorbell(), lending: lending.clone(), trusted }
+    let tokens = Arc::<TokenRegistry>::default();
+    tokens.add(&known_token());
+    ProcessHost {
+        me: ME,
+        memory: nothing(),
+        doorbell: endpoint().doorbell(),
+        exports: exports.clone(),
+        tokens,
+    }
 }
 
 /// Several at once, each with any words, in any pieces; those that have the token are heard further.
-pub(crate) fn callers(script: &mut Script<'_>) {
-    let mut callers = IncomingConnections::new(CloseOnFork::new(nothing()), host());
+pub(crate) fn incoming_connections(script: &mut Script<'_>) {
+    let mut incoming_connections = IncomingConnections::new(CloseOnFork::new(nothing()), host());
     let mut streams: Vec<UnixStream> = Vec::new();
     let mut claims: Vec<Option<Initiator>> = Vec::new();
     while let Some(what) = script.step() {
@@ -54,13 +61,13 @@ pub(crate) fn callers(script: &mut Script<'_>) {
                 let Ok((ours, theirs)) = UnixStream::pair() else { return };
                 let _ = theirs.set_nonblocking(true);
                 let _ = ours.set_nonblocking(true);
-                callers.admit(ours.into(), Instant::now());
+                incoming_connections.admit(ours.into(), Instant::now());
                 streams.push(theirs);
                 claims.push(None);
             }
             1 | 2 => {
-                let words = handshake::words_of_a_caller(&ME, script.number(), &known_token());
-                let Ok(claim) = Initiator::new(&known_token(), &words) else { return };
+                let greeting = handshake::test_greeting(&ME, script.number(), &known_token());
+                let Ok(claim) = Initiator::new(&known_token(), &greeting) else { return };
                 if let Some(at) = say(script, &streams, claim.greeting()) {
                     claims[at] = Some(claim);
                 }
@@ -87,9 +94,9 @@ pub(crate) fn callers(script: &mut Script<'_>) {
                 }
             }
             _ => {
-                let count = callers.fds(Instant::now()).count();
+                let count = incoming_connections.fds(Instant::now()).count();
                 let ready: Vec<bool> = (0..count).map(|at| at > 0 && script.below(4) > 0).collect();
-                callers.turn(ready.into_iter(), Instant::now());
+                incoming_connections.serve_ready(ready.into_iter(), Instant::now());
             }
         }
     }
@@ -111,10 +118,10 @@ fn say(script: &mut Script<'_>, streams: &[UnixStream], words: &[u8]) -> Option<
 }
 
 /// What another process says to a caller that wants its memory, or what it lends.
-pub(crate) fn answered(script: &mut Script<'_>) {
+pub(crate) fn handshake_reply(script: &mut Script<'_>) {
     let Ok((ours, theirs)) = UnixStream::pair() else { return };
     let (memory, fds) = (script.yes(), script.below(4));
-    let mut words = handshake::words_of_a_caller(&ME, 0, &known_token())[..44].to_vec();
+    let mut words = handshake::test_greeting(&ME, 0, &known_token())[..44].to_vec();
     if script.below(4) == 0 {
         let at = script.below(words.len());
         words[at] = script.byte();
@@ -136,7 +143,7 @@ pub(crate) fn answered(script: &mut Script<'_>) {
     let _ = rustix::net::sendmsg(&theirs, &[IoSlice::new(&words)], &mut control, SendFlags::NOSIGNAL);
     drop(theirs);
     match memory {
-        true => drop(handshake::handed(ours, None, &ME)),
-        false => drop(handshake::lent(&ours, &ME)),
+        true => drop(handshake::receive_memory(ours, None, &ME)),
+        false => drop(handshake::receive_export(&ours, &ME)),
     }
 }

@@ -28,21 +28,21 @@ pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else 
 /// What staging memory is cut into.
 pub(crate) const GRAIN: usize = 4 << 10;
 
-pub(crate) const BELL_WORD: usize = 64;
-pub(crate) const BELL_SLEEPERS: usize = 68;
+pub(crate) const DOORBELL_FLAG: usize = 64;
+pub(crate) const DOORBELL_SLEEPERS: usize = 68;
 /// Sleepers that wait for descriptors too: they are woken through the eventfd.
-pub(crate) const BELL_POLLERS: usize = 72;
+pub(crate) const DOORBELL_POLLERS: usize = 72;
 
 /// A robust futex that a thread of the process holds; 0: none does.
-pub(crate) const LIFE_WORD: usize = 128;
+pub(crate) const LIVENESS_FUTEX: usize = 128;
 
 /// The address of this word in its own process: who reads it there through the kernel may read the rest.
-pub(crate) const OWN_ADDRESS: usize = 144;
+pub(crate) const SELF_ADDRESS: usize = 144;
 
 /// When the process's last error was (nanoseconds of the monotonic clock), its length and text.
 pub(crate) const ERROR_TIME: usize = 192;
 pub(crate) const ERROR_TEXT: usize = 200;
-pub(crate) const LONGEST_ERROR: usize = 1200;
+pub(crate) const MAX_ERROR_BYTES: usize = 1200;
 
 pub(crate) const CONTROL: usize = PAGE;
 pub(crate) const CONTROL_BYTES: usize = 256 << 20;
@@ -56,15 +56,15 @@ pub(crate) const SYMMETRIC_BYTES: usize = 16 << 30;
 pub(crate) const NONCE: usize = 0;
 pub(crate) const STATE: usize = 8;
 pub(crate) const DONE: usize = LINE;
-pub(crate) const WHY: usize = 2 * LINE;
-pub(crate) const MAIL: usize = (WHY + 8 + MAX_ABORT_REPORT).next_multiple_of(LINE);
+pub(crate) const ABORT_REPORT: usize = 2 * LINE;
+pub(crate) const MESSAGE_RINGS: usize = (ABORT_REPORT + 8 + MAX_ABORT_REPORT).next_multiple_of(LINE);
 
 /// Bits of the state: a poisoned group is still to be left.
 pub(crate) const OPEN: u32 = 1;
 pub(crate) const CLOSED: u32 = 2;
-pub(crate) const POISONED: u32 = 4;
+pub(crate) const ABORTED: u32 = 4;
 /// The rank may read the memory of all others of its node.
-pub(crate) const READS: u32 = 8;
+pub(crate) const READS_PEERS: u32 = 8;
 
 /// Operations whose headers are kept; also how far a rank may run ahead of another.
 pub(crate) const SLOTS: u64 = 4;
@@ -73,7 +73,7 @@ pub const SLOT_BYTES: usize = 8192;
 pub(crate) const SLOT_STRIDE: usize = SLOT_HEADER + SLOT_BYTES + 32;
 
 pub(crate) const TAG: usize = 0;
-pub(crate) const WHAT: usize = 8;
+pub(crate) const CALL: usize = 8;
 pub(crate) const COUNT: usize = 16;
 pub(crate) const STAGE: usize = 24;
 
@@ -84,7 +84,7 @@ pub(crate) const ENTRY: usize = 64;
 /// in memory that the writer does not share, at an address of its own.
 pub(crate) const IN_CELLS: u64 = 0;
 pub(crate) const IN_SYMMETRIC: u64 = 1;
-pub(crate) const IN_FOREIGN: u64 = 2;
+pub(crate) const IN_PRIVATE_MEMORY: u64 = 2;
 
 pub(crate) const RING_ENTRIES: u64 = 16;
 /// Offset, in the first line of a ring, of the number of messages that its reader has received.
@@ -93,10 +93,10 @@ pub(crate) const RING_BYTES: usize = LINE * (1 + RING_ENTRIES as usize);
 /// Where in an entry the place of a message's cells is written, or the message itself.
 pub(crate) const BODY: usize = 32;
 /// Messages up to this many bytes lie beside their announcement.
-pub(crate) const BESIDE: usize = LINE - BODY;
+pub(crate) const INLINE_BYTES: usize = LINE - BODY;
 
 pub(crate) const fn slots_at(size: usize) -> usize {
-    (MAIL + 8 * size).next_multiple_of(LINE)
+    (MESSAGE_RINGS + 8 * size).next_multiple_of(LINE)
 }
 
 pub(crate) const fn slot_at(size: usize, seq: u64) -> usize {
@@ -111,5 +111,5 @@ pub(crate) const fn block_bytes(size: usize) -> usize {
     shared_page_at(size) + PAGE
 }
 
-const _: () = assert!(ERROR_TEXT + 8 + LONGEST_ERROR <= PAGE);
+const _: () = assert!(ERROR_TEXT + 8 + MAX_ERROR_BYTES <= PAGE);
 const _: () = assert!(SLOT_STRIDE.is_multiple_of(LINE) && (SLOT_HEADER + SLOT_BYTES) <= SLOT_STRIDE);

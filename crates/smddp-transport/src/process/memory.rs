@@ -10,11 +10,11 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::param::page_size;
 use rustix::process::{Resource, getrlimit};
 
-use super::order::Count;
+use super::order::Counter;
 use super::room::too_small;
 
 /// An error that names the system call and says how to permit it.
-pub fn refused(call: &str, reason: Errno) -> io::Error {
+pub fn system_call_error(call: &str, reason: Errno) -> io::Error {
     let advice = match reason {
         Errno::PERM | Errno::ACCESS | Errno::NOSYS => {
             "; a seccomp filter or sandbox forbids it: allow this system call"
@@ -28,7 +28,7 @@ pub fn refused(call: &str, reason: Errno) -> io::Error {
 /// A shared mapping. Everything in it is reached as atomics or by raw pointer, never as plain references, so
 /// that another process may write at any time.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct SharedMemory {
     base: *mut u8,
     len: usize,
     /// A device may hold pages of it.
@@ -37,23 +37,24 @@ pub(crate) struct Memory {
 
 // SAFETY: the mapping lives until `drop`, belongs to no thread, and is only reached through atomics or through
 // raw pointers whose users say who may write when (outlets.rs, messages.rs).
-unsafe impl Send for Memory {}
+unsafe impl Send for SharedMemory {}
 // SAFETY: as above; shared references hand out atomics and raw pointers only.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for SharedMemory {}
 
-impl Memory {
+impl SharedMemory {
     /// New anonymous memory of `len` bytes whose size nobody can change. Pages appear when first touched.
     pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let fd =
-            rustix::fs::memfd_create("smddp", flags).map_err(|reason| refused("memfd_create", reason))?;
+        let fd = rustix::fs::memfd_create("smddp", flags)
+            .map_err(|reason| system_call_error("memfd_create", reason))?;
         // The kernel would send SIGXFSZ, which ends a process that does not ignore it.
         if getrlimit(Resource::Fsize).current.is_some_and(|most| most < len as u64) {
             return Err(io::Error::other(too_small(&format!("{} MiB of shared memory", len >> 20), 1)));
         }
-        rustix::fs::ftruncate(&fd, len as u64).map_err(|reason| refused("ftruncate", reason))?;
+        rustix::fs::ftruncate(&fd, len as u64).map_err(|reason| system_call_error("ftruncate", reason))?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&fd, seals).map_err(|reason| refused("fcntl(F_ADD_SEALS)", reason))?;
+        rustix::fs::fcntl_add_seals(&fd, seals)
+            .map_err(|reason| system_call_error("fcntl(F_ADD_SEALS)", reason))?;
         Ok((Self::map(Some(fd.as_fd()), len)?, fd))
     }
 
@@ -89,7 +90,7 @@ impl Memory {
                 let text = too_small(&format!("a mapping of {} MiB", len >> 20), 1);
                 io::Error::new(io::ErrorKind::OutOfMemory, text)
             }
-            reason => refused("mmap", reason),
+            reason => system_call_error("mmap", reason),
         })?;
         // A core dump would contain the whole reserve once for each rank of the host, and reading its holes would allocate them.
         // SAFETY: the mapping made above; the advice changes no bytes.
@@ -104,7 +105,7 @@ impl Memory {
     /// Whether `bytes` bytes at `offset` lie in it, aligned for words. Asked of every place that another process names,
     /// before it is used.
     #[inline]
-    pub(crate) fn holds(&self, offset: usize, bytes: usize) -> bool {
+    pub(crate) fn contains(&self, offset: usize, bytes: usize) -> bool {
         offset.is_multiple_of(8) && offset <= self.len && bytes <= self.len - offset
     }
 
@@ -113,7 +114,7 @@ impl Memory {
         at.checked_sub(self.base as usize)
     }
 
-    /// Address of `bytes` bytes at `offset`. What another process names was looked at before ([`Self::holds`]): out of
+    /// Address of `bytes` bytes at `offset`. What another process names was looked at before ([`Self::contains`]): out of
     /// range is a bug of this one, and stops here.
     #[inline]
     pub(crate) fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
@@ -126,21 +127,21 @@ impl Memory {
 
     /// A number that one rank tells others.
     #[inline]
-    pub(crate) fn count(&self, offset: usize) -> Count<'_> {
-        Count(self.word64(offset))
+    pub(crate) fn counter(&self, offset: usize) -> Counter<'_> {
+        Counter(self.flag64(offset))
     }
 
     /// Words in a row.
     #[inline]
-    pub(crate) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
+    pub(crate) fn flags<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
         let at = self.at(offset, 8 * N);
         assert!(offset.is_multiple_of(8));
-        // SAFETY: as in `word64`; an atomic has the layout of its number, and an array that of its elements in a row.
+        // SAFETY: as in `flag64`; an atomic has the layout of its number, and an array that of its elements in a row.
         unsafe { &*at.cast::<[AtomicU64; N]>() }
     }
 
     #[inline]
-    pub(crate) fn word64(&self, offset: usize) -> &AtomicU64 {
+    pub(crate) fn flag64(&self, offset: usize) -> &AtomicU64 {
         let at = self.at(offset, 8);
         assert!(offset.is_multiple_of(8));
         // SAFETY: in range and aligned (checked above; the base is page aligned); lives as long as `self`; all
@@ -149,10 +150,10 @@ impl Memory {
     }
 
     #[inline]
-    pub(crate) fn word32(&self, offset: usize) -> &AtomicU32 {
+    pub(crate) fn flag32(&self, offset: usize) -> &AtomicU32 {
         let at = self.at(offset, 4);
         assert!(offset.is_multiple_of(4));
-        // SAFETY: as in `word64`.
+        // SAFETY: as in `flag64`.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
@@ -170,7 +171,7 @@ impl Memory {
     pub(crate) fn clear(&self, offset: usize, bytes: usize) {
         fence(Ordering::Release);
         for at in (offset..offset + bytes).step_by(8) {
-            self.word64(at).store(0, Ordering::Relaxed);
+            self.flag64(at).store(0, Ordering::Relaxed);
         }
     }
 
@@ -178,22 +179,22 @@ impl Memory {
     /// all, or, where it takes the place of another one, perhaps a mixture of both.
     pub(crate) fn write_text(&self, offset: usize, text: &str, most: usize) {
         let bytes = &text.as_bytes()[..text.len().min(most)];
-        self.word64(offset).store(0, Ordering::Relaxed);
+        self.flag64(offset).store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         for (i, chunk) in bytes.chunks(8).enumerate() {
             let mut word = [0; 8];
             word[..chunk.len()].copy_from_slice(chunk);
-            self.word64(offset + 8 + 8 * i).store(u64::from_le_bytes(word), Ordering::Relaxed);
+            self.flag64(offset + 8 + 8 * i).store(u64::from_le_bytes(word), Ordering::Relaxed);
         }
-        self.word64(offset).store(bytes.len() as u64, Ordering::Release);
+        self.flag64(offset).store(bytes.len() as u64, Ordering::Release);
     }
 
     /// What [`Self::write_text`] wrote, or whatever lies there.
     pub(crate) fn read_text(&self, offset: usize, most: usize) -> String {
         let length =
-            usize::try_from(self.word64(offset).load(Ordering::Acquire)).map_or(most, |told| told.min(most));
+            usize::try_from(self.flag64(offset).load(Ordering::Acquire)).map_or(most, |told| told.min(most));
         let bytes: Vec<u8> = (0..length.div_ceil(8))
-            .flat_map(|i| self.word64(offset + 8 + 8 * i).load(Ordering::Relaxed).to_le_bytes())
+            .flat_map(|i| self.flag64(offset + 8 + 8 * i).load(Ordering::Relaxed).to_le_bytes())
             .take(length)
             .collect();
         String::from_utf8_lossy(&bytes).into_owned()
@@ -221,7 +222,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for SharedMemory {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, unmapped once; whoever uses pointers into it holds an Arc.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
@@ -250,8 +251,8 @@ mod tests {
 
     #[test]
     fn no_mapping_of_shared_memory_is_in_a_core_dump() {
-        let (own, fd) = Memory::create(3 * page_size()).unwrap();
-        let peers = Memory::open(&fd, 3 * page_size()).unwrap();
+        let (own, fd) = SharedMemory::create(3 * page_size()).unwrap();
+        let peers = SharedMemory::open(&fd, 3 * page_size()).unwrap();
         let found = mappings("/memfd:smddp");
         for memory in [&own, &peers] {
             let (_, flags) =
@@ -263,19 +264,19 @@ mod tests {
     #[test]
     fn only_whole_pages_are_given_back() {
         let page = page_size();
-        let (memory, _fd) = Memory::create(6 * page).unwrap();
-        let words = |memory: &Memory| -> Vec<u64> {
-            (0..12).map(|half| memory.word64(half * page / 2).load(Ordering::Relaxed)).collect()
+        let (memory, _fd) = SharedMemory::create(6 * page).unwrap();
+        let flags = |memory: &SharedMemory| -> Vec<u64> {
+            (0..12).map(|half| memory.flag64(half * page / 2).load(Ordering::Relaxed)).collect()
         };
-        let fill = || (0..12).for_each(|half| memory.word64(half * page / 2).store(7, Ordering::Relaxed));
+        let fill = || (0..12).for_each(|half| memory.flag64(half * page / 2).store(7, Ordering::Relaxed));
         // From the middle of page 1 to the middle of page 4: pages 2 and 3.
         fill();
         memory.discard(page + page / 2, 3 * page);
-        assert_eq!(words(&memory), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
+        assert_eq!(flags(&memory), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
         // A whole one; and one that lies in two, neither of them whole.
         fill();
         memory.discard(page, page);
         memory.discard(4 * page + page / 2, page);
-        assert_eq!(words(&memory), [7, 7, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
+        assert_eq!(flags(&memory), [7, 7, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
     }
 }

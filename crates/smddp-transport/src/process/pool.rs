@@ -1,7 +1,7 @@
 //! The staging pool: one per process, shared by all its communicators, grown on use up to a cap.
 //!
 //! An operation takes one region and hands it back when it ends; the region is free for the next one when its
-//! readers are done with it, which the region's [`Release`] tells. Every started operation can have the least
+//! readers are done with it, which the region's [`ReleaseCondition`] tells. Every started operation can have the least
 //! memory it works with, if need be from the reserve past the cap: groups that are used in different orders on
 //! different ranks therefore never wait for each other's memory.
 
@@ -12,11 +12,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use super::layout::{GRAIN, STAGING};
-use super::memory::Memory;
+use super::memory::SharedMemory;
 use crate::lock;
 
 /// Tells when the readers of a region are done with it.
-pub(crate) trait Release: Send + Sync {
+pub(crate) trait ReleaseCondition: Send + Sync {
     fn released(&self) -> bool;
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Region {
 
 /// A region for an operation.
 enum Chosen {
-    Used(Region),
+    Ready(Region),
     /// Its pages are to be populated.
     Fresh(Region),
 }
@@ -36,9 +36,9 @@ enum Chosen {
 struct Idle {
     region: Region,
     owner: u64,
-    release: Option<Arc<dyn Release>>,
+    release: Option<Arc<dyn ReleaseCondition>>,
     /// Ascending age: the largest was handed back last.
-    turn: u64,
+    age: u64,
 }
 
 impl Idle {
@@ -56,7 +56,7 @@ struct Ranges {
     free: BTreeMap<usize, usize>,
     reserve: BTreeMap<usize, usize>,
     idle: Vec<Idle>,
-    turn: u64,
+    age: u64,
 }
 
 pub(crate) struct Pool {
@@ -69,14 +69,14 @@ pub(crate) struct Pool {
 }
 
 /// A communicator goes through so many bytes of regions before it uses one again; far below a third-level cache.
-fn rotate() -> usize {
+fn rotation_bytes() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
     *BYTES.get_or_init(|| {
         // "1024K"
         let text =
             std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size").unwrap_or_default();
         let kib = text.trim().strip_suffix('K').and_then(|kib| kib.parse::<usize>().ok()).unwrap_or(1 << 10);
-        rotation(&first_processor(), kib << 10)
+        bytes_per_rotation(&first_processor(), kib << 10)
     })
 }
 
@@ -91,7 +91,7 @@ fn first_processor() -> String {
 /// the copy itself, 128 KiB 14 us, and 3.3 us when the readers' copies are gone: so twice a second-level cache. On Intel's
 /// (measured: Cascade Lake) it costs nothing, and a cell that is still in the writer's cache is quicker to write: a quarter of one
 /// is up to twice as fast as twice one. Others have not been measured.
-fn rotation(processor: &str, second_level: usize) -> usize {
+fn bytes_per_rotation(processor: &str, second_level: usize) -> usize {
     let bytes = if processor.contains("GenuineIntel") { second_level / 4 } else { 2 * second_level };
     bytes.clamp(256 << 10, 4 << 20)
 }
@@ -101,9 +101,9 @@ const COARSE: usize = 4 * GRAIN;
 
 /// One time in eight, not in step with groups that take turns. The first touch of pages, here and by the readers, costs more than
 /// some uses of a known region (all_gather of 256 KiB by two ranks, first calls: 187 us, and 52 so).
-fn takes_new_pages(turn: u64) -> bool {
+fn takes_new_pages(age: u64) -> bool {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-    turn.wrapping_mul(GOLDEN) >> 61 == 0
+    age.wrapping_mul(GOLDEN) >> 61 == 0
 }
 
 pub(super) fn take(free: &mut BTreeMap<usize, usize>, bytes: usize) -> Option<usize> {
@@ -153,7 +153,7 @@ impl Pool {
     }
 
     /// The largest region that can ever be had: all that lies under the cap, or all of the reserve.
-    pub(crate) fn most_at_once(&self) -> usize {
+    pub(crate) fn max_region(&self) -> usize {
         self.cap.max(self.reserve)
     }
 
@@ -164,8 +164,14 @@ impl Pool {
 
     /// `want` bytes for `owner`, or at least `least`; `None` while the owner should rather wait for its own
     /// regions to come back, or while even the reserve is used up.
-    pub(crate) fn acquire(&self, memory: &Memory, owner: u64, want: usize, least: usize) -> Option<Region> {
-        self.populated(memory, self.choose(owner, want, least)?)
+    pub(crate) fn acquire(
+        &self,
+        memory: &SharedMemory,
+        owner: u64,
+        want: usize,
+        least: usize,
+    ) -> Option<Region> {
+        self.populate(memory, self.choose(owner, want, least)?)
     }
 
     fn choose(&self, owner: u64, want: usize, least: usize) -> Option<Chosen> {
@@ -173,7 +179,7 @@ impl Pool {
         let mut state = lock(&self.state);
         let state = &mut *state;
 
-        let rotate = rotate().min(self.cap / 8);
+        let rotation_bytes = rotation_bytes().min(self.cap / 8);
         let mut mine: Option<usize> = None;
         let (mut waiting, mut total) = (0, want);
         for i in 0..state.idle.len() {
@@ -183,57 +189,57 @@ impl Pool {
             total += state.idle[i].region.bytes;
             if !state.idle[i].released() {
                 waiting += state.idle[i].region.bytes;
-            } else if mine.is_none_or(|m| state.idle[i].turn < state.idle[m].turn) {
+            } else if mine.is_none_or(|m| state.idle[i].age < state.idle[m].age) {
                 mine = Some(i);
             }
         }
         if let Some(i) = mine
-            && (total > rotate || !takes_new_pages(state.turn))
+            && (total > rotation_bytes || !takes_new_pages(state.age))
         {
-            return Some(Chosen::Used(state.idle.swap_remove(i).region));
+            return Some(Chosen::Ready(state.idle.swap_remove(i).region));
         }
-        if waiting > 0 && waiting + want > rotate {
+        if waiting > 0 && waiting + want > rotation_bytes {
             return None;
         }
-        if let Some(region) = self.carve(state, want) {
+        if let Some(region) = self.allocate(state, want) {
             return Some(Chosen::Fresh(region));
         }
         if let Some(i) = mine {
-            return Some(Chosen::Used(state.idle.swap_remove(i).region));
+            return Some(Chosen::Ready(state.idle.swap_remove(i).region));
         }
         self.evict(state, None);
-        if let Some(region) = self.carve(state, want).or_else(|| self.carve(state, least)) {
+        if let Some(region) = self.allocate(state, want).or_else(|| self.allocate(state, least)) {
             return Some(Chosen::Fresh(region));
         }
         self.take_reserve(state, least)
     }
 
     /// Memory of one message: as `acquire`, but never by waiting for one's own: messages are read in any order.
-    pub(crate) fn acquire_mail(
+    pub(crate) fn acquire_for_message(
         &self,
-        memory: &Memory,
+        memory: &SharedMemory,
         owner: u64,
         want: usize,
         least: usize,
     ) -> Option<Region> {
-        self.populated(memory, self.choose_mail(owner, want, least)?)
+        self.populate(memory, self.choose_for_message(owner, want, least)?)
     }
 
-    fn choose_mail(&self, owner: u64, want: usize, least: usize) -> Option<Chosen> {
+    fn choose_for_message(&self, owner: u64, want: usize, least: usize) -> Option<Chosen> {
         let (want, least) = (want.next_multiple_of(GRAIN), least.next_multiple_of(GRAIN));
         let mut state = lock(&self.state);
         let state = &mut *state;
         let fits = |i: &Idle| i.owner == owner && i.region.bytes >= want && i.region.bytes <= 2 * want;
         for i in 0..state.idle.len() {
             if fits(&state.idle[i]) && state.idle[i].released() {
-                return Some(Chosen::Used(state.idle.swap_remove(i).region));
+                return Some(Chosen::Ready(state.idle.swap_remove(i).region));
             }
         }
-        if let Some(region) = self.carve(state, want) {
+        if let Some(region) = self.allocate(state, want) {
             return Some(Chosen::Fresh(region));
         }
         self.evict(state, None);
-        if let Some(region) = self.carve(state, want) {
+        if let Some(region) = self.allocate(state, want) {
             return Some(Chosen::Fresh(region));
         }
         self.take_reserve(state, least)
@@ -242,14 +248,14 @@ impl Pool {
     fn take_reserve(&self, state: &mut Ranges, bytes: usize) -> Option<Chosen> {
         let offset = take(&mut state.reserve, bytes)?;
         self.reserve_used.fetch_add(bytes, Ordering::Relaxed);
-        Some(Chosen::Used(Region { offset, bytes }))
+        Some(Chosen::Ready(Region { offset, bytes }))
     }
 
     /// Touches the pages of a fresh region. Without the lock: that takes milliseconds for a large one, and other threads take
     /// regions meanwhile.
-    fn populated(&self, memory: &Memory, chosen: Chosen) -> Option<Region> {
+    fn populate(&self, memory: &SharedMemory, chosen: Chosen) -> Option<Region> {
         match chosen {
-            Chosen::Used(region) => Some(region),
+            Chosen::Ready(region) => Some(region),
             Chosen::Fresh(region) => {
                 #[cfg(test)]
                 tests::POPULATING.with(|hook| hook.get().map(|hook| hook(self)));
@@ -259,7 +265,7 @@ impl Pool {
         }
     }
 
-    fn carve(&self, state: &mut Ranges, bytes: usize) -> Option<Region> {
+    fn allocate(&self, state: &mut Ranges, bytes: usize) -> Option<Region> {
         let offset = take(&mut state.free, bytes)?;
         self.resident.fetch_max(offset + bytes - STAGING, Ordering::Relaxed);
         Some(Region { offset, bytes })
@@ -282,16 +288,22 @@ impl Pool {
     }
 
     /// Hands a region back; it is used again when `release` says so.
-    pub(crate) fn retire(&self, memory: &Memory, owner: u64, region: Region, release: Arc<dyn Release>) {
+    pub(crate) fn retire(
+        &self,
+        memory: &SharedMemory,
+        owner: u64,
+        region: Region,
+        release: Arc<dyn ReleaseCondition>,
+    ) {
         let mut state = lock(&self.state);
-        state.turn += 1;
-        let turn = state.turn;
-        state.idle.push(Idle { region, owner, release: Some(release), turn });
+        state.age += 1;
+        let age = state.age;
+        state.idle.push(Idle { region, owner, release: Some(release), age });
         self.sweep_reserve(&mut state, memory);
     }
 
     /// Memory past the cap goes back to the system as soon as it can.
-    fn sweep_reserve(&self, state: &mut Ranges, memory: &Memory) {
+    fn sweep_reserve(&self, state: &mut Ranges, memory: &SharedMemory) {
         let mut i = 0;
         while i < state.idle.len() {
             if state.idle[i].region.offset >= STAGING + self.cap && state.idle[i].released() {
@@ -308,13 +320,13 @@ impl Pool {
     }
 
     /// From now on a device may know any page of `memory`. Behind the lock: whoever gives one back for want of this has done so.
-    pub(crate) fn pin(&self, memory: &Memory) {
+    pub(crate) fn pin(&self, memory: &SharedMemory) {
         let _state = lock(&self.state);
         memory.pin();
     }
 
     /// Forgets which regions were `owner`'s: the group is gone, any other may have them when they are released.
-    pub(crate) fn disown(&self, memory: &Memory, owner: u64) {
+    pub(crate) fn disown(&self, memory: &SharedMemory, owner: u64) {
         let mut state = lock(&self.state);
         for idle in &mut state.idle {
             if idle.owner == owner {
@@ -351,20 +363,20 @@ mod tests {
             SEEN.set(SEEN.get() + 1);
         }));
         pool.acquire(&memory, 1, 1 << 20, 4096).unwrap();
-        pool.acquire_mail(&memory, 1, 1 << 20, 4096).unwrap();
+        pool.acquire_for_message(&memory, 1, 1 << 20, 4096).unwrap();
         POPULATING.set(None);
         assert_eq!(SEEN.get(), 2);
     }
 
     struct Flag(AtomicBool);
-    impl Release for Flag {
+    impl ReleaseCondition for Flag {
         fn released(&self) -> bool {
             self.0.load(Ordering::Relaxed)
         }
     }
 
-    fn memory(cap: usize) -> Memory {
-        Memory::create(STAGING + Pool::span(cap, RESERVE_BYTES)).unwrap().0
+    fn memory(cap: usize) -> SharedMemory {
+        SharedMemory::create(STAGING + Pool::span(cap, RESERVE_BYTES)).unwrap().0
     }
 
     #[test]
@@ -414,7 +426,7 @@ mod tests {
             seen.len()
         };
         assert!(operations(24) <= 4, "known memory first");
-        assert_eq!(operations(1_000), rotate() / (128 << 10), "then all that there may be");
+        assert_eq!(operations(1_000), rotation_bytes() / (128 << 10), "then all that there may be");
     }
 
     #[test]
@@ -426,7 +438,7 @@ mod tests {
             ("BogoMIPS\t: 2100.00\n", 1 << 20, 2 << 20),
             ("", 8 << 20, 4 << 20),
         ] {
-            assert_eq!(rotation(processor, second_level), bytes, "{processor:?}");
+            assert_eq!(bytes_per_rotation(processor, second_level), bytes, "{processor:?}");
         }
     }
 

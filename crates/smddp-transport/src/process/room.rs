@@ -8,10 +8,10 @@ use rustix::process::{Resource, getrlimit};
 use super::layout::{RESERVE_BYTES, SYMMETRIC_BYTES};
 
 /// The smallest reserve that groups work with.
-const LEAST_RESERVE: usize = 32 << 20;
+const MIN_RESERVE: usize = 32 << 20;
 /// Symmetric memory below this is not worth its address space.
-const LEAST_SYMMETRIC: usize = 16 << 20;
-const GRAIN: usize = 2 << 20;
+const MIN_SYMMETRIC: usize = 16 << 20;
+const MAPPING_GRAIN: usize = 2 << 20;
 
 /// Bytes of the parts of a process's memory that adapt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +51,10 @@ impl Room {
         let Some(rest) = most.checked_sub(least.bytes(fixed)) else {
             return Err(too_small(&format!("{} of shared memory", mib(least.bytes(fixed))), ranks));
         };
-        let reserve = (LEAST_RESERVE + rest).min(RESERVE_BYTES);
-        let symmetric = (LEAST_RESERVE + rest - reserve).min(SYMMETRIC_BYTES);
-        let whole = |bytes: usize| bytes - bytes % GRAIN;
-        let symmetric = if symmetric < LEAST_SYMMETRIC { 0 } else { whole(symmetric) };
+        let reserve = (MIN_RESERVE + rest).min(RESERVE_BYTES);
+        let symmetric = (MIN_RESERVE + rest - reserve).min(SYMMETRIC_BYTES);
+        let whole = |bytes: usize| bytes - bytes % MAPPING_GRAIN;
+        let symmetric = if symmetric < MIN_SYMMETRIC { 0 } else { whole(symmetric) };
         Ok(Self { reserve: whole(reserve), symmetric })
     }
 
@@ -65,7 +65,7 @@ impl Room {
     }
 
     const fn least() -> Self {
-        Self { reserve: LEAST_RESERVE, symmetric: 0 }
+        Self { reserve: MIN_RESERVE, symmetric: 0 }
     }
 
     /// Bytes of all of the memory, of which `fixed` do not adapt.
@@ -133,7 +133,7 @@ mod tests {
             let all = room.bytes(FIXED) as u64;
             assert!(all <= limits.file.unwrap_or(u64::MAX), "{room:?}");
             assert!(all * ranks as u64 <= limits.space.unwrap_or(u64::MAX) / 2, "{room:?}");
-            assert!(room.reserve >= LEAST_RESERVE, "{room:?}");
+            assert!(room.reserve >= MIN_RESERVE, "{room:?}");
         }
     }
 

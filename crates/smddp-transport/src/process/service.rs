@@ -15,20 +15,20 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
 use super::doorbell::Doorbell;
-use super::incoming::{Host, IncomingConnections};
-use super::memory::refused;
+use super::incoming::{IncomingConnections, IncomingHost};
+use super::memory::system_call_error;
 use crate::close_on_fork::CloseOnFork;
 use crate::threads::spawn;
-use crate::warning::{note, warn};
+use crate::warning::{info, warn};
 use crate::{fork, lock};
 
 struct Watched {
     fd: OwnedFd,
-    gone: Weak<AtomicBool>,
+    ended: Weak<AtomicBool>,
 }
 
 /// Processes and connections whose ends are waited for, and the thread's own eventfd.
-struct LocalTransports {
+struct EndWatch {
     epoll: OwnedFd,
     wake: OwnedFd,
     watched: Mutex<HashMap<u64, Watched>>,
@@ -36,12 +36,13 @@ struct LocalTransports {
     next: AtomicU64,
 }
 
-impl LocalTransports {
+impl EndWatch {
     /// The number of the eventfd.
     const WAKE: u64 = u64::MAX;
 
     fn new(wake: OwnedFd) -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|reason| refused("epoll_create1", reason))?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC)
+            .map_err(|reason| system_call_error("epoll_create1", reason))?;
         epoll::add(&epoll, &wake, EventData::new_u64(Self::WAKE), EventFlags::IN)?;
         Ok(Self { epoll, wake, watched: Mutex::default(), next: AtomicU64::new(0) })
     }
@@ -52,7 +53,7 @@ impl LocalTransports {
         let mut watched = lock(&self.watched);
         match epoll::add(&self.epoll, &new.fd, EventData::new_u64(number), EventFlags::IN) {
             Ok(()) => drop(watched.insert(number, new)),
-            Err(reason) => note(&format!(
+            Err(reason) => info(&format!(
                 "the end of a process of this node will be known at a deadline only: epoll refuses its descriptor ({reason})"
             )),
         }
@@ -61,7 +62,7 @@ impl LocalTransports {
     /// Nobody else holds their marks any more.
     fn forget(&self) {
         lock(&self.watched).retain(|_, watched| {
-            let held = watched.gone.strong_count() > 0;
+            let held = watched.ended.strong_count() > 0;
             if !held {
                 // A forked child may have the descriptor, too: closing it would not take it out.
                 let _ = epoll::delete(&self.epoll, &watched.fd);
@@ -88,8 +89,8 @@ impl LocalTransports {
             }
             let Some(ended) = lock(&self.watched).remove(&event.data.u64()) else { continue };
             let _ = epoll::delete(&self.epoll, &ended.fd);
-            if let Some(gone) = ended.gone.upgrade() {
-                gone.store(true, Ordering::Release);
+            if let Some(ended) = ended.ended.upgrade() {
+                ended.store(true, Ordering::Release);
                 died = true;
             }
         }
@@ -98,12 +99,12 @@ impl LocalTransports {
 }
 
 struct Shared {
-    /// Wakes the answering thread. [`LocalTransports`] has the eventfd of the watching thread.
+    /// Wakes the answering thread. [`EndWatch`] has the eventfd of the watching thread.
     wake: OwnedFd,
     stop: AtomicBool,
-    ends: LocalTransports,
+    ends: EndWatch,
     /// Listeners to serve from now on.
-    more: Mutex<Vec<IncomingConnections>>,
+    added: Mutex<Vec<IncomingConnections>>,
 }
 
 /// Two threads: one reports the ends of peers, the other one answers callers. An answer may take long (the main thread's frames, the
@@ -118,12 +119,12 @@ impl Service {
     /// `doorbell` rings where a peer has died.
     pub(crate) fn start(doorbell: Doorbell) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let event = || eventfd(0, flags).map_err(|reason| refused("eventfd2", reason));
+        let event = || eventfd(0, flags).map_err(|reason| system_call_error("eventfd2", reason));
         let shared = Arc::new(Shared {
             wake: event()?,
             stop: AtomicBool::new(false),
-            ends: LocalTransports::new(event()?)?,
-            more: Mutex::default(),
+            ends: EndWatch::new(event()?)?,
+            added: Mutex::default(),
         });
         let mut service = Self { shared, threads: [None, None], forks: fork::generation() };
         // Dropping the service joins the first thread where the second one cannot be started.
@@ -134,15 +135,15 @@ impl Service {
         Ok(service)
     }
 
-    /// Sets `gone` and rings when the process or the connection behind `fd` ends; forgets it when nobody else
-    /// holds `gone` any more.
-    pub(crate) fn watch(&self, fd: OwnedFd, gone: &Arc<AtomicBool>) {
-        self.shared.ends.add(Watched { fd, gone: Arc::downgrade(gone) });
+    /// Sets `ended` and rings when the process or the connection behind `fd` ends; forgets it when nobody else
+    /// holds `ended` any more.
+    pub(crate) fn watch(&self, fd: OwnedFd, ended: &Arc<AtomicBool>) {
+        self.shared.ends.add(Watched { fd, ended: Arc::downgrade(ended) });
     }
 
     /// Answers callers at that listener, which does not block, for as long as its host is open.
-    pub(crate) fn answer(&self, listener: CloseOnFork<OwnedFd>, host: impl Host + 'static) {
-        lock(&self.shared.more).push(IncomingConnections::new(listener, host));
+    pub(crate) fn serve(&self, listener: CloseOnFork<OwnedFd>, host: impl IncomingHost + 'static) {
+        lock(&self.shared.added).push(IncomingConnections::new(listener, host));
         self.wake();
     }
 
@@ -182,7 +183,7 @@ fn watch_ends(shared: &Shared, doorbell: &Doorbell) {
     while !shared.stop.load(Ordering::Acquire) {
         shared.ends.forget();
         match shared.ends.wait() {
-            Some(true) => doorbell.ring(),
+            Some(true) => doorbell.notify(),
             Some(false) => {}
             None => return,
         }
@@ -192,7 +193,7 @@ fn watch_ends(shared: &Shared, doorbell: &Doorbell) {
 fn answer_callers(shared: &Shared) {
     let mut callers: Vec<IncomingConnections> = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
-        callers.append(&mut lock(&shared.more));
+        callers.append(&mut lock(&shared.added));
         callers.retain(|callers| callers.host.open());
         let now = Instant::now();
         let max_sleep = callers.iter().filter_map(|callers| callers.max_sleep(now)).min();
@@ -221,7 +222,7 @@ fn answer_callers(shared: &Shared) {
         for (callers, count) in callers.iter_mut().zip(counts) {
             let ready: Vec<bool> = ready.by_ref().take(count).collect();
             // The callers that were being served lose their connections; the listener goes on.
-            let answer = AssertUnwindSafe(|| callers.turn(ready.into_iter(), now));
+            let answer = AssertUnwindSafe(|| callers.serve_ready(ready.into_iter(), now));
             if let Err(panic) = catch_unwind(answer) {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
@@ -244,7 +245,7 @@ mod tests {
     use super::super::handshake::listen;
     use super::super::incoming::Stage;
     use super::super::layout::PAGE;
-    use super::super::memory::Memory;
+    use super::super::memory::SharedMemory;
     use super::*;
     use crate::token::{Responder, Token};
 
@@ -254,11 +255,11 @@ mod tests {
         go: Receiver<()>,
     }
 
-    impl Host for Stuck {
-        fn words(&self) -> usize {
+    impl IncomingHost for Stuck {
+        fn greeting_bytes(&self) -> usize {
             8
         }
-        fn admits(&self, _: BorrowedFd<'_>) -> io::Result<()> {
+        fn check_allowed(&self, _: BorrowedFd<'_>) -> io::Result<()> {
             self.begun.send(()).unwrap();
             let _ = self.go.recv();
             panic!("an answer failed (expected by this test)");
@@ -269,7 +270,7 @@ mod tests {
         fn name(&self, _: BorrowedFd<'_>) -> String {
             String::new()
         }
-        fn answer(
+        fn accept(
             &self,
             _: CloseOnFork<OwnedFd>,
             _: &[u8],
@@ -277,7 +278,7 @@ mod tests {
         ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
             None
         }
-        fn lacking(&self, error: &io::Error) -> String {
+        fn resource_error(&self, error: &io::Error) -> String {
             error.to_string()
         }
     }
@@ -285,25 +286,25 @@ mod tests {
     /// A peer that ends, and whether that is known within the time that every wait of this test has.
     fn death_is_reported(service: &Service) -> bool {
         let (peer, watched) = UnixStream::pair().unwrap();
-        let gone = Arc::new(AtomicBool::new(false));
-        service.watch(watched.into(), &gone);
+        let ended = Arc::new(AtomicBool::new(false));
+        service.watch(watched.into(), &ended);
         drop(peer);
         let until = Instant::now() + Duration::from_secs(20);
-        while !gone.load(Ordering::Acquire) && Instant::now() < until {
+        while !ended.load(Ordering::Acquire) && Instant::now() < until {
             std::thread::yield_now();
         }
-        gone.load(Ordering::Acquire)
+        ended.load(Ordering::Acquire)
     }
 
     #[test]
     fn deaths_are_reported_while_an_answer_is_stuck_and_after_it_panicked() {
         let name = format!("smddp-test-stuck-{}", std::process::id());
         let service =
-            Service::start(Doorbell::new(Arc::new(Memory::create(PAGE).unwrap().0)).unwrap()).unwrap();
+            Service::start(Doorbell::new(Arc::new(SharedMemory::create(PAGE).unwrap().0)).unwrap()).unwrap();
         let (begun, seen) = channel();
         let (go, wait) = channel();
         let listener = CloseOnFork::new(OwnedFd::from(listen(name.as_bytes()).unwrap()));
-        service.answer(listener, Stuck { begun, go: wait });
+        service.serve(listener, Stuck { begun, go: wait });
         let address =
             <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(
                 name.as_bytes(),

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 
-use super::layout::OWN_ADDRESS;
-use super::memory::Memory;
+use super::layout::SELF_ADDRESS;
+use super::memory::SharedMemory;
 use crate::fork::PerProcess;
 
 /// What may be read where it lies by the ranks of the node.
@@ -23,14 +23,14 @@ pub enum SingleCopy {
 
 impl SingleCopy {
     /// Whether memory of this process is to be read so, if others may.
-    pub(crate) fn pays(self) -> bool {
+    pub(crate) fn is_enabled(self) -> bool {
         self == Self::Always || self == Self::Auto && Self::is_quicker()
     }
 
     /// Whether the kernel's copy is quicker on this machine than the two of staging; measured once, in a few milliseconds.
     pub fn is_quicker() -> bool {
         static FOUND: PerProcess<OnceLock<bool>> = PerProcess::new();
-        *FOUND.get().get_or_init(quicker)
+        *FOUND.get().get_or_init(measure)
     }
 }
 
@@ -59,16 +59,16 @@ pub(crate) unsafe fn read(pid: Pid, from: usize, to: *mut u8, bytes: usize) -> i
 }
 
 /// Whether the kernel reads that process's memory for this one: a word of it holds its own address there.
-pub(super) fn permitted(pid: Pid, memory: &Memory) -> bool {
-    let told = memory.word64(OWN_ADDRESS).load(Ordering::Acquire);
+pub(super) fn is_permitted(pid: Pid, memory: &SharedMemory) -> bool {
+    let address = memory.flag64(SELF_ADDRESS).load(Ordering::Acquire);
     let mut found = [0; 8];
     // SAFETY: `found` is this thread's.
-    let read = usize::try_from(told).map(|at| unsafe { read(pid, at, found.as_mut_ptr(), found.len()) });
-    matches!(read, Ok(Ok(()))) && u64::from_ne_bytes(found) == told
+    let read = usize::try_from(address).map(|at| unsafe { read(pid, at, found.as_mut_ptr(), found.len()) });
+    matches!(read, Ok(Ok(()))) && u64::from_ne_bytes(found) == address
 }
 
 /// Whether the kernel reads the ends of this process's `bytes` at `at`: it does not read what a device's driver has mapped.
-pub(crate) fn lendable(at: *const u8, bytes: usize) -> bool {
+pub(crate) fn is_readable(at: *const u8, bytes: usize) -> bool {
     let me = rustix::process::getpid();
     let mut end = 0_u8;
     // SAFETY: `end` is this thread's.
@@ -78,7 +78,7 @@ pub(crate) fn lendable(at: *const u8, bytes: usize) -> bool {
 /// What is copied to see: more than a second-level cache as a rule.
 const SAMPLE: usize = 2 << 20;
 
-fn quicker() -> bool {
+fn measure() -> bool {
     let me = rustix::process::getpid();
     let page = rustix::param::page_size();
     // The kernel's copy is slowest where both begin alike in their pages, as large tensors do; `memcpy` of some makes as well.
@@ -117,19 +117,19 @@ mod tests {
         assert_eq!(to, from);
         // SAFETY: as above; nothing is mapped there.
         assert!(unsafe { read(me, 8, to.as_mut_ptr(), 100) }.is_err());
-        assert!(lendable(from.as_ptr(), 100) && !lendable(std::ptr::without_provenance(8), 100));
+        assert!(is_readable(from.as_ptr(), 100) && !is_readable(std::ptr::without_provenance(8), 100));
     }
 
     #[test]
     fn a_process_is_read_where_it_says_so_itself() {
         let me = rustix::process::getpid();
-        let (memory, _fd) = Memory::create(1 << 16).unwrap();
-        assert!(!permitted(me, &memory), "nothing is told");
-        let word = memory.word64(OWN_ADDRESS);
+        let (memory, _fd) = SharedMemory::create(1 << 16).unwrap();
+        assert!(!is_permitted(me, &memory), "nothing is told");
+        let word = memory.flag64(SELF_ADDRESS);
         word.store(word.as_ptr() as u64, Ordering::Release);
-        assert!(permitted(me, &memory));
+        assert!(is_permitted(me, &memory));
         let other = 5_u64;
         word.store(&raw const other as u64, Ordering::Release);
-        assert!(!permitted(me, &memory), "another process's");
+        assert!(!is_permitted(me, &memory), "another process's");
     }
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::endpoint::Endpoint;
-use super::pool::{Region, Release};
+use super::pool::{Region, ReleaseCondition};
 
 /// Nobody else reads such a region: it is free as soon as it is handed back.
-struct AtOnce;
+struct Unshared;
 
-impl Release for AtOnce {
+impl ReleaseCondition for Unshared {
     fn released(&self) -> bool {
         true
     }
@@ -51,7 +51,7 @@ impl StagingMemory {
 
     pub(crate) fn give_back(&mut self) {
         if let Some(region) = self.region.take() {
-            self.endpoint.pool.retire(&self.endpoint.memory, self.nonce, region, Arc::new(AtOnce));
+            self.endpoint.pool.retire(&self.endpoint.memory, self.nonce, region, Arc::new(Unshared));
         }
     }
 
@@ -62,17 +62,17 @@ impl StagingMemory {
 
     /// Memory of one message between two ranks.
     pub(crate) fn take(&self, bytes: usize) -> Option<Region> {
-        self.endpoint.pool.acquire_mail(&self.endpoint.memory, self.nonce, bytes, bytes)
+        self.endpoint.pool.acquire_for_message(&self.endpoint.memory, self.nonce, bytes, bytes)
     }
 
     /// Whether this share has these bytes.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn holds(&self, at: *const u8, bytes: usize) -> bool {
-        self.region.is_some_and(|region| self.inside(region, at, bytes))
+        self.region.is_some_and(|region| self.region_contains(region, at, bytes))
     }
 
     #[cfg(any(test, fuzzing))]
-    pub(crate) fn inside(&self, region: Region, at: *const u8, bytes: usize) -> bool {
+    pub(crate) fn region_contains(&self, region: Region, at: *const u8, bytes: usize) -> bool {
         let from = (at as usize).checked_sub(self.address(region) as usize);
         from.and_then(|from| from.checked_add(bytes)).is_some_and(|end| end <= region.bytes)
     }
@@ -82,11 +82,11 @@ impl StagingMemory {
     }
 
     pub(crate) fn give(&self, region: Region) {
-        self.endpoint.pool.retire(&self.endpoint.memory, self.nonce, region, Arc::new(AtOnce));
+        self.endpoint.pool.retire(&self.endpoint.memory, self.nonce, region, Arc::new(Unshared));
     }
 
     /// Waits a moment for one of the descriptors.
-    pub(crate) fn max_sleep(&self, fds: &[(RawFd, i16)]) {
+    pub(crate) fn wait_briefly(&self, fds: &[(RawFd, i16)]) {
         let doorbell = self.endpoint.doorbell();
         doorbell.sleep(doorbell.prepare_wait(), fds, Duration::from_millis(10));
         doorbell.cancel_wait();

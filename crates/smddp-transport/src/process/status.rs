@@ -21,13 +21,13 @@ use crate::warning::warn;
 
 const MAGIC: &[u8; 8] = b"smddp-q1";
 /// Its magic, what is asked, and about which rank of which group.
-const WORDS: usize = 8 + 8 + 8;
+const QUERY_BYTES: usize = 8 + 8 + 8;
 /// Bytes of what a rank is said to do.
-pub(crate) const LONGEST_WORDS: usize = 600;
+pub(crate) const MAX_ACTIVITY_BYTES: usize = 600;
 
 /// What is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Question {
+pub enum StatusQuery {
     /// What that rank of a group does, in words.
     Doing(u64),
     /// All groups, as JSON.
@@ -36,7 +36,7 @@ pub enum Question {
     Dump,
 }
 
-impl Question {
+impl StatusQuery {
     fn parse(words: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(*words.get(at..at + 8)?.first_chunk()?));
         let (what, key) = (word(8)?, word(16)?);
@@ -49,13 +49,13 @@ impl Question {
         }
     }
 
-    fn words(self) -> [u8; WORDS] {
+    fn words(self) -> [u8; QUERY_BYTES] {
         let (what, key) = match self {
             Self::Doing(key) => (1u64, key),
             Self::Status => (2, 0),
             Self::Dump => (3, 0),
         };
-        let mut words = [0; WORDS];
+        let mut words = [0; QUERY_BYTES];
         words[..8].copy_from_slice(MAGIC);
         words[8..16].copy_from_slice(&what.to_le_bytes());
         words[16..].copy_from_slice(&key.to_le_bytes());
@@ -63,18 +63,18 @@ impl Question {
     }
 }
 
-static RESPONDER: OnceLock<fn(Question) -> String> = OnceLock::new();
+static RESPONDER: OnceLock<fn(StatusQuery) -> String> = OnceLock::new();
 
 /// Who knows the answers; the first one counts.
-pub fn answer_with(teller: fn(Question) -> String) {
-    let _ = RESPONDER.set(teller);
+pub fn set_responder(responder: fn(StatusQuery) -> String) {
+    let _ = RESPONDER.set(responder);
 }
 
 /// What this process answers; what a rank does is a line of bounded length.
-pub(crate) fn tell(question: Question) -> String {
-    let mut text = RESPONDER.get().map_or_else(String::new, |teller| teller(question));
-    if matches!(question, Question::Doing(_)) {
-        let end = (0..=text.len().min(LONGEST_WORDS)).rev().find(|&at| text.is_char_boundary(at));
+pub(crate) fn respond(question: StatusQuery) -> String {
+    let mut text = RESPONDER.get().map_or_else(String::new, |responder| responder(question));
+    if matches!(question, StatusQuery::Doing(_)) {
+        let end = (0..=text.len().min(MAX_ACTIVITY_BYTES)).rev().find(|&at| text.is_char_boundary(at));
         text.truncate(end.unwrap_or(0));
     }
     text
@@ -87,18 +87,18 @@ fn name(process: &ProcessAddress) -> Vec<u8> {
 }
 
 /// Those of the same user may ask.
-struct Asked;
+struct StatusHost;
 
-impl incoming::Host for Asked {
-    fn words(&self) -> usize {
-        WORDS
+impl incoming::IncomingHost for StatusHost {
+    fn greeting_bytes(&self) -> usize {
+        QUERY_BYTES
     }
 
-    fn admits(&self, caller: BorrowedFd<'_>) -> io::Result<()> {
+    fn check_allowed(&self, caller: BorrowedFd<'_>) -> io::Result<()> {
         check_user(caller).map(drop)
     }
 
-    fn heeds(&self, words: &[u8]) -> bool {
+    fn is_greeting(&self, words: &[u8]) -> bool {
         let magic = words.len().min(MAGIC.len());
         words[..magic] == MAGIC[..magic]
     }
@@ -108,7 +108,7 @@ impl incoming::Host for Asked {
         None
     }
 
-    fn tells_all(&self) -> bool {
+    fn is_public(&self) -> bool {
         true
     }
 
@@ -116,32 +116,34 @@ impl incoming::Host for Asked {
         name_of(caller)
     }
 
-    fn answer(
+    fn accept(
         &self,
         caller: CloseOnFork<OwnedFd>,
         words: &[u8],
         _: Option<&Responder>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
-        let text = tell(Question::parse(words)?);
-        Some((caller, Stage::Answer(text.into_bytes())))
+        let text = respond(StatusQuery::parse(words)?);
+        Some((caller, Stage::Reply(text.into_bytes())))
     }
 
-    fn lacking(&self, error: &io::Error) -> String {
+    fn resource_error(&self, error: &io::Error) -> String {
         format!("`smddp status` cannot be answered: {error}; it waits")
     }
 }
 
 /// The socket where this process, which has that address, is asked.
-pub(super) fn open(me: &ProcessAddress) -> Option<(CloseOnFork<OwnedFd>, impl incoming::Host + use<>)> {
+pub(super) fn open(
+    me: &ProcessAddress,
+) -> Option<(CloseOnFork<OwnedFd>, impl incoming::IncomingHost + use<>)> {
     let listener = listen(&name(me)).inspect_err(|error| {
         warn(&format!("`smddp status` does not see this process: it cannot listen at its socket ({error})"));
     });
-    Some((CloseOnFork::new(OwnedFd::from(listener.ok()?)), Asked))
+    Some((CloseOnFork::new(OwnedFd::from(listener.ok()?)), StatusHost))
 }
 
 /// Asks a process of this machine and user. Its thread may be stopped, or the process another user's: then it is an error,
 /// after that time at most.
-fn ask(process: &ProcessAddress, question: Question, patience: Duration) -> io::Result<String> {
+fn query(process: &ProcessAddress, question: StatusQuery, patience: Duration) -> io::Result<String> {
     let until = Instant::now() + patience;
     let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name(process))?)?;
     check_user(&stream)?;
@@ -153,7 +155,7 @@ fn ask(process: &ProcessAddress, question: Question, patience: Duration) -> io::
         stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         match (&stream).read(&mut part) {
             Ok(0) => return Ok(String::from_utf8_lossy(&text).into_owned()),
-            Ok(_) if text.len() > LONGEST_WORDS && matches!(question, Question::Doing(_)) => {
+            Ok(_) if text.len() > MAX_ACTIVITY_BYTES && matches!(question, StatusQuery::Doing(_)) => {
                 return Err(io::Error::other("an answer that is too long"));
             }
             Ok(bytes) => text.extend(&part[..bytes]),
@@ -168,7 +170,7 @@ pub(crate) fn doing(process: &ProcessAddress, pid: Option<Pid>, about: u64) -> S
     if pid.is_some_and(stopped) {
         return STOPPED.to_owned();
     }
-    match ask(process, Question::Doing(about), PATIENCE) {
+    match query(process, StatusQuery::Doing(about), QUERY_TIMEOUT) {
         Ok(text) if !text.is_empty() => text,
         Ok(_) => "does not say what it does".to_owned(),
         Err(_) => "does not answer (stopped, or without time?)".to_owned(),
@@ -176,7 +178,7 @@ pub(crate) fn doing(process: &ProcessAddress, pid: Option<Pid>, about: u64) -> S
 }
 
 /// One that is asked for its stack answers within a fraction of it.
-const PATIENCE: Duration = Duration::from_secs(1);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Of a process that does not run.
 pub(crate) const STOPPED: &str = "is stopped (by a signal or a debugger)";
@@ -197,24 +199,24 @@ mod tests {
 
     #[test]
     fn a_question_is_read_as_it_was_written_and_nothing_else_is_one() {
-        for question in [Question::Doing(7), Question::Status, Question::Dump] {
-            assert_eq!(Question::parse(&question.words()), Some(question));
-            for end in 0..WORDS {
-                assert_eq!(Question::parse(&question.words()[..end]), None);
+        for question in [StatusQuery::Doing(7), StatusQuery::Status, StatusQuery::Dump] {
+            assert_eq!(StatusQuery::parse(&question.words()), Some(question));
+            for end in 0..QUERY_BYTES {
+                assert_eq!(StatusQuery::parse(&question.words()[..end]), None);
             }
         }
-        let mut words = Question::Status.words();
+        let mut words = StatusQuery::Status.words();
         words[8] = 9;
-        assert_eq!(Question::parse(&words), None);
-        words = Question::Status.words();
+        assert_eq!(StatusQuery::parse(&words), None);
+        words = StatusQuery::Status.words();
         words[0] = b'S';
-        assert_eq!(Question::parse(&words), None);
+        assert_eq!(StatusQuery::parse(&words), None);
     }
 
     #[test]
     fn a_process_that_is_not_there_is_an_error_at_once() {
         let begun = Instant::now();
-        assert!(ask(&ProcessAddress::default(), Question::Status, Duration::from_secs(9)).is_err());
+        assert!(query(&ProcessAddress::default(), StatusQuery::Status, Duration::from_secs(9)).is_err());
         assert!(begun.elapsed() < Duration::from_secs(3) && !Pid::from_raw(i32::MAX).is_some_and(stopped));
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::memory::Memory;
+use super::memory::SharedMemory;
 use super::pool::{give, take};
 use crate::lock;
 
@@ -47,9 +47,9 @@ impl Symmetric {
     }
 
     /// Where these bytes lie, if all of them are in here and where words may lie.
-    pub(crate) fn offset(&self, memory: &Memory, at: usize, bytes: usize) -> Option<usize> {
+    pub(crate) fn offset(&self, memory: &SharedMemory, at: usize, bytes: usize) -> Option<usize> {
         let offset = memory.offset(at)?;
-        (offset >= self.first && memory.holds(offset, bytes)).then_some(offset)
+        (offset >= self.first && memory.contains(offset, bytes)).then_some(offset)
     }
 
     pub(super) fn take(&self, bytes: usize) -> Option<usize> {
@@ -60,7 +60,7 @@ impl Symmetric {
         Some(offset)
     }
 
-    pub(super) fn give(&self, memory: &Memory, offset: usize, bytes: usize) {
+    pub(super) fn give(&self, memory: &SharedMemory, offset: usize, bytes: usize) {
         let mut state = lock(&self.state);
         let used = self.used.fetch_sub(bytes, Ordering::Relaxed) - bytes;
         // A device that knows a page would go on with the old one.
@@ -79,11 +79,11 @@ mod tests {
 
     #[test]
     fn pages_of_buffers_that_are_gone_are_kept_up_to_a_bound() {
-        let memory = Memory::create(4 * IDLE).unwrap().0;
+        let memory = SharedMemory::create(4 * IDLE).unwrap().0;
         let symmetric = Symmetric { state: Mutex::default(), ..Symmetric::new(0, 0) };
-        let word = |offset: usize| memory.word64(offset).load(Ordering::Relaxed);
+        let word = |offset: usize| memory.flag64(offset).load(Ordering::Relaxed);
         for (offset, stays) in [(0, true), (IDLE, false)] {
-            memory.word64(offset).store(7, Ordering::Relaxed);
+            memory.flag64(offset).store(7, Ordering::Relaxed);
             symmetric.used.fetch_add(IDLE, Ordering::Relaxed);
             symmetric.give(&memory, offset, IDLE);
             assert_eq!(word(offset), if stays { 7 } else { 0 });

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::OsString;
 
-use crate::warning::note;
+use crate::warning::info;
 
 const SIGNALS: std::ops::RangeInclusive<i32> = 1..=64;
 
@@ -64,7 +64,7 @@ impl State {
             restored.push("the floating-point mode".to_owned());
         }
         if !restored.is_empty() {
-            note(&format!(
+            info(&format!(
                 "{library} changed state of this process while it was loaded; restored {}",
                 restored.join(", ")
             ));
@@ -83,7 +83,7 @@ impl State {
         names.dedup();
         changed.extend(names.iter().map(|name| format!("the environment variable {name}")));
         if !changed.is_empty() {
-            note(&format!("{library} changed {} of this process, which stays so", changed.join(", ")));
+            info(&format!("{library} changed {} of this process, which stays so", changed.join(", ")));
         }
     }
 }

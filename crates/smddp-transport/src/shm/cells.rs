@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use crate::RecvChannel;
-use crate::process::layout::{ENTRY, IN_CELLS, IN_FOREIGN, LINE};
-use crate::process::memory::Memory;
+use crate::process::layout::{ENTRY, IN_CELLS, IN_PRIVATE_MEMORY, LINE};
+use crate::process::memory::SharedMemory;
 
 /// Location of a channel in its writer's memory, as the writer has published it.
 #[derive(Clone, Copy, Default)]
@@ -22,21 +22,21 @@ pub(super) struct Channel {
 
 impl Channel {
     /// Reads the table entry of the channel `want`. `None` if its fields point outside of `memory`.
-    pub(super) fn read(memory: &Memory, region: usize, want: &RecvChannel) -> Option<Self> {
+    pub(super) fn read(memory: &SharedMemory, region: usize, want: &RecvChannel) -> Option<Self> {
         let entry = region.checked_add(want.channel * ENTRY)?;
-        if !memory.holds(entry, ENTRY) {
+        if !memory.contains(entry, ENTRY) {
             return None;
         }
-        let field = |i: usize| memory.word64(entry + 8 * i).load(Ordering::Relaxed);
+        let field = |i: usize| memory.flag64(entry + 8 * i).load(Ordering::Relaxed);
         let size = |i: usize| usize::try_from(field(i)).ok();
-        let is_address = field(5) == IN_FOREIGN;
+        let is_address = field(5) == IN_PRIVATE_MEMORY;
         let lines = region.checked_add(size(0)?)?;
         let cells = if is_address { size(1)? } else { region.checked_add(size(1)?)? };
         let (cell, depth) = (size(2)?, size(3)?.max(1));
         // The line with the number of published messages, and one line for each reader up to this rank.
         let all = cell.checked_mul(depth)?;
-        let placed = if is_address { cells.checked_add(all).is_some() } else { memory.holds(cells, all) };
-        let in_bounds = memory.holds(lines, LINE * (2 + want.reader)) && placed;
+        let placed = if is_address { cells.checked_add(all).is_some() } else { memory.contains(cells, all) };
+        let in_bounds = memory.contains(lines, LINE * (2 + want.reader)) && placed;
         in_bounds.then_some(Self {
             lines,
             cells,

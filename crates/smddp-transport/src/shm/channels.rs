@@ -79,7 +79,7 @@ impl LocalChannels {
         if let Some(home) = &home
             && ranks.remotes.iter().all(|remote| remote.readable_pid().is_some())
         {
-            home.endpoint.memory.word32(home.block + STATE).fetch_or(READS, Ordering::Release);
+            home.endpoint.memory.flag32(home.block + STATE).fetch_or(READS_PEERS, Ordering::Release);
         }
         Self {
             me,
@@ -160,10 +160,10 @@ impl LocalChannels {
                 continue;
             }
             let remote = &self.ranks.remotes[rank];
-            let tag = remote.slot(self.layout, before).tag().told();
+            let tag = remote.slot(self.layout, before).tag().read();
             if tag > before {
                 self.begun[rank] = tag;
-            } else if remote.done().told() < before && !remote.has_finished() {
+            } else if remote.done().read() < before && !remote.has_finished() {
                 return false;
             }
         }
@@ -173,8 +173,7 @@ impl LocalChannels {
     /// Returns true if a rank has aborted the group, or has died before it began operation `seq`.
     fn has_failure(&self, seq: u64) -> bool {
         self.ranks.remotes.iter().enumerate().any(|(rank, remote)| {
-            rank != self.me
-                && (remote.state() & POISONED != 0 || remote.is_dead() && !self.arrived(rank, seq))
+            rank != self.me && (remote.state() & ABORTED != 0 || remote.is_dead() && !self.arrived(rank, seq))
         })
     }
 
@@ -183,7 +182,7 @@ impl LocalChannels {
         let (ranks, size, mismatch) = (&self.ranks, self.layout, &mut self.mismatch);
         self.unchecked.retain(|unchecked| {
             let remote = &ranks.remotes[unchecked.rank];
-            let (tag, found) = remote.slot(size, unchecked.seq).kept(unchecked.seq, remote.done());
+            let (tag, found) = remote.slot(size, unchecked.seq).read_if_current(unchecked.seq, remote.done());
             if let Some((what, count)) = found {
                 let theirs = CallFingerprint { call: what, count };
                 if theirs != unchecked.fingerprint && mismatch.is_none() {
@@ -237,7 +236,7 @@ impl LocalChannels {
         self.ins.resize(channel_layout.recv_channels.len(), LocalRecv::default());
         self.recv_targets.clear();
         let Some(GroupHome { endpoint, .. }) = &self.home else { return true };
-        let header = Slot(endpoint.memory.words(slot));
+        let header = Slot(endpoint.memory.flags(slot));
         header.write((fingerprint.call, fingerprint.count, stage));
         if channel_layout.inline && carries {
             // The header is published together with the payload.
@@ -254,7 +253,7 @@ impl LocalChannels {
                 is_address: false,
             });
         } else {
-            header.tell(seq);
+            header.publish(seq);
             self.defer_notify();
         }
         true
@@ -285,7 +284,7 @@ impl LocalChannels {
             let (seq, fingerprint) = (self.seq, self.fingerprint);
             self.unchecked.extend(others.map(|rank| Unchecked { seq, fingerprint, rank }));
         }
-        endpoint.memory.count(self.block + DONE).tell(self.seq + 1);
+        endpoint.memory.counter(self.block + DONE).publish(self.seq + 1);
         if !self.channel_layout.inline {
             self.pending_notify = true;
         }
@@ -299,8 +298,8 @@ impl LocalChannels {
     pub fn arrived(&self, rank: usize, seq: u64) -> bool {
         self.home.is_none() || rank == self.me || {
             let remote = &self.ranks.remotes[rank];
-            remote.done().told() > seq
-                || (seq..seq + SLOTS).any(|s| remote.slot(self.layout, s).tag().told() == s + 1)
+            remote.done().read() > seq
+                || (seq..seq + SLOTS).any(|s| remote.slot(self.layout, s).tag().read() == s + 1)
         }
     }
 
@@ -352,7 +351,7 @@ impl LocalChannels {
             // Read before the state: a rank that leaves the group and then exits is reported as departed, not as lost.
             let ended = remote.is_dead();
             let same = remote.flag(NONCE).load(Ordering::Acquire) == remote.nonce;
-            if same && remote.state() & POISONED != 0 {
+            if same && remote.state() & ABORTED != 0 {
                 faults.push(Fault::Aborted { rank, reason: remote.reason() });
             } else if !remote.is_open() {
                 faults.push(Fault::Left { rank });
@@ -367,12 +366,12 @@ impl LocalChannels {
 
     pub fn abort(&mut self, reason: &str) {
         let Some(GroupHome { endpoint, .. }) = &self.home else { return };
-        let state = endpoint.memory.word32(self.block + STATE);
-        if state.load(Ordering::Relaxed) & POISONED != 0 {
+        let state = endpoint.memory.flag32(self.block + STATE);
+        if state.load(Ordering::Relaxed) & ABORTED != 0 {
             return;
         }
-        endpoint.memory.write_text(self.block + WHY, reason, MAX_ABORT_REPORT);
-        state.fetch_or(POISONED, Ordering::Release);
+        endpoint.memory.write_text(self.block + ABORT_REPORT, reason, MAX_ABORT_REPORT);
+        state.fetch_or(ABORTED, Ordering::Release);
         self.ranks.notify_all();
     }
 
@@ -381,7 +380,7 @@ impl LocalChannels {
             return;
         }
         let Some(GroupHome { endpoint, .. }) = &self.home else { return };
-        let state = endpoint.memory.word32(self.block + STATE);
+        let state = endpoint.memory.flag32(self.block + STATE);
         state.fetch_or(CLOSED, Ordering::Release);
         self.ranks.notify_all();
     }

@@ -7,7 +7,7 @@ use super::channels::LocalChannels;
 use super::prepare::Prepared;
 use crate::process::endpoint::Endpoint;
 use crate::process::layout::*;
-use crate::process::pool::{Region, Release};
+use crate::process::pool::{Region, ReleaseCondition};
 
 /// Bytes of the second rank's region.
 const REGION_BYTES: usize = 256 << 10;
@@ -17,7 +17,7 @@ const FRAGMENTS: usize = 160 << 10;
 
 struct Immediate;
 
-impl Release for Immediate {
+impl ReleaseCondition for Immediate {
     fn released(&self) -> bool {
         true
     }
@@ -51,18 +51,18 @@ pub(crate) fn pair(invalid_block: Option<u64>) -> Option<(LocalChannels, PeerMem
 
 impl PeerMemory {
     fn flag(&self, at: usize) -> &AtomicU64 {
-        self.endpoint.memory.word64(at)
+        self.endpoint.memory.flag64(at)
     }
 
     /// Selects a flag that the second rank writes.
     pub(crate) fn pick(&self, field: u8, index: u8, seq: u64) -> &AtomicU64 {
         let (index, slot) = (usize::from(index), |seq| self.block + slot_at(2, seq));
         self.flag(match field % 12 {
-            0 => self.block + [NONCE, STATE, DONE, WHY][index % 4],
-            1 => self.block + WHY + 8 * (index % 128),
-            2 => self.block + MAIL,
-            3 | 4 => slot(seq) + [TAG, WHAT, COUNT, STAGE][index % 4],
-            5 => slot(seq + 1) + [TAG, WHAT, COUNT, STAGE][index % 4],
+            0 => self.block + [NONCE, STATE, DONE, ABORT_REPORT][index % 4],
+            1 => self.block + ABORT_REPORT + 8 * (index % 128),
+            2 => self.block + MESSAGE_RINGS,
+            3 | 4 => slot(seq) + [TAG, CALL, COUNT, STAGE][index % 4],
+            5 => slot(seq + 1) + [TAG, CALL, COUNT, STAGE][index % 4],
             6 | 7 => self.region.offset + index / 8 % 4 * ENTRY + index % 8 * 8,
             8 => self.region.offset + 4 * ENTRY + index % 16 * LINE,
             9 | 10 => self.region.offset + RING + index * 8 % RING_BYTES,
@@ -87,7 +87,7 @@ impl PeerMemory {
             }
             self.flag(self.region.offset + lines).store(5, Ordering::Relaxed);
         }
-        for (at, value) in [(WHAT, 1), (COUNT, 1), (STAGE, self.region.offset as u64)] {
+        for (at, value) in [(CALL, 1), (COUNT, 1), (STAGE, self.region.offset as u64)] {
             self.flag(slot + at).store(value, Ordering::Relaxed);
         }
         self.flag(slot + TAG).store(seq + 1, Ordering::Release);
@@ -104,7 +104,7 @@ impl PeerMemory {
         }
         self.messages += 1;
         self.flag(at).store(self.messages, Ordering::Release);
-        self.flag(self.block + MAIL).store(ring as u64, Ordering::Release);
+        self.flag(self.block + MESSAGE_RINGS).store(ring as u64, Ordering::Release);
     }
 
     /// Returns true if the shared memory contains these bytes.

@@ -8,12 +8,12 @@ use rustix::process::{Pid, getpid};
 
 use crate::process::doorbell::{Doorbell, notify_at};
 use crate::process::endpoint::Endpoint;
-use crate::process::last_error::left_in;
+use crate::process::last_error::read_from;
 use crate::process::layout::*;
-use crate::process::memory::Memory;
-use crate::process::order::{self, Count, Slot};
+use crate::process::memory::SharedMemory;
+use crate::process::order::{self, Counter, Slot};
 use crate::process::peer::PeerProcess;
-use crate::process::pool::Release;
+use crate::process::pool::ReleaseCondition;
 use crate::token::Token;
 use crate::{Fault, MAX_ABORT_REPORT, RankInfo};
 
@@ -42,7 +42,7 @@ pub(super) struct LocalRank {
 }
 
 impl LocalRank {
-    pub(super) fn memory(&self) -> &Memory {
+    pub(super) fn memory(&self) -> &SharedMemory {
         self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
     }
     /// Returns the id of its process; `None` for a process in another PID namespace.
@@ -58,15 +58,15 @@ impl LocalRank {
         notify_at(self.memory(), self.peer.as_ref().map_or_else(|| self.home.event(), |p| p.event()));
     }
     pub(super) fn flag(&self, at: usize) -> &AtomicU64 {
-        self.memory().word64(self.block + at)
+        self.memory().flag64(self.block + at)
     }
     /// Number of operations that it has finished.
-    pub(super) fn done(&self) -> Count<'_> {
-        Count(self.flag(DONE))
+    pub(super) fn done(&self) -> Counter<'_> {
+        Counter(self.flag(DONE))
     }
     /// Returns its header slot of operation `seq`. `size`: size of the group.
     pub(super) fn slot(&self, size: usize, seq: u64) -> Slot<'_> {
-        Slot(self.memory().words(self.block + slot_at(size, seq)))
+        Slot(self.memory().flags(self.block + slot_at(size, seq)))
     }
     /// Returns true if the control block still belongs to this group and is not closed.
     pub(super) fn is_open(&self) -> bool {
@@ -75,14 +75,14 @@ impl LocalRank {
     /// Returns true if the rank is in the group and has not aborted it. Ordered after all preceding reads.
     pub(super) fn is_healthy(&self) -> bool {
         fence(Ordering::Acquire);
-        self.is_open() && self.state() & POISONED == 0
+        self.is_open() && self.state() & ABORTED == 0
     }
     pub(super) fn state(&self) -> u32 {
-        self.memory().word32(self.block + STATE).load(Ordering::Acquire)
+        self.memory().flag32(self.block + STATE).load(Ordering::Acquire)
     }
     /// Returns true if its process has ended and no longer accesses any memory.
     fn has_ended(&self) -> bool {
-        self.peer.as_ref().is_some_and(|p| p.gone.load(Ordering::Acquire))
+        self.peer.as_ref().is_some_and(|p| p.ended.load(Ordering::Acquire))
     }
     /// Returns true if its process has ended or is about to end, and writes nothing more.
     pub(super) fn is_dead(&self) -> bool {
@@ -90,19 +90,19 @@ impl LocalRank {
     }
     /// Returns the position of its death among the deaths that this process has observed.
     fn death_order(&self) -> Option<u64> {
-        self.peer.as_ref()?.death()
+        self.peer.as_ref()?.death_order()
     }
     /// Records the death of its process if necessary, and returns its position.
     pub(super) fn record_death(&self) -> Option<u64> {
-        self.peer.as_ref().map(|peer| peer.dies())
+        self.peer.as_ref().map(|peer| peer.mark_dead())
     }
     /// Returns its abort report.
     pub(super) fn reason(&self) -> String {
-        self.memory().read_text(self.block + WHY, MAX_ABORT_REPORT)
+        self.memory().read_text(self.block + ABORT_REPORT, MAX_ABORT_REPORT)
     }
     /// Returns the last error of its process and its age.
     pub(super) fn last_error(&self) -> Option<(Duration, String)> {
-        left_in(&self.peer.as_ref()?.memory)
+        read_from(&self.peer.as_ref()?.memory)
     }
     /// Returns true if this rank will not read anything more in this group.
     pub(super) fn has_finished(&self) -> bool {
@@ -119,19 +119,19 @@ pub(super) struct LocalRanks {
 impl LocalRanks {
     /// Notifies a rank if it sleeps. Call it after publishing data for that rank.
     pub(super) fn notify(&self, rank: usize) {
-        order::Doorbell::published();
+        order::Doorbell::publish_fence();
         self.remotes[rank].notify();
     }
 
     /// Returns true if all other ranks may read this rank's memory.
     pub(super) fn all_read(&self) -> bool {
         let mut others = self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me);
-        others.all(|(_, remote)| remote.state() & READS != 0)
+        others.all(|(_, remote)| remote.state() & READS_PEERS != 0)
     }
 
     /// Notifies all other ranks that sleep.
     pub(super) fn notify_all(&self) {
-        order::Doorbell::published();
+        order::Doorbell::publish_fence();
         for (_, remote) in self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me) {
             remote.notify();
         }
@@ -150,10 +150,10 @@ pub(super) struct AllFinished {
     pub(super) operations: u64,
 }
 
-impl Release for AllFinished {
+impl ReleaseCondition for AllFinished {
     fn released(&self) -> bool {
         self.ranks.remotes.iter().enumerate().all(|(rank, remote)| {
-            rank == self.ranks.me || remote.done().told() >= self.operations || remote.has_finished()
+            rank == self.ranks.me || remote.done().read() >= self.operations || remote.has_finished()
         })
     }
 }

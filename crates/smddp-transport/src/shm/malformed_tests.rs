@@ -63,12 +63,12 @@ fn begun(cell: usize) -> [LocalChannels; 2] {
 /// Writes a flag of this process's shared memory, which contains the blocks of both ranks.
 fn set(link: &LocalChannels, offset: usize, value: u64) {
     let (endpoint, _) = link.home().unwrap();
-    endpoint.memory.word64(offset).store(value, Ordering::Release);
+    endpoint.memory.flag64(offset).store(value, Ordering::Release);
 }
 
 fn get(link: &LocalChannels, offset: usize) -> usize {
     let (endpoint, _) = link.home().unwrap();
-    endpoint.memory.word64(offset).load(Ordering::Acquire) as usize
+    endpoint.memory.flag64(offset).load(Ordering::Acquire) as usize
 }
 
 /// Calls every method with which a reader processes messages.
@@ -134,7 +134,7 @@ fn malformed_message_fields_do_not_panic_the_receiver() {
             let message = links[1].p2p().announce(0, envelope).unwrap();
             links[1].p2p().send_slot(message).unwrap();
             links[1].p2p().publish(message, bytes);
-            let place = links[1].block() + MAIL;
+            let place = links[1].block() + MESSAGE_RINGS;
             let ring = get(&links[1], place);
             // The offset of the ring, the number of messages read from it, and the fields of the announcement.
             let at =

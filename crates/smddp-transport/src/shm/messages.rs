@@ -12,8 +12,8 @@ use slab::Slab;
 
 use super::local_ranks::{GroupHome, LocalRanks};
 use crate::process::layout::*;
-use crate::process::memory::Memory;
-use crate::process::pool::{Region, Release};
+use crate::process::memory::SharedMemory;
+use crate::process::pool::{Region, ReleaseCondition};
 use crate::{Envelope, Fault, MessageId, MessageTransport};
 
 /// Largest message, in bytes, that is written completely before it is announced.
@@ -53,7 +53,7 @@ struct Outgoing {
 
 /// Payload of an announced message.
 enum Incoming {
-    Inline { body: [u64; BESIDE / 8], bytes: usize },
+    Inline { body: [u64; INLINE_BYTES / 8], bytes: usize },
     Slots(Cells),
 }
 
@@ -68,16 +68,16 @@ struct Cells {
 
 /// Release condition: the receiver has read `fragments` fragments, or has finished with the group.
 struct AllRead {
-    memory: Arc<Memory>,
+    memory: Arc<SharedMemory>,
     ranks: Arc<LocalRanks>,
     region: usize,
     fragments: u64,
     to: usize,
 }
 
-impl Release for AllRead {
+impl ReleaseCondition for AllRead {
     fn released(&self) -> bool {
-        self.memory.count(self.region + LINE).told() >= self.fragments
+        self.memory.counter(self.region + LINE).read() >= self.fragments
             || self.ranks.remotes[self.to].has_finished()
     }
 }
@@ -103,12 +103,12 @@ impl Cells {
     }
 
     /// Returns true if all of its cells are within its sender's memory.
-    fn is_within(&self, memory: &Memory) -> bool {
+    fn is_within(&self, memory: &SharedMemory) -> bool {
         let bytes = || {
             let cell = self.cell.checked_next_multiple_of(LINE).filter(|&cell| cell > 0)?;
             FIRST_CELL.checked_add(cell.checked_mul(usize::try_from(self.depth).ok()?)?)
         };
-        bytes().is_some_and(|bytes| memory.holds(self.region, bytes))
+        bytes().is_some_and(|bytes| memory.contains(self.region, bytes))
     }
 }
 
@@ -149,7 +149,7 @@ impl LocalMessages {
     /// Writes the announcement of a message and notifies the receiver. The payload of a short message must already be written.
     fn write_announcement(&self, GroupHome { endpoint, .. }: &GroupHome, out: &Outgoing) {
         let (memory, at) = (&endpoint.memory, entry(self.rings[out.to].at, out.number));
-        let write = |i: usize, value: u64| memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
+        let write = |i: usize, value: u64| memory.flag64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
         let Envelope { tag, dtype, bytes } = out.envelope;
         [tag, dtype, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
         if let Some(Region { offset, .. }) = out.region {
@@ -157,7 +157,7 @@ impl LocalMessages {
             place.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
         }
         // Release: a receiver that sees the number also sees the announcement.
-        memory.count(at).tell(out.number + 1);
+        memory.counter(at).publish(out.number + 1);
         self.ranks.notify(out.to);
     }
 
@@ -178,7 +178,7 @@ impl LocalMessages {
 impl GroupHome {
     /// Allocates memory for a message of `bytes` bytes. Returns the region (`None` for an inline message) and the fragment size.
     fn region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
-        if bytes <= BESIDE {
+        if bytes <= INLINE_BYTES {
             return Some((None, bytes));
         }
         let cell = if bytes <= INLINE_PAYLOAD { bytes } else { FRAGMENT.min(bytes) };
@@ -188,7 +188,7 @@ impl GroupHome {
         // need the message that was announced last.
         let least = want.min(FIRST_CELL + 2 * MIN_FRAGMENT);
         let memory = &self.endpoint.memory;
-        let region = self.endpoint.pool.acquire_mail(memory, self.nonce ^ MESSAGE_OWNER, want, least)?;
+        let region = self.endpoint.pool.acquire_for_message(memory, self.nonce ^ MESSAGE_OWNER, want, least)?;
         let cell = if region.bytes < want { MIN_FRAGMENT.min(bytes) } else { cell };
         Some((Some(region), cell))
     }
@@ -201,11 +201,11 @@ impl MessageTransport for LocalMessages {
         let ring = &mut self.rings[to];
         if ring.at == 0 {
             ring.at = home.endpoint.control.take(memory, RING_BYTES)?;
-            memory.count(home.block + MAIL + 8 * to).tell(ring.at as u64);
+            memory.counter(home.block + MESSAGE_RINGS + 8 * to).publish(ring.at as u64);
         }
         if ring.used.saturating_sub(ring.taken) >= RING_ENTRIES {
             // Acquire: the receiver has copied the entry that this message reuses.
-            ring.taken = memory.count(ring.at).told();
+            ring.taken = memory.counter(ring.at).read();
             if ring.used.saturating_sub(ring.taken) >= RING_ENTRIES {
                 return None;
             }
@@ -215,8 +215,8 @@ impl MessageTransport for LocalMessages {
         let depth =
             region.map_or(1, |r| ((r.bytes - FIRST_CELL) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
         if let Some(Region { offset, .. }) = region {
-            memory.word64(offset).store(0, Ordering::Relaxed);
-            memory.word64(offset + LINE).store(0, Ordering::Relaxed);
+            memory.flag64(offset).store(0, Ordering::Relaxed);
+            memory.flag64(offset + LINE).store(0, Ordering::Relaxed);
         }
         let (number, fragments) = (ring.used, bytes.div_ceil(cell.max(1)) as u64);
         ring.used += 1;
@@ -233,7 +233,7 @@ impl MessageTransport for LocalMessages {
             None if out.sent == out.fragments => return None,
             None => entry(self.rings[out.to].at, out.number) + BODY,
             Some(region) => {
-                let read = memory.count(region.offset + LINE).told();
+                let read = memory.counter(region.offset + LINE).read();
                 if out.sent.saturating_sub(read) >= out.depth {
                     return None;
                 }
@@ -250,7 +250,7 @@ impl MessageTransport for LocalMessages {
             if out.fragments == 1 {
                 self.write_announcement(home, &self.outgoing[message as usize]);
             } else if let Some(region) = out.region {
-                home.endpoint.memory.count(region.offset).tell(out.sent);
+                home.endpoint.memory.counter(region.offset).publish(out.sent);
                 self.ranks.notify(out.to);
             }
         }
@@ -271,25 +271,25 @@ impl MessageTransport for LocalMessages {
         let memory = remote.memory();
         let (ring, taken, _) = &mut self.inbound[from];
         if *ring == 0 {
-            let found = memory.count(remote.block + MAIL + 8 * self.ranks.me).told();
+            let found = memory.counter(remote.block + MESSAGE_RINGS + 8 * self.ranks.me).read();
             if found == 0 {
                 return None;
             }
-            match usize::try_from(found).ok().filter(|&ring| memory.holds(ring, RING_BYTES)) {
+            match usize::try_from(found).ok().filter(|&ring| memory.contains(ring, RING_BYTES)) {
                 Some(found) => *ring = found,
                 None => return malformed(&mut self.peer_fault, from),
             }
         }
         let at = entry(*ring, *taken);
-        if memory.count(at).told() != *taken + 1 {
+        if memory.counter(at).read() != *taken + 1 {
             return None;
         }
-        let field = |i: usize| memory.word64(at + 8 + 8 * i).load(Ordering::Relaxed);
+        let field = |i: usize| memory.flag64(at + 8 + 8 * i).load(Ordering::Relaxed);
         let envelope = Envelope { tag: field(0), dtype: field(1), bytes: field(2) };
         let bytes = envelope.bytes as usize;
         let message = if bytes == 0 {
             None
-        } else if bytes <= BESIDE {
+        } else if bytes <= INLINE_BYTES {
             Some(Incoming::Inline { body: [3, 4, 5, 6].map(field), bytes })
         } else {
             let (region, cell, depth) = (field(3) as usize, field(4) as usize, field(5).max(1));
@@ -302,7 +302,7 @@ impl MessageTransport for LocalMessages {
         *taken += 1;
         // Published once per quarter of the ring: the sender has enough entries, and fewer cache lines move between the ranks.
         if taken.is_multiple_of(RING_ENTRIES / 4) {
-            memory.count(*ring).tell(*taken);
+            memory.counter(*notify).publish(*taken);
             self.ranks.notify(from);
         }
         // An empty message has no fragments and needs no state.
@@ -316,7 +316,7 @@ impl MessageTransport for LocalMessages {
             Incoming::Slots(cells) => cells,
         };
         let memory = self.ranks.remotes[from].memory();
-        if !cells.is_single() && memory.count(cells.region).told() <= cells.taken {
+        if !cells.is_single() && memory.counter(cells.region).read() <= cells.taken {
             return None;
         }
         let bytes = (cells.bytes - cells.taken as usize * cells.cell).min(cells.cell);
@@ -330,7 +330,7 @@ impl MessageTransport for LocalMessages {
             Some(Incoming::Inline { .. }) => true,
             Some(Incoming::Slots(cells)) => {
                 cells.taken += 1;
-                self.ranks.remotes[from].memory().count(cells.region + LINE).tell(cells.taken);
+                self.ranks.remotes[from].memory().counter(cells.region + LINE).publish(cells.taken);
                 self.ranks.notify(from);
                 cells.taken as usize * cells.cell >= cells.bytes
             }
@@ -344,12 +344,12 @@ impl MessageTransport for LocalMessages {
         let (ring, _, received) = &mut self.inbound[from];
         *received += 1;
         // No notification: the sender reads the count when it leaves.
-        self.ranks.remotes[from].memory().count(*ring + CONFIRMED).tell(*received);
+        self.ranks.remotes[from].memory().counter(*ring + CONFIRMED).publish(*received);
     }
 
     fn is_confirmed(&self, to: usize) -> bool {
         let (Some(home), Some(ring)) = (&self.home, self.rings.get(to)) else { return true };
-        ring.used == 0 || home.endpoint.memory.count(ring.at + CONFIRMED).told() >= ring.used
+        ring.used == 0 || home.endpoint.memory.counter(ring.at + CONFIRMED).read() >= ring.used
     }
 }
 

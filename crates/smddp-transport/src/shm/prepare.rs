@@ -51,8 +51,8 @@ impl Prepared {
         let nonce = u64::from_le_bytes(random()) | 1;
         // Release: a process that sees by this nonce that the block's previous group has ended here may assume that this process has
         // finished its reads in that group.
-        endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Release);
-        endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
+        endpoint.memory.flag64(block + NONCE).store(nonce, Ordering::Release);
+        endpoint.memory.flag32(block + STATE).store(OPEN, Ordering::Release);
         let mut rank_info =
             RankInfo::new(rank, size, settings, endpoint.address.clone(), (block as u64, nonce));
         if rank == 0 {
@@ -64,7 +64,7 @@ impl Prepared {
     /// Makes this process accept connections authenticated by that token.
     pub(crate) fn trust(&mut self, token: &Arc<Token>) {
         if let Some(home) = &mut self.home {
-            home.endpoint.trusted.add(token);
+            home.endpoint.tokens.add(token);
             home.token = Some(token.clone());
         }
     }
@@ -106,7 +106,7 @@ impl Prepared {
             let (home, block) = (endpoint.doorbell(), usize::try_from(rank_info.block).unwrap_or(usize::MAX));
             let remote = LocalRank { peer, home, block, nonce: rank_info.nonce, rank_info };
             // Later reads of the block have no bounds check.
-            if !remote.memory().holds(block, block_bytes(self.rank_info.size as usize)) {
+            if !remote.memory().contains(block, block_bytes(self.rank_info.size as usize)) {
                 let RankInfo { rank, host, pid, .. } = remote.rank_info;
                 let reason = format!(
                     "its rank information has a control block at offset {block}, outside of its memory"
@@ -115,7 +115,7 @@ impl Prepared {
             }
             remotes.push(remote);
         }
-        endpoint.deaths.look();
+        endpoint.deaths.refresh();
         Ok(LocalChannels::new(self.home, LocalRanks { remotes, me }))
     }
 }
@@ -136,7 +136,7 @@ fn connect_process(
     let Some(token) = token else {
         return Err(fail("this rank has not received the group's token".to_owned()));
     };
-    endpoint.routes(&rank_info.process, token).map_err(|error| {
+    endpoint.open_peer(&rank_info.process, token).map_err(|error| {
         // The rank proved in the bootstrap that it has the token, so it does not reject a connection with that token.
         let ended = matches!(
             error.kind(),

@@ -45,11 +45,11 @@ impl SharedPage {
 
     /// Exports what `exporter` returns to the ranks of this node. Returns the token under which they import it.
     pub fn export(&self, exporter: Exporter) -> u64 {
-        self.endpoint.lending.lend(exporter)
+        self.endpoint.exports.export(exporter)
     }
 
     pub fn withdraw(&self, token: u64) {
-        self.endpoint.lending.withdraw(token);
+        self.endpoint.exports.withdraw(token);
     }
 
     /// Imports an export of `rank`. Waits a few seconds at most for its process.
@@ -57,8 +57,8 @@ impl SharedPage {
         let remote = self.remote(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
         match remote.peer {
             // A thread of this process.
-            None => self.endpoint.lending.make(token),
-            Some(_) => self.endpoint.borrow(&remote.rank_info.process, &self.token, token),
+            None => self.endpoint.exports.create(token),
+            Some(_) => self.endpoint.import(&remote.rank_info.process, &self.token, token),
         }
     }
 }

@@ -17,8 +17,8 @@ use crate::config::Config;
 use crate::log::{self, Level};
 use crate::sync::lock;
 
-pub(super) fn whereabouts() -> String {
-    smddp_transport::process::whereabouts()
+pub(super) fn main_thread_location() -> String {
+    smddp_transport::process::main_thread_location()
 }
 
 /// This process with its groups; `all`: with every operation that is kept, else with the present and the last one.
@@ -32,7 +32,7 @@ pub(super) fn process(all: bool) -> Value {
         "pid": std::process::id(),
         "rank": launch.and_then(|rank| rank.parse::<u64>().ok()),
         "time_ns": clock.wall(super::ticks()),
-        "at": whereabouts(),
+        "at": main_thread_location(),
         "groups": groups,
     })
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use smddp_plan::Topology;
 use smddp_transport::CallFingerprint;
 use smddp_transport::fork::PerProcess;
-use smddp_transport::process::{Question, answer_with};
+use smddp_transport::process::{StatusQuery, set_responder};
 
 use self::clock::Clock;
 pub(crate) use self::clock::ticks;
@@ -60,7 +60,7 @@ impl Recorder {
         capacity: usize,
     ) -> Arc<Self> {
         clock::begin();
-        answer_with(answer);
+        set_responder(answer);
         let recorder = Arc::new(Self {
             name: name.to_owned(),
             rank,
@@ -139,15 +139,15 @@ fn live() -> Vec<Arc<Recorder>> {
     lock(LIVE.get()).iter().filter_map(Weak::upgrade).collect()
 }
 
-fn answer(question: Question) -> String {
+fn answer(question: StatusQuery) -> String {
     match question {
-        Question::Doing(key) => {
+        StatusQuery::Doing(key) => {
             // Ranks ask that where a deadline has passed and this one is not there: it may not know of any failure.
             dump::write_soon();
             doing(key)
         }
-        Question::Status => dump::process(false).to_string(),
-        Question::Dump => dump(),
+        StatusQuery::Status => dump::process(false).to_string(),
+        StatusQuery::Dump => dump(),
     }
 }
 
@@ -165,10 +165,10 @@ fn doing(key: u64) -> String {
     let (asked, others): (Vec<_>, Vec<_>) =
         all.iter().partition(|recorder| about(&recorder.name, recorder.rank) == key);
     let Some(recorder) = asked.last() else {
-        return format!("has left the group, and is at {}", dump::whereabouts());
+        return format!("has left the group, and is at {}", dump::main_thread_location());
     };
     if recorder.ring.is_off() {
-        return format!("keeps no record (SMDDP_RECORDER=0), and is at {}", dump::whereabouts());
+        return format!("keeps no record (SMDDP_RECORDER=0), and is at {}", dump::main_thread_location());
     }
     let (last, present) = recorder.now();
     let ago = |ticks: u64| seconds(clock.since(ticks));
@@ -203,7 +203,7 @@ fn doing(key: u64) -> String {
             text += &format!(", and {call} of group `{name}` failed {} ago", seconds(at));
         }
     }
-    text + &format!(", at {}", dump::whereabouts())
+    text + &format!(", at {}", dump::main_thread_location())
 }
 
 /// Ranks that wait for each other in different groups have one deadline as a rule, and who is asked last is out of its call.

@@ -91,7 +91,7 @@ impl RemoteChannels {
                 self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
-                self.state.staging.max_sleep(&fds);
+                self.state.staging.wait_briefly(&fds);
             }
             now = Instant::now();
         }

@@ -9,7 +9,7 @@ use crate::net::frame::{Frame, Kind, MESSAGES};
 use crate::net::layout::RemoteLayout;
 use crate::net::messages::RemoteMessages;
 use crate::net::wire::{Sink, Target};
-use crate::process::layout::LONGEST_ERROR;
+use crate::process::layout::MAX_ERROR_BYTES;
 use crate::{CallFingerprint, Envelope, Fault, RecvChannel};
 
 /// Rank 0 of two, over a wire without incoming frames.
@@ -29,7 +29,7 @@ fn begin(net: &mut RemoteChannels, seq: u64) {
 #[test]
 fn wait_notice_is_sent_once_per_operation_after_the_delay() {
     let (mut net, line) = rank();
-    let sent = || line.with(|line| line.going.len());
+    let sent = || line.with(|line| line.outbound.len());
     let mut now = Instant::now();
     for seq in 0..2 {
         begin(&mut net, seq);
@@ -63,17 +63,17 @@ fn receive_leave(net: &mut RemoteChannels, class: usize, bytes: usize) -> Target
 #[test]
 fn last_error_of_a_leaving_rank_is_accepted_once_and_within_the_size_limit() {
     let (mut net, _line) = rank();
-    assert!(matches!(receive_leave(&mut net, MESSAGES, LONGEST_ERROR), Target::At(_)));
+    assert!(matches!(receive_leave(&mut net, MESSAGES, MAX_ERROR_BYTES), Target::At(_)));
     // Rejected a second time, and on the other class.
     assert_eq!(receive_leave(&mut net, MESSAGES, 1), Target::Discard);
     assert_eq!(receive_leave(&mut net, 0, 1), Target::Discard);
     assert_eq!(net.faults(Instant::now()), [Fault::Left { rank: 1 }]);
     let (ago, text) = net.last_error(1).unwrap();
-    assert_eq!(text, "x".repeat(LONGEST_ERROR));
+    assert_eq!(text, "x".repeat(MAX_ERROR_BYTES));
     assert!(ago >= Duration::from_secs(5) && ago < Duration::from_secs(60), "{ago:?}");
 
     let (mut net, _line) = rank();
-    assert_eq!(receive_leave(&mut net, MESSAGES, LONGEST_ERROR + 1), Target::Discard);
+    assert_eq!(receive_leave(&mut net, MESSAGES, MAX_ERROR_BYTES + 1), Target::Discard);
     assert_eq!(net.last_error(1), None);
     assert!(matches!(&net.faults(Instant::now())[..], [Fault::Lost { rank: 1, .. }]));
 }
@@ -89,7 +89,7 @@ fn abort_reason_is_sent_on_every_class_with_a_connection() {
             net.state.received(1, &wait_notice);
         }
         net.abort("calls differ", &[1]);
-        assert_eq!(line.with(|line| line.going.len()), frames, "connected: {connected}");
+        assert_eq!(line.with(|line| line.outbound.len()), frames, "connected: {connected}");
     }
 }
 
@@ -110,12 +110,9 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
     line.with(|line| line.copies = true);
     net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
     let in_flight =
-        || line.with(|line| line.going.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
-    let (bytes, fragment) = (FRAGMENT + 5, |index, bytes: usize| Frame {
-        index,
-        bytes: bytes as u64,
-        ..Frame::new(Kind::Fragment, 0)
-    });
+        || line.with(|line| line.outbound.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
+    let (bytes, fragment) =
+        (FRAGMENT + 5, |index, bytes: usize| Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Fragment, 0) });
     let mut memory = vec![0u8; bytes];
     let at = memory.as_mut_ptr();
     for release_user_buffers in [false, true] {
@@ -149,7 +146,7 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
         receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
         assert!(!net.p2p(|mail| mail.is_sent(sent)));
         assert_eq!(in_flight().last(), Some(&(at.wrapping_add(FRAGMENT).cast_const(), 5)));
-        line.with(|line| std::mem::take(&mut line.going))
+        line.with(|line| std::mem::take(&mut line.outbound))
             .iter()
             .for_each(|&(ticket, ..)| net.state.sent(ticket));
         assert!(net.p2p(|mail| mail.is_sent(sent)), "all fragments are sent");

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::net::frame::CLASSES;
-use crate::process::{Id, PROTOCOL};
+use crate::process::{PROTOCOL, ProcessUid};
 use crate::token::Token;
 
 /// How a rank is reached: its process's address and the number of the group's door there, which is no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TcpAddress {
     pub(crate) socket: SocketAddr,
-    pub(crate) group_listener: Id,
+    pub(crate) group_listener: ProcessUid,
 }
 
 /// Who calls: that rank, under its group's token.
@@ -47,7 +47,7 @@ const WATCH: u32 = u32::MAX - 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     /// The group's end at the listener.
-    pub(crate) group_listener: Id,
+    pub(crate) group_listener: ProcessUid,
     /// Rank of the caller.
     pub(crate) from: usize,
     /// Rank of the listener.
@@ -94,7 +94,7 @@ pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<Hello> {
     if &bytes[..8] != MAGIC || number(8) != PROTOCOL {
         return None;
     }
-    let mut group_listener = Id::default();
+    let mut group_listener = ProcessUid::default();
     group_listener.copy_from_slice(&bytes[16..32]);
     let purpose = match number(32) {
         QUERY => Purpose::Query,

@@ -493,7 +493,7 @@ pub(super) fn required_send_buffer(bytes: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fuzzing::feed::{credential, welcome};
+    use crate::fuzzing::feed::{accept_peer, credential};
     use crate::net::frame::Kind;
     use crate::net::tcp::address::{Purpose, TcpAddress};
     use crate::net::tcp::dial::Dial;
@@ -541,7 +541,7 @@ mod tests {
         assert!(detection_time(accepted.unwrap().open().unwrap()) >= 4 * peer_timeout);
         let mut calling = Connecting::new(credential(0), (1, address), Purpose::Frames(0), peer_timeout);
         let called = std::thread::scope(|scope| {
-            let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
+            let answering = scope.spawn(|| accept_peer(listener.accept().unwrap().0));
             let until = Instant::now() + Duration::from_secs(10);
             loop {
                 assert!(Instant::now() < until, "nobody answers");

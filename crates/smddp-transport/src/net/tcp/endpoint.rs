@@ -16,11 +16,11 @@ use crate::close_on_fork::CloseOnFork;
 use crate::fork::{self, PerProcess};
 use crate::lock;
 use crate::net::interface::{self, AddressFamily, InterfaceFilter, SelectedInterface};
-use crate::process::incoming::{Host, Stage};
-use crate::process::status::{Question, tell};
-use crate::process::{Doorbell, Endpoint, Id, random};
+use crate::process::incoming::{IncomingHost, Stage};
+use crate::process::status::{StatusQuery, respond};
+use crate::process::{Doorbell, Endpoint, ProcessUid, random};
 use crate::token::{NONCE, Responder, Token};
-use crate::warning::{note, warn};
+use crate::warning::{info, warn};
 
 /// A connection that is not wanted, and why.
 type Rejected = (CloseOnFork<TcpStream>, &'static str);
@@ -196,7 +196,7 @@ const MAX_REMEMBERED: usize = 256;
 /// The groups of this process, for the thread that answers callers.
 #[derive(Default)]
 struct RegisteredGroups {
-    by_id: Mutex<HashMap<Id, RegisteredGroup>>,
+    by_id: Mutex<HashMap<ProcessUid, RegisteredGroup>>,
     closed: AtomicBool,
 }
 
@@ -207,12 +207,12 @@ struct TcpHost {
     encrypts: bool,
 }
 
-impl Host for TcpHost {
-    fn words(&self) -> usize {
+impl IncomingHost for TcpHost {
+    fn greeting_bytes(&self) -> usize {
         HELLO + NONCE
     }
 
-    fn heeds(&self, words: &[u8]) -> bool {
+    fn is_greeting(&self, words: &[u8]) -> bool {
         address::has_greeting_prefix(words)
     }
 
@@ -231,7 +231,7 @@ impl Host for TcpHost {
     }
 
     /// Hands the connection to its group, if that is still here.
-    fn answer(
+    fn accept(
         &self,
         caller: CloseOnFork<OwnedFd>,
         words: &[u8],
@@ -252,12 +252,12 @@ impl Host for TcpHost {
         let outcome = match purpose {
             Purpose::Frames(class) => {
                 let call = FrameConnection { rank, class, stream, seal: keys.map(Seal::for_responder) };
-                pending.class(call).inspect(|()| self.doorbell.ring())
+                pending.class(call).inspect(|()| self.doorbell.notify())
             }
             Purpose::Query => {
                 // So few bytes fit any socket buffer.
                 let begun = pending.begun.load(Ordering::Acquire);
-                let doing = tell(Question::Doing(pending.subject.load(Ordering::Relaxed)));
+                let doing = respond(StatusQuery::Doing(pending.subject.load(Ordering::Relaxed)));
                 // At once: what follows a byte alone would wait until that is acknowledged.
                 let answer = [&[ACCEPTED], &*straggler_query::encode_reply(begun, &doing, keys)].concat();
                 let _ = (&*stream).write_all(&answer);
@@ -275,7 +275,7 @@ impl Host for TcpHost {
         !self.groups.closed.load(Ordering::Acquire)
     }
 
-    fn lacking(&self, error: &io::Error) -> String {
+    fn resource_error(&self, error: &io::Error) -> String {
         format!("ranks of other nodes cannot be answered: {error}; they wait. {}", advice(error))
     }
 }
@@ -368,7 +368,7 @@ impl TcpEndpoint {
         if let Some(listener) = lock(&self.listener).take() {
             let (groups, doorbell) = (self.groups.clone(), self.endpoint.doorbell());
             let host = TcpHost { groups, doorbell, encrypts: self.encrypts };
-            self.endpoint.service.answer(listener.map(OwnedFd::from), host);
+            self.endpoint.service.serve(listener.map(OwnedFd::from), host);
         }
     }
 }
@@ -395,7 +395,7 @@ fn raise_descriptor_limit() {
     limit.current = limit.maximum;
     if setrlimit(Resource::Nofile, limit).is_ok() {
         let number = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |n| n.to_string());
-        note(&format!(
+        info(&format!(
             "raised the soft limit on open files of this process from {} to {}, its hard limit; child processes inherit it",
             number(before),
             number(limit.maximum)

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::address::{self, HELLO, TcpAddress};
 use super::straggler_query::StragglerQuery;
 use crate::fuzzing::Script;
-use crate::fuzzing::feed::{answer, credential};
+use crate::fuzzing::feed::{credential, responder_reply};
 use crate::token::NONCE;
 
 pub(crate) fn hello(bytes: &[u8]) {
@@ -59,7 +59,7 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
                         assert!(question.first_chunk().and_then(address::parse).is_some());
                         // Some of them have the token.
                         if script.below(4) > 0 {
-                            let _ = streams[at].write(&answer(&question));
+                            let _ = streams[at].write(&responder_reply(&question));
                             let _ = streams[at].write(&[address::ACCEPTED]);
                         }
                     }

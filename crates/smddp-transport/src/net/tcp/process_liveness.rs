@@ -233,7 +233,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::fuzzing::feed::{credential, hear, known_token, welcome};
+    use crate::fuzzing::feed::{accept_peer, accept_proof, credential, known_token};
     use crate::interface::{AddressFamily, InterfaceFilter};
     use crate::net::tcp::TcpEndpoint;
     use crate::process::Endpoint;
@@ -299,8 +299,9 @@ mod tests {
         let (listener, now) = (TcpListener::bind("127.0.0.1:0").unwrap(), Instant::now());
         let mut watches = watches(vec![address(&listener)]);
         let theirs = std::thread::scope(|scope| {
-            let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
-            let connected = |w: &ProcessLiveness| matches!(&w.peers[1], PeerLiveness::Connected(LivenessConnection(dial)) if dial.connected());
+            let answering = scope.spawn(|| accept_peer(listener.accept().unwrap().0));
+            let connected =
+                |w: &ProcessLiveness| matches!(&w.peers[1], PeerLiveness::Connected(LivenessConnection(dial)) if dial.connected());
             wait(&mut watches, 1, now, connected);
             answering.join().unwrap()
         });
@@ -326,7 +327,7 @@ mod tests {
         let (listener, now) = (TcpListener::bind("127.0.0.1:0").unwrap(), Instant::now());
         let mut watches = watches(vec![address(&listener)]);
         std::thread::scope(|scope| {
-            let answering = scope.spawn(|| drop(hear(listener.accept().unwrap().0)));
+            let answering = scope.spawn(|| drop(accept_proof(listener.accept().unwrap().0)));
             wait(&mut watches, 1, now, |w| matches!(w.peers[1], PeerLiveness::Unknown(_)));
             answering.join().unwrap();
         });

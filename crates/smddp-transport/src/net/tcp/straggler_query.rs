@@ -9,7 +9,7 @@ use rustix::event::{self, PollFd, PollFlags, Timespec};
 use super::address::{Credential, Purpose, TcpAddress};
 use super::dial::{Dial, is_host_silent, is_local_error};
 use super::seal::{Decryptor, Encryptor};
-use crate::process::status::LONGEST_WORDS;
+use crate::process::status::MAX_ACTIVITY_BYTES;
 use crate::token::Keys;
 
 /// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
@@ -51,7 +51,7 @@ fn parse(reply: &[u8]) -> io::Result<Option<QueryReply>> {
     let Some((begun, rest)) = reply.split_first_chunk() else { return Ok(None) };
     let Some((length, text)) = rest.split_first_chunk() else { return Ok(None) };
     let length = usize::from(u16::from_le_bytes(*length));
-    if length > LONGEST_WORDS || text.len() > length {
+    if length > MAX_ACTIVITY_BYTES || text.len() > length {
         return Err(ErrorKind::InvalidData.into());
     }
     let doing = || String::from_utf8_lossy(text).replace(char::is_control, " ");
@@ -81,7 +81,7 @@ impl PendingQuery {
             }
             self.decryptor = self.dial.keys().map(|keys| Decryptor::new(keys.responder));
         }
-        let mut part = [0; REPLY_HEADER + LONGEST_WORDS];
+        let mut part = [0; REPLY_HEADER + MAX_ACTIVITY_BYTES];
         let read = match &mut self.decryptor {
             Some(decryptor) => decryptor.reader(&self.dial.socket).read(&mut part),
             None => (&*self.dial.socket).read(&mut part),
@@ -197,7 +197,7 @@ impl StragglerQuery {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fuzzing::feed::{credential, welcome};
+    use crate::fuzzing::feed::{accept_peer, credential};
     use std::io::Write;
     use std::net::{SocketAddr, TcpListener};
 
@@ -212,7 +212,7 @@ mod tests {
     /// Answers so many callers.
     fn serve(listener: &TcpListener, callers: usize) {
         for _ in 0..callers {
-            let mut caller = welcome(listener.accept().unwrap().0);
+            let mut caller = accept_peer(listener.accept().unwrap().0);
             // In two parts.
             let text = encode_reply(9, "waits", None);
             caller.write_all(&text[..3]).unwrap();
@@ -230,7 +230,7 @@ mod tests {
             assert_eq!(parse(&text[..end]).unwrap(), None);
         }
         assert!(parse(&[&text[..], &[0]].concat()).is_err());
-        assert!(parse(&encode_reply(7, &"x".repeat(LONGEST_WORDS + 1), None)).is_err());
+        assert!(parse(&encode_reply(7, &"x".repeat(MAX_ACTIVITY_BYTES + 1), None)).is_err());
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl LocalChannels {
         let memory = self.ranks.remotes[self.channel_layout.recv_channels[recv_channel].rank].memory();
         let found = &mut self.ins[recv_channel];
         if found.taken >= found.published {
-            found.published = memory.count(found.at.lines).told();
+            found.published = memory.counter(found.at.lines).read();
             if found.taken >= found.published {
                 self.count_idle_poll();
                 return Ok(None);
@@ -114,7 +114,7 @@ impl LocalChannels {
             match read {
                 Some(Ok(())) => self.ins[recv_channel].fetched = taken + 1,
                 // The writer aborted or died, which `faults` reports.
-                _ if remote.state() & POISONED != 0 || remote.is_dead() => return None,
+                _ if remote.state() & ABORTED != 0 || remote.is_dead() => return None,
                 Some(Err(error)) if error.raw_os_error() == Some(libc::ESRCH) => return None,
                 found => {
                     let reason = found
@@ -140,14 +140,14 @@ impl LocalChannels {
         if found.at.acks && !remote.is_healthy() {
             self.corrupted = true;
             // After an abort `faults` reports the reason of the writer.
-            if remote.state() & POISONED == 0 {
+            if remote.state() & ABORTED == 0 {
                 let how = "ended its call before this rank had read its memory".to_owned();
                 self.peer_fault.get_or_insert(Fault::Lost { rank: want.rank, how });
             }
             return;
         }
         if found.ack {
-            remote.memory().count(found.at.lines + LINE * (1 + want.reader)).tell(found.taken);
+            remote.memory().counter(found.at.lines + LINE * (1 + want.reader)).publish(found.taken);
             self.ranks.notify(want.rank);
         }
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::super::local_ranks::GroupHome;
 use super::LocalChannels;
 use crate::process::layout::*;
-use crate::process::memory::Memory;
+use crate::process::memory::SharedMemory;
 use crate::process::single_copy;
 use crate::process::{Region, SingleCopy};
 use crate::{Channels, SendChannel};
@@ -49,8 +49,8 @@ pub(super) struct LocalSend {
 
 impl LocalSend {
     /// Returns the number of messages that all readers report as read.
-    pub(super) fn read_by_all(&self, memory: &Memory) -> u64 {
-        let read = (1..=self.readers).map(|reader| memory.count(self.lines + LINE * reader).told());
+    pub(super) fn read_by_all(&self, memory: &SharedMemory) -> u64 {
+        let read = (1..=self.readers).map(|reader| memory.counter(self.lines + LINE * reader).read());
         read.min().unwrap_or(u64::MAX)
     }
 }
@@ -77,8 +77,8 @@ impl LocalChannels {
             }
             let readable = single_copy != SingleCopy::Never
                 && self.ranks.all_read()
-                && single_copy.pays()
-                && single_copy::lendable(at, usize::try_from(send_channel.bytes).ok()?);
+                && single_copy.is_enabled()
+                && single_copy::is_readable(at, usize::try_from(send_channel.bytes).ok()?);
             readable.then_some((Location::Address(at as usize), stride))
         };
         // Evaluated once, because the result can change between two evaluations. Most calls have no sources.
@@ -117,24 +117,24 @@ impl LocalChannels {
                 }
                 Some((Location::Address(at), stride)) => {
                     endpoint.single_copies.fetch_add(send_channel.messages, Ordering::Relaxed);
-                    (*at, *stride, messages, IN_FOREIGN)
+                    (*at, *stride, messages, IN_PRIVATE_MEMORY)
                 }
                 None => (cell, in_cells, depth, IN_CELLS),
             };
             let entry = region.offset + channel * ENTRY;
             let fields = [line, cells, cell_bytes, cells_deep, send_channel.bytes as usize, kind as usize];
             for (i, value) in fields.into_iter().enumerate() {
-                memory.word64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
+                memory.flag64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
             }
-            memory.word64(region.offset + line).store(0, Ordering::Relaxed);
+            memory.flag64(region.offset + line).store(0, Ordering::Relaxed);
             for (i, &reader) in send_channel.readers.iter().enumerate() {
                 // A reader on another node never blocks this channel.
                 let read = if reader == SendChannel::REMOTE { u64::MAX } else { 0 };
-                memory.word64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
+                memory.flag64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
             }
             self.outs.push(LocalSend {
                 lines: region.offset + line,
-                cells: if kind == IN_FOREIGN { cells } else { region.offset + cells },
+                cells: if kind == IN_PRIVATE_MEMORY { cells } else { region.offset + cells },
                 cell: cell_bytes,
                 depth: cells_deep as u64,
                 sent: 0,
@@ -142,7 +142,7 @@ impl LocalChannels {
                 readers: send_channel.readers.len(),
                 messages: send_channel.messages,
                 zero_copy: kind != IN_CELLS,
-                is_address: kind == IN_FOREIGN,
+                is_address: kind == IN_PRIVATE_MEMORY,
             });
             line += LINE * (1 + send_channel.readers.len());
             cell += if kind == IN_CELLS { cell_bytes * depth } else { 0 };
@@ -184,7 +184,7 @@ impl LocalChannels {
             fence(Ordering::SeqCst);
             Instant::now()
         });
-        endpoint.memory.count(counter).tell(value);
+        endpoint.memory.counter(counter).publish(value);
         if let Some(begun) = begun {
             fence(Ordering::SeqCst);
             self.distance.record(begun.elapsed());

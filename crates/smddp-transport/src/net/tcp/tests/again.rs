@@ -52,7 +52,7 @@ fn a_frame_that_had_no_place_is_taken_at_the_first_look_that_has_one() {
     let mut wire = TcpWire::new(Arc::new(Sideband::new(0, group_listener, addresses).unwrap())).unwrap();
     let mut sink = Late::default();
     let answering = std::thread::spawn(move || {
-        listeners.iter().map(|listener| feed::welcome(listener.accept().unwrap().0)).collect::<Vec<_>>()
+        listeners.iter().map(|listener| feed::accept_peer(listener.accept().unwrap().0)).collect::<Vec<_>>()
     });
     for peer in 1..=PEERS {
         // SAFETY: there is no payload.

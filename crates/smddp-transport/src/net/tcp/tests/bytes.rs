@@ -32,8 +32,8 @@ fn frame(kind: u8, channel: u32, fields: [u64; 6]) -> Vec<u8> {
 /// What comes of bytes on a class.
 fn after(class: usize, bytes: &[Vec<u8>]) -> (Feed, Vec<Fault>) {
     let mut feed = Feed::new();
-    let mut stream = feed.call(class);
-    feed.turn();
+    let mut stream = feed.connect(class);
+    feed.poll();
     for part in bytes {
         let _ = stream.write_all(part);
     }
@@ -120,17 +120,17 @@ fn what_a_rank_may_send_is_no_error() {
     ];
     for (case, (class, bytes, read)) in cases.into_iter().enumerate() {
         let mut feed = Feed::new();
-        let mut stream = feed.call(class);
+        let mut stream = feed.connect(class);
         for part in &bytes {
             stream.write_all(part).unwrap();
         }
         let begun = Instant::now();
         while feed.read < read && begun.elapsed() < DEADLINE {
-            feed.turn();
+            feed.poll();
         }
         let mut faults = feed.settle(std::slice::from_ref(&stream));
         // What is held back would be told by then.
-        faults.extend(feed.turn_at(Instant::now() + 2 * LEAVE_GRACE));
+        faults.extend(feed.poll_at(Instant::now() + 2 * LEAVE_GRACE));
         assert_eq!((feed.read, &faults[..]), (read, &[][..]), "case {case}");
     }
 }
@@ -138,18 +138,18 @@ fn what_a_rank_may_send_is_no_error() {
 #[test]
 fn who_hangs_up_in_the_middle_of_a_frame_is_lost_once_a_goodbye_has_had_its_time_and_no_moment_earlier() {
     let (mut feed, now) = (Feed::new(), Instant::now());
-    let mut stream = feed.call(0);
+    let mut stream = feed.connect(0);
     stream.write_all(&data(0, 0, CELL as u64)[..70]).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     stream.set_nonblocking(true).unwrap();
     // Whoever has noticed hangs up, too.
     while !matches!(stream.read(&mut [0; 64]), Ok(0)) {
-        assert_eq!(feed.turn_at(now), []);
+        assert_eq!(feed.poll_at(now), []);
     }
     for held_back in [Duration::ZERO, LEAVE_GRACE - Duration::from_nanos(1)] {
-        assert_eq!(feed.turn_at(now + held_back), []);
+        assert_eq!(feed.poll_at(now + held_back), []);
     }
-    let faults = feed.turn_at(now + LEAVE_GRACE);
+    let faults = feed.poll_at(now + LEAVE_GRACE);
     assert!(matches!(&faults[..], [Fault::Lost { rank: 0, .. }]), "{faults:?}");
 }
 
@@ -168,7 +168,7 @@ fn any_frames_in_any_order_on_any_connections_are_an_error_at_worst() {
     for start in 0..150 {
         let mut seed = start;
         let mut feed = Feed::new();
-        let mut streams: Vec<TcpStream> = [0, 1, 0, 1].into_iter().map(|class| feed.call(class)).collect();
+        let mut streams: Vec<TcpStream> = [0, 1, 0, 1].into_iter().map(|class| feed.connect(class)).collect();
         for _ in 0..24 {
             let mut field = || TELLING[next(&mut seed) as usize % TELLING.len()];
             let fields = [field() % 4, field(), field(), field(), field(), field()];
@@ -184,7 +184,7 @@ fn any_frames_in_any_order_on_any_connections_are_an_error_at_worst() {
             let at = next(&mut seed) as usize % streams.len();
             let _ = streams[at].set_nonblocking(true);
             let _ = streams[at].write(&bytes[..cut]);
-            feed.turn();
+            feed.poll();
         }
         feed.settle(&[]);
     }

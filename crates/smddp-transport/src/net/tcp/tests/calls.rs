@@ -8,7 +8,7 @@ use super::super::address::{ACCEPTED, CLOSED, Credential, HELLO, Purpose, REJECT
 use super::super::connecting::{self, ConnectError, Connecting, LOCAL_ERROR_RETRY, RETRY_INTERVAL};
 use super::*;
 use crate::close_on_fork::CloseOnFork;
-use crate::fuzzing::feed::{self, credential, welcome};
+use crate::fuzzing::feed::{self, accept_peer, credential};
 use crate::token::{NONCE, Responder};
 
 fn to(address: SocketAddr) -> Connecting {
@@ -57,7 +57,7 @@ fn a_refused_call_is_made_again() {
     let mut call = to(address);
     assert!(matches!(call.poll(), Ok(None)));
     rustix::net::listen(&socket, 8).unwrap();
-    let answering = std::thread::spawn(move || welcome(TcpListener::from(socket).accept().unwrap().0));
+    let answering = std::thread::spawn(move || accept_peer(TcpListener::from(socket).accept().unwrap().0));
     assert!(outcome(&mut call).is_ok());
     answering.join().unwrap();
 }
@@ -86,7 +86,7 @@ fn who_was_hung_up_on_before_its_first_word_calls_again() {
     call.connect_only().unwrap();
     // It was stopped meanwhile, and the other end has lost patience.
     drop(listener.accept().unwrap());
-    let answering = std::thread::spawn(move || welcome(listener.accept().unwrap().0));
+    let answering = std::thread::spawn(move || accept_peer(listener.accept().unwrap().0));
     assert!(outcome(&mut call).is_ok());
     answering.join().unwrap();
 }
@@ -98,9 +98,9 @@ fn who_was_hung_up_on_after_its_last_word_calls_again() {
     let mut call = to(listener.local_addr().unwrap());
     let answering = std::thread::spawn(move || {
         for _ in 0..3 {
-            drop(feed::hear(listener.accept().unwrap().0));
+            drop(feed::accept_proof(listener.accept().unwrap().0));
         }
-        welcome(listener.accept().unwrap().0)
+        accept_peer(listener.accept().unwrap().0)
     });
     assert!(outcome(&mut call).is_ok());
     answering.join().unwrap();
@@ -153,7 +153,7 @@ fn of_all_last_words_one_alone_makes_a_connection_and_each_other_says_why_there_
     let address = listener.local_addr().unwrap();
     let answering = std::thread::spawn(move || {
         for word in 0..=u8::MAX {
-            let mut theirs = feed::hear(listener.accept().unwrap().0);
+            let mut theirs = feed::accept_proof(listener.accept().unwrap().0);
             std::io::Write::write_all(&mut theirs, &[word]).unwrap();
         }
     });
@@ -205,7 +205,7 @@ fn what_this_process_lacks_is_no_loss_of_a_peer() {
         assert!(reason.contains(word) && reason.contains(&error.to_string()), "{reason}");
         // And it did pass.
         let theirs = listener.try_clone().unwrap();
-        let answering = std::thread::spawn(move || welcome(theirs.accept().unwrap().0));
+        let answering = std::thread::spawn(move || accept_peer(theirs.accept().unwrap().0));
         assert!(outcome(&mut to(listener.local_addr().unwrap())).is_ok());
         answering.join().unwrap();
     }

@@ -89,7 +89,7 @@ impl Pair {
 
     /// A call by somebody who has the token.
     fn call(&self, to: usize, from: usize, class: usize) -> TcpStream {
-        feed::call(&self.group_listeners[to], &self.token, (from, to), class)
+        feed::connect(&self.group_listeners[to], &self.token, (from, to), class)
     }
 
     /// Exchanges go well and bring what was sent.

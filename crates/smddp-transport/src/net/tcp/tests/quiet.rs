@@ -85,7 +85,7 @@ impl Lonely {
     /// The peer's end of the connection, its first words said.
     fn accept(&mut self) -> TcpStream {
         let listener = self.listener.try_clone().unwrap();
-        let answering = std::thread::spawn(move || feed::welcome(listener.accept().unwrap().0));
+        let answering = std::thread::spawn(move || feed::accept_peer(listener.accept().unwrap().0));
         let begun = Instant::now();
         while !answering.is_finished() {
             assert!(begun.elapsed() < DEADLINE);

@@ -138,7 +138,7 @@ fn without_the_token_nothing_that_is_said_reaches_the_group() {
     }
     for purpose in purposes {
         // A whole exchange that was recorded, said again: as it was, and to another door.
-        let (recorded, said) = feed::prove(&group_listener, &pair.token, (0, 1), purpose);
+        let (recorded, said) = feed::authenticate(&group_listener, &pair.token, (0, 1), purpose);
         drop(recorded);
         assert_eq!(said.len(), HELLO + NONCE + PROOF);
         assert_eq!(
@@ -193,7 +193,7 @@ fn a_crowd_of_strangers_leaves_the_job_as_it_is() {
         pair.goes_on();
     }
     // Whoever has the token comes in beside them.
-    let mut asked = feed::prove(&group_listener, &pair.token, (0, 1), Purpose::Query).0;
+    let mut asked = feed::authenticate(&group_listener, &pair.token, (0, 1), Purpose::Query).0;
     asked.read_exact(&mut [0; 8]).unwrap();
     drop(callers);
     pair.goes_on();
