@@ -26,7 +26,7 @@ pub fn settings(bytes: &[u8]) {
         }
     }
     let Ok(config) = Config::read(|name| values.get(name).cloned()) else { return };
-    let _ = config.means();
+    let _ = config.transport_options();
     for bytes in [config.staging, config.segment.unwrap_or_default(), config.stream] {
         assert!(bytes <= 1 << 40, "{bytes}");
     }
@@ -53,7 +53,7 @@ pub fn settings(bytes: &[u8]) {
 
 /// What other ranks' cards say of the network, one note of 24 bytes behind the other.
 pub fn notes(bytes: &[u8]) {
-    if let Some(network) = network::noted(bytes.chunks(24)) {
+    if let Some(network) = network::combine_estimates(bytes.chunks(24)) {
         for figure in [network.latency_ns, network.message_ns, network.bytes_per_ns] {
             assert!(figure.is_finite() && figure >= 0.0, "{network:?}");
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Bound;
+use super::BoundCall;
 use crate::call::key::Key;
 use crate::error::Result;
 
@@ -19,7 +19,7 @@ pub(crate) struct Cache {
 
 struct Kept {
     key: Key,
-    bound: Arc<Bound>,
+    bound: Arc<BoundCall>,
     bytes: usize,
     used: u64,
 }
@@ -39,8 +39,8 @@ impl Cache {
     pub(crate) fn get_or_bind(
         &mut self,
         key: Key,
-        bind: impl FnOnce(&Key) -> Result<Bound>,
-    ) -> Result<&Arc<Bound>> {
+        bind: impl FnOnce(&Key) -> Result<BoundCall>,
+    ) -> Result<&Arc<BoundCall>> {
         self.clock += 1;
         let at = match self.kept.iter().position(|kept| kept.key == key) {
             Some(found) => {
@@ -51,7 +51,7 @@ impl Cache {
             None => {
                 let bound = bind(&key)?;
                 self.made += 1;
-                let bytes = bound.memory();
+                let bytes = bound.memory_bytes();
                 self.make_room(bytes);
                 self.bytes += bytes;
                 self.kept.insert(0, Kept { key, bound: Arc::new(bound), bytes, used: 0 });
@@ -87,13 +87,13 @@ mod tests {
     #[test]
     fn plans_keep_to_a_budget_and_the_least_recently_used_goes() {
         let topology = Topology::single(256);
-        let reach = Arc::new(Routes::local(0, topology.size()));
+        let routes = Arc::new(Routes::local(0, topology.size()));
         let assumed = GroupFacts::assumed("");
         let facts = GroupFacts {
             rank: 0,
             topology,
             slot: 0,
-            reach,
+            routes,
             assumed,
             network: OnceLock::new(),
             canonical: OnceLock::new(),
@@ -101,7 +101,7 @@ mod tests {
         let key = |count: usize| {
             let (collective, dtype, memory) = (Collective::AllToAll, DType::F32, Memory::Host);
             let counts = Counts::Even(count);
-            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, exact: false }
+            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, lossless: false }
         };
         let config = Config::default();
         let mut cache = Cache { budget: 1 << 20, ..Cache::default() };

@@ -2,12 +2,12 @@
 
 use smddp_transport::process::Endpoint;
 
-use super::{Bound, GroupFacts};
+use super::{BoundCall, GroupFacts};
 use crate::error::{Error, Result};
 
 /// Refuses a bound call whose cells the staging memory could never hold: it would wait for them until its deadline. What is
 /// chosen here fits by far; what a setting forces may not.
-pub(crate) fn check(bound: &Bound, facts: &GroupFacts, call: &str, cap: usize) -> Result<()> {
+pub(crate) fn check(bound: &BoundCall, facts: &GroupFacts, call: &str, cap: usize) -> Result<()> {
     let channel_layout = &bound.channel_layout;
     let local = |rank: usize| facts.topology.share_node(rank, facts.rank);
     let cells = |cell: usize, count: usize| cell.next_multiple_of(64).saturating_mul(count);
@@ -54,12 +54,12 @@ mod tests {
     fn exchanged(each: usize, config: &Config) -> Result<()> {
         let nodes: Vec<usize> = (0..40).map(|rank| rank / each).collect();
         let topology = Topology::from_labels(&nodes);
-        let (reach, network) = (Arc::new(Routes::local(0, topology.size())), OnceLock::new());
+        let (routes, network) = (Arc::new(Routes::local(0, topology.size())), OnceLock::new());
         let facts = GroupFacts {
             rank: 0,
             topology,
             slot: 0,
-            reach,
+            routes,
             assumed: GroupFacts::assumed(""),
             network,
             canonical: OnceLock::new(),
@@ -67,7 +67,7 @@ mod tests {
         let counts = Counts::Even(16 << 20);
         let (collective, dtype, memory) = (Collective::AllToAll, DType::F32, Memory::Host);
         let key =
-            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, exact: false };
+            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, lossless: false };
         check(&bind(&key, &facts, config)?, &facts, "all_to_all", config.staging)
     }
 

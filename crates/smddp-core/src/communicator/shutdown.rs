@@ -165,7 +165,7 @@ impl Inner {
         let mut op = self.prepare(driver.spare.take(), &call, counts, Duration::MAX, None)?;
         let mut bound = (*op.bound).clone();
         bound.fingerprint = fingerprint::leaving(bound.fingerprint);
-        bound.wired = bound.wired.unannounced();
+        bound.routed = bound.routed.unannounced();
         op.bound = Arc::new(bound);
         let work = Arc::new(Shared::new(Some(Box::new((given, taken.clone())))));
         op.work = Some(work.clone());

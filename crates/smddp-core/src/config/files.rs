@@ -6,34 +6,34 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-/// The content of a regular file of at most `most` bytes, and its metadata when it was opened. Does not wait, whatever the path
+/// The content of a regular file of at most `limit` bytes, and its metadata when it was opened. Does not wait, whatever the path
 /// names: a FIFO, a device or a socket is an error.
 ///
 /// # Errors
-/// The system's; `InvalidInput` for what is not a regular file; `FileTooLarge` for more than `most` bytes.
-pub fn read(path: &Path, most: usize) -> io::Result<(Vec<u8>, Metadata)> {
+/// The system's; `InvalidInput` for what is not a regular file; `FileTooLarge` for more than `limit` bytes.
+pub fn read(path: &Path, limit: usize) -> io::Result<(Vec<u8>, Metadata)> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let about = file.metadata()?;
     if !about.is_file() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
     }
-    let too_large = || io::Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes"));
-    if about.len() > most as u64 {
+    let too_large = || io::Error::new(ErrorKind::FileTooLarge, format!("larger than {limit} bytes"));
+    if about.len() > limit as u64 {
         return Err(too_large());
     }
     // It may grow meanwhile.
     let mut bytes = Vec::new();
-    file.take(most as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > most { Err(too_large()) } else { Ok((bytes, about)) }
+    file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > limit { Err(too_large()) } else { Ok((bytes, about)) }
 }
 
 /// The text of such a file.
 ///
 /// # Errors
 /// As [`read`]; `InvalidData` for what is not UTF-8.
-pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
-    let (bytes, _) = read(path, most)?;
+pub fn read_text(path: &Path, limit: usize) -> io::Result<String> {
+    let (bytes, _) = read(path, limit)?;
     String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error.utf8_error()))
 }
 

@@ -20,8 +20,8 @@ use smddp_transport::joint::InterNode;
 
 pub use self::values::{CanonicalOrder, DevicePath, parse_bytes};
 use self::values::{
-    Written, a_second_or_more, algorithm, as_it_is, bytes, micros, named, operations, port, seconds, some,
-    tune, up_to_64, wanted,
+    ToSetting, algorithm, at_least_one_second, bytes, interface_filter, micros, named, operations, optional,
+    port, seconds, tune, unchanged, up_to_64,
 };
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
@@ -30,14 +30,14 @@ use crate::log::{self, Level};
 pub struct Setting {
     pub name: &'static str,
     pub default: &'static str,
-    pub what: &'static str,
+    pub description: &'static str,
     /// All ranks of a group must have the same value.
     pub shared: bool,
 }
 
 impl Setting {
     /// What the environment says, if anything.
-    pub fn given(&self) -> Option<String> {
+    pub fn environment_value(&self) -> Option<String> {
         from_environment(self.name).filter(|value| !value.trim().is_empty())
     }
 }
@@ -58,17 +58,17 @@ macro_rules! shared {
 /// What it does; NAME = default, whether ranks share it, field: type = what reads it, which is given the default where
 /// nothing is set and says what it wants where it is given nonsense.
 macro_rules! settings {
-    ($($(#[doc = $what:literal])+ $name:ident = $default:literal, $scope:ident, $field:ident: $type:ty = $read:expr;)*) => {
+    ($($(#[doc = $description:literal])+ $name:ident = $default:literal, $scope:ident, $field:ident: $type:ty = $read:expr;)*) => {
         pub const SETTINGS: &[Setting] = &[$(Setting {
             name: stringify!($name),
             default: $default,
-            what: concat!($($what),+).trim_ascii_start(),
+            description: concat!($($description),+).trim_ascii_start(),
             shared: shared!($scope, true, false),
         }),*];
 
         #[derive(Clone, Debug, PartialEq)]
         pub struct Config {
-            $($(#[doc = $what])+ pub $field: $type,)*
+            $($(#[doc = $description])+ pub $field: $type,)*
             pub launch: Launch,
         }
 
@@ -76,9 +76,9 @@ macro_rules! settings {
             fn read_table(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
                 Ok(Self {
                     $($field: {
-                        let given = get(stringify!($name));
-                        let text = given.as_deref().unwrap_or($default).trim();
-                        $read(text).map_err(|want| bad(stringify!($name), text, &want))?
+                        let value = get(stringify!($name));
+                        let text = value.as_deref().unwrap_or($default).trim();
+                        $read(text).map_err(|want| invalid_value(stringify!($name), text, &want))?
                     },)*
                     launch: Launch::read(get),
                 })
@@ -86,7 +86,7 @@ macro_rules! settings {
 
             /// (name, value) of each setting that ranks share, in the order of the table: what means the same is written alike.
             pub(crate) fn shared(&self) -> Vec<(String, String)> {
-                let rows = [$((stringify!($name), shared!($scope, Some(self.$field.written()), None))),*];
+                let rows = [$((stringify!($name), shared!($scope, Some(self.$field.to_setting()), None))),*];
                 rows.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
             }
         }
@@ -98,7 +98,7 @@ settings! {
     SMDDP_STAGING_BYTES = "64M", shared, staging: usize = bytes(64 << 10);
     /// use this algorithm wherever it does the collective: publish or mesh, all ranks alike; hier-ring, hier-log,
     /// hier-recursive, hier-tree (`hier-` may be left out), hier-publish, hier: the mesh inside nodes, this between them
-    SMDDP_ALGO = "", shared, algorithm: Option<Algorithm> = some(algorithm);
+    SMDDP_ALGO = "", shared, algorithm: Option<Algorithm> = optional(algorithm);
     /// algorithms by size, and if wanted by memory and ranks of the group, as `smddp-bench tune` writes them:
     /// all_gather:64k-4m:@hier#all_reduce:0-32k:host:[8]:@tree; or the name of a file with such lines
     SMDDP_TUNE = "", shared, tune: Table = tune;
@@ -110,50 +110,50 @@ settings! {
     /// (a scale for each 256), or by collective: all_gather=bf16,reduce_scatter=int8; empty: as they are (docs/formats.md)
     SMDDP_WIRE_FORMAT = "", shared, formats: Formats = Formats::parse;
     /// size of a pipelined piece, at most SMDDP_STAGING_BYTES; empty: chosen by size and number of ranks
-    SMDDP_SEGMENT_BYTES = "", shared, segment: Option<usize> = some(|text| Ok(bytes(64)(text)? & !63));
+    SMDDP_SEGMENT_BYTES = "", shared, segment: Option<usize> = optional(|text| Ok(bytes(64)(text)? & !63));
     /// 0: no measurement of the network between nodes when the first group spans some; a usual one is assumed. What is
     /// measured decides segments, and algorithms of collectives that do not reduce
     SMDDP_PROBE = "1", shared, probe: bool = named;
     /// the network between nodes, instead of a measurement: latency_us=15,message_us=1,gbit=10 (one way, for each message, of
     /// a node's link); what is left out has these values
-    SMDDP_NETWORK = "", shared, network: Option<Network> = some(network::parse);
+    SMDDP_NETWORK = "", shared, network: Option<Network> = optional(network::parse);
     /// outputs of this size and more are written past the caches
     SMDDP_STREAM_BYTES = "16M", own, stream: usize = bytes(0);
     /// threads, its own among them, that a waiting rank has for copies and reductions of 64 KiB and more; 1: itself alone; empty: its
     /// share of the cores, 4 at most, where that is 3 or more
-    SMDDP_THREADS = "", own, threads: Option<usize> = some(up_to_64);
+    SMDDP_THREADS = "", own, threads: Option<usize> = optional(up_to_64);
     /// whether ranks of a node read large messages of each other where they lie (process_vm_readv), without staging: auto where that
     /// is quicker, which is measured, and permitted; 1: wherever it is permitted; 0: never
     SMDDP_SINGLE_COPY = "auto", own, single_copy: SingleCopy = named;
     /// microseconds a waiting rank spins before it yields and sleeps; empty: 50, or 0 where ranks outnumber cores
-    SMDDP_SPIN_US = "", own, spin: Option<Duration> = some(micros);
+    SMDDP_SPIN_US = "", own, spin: Option<Duration> = optional(micros);
     /// how long destroy_process_group waits for the other ranks, to hold what they called against each other; 0: it does not,
     /// and calls that differ may go unnoticed
     SMDDP_LEAVE_SECONDS = "10", own, leave: Duration = seconds;
     /// seconds after which a host that answers nothing any more, not even that it lives, is lost, while some rank waits for one of
     /// its ranks; 1 at least. A process that is stopped on a host that answers ends a call at its deadline only
-    SMDDP_PEER_TIMEOUT = "10", own, peer_timeout: Duration = a_second_or_more;
+    SMDDP_PEER_TIMEOUT = "10", own, peer_timeout: Duration = at_least_one_second;
     /// between nodes: auto (EFA where all ranks have it, tcp where none has), tcp, fabric (libfabric), or shm, which makes
     /// ranks that cannot share memory an error
     SMDDP_TRANSPORT = "auto", shared, between: InterNode = named;
     /// any other way between nodes than this is an error: efa, tcp, fabric, or a libfabric provider
-    SMDDP_REQUIRE = "", shared, require: Option<String> = some(|text| Ok(text.to_ascii_lowercase()));
+    SMDDP_REQUIRE = "", shared, require: Option<String> = optional(|text| Ok(text.to_ascii_lowercase()));
     /// libfabric's file; empty: the one that is loaded already, /opt/amazon/efa, the loader's path
-    SMDDP_LIBFABRIC = "", own, library: Option<PathBuf> = some(as_it_is);
+    SMDDP_LIBFABRIC = "", own, library: Option<PathBuf> = optional(unchanged);
     /// libfabric's provider for SMDDP_TRANSPORT=fabric, such as `tcp` or `tcp;ofi_rxm`; empty: efa
-    SMDDP_FABRIC_PROVIDER = "", shared, provider: Option<String> = some(as_it_is);
+    SMDDP_FABRIC_PROVIDER = "", shared, provider: Option<String> = optional(unchanged);
     /// 0: ranks of one host do not share memory, each is a node of its own
     SMDDP_SHM = "1", shared, shm: bool = named;
     /// ranks of one host with different names here are treated as different nodes
-    SMDDP_NODE = "", own, node: Option<String> = some(as_it_is);
+    SMDDP_NODE = "", own, node: Option<String> = optional(unchanged);
     /// network interfaces to use between nodes, as in NCCL: `eth,ens` (beginnings), `=eth0` (whole names), `^docker,lo` (not
     /// these); empty: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, else the fastest that is up
-    SMDDP_SOCKET_IFNAME = "", own, interface: InterfaceFilter = wanted;
+    SMDDP_SOCKET_IFNAME = "", own, interface: InterfaceFilter = interface_filter;
     /// AF_INET or AF_INET6: the addresses to use; empty: either
     SMDDP_SOCKET_FAMILY = "", shared, family: AddressFamily = named;
     /// a file of 32 bytes or more that only this job's ranks have, the same for all: with it, whoever reads the store still
     /// cannot speak to a rank; empty: the store's word is enough (docs/security.md)
-    SMDDP_JOB_TOKEN_FILE = "", own, token_file: Option<PathBuf> = some(as_it_is);
+    SMDDP_JOB_TOKEN_FILE = "", own, token_file: Option<PathBuf> = optional(unchanged);
     /// 1: what ranks of different nodes send each other is encrypted and held against changes, over tcp; libfabric cannot, and is an error
     /// then (docs/security.md)
     SMDDP_ENCRYPT = "0", shared, encrypts: bool = named;
@@ -163,26 +163,26 @@ settings! {
     /// multiprocessors that a reduction on a device takes at most, 1 to 64: what it takes, the model's kernels beside it have not
     SMDDP_CUDA_SMS = "8", own, multiprocessors: usize = up_to_64;
     /// the CUDA driver's file; empty: the one that is loaded already, then libcuda.so.1 on the loader's path
-    SMDDP_CUDA_LIBRARY = "", own, cuda: Option<PathBuf> = some(as_it_is);
+    SMDDP_CUDA_LIBRARY = "", own, cuda: Option<PathBuf> = optional(unchanged);
     /// what is told on standard error: VERSION, WARN (what is wrong, too), INFO (the ways that bytes take, ranks that are
     /// seconds late, why a group failed), TRACE (each collective)
     SMDDP_DEBUG = "WARN", own, debug: Level = named;
     /// write it to this file instead; %h is the host, %p the process
-    SMDDP_DEBUG_FILE = "", own, debug_file: Option<String> = some(as_it_is);
+    SMDDP_DEBUG_FILE = "", own, debug_file: Option<String> = optional(unchanged);
     /// collectives of each group that the recorder keeps, the newest, and as many messages, 64 bytes each; 0: none
     SMDDP_RECORDER = "256", own, recorder: usize = operations;
     /// a folder where each process leaves what its recorder has when a group fails, as smddp-HOST-PID.json
-    SMDDP_DUMP_DIR = "", own, dump_dir: Option<PathBuf> = some(as_it_is);
+    SMDDP_DUMP_DIR = "", own, dump_dir: Option<PathBuf> = optional(unchanged);
     /// 0: no Python line of the main thread is told to other ranks and to `smddp status`; no signal is used
     SMDDP_STACKS = "1", own, stacks: bool = named;
     /// a file that each rank writes its metrics to, in Prometheus' text format, for node_exporter's textfile collector; %h is
     /// the host, %p the process, %r the rank, which is put before the name's end where neither %p nor %r is in it
-    SMDDP_METRICS_FILE = "", own, metrics_file: Option<String> = some(as_it_is);
+    SMDDP_METRICS_FILE = "", own, metrics_file: Option<String> = optional(unchanged);
     /// seconds between two looks at the recorder for metrics, and two writings of SMDDP_METRICS_FILE; 1 at least
-    SMDDP_METRICS_INTERVAL = "10", own, metrics_interval: Duration = a_second_or_more;
+    SMDDP_METRICS_INTERVAL = "10", own, metrics_interval: Duration = at_least_one_second;
     /// PORT or ADDRESS:PORT where the first rank of a host serves its metrics to Prometheus, at 127.0.0.1 where no address is
     /// given; the host's other ranks (LOCAL_RANK) have the next ports. 0: any that is free; empty: none
-    SMDDP_METRICS_PORT = "", own, metrics_port: Option<String> = some(port);
+    SMDDP_METRICS_PORT = "", own, metrics_port: Option<String> = optional(port);
     /// 1: each host's first process lays the recorders of the host's ranks side by side, every 4 seconds at least, and
     /// tells which rank comes last again and again; `smddp status` does when it is asked, whatever is set here
     SMDDP_STRAGGLERS = "0", own, stragglers: bool = named;
@@ -207,7 +207,7 @@ impl Launch {
     }
 }
 
-fn bad(name: &str, value: &str, want: &str) -> Error {
+fn invalid_value(name: &str, value: &str, want: &str) -> Error {
     Error::Config(format!("{name}={value:?} is not valid: {want} (`smddp info` lists all settings)"))
 }
 
@@ -242,7 +242,7 @@ impl Config {
         const FEWEST: usize = 32;
         const MOST: usize = 64 << 10;
         let Some(path) = &self.token_file else { return Ok(None) };
-        let wrong = |want: String| bad("SMDDP_JOB_TOKEN_FILE", &path.to_string_lossy(), &want);
+        let wrong = |want: String| invalid_value("SMDDP_JOB_TOKEN_FILE", &path.to_string_lossy(), &want);
         let read = files::read(path, MOST).map_err(|error| wrong(format!("it cannot be read: {error}")));
         let (bytes, about) = read?;
         let mode = about.permissions().mode();
@@ -290,11 +290,15 @@ impl Config {
                 "a piece lies in the staging memory, of which SMDDP_STAGING_BYTES allows {} bytes",
                 config.staging
             );
-            return Err(bad("SMDDP_SEGMENT_BYTES", &get("SMDDP_SEGMENT_BYTES").unwrap_or_default(), &want));
+            return Err(invalid_value(
+                "SMDDP_SEGMENT_BYTES",
+                &get("SMDDP_SEGMENT_BYTES").unwrap_or_default(),
+                &want,
+            ));
         }
         if config.canonical == CanonicalOrder::Always && config.formats != Formats::default() {
             let want = "unset it with SMDDP_CANONICAL_ORDER=1, since compression rounds differently for each node layout";
-            return Err(bad("SMDDP_WIRE_FORMAT", &config.formats.to_string(), want));
+            return Err(invalid_value("SMDDP_WIRE_FORMAT", &config.formats.to_string(), want));
         }
         Ok(config)
     }
@@ -323,7 +327,7 @@ mod tests {
         settings.sort_by_key(|setting| setting.name);
         let row = |setting: &&Setting| {
             let default = if setting.default.is_empty() { "-" } else { setting.default };
-            format!("| `{}` | `{default}` | {} |\n", setting.name, setting.what.replace('|', "\\|"))
+            format!("| `{}` | `{default}` | {} |\n", setting.name, setting.description.replace('|', "\\|"))
         };
         let page = include_str!("../../../../docs/settings.md");
         assert!(page.ends_with(&settings.iter().map(row).collect::<String>()), "run `make docs`");
@@ -404,8 +408,8 @@ mod tests {
         let Config { probe, network, .. } = with(&[]).unwrap();
         assert_eq!((probe, network), (true, None));
         assert!(!with(&[("SMDDP_PROBE", "0")]).unwrap().probe);
-        let given = with(&[("SMDDP_NETWORK", "gbit=10, latency_us=2.5")]).unwrap().network;
-        assert_eq!(given, Some(Network { latency_ns: 2_500.0, bytes_per_ns: 1.25, ..Network::ASSUMED }));
+        let network = with(&[("SMDDP_NETWORK", "gbit=10, latency_us=2.5")]).unwrap().network;
+        assert_eq!(network, Some(Network { latency_ns: 2_500.0, bytes_per_ns: 1.25, ..Network::ASSUMED }));
         // Ranks with different ones would cut a call differently.
         for name in ["SMDDP_PROBE", "SMDDP_NETWORK"] {
             assert!(SETTINGS.iter().any(|s| s.name == name && s.shared));

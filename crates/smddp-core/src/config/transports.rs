@@ -11,7 +11,7 @@ use super::Config;
 
 impl Config {
     /// What the transports may use.
-    pub(crate) fn means(&self) -> TransportOptions {
+    pub(crate) fn transport_options(&self) -> TransportOptions {
         TransportOptions {
             staging: self.staging,
             shm: self.shm,
@@ -32,39 +32,41 @@ impl Config {
     pub fn between_nodes(&self) -> std::result::Result<String, String> {
         let (names, way) = match self.between {
             InterNode::Nothing => return Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
-            InterNode::Fabric => self.over_fabric()?,
-            InterNode::Auto if may_have_efa() => self.over_fabric().or_else(|_| self.over_tcp())?,
-            InterNode::Auto | InterNode::Tcp => self.over_tcp()?,
+            InterNode::Fabric => self.fabric_description()?,
+            InterNode::Auto if may_have_efa() => {
+                self.fabric_description().or_else(|_| self.tcp_description())?
+            }
+            InterNode::Auto | InterNode::Tcp => self.tcp_description()?,
         };
         match &self.require {
-            Some(wanted) if !names.contains(wanted) => {
-                Err(format!("SMDDP_REQUIRE={wanted}, but there is {way}"))
+            Some(required) if !names.contains(required) => {
+                Err(format!("SMDDP_REQUIRE={required}, but there is {way}"))
             }
             _ => Ok(way),
         }
     }
 
     /// What `SMDDP_REQUIRE` may call it, and what it is.
-    fn over_tcp(&self) -> std::result::Result<(Vec<String>, String), String> {
+    fn tcp_description(&self) -> std::result::Result<(Vec<String>, String), String> {
         let choice = interface::choose(&self.interface, self.family).map_err(|error| error.to_string())?;
         let warning = if choice.loopback { "; other hosts cannot reach it" } else { "" };
         let sealed = if self.encrypts { ", encrypted" } else { "" };
         Ok((vec!["tcp".to_owned()], format!("tcp {choice}{sealed}{warning}")))
     }
 
-    fn over_fabric(&self) -> std::result::Result<(Vec<String>, String), String> {
-        let (choice, lines) = self.look_for_fabric();
+    fn fabric_description(&self) -> std::result::Result<(Vec<String>, String), String> {
+        let (choice, lines) = self.choose_fabric();
         let provider = choice.map_err(|error| error.to_string())?.provider;
         Ok((vec!["fabric".to_owned(), provider], lines.join("; ")))
     }
 
     /// What libfabric offers here and why it is taken or not, in lines.
     pub fn fabric(&self) -> std::result::Result<Vec<String>, String> {
-        let (choice, lines) = self.look_for_fabric();
+        let (choice, lines) = self.choose_fabric();
         choice.map(|_| lines).map_err(|error| error.to_string())
     }
 
-    fn look_for_fabric(&self) -> (std::result::Result<Provider, ProviderError>, Vec<String>) {
+    fn choose_fabric(&self) -> (std::result::Result<Provider, ProviderError>, Vec<String>) {
         fabric::provider_choice::choose_provider(&fabric::provider_choice::Settings {
             library: self.library.clone(),
             provider: self.provider.clone(),

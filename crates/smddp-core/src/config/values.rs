@@ -16,7 +16,7 @@ use crate::log::Level;
 type Read<T> = Result<T, String>;
 
 /// More than any machine has: what is derived from a size stays a size.
-const MOST_BYTES: usize = 1 << 40;
+const MAX_BYTES: usize = 1 << 40;
 
 /// "64M", "4096", "1g".
 pub fn parse_bytes(text: &str) -> Option<usize> {
@@ -35,17 +35,17 @@ pub fn parse_bytes(text: &str) -> Option<usize> {
 pub(super) fn bytes(least: usize) -> impl Fn(&str) -> Read<usize> {
     move |text| {
         parse_bytes(text)
-            .filter(|n| (least..=MOST_BYTES).contains(n))
+            .filter(|n| (least..=MAX_BYTES).contains(n))
             .ok_or_else(|| format!("a size of {least} bytes to 1024G, like 65536 or 64M"))
     }
 }
 
 /// `None` where nothing is said.
-pub(super) fn some<T>(read: impl Fn(&str) -> Read<T>) -> impl Fn(&str) -> Read<Option<T>> {
+pub(super) fn optional<T>(read: impl Fn(&str) -> Read<T>) -> impl Fn(&str) -> Read<Option<T>> {
     move |text| (!text.is_empty()).then(|| read(text)).transpose()
 }
 
-pub(super) fn as_it_is<T: for<'a> From<&'a str>>(text: &str) -> Read<T> {
+pub(super) fn unchanged<T: for<'a> From<&'a str>>(text: &str) -> Read<T> {
     Ok(text.into())
 }
 
@@ -96,7 +96,7 @@ pub(super) fn seconds(text: &str) -> Read<Duration> {
     found.filter(|time| *time <= MAX_TIME).ok_or_else(|| format!("seconds, from 0 to {}", MAX_TIME.as_secs()))
 }
 
-pub(super) fn a_second_or_more(text: &str) -> Read<Duration> {
+pub(super) fn at_least_one_second(text: &str) -> Read<Duration> {
     seconds(text).ok().filter(|time| time.as_secs() > 0).ok_or_else(|| "seconds, 1 or more".to_owned())
 }
 
@@ -107,18 +107,18 @@ pub(super) fn port(text: &str) -> Read<String> {
     found.map_err(|_| "a port, or ADDRESS:PORT".to_owned())
 }
 
-pub(super) fn wanted(text: &str) -> Read<InterfaceFilter> {
-    Ok(InterfaceFilter { value: some(as_it_is)(text)?, from: interface::NAMES[0] })
+pub(super) fn interface_filter(text: &str) -> Read<InterfaceFilter> {
+    Ok(InterfaceFilter { value: optional(unchanged)(text)?, from: interface::NAMES[0] })
 }
 
 /// A setting with a few values, each with a name.
-pub(super) trait Named: Copy + PartialEq + 'static {
+pub(super) trait NamedValue: Copy + PartialEq + 'static {
     const NAMES: &'static [(&'static str, Self)];
     /// Names that other libraries use, each with the equivalent name.
     const FOREIGN: &'static [(&'static str, &'static str)] = &[];
 }
 
-pub(super) fn named<T: Named>(text: &str) -> Read<T> {
+pub(super) fn named<T: NamedValue>(text: &str) -> Read<T> {
     let found = T::NAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
     let names = || T::NAMES.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect::<Vec<_>>();
     let foreign = || T::FOREIGN.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
@@ -131,21 +131,21 @@ pub(super) fn named<T: Named>(text: &str) -> Read<T> {
     })
 }
 
-impl Named for bool {
+impl NamedValue for bool {
     const NAMES: &'static [(&'static str, Self)] = &[("0", false), ("1", true)];
 }
 
-impl Named for InterNode {
+impl NamedValue for InterNode {
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("tcp", Self::Tcp), ("fabric", Self::Fabric), ("shm", Self::Nothing)];
 }
 
-impl Named for AddressFamily {
+impl NamedValue for AddressFamily {
     const NAMES: &'static [(&'static str, Self)] =
         &[("", Self::Any), ("AF_INET", Self::V4), ("AF_INET6", Self::V6)];
 }
 
-impl Named for SingleCopy {
+impl NamedValue for SingleCopy {
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
 }
@@ -159,7 +159,7 @@ pub enum CanonicalOrder {
     Always,
 }
 
-impl Named for CanonicalOrder {
+impl NamedValue for CanonicalOrder {
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
 }
@@ -175,12 +175,12 @@ pub enum DevicePath {
     Host,
 }
 
-impl Named for DevicePath {
+impl NamedValue for DevicePath {
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("ipc", Self::Reference), ("host", Self::Host)];
 }
 
-impl Named for Level {
+impl NamedValue for Level {
     const NAMES: &'static [(&'static str, Self)] = &[
         ("VERSION", Self::Version),
         ("WARN", Self::Warn),
@@ -193,12 +193,12 @@ impl Named for Level {
         &[("DEBUG", "TRACE"), ("DETAIL", "TRACE"), ("WARNING", "WARN"), ("ERROR", "WARN"), ("OFF", "NONE")];
 }
 
-pub(super) trait Written {
-    fn written(&self) -> String;
+pub(super) trait ToSetting {
+    fn to_setting(&self) -> String;
 }
 
-impl<T: Named> Written for T {
-    fn written(&self) -> String {
+impl<T: NamedValue> ToSetting for T {
+    fn to_setting(&self) -> String {
         T::NAMES
             .iter()
             .find(|(_, value)| value == self)
@@ -206,17 +206,17 @@ impl<T: Named> Written for T {
     }
 }
 
-impl<T: Written> Written for Option<T> {
-    fn written(&self) -> String {
-        self.as_ref().map_or_else(String::new, T::written)
+impl<T: ToSetting> ToSetting for Option<T> {
+    fn to_setting(&self) -> String {
+        self.as_ref().map_or_else(String::new, T::to_setting)
     }
 }
 
-macro_rules! written {
+macro_rules! to_setting {
     ($($(#[$doc:meta])* $type:ty: |$value:ident| $text:expr;)*) => {$(
         $(#[$doc])*
-        impl Written for $type {
-            fn written(&self) -> String {
+        impl ToSetting for $type {
+            fn to_setting(&self) -> String {
                 let $value = self;
                 $text
             }
@@ -224,7 +224,7 @@ macro_rules! written {
     )*};
 }
 
-written! {
+to_setting! {
     /// With the largest unit that leaves no remainder.
     usize: |bytes| {
         let units = [(30, "G"), (20, "M"), (10, "K")];

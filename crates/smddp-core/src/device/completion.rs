@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use smddp_cuda::{Result, Stream};
 use smddp_plan::Collective;
 
-use super::site_handle::{PooledEvent, SiteHandle};
+use super::site_handle::{DeviceSiteHandle, PooledEvent};
 use crate::sync::completion::Shared;
 
 /// One of them, as the driver keeps it.
@@ -24,7 +24,7 @@ pub(crate) struct Enqueued {
 /// What the handle of a call knows of the device.
 #[derive(Clone)]
 pub(crate) struct Completion {
-    pub(crate) handle: Arc<SiteHandle>,
+    pub(crate) handle: Arc<DeviceSiteHandle>,
     pub(crate) number: u64,
     /// Where the operation ends in the order of the site's stream; set when all of it is enqueued.
     pub(crate) end: Arc<OnceLock<PooledEvent>>,
@@ -37,7 +37,7 @@ impl Completion {
 
     /// What comes next on `stream` is after the operation, all of which is enqueued; after what there is of one that failed.
     pub(crate) fn wait_stream(&self, stream: Stream) -> Result<()> {
-        let SiteHandle { device, stream: own, .. } = &*self.handle;
+        let DeviceSiteHandle { device, stream: own, .. } = &*self.handle;
         if self.handle.is_done(self.number) {
             return Ok(());
         }

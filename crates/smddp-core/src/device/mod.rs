@@ -9,8 +9,8 @@
 //! A message over a wire (or within a node whose devices cannot reach each other) is copied to pinned memory, sent by
 //! the host when the stream has passed, and copied to the device at the other end.
 //!
-//! Unsafe code is in `exec` and `site`, with addresses that the caller of [`crate::Communicator::start`] promised, and in `words`
-//! and `bounce`, with pages of their own.
+//! Unsafe code is in `exec` and `site`, with addresses that the caller of [`crate::Communicator::start`] promised, and in `flags`
+//! and `pinned_slots`, with pages of their own.
 
 pub(crate) mod completion;
 mod discovery;
@@ -26,19 +26,19 @@ use std::sync::Arc;
 use smddp_cuda::{Device, Stream};
 
 pub(crate) use completion::{Completion, Enqueued};
-pub(crate) use discovery::refused;
-pub use discovery::{cuda, device, look_for_cuda};
-pub(crate) use flags::{Pages, Words};
-pub(crate) use regions::Sample;
-pub(crate) use site::{LEAST_SLAB, Site};
-pub(crate) use site_handle::SiteHandle;
+pub(crate) use discovery::driver_error;
+pub use discovery::{cuda, cuda_version, device};
+pub(crate) use flags::{DeviceFlags, FlagPages};
+pub(crate) use regions::ProbeAllocation;
+pub(crate) use site::{DeviceSite, MIN_SLAB_BYTES};
+pub(crate) use site_handle::DeviceSiteHandle;
 
 /// The device on which a call's buffers are, and the stream in whose order the call is made.
 #[derive(Clone)]
-pub struct On {
+pub struct DeviceStream {
     pub device: Arc<Device>,
     pub stream: Stream,
 }
 
 /// Sites of one group: each has its lines in the ranks' pages.
-pub(crate) const MOST_SITES: usize = 4;
+pub(crate) const MAX_SITES: usize = 4;

@@ -20,18 +20,18 @@ struct Slot {
 }
 
 /// A site's slots, made when needed and kept.
-pub(crate) struct Bounce {
+pub(crate) struct PinnedSlots {
     device: Arc<Device>,
     slots: Vec<Slot>,
 }
 
 // SAFETY: the addresses are of memory that this value owns; one thread at a time owns it.
-unsafe impl Send for Bounce {}
+unsafe impl Send for PinnedSlots {}
 
 /// Slots of one size before a message has to wait for one. A channel that has none may always have one.
-const PLENTY: usize = 16;
+const MAX_WAITING_SLOTS: usize = 16;
 
-impl Bounce {
+impl PinnedSlots {
     pub(crate) fn new(device: Arc<Device>) -> Self {
         Self { device, slots: Vec::new() }
     }
@@ -56,8 +56,8 @@ impl Bounce {
             self.slots[index].in_use = Use::Held;
             return Ok(Some(index));
         }
-        let busy = self.slots.iter().filter(|s| s.bytes >= bytes).count();
-        if busy >= PLENTY && !needed {
+        let same_size = self.slots.iter().filter(|s| s.bytes >= bytes).count();
+        if same_size >= MAX_WAITING_SLOTS && !needed {
             return Ok(None);
         }
         let bytes = bytes.next_power_of_two().max(4096);
@@ -67,7 +67,7 @@ impl Bounce {
     }
 
     /// Whether some slot will be free without anything that other ranks do.
-    pub(crate) fn moving(&self) -> bool {
+    pub(crate) fn has_pending_release(&self) -> bool {
         self.slots.iter().any(|slot| matches!(slot.in_use, Use::Until(_)))
     }
 
@@ -84,7 +84,7 @@ impl Bounce {
     }
 }
 
-impl Drop for Bounce {
+impl Drop for PinnedSlots {
     fn drop(&mut self) {
         for slot in &self.slots {
             // SAFETY: allocated by `take`; the site is dropped when its stream is empty.

@@ -3,17 +3,17 @@
 use smddp_cuda::{Address, Element, Fold, MAX_SOURCES, Reduction, Rounding};
 use smddp_plan::Format;
 
-use super::site::Site;
+use super::site::DeviceSite;
 use crate::call::types::{DType, RedOp};
 
 /// What a call's reductions are like.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
+pub(crate) struct ReductionKind {
     pub(crate) element: Element,
     pub(crate) fold: Fold,
 }
 
-impl Manner {
+impl ReductionKind {
     /// `None` for what does not reduce.
     pub(crate) fn new(dtype: DType, redop: RedOp) -> Option<Self> {
         let element = Element::ALL.into_iter().find(|element| *element as u8 == dtype as u8)?;
@@ -37,15 +37,15 @@ pub(crate) type Pieces = Vec<(Address, usize)>;
 ///
 /// More sources than a launch takes are combined in several, each of which rounds.
 pub(crate) fn reduce(
-    site: &mut Site,
-    manner: Manner,
+    site: &mut DeviceSite,
+    kind: ReductionKind,
     sources: &[Pieces],
     to: Address,
     bytes: usize,
     divide: Option<u32>,
 ) -> smddp_cuda::Result<()> {
-    let element = manner.element.size();
-    let divide = divide.filter(|_| manner.element != Element::Bool);
+    let element = kind.element.size();
+    let divide = divide.filter(|_| kind.element != Element::Bool);
     let mut at = 0;
     while at < bytes {
         // The longest stretch in which no source comes to an end of a piece; elements do not lie across one.
@@ -60,24 +60,24 @@ pub(crate) fn reduce(
         let to = to + at as u64;
         let mut addresses: Vec<Address> = found.into_iter().map(|(address, _)| address).collect();
         while addresses.len() > MAX_SOURCES {
-            launch(site, manner, addresses[..MAX_SOURCES].to_vec(), to, stretch, (None, None))?;
+            launch(site, kind, addresses[..MAX_SOURCES].to_vec(), to, stretch, (None, None))?;
             addresses.splice(..MAX_SOURCES, [to]);
         }
-        launch(site, manner, addresses, to, stretch, (divide, None))?;
+        launch(site, kind, addresses, to, stretch, (divide, None))?;
         at += stretch;
     }
     Ok(())
 }
 
 fn launch(
-    site: &mut Site,
-    manner: Manner,
+    site: &mut DeviceSite,
+    kind: ReductionKind,
     sources: Vec<Address>,
     to: Address,
     bytes: usize,
     (divide, times): (Option<u32>, Option<f64>),
 ) -> smddp_cuda::Result<()> {
-    let Manner { element, fold } = manner;
+    let ReductionKind { element, fold } = kind;
     let count = bytes / element.size();
     site.reduce(&Reduction { element, fold, sources, to, count, divide, times })
 }
@@ -96,7 +96,7 @@ fn piece(pieces: &Pieces, at: usize) -> (Address, usize) {
 
 /// `to` becomes `from`, 32-bit floats, as they come out of a format.
 pub(crate) fn round(
-    site: &mut Site,
+    site: &mut DeviceSite,
     format: Format,
     from: Address,
     to: Address,
@@ -112,12 +112,12 @@ pub(crate) fn round(
 
 /// `to` becomes `factor` times `from`.
 pub(crate) fn premultiply(
-    site: &mut Site,
-    manner: Manner,
+    site: &mut DeviceSite,
+    kind: ReductionKind,
     from: Address,
     to: Address,
     bytes: usize,
     factor: f64,
 ) -> smddp_cuda::Result<()> {
-    launch(site, manner, vec![from], to, bytes, (None, Some(factor)))
+    launch(site, kind, vec![from], to, bytes, (None, Some(factor)))
 }

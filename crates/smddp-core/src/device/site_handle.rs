@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use smddp_cuda::{Address, Device, Event, Result, Stream};
 use smddp_plan::Memory;
 
-use super::flags::Words;
+use super::flags::DeviceFlags;
 use crate::sync::lock;
 
 /// An event of the handle's pool, which gets it back when nobody has it any more.
 pub(crate) struct PooledEvent {
-    handle: Arc<SiteHandle>,
+    handle: Arc<DeviceSiteHandle>,
     event: Event,
 }
 
@@ -30,7 +30,7 @@ impl Drop for PooledEvent {
 }
 
 /// What all threads see of a site.
-pub(crate) struct SiteHandle {
+pub(crate) struct DeviceSiteHandle {
     pub(crate) device: Arc<Device>,
     pub(crate) stream: Stream,
     /// Its number in the group; all ranks have the same.
@@ -38,26 +38,26 @@ pub(crate) struct SiteHandle {
     pub(crate) memory: Memory,
     /// How messages go inside a node, and why, in words.
     pub(crate) path: String,
-    pub(crate) words: ManuallyDrop<Words>,
+    pub(crate) flags: ManuallyDrop<DeviceFlags>,
     events: Mutex<Vec<Event>>,
     /// Operations that were given a number.
     numbers: AtomicU64,
 }
 
 /// A stream that is not empty after this time is left alone with what it uses.
-const DRAIN: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl SiteHandle {
+impl DeviceSiteHandle {
     pub(crate) fn new(
         device: Arc<Device>,
         (site, memory): (usize, Memory),
         path: String,
-        words: Words,
+        flags: DeviceFlags,
     ) -> Result<Arc<Self>> {
         let stream = device.create_stream()?;
-        let words = ManuallyDrop::new(words);
+        let flags = ManuallyDrop::new(flags);
         let (events, numbers) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Arc::new(Self { device, stream, site, memory, path, words, events, numbers }))
+        Ok(Arc::new(Self { device, stream, site, memory, path, flags, events, numbers }))
     }
 
     /// A place in the order of `stream`.
@@ -76,24 +76,24 @@ impl SiteHandle {
 
     /// Whether the device is through with that operation, or all were released.
     pub(crate) fn is_done(&self, number: u64) -> bool {
-        self.words.reached(self.words.done(), number)
+        self.flags.reached(self.flags.done(), number)
     }
 
     /// Whether a failure released everything.
     pub(crate) fn released(&self) -> bool {
-        self.words.released()
+        self.flags.released()
     }
 
-    pub(crate) fn done_word(&self) -> Address {
-        self.words.done()
+    pub(crate) fn done_flag(&self) -> Address {
+        self.flags.done()
     }
 
     /// Whether the stream is empty, or becomes so soon.
-    pub(crate) fn drained(&self) -> bool {
+    pub(crate) fn wait_drained(&self) -> bool {
         let Ok(event) = self.device.create_event() else { return false };
         let begun = Instant::now();
         let mut passed = self.device.record(event, self.stream).map(|()| false);
-        while passed == Ok(false) && begun.elapsed() < DRAIN {
+        while passed == Ok(false) && begun.elapsed() < DRAIN_TIMEOUT {
             passed = self.device.passed(event);
             if passed == Ok(false) {
                 std::thread::sleep(Duration::from_micros(200));
@@ -104,9 +104,9 @@ impl SiteHandle {
     }
 }
 
-impl Drop for SiteHandle {
+impl Drop for DeviceSiteHandle {
     fn drop(&mut self) {
-        if !self.drained() {
+        if !self.wait_drained() {
             return;
         }
         for event in lock(&self.events).drain(..) {
@@ -114,6 +114,6 @@ impl Drop for SiteHandle {
         }
         self.device.destroy_stream(self.stream);
         // SAFETY: dropped once, here; the stream that writes the words is empty.
-        unsafe { ManuallyDrop::drop(&mut self.words) };
+        unsafe { ManuallyDrop::drop(&mut self.flags) };
     }
 }

@@ -2,7 +2,7 @@
 
 use smddp_plan::Buffer;
 
-use crate::bind::Bound;
+use crate::bind::BoundCall;
 use crate::exec::walk::Execution;
 use crate::kernels;
 
@@ -28,7 +28,7 @@ impl Region {
 
 impl Relocation {
     /// Copies the buffers of the operation. The error is the number of bytes that could not be allocated.
-    pub(crate) fn new(bound: &Bound, execution: &Execution) -> Result<Self, usize> {
+    pub(crate) fn new(bound: &BoundCall, execution: &Execution) -> Result<Self, usize> {
         let mut ranges: Vec<_> =
             [Buffer::In, Buffer::Out].map(|buffer| ranges(bound, execution, buffer)).concat();
         ranges.sort_unstable();
@@ -76,7 +76,7 @@ impl Relocation {
 }
 
 /// True if `writer`, an operation that is not over, writes memory that the caller gave as input of `reader`.
-pub(crate) fn writes_input(writer: (&Bound, &Execution), reader: (&Bound, &Execution)) -> bool {
+pub(crate) fn writes_input(writer: (&BoundCall, &Execution), reader: (&BoundCall, &Execution)) -> bool {
     let inputs = match &reader.1.input_copy {
         Some(copy) => copy.pieces.iter().map(|&(start, bytes)| (start, start + bytes)).collect(),
         None => ranges(reader.0, reader.1, Buffer::In),
@@ -86,7 +86,7 @@ pub(crate) fn writes_input(writer: (&Bound, &Execution), reader: (&Bound, &Execu
 }
 
 /// Address ranges of a buffer: one if its blocks are in a row, else one for each block.
-fn ranges(bound: &Bound, execution: &Execution, buffer: Buffer) -> Vec<(usize, usize)> {
+fn ranges(bound: &BoundCall, execution: &Execution, buffer: Buffer) -> Vec<(usize, usize)> {
     let table = buffer as usize;
     // This rank has no such buffer.
     if execution.lists[table].is_none() && execution.bases[table] == 0 {

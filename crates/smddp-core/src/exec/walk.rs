@@ -1,12 +1,12 @@
 //! A bound program is followed, one lane after the other, until every lane is done or blocked.
 //!
 //! What a step waits for, and that nothing moves before all of it is there, is decided here, for any kind of memory. How bytes
-//! move is a [`Mover`]'s: the host moves them itself, for a device they are enqueued.
+//! move is a [`StepExecutor`]'s: the host moves them itself, for a device they are enqueued.
 
 use smddp_plan::Buffer;
 use smddp_transport::{Group, Mismatch};
 
-use crate::bind::{Act, Bound, Incoming, Reduce, Run};
+use crate::bind::{BlockRun, BoundCall, BoundStep, IncomingMessage, Reduce};
 use crate::call::types::DType;
 
 /// An operation under way: buffers, and how far each lane is. Buffers are addresses here; they are valid until the operation
@@ -21,15 +21,15 @@ pub(crate) struct Execution {
     pub(crate) lists: [Option<Vec<usize>>; 2],
     /// Until the operation begins.
     pub(crate) input_copy: Option<InputCopy>,
-    /// In and Out overlap. Known where that matters, see `bind::Direct`.
+    /// In and Out overlap. Known where that matters, see `bind::ZeroCopy`.
     pub(crate) in_place: bool,
     /// Outputs go past the caches.
     pub(crate) stream: bool,
-    pub(crate) lanes: Vec<Cursor>,
+    pub(crate) pipelines: Vec<PipelineCursor>,
 }
 
 impl Execution {
-    pub(crate) fn address(&self, bound: &Bound, buffer: Buffer, block: usize, segment: usize) -> usize {
+    pub(crate) fn address(&self, bound: &BoundCall, buffer: Buffer, block: usize, segment: usize) -> usize {
         let table = buffer as usize;
         let offset = match self.lists.get(table) {
             Some(Some(list)) => list[block],
@@ -41,7 +41,7 @@ impl Execution {
 
 impl Execution {
     /// Whether memory of Out is memory of In, too.
-    pub(crate) fn overlaps(&self, bound: &Bound) -> bool {
+    pub(crate) fn overlaps(&self, bound: &BoundCall) -> bool {
         let [input, output] = [Buffer::In, Buffer::Out].map(|buffer| {
             let blocks = 0..bound.lengths[buffer as usize].len();
             let ends = blocks.map(|block| {
@@ -65,9 +65,9 @@ pub(crate) struct InputCopy {
 
 /// Where a lane stands.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Cursor {
-    turn: usize,
-    index: usize,
+pub(crate) struct PipelineCursor {
+    iteration: usize,
+    step_index: usize,
 }
 
 /// What going on came to.
@@ -86,133 +86,150 @@ impl Progress {
 }
 
 /// What becomes of asking a mover.
-pub(crate) type Outcome<M, T = ()> = Result<T, <M as Mover>::Trouble>;
+pub(crate) type StepResult<M, T = ()> = Result<T, <M as StepExecutor>::Error>;
 
 /// What moves the bytes of a step, once all that the step waits for is there.
-pub(crate) trait Mover {
-    type Trouble: From<Mismatch>;
+pub(crate) trait StepExecutor {
+    type Error: From<Mismatch>;
     /// Room for the next message of a channel.
-    type Room;
+    type Slot;
 
     fn execution(&mut self) -> &mut Execution;
     fn group(&mut self) -> &mut Group;
     /// For a message of one segment of `run`.
-    fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>>;
+    fn slot(&mut self, channel: usize, run: BlockRun, segment: usize)
+    -> StepResult<Self, Option<Self::Slot>>;
     /// Sends one segment of `source`, and keeps it in `tee`.
-    fn send(&mut self, to: Self::Room, source: Run, tee: Option<Run>, segment: usize) -> Outcome<Self>;
+    fn send(
+        &mut self,
+        to: Self::Slot,
+        source: BlockRun,
+        tee: Option<BlockRun>,
+        segment: usize,
+    ) -> StepResult<Self>;
     /// Keeps the blocks that are taken of a message in `to`, and sends them on. False: it has to wait after all.
     fn receive(
         &mut self,
-        from: (&Incoming, *const u8),
-        to: Run,
-        onward: Option<Self::Room>,
+        from: (&IncomingMessage, *const u8),
+        to: BlockRun,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self, bool>;
+    ) -> StepResult<Self, bool>;
     /// `messages`: one for each source, null where it has none for this segment.
     fn reduce(
         &mut self,
         step: &Reduce,
         messages: &[*const u8],
-        onward: Option<Self::Room>,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self>;
-    fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self>;
+    ) -> StepResult<Self>;
+    fn copy(&mut self, source: BlockRun, to: BlockRun, finish: bool, segment: usize) -> StepResult<Self>;
 }
 
 /// Advances all lanes until each is at its end or blocked. Returns whether all are at their ends, and whether a step was taken.
 #[inline]
-pub(crate) fn walk<M: Mover>(bound: &Bound, mover: &mut M) -> Outcome<M, (bool, bool)> {
+pub(crate) fn walk<M: StepExecutor>(bound: &BoundCall, executor: &mut M) -> StepResult<M, (bool, bool)> {
     let (mut done, mut moved) = (true, false);
-    for (lane, acts) in bound.lanes.iter().enumerate() {
-        let mut at = mover.execution().lanes[lane];
-        let walked = walk_lane(acts, bound.turns[lane], &mut at, mover);
+    for (pipeline, steps) in bound.pipelines.iter().enumerate() {
+        let mut at = executor.execution().pipelines[pipeline];
+        let walked = walk_lane(steps, bound.iterations[pipeline], &mut at, executor);
         // Also after an error: a departing rank polls again after a mismatch, and must not repeat a step.
-        mover.execution().lanes[lane] = at;
+        executor.execution().pipelines[pipeline] = at;
         moved |= walked?;
-        done &= at.turn >= bound.turns[lane];
+        done &= at.iteration >= bound.iterations[pipeline];
     }
     Ok((done, moved))
 }
 
 /// Advances one lane from `at`, which stays at the first step that did not complete. Returns whether a step was taken.
 #[inline]
-fn walk_lane<M: Mover>(
-    acts: &[(usize, Act)],
-    turns: usize,
-    at: &mut Cursor,
-    mover: &mut M,
-) -> Outcome<M, bool> {
+fn walk_lane<M: StepExecutor>(
+    steps: &[(usize, BoundStep)],
+    iterations: usize,
+    at: &mut PipelineCursor,
+    executor: &mut M,
+) -> StepResult<M, bool> {
     let mut moved = false;
-    while at.turn < turns {
-        while at.index < acts.len() {
-            let (lag, step) = &acts[at.index];
-            if let Some(segment) = at.turn.checked_sub(*lag)
-                && !act(mover, step, segment)?
+    while at.iteration < iterations {
+        while at.step_index < steps.len() {
+            let (lag, step) = &steps[at.step_index];
+            if let Some(segment) = at.iteration.checked_sub(*lag)
+                && !run_step(executor, step, segment)?
             {
                 return Ok(moved);
             }
             moved = true;
-            at.index += 1;
+            at.step_index += 1;
         }
-        at.index = 0;
-        at.turn += 1;
+        at.step_index = 0;
+        at.iteration += 1;
     }
     Ok(moved)
 }
 
 /// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.
-fn act<M: Mover>(mover: &mut M, act: &Act, segment: usize) -> Outcome<M, bool> {
-    match act {
-        Act::Send { channel, source, tee } if segment < source.segments => {
-            let Some(room) = mover.room(*channel, *source, segment)? else { return Ok(false) };
-            mover.send(room, *source, *tee, segment)?;
+fn run_step<M: StepExecutor>(executor: &mut M, step: &BoundStep, segment: usize) -> StepResult<M, bool> {
+    match step {
+        BoundStep::Send { channel, source, tee } if segment < source.segments => {
+            let Some(slot) = executor.slot(*channel, *source, segment)? else { return Ok(false) };
+            executor.send(slot, *source, *tee, segment)?;
         }
-        Act::Receive { from, to, forward } if segment < from.message.segments => {
-            let Some(message) = mover.group().message(from.recv_channel)? else { return Ok(false) };
-            let Some(onward) = onward(mover, *forward, *to, segment)? else { return Ok(false) };
-            if !mover.receive((from, message), *to, onward, segment)? {
+        BoundStep::Receive { from, to, forward } if segment < from.message.segments => {
+            let Some(message) = executor.group().message(from.recv_channel)? else { return Ok(false) };
+            let Some(forward_slot) = forward_slot(executor, *forward, *to, segment)? else {
+                return Ok(false);
+            };
+            if !executor.receive((from, message), *to, forward_slot, segment)? {
                 return Ok(false);
             }
-            mover.group().release(from.recv_channel);
+            executor.group().release(from.recv_channel);
         }
-        Act::Reduce(step) => {
-            return with_room(step.from.len(), std::ptr::null(), |messages| {
+        BoundStep::Reduce(step) => {
+            return with_buffer(step.from.len(), std::ptr::null(), |messages| {
                 for (message, from) in messages.iter_mut().zip(&step.from) {
                     if segment < from.message.segments {
-                        let Some(found) = mover.group().message(from.recv_channel)? else { return Ok(false) };
+                        let Some(found) = executor.group().message(from.recv_channel)? else {
+                            return Ok(false);
+                        };
                         *message = found;
                     }
                 }
-                let Some(onward) = onward(mover, step.send, step.result, segment)? else { return Ok(false) };
-                mover.reduce(step, messages, onward, segment)?;
+                let Some(forward_slot) = forward_slot(executor, step.send, step.result, segment)? else {
+                    return Ok(false);
+                };
+                executor.reduce(step, messages, forward_slot, segment)?;
                 for from in step.from.iter().filter(|from| segment < from.message.segments) {
-                    mover.group().release(from.recv_channel);
+                    executor.group().release(from.recv_channel);
                 }
                 Ok(true)
             });
         }
-        Act::Copy { source, to, finish } => mover.copy(*source, *to, *finish, segment)?,
+        BoundStep::Copy { source, to, finish } => executor.copy(*source, *to, *finish, segment)?,
         _ => {}
     }
     Ok(true)
 }
 
 /// Room where one segment of `run` is sent on to, if it is; `None`: not yet.
-fn onward<M: Mover>(
-    mover: &mut M,
+fn forward_slot<M: StepExecutor>(
+    executor: &mut M,
     channel: Option<usize>,
-    run: Run,
+    run: BlockRun,
     segment: usize,
-) -> Outcome<M, Option<Option<M::Room>>> {
+) -> StepResult<M, Option<Option<M::Slot>>> {
     let Some(channel) = channel.filter(|_| segment < run.segments) else { return Ok(Some(None)) };
-    Ok(mover.room(channel, run, segment)?.map(Some))
+    Ok(executor.slot(channel, run, segment)?.map(Some))
 }
 
 /// Sources of a reduction that need no allocation.
-const FEW: usize = 17;
+const INLINE_SOURCES: usize = 17;
 
 /// Room for so many values, for the time of a step.
 #[inline]
-pub(crate) fn with_room<T: Copy, R>(count: usize, blank: T, what: impl FnOnce(&mut [T]) -> R) -> R {
-    if count <= FEW { what(&mut [blank; FEW][..count]) } else { what(&mut vec![blank; count]) }
+pub(crate) fn with_buffer<T: Copy, R>(count: usize, blank: T, body: impl FnOnce(&mut [T]) -> R) -> R {
+    if count <= INLINE_SOURCES {
+        body(&mut [blank; INLINE_SOURCES][..count])
+    } else {
+        body(&mut vec![blank; count])
+    }
 }

@@ -19,11 +19,11 @@ use self::clock::Clock;
 pub(crate) use self::clock::ticks;
 pub(crate) use self::ring::Outcome;
 use self::ring::Ring;
-use self::snapshot::Seen;
+use self::snapshot::RecorderSnapshot;
 use crate::call::fingerprint::mix;
 use crate::call::message_label::Label;
-pub use crate::observe::counters::Taken;
-pub(crate) use crate::observe::counters::Tally;
+pub use crate::observe::counters::Counters;
+pub(crate) use crate::observe::counters::PathCounters;
 use crate::sync::lock;
 
 /// One group's.
@@ -32,12 +32,12 @@ pub(crate) struct Recorder {
     rank: usize,
     size: usize,
     nodes: usize,
-    way: String,
+    path: String,
     /// Collectives.
     ring: Ring,
     /// Sends and recvs, numbered in the order of their posting. Their headers are those of [`Label`].
     messages: Ring,
-    tally: Arc<Tally>,
+    counters: Arc<PathCounters>,
     failed: OnceLock<String>,
     /// Operations that ended in time, whatever is still in the ring.
     finished: AtomicU64,
@@ -46,30 +46,30 @@ pub(crate) struct Recorder {
 static LIVE: PerProcess<Mutex<Vec<Weak<Recorder>>>> = PerProcess::new();
 
 /// What questions about a rank of a group are about, the same wherever it is asked.
-pub(crate) fn about(group: &str, rank: usize) -> u64 {
+pub(crate) fn query_key(group: &str, rank: usize) -> u64 {
     group.bytes().fold(mix(rank as u64), |word, byte| mix(word ^ u64::from(byte)))
 }
 
 impl Recorder {
     /// Of the newest `capacity` operations. From now on this process answers questions.
     pub(crate) fn new(
-        (name, way): (&str, &str),
+        (name, path): (&str, &str),
         rank: usize,
         topology: &Topology,
-        tally: Arc<Tally>,
+        counters: Arc<PathCounters>,
         capacity: usize,
     ) -> Arc<Self> {
         clock::begin();
-        answer_with(answer);
+        answer_with(respond);
         let recorder = Arc::new(Self {
             name: name.to_owned(),
             rank,
             size: topology.size(),
             nodes: topology.nodes(),
-            way: way.to_owned(),
+            path: path.to_owned(),
             ring: Ring::new(capacity),
             messages: Ring::new(capacity),
-            tally,
+            counters,
             failed: OnceLock::new(),
             finished: AtomicU64::new(0),
         });
@@ -127,10 +127,10 @@ impl Recorder {
     }
 
     /// What ended last; and what has waited longest, of collectives and of messages.
-    fn now(&self) -> (Option<Seen>, Vec<Seen>) {
-        let (last, present) = snapshot::now(&self.ring, Seen::Collective);
-        let (last_message, present_message) = snapshot::now(&self.messages, Seen::Message);
-        let last = last.into_iter().chain(last_message).max_by_key(Seen::order);
+    fn now(&self) -> (Option<RecorderSnapshot>, Vec<RecorderSnapshot>) {
+        let (last, present) = snapshot::now(&self.ring, RecorderSnapshot::Collective);
+        let (last_message, present_message) = snapshot::now(&self.messages, RecorderSnapshot::Message);
+        let last = last.into_iter().chain(last_message).max_by_key(RecorderSnapshot::order);
         (last, present.into_iter().chain(present_message).collect())
     }
 }
@@ -139,7 +139,7 @@ fn live() -> Vec<Arc<Recorder>> {
     lock(LIVE.get()).iter().filter_map(Weak::upgrade).collect()
 }
 
-fn answer(question: Question) -> String {
+fn respond(question: Question) -> String {
     match question {
         Question::Doing(key) => {
             // Ranks ask that where a deadline has passed and this one is not there: it may not know of any failure.
@@ -163,27 +163,27 @@ fn doing(key: u64) -> String {
     let clock = Clock::now();
     let all = live();
     let (asked, others): (Vec<_>, Vec<_>) =
-        all.iter().partition(|recorder| about(&recorder.name, recorder.rank) == key);
+        all.iter().partition(|recorder| query_key(&recorder.name, recorder.rank) == key);
     let Some(recorder) = asked.last() else {
-        return format!("has left the group, and is at {}", dump::whereabouts());
+        return format!("has left the group, and is at {}", dump::main_thread_location());
     };
     if recorder.ring.is_off() {
-        return format!("keeps no record (SMDDP_RECORDER=0), and is at {}", dump::whereabouts());
+        return format!("keeps no record (SMDDP_RECORDER=0), and is at {}", dump::main_thread_location());
     }
     let (last, present) = recorder.now();
     let ago = |ticks: u64| seconds(clock.since(ticks));
     let calls: Vec<String> = present
         .iter()
-        .map(|seen| format!("in {} for {}", seen.numbered(), ago(seen.entry().submitted)))
+        .map(|snapshot| format!("in {} for {}", snapshot.call_name(), ago(snapshot.entry().submitted)))
         .collect();
     let mut text = match calls.is_empty() {
         false => format!("is {}", calls.join(" and ")),
         true => "is in no call of this group".to_owned(),
     };
     match last {
-        Some(seen) => {
-            let (call, ago) = (seen.numbered(), ago(seen.entry().ended));
-            text += &match seen.entry().outcome {
+        Some(snapshot) => {
+            let (call, ago) = (snapshot.call_name(), ago(snapshot.entry().ended));
+            text += &match snapshot.entry().outcome {
                 Outcome::Failed => format!(" ({call} failed {ago} ago)"),
                 _ => format!(" (last finished {call}, {ago} ago)"),
             };
@@ -191,29 +191,30 @@ fn doing(key: u64) -> String {
         None => text += " (none finished before)",
     }
     for other in &others {
-        if let Some(seen) = other.now().1.first() {
-            let (call, since) = (seen.numbered(), ago(seen.entry().submitted));
+        if let Some(snapshot) = other.now().1.first() {
+            let (call, since) = (snapshot.call_name(), ago(snapshot.entry().submitted));
             text += &format!(", but in {call} of group `{}` for {since}", other.name);
             break;
         }
     }
     if let Some((failed, name)) = last_failure(&others) {
-        let (call, at) = (failed.numbered(), clock.since(failed.entry().ended));
+        let (call, at) = (failed.call_name(), clock.since(failed.entry().ended));
         if at < JUST_NOW {
             text += &format!(", and {call} of group `{name}` failed {} ago", seconds(at));
         }
     }
-    text + &format!(", at {}", dump::whereabouts())
+    text + &format!(", at {}", dump::main_thread_location())
 }
 
 /// Ranks that wait for each other in different groups have one deadline as a rule, and who is asked last is out of its call.
 const JUST_NOW: Duration = Duration::from_secs(5);
 
 /// The call that failed last in any of these groups, and its group.
-fn last_failure<'a>(of: &[&'a Arc<Recorder>]) -> Option<(Seen, &'a str)> {
+fn last_failure<'a>(of: &[&'a Arc<Recorder>]) -> Option<(RecorderSnapshot, &'a str)> {
     let last = |recorder: &&'a Arc<Recorder>| Some((recorder.now().0?, recorder.name.as_str()));
-    let failed = of.iter().filter_map(last).filter(|(seen, _)| seen.entry().outcome == Outcome::Failed);
-    failed.max_by_key(|(seen, _)| seen.order())
+    let failed =
+        of.iter().filter_map(last).filter(|(snapshot, _)| snapshot.entry().outcome == Outcome::Failed);
+    failed.max_by_key(|(snapshot, _)| snapshot.order())
 }
 
 fn seconds(time: Duration) -> String {
@@ -230,7 +231,7 @@ mod tests {
         Recorder::new((name, "shm"), 0, &Topology::single(2), Arc::default(), 4)
     }
 
-    fn makes(recorder: &Recorder, collective: Collective, outcome: Option<Outcome>) {
+    fn record_call(recorder: &Recorder, collective: Collective, outcome: Option<Outcome>) {
         recorder.submitted(0, CallFingerprint { what: collective as u64, count: 1 }, 4, ticks(), true);
         if let Some(outcome) = outcome {
             recorder.ended(0, outcome, ticks(), None);
@@ -239,17 +240,18 @@ mod tests {
 
     #[test]
     fn who_is_in_no_call_says_which_one_of_another_group_has_just_failed() {
-        let [asked, well, failed, waits] = ["who asked", "who well", "who failed", "who waits"].map(recorder);
-        let says = || doing(about("who asked", 0));
-        makes(&well, Collective::Barrier, Some(Outcome::Ok));
-        assert!(!says().contains(" failed "), "{}", says());
-        makes(&failed, Collective::AllGather, Some(Outcome::Failed));
+        let [asked, finished, failed, pending] =
+            ["who asked", "who well", "who failed", "who waits"].map(recorder);
+        let respond = || doing(query_key("who asked", 0));
+        record_call(&finished, Collective::Barrier, Some(Outcome::Ok));
+        assert!(!respond().contains(" failed "), "{}", respond());
+        record_call(&failed, Collective::AllGather, Some(Outcome::Failed));
         let failure = ", and all_gather #0 of group `who failed` failed 0.0 s ago";
-        assert!(says().contains(failure), "{}", says());
-        makes(&waits, Collective::AllReduce, None);
-        assert!(says().contains(", but in all_reduce #0 of group `who waits` for "), "{}", says());
-        assert!(says().contains(failure), "{}", says());
-        makes(&asked, Collective::AllGather, Some(Outcome::Failed));
-        assert!(says().contains(" (all_gather #0 failed 0.0 s ago)"), "{}", says());
+        assert!(respond().contains(failure), "{}", respond());
+        record_call(&pending, Collective::AllReduce, None);
+        assert!(respond().contains(", but in all_reduce #0 of group `who waits` for "), "{}", respond());
+        assert!(respond().contains(failure), "{}", respond());
+        record_call(&asked, Collective::AllGather, Some(Outcome::Failed));
+        assert!(respond().contains(" (all_gather #0 failed 0.0 s ago)"), "{}", respond());
     }
 }

@@ -5,12 +5,12 @@ use crate::call::fingerprint;
 use crate::call::message_label::Label;
 
 #[derive(Clone, Copy)]
-pub(super) enum Seen {
+pub(super) enum RecorderSnapshot {
     Collective(Entry),
     Message(Entry),
 }
 
-impl Seen {
+impl RecorderSnapshot {
     pub(super) fn entry(&self) -> &Entry {
         match self {
             Self::Collective(entry) | Self::Message(entry) => entry,
@@ -18,17 +18,17 @@ impl Seen {
     }
 
     /// Whether it is the call by which a rank leaves: what was before that says more.
-    fn leaves(&self) -> bool {
+    fn is_leaving(&self) -> bool {
         matches!(self, Self::Collective(entry) if fingerprint::is_leaving(entry.fingerprint))
     }
 
     /// What says more of what came last: by calls of the program, and by time.
     pub(super) fn order(&self) -> (bool, u64) {
-        (!self.leaves(), self.entry().ended)
+        (!self.is_leaving(), self.entry().ended)
     }
 
     /// "all_reduce #1531", "send #3 to rank 1", or the call by which a rank leaves.
-    pub(super) fn numbered(&self) -> String {
+    pub(super) fn call_name(&self) -> String {
         match self {
             Self::Collective(entry) => match fingerprint::collective(entry.fingerprint) {
                 Some(collective) if !fingerprint::is_leaving(entry.fingerprint) => {
@@ -53,9 +53,17 @@ impl Seen {
 }
 
 /// Of a ring, what ended last and what has waited longest.
-pub(super) fn now(ring: &Ring, kind: fn(Entry) -> Seen) -> (Option<Seen>, Option<Seen>) {
+pub(super) fn now(
+    ring: &Ring,
+    kind: fn(Entry) -> RecorderSnapshot,
+) -> (Option<RecorderSnapshot>, Option<RecorderSnapshot>) {
     let entries = ring.entries();
-    let last = entries.iter().filter(|entry| entry.ended != 0).copied().map(kind).max_by_key(Seen::order);
+    let last = entries
+        .iter()
+        .filter(|entry| entry.ended != 0)
+        .copied()
+        .map(kind)
+        .max_by_key(RecorderSnapshot::order);
     let present = entries.iter().find(|entry| entry.ended == 0 && entry.outcome == Outcome::Running);
     (last, present.copied().map(kind))
 }
