@@ -20,7 +20,7 @@ fn running_sums(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
         .collect()
 }
 
-/// Binds a rank's program to the sizes on which all have decided.
+/// Binds a rank's program to the block sizes of the decision.
 pub(super) fn bind_program(
     key: &Key,
     facts: &GroupFacts,
@@ -29,7 +29,7 @@ pub(super) fn bind_program(
 ) -> BoundCall {
     let n = facts.topology.size();
     let [input, output] = decision.blocks.clone();
-    // A buffer that holds only this rank's block has it at its beginning.
+    // A buffer that holds only this rank's block starts with that block.
     let (own_in, own_out) = match key.collective {
         Collective::AllGather | Collective::Gather => (true, false),
         Collective::ReduceScatter | Collective::Scatter => (false, true),
@@ -38,7 +38,7 @@ pub(super) fn bind_program(
     let offsets_of = |lengths: &[usize], alone: bool| {
         if alone { vec![0; lengths.len()] } else { running_sums(lengths.iter().copied()) }
     };
-    // Messages have the names of their writers' spans, and a peer may have more Scratch than this rank.
+    // Spans of a message are numbered in its sender's Scratch, which may have more blocks than this rank's.
     let sources = program.pipelines.iter().flatten().flat_map(|timed| timed.step.sources());
     let used = sources.filter(|source| source.message.buffer == Buffer::Scratch);
     let used = used.map(|source| source.message.block + source.message.blocks).max().unwrap_or(0);
@@ -79,7 +79,7 @@ pub(super) fn bind_program(
     }
     let max_messages =
         send_channels.iter().map(|send_channel| send_channel.messages).max().unwrap_or(0) as usize;
-    // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
+    // One slot suffices for one message. Further messages need two: with one, two ranks could wait for each other.
     let least = if max_messages <= 1 { 1 } else { 2 };
     let depth = (call.choice.depth.min(max_messages).max(least), least);
     let (inline, window) = (decision.inline, call.choice.window());
@@ -90,16 +90,16 @@ pub(super) fn bind_program(
 struct Binder {
     call: BoundCall,
     send_channels: Vec<SendChannel>,
-    /// Also of messages without bytes: their writers' headers are held against this rank's.
+    /// Includes channels whose messages have no bytes: the fingerprints of their senders are checked, too.
     recv_channels: Vec<RecvChannel>,
-    /// The inlet of a rank's channel.
+    /// Index into `recv_channels` by (rank, channel).
     recv_index: HashMap<(usize, usize), usize>,
     uneven_pairs: bool,
-    /// Of each rank, whether it is on another node.
+    /// By rank: true if the rank is on another node.
     remote: Vec<bool>,
 }
 
-/// Whether a channel goes to another node; all its readers are on one.
+/// Returns true if the channel leads to another node. All readers of a channel are on one node.
 fn is_remote(send_channel: &SendChannel, remote: &[bool]) -> bool {
     send_channel.readers.first().is_some_and(|&reader| remote[reader])
 }
@@ -109,7 +109,7 @@ impl Binder {
         let call = steps.map(|(lag, step)| (lag, self.bind_step(step)));
         let mut steps: Vec<(usize, (BoundStep, usize))> =
             call.filter(|(_, (_, segments))| *segments > 0).collect();
-        // One segment only: a straight line, in the order of the lags.
+        // With one segment only, the steps run once each, in the order of their lags.
         if steps.iter().all(|(_, (_, segments))| *segments <= 1) {
             steps.sort_by_key(|(lag, _)| *lag);
             steps.iter_mut().for_each(|(lag, _)| *lag = 0);
@@ -118,7 +118,7 @@ impl Binder {
         self.call.pipelines.push(steps.into_iter().map(|(lag, (bind_step, _))| (lag, bind_step)).collect());
     }
 
-    /// A step with its blocks, and how many segments it has.
+    /// Binds the blocks of a step; also returns its number of segments.
     fn bind_step(&mut self, step: &Step) -> (BoundStep, usize) {
         match step {
             Step::Send { channel, source, tee } => {
@@ -175,7 +175,7 @@ impl Binder {
         BlockRun { buffer: span.buffer, block: span.block, blocks: span.blocks, segments, row }
     }
 
-    /// Bytes of all messages of a run, coded or not.
+    /// Bytes of all messages of a run, compressed or not.
     fn bytes(&self, compressed: bool, run: BlockRun) -> u64 {
         let (segment, compression) =
             (self.call.choice.segment, self.call.compression.as_ref().filter(|_| compressed));
@@ -189,7 +189,7 @@ impl Binder {
         run.range().map(|block| size(length(block)) as u64).sum()
     }
 
-    /// The channel carries the segments of a run; the first is its largest.
+    /// Adds the segments of a run to a channel. The first segment is the largest.
     fn add_messages(&mut self, channel: usize, run: BlockRun) {
         let compressed = is_remote(&self.send_channels[channel], &self.remote);
         let (largest, bytes) = (self.call.wire_bytes(compressed, run, 0), self.bytes(compressed, run));
@@ -199,7 +199,7 @@ impl Binder {
         send_channel.bytes += bytes;
     }
 
-    /// `to`: the span that takes it, which alone tells the size where only the pair knows it.
+    /// Binds a message and its channel. With uneven pairs only the receiver's span `to` gives the size.
     fn incoming_message(&mut self, source: &Source, to: Option<Span>) -> IncomingMessage {
         let message = self.run(match to {
             Some(to) if self.uneven_pairs => to,

@@ -1,9 +1,10 @@
-//! Messages that need no cell. Over sockets the kernel takes them from where they lie, and brings them to where they belong; from
-//! symmetric memory the ranks of the node take them themselves.
+//! Messages that bypass the staging slots. TCP sockets read from and write to the user buffers; ranks of a node copy
+//! from symmetric memory of the sender, or with single copies by the kernel.
 //!
-//! A message may wait in this process after its step was taken, and may arrive long before the step that waits for it. So what
-//! leaves from a place must stay there, and what arrives in one must be written by nobody else and not be read as something else any
-//! more. A program that writes each block once promises that, but for a call in place, whose In is its Out: see [`ZeroCopy::sends_in_place`].
+//! A message may leave after its step has run, and may arrive long before the step that receives it. Therefore a
+//! source must stay unchanged until its data has left. A receive target must not be written or read for anything else
+//! once the data can arrive. A program that writes each block once guarantees both, except for a call in place, whose
+//! In is its Out: see [`ZeroCopy::sends_in_place`].
 
 use smddp_plan::{Buffer, Collective};
 use smddp_transport::SingleCopy;
@@ -12,25 +13,25 @@ use super::{BlockRun, BoundCall, BoundStep};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ZeroCopy {
-    /// By outlet; none where all messages leave from cells, as on one node.
+    /// By send channel; empty if all messages leave from slots, as on a single node.
     sends: Vec<SendFrom>,
-    /// Inlets whose messages arrive in Out, and where.
+    /// Receive channels whose messages arrive in Out, with their targets.
     receives: Vec<(usize, BlockRun)>,
-    /// A call in place reads each block before anything can arrive for it.
+    /// True if a call in place reads each block before data for that block can arrive.
     in_place_receives: bool,
     candidates: Vec<ZeroCopyCandidate>,
-    /// Some of them in any memory.
+    /// True if any candidate allows single copies from ordinary memory.
     single_copy: bool,
 }
 
-/// An outlet whose messages may stay where they lie, if that is symmetric memory: one block each, or blocks in a row that are one
-/// message.
+/// A send channel whose messages peers may read from the user buffer, if that is symmetric memory. Each message is
+/// one block, or adjacent blocks that form one message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ZeroCopyCandidate {
     pub(crate) channel: usize,
     pub(crate) run: BlockRun,
     send_from: SendFrom,
-    /// Whether other memory will do.
+    /// Use of single copies from memory that is not symmetric.
     pub(crate) single_copy: SingleCopy,
 }
 
@@ -40,13 +41,13 @@ enum SendFrom {
     Slots,
     /// From In, Out or Scratch, unless the call is in place.
     UnlessInPlace,
-    /// In any case.
+    /// From In, Out or Scratch, also in place.
     Always,
 }
 
 impl ZeroCopy {
     pub(super) fn new(bound: &BoundCall, collective: Collective, single_copy: SingleCopy) -> Self {
-        // In and Out have the same blocks in the same places, if In is a part of Out at all.
+        // If In overlaps Out at all, equal blocks have equal addresses.
         let in_place_receives = matches!(
             collective,
             Collective::AllReduce | Collective::AllGather | Collective::Broadcast | Collective::Reduce
@@ -60,8 +61,8 @@ impl ZeroCopy {
         if sends.iter().all(|&send_from| send_from == SendFrom::Slots) {
             sends.clear();
         }
-        // Where bytes go one way, staging has both ranks copy at once; and all_reduce in place, which writes where it was read, is as often
-        // slower.
+        // In calls with a root, staging lets sender and receiver copy concurrently. An all_reduce in place is slower
+        // about as often as it is faster.
         let benefits =
             matches!(collective, Collective::AllGather | Collective::AllToAll | Collective::ReduceScatter);
         let allowed = if benefits { single_copy } else { SingleCopy::Never };
@@ -76,17 +77,17 @@ impl ZeroCopy {
         }
     }
 
-    /// Outlets whose messages may stay where they lie.
+    /// Send channels whose messages peers may read from the user buffer.
     pub(crate) fn candidates(&self, in_place: bool) -> impl Iterator<Item = &ZeroCopyCandidate> {
         self.candidates.iter().filter(move |candidate| candidate.send_from == SendFrom::Always || !in_place)
     }
 
-    /// Whether some may. `symmetric`: this process has such memory.
+    /// Returns true if there are any. `symmetric`: this process has symmetric memory.
     pub(crate) fn has_candidates(&self, symmetric: bool) -> bool {
         self.single_copy || symmetric && !self.candidates.is_empty()
     }
 
-    /// Whether messages of that outlet leave from where they lie. `in_place`: In and Out overlap.
+    /// Returns true if messages of the channel leave from the user buffer. `in_place`: In and Out overlap.
     #[inline]
     pub(crate) fn sends_in_place(&self, channel: usize, in_place: bool) -> bool {
         match self.sends.get(channel) {
@@ -96,24 +97,24 @@ impl ZeroCopy {
         }
     }
 
-    /// Inlets whose messages arrive in Out, and where.
+    /// Receive channels whose messages arrive in Out, with their targets.
     pub(crate) fn receives_in_place(&self, in_place: bool) -> &[(usize, BlockRun)] {
         if in_place && !self.in_place_receives { &[] } else { &self.receives }
     }
 
-    /// Whether it matters to a call that it is in place. `symmetric`: this process has such memory.
+    /// Returns true if the call must know whether In and Out overlap. `symmetric`: this process has symmetric memory.
     pub(crate) fn depends_on_overlap(&self, symmetric: bool) -> bool {
         !self.receives.is_empty() || !self.sends.is_empty() || self.has_candidates(symmetric)
     }
 }
 
-/// Below, a copy costs less than hearing from each reader that it has read.
+/// Minimum bytes of a zero-copy source. Below, a copy costs less than the wait for each reader to finish.
 const MIN_ZERO_COPY_BYTES: usize = 16 << 10;
 
-/// The same where the kernel is to copy it, which has to look up each page.
+/// Minimum bytes of a single copy by the kernel, which has to look up each page.
 const MIN_SINGLE_COPY_BYTES: usize = 512 << 10;
 
-/// Of each outlet whose messages are all made by one step, from one place or into one that is kept.
+/// Finds the send channels whose messages all come from one step that sends from, or stores in, one contiguous range.
 fn find_candidates(bound: &BoundCall, in_place: bool, single_copy: SingleCopy) -> Vec<ZeroCopyCandidate> {
     let mut sources: Vec<Vec<Option<BlockRun>>> = vec![Vec::new(); bound.channel_layout.send_channels.len()];
     for (_, step) in bound.pipelines.iter().flatten() {
@@ -133,7 +134,7 @@ fn find_candidates(bound: &BoundCall, in_place: bool, single_copy: SingleCopy) -
         let contiguous = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
         let send_channel = &bound.channel_layout.send_channels[channel];
         let large_enough = send_channel.bytes >= MIN_ZERO_COPY_BYTES as u64;
-        // Of several readers each saves less than the kernel costs it.
+        // With several readers, each saves less than the single copy costs.
         let single_copy_read =
             send_channel.bytes >= MIN_SINGLE_COPY_BYTES as u64 && send_channel.readers.len() == 1;
         if contiguous && large_enough && bound.routed.may_stay(channel) {
@@ -146,7 +147,8 @@ fn find_candidates(bound: &BoundCall, in_place: bool, single_copy: SingleCopy) -
     found
 }
 
-/// `single_copy`: this call's messages may lie in their writers' memory.
+/// Finds the receive channels whose messages can arrive in Out. `single_copy`: peers may offer sources in ordinary
+/// memory.
 fn direct_receives(bound: &BoundCall, single_copy: bool) -> Vec<(usize, BlockRun)> {
     let mut uses = vec![0; bound.channel_layout.recv_channels.len()];
     let mut receives = Vec::new();
@@ -155,7 +157,7 @@ fn direct_receives(bound: &BoundCall, single_copy: bool) -> Vec<(usize, BlockRun
             BoundStep::Receive { from, to, .. } => {
                 uses[from.recv_channel] += 1;
                 let whole = from.before == 0 && from.message.blocks == to.blocks;
-                // Segments of several blocks do not lie one behind the other.
+                // Segments of several blocks are not adjacent.
                 let contiguous = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
                 let single_copy_read = single_copy
                     && bound.channel_layout.recv_channels[from.recv_channel].bytes
@@ -170,13 +172,13 @@ fn direct_receives(bound: &BoundCall, single_copy: bool) -> Vec<(usize, BlockRun
             BoundStep::Send { .. } | BoundStep::Copy { .. } => {}
         }
     }
-    // The messages of one step alone.
+    // Only channels whose messages belong to a single step.
     receives.retain(|&(recv_channel, _)| uses[recv_channel] == 1);
     receives
 }
 
-/// Whether what an outlet sends stays as it is until it has left, though In is Out: either nothing is written there, or only what
-/// its one reader makes of it.
+/// Returns true if data of the channel stays unchanged until it has left, although In is Out. Either nothing is
+/// written there, or only data that its single reader computed from it.
 fn is_unchanged_until_sent(bound: &BoundCall, send_channel: usize) -> bool {
     let steps = || bound.pipelines.iter().flatten().map(|(_, step)| step);
     let sends = |step: &BoundStep| match step {
@@ -215,7 +217,7 @@ mod tests {
     use crate::call::types::{DType, RedOp};
     use crate::config::Config;
 
-    /// The binding of a call by each rank of a group.
+    /// Binds a call on each rank of a group.
     fn bound_by_all(
         topology: &Topology,
         collective: Collective,
@@ -255,9 +257,9 @@ mod tests {
             .collect()
     }
 
-    /// The checker follows who reads which memory when, over all ranks.
+    /// The checker follows all reads and writes of all ranks.
     #[test]
-    fn what_stays_in_symmetric_memory_is_not_written_while_others_may_read_it() {
+    fn zero_copy_sources_are_not_written_while_peers_may_read_them() {
         let mut total = 0;
         let variants =
             Algorithm::ALL.into_iter().flat_map(|a| Collective::ALL.map(|collective| (a, collective)));
@@ -294,7 +296,7 @@ mod tests {
         assert!(total > 100, "{total} candidates");
     }
 
-    /// Whether all outlets of rank 0 of four nodes that send from In may do so in place.
+    /// Returns true if all sends of rank 0 of four nodes have unchanged sources in place.
     fn all_sources_unchanged(collective: Collective, algorithm: Algorithm) -> bool {
         let topology = Topology::from_labels(&[0, 1, 2, 3]);
         let (routes, network) = (Arc::new(Routes::local(0, 4)), OnceLock::new());
@@ -318,11 +320,11 @@ mod tests {
     }
 
     #[test]
-    fn a_call_in_place_sends_from_where_only_the_readers_answer_is_written() {
+    fn call_in_place_sends_from_blocks_that_only_the_readers_result_overwrites() {
         assert!(all_sources_unchanged(Collective::AllReduce, Algorithm::HierMesh));
         assert!(all_sources_unchanged(Collective::AllGather, Algorithm::HierMesh));
         assert!(all_sources_unchanged(Collective::Broadcast, Algorithm::HierMesh));
-        // Each adds all itself, as soon as it has the others', who may still wait for its own.
+        // Each rank overwrites its input once it has the other inputs, and its peers may still read that input.
         assert!(!all_sources_unchanged(Collective::AllReduce, Algorithm::HierPublish));
     }
 }

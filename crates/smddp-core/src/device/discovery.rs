@@ -1,4 +1,4 @@
-//! The process's CUDA devices.
+//! CUDA devices of this process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,12 +15,12 @@ use crate::sync::lock;
 const TENSORS: &str = "CUDA tensors";
 const DRIVER: &str = "the CUDA driver";
 
-/// What the driver refused.
+/// Converts an error of the CUDA driver.
 pub(crate) fn driver_error(what: &str, error: &smddp_cuda::Error) -> Error {
     Error::System { what: what.to_owned(), reason: error.to_string() }
 }
 
-/// The driver, opened and initialised once. After that a forked child cannot use CUDA.
+/// Returns the CUDA driver, opened and initialised once. Children forked afterwards cannot use CUDA.
 pub fn cuda() -> Result<&'static Arc<Cuda>> {
     static CUDA: PerProcess<OnceLock<Result<Arc<Cuda>>>> = PerProcess::new();
     let found = CUDA.get().get_or_init(|| {
@@ -31,14 +31,14 @@ pub fn cuda() -> Result<&'static Arc<Cuda>> {
     found.as_ref().map_err(Clone::clone)
 }
 
-/// The version of the driver, if there is one; initialises nothing.
+/// Returns the supported CUDA version of the installed driver. Initialises nothing.
 pub fn cuda_version() -> Result<(i32, i32)> {
     let config = Config::get()?;
     undisturbed(DRIVER, || Cuda::driver_version(config.cuda.as_deref()))
         .map_err(|error| driver_error(TENSORS, &error))
 }
 
-/// A device in its primary context, which torch uses too. `ordinal` counts as torch does.
+/// Returns a device in its primary context, which torch uses, too. `ordinal` is torch's device index.
 pub fn device(ordinal: i32) -> Result<Arc<Device>> {
     static DEVICES: PerProcess<Mutex<HashMap<i32, Arc<Device>>>> = PerProcess::new();
     let mut devices = lock(DEVICES.get());

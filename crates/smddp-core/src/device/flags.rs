@@ -1,7 +1,7 @@
-//! The words by which streams and hosts tell each other how far they are.
+//! Flags for progress signals between streams and hosts.
 //!
-//! A site of a group has three lines in each rank's page, which all ranks of the node reach, and two words of its own.
-//! Every word only grows, until a failure releases all who wait.
+//! A site of a group has three cache lines in the page of each rank, which all ranks of the node map, and two flags
+//! in a page of its own. Every flag only increases, until a failure releases all waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,19 +12,19 @@ use smddp_transport::SharedPage;
 use super::MAX_SITES;
 
 const LINE_BYTES: u64 = 64;
-/// Written by a rank's stream: a number for each place in its order that others wait for.
+/// Written by the rank's stream: marks in its order that peers wait for.
 const PROGRESS: u64 = 0;
-/// Written by a rank's stream: operations whose reads of others' memory are over.
+/// Written by the rank's stream: number of the last operation whose reads of peer memory are complete.
 const READS: u64 = LINE_BYTES;
-/// Written by a rank's host: operations whose write of `READS` is enqueued.
+/// Written by the rank's host: number of the last operation whose write of `READS` is enqueued.
 const ENQUEUED: u64 = 2 * LINE_BYTES;
 const SITE_LINES: u64 = 4;
 const _: () = assert!(MAX_SITES as u64 * SITE_LINES * LINE_BYTES <= SharedPage::PAGE as u64);
 
-/// Releases whoever waits for any number: CUDA compares the signed difference, so all ones would not.
+/// Satisfies every wait. CUDA compares the signed difference, so a value of all ones would not.
 pub(crate) const RELEASED: u64 = 1 << 62;
 
-/// One rank's lines, as this process's host and device reach them.
+/// Addresses of one rank's flags, for the host and the devices of this process.
 #[derive(Clone, Copy)]
 pub(crate) struct RankFlags {
     host: Address,
@@ -46,16 +46,16 @@ impl RankFlags {
     }
 }
 
-/// The pages of a node's ranks, known to the devices of this process: registered once, for all of a group's sites.
+/// Pages of the ranks of a node, registered once with the devices of this process for all sites of a group.
 pub(crate) struct FlagPages {
     device: Arc<Device>,
-    /// Keeps the pages.
+    /// Keeps the pages mapped.
     _shared_page: Arc<SharedPage>,
-    /// By rank: as the host and as devices reach it; `None` for ranks of other nodes.
+    /// By rank: host address and device address; `None` for ranks of other nodes.
     mapped: Vec<Option<(*mut u8, Address)>>,
 }
 
-// SAFETY: the addresses are of memory that the board keeps; it is reached as atomics only.
+// SAFETY: the addresses point to memory that `_shared_page` keeps, which is accessed with atomics only.
 unsafe impl Send for FlagPages {}
 // SAFETY: as above.
 unsafe impl Sync for FlagPages {}
@@ -66,7 +66,7 @@ impl FlagPages {
         let mut pages = Self { device, mapped: vec![None; size], _shared_page: shared_page.clone() };
         for rank in 0..size {
             let Some(page) = shared_page.page(rank) else { continue };
-            // SAFETY: a whole page that lives as long as the board, which this value keeps.
+            // SAFETY: a whole page that lives as long as the shared page, which this value keeps.
             let address = unsafe { pages.device.register(page, SharedPage::PAGE)? };
             pages.mapped[rank] = Some((page, address));
         }
@@ -77,13 +77,13 @@ impl FlagPages {
 impl Drop for FlagPages {
     fn drop(&mut self) {
         for (page, _) in self.mapped.iter().flatten() {
-            // SAFETY: registered by `new`, once; the streams that used it are empty, which whoever drops this has seen to.
+            // SAFETY: registered once, in `new`. The owner drops this only when the streams that used it are empty.
             unsafe { self.device.unregister(*page) };
         }
     }
 }
 
-/// The words of one site.
+/// The flags of one site.
 pub(crate) struct DeviceFlags {
     device: Arc<Device>,
     pages: Option<Arc<FlagPages>>,
@@ -93,13 +93,14 @@ pub(crate) struct DeviceFlags {
     me: usize,
 }
 
-// SAFETY: the addresses are of memory that `pages` and this value keep; it is reached as atomics through the device.
+// SAFETY: the addresses point to memory that `pages` and this value keep, which is accessed with atomics of the
+// device.
 unsafe impl Send for DeviceFlags {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceFlags {}
 
 impl DeviceFlags {
-    /// `pages`: those of the node, where its ranks signal each other.
+    /// `pages`: pages of the node, if its ranks signal each other.
     pub(crate) fn new(
         device: Arc<Device>,
         pages: Option<Arc<FlagPages>>,
@@ -118,7 +119,7 @@ impl DeviceFlags {
             }
         }
         let flags = Self { device, pages, rank_flags, own, me };
-        // SAFETY: our own page, fresh, of two words at least; nobody else knows it yet.
+        // SAFETY: a new page of at least two flags, which nothing else accesses yet.
         unsafe {
             flags.device.store(flags.passed(), 0);
             flags.device.store(flags.done(), 0);
@@ -138,22 +139,22 @@ impl DeviceFlags {
         self.rank_flags[self.me]
     }
 
-    /// Written by the stream: places in its order that this host waits for.
+    /// Written by the stream: marks in its order that this host waits for.
     pub(crate) fn passed(&self) -> Address {
         self.own as u64
     }
 
-    /// Written by the stream: operations that are over here.
+    /// Written by the stream: number of the last operation that is complete on this rank.
     pub(crate) fn done(&self) -> Address {
         self.own as u64 + LINE_BYTES
     }
 
     pub(crate) fn load(&self, flag: Address) -> u64 {
-        // SAFETY: all words that this type gives lie in pages that it keeps, and are reached as atomics only.
+        // SAFETY: all flags that this type returns are in pages that it keeps, and are accessed with atomics only.
         unsafe { self.device.load(flag) }
     }
 
-    /// Whether a word has reached a number; what was written before it did is visible then.
+    /// Returns true if a flag has reached a number. Everything written before that write is visible then.
     pub(crate) fn reached(&self, flag: Address, number: u64) -> bool {
         // SAFETY: as in `load`.
         unsafe { self.device.has_reached(flag, number) }
@@ -164,8 +165,8 @@ impl DeviceFlags {
         unsafe { self.device.store(flag, value) };
     }
 
-    /// Lets every site's stream go on that waits for a word of this group. Streams may write smaller numbers after it, so
-    /// it is done again until this rank's stream is empty.
+    /// Satisfies all waits for flags of this group, on every site. Streams may write smaller numbers afterwards, so
+    /// this must be repeated until this rank's stream is empty.
     pub(crate) fn release(&self) {
         for flag in self.rank_flags.iter().flatten().flat_map(|rank_flags| rank_flags.stream_flags()) {
             if self.load(flag) < RELEASED {
@@ -174,10 +175,10 @@ impl DeviceFlags {
         }
     }
 
-    /// Whether somebody released everything. It orders nothing, and is no reason to believe that anything else is over.
+    /// Returns true if a failure released all waits. Gives no ordering and does not imply that any work is complete.
     pub(crate) fn released(&self) -> bool {
         let is_released = |flag: Address| {
-            // SAFETY: as in `load`; these lie in the pages of the board, which are plain memory of this process.
+            // SAFETY: as in `load`. These flags are in the shared pages, which are ordinary memory of this process.
             let flag = unsafe { AtomicU64::from_ptr(flag as *mut u64) };
             flag.load(Ordering::Relaxed) >= RELEASED
         };
@@ -190,7 +191,7 @@ impl DeviceFlags {
 
 impl Drop for DeviceFlags {
     fn drop(&mut self) {
-        // SAFETY: allocated by `new`; whoever drops the words is the last to use them.
+        // SAFETY: allocated in `new`. The owner drops this when nothing else uses it.
         unsafe { self.device.free_host(self.own) };
     }
 }

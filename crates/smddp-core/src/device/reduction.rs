@@ -1,4 +1,4 @@
-//! A step's reduction as launches of the kernel.
+//! Reductions of a step as kernel launches.
 
 use smddp_cuda::{Address, Element, Fold, MAX_SOURCES, Reduction, Rounding};
 use smddp_plan::Format;
@@ -6,7 +6,7 @@ use smddp_plan::Format;
 use super::site::DeviceSite;
 use crate::call::types::{DType, RedOp};
 
-/// What a call's reductions are like.
+/// Element type and reduction of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReductionKind {
     pub(crate) element: Element,
@@ -14,7 +14,7 @@ pub(crate) struct ReductionKind {
 }
 
 impl ReductionKind {
-    /// `None` for what does not reduce.
+    /// Returns `None` for a dtype that cannot be reduced.
     pub(crate) fn new(dtype: DType, redop: RedOp) -> Option<Self> {
         let element = Element::ALL.into_iter().find(|element| *element as u8 == dtype as u8)?;
         let fold = match redop {
@@ -30,12 +30,12 @@ impl ReductionKind {
     }
 }
 
-/// Sources of one result, each in pieces that follow each other.
+/// A source of a result, in pieces that follow each other.
 pub(crate) type Pieces = Vec<(Address, usize)>;
 
-/// `to` becomes the sources, combined in their order; `divide` by the ranks at the end.
+/// Combines the sources in their order into `to`; then divides by `divide` ranks.
 ///
-/// More sources than a launch takes are combined in several, each of which rounds.
+/// More sources than one launch takes need several launches, each of which rounds.
 pub(crate) fn reduce(
     site: &mut DeviceSite,
     kind: ReductionKind,
@@ -48,12 +48,12 @@ pub(crate) fn reduce(
     let divide = divide.filter(|_| kind.element != Element::Bool);
     let mut at = 0;
     while at < bytes {
-        // The longest stretch in which no source comes to an end of a piece; elements do not lie across one.
+        // The longest range in which no piece of any source ends. An element must not cross such an end.
         let found: Vec<(Address, usize)> = sources.iter().map(|pieces| piece(pieces, at)).collect();
         let stretch = found.iter().map(|(_, left)| *left).min().unwrap_or(0).min(bytes - at);
         if stretch < element {
             return Err(smddp_cuda::Error::Invalid(
-                "an element lies across two allocations; give a tensor that is aligned to its elements"
+                "an element crosses two allocations; pass a tensor that is aligned to its elements"
                     .to_owned(),
             ));
         }
@@ -82,7 +82,7 @@ fn launch(
     site.reduce(&Reduction { element, fold, sources, to, count, divide, times })
 }
 
-/// What lies `at` bytes in: address, and bytes left there.
+/// Returns the address at offset `at`, and the bytes from there to the end of its piece.
 fn piece(pieces: &Pieces, at: usize) -> (Address, usize) {
     let mut before = 0;
     for &(address, bytes) in pieces {
@@ -94,7 +94,7 @@ fn piece(pieces: &Pieces, at: usize) -> (Address, usize) {
     (0, 0)
 }
 
-/// `to` becomes `from`, 32-bit floats, as they come out of a format.
+/// Rounds 32-bit floats at `from` to a wire format, and stores them as floats at `to`.
 pub(crate) fn round(
     site: &mut DeviceSite,
     format: Format,
@@ -110,7 +110,7 @@ pub(crate) fn round(
     site.round(rounding, (to, from), bytes / size_of::<f32>())
 }
 
-/// `to` becomes `factor` times `from`.
+/// Stores `factor` times `from` at `to`.
 pub(crate) fn premultiply(
     site: &mut DeviceSite,
     kind: ReductionKind,

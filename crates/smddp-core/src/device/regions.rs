@@ -1,4 +1,4 @@
-//! Memory that ranks show each other: what is lent here, and what of others is mapped here.
+//! Device memory shared between ranks: exports of this rank, and mappings of peer memory.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,14 +12,15 @@ use smddp_transport::{MemoryExport, SharedPage};
 use super::site_handle::DeviceSiteHandle;
 use crate::sync::lock;
 
-/// Several regions of a peer that follow each other there; here each lies somewhere.
+/// A mapped export of a peer: regions that are adjacent there, each mapped at any address here.
 pub(crate) struct Mapping {
     device: Arc<Device>,
     parts: Vec<Imported>,
 }
 
 impl Mapping {
-    /// Where `bytes` bytes at `offset` lie here: (address, bytes), in order; `None`: not all of them do.
+    /// Returns (address, bytes) of the pieces of `bytes` bytes at `offset`, in order. Returns `None` if the range
+    /// exceeds the mapping.
     pub(crate) fn pieces(&self, offset: u64, bytes: usize) -> Option<Vec<(Address, usize)>> {
         let (mut skip, mut left) = (offset as usize, bytes);
         let mut pieces = Vec::with_capacity(1);
@@ -50,24 +51,24 @@ impl Drop for Mapping {
 
 const LEGACY_HANDLE: u8 = 0;
 const DESCRIPTOR: u8 = 1;
-/// Mappings of others' memory that a site keeps open.
+/// Maximum number of mappings that a site keeps open.
 const MAX_MAPPINGS: usize = 1024;
 
-/// What one site has mapped of others' memory.
+/// Peer memory that one site has mapped.
 struct Imports {
-    /// The site's, which knows which operations are over; none: all are.
+    /// The site, which reports completed operations. Without it, all operations are complete.
     handle: Weak<DeviceSiteHandle>,
-    /// By rank and its number; with the operation that used it last.
+    /// By (rank, token): the mapping and the last operation that used it.
     mappings: HashMap<(usize, u64), (Arc<Mapping>, u64)>,
 }
 
 impl Imports {
-    /// Whether no stream uses what operation `used` used last.
+    /// Returns true if no stream uses a mapping that operation `used` used last.
     fn is_idle(&self, used: u64) -> bool {
         self.handle.upgrade().is_none_or(|handle| handle.is_done(used) && !handle.released())
     }
 
-    /// Closes the idle ones that `which` names (rank, last operation).
+    /// Closes idle mappings for which `which` (rank, last operation) returns true.
     fn close_idle(&mut self, which: impl Fn(usize, u64) -> bool) {
         let keys: Vec<_> = self.mappings.iter().map(|(key, (_, used))| (*key, *used)).collect();
         for (key, used) in keys {
@@ -78,21 +79,21 @@ impl Imports {
     }
 }
 
-/// Those of all sites of this process.
+/// Imports of all sites of this process.
 static ALL_IMPORTS: PerProcess<Mutex<Vec<Weak<Mutex<Imports>>>>> = PerProcess::new();
 
-/// What one site lends and has borrowed.
+/// Exports and imports of one site.
 pub(crate) struct Regions {
     device: Arc<Device>,
     shared_page: Option<Arc<SharedPage>>,
-    /// By (address, generation) of the regions.
+    /// Tokens by (address, generation) of the regions.
     exports: HashMap<Vec<(Address, u64)>, u64>,
     imports: Arc<Mutex<Imports>>,
 }
 
-/// An operation that is in the way of a mapping is waited for this long.
+/// Maximum time to wait for operations that use a stale mapping.
 const MAX_UNMAP_WAIT: Duration = Duration::from_secs(10);
-/// Meanwhile its owner is asked so often whether it is still there.
+/// Interval of the checks that the owner still answers during that time.
 const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Regions {
@@ -105,7 +106,7 @@ impl Regions {
         Self { device: handle.device.clone(), shared_page, exports: HashMap::new(), imports }
     }
 
-    /// (number, offset) under which peers find these bytes; `None` for memory that no other process can have.
+    /// Returns the (token, offset) that identify the bytes for peers, or `None` for memory that cannot be exported.
     pub(crate) fn export(
         &mut self,
         address: Address,
@@ -122,7 +123,7 @@ impl Regions {
             let end = region.base + region.bytes as u64;
             if end <= at {
                 return Err(smddp_cuda::Error::Invalid(format!(
-                    "the driver gives the memory at {at:#x} no size"
+                    "the driver reports no size for the memory at {at:#x}"
                 )));
             }
             parts.push(region);
@@ -136,7 +137,7 @@ impl Regions {
         if let Some(&token) = self.exports.get(&key) {
             return Ok(Some((token, offset)));
         }
-        // What had these addresses before is gone.
+        // Exports of memory that was at these addresses before are withdrawn.
         self.exports.retain(|regions, token| {
             let is_replaced = regions
                 .iter()
@@ -146,7 +147,7 @@ impl Regions {
             }
             !is_replaced
         });
-        // What the driver says of memory is not all: it refuses to export what was imported here, say.
+        // The attributes of a region do not suffice: the driver also refuses to export imported memory, for example.
         if parts.iter().any(|region| self.device.export(region).is_err()) {
             return Ok(None);
         }
@@ -156,17 +157,17 @@ impl Regions {
         Ok(Some((token, offset)))
     }
 
-    /// What `rank` lends under that number, mapped here for operation `now`; it stays mapped until that is over.
+    /// Maps the export `token` of `rank` for operation `now`. The mapping stays open until the operation is over.
     pub(crate) fn import(&mut self, rank: usize, token: u64, now: u64) -> Result<Arc<Mapping>, String> {
         if let Some((mapping, used)) = lock(&self.imports).mappings.get_mut(&(rank, token)) {
             *used = now;
             return Ok(mapping.clone());
         }
-        let shared_page = self.shared_page.as_ref().ok_or("this rank shares memory with nobody")?;
+        let shared_page = self.shared_page.as_ref().ok_or("this rank shares no memory with its peers")?;
         let request_export = || request_export(shared_page, rank, token);
         let mapping = match map_export(&self.device, &request_export()?) {
-            // What the rank freed may still be mapped here, by any group, and in the way of what has its addresses now:
-            // the driver refuses the one while it has the other.
+            // Memory that the rank has freed may still be mapped here, by any group. The driver rejects a new mapping
+            // of the same addresses while the old one is open.
             Err(_) if self.unmap_stale(rank, now, || request_export().is_ok()) => {
                 import_memory(&self.device, shared_page, rank, token)?
             }
@@ -183,8 +184,8 @@ impl Regions {
         Ok(mapping)
     }
 
-    /// Closes what is mapped of a rank's memory here, once operations before `now` are over, and what other groups do not
-    /// use. (Or one of those has just done so.) A rank that is not `is_alive` any more is not waited for: false.
+    /// Closes mappings of a rank's memory after the operations before `now`, and idle mappings of other groups.
+    /// Returns false if the rank stops answering, in which case `is_alive` is false.
     fn unmap_stale(&self, rank: usize, now: u64, is_alive: impl Fn() -> bool) -> bool {
         let begun = Instant::now();
         let mut asked = begun;
@@ -223,7 +224,7 @@ impl Drop for Regions {
     }
 }
 
-/// What `rank` lends under that number, mapped.
+/// Requests the export `token` of `rank`, and maps it.
 fn import_memory(
     device: &Arc<Device>,
     shared_page: &SharedPage,
@@ -237,16 +238,16 @@ fn import_memory(
 fn request_export(shared_page: &SharedPage, rank: usize, token: u64) -> Result<MemoryExport, String> {
     shared_page
         .borrow(rank, token)
-        .map_err(|error| format!("rank {rank} does not hand over its memory: {error}"))
+        .map_err(|error| format!("rank {rank} did not export its memory: {error}"))
 }
 
-/// Memory of a device that is lent to find out which ranks can map it. Dropping it withdraws and frees it.
+/// Device memory that is exported to find out which ranks can map it. Dropping it withdraws and frees it.
 pub(crate) struct ProbeAllocation {
     device: Arc<Device>,
     shared_page: Arc<SharedPage>,
-    /// `None`: it belongs to the caller of [`ProbeAllocation::keep`].
+    /// `None`: the caller of [`ProbeAllocation::keep`] owns it.
     at: Option<Address>,
-    /// 0 where no other process can have it.
+    /// 0 if the memory cannot be exported.
     pub(crate) token: u64,
 }
 
@@ -268,17 +269,17 @@ impl ProbeAllocation {
         Ok(probe)
     }
 
-    /// No rank asks for it any more.
+    /// Withdraws the export. No rank may request it afterwards.
     pub(crate) fn withdraw(&mut self) {
         self.shared_page.withdraw(std::mem::take(&mut self.token));
     }
 
-    /// Its memory, which is the caller's from now on.
+    /// Transfers ownership of the memory to the caller.
     pub(crate) fn keep(mut self) -> Option<Address> {
         self.at.take()
     }
 
-    /// Whether `rank`'s can be had here.
+    /// Checks that this process can map the export of `rank`.
     pub(crate) fn check_import(
         device: &Arc<Device>,
         shared_page: &SharedPage,
@@ -286,7 +287,7 @@ impl ProbeAllocation {
         token: u64,
     ) -> Result<(), String> {
         if token == 0 {
-            return Err(format!("memory of rank {rank}'s device cannot be had by other processes"));
+            return Err(format!("memory of the device of rank {rank} cannot be exported to other processes"));
         }
         import_memory(device, shared_page, rank, token).map(drop)
     }
@@ -296,13 +297,13 @@ impl Drop for ProbeAllocation {
     fn drop(&mut self) {
         self.withdraw();
         if let Some(at) = self.at.take() {
-            // SAFETY: allocated in `new` and owned by this value. Peers map it to see whether they can, and never access it.
+            // SAFETY: allocated in `new` and owned by this value. Peers map it as a check, and never access it.
             unsafe { self.device.free(at) };
         }
     }
 }
 
-/// For each region: kind, bytes, handle where it is one; descriptors beside it.
+/// Serialises the regions: kind, bytes and legacy handle of each, with the file descriptors separate.
 fn describe_regions(device: &Device, parts: &[Region]) -> io::Result<MemoryExport> {
     let mut reply = MemoryExport::default();
     for region in parts {
@@ -321,7 +322,7 @@ fn describe_regions(device: &Device, parts: &[Region]) -> io::Result<MemoryExpor
 fn map_export(device: &Arc<Device>, reply: &MemoryExport) -> Result<Mapping, String> {
     let mut mapping = Mapping { device: device.clone(), parts: Vec::new() };
     let (mut rest, mut fds) = (&reply.bytes[..], reply.fds.iter());
-    let truncated = || "an answer that is cut short".to_owned();
+    let truncated = || "truncated export".to_owned();
     while let Some((&kind, after)) = rest.split_first() {
         let (bytes, after) = after.split_first_chunk::<8>().ok_or_else(truncated)?;
         let bytes = usize::try_from(u64::from_le_bytes(*bytes)).map_err(|_| truncated())?;
@@ -335,7 +336,7 @@ fn map_export(device: &Arc<Device>, reply: &MemoryExport) -> Result<Mapping, Str
                 rest = after;
                 Import::Descriptor(fds.next().ok_or_else(truncated)?)
             }
-            _ => return Err(format!("a kind of memory that is not known here ({kind})")),
+            _ => return Err(format!("unknown kind of exported memory: {kind}")),
         };
         mapping.parts.push(device.import(import, bytes).map_err(|error| error.to_string())?);
     }

@@ -1,4 +1,4 @@
-//! What callers of any thread see of a group's site on one device.
+//! The part of a group's site on one device that any thread may use.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use smddp_plan::Memory;
 use super::flags::DeviceFlags;
 use crate::sync::lock;
 
-/// An event of the handle's pool, which gets it back when nobody has it any more.
+/// An event of the handle's pool, returned to it on drop.
 pub(crate) struct PooledEvent {
     handle: Arc<DeviceSiteHandle>,
     event: Event,
@@ -29,22 +29,22 @@ impl Drop for PooledEvent {
     }
 }
 
-/// What all threads see of a site.
+/// The part of a site that any thread may use.
 pub(crate) struct DeviceSiteHandle {
     pub(crate) device: Arc<Device>,
     pub(crate) stream: Stream,
-    /// Its number in the group; all ranks have the same.
+    /// Index of the site in the group, equal on all ranks.
     pub(crate) site: usize,
     pub(crate) memory: Memory,
-    /// How messages go inside a node, and why, in words.
+    /// Transport inside a node, and the reason for its choice, for logs.
     pub(crate) path: String,
     pub(crate) flags: ManuallyDrop<DeviceFlags>,
     events: Mutex<Vec<Event>>,
-    /// Operations that were given a number.
+    /// Number of operations so far.
     numbers: AtomicU64,
 }
 
-/// A stream that is not empty after this time is left alone with what it uses.
+/// Maximum time to wait for an empty stream on drop. After it, the stream and its resources are leaked.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 impl DeviceSiteHandle {
@@ -60,7 +60,7 @@ impl DeviceSiteHandle {
         Ok(Arc::new(Self { device, stream, site, memory, path, flags, events, numbers }))
     }
 
-    /// A place in the order of `stream`.
+    /// Records an event at the current position of `stream`.
     pub(crate) fn mark(self: &Arc<Self>, stream: Stream) -> Result<PooledEvent> {
         let pooled = lock(&self.events).pop();
         let event = pooled.map_or_else(|| self.device.create_event(), Ok)?;
@@ -69,17 +69,17 @@ impl DeviceSiteHandle {
         Ok(mark)
     }
 
-    /// The next operation's number, from 1. Called where submissions have an order.
+    /// Returns the next operation number, from 1. Call it in submission order.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Whether the device is through with that operation, or all were released.
+    /// Returns true if the device has completed the operation, or a failure released all waits.
     pub(crate) fn is_done(&self, number: u64) -> bool {
         self.flags.reached(self.flags.done(), number)
     }
 
-    /// Whether a failure released everything.
+    /// Returns true if a failure released all waits.
     pub(crate) fn released(&self) -> bool {
         self.flags.released()
     }
@@ -88,7 +88,7 @@ impl DeviceSiteHandle {
         self.flags.done()
     }
 
-    /// Whether the stream is empty, or becomes so soon.
+    /// Waits up to [`DRAIN_TIMEOUT`] for an empty stream. Returns true if it is empty.
     pub(crate) fn wait_drained(&self) -> bool {
         let Ok(event) = self.device.create_event() else { return false };
         let begun = Instant::now();
@@ -113,7 +113,7 @@ impl Drop for DeviceSiteHandle {
             self.device.destroy_event(event);
         }
         self.device.destroy_stream(self.stream);
-        // SAFETY: dropped once, here; the stream that writes the words is empty.
+        // SAFETY: dropped once, here. The stream that writes the flags is empty.
         unsafe { ManuallyDrop::drop(&mut self.flags) };
     }
 }

@@ -1,4 +1,4 @@
-//! The executor for device memory: it enqueues instead of moving.
+//! Executor for device memory. It enqueues copies and kernels instead of moving bytes itself.
 
 mod messages;
 
@@ -18,13 +18,13 @@ use crate::device::site::DeviceSite;
 use crate::device::site_handle::{DeviceSiteHandle, PooledEvent};
 use crate::exec::walk::{Execution, Progress, StepExecutor, StepResult, walk};
 
-/// Why an operation cannot go on.
+/// Error that stops an operation.
 #[derive(Debug)]
 pub(crate) enum ExecError {
     Mismatch(Mismatch),
-    /// The device.
+    /// An error of the CUDA driver.
     Device(String),
-    /// Another rank does not hand over its memory, which may be because it is dead.
+    /// A peer does not export its memory, possibly because it is dead.
     Peer(String),
 }
 
@@ -40,42 +40,43 @@ impl std::convert::From<smddp_cuda::Error> for ExecError {
     }
 }
 
-/// Bytes of a call whose copies are a kernel's: a launch takes the host less time than one copy, however many it makes.
+/// Maximum bytes of a call that a kernel copies. One launch costs the host less time than one driver copy, for any
+/// number of copies.
 const MAX_KERNEL_COPY_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Opening,
     Running,
-    /// All is enqueued but the waits for those who read this rank's memory.
+    /// All work is enqueued except the waits for the peers that read this rank's memory.
     Ending,
 }
 
-/// A message on its way to the group.
+/// A message in a pinned slot on its way to the group.
 struct OutgoingMessage {
     channel: usize,
     slot: usize,
-    /// What it is one segment of.
+    /// The run of which it is one segment.
     run: BlockRun,
     segment: usize,
-    /// The stream has filled the slot when it has passed this number.
+    /// The slot is filled once the stream has passed this number.
     filled_at: u64,
 }
 
-/// What an operation on device memory has besides what every operation has.
+/// State of an operation on device memory.
 pub(crate) struct DeviceOp {
     pub(crate) handle: Arc<DeviceSiteHandle>,
     pub(crate) number: u64,
     pub(crate) end: Arc<OnceLock<PooledEvent>>,
-    /// Where the caller's stream stood.
+    /// Position in the caller's stream.
     after: Option<PooledEvent>,
     redop: RedOp,
-    /// The input overlaps the output in a form that no plan supports in place.
+    /// True if the input overlaps the output in a form that no plan supports in place.
     pub(crate) overlaps: bool,
     stage: Stage,
-    /// The input is there when this rank's progress word has reached it.
+    /// Value of this rank's progress flag once the input is ready.
     ready_at: u64,
-    /// (channel, bytes) of messages in cells that nobody sees yet.
+    /// (channel, bytes) of messages that are written to staging slots but not published yet.
     unpublished: Vec<(usize, usize)>,
     outbox: VecDeque<OutgoingMessage>,
     pub(crate) slabs: Vec<usize>,
@@ -98,13 +99,13 @@ impl DeviceOp {
         }
     }
 
-    /// What the call's handle keeps; the number is known by then.
+    /// Returns the completion for the handle of the call. The number must be set.
     pub(crate) fn completion(&self) -> Completion {
         Completion { handle: self.handle.clone(), number: self.number, end: self.end.clone() }
     }
 }
 
-/// Goes on with operation `seq` until all is enqueued, or something is missing.
+/// Advances operation `seq` until all its work is enqueued or it has to wait.
 pub(crate) fn advance(
     (seq, collective): (u64, Collective),
     begun: &mut bool,
@@ -141,7 +142,7 @@ impl DeviceExecutor<'_> {
         if self.op.stage == Stage::Running {
             moved |= self.flush_outbox();
             let walked = walk(self.bound, self);
-            // Whatever this rank found: its call may be what differs, and messages tell the others so.
+            // Publish also after a mismatch: the fingerprint in the messages lets the peers detect it, too.
             self.publish()?;
             let (done, ran) = walked?;
             moved |= ran;
@@ -161,7 +162,7 @@ impl DeviceExecutor<'_> {
         Ok(Progress::moved(moved))
     }
 
-    /// Hands on messages whose data is there when this rank's progress word says so, now that its write is enqueued.
+    /// Publishes messages whose data depends on this rank's progress flag, after enqueuing the write of the flag.
     pub(super) fn publish(&mut self) -> Result<(), ExecError> {
         if !self.op.unpublished.is_empty() {
             self.site.flush_flags()?;
@@ -172,7 +173,7 @@ impl DeviceExecutor<'_> {
         Ok(())
     }
 
-    /// After what the caller's stream did before.
+    /// Orders the operation after the earlier work of the caller's stream.
     fn open(&mut self) -> Result<(), ExecError> {
         self.check_targets()?;
         self.site.is_small = self.bound.bytes <= MAX_KERNEL_COPY_BYTES
@@ -191,11 +192,11 @@ impl DeviceExecutor<'_> {
         Ok(())
     }
 
-    /// Copies take memory that is no device's, too, and what is read is looked up when it is shown to others. A kernel that
-    /// writes there breaks the context.
+    /// Checks that a reduction's output is memory of the device: a kernel that writes anywhere else breaks the
+    /// context. Copies accept any memory, and exports check the memory that peers read.
     fn check_targets(&mut self) -> Result<(), ExecError> {
         let out = Buffer::Out as usize;
-        // Ranks that get no result have no place for it.
+        // Ranks without a result have no output buffer.
         let placed = self.execution.bases[out] != 0 || self.execution.lists[out].is_some();
         if !self.collective.reduces() || !placed {
             return Ok(());
@@ -207,7 +208,7 @@ impl DeviceExecutor<'_> {
         Ok(())
     }
 
-    /// Whether all there is of one of the caller's buffers is memory of the call's device.
+    /// Returns true if all blocks of a buffer are memory of the call's device.
     fn is_on_device(&self, buffer: Buffer) -> bool {
         let device = &self.site.handle.device;
         let whole = |base: usize| base == 0 || device.owns(base as Address);
@@ -223,9 +224,9 @@ impl DeviceExecutor<'_> {
         Ok(at)
     }
 
-    /// Copies the input where it is to be multiplied first, or would be overwritten under its readers. That is so where it overlaps the
-    /// output in a form that no plan supports, and where another algorithm than the mesh works in place: the mesh overwrites a block
-    /// only with the result of its last reader.
+    /// Copies the input if it is premultiplied, or if it would be overwritten while peers read it. That is so if it
+    /// overlaps the output in a form that no plan supports. It is also so for calls in place with any algorithm but
+    /// the mesh, which overwrites a block only with the result of its last reader.
     fn prepare_input(&mut self) -> Result<(), ExecError> {
         if let Some(compression) =
             self.bound.compression.as_ref().filter(|compression| compression.rounds_inputs)
@@ -246,7 +247,7 @@ impl DeviceExecutor<'_> {
         if factor.is_none() && !self.op.overlaps && !(local && overwrites && self.in_place()) {
             return Ok(());
         }
-        // An input that is only this rank's block has it at its beginning.
+        // An input buffer that holds only this rank's block starts with that block.
         let blocks = match self.collective {
             Collective::AllGather | Collective::Gather => self.group.rank()..self.group.rank() + 1,
             _ => 0..self.bound.lengths[0].len(),
@@ -270,7 +271,7 @@ impl DeviceExecutor<'_> {
         Ok(())
     }
 
-    /// An all_gather's own block as all ranks are to have it, in memory of the group's own.
+    /// Rounds an all_gather's own block to the wire format, in memory of this site, so that all ranks get equal bits.
     fn round_input(&mut self, format: Format) -> Result<(), ExecError> {
         let block = self.group.rank();
         let bytes = self.bound.length(Buffer::In, block);
@@ -294,7 +295,7 @@ impl DeviceExecutor<'_> {
         ranges(Buffer::In).iter().any(|i| outputs.iter().any(|o| i.0 < o.1 && o.0 < i.1))
     }
 
-    /// Hands messages whose slots are filled to the group.
+    /// Copies messages from filled pinned slots to staging slots and publishes them.
     fn flush_outbox(&mut self) -> bool {
         let mut moved = false;
         let mut blocked: Vec<usize> = Vec::new();
@@ -316,8 +317,8 @@ impl DeviceExecutor<'_> {
             self.site.handle.device.report_host_access(slot as Address, bytes, false);
             let compression =
                 self.bound.compression.as_ref().filter(|compression| compression.sends[channel]);
-            // SAFETY: the stream has filled the slot and nobody writes it before it is free; the cell is ours and holds
-            // the message (bind sized it).
+            // SAFETY: the stream has filled the slot, and nothing writes it before it is freed. The cell belongs to
+            // this operation and holds the message (bind sized it).
             let sent_bytes = unsafe {
                 messages::copy_message(self.bound, compression, (run, segment), true, (slot, cell))
             };
@@ -329,14 +330,14 @@ impl DeviceExecutor<'_> {
         moved
     }
 
-    /// How the call's elements are reduced. Binding refuses what no kernel does, so there is one.
+    /// Returns the reduction of the call. Binding rejects unsupported reductions, so an error is not expected.
     fn reduction_kind(&self) -> Result<ReductionKind, ExecError> {
         let (dtype, redop) = (self.execution.dtype, self.op.redop);
         ReductionKind::new(dtype, redop)
             .ok_or_else(|| ExecError::Device(format!("no kernel for {} of {}", redop.name(), dtype.name())))
     }
 
-    /// A step that reads what others wrote comes after it.
+    /// Orders a step that reads Out or Scratch after the enqueued copies to them.
     fn order_after_writes(&mut self, reads: Buffer) -> Result<(), ExecError> {
         if reads != Buffer::In {
             self.site.flush()?;
@@ -351,7 +352,7 @@ impl DeviceExecutor<'_> {
             .collect()
     }
 
-    /// Copies what lies in pieces to where it lies in a row.
+    /// Copies pieces to contiguous memory.
     fn copy_packed(&mut self, mut to: Address, addresses: impl IntoIterator<Item = (Address, usize)>) {
         for (from, bytes) in addresses {
             self.site.copy(to, from, bytes);
@@ -359,7 +360,7 @@ impl DeviceExecutor<'_> {
         }
     }
 
-    /// The slot of a message is free when the stream has passed what was enqueued.
+    /// Frees the pinned slot of a message once the stream has passed the work enqueued so far.
     fn release_slot(&mut self, origin: &MessageSource) -> Result<(), ExecError> {
         if let MessageSource::Slot(slot) = origin {
             let number = self.site.host_mark()?;
@@ -368,7 +369,7 @@ impl DeviceExecutor<'_> {
         Ok(())
     }
 
-    /// The arithmetic of a reduce step, and its message.
+    /// Enqueues the arithmetic of a reduce step, and its message.
     fn combine(
         &mut self,
         step: &Reduce,
@@ -383,7 +384,7 @@ impl DeviceExecutor<'_> {
             self.bound.compression.as_ref().filter(|compression| step.finish && compression.rounds_results);
         let rounded = compression.map(|compression| compression.format);
         let bytes = self.bound.message_bytes(result, segment);
-        // By block: what each source has of it, in the order of the reduction.
+        // By block: the pieces of each source, in the order of the reduction.
         let mut blocks: Vec<Vec<Pieces>> = vec![Vec::new(); result.blocks];
         for (f, origin) in received {
             for (block, addresses) in self.sources(origin, f, segment, result.blocks)?.into_iter().enumerate()
@@ -397,10 +398,10 @@ impl DeviceExecutor<'_> {
                 addresses.insert(position.min(addresses.len()), vec![piece]);
             }
         }
-        // Before a launch, which takes longer.
+        // Before the launch, which takes longer.
         self.publish()?;
         let targets = self.addresses(result, segment);
-        // A result that is not kept goes straight to where it is sent from.
+        // A result that is not stored in a buffer goes directly to the memory that it is sent from.
         let mut packed = match (step.keep, &forward_slot) {
             (false, Some((_, SendTarget::Slot(slot)))) => {
                 Some(self.site.pinned_slots().address(*slot) as Address)
@@ -434,7 +435,8 @@ impl DeviceExecutor<'_> {
         Ok(())
     }
 
-    /// Tells those whose memory this rank reads when it is through with it. Where they are as far, that is the end.
+    /// Signals the peers whose memory this rank reads that its reads are complete. Also ends the operation if the peers
+    /// that read this rank's memory have enqueued their reads.
     fn publish_reads(&mut self) -> Result<(), ExecError> {
         let Some(own) = self.site.flags().own_rank() else { return Ok(()) };
         let reads = (own.reads(), self.op.number);
@@ -442,13 +444,13 @@ impl DeviceExecutor<'_> {
             self.site.flush()?;
             self.site.write(reads.0, reads.1)?;
         }
-        // Not before the write is enqueued: a stream waits only for what is.
+        // After the write is enqueued: a stream waits only for enqueued work.
         self.site.flags().store(own.enqueued(), self.op.number);
         Ok(())
     }
 
-    /// The operation is over when all who read this rank's memory are through: false while their reads are not even enqueued.
-    /// `reads`: what is still to be told of this rank's.
+    /// Ends the operation after all peers have read this rank's memory. Returns false while reads of a peer are not
+    /// even enqueued. `reads`: write of this rank's `reads` flag that is still to be enqueued.
     fn finish(&mut self, reads: Option<(Address, u64)>) -> Result<bool, ExecError> {
         let local = |channel: &usize| {
             self.bound.by_reference[0][*channel]
@@ -478,7 +480,7 @@ impl DeviceExecutor<'_> {
 
 impl StepExecutor for DeviceExecutor<'_> {
     type Error = ExecError;
-    /// A channel, and where its next message is written to.
+    /// A channel, and the target of its next message.
     type Slot = (usize, SendTarget);
 
     fn execution(&mut self) -> &mut Execution {
@@ -553,9 +555,9 @@ impl StepExecutor for DeviceExecutor<'_> {
         let mut received = Vec::with_capacity(messages.len());
         for (from, &message) in step.from.iter().zip(messages).filter(|(_, message)| !message.is_null()) {
             let origin = self.take_message(from, message, segment, true)?;
-            // A slot that is needed is made.
+            // `needed` slots are allocated.
             let origin =
-                origin.ok_or_else(|| ExecError::Device("no pinned memory for a message".to_owned()))?;
+                origin.ok_or_else(|| ExecError::Device("no pinned slot for a message".to_owned()))?;
             received.push((from, origin));
         }
         if segment < step.result.segments {

@@ -1,8 +1,8 @@
-//! The executor for host memory.
+//! Executor for host memory.
 //!
-//! The SAFETY comments rest on this: a call's input and output are disjoint, or share memory in one of the forms that the plans support in
-//! place. `Call::needs_input_copy` finds every other form, and such an operation reads a private copy of its input. `call::check` refuses
-//! outputs that overlap each other.
+//! The SAFETY comments rely on this: input and output of a call are disjoint, or share memory in one of the forms
+//! that the plans support in place. `Call::needs_input_copy` detects every other form, and such an operation reads a
+//! private copy of its input. `call::check` rejects outputs that overlap each other.
 
 mod compressed;
 
@@ -15,7 +15,7 @@ use crate::exec::walk::{Execution, Progress, StepExecutor, StepResult, walk, wit
 use crate::kernels;
 use crate::kernels::helpers::split_work;
 
-/// Runs operation `seq` until done or blocked.
+/// Advances operation `seq` until it is done or has to wait.
 pub(crate) fn advance(
     seq: u64,
     begun: &mut bool,
@@ -54,14 +54,16 @@ pub(crate) fn advance(
     Ok(Progress::moved(moved || ran))
 }
 
-/// Copies the input to where the operation reads it, if it reads a copy. Only now: calls before this one may have written it.
+/// Copies the input to the operation's private copy, if it reads one. This must wait until the operation starts,
+/// because earlier calls may write the input.
 pub(crate) fn copy_input(execution: &mut Execution) {
     let Some(copy) = execution.input_copy.take() else { return };
     let (dtype, mut to) = (execution.dtype, execution.bases[Buffer::In as usize] as *mut u8);
     for &(from, bytes) in &copy.pieces {
         let from = from as *const u8;
-        // SAFETY: the caller's blocks are valid until the operation is over; `Inner::own_input` reserved the operation's own memory at
-        // `to` for all of them, so both cannot overlap. Only this thread drives the operation.
+        // SAFETY: the caller's blocks are valid until the operation is over. `own_input` in `engine::prepare`
+        // reserved memory of the operation at `to` for all blocks, so the ranges cannot overlap. Only this thread
+        // drives the operation.
         unsafe {
             match copy.factor {
                 Some(factor) => drop(kernels::premultiply(dtype, to, from, bytes / dtype.size(), factor)),
@@ -72,7 +74,7 @@ pub(crate) fn copy_input(execution: &mut Execution) {
     }
 }
 
-/// Messages that need no cell if the others can read them where they lie.
+/// Zero-copy sources of the operation: messages that peers read from the user buffers.
 fn zero_copy_sources(bound: &BoundCall, execution: &Execution) -> Vec<ZeroCopySource> {
     let flat = |run: &BlockRun| {
         run.blocks == 1 || !matches!(execution.lists.get(run.buffer as usize), Some(Some(_)))
@@ -90,12 +92,12 @@ fn zero_copy_sources(bound: &BoundCall, execution: &Execution) -> Vec<ZeroCopySo
         .collect()
 }
 
-/// True if other ranks may be reading the operation's buffers themselves.
+/// Returns true if peers may be reading the user buffers of the operation.
 pub(crate) fn is_read_by_peers(bound: &BoundCall, execution: &Execution, group: &Group) -> bool {
     bound.zero_copy.has_candidates(group.has_symmetric()) && !zero_copy_sources(bound, execution).is_empty()
 }
 
-/// Says where messages belong that need no cell.
+/// Registers the receive targets of messages that bypass the staging slots.
 fn post_receives(bound: &BoundCall, execution: &Execution, group: &mut Group) {
     for &(recv_channel, to) in bound.zero_copy.receives_in_place(execution.in_place) {
         let at = execution.address(bound, to.buffer, to.block, 0);
@@ -109,19 +111,19 @@ fn post_receives(bound: &BoundCall, execution: &Execution, group: &mut Group) {
     }
 }
 
-/// The calling thread moves bytes.
+/// Moves the bytes with the calling thread.
 struct Host<'a> {
     bound: &'a BoundCall,
     execution: &'a mut Execution,
     group: &'a mut Group,
 }
 
-/// Where a message is written to.
+/// Address of a staging slot.
 type Cell = *mut u8;
 
 impl StepExecutor for Host<'_> {
     type Error = Mismatch;
-    /// A channel, and its cell.
+    /// A channel and its slot.
     type Slot = (usize, Cell);
 
     fn execution(&mut self) -> &mut Execution {
@@ -160,7 +162,7 @@ impl StepExecutor for Host<'_> {
         };
         let mut at = 0;
         if let Some((from, bytes)) = self.whole(source, segment).filter(|(from, _)| *from == cell as usize) {
-            // It stays where it is.
+            // The message already is in its slot.
             self.store_tee(tee, (from, bytes), segment);
             at = bytes;
         } else if let Some((from, dst, bytes)) = rows {
@@ -187,7 +189,7 @@ impl StepExecutor for Host<'_> {
         segment: usize,
     ) -> StepResult<Self, bool> {
         let (skip, stream) = (self.bound.skipped_bytes(from, segment), self.execution.stream);
-        // It is sent on from where it is kept, or by way of a cell.
+        // The forwarded message leaves from its target, or from a slot.
         let place = forward_slot.and_then(|(channel, _)| {
             let in_place = self.bound.zero_copy.sends_in_place(channel, self.execution.in_place);
             self.whole(to, segment).filter(|_| in_place)
@@ -196,9 +198,9 @@ impl StepExecutor for Host<'_> {
         let mut taken = 0;
         self.pieces(to, segment, |dst, bytes| {
             let (dst, piece) = (dst as *mut u8, message.wrapping_add(skip + taken));
-            // SAFETY: the message stays where it is until it is released and holds these bytes (the writer's and
-            // our sizes were held against each other); `dst` lies in the call's buffers; the cell is ours. A message that
-            // came to its place without a cell is where it is kept.
+            // SAFETY: the message is valid until it is released and holds these bytes (the sizes of sender and
+            // receiver were compared). `dst` is in the buffers of the call; the cell belongs to this operation. A
+            // message that bypassed the staging slots already is at `dst`.
             unsafe {
                 match cell {
                     Some(cell) if dst.cast_const() == piece => {
@@ -242,7 +244,7 @@ impl StepExecutor for Host<'_> {
             let from = self.address(source, block, segment) as *const u8;
             let dst = self.address(to, dst, segment) as *mut u8;
             match self.bound.kernel {
-                // SAFETY: both lie in the call's buffers; they may be the same, never overlap otherwise.
+                // SAFETY: both ranges are in the buffers of the call. They are equal or do not overlap.
                 Some(kernel) if scale.is_some() => unsafe {
                     let count = bytes / self.execution.dtype.size();
                     kernel.run(dst, std::ptr::null_mut(), &[from], count, scale, false);
@@ -261,7 +263,7 @@ impl Host<'_> {
         self.execution.address(self.bound, run.buffer, block, segment)
     }
 
-    /// Where a run lies if it is one piece of memory: address and bytes.
+    /// Address and bytes of a run, if it is contiguous.
     fn row(&self, run: BlockRun) -> Option<(usize, usize)> {
         let (offset, bytes) = run.row?;
         let table = run.buffer as usize;
@@ -271,7 +273,7 @@ impl Host<'_> {
         }
     }
 
-    /// Where one segment of a run lies if it is one piece of memory: address and bytes.
+    /// Address and bytes of one segment of a run, if it is contiguous.
     fn whole(&self, run: BlockRun, segment: usize) -> Option<(usize, usize)> {
         let block = || {
             let bytes = self.bound.segment_bytes(run.buffer, run.block, segment);
@@ -280,22 +282,22 @@ impl Host<'_> {
         self.row(run).or_else(|| (run.blocks == 1).then(block))
     }
 
-    /// Keeps `bytes` at `from`, one segment, in `tee`.
+    /// Copies one segment, `bytes` at `from`, to `tee`.
     fn store_tee(&self, tee: Option<BlockRun>, (from, bytes): (usize, usize), segment: usize) {
         let Some(tee) = tee else { return };
         let mut done = 0;
         self.pieces(tee, segment, |dst, piece| {
             let (source, piece) = (from + done, piece.min(bytes - done));
             if dst != source {
-                // SAFETY: both lie in the call's buffers, valid and exclusively ours until the operation is over, and do not
-                // overlap.
+                // SAFETY: both ranges are in the buffers of the call, do not overlap, and are accessed only by this
+                // thread until the operation is over.
                 unsafe { kernels::copy(dst as *mut u8, source as *const u8, piece, self.execution.stream) };
             }
             done += piece;
         });
     }
 
-    /// Calls `each` for the pieces of one segment of a run: (address, bytes).
+    /// Calls `each` with address and bytes of the pieces of one segment of a run.
     fn pieces(&self, run: BlockRun, segment: usize, mut each: impl FnMut(usize, usize)) {
         if let Some((address, bytes)) = self.row(run) {
             return each(address, bytes);
@@ -305,12 +307,12 @@ impl Host<'_> {
         }
     }
 
-    /// One piece into a cell, and to where it is kept if that is elsewhere.
+    /// Copies one piece to a slot, and to `dst` unless it is there already.
     fn write_slot(&self, remote: bool, cell: Cell, from: usize, dst: usize, bytes: usize) {
         let (source, out) = (from as *const u8, dst as *mut u8);
         let (past_caches, stream) = (remote && bytes >= MIN_STREAM_BYTES, self.execution.stream);
-        // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `dst` lie in the call's
-        // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
+        // SAFETY: the cell belongs to this operation and holds the message (bind sized it). `from` and `dst` are in
+        // the buffers of the call, which only this thread accesses until the operation is over.
         unsafe {
             if dst == from || past_caches {
                 kernels::copy(cell, source, bytes, past_caches);
@@ -323,7 +325,7 @@ impl Host<'_> {
         }
     }
 
-    /// Bytes of the result.
+    /// Reduces one segment; returns the bytes of the result.
     fn combine(&self, step: &Reduce, messages: &[*const u8], cell: Option<Cell>, segment: usize) -> usize {
         let own = step.own.map_or(messages.len(), |(at, _)| at);
         with_buffer(messages.len() + usize::from(step.own.is_some()), std::ptr::null(), |sources| {
@@ -331,7 +333,7 @@ impl Host<'_> {
                 sources[i + usize::from(i >= own)] =
                     message.wrapping_add(self.bound.skipped_bytes(from, segment));
             }
-            // (output, own input, bytes) where the blocks are one piece of memory.
+            // (output, own input, bytes) if the blocks are contiguous.
             let whole = match (self.row(step.result), step.own.map(|(_, run)| self.row(run))) {
                 (Some((out, bytes)), None) => Some((out, 0, bytes)),
                 (Some((out, bytes)), Some(Some((own_input, _)))) => Some((out, own_input, bytes)),
@@ -354,7 +356,7 @@ impl Host<'_> {
                     cell.map(|cell| cell.wrapping_add(packed)),
                     bytes,
                 );
-                // The next block lies behind this one in every message.
+                // In every message, the next block follows this one.
                 sources.iter_mut().for_each(|source| *source = source.wrapping_add(bytes));
                 packed += bytes;
             }
@@ -362,7 +364,7 @@ impl Host<'_> {
         })
     }
 
-    /// One block of a result. `own_input`: where this rank's own source is, which gets its position among the others.
+    /// Reduces one block. `own_input`: address of this rank's own source, which is inserted at its position.
     fn reduce_block(
         &self,
         step: &Reduce,
@@ -387,10 +389,9 @@ impl Host<'_> {
             Some(cell) if past_caches => (cell, out, true),
             Some(cell) => (out, cell, stream),
         };
-        // SAFETY: every source holds `bytes` bytes (messages until they are released, own blocks in the call's
-        // buffers); the destinations are the call's output and our cell. A destination may be one of the
-        // sources exactly (in place), never overlap it otherwise.
-        // Parts have no element in common.
+        // SAFETY: every source holds `bytes` bytes: messages until they are released, own blocks in the buffers of
+        // the call. The destinations are the call's output and the operation's own cell. A destination equals one of
+        // the sources (in place) or overlaps none. Parts have no element in common.
         unsafe {
             split_work(bytes, |at, bytes| {
                 let first = first.wrapping_add(at);
@@ -413,5 +414,5 @@ impl Host<'_> {
     }
 }
 
-/// Pieces of a cell from which it pays to write past the caches, where the readers' caches are far away.
+/// Minimum bytes of a non-temporal store to a slot, for readers that share no cache with this rank.
 const MIN_STREAM_BYTES: usize = 8 << 10;

@@ -1,7 +1,8 @@
-//! A bound program is followed, one lane after the other, until every lane is done or blocked.
+//! Execution of bound programs: each pipeline runs until it is done or has to wait.
 //!
-//! What a step waits for, and that nothing moves before all of it is there, is decided here, for any kind of memory. How bytes
-//! move is a [`StepExecutor`]'s: the host moves them itself, for a device they are enqueued.
+//! This module decides, for any kind of memory, what a step waits for: nothing is moved before all of it is
+//! available. A [`StepExecutor`] moves the bytes: with the processor for host memory, or with enqueued work for
+//! device memory.
 
 use smddp_plan::Buffer;
 use smddp_transport::{Group, Mismatch};
@@ -9,21 +10,21 @@ use smddp_transport::{Group, Mismatch};
 use crate::bind::{BlockRun, BoundCall, BoundStep, IncomingMessage, Reduce};
 use crate::call::types::DType;
 
-/// An operation under way: buffers, and how far each lane is. Buffers are addresses here; they are valid until the operation
-/// is over, which is the promise of whoever started it (see `Communicator::start`).
+/// State of an operation: its buffers, and the position in each pipeline. Buffers are stored as addresses. The caller
+/// of `Communicator::start` keeps them valid until the operation is over.
 #[derive(Default)]
 pub(crate) struct Execution {
     pub(crate) dtype: DType,
-    /// What a finishing reduction divides by.
+    /// Divisor of finishing reductions.
     pub(crate) scale: Option<u32>,
-    /// Address of each flat buffer; 0 where `lists` has the blocks' addresses.
+    /// Address of each flat buffer; 0 if `lists` holds the addresses of the blocks.
     pub(crate) bases: [usize; 3],
     pub(crate) lists: [Option<Vec<usize>>; 2],
-    /// Until the operation begins.
+    /// Pending copy of the input; taken when the operation starts.
     pub(crate) input_copy: Option<InputCopy>,
-    /// In and Out overlap. Known where that matters, see `bind::ZeroCopy`.
+    /// True if In and Out overlap. Set only for calls that depend on it, see `bind::ZeroCopy`.
     pub(crate) in_place: bool,
-    /// Outputs go past the caches.
+    /// True if outputs are written with non-temporal stores.
     pub(crate) stream: bool,
     pub(crate) pipelines: Vec<PipelineCursor>,
 }
@@ -40,7 +41,7 @@ impl Execution {
 }
 
 impl Execution {
-    /// Whether memory of Out is memory of In, too.
+    /// Returns true if Out shares memory with In.
     pub(crate) fn overlaps(&self, bound: &BoundCall) -> bool {
         let [input, output] = [Buffer::In, Buffer::Out].map(|buffer| {
             let blocks = 0..bound.lengths[buffer as usize].len();
@@ -55,26 +56,26 @@ impl Execution {
     }
 }
 
-/// A copy of the input, into memory of the operation's own, that precedes everything else: the input overlaps the output, or each
-/// element is multiplied by a factor first.
+/// A copy of the input to memory of the operation, made before anything else, because the input overlaps the output
+/// or each element is multiplied by a factor.
 pub(crate) struct InputCopy {
-    /// Address and bytes of the caller's blocks, which lie one behind the other in the copy.
+    /// Address and bytes of the caller's blocks, which are contiguous in the copy.
     pub(crate) pieces: Vec<(usize, usize)>,
     pub(crate) factor: Option<f64>,
 }
 
-/// Where a lane stands.
+/// Position in a pipeline.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct PipelineCursor {
     iteration: usize,
     step_index: usize,
 }
 
-/// What going on came to.
+/// Result of an advance.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Done,
-    /// Something moved, more is to come.
+    /// Steps ran, and more are left.
     Moved,
     Blocked,
 }
@@ -85,21 +86,21 @@ impl Progress {
     }
 }
 
-/// What becomes of asking a mover.
+/// Result of a call to an executor.
 pub(crate) type StepResult<M, T = ()> = Result<T, <M as StepExecutor>::Error>;
 
-/// What moves the bytes of a step, once all that the step waits for is there.
+/// Moves the bytes of a step, after all data and slots of the step are available.
 pub(crate) trait StepExecutor {
     type Error: From<Mismatch>;
-    /// Room for the next message of a channel.
+    /// Slot for the next message of a channel.
     type Slot;
 
     fn execution(&mut self) -> &mut Execution;
     fn group(&mut self) -> &mut Group;
-    /// For a message of one segment of `run`.
+    /// Returns a slot for a message of one segment of `run`, or `None` if the channel has none free.
     fn slot(&mut self, channel: usize, run: BlockRun, segment: usize)
     -> StepResult<Self, Option<Self::Slot>>;
-    /// Sends one segment of `source`, and keeps it in `tee`.
+    /// Sends one segment of `source`, and copies it to `tee`.
     fn send(
         &mut self,
         to: Self::Slot,
@@ -107,7 +108,8 @@ pub(crate) trait StepExecutor {
         tee: Option<BlockRun>,
         segment: usize,
     ) -> StepResult<Self>;
-    /// Keeps the blocks that are taken of a message in `to`, and sends them on. False: it has to wait after all.
+    /// Stores the taken blocks of a message in `to`, and forwards them. Returns false if the step has to wait after
+    /// all.
     fn receive(
         &mut self,
         from: (&IncomingMessage, *const u8),
@@ -115,7 +117,7 @@ pub(crate) trait StepExecutor {
         forward_slot: Option<Self::Slot>,
         segment: usize,
     ) -> StepResult<Self, bool>;
-    /// `messages`: one for each source, null where it has none for this segment.
+    /// Reduces one segment. `messages`: one for each source, null if it has none for this segment.
     fn reduce(
         &mut self,
         step: &Reduce,
@@ -126,13 +128,13 @@ pub(crate) trait StepExecutor {
     fn copy(&mut self, source: BlockRun, to: BlockRun, finish: bool, segment: usize) -> StepResult<Self>;
 }
 
-/// Advances all lanes until each is at its end or blocked. Returns whether all are at their ends, and whether a step was taken.
+/// Advances all pipelines until each is done or has to wait. Returns whether all are done, and whether any step ran.
 #[inline]
 pub(crate) fn walk<M: StepExecutor>(bound: &BoundCall, executor: &mut M) -> StepResult<M, (bool, bool)> {
     let (mut done, mut moved) = (true, false);
     for (pipeline, steps) in bound.pipelines.iter().enumerate() {
         let mut at = executor.execution().pipelines[pipeline];
-        let walked = walk_lane(steps, bound.iterations[pipeline], &mut at, executor);
+        let walked = walk_pipeline(steps, bound.iterations[pipeline], &mut at, executor);
         // Also after an error: a departing rank polls again after a mismatch, and must not repeat a step.
         executor.execution().pipelines[pipeline] = at;
         moved |= walked?;
@@ -141,9 +143,9 @@ pub(crate) fn walk<M: StepExecutor>(bound: &BoundCall, executor: &mut M) -> Step
     Ok((done, moved))
 }
 
-/// Advances one lane from `at`, which stays at the first step that did not complete. Returns whether a step was taken.
+/// Advances one pipeline. Leaves `at` at the first step that did not complete. Returns whether any step ran.
 #[inline]
-fn walk_lane<M: StepExecutor>(
+fn walk_pipeline<M: StepExecutor>(
     steps: &[(usize, BoundStep)],
     iterations: usize,
     at: &mut PipelineCursor,
@@ -167,7 +169,7 @@ fn walk_lane<M: StepExecutor>(
     Ok(moved)
 }
 
-/// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.
+/// Runs one step on one segment. Returns false if it has to wait; then nothing was moved.
 fn run_step<M: StepExecutor>(executor: &mut M, step: &BoundStep, segment: usize) -> StepResult<M, bool> {
     match step {
         BoundStep::Send { channel, source, tee } if segment < source.segments => {
@@ -210,7 +212,8 @@ fn run_step<M: StepExecutor>(executor: &mut M, step: &BoundStep, segment: usize)
     Ok(true)
 }
 
-/// Room where one segment of `run` is sent on to, if it is; `None`: not yet.
+/// Returns a slot for forwarding one segment of `run`, or an inner `None` if it is not forwarded; an outer `None` if
+/// the channel has no free slot.
 fn forward_slot<M: StepExecutor>(
     executor: &mut M,
     channel: Option<usize>,
@@ -221,10 +224,10 @@ fn forward_slot<M: StepExecutor>(
     Ok(executor.slot(channel, run, segment)?.map(Some))
 }
 
-/// Sources of a reduction that need no allocation.
+/// Maximum number of sources of a reduction without an allocation.
 const INLINE_SOURCES: usize = 17;
 
-/// Room for so many values, for the time of a step.
+/// Calls `body` with a buffer of `count` values.
 #[inline]
 pub(crate) fn with_buffer<T: Copy, R>(count: usize, blank: T, body: impl FnOnce(&mut [T]) -> R) -> R {
     if count <= INLINE_SOURCES {

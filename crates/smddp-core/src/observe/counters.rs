@@ -1,31 +1,31 @@
-//! Counters of operations and bytes, by collective and path.
+//! Counters of operations and bytes, by collective, algorithm and wire format.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use smddp_plan::format::AlgorithmVariant;
 use smddp_plan::{Algorithm, Collective, Format};
 
-/// What went one way, of one collective.
+/// Counters of one collective with one algorithm and wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counters {
     pub collective: Collective,
     pub variant: AlgorithmVariant,
     pub operations: u64,
-    /// Of their whole buffers.
+    /// Bytes of the whole buffers.
     pub bytes: u64,
-    /// That this rank itself sent to ranks of other nodes, as they travelled: in a format, or as they are.
+    /// Bytes that this rank sent to ranks of other nodes, as on the wire: compressed or not.
     pub internode_bytes: u64,
 }
 
-/// Operations, bytes and those that crossed, by format between nodes (none first).
+/// Operations, bytes and bytes between nodes, by wire format (uncompressed first).
 type Counts = [[AtomicU64; 3]; Format::ALL.len() + 1];
 
-/// The same by collective and algorithm. The driver counts, anybody may look.
+/// Counters by collective and algorithm. Only the engine writes them; any thread may read.
 #[derive(Default)]
 pub(crate) struct PathCounters([[Counts; Algorithm::ALL.len()]; Collective::ALL.len()]);
 
 impl PathCounters {
-    /// Only the driver calls this, so a load and a store do.
+    /// A load and a store suffice, since only the engine calls this.
     pub(crate) fn add(
         &self,
         collective: Collective,

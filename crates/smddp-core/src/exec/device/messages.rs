@@ -8,37 +8,38 @@ use crate::bind::{BlockRun, BoundCall, Compression, DESCRIPTOR, IncomingMessage}
 use crate::device::reduction::Pieces;
 use crate::kernels::{decode, encode};
 
-/// Where a message is written to.
+/// Target of an outgoing message.
 pub(super) enum SendTarget {
-    /// Words in a cell: the reader copies from this rank's memory.
+    /// A descriptor in this staging slot: the reader copies from this rank's memory.
     Descriptor(*mut u8),
     Slot(usize),
 }
 
-/// Where a message lies.
+/// Location of an incoming message.
 pub(super) enum MessageSource {
     ByReference(MessageDescriptor),
-    /// A slot that this message fills from its beginning.
+    /// A pinned slot, filled by this message from its beginning.
     Slot(usize),
 }
 
-/// Words of a message by reference.
+/// Content of a message by reference.
 pub(super) struct MessageDescriptor {
     rank: usize,
-    /// The data is there when its writer's progress word has reached it.
+    /// Value of the sender's progress flag once the data is ready.
     ready_at: u64,
-    /// 0: a message without bytes.
+    /// Export token of the region; 0 for a message without bytes.
     token: u64,
     offset: u64,
-    /// The pieces lie one behind the other, as in a cell; else each block lies in the writer's buffer.
+    /// True if the pieces are contiguous; false if each block is at its place in the sender's buffer.
     packed: bool,
 }
 
-/// Copies one segment of a run from a slot to a cell, where it leaves, or back, where it arrives. In cells it may be in a format. The
-/// bytes of it there.
+/// Copies one segment of a run from a pinned slot to a staging slot (`leaves`), or back. In staging slots it may be
+/// compressed. Returns its bytes there.
 ///
 /// # Safety
-/// It lies at `from`, there is room for it at `to`, and nobody else uses that meanwhile.
+///
+/// The segment is at `from`, and `to` has memory for it. Nothing else uses either range during the call.
 pub(super) unsafe fn copy_message(
     bound: &BoundCall,
     compression: Option<&Compression>,
@@ -50,7 +51,7 @@ pub(super) unsafe fn copy_message(
     for block in run.range() {
         let bytes = bound.segment_bytes(run.buffer, block, segment);
         let in_cell = compression.map_or(bytes, |compression| compression.size(true, bytes));
-        // SAFETY: the caller's promise; what is coded is 32-bit floats.
+        // SAFETY: the caller's contract. Compressed data consists of 32-bit floats.
         unsafe {
             match compression {
                 Some(compression) if leaves => encode(compression.format, to, from, bytes / size_of::<f32>()),
@@ -66,7 +67,7 @@ pub(super) unsafe fn copy_message(
 }
 
 impl DeviceExecutor<'_> {
-    /// A message of one segment of `run`, which lies in the call's buffers.
+    /// Sends one segment of `run`, which is in the buffers of the call.
     pub(super) fn message(
         &mut self,
         (channel, send_channel): (usize, SendTarget),
@@ -101,8 +102,8 @@ impl DeviceExecutor<'_> {
         Ok(())
     }
 
-    /// (when the data is there, (number, offset, packed)): where readers find one segment of `run`. Memory that they cannot
-    /// have, or blocks that do not follow each other, are copied to where they can.
+    /// Exports one segment of `run`. Returns (value of the progress flag, (token, offset, packed)). Memory that
+    /// cannot be exported, and blocks that are not adjacent, are copied to a slab first.
     fn export_run(
         &mut self,
         run: BlockRun,
@@ -136,13 +137,13 @@ impl DeviceExecutor<'_> {
 
     pub(super) fn export_slab(&mut self, slab: Address, bytes: usize) -> Result<(u64, u64, bool), ExecError> {
         let (token, offset) = self.site.regions().export(slab, bytes)?.ok_or_else(|| {
-            ExecError::Device("this device's own memory cannot be had by other processes".to_owned())
+            ExecError::Device("memory of this device cannot be exported to other processes".to_owned())
         })?;
         Ok((token, offset, true))
     }
 
-    /// Publishes a message by reference; that of a small call when the others of the same turn are, so that the write it waits for
-    /// and this stream's own waits are one call of the driver.
+    /// Publishes a message by reference. Small calls publish all messages of one pass together, so that the flag
+    /// write and this stream's own waits take one driver call.
     pub(super) fn publish_descriptor(
         &mut self,
         channel: usize,
@@ -153,14 +154,15 @@ impl DeviceExecutor<'_> {
     ) -> Result<(), ExecError> {
         let flags = [ready_at, token, offset, u64::from(packed)];
         for (i, flag) in flags.into_iter().enumerate() {
-            // SAFETY: a cell of DESCRIPTOR bytes, ours until it is published.
+            // SAFETY: a cell of DESCRIPTOR bytes that belongs to this operation until it is published.
             unsafe { cell.cast::<u64>().add(i).write_unaligned(flag) };
         }
         self.op.unpublished.push((channel, bytes.min(DESCRIPTOR)));
         if self.site.is_small { Ok(()) } else { self.publish() }
     }
 
-    /// What a message says, or its bytes in a slot: `None` where there is no slot.
+    /// Reads the descriptor of a message, or copies the message to a pinned slot. Returns `None` if no pinned slot is
+    /// free.
     pub(super) fn take_message(
         &mut self,
         from: &IncomingMessage,
@@ -169,7 +171,7 @@ impl DeviceExecutor<'_> {
         needed: bool,
     ) -> Result<Option<MessageSource>, ExecError> {
         if self.bound.by_reference[1][from.recv_channel] {
-            // SAFETY: the message is DESCRIPTOR bytes and stays where it is until it is released.
+            // SAFETY: the message has DESCRIPTOR bytes and is valid until it is released.
             let flag = |i: usize| unsafe { message.cast::<u64>().add(i).read_unaligned() };
             let rank = self.bound.channel_layout.recv_channels[from.recv_channel].rank;
             let local = MessageDescriptor {
@@ -188,13 +190,13 @@ impl DeviceExecutor<'_> {
         self.site.handle.device.report_host_access(at as Address, bytes, true);
         let compression =
             self.bound.compression.as_ref().filter(|compression| compression.receives[from.recv_channel]);
-        // SAFETY: the message holds these elements (both ranks' sizes were held against each other) and stays until it is
-        // released; no stream uses the slot.
+        // SAFETY: the message holds these elements (the sizes of both ranks were compared) and is valid until it is
+        // released. No stream uses the slot.
         unsafe { copy_message(self.bound, compression, (from.message, segment), false, (message, at)) };
         Ok(Some(MessageSource::Slot(slot)))
     }
 
-    /// Where the first `blocks` blocks that are taken of a message lie; the stream waits until they do.
+    /// Returns the pieces of the first `blocks` taken blocks of a message. Orders the stream after their data.
     pub(super) fn sources(
         &mut self,
         origin: &MessageSource,
@@ -227,10 +229,10 @@ impl DeviceExecutor<'_> {
                 let mapping = self.site.import(local.rank, local.token, number).map_err(ExecError::Peer)?;
                 let step = if local.packed { 0 } else { segment * self.bound.choice.segment };
                 let whole = |block: usize| if local.packed { piece(block) } else { length(block) };
-                // The offset is another process's word.
+                // The offset comes from another process and is not trusted.
                 let outside = || {
                     let (rank, offset) = (local.rank, local.offset);
-                    ExecError::Peer(format!("rank {rank} names memory at {offset}, outside of what it lends"))
+                    ExecError::Peer(format!("rank {rank} sent offset {offset}, which is outside of its exported memory"))
                 };
                 let mut at = (0..from.before).map(whole).sum::<usize>();
                 taken

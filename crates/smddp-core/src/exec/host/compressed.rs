@@ -1,8 +1,8 @@
-//! The executor where elements travel between nodes in a format: 32-bit floats that are coded as they leave the node, and decoded
-//! where they arrive.
+//! Executor for calls with compression between nodes: 32-bit floats are encoded when they leave the node, and decoded
+//! on arrival.
 //!
-//! Inside a node they are as they are. What all ranks are to have alike is rounded by the rank that has or makes it, for
-//! itself, too, before it goes anywhere; whoever codes it again changes nothing.
+//! Inside a node, elements are sent unchanged. If all ranks receive the same data, the rank that owns or computes it
+//! first rounds it, also in its own buffer. Encoding it again is then exact.
 
 use std::mem::MaybeUninit;
 
@@ -13,9 +13,8 @@ use crate::bind::{BlockRun, Compression, IncomingMessage, Reduce};
 use crate::exec::walk::{Execution, StepExecutor, StepResult, with_buffer};
 use crate::kernels::{copy, copy_tee, decode, encode, round};
 
-/// Bytes of a float.
 const FLOAT_BYTES: usize = size_of::<f32>();
-/// Elements that are reduced at a time, from and in the first cache: whole groups of any format.
+/// Elements reduced at a time, so that they stay in the first-level cache. A multiple of the group of every format.
 const CHUNK: usize = 1024;
 
 pub(super) struct CompressedHost<'a, 'b> {
@@ -59,9 +58,9 @@ impl StepExecutor for CompressedHost<'_, '_> {
             let from = self.host.address(source, source.block + i, segment) as *const u8;
             let dst = tee.map(|tee| self.host.address(tee, tee.block + i, segment) as *mut u8);
             let (to, n) = (cell.wrapping_add(at), bytes / FLOAT_BYTES);
-            // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `dst` lie in the call's buffers, valid
-            // and exclusively ours until the operation is over, and are the same or do not overlap. This thread owns the
-            // operation.
+            // SAFETY: the cell belongs to this operation and holds the message (bind sized it). `from` and `dst` are
+            // in the buffers of the call, which only this thread accesses until the operation is over. They are equal
+            // or do not overlap.
             unsafe {
                 match (remote, rounds) {
                     (true, _) => encode(format, to, from, n),
@@ -100,8 +99,9 @@ impl StepExecutor for CompressedHost<'_, '_> {
             let dst = self.host.address(to, block, segment) as *mut u8;
             let (piece, n) = (message.wrapping_add(source_offset), bytes / FLOAT_BYTES);
             let cell = cell.map(|cell| cell.wrapping_add(sent_bytes));
-            // SAFETY: the message stays where it is until it is released and holds these elements in this form (the writer's and
-            // our sizes were held against each other); `dst` lies in the call's buffers; the cell is ours. None overlap.
+            // SAFETY: the message is valid until it is released and holds these elements in this form (the sizes of
+            // sender and receiver were compared). `dst` is in the buffers of the call; the cell belongs to this
+            // operation. None overlap.
             unsafe {
                 match (compressed_in, cell) {
                     (false, None) => copy(dst, piece, bytes, stream),
@@ -156,7 +156,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
                 let to = forward_slot
                     .map(|(channel, cell)| (cell.wrapping_add(sent_bytes), self.compression.sends[channel]));
                 self.combine(step, sources, step.keep.then_some(out), to, bytes / FLOAT_BYTES);
-                // The next block lies behind this one in every message.
+                // In every message, the next block follows this one.
                 for (source, compressed) in sources.iter_mut() {
                     *source = source.wrapping_add(self.compression.size(*compressed, bytes));
                 }
@@ -178,7 +178,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
             let n = self.host.bound.segment_bytes(source.buffer, block, segment) / FLOAT_BYTES;
             let from = self.host.address(source, block, segment) as *const u8;
             let dst = self.host.address(to, dst, segment) as *mut u8;
-            // SAFETY: both lie in the call's buffers; they may be the same, never overlap otherwise.
+            // SAFETY: both ranges are in the buffers of the call. They are equal or do not overlap.
             unsafe { round(self.compression.format, dst, from, n) };
         }
         Ok(())
@@ -186,7 +186,7 @@ impl StepExecutor for CompressedHost<'_, '_> {
 }
 
 impl CompressedHost<'_, '_> {
-    /// One block of a result, from sources that are coded or not, to where it is kept and a cell that is coded or not.
+    /// Reduces one block, from sources that may be compressed, to `out` and to a slot that may be compressed.
     fn combine(
         &self,
         step: &Reduce,
@@ -204,9 +204,10 @@ impl CompressedHost<'_, '_> {
         let none = std::ptr::null_mut();
         for first in (0..n).step_by(CHUNK) {
             let count = CHUNK.min(n - first);
-            // SAFETY: every source holds `n` elements in its form (messages until they are released, own blocks in the call's
-            // buffers), and so do the call's output and our cell; `sum` and `decoded` have room for a piece. A piece of a format
-            // begins at whole groups. The output may be one of the sources exactly, which have been read when it is written.
+            // SAFETY: every source holds `n` elements in its form: messages until they are released, own blocks in
+            // the buffers of the call. The call's output and the operation's cell do, too. `sum` and `decoded` hold a
+            // chunk. A chunk starts at a whole group of the format. The output may equal one of the sources, which
+            // has been read when the output is written.
             unsafe {
                 let plain = |&(source, compressed): &(*const u8, bool), scratch: *mut u8| {
                     if compressed {

@@ -1,4 +1,4 @@
-//! What the recorder has, as JSON and as a file.
+//! Dumps of the recorder: JSON, and files.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -21,7 +21,8 @@ pub(super) fn main_thread_location() -> String {
     smddp_transport::process::whereabouts()
 }
 
-/// This process with its groups; `with_operations`: with every operation that is kept, else with the present and the last one.
+/// Returns the state of this process and its groups. `with_operations`: all recorded operations, else only the
+/// present and the last one.
 pub(super) fn process(with_operations: bool) -> Value {
     let clock = Clock::now();
     let launch = Config::get().ok().and_then(|config| config.launch.rank.clone());
@@ -106,8 +107,8 @@ fn operation(snapshot: &RecorderSnapshot, clock: &Clock) -> Value {
     })
 }
 
-/// Has a thread of its own do what [`write`] does, where SMDDP_DUMP_DIR says so: the caller answers for this process, and a
-/// disk may be slow. While one is at it, there is nothing to add.
+/// Runs [`write`] on a separate thread, if SMDDP_DUMP_DIR is set: the caller answers status queries, and a disk may
+/// be slow. Does nothing while an earlier write is running.
 pub(super) fn write_soon() {
     let Some(folder) = Config::get().ok().and_then(|config| config.dump_dir.clone()) else { return };
     let requested = &WRITING.get().requested;
@@ -132,9 +133,9 @@ struct Writing {
 
 static WRITING: PerProcess<Writing> = PerProcess::new();
 
-/// Leaves all that is kept in a file of that folder, whole or not at all: a group has failed.
+/// Writes a dump of this process to `folder` after a failure. The file is complete or absent.
 pub(crate) fn write(folder: &Path) {
-    // The newest is the last one.
+    // One write at a time; the last file is the newest.
     let _one = lock(&WRITING.get().now);
     let name = format!("smddp-{}-{}.json", smddp_transport::host_name(), std::process::id());
     let (path, part) = (folder.join(&name), folder.join(format!(".{name}.part")));
@@ -142,9 +143,9 @@ pub(crate) fn write(folder: &Path) {
         .and_then(|()| std::fs::write(&part, process(true).to_string()))
         .and_then(|()| std::fs::rename(&part, &path));
     match written {
-        Ok(()) => log::say(Level::Info, &format!("what led to it is in {}", path.display())),
+        Ok(()) => log::say(Level::Info, &format!("wrote the recorder dump to {}", path.display())),
         Err(error) => {
-            // A partial file is of no use. It may not exist.
+            // Removes the partial file, which may not exist.
             let _ = std::fs::remove_file(&part);
             log::say(Level::Warn, &format!("SMDDP_DUMP_DIR: {}: {error}", path.display()));
         }
@@ -156,10 +157,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dump_that_cannot_be_written_leaves_no_partial_file() {
+    fn failed_dump_leaves_no_partial_file() {
         let folder = std::env::temp_dir().join(format!("smddp-test-dump-{}", std::process::id()));
         let name = format!("smddp-{}-{}.json", smddp_transport::host_name(), std::process::id());
-        // A folder with contents cannot be replaced.
+        // A file cannot replace a folder with contents.
         std::fs::create_dir_all(folder.join(&name).join("inside")).unwrap();
         write(&folder);
         let left: Vec<_> =

@@ -1,4 +1,4 @@
-//! An entry of one of a group's two rings, which says what its header means.
+//! Recorded entries with the meaning of their fingerprints.
 
 use super::ring::{Entry, Outcome, Ring};
 use crate::call::fingerprint;
@@ -17,17 +17,17 @@ impl RecorderSnapshot {
         }
     }
 
-    /// Whether it is the call by which a rank leaves: what was before that says more.
+    /// Returns true for the call by which a rank leaves. Earlier calls are more informative.
     fn is_leaving(&self) -> bool {
         matches!(self, Self::Collective(entry) if fingerprint::is_leaving(entry.fingerprint))
     }
 
-    /// What says more of what came last: by calls of the program, and by time.
+    /// Sort key of the most informative last call: calls of the program first, then by time.
     pub(super) fn order(&self) -> (bool, u64) {
         (!self.is_leaving(), self.entry().ended)
     }
 
-    /// "all_reduce #1531", "send #3 to rank 1", or the call by which a rank leaves.
+    /// Name and number: "all_reduce #1531", "send #3 to rank 1", or the call by which a rank leaves.
     pub(super) fn call_name(&self) -> String {
         match self {
             Self::Collective(entry) => match fingerprint::collective(entry.fingerprint) {
@@ -42,7 +42,7 @@ impl RecorderSnapshot {
         }
     }
 
-    /// The same with what it moves.
+    /// Call with its dtype and element count.
     pub(super) fn call(&self) -> String {
         match self {
             Self::Collective(entry) => fingerprint::call(entry.fingerprint),
@@ -52,7 +52,7 @@ impl RecorderSnapshot {
     }
 }
 
-/// Of a ring, what ended last and what has waited longest.
+/// Returns the last operation of a ring that ended, and the longest pending one.
 pub(super) fn now(
     ring: &Ring,
     kind: fn(Entry) -> RecorderSnapshot,
