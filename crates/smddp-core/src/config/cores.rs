@@ -1,4 +1,4 @@
-//! Cores of this host, and the ranks that share them.
+//! Cores of this host, and the number of ranks that share them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

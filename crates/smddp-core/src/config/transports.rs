@@ -1,4 +1,4 @@
-//! What the settings leave between nodes: found out by looking, for `smddp info` and for what a transport may use.
+//! Transport options of the settings, and the transport that they select between nodes, for `smddp info`.
 
 use smddp_transport::fabric::{
     self,
@@ -10,7 +10,7 @@ use smddp_transport::joint::{InterNode, TransportOptions, may_have_efa};
 use super::Config;
 
 impl Config {
-    /// What the transports may use.
+    /// Returns the options of the transports.
     pub(crate) fn transport_options(&self) -> TransportOptions {
         TransportOptions {
             staging: self.staging,
@@ -28,7 +28,7 @@ impl Config {
         }
     }
 
-    /// What serves between nodes, in words; the error says why nothing does.
+    /// Describes the transport between nodes. The error gives the reason if none is available.
     pub fn between_nodes(&self) -> std::result::Result<String, String> {
         let (names, way) = match self.between {
             InterNode::Nothing => return Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
@@ -46,7 +46,7 @@ impl Config {
         }
     }
 
-    /// What `SMDDP_REQUIRE` may call it, and what it is.
+    /// Returns the names that `SMDDP_REQUIRE` accepts for TCP, and its description.
     fn tcp_description(&self) -> std::result::Result<(Vec<String>, String), String> {
         let choice = interface::choose(&self.interface, self.family).map_err(|error| error.to_string())?;
         let warning = if choice.loopback { "; other hosts cannot reach it" } else { "" };
@@ -60,7 +60,7 @@ impl Config {
         Ok((vec!["fabric".to_owned(), provider], lines.join("; ")))
     }
 
-    /// What libfabric offers here and why it is taken or not, in lines.
+    /// Describes the libfabric provider and the reason for its choice, in lines.
     pub fn fabric(&self) -> std::result::Result<Vec<String>, String> {
         let (choice, lines) = self.choose_fabric();
         choice.map(|_| lines).map_err(|error| error.to_string())

@@ -1,4 +1,4 @@
-//! How settings are read, and how those that ranks share are written: what means the same is written alike.
+//! Parsers of setting values, and their canonical text. Equal values of settings that ranks share have equal texts.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use smddp_transport::joint::InterNode;
 use crate::config::files;
 use crate::log::Level;
 
-/// A value, or what is wanted instead of the text.
+/// A value, or the description of the expected value.
 type Read<T> = Result<T, String>;
 
-/// More than any machine has: what is derived from a size stays a size.
+/// Maximum size in bytes. Values derived from a size cannot overflow.
 const MAX_BYTES: usize = 1 << 40;
 
-/// "64M", "4096", "1g".
+/// Parses a size such as "64M", "4096" or "1g".
 pub fn parse_bytes(text: &str) -> Option<usize> {
     let text = text.trim();
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
@@ -40,7 +40,7 @@ pub(super) fn bytes(least: usize) -> impl Fn(&str) -> Read<usize> {
     }
 }
 
-/// `None` where nothing is said.
+/// Returns `None` for an empty value.
 pub(super) fn optional<T>(read: impl Fn(&str) -> Read<T>) -> impl Fn(&str) -> Read<Option<T>> {
     move |text| (!text.is_empty()).then(|| read(text)).transpose()
 }
@@ -57,10 +57,10 @@ pub(super) fn algorithm(text: &str) -> Read<Algorithm> {
     Algorithm::from_name(&text.to_ascii_lowercase()).ok_or_else(names)
 }
 
-/// Largest file of a tuning table. It travels in address records, whose bound is smaller.
+/// Maximum bytes of a file with a tuning table. Address records carry the table and have a lower limit.
 const MAX_TABLE: usize = 1 << 20;
 
-/// A table says which algorithm, a file has a name.
+/// Parses a tuning table, or reads it from a file. A table contains ":@".
 pub(super) fn tune(text: &str) -> Read<Table> {
     let lines = match text.is_empty() || text.contains(":@") {
         true => text.to_owned(),
@@ -70,7 +70,7 @@ pub(super) fn tune(text: &str) -> Read<Table> {
     Table::parse(&lines).map_err(|e| e.to_string())
 }
 
-/// A bounded number of them.
+/// Number of recorded operations.
 pub(super) fn operations(text: &str) -> Read<usize> {
     let found = text.parse().ok().filter(|&number| number <= 1 << 20);
     found.ok_or_else(|| format!("a number from 0 to {}", 1 << 20))
@@ -83,7 +83,7 @@ pub(super) fn up_to_64(text: &str) -> Read<usize> {
         .ok_or_else(|| "a number from 1 to 64".to_owned())
 }
 
-/// Longest time that a setting may give. A larger one cannot be added to every clock.
+/// Maximum time of a setting. A larger value would overflow when added to a clock.
 const MAX_TIME: Duration = Duration::from_secs(1_000_000_000);
 
 pub(super) fn micros(text: &str) -> Read<Duration> {
@@ -100,7 +100,7 @@ pub(super) fn at_least_one_second(text: &str) -> Read<Duration> {
     seconds(text).ok().filter(|time| time.as_secs() > 0).ok_or_else(|| "seconds, 1 or more".to_owned())
 }
 
-/// A port, after an address or alone.
+/// A port, alone or after an address.
 pub(super) fn port(text: &str) -> Read<String> {
     let number = text.rsplit_once(':').map_or(text, |(_, number)| number);
     let found = number.parse::<u16>().map(|_| text.to_owned());
@@ -111,10 +111,10 @@ pub(super) fn interface_filter(text: &str) -> Read<InterfaceFilter> {
     Ok(InterfaceFilter { value: optional(unchanged)(text)?, from: interface::NAMES[0] })
 }
 
-/// A setting with a few values, each with a name.
+/// A setting with a few named values.
 pub(super) trait NamedValue: Copy + PartialEq + 'static {
     const NAMES: &'static [(&'static str, Self)];
-    /// Names that other libraries use, each with the equivalent name.
+    /// Names that other libraries use, each with its equivalent here.
     const FOREIGN: &'static [(&'static str, &'static str)] = &[];
 }
 
@@ -150,10 +150,10 @@ impl NamedValue for SingleCopy {
         &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
 }
 
-/// Groups whose reductions are in canonical order.
+/// Groups that use the canonical order of reductions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CanonicalOrder {
-    /// Sibling groups that nodes divide differently.
+    /// Only sibling groups that nodes divide differently.
     Auto,
     Never,
     Always,
@@ -164,12 +164,12 @@ impl NamedValue for CanonicalOrder {
         &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
 }
 
-/// How device memory goes within a node.
+/// Path of device memory within a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DevicePath {
-    /// By reference where that is possible.
+    /// By reference if possible.
     Auto,
-    /// By reference, or not at all.
+    /// By reference, or an error.
     Reference,
     /// Through pinned host memory.
     Host,
@@ -225,7 +225,7 @@ macro_rules! to_setting {
 }
 
 to_setting! {
-    /// With the largest unit that leaves no remainder.
+    /// Uses the largest unit without a remainder.
     usize: |bytes| {
         let units = [(30, "G"), (20, "M"), (10, "K")];
         let unit = units.into_iter().find(|(shift, _)| *bytes > 0 && bytes.is_multiple_of(1 << shift));
@@ -233,7 +233,7 @@ to_setting! {
     };
     String: |text| text.clone();
     Algorithm: |algorithm| algorithm.name().to_owned();
-    /// A file's name says nothing of what is in it.
+    /// The content of the table: a file name does not identify it.
     Table: |table| table.to_string();
     Formats: |formats| formats.to_string();
     Network: |network| {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_mean_the_same_are_the_same() {
+    fn equivalent_values_have_equal_texts() {
         for (name, one, other) in [
             ("SMDDP_STAGING_BYTES", "64M", "67108864"),
             ("SMDDP_STAGING_BYTES", "64M", " 64 m "),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_that_ranks_share_is_compared_by_its_value() {
+    fn every_shared_setting_is_compared_by_value() {
         for (name, value) in [
             ("SMDDP_STAGING_BYTES", "32M"),
             ("SMDDP_ALGO", "ring"),
@@ -296,6 +296,6 @@ mod tests {
                 usual.iter().zip(&other).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
             assert_eq!(differ, [name]);
         }
-        assert_eq!(with(&[]).len(), 15, "a setting that no line above tries");
+        assert_eq!(with(&[]).len(), 15, "a shared setting is missing in the list above");
     }
 }
