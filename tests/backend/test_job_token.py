@@ -78,8 +78,8 @@ def a_different_file_is_reported_on_all_ranks() -> None:
 def a_file_that_cannot_be_used_is_named() -> None:
     bad: list[tuple[Callable[[], None], str]] = [
         (lambda: mine().unlink(), "cannot be read"),
-        (lambda: write(mine(), ""), "32 bytes at least, and it has 0"),
-        (lambda: write(mine(), SECRET, 0o644), "mode is 644: chmod 600"),
+        (lambda: write(mine(), ""), "expected at least 32 bytes, found 0"),
+        (lambda: write(mine(), SECRET, 0o644), "mode 644: chmod 600"),
     ]
     for spoil, words in bad:
         dist.barrier()

@@ -1,6 +1,6 @@
 //! A call on a described cluster, with the engine's decisions.
 
-use smddp_core::preview::{Absent, Imagined};
+use smddp_core::preview::{HypotheticalCall, HypotheticalGroup};
 use smddp_core::{Collective, Config, DType};
 use smddp_plan::sim::{Cluster, Job, SearchResult, search};
 use smddp_plan::{Algorithm, Memory};
@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 
 pub(crate) struct SimulatedCall<'a> {
     cluster: &'a Cluster,
-    call: Imagined,
+    call: HypotheticalCall,
     config: Config,
 }
 
@@ -36,7 +36,11 @@ impl<'a> SimulatedCall<'a> {
         let dtype = if half { DType::F16 } else { DType::F32 };
         // Ranks without shared host memory use device memory.
         let memory = if cluster.local_multicast { Memory::Host } else { Memory::Reference };
-        let call = Imagined { root, memory, ..Imagined::new(collective, dtype, bytes, cluster.size()) };
+        let call = HypotheticalCall {
+            root,
+            memory,
+            ..HypotheticalCall::new(collective, dtype, bytes, cluster.size())
+        };
         Self { cluster, call, config }
     }
 
@@ -57,8 +61,8 @@ impl<'a> SimulatedCall<'a> {
         Err(Error::Usage(format!("{} does not support {name} on this cluster", algorithm.name())))
     }
 
-    fn group(&self) -> Absent<'_> {
-        Absent::new(self.cluster.topology(), self.cluster.network_model(), &self.config)
+    fn group(&self) -> HypotheticalGroup<'_> {
+        HypotheticalGroup::new(self.cluster.topology(), self.cluster.network_model(), &self.config)
     }
 
     /// Returns the engine's plan.
@@ -70,7 +74,7 @@ impl<'a> SimulatedCall<'a> {
     /// Returns the alternatives to the engine's plan.
     pub(crate) fn alternatives(&self) -> SearchResult {
         let group = self.group();
-        let (shape, group, settings) = group.question(&self.call);
+        let (shape, group, settings) = group.planner_request(&self.call);
         search(self.cluster, &shape, self.call.root, &group, &settings)
     }
 }
@@ -131,12 +135,12 @@ mod tests {
         let (group, node_of) = (call.group(), call.cluster.node_of());
         let (mut messages, mut bytes, mut local) = (0, vec![0; call.cluster.nodes()], 0);
         for rank in 0..call.cluster.size() {
-            for written in group.written(rank, &call.call).ok()? {
+            for send_channels in group.send_channels(rank, &call.call).ok()? {
                 let remote =
-                    written.readers.iter().filter(|&&reader| node_of[reader] != node_of[rank]).count();
-                messages += remote as u64 * written.messages;
-                bytes[node_of[rank]] += remote as u64 * written.bytes;
-                local += if remote < written.readers.len() { written.messages } else { 0 };
+                    send_channels.readers.iter().filter(|&&reader| node_of[reader] != node_of[rank]).count();
+                messages += remote as u64 * send_channels.messages;
+                bytes[node_of[rank]] += remote as u64 * send_channels.bytes;
+                local += if remote < send_channels.readers.len() { send_channels.messages } else { 0 };
             }
         }
         Some((messages, bytes, local))

@@ -1,10 +1,10 @@
-//! What unit tests share: a rank whose mates never come.
+//! Fixture of unit tests: a group of one rank whose peers never join.
 
 use smddp_transport::Group;
 use smddp_transport::interface::{AddressFamily, InterfaceFilter};
 use smddp_transport::joint::{InterNode, Prepared, TransportOptions};
 
-/// Rank 0 of so many, all on this node.
+/// Returns rank 0 of a group of `size` ranks on this node.
 pub(crate) fn group(size: usize) -> Group {
     let means = TransportOptions {
         staging: 4 << 20,

@@ -1,4 +1,4 @@
-//! What people and other ranks say, made of arbitrary bytes. See `fuzz/`.
+//! Fuzz targets for settings and for data of other ranks; see `fuzz/`.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use smddp_transport::interface::{self, Interface, choose_from};
 use crate::config::network;
 use crate::config::{Config, SETTINGS};
 
-/// Values of settings: one a line, behind a byte that says which.
+/// Parses settings: one per line, after a byte that selects the name.
 pub fn settings(bytes: &[u8]) {
     let names: Vec<&str> = SETTINGS
         .iter()
@@ -20,13 +20,13 @@ pub fn settings(bytes: &[u8]) {
         let Some((which, value)) = line.split_first() else { continue };
         let (name, value) =
             (names[usize::from(*which) % names.len()], String::from_utf8_lossy(value).into_owned());
-        // What is no table is a file's name.
+        // A value that is not a table is a file name.
         if name != "SMDDP_TUNE" || value.contains(":@") {
             values.insert(name, value);
         }
     }
     let Ok(config) = Config::read(|name| values.get(name).cloned()) else { return };
-    let _ = config.means();
+    let _ = config.transport_options();
     for bytes in [config.staging, config.segment.unwrap_or_default(), config.stream] {
         assert!(bytes <= 1 << 40, "{bytes}");
     }
@@ -51,9 +51,9 @@ pub fn settings(bytes: &[u8]) {
     }
 }
 
-/// What other ranks' cards say of the network, one note of 24 bytes behind the other.
+/// Combines network models of other ranks, 24 bytes each.
 pub fn user_data(bytes: &[u8]) {
-    if let Some(network) = network::noted(bytes.chunks(24)) {
+    if let Some(network) = network::combine_estimates(bytes.chunks(24)) {
         for figure in [network.latency_ns, network.message_ns, network.bytes_per_ns] {
             assert!(figure.is_finite() && figure >= 0.0, "{network:?}");
         }
@@ -70,7 +70,7 @@ mod tests {
     use super::over::{MANY, over};
 
     #[test]
-    fn settings_of_any_bytes_are_read_or_refused() {
+    fn arbitrary_settings_are_parsed_or_rejected() {
         over("settings", super::settings, MANY);
     }
 

@@ -1,4 +1,4 @@
-//! What the engine would do in a group that need not exist: the same key, site and binding, without ranks.
+//! Preview of the engine's decisions for a hypothetical group: the same keys, binding and planner, without ranks.
 
 use std::sync::{Arc, OnceLock};
 
@@ -6,15 +6,15 @@ use smddp_plan::{Collective, Counts, Decision, GroupShape, Memory, Network, Sett
 use smddp_transport::shm::SLOT_BYTES;
 use smddp_transport::{Routes, SendChannel};
 
-use crate::bind::{GroupFacts, bind, decided, described};
+use crate::bind::{GroupFacts, bind, describe_decision, plan_decision};
 use crate::call::key::Key;
 use crate::call::types::{DType, RedOp};
 use crate::config::Config;
 use crate::error::Result;
 
-/// A call on buffers that need not exist.
+/// A call on hypothetical buffers.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Imagined {
+pub struct HypotheticalCall {
     pub collective: Collective,
     pub dtype: DType,
     pub counts: Counts,
@@ -22,8 +22,8 @@ pub struct Imagined {
     pub memory: Memory,
 }
 
-impl Imagined {
-    /// On a whole buffer of `bytes`, as nccl-tests counts.
+impl HypotheticalCall {
+    /// Creates a call on a whole buffer of `bytes`, as nccl-tests counts them.
     pub fn new(collective: Collective, dtype: DType, bytes: usize, size: usize) -> Self {
         let counts = Counts::of_buffer(collective, bytes / dtype.size(), size);
         Self { collective, dtype, counts, root: 0, memory: Memory::Host }
@@ -39,29 +39,29 @@ impl Imagined {
             counts: self.counts.clone(),
             memory: self.memory,
             site: 0,
-            exact: false,
+            lossless: false,
         }
     }
 }
 
-/// A group that need not exist.
-pub struct Absent<'a> {
+/// A hypothetical group.
+pub struct HypotheticalGroup<'a> {
     facts: GroupFacts,
     config: &'a Config,
 }
 
-impl<'a> Absent<'a> {
-    /// `network` counts between nodes; a group of one node has shared memory's slots.
+impl<'a> HypotheticalGroup<'a> {
+    /// Creates a group. `network` applies between nodes; a group on one node uses the slots of shared memory.
     pub fn new(topology: Topology, network: Network, config: &'a Config) -> Self {
         let slot = if topology.nodes() > 1 { 0 } else { SLOT_BYTES };
-        // Nothing goes any way.
-        let reach = Arc::new(Routes::local(0, topology.size()));
+        // No data is sent, so any routes suffice.
+        let routes = Arc::new(Routes::local(0, topology.size()));
         Self {
             facts: GroupFacts {
                 rank: 0,
                 topology,
                 slot,
-                reach,
+                routes,
                 assumed: network,
                 network: OnceLock::new(),
                 canonical: OnceLock::new(),
@@ -70,26 +70,27 @@ impl<'a> Absent<'a> {
         }
     }
 
-    /// What every rank decides about the call.
-    pub fn decide(&self, call: &Imagined) -> Decision {
-        decided(&call.key(), &self.facts, self.config)
+    /// Returns the decision that every rank makes for the call.
+    pub fn decide(&self, call: &HypotheticalCall) -> Decision {
+        plan_decision(&call.key(), &self.facts, self.config)
     }
 
-    /// What the planner is asked about the call, for whoever wants to know what else it could have said.
-    pub fn question(&self, call: &Imagined) -> (Shape, GroupShape<'_>, Settings<'_>) {
+    /// Returns the planner's input for the call, for callers that compare other choices.
+    pub fn planner_request(&self, call: &HypotheticalCall) -> (Shape, GroupShape<'_>, Settings<'_>) {
         (call.key().shape(), self.facts.group(), self.config.plans())
     }
 
-    /// What it decides in words, as [`crate::Communicator::path`] has it.
-    pub fn path(&self, way: &str, call: &Imagined) -> String {
-        described(way, &self.decide(call))
+    /// Describes the decision like [`crate::Communicator::path`].
+    pub fn path(&self, variant: &str, call: &HypotheticalCall) -> String {
+        describe_decision(variant, &self.decide(call))
     }
 
-    /// What `rank` would write, channel by channel.
+    /// Returns the send channels of `rank`, with their messages and bytes.
     ///
     /// # Errors
-    /// Where the call cannot be bound.
-    pub fn written(&self, rank: usize, call: &Imagined) -> Result<Vec<SendChannel>> {
+    ///
+    /// If the call cannot be bound.
+    pub fn send_channels(&self, rank: usize, call: &HypotheticalCall) -> Result<Vec<SendChannel>> {
         let facts = GroupFacts { rank, ..self.facts.clone() };
         Ok(Arc::unwrap_or_clone(bind(&call.key(), &facts, self.config)?.channel_layout).send_channels)
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::means;
 
-use smddp_core::preview::{Absent, Imagined};
+use smddp_core::preview::{HypotheticalCall, HypotheticalGroup};
 use smddp_core::{Collective, Communicator, Config, DType, Network};
 use smddp_plan::Topology;
 use smddp_transport::joint::Prepared;
@@ -25,11 +25,11 @@ fn preview_agrees_with_a_real_group() {
         let infos = prepared.iter().map(|prepared| prepared.rank_info().clone()).collect();
         let link = prepared.into_iter().next().unwrap().connect(infos).unwrap().group;
         let group = Communicator::over(link, &labels, "preview", Duration::from_secs(60));
-        let absent = Absent::new(Topology::from_labels(&labels), Network::ASSUMED, config);
+        let absent = HypotheticalGroup::new(Topology::from_labels(&labels), Network::ASSUMED, config);
         for collective in Collective::ALL {
             for bytes in [0, 4, 64, 1 << 10, 100_000, 16 << 20] {
                 for dtype in [DType::F32, DType::BF16] {
-                    let call = Imagined::new(collective, dtype, bytes, labels.len());
+                    let call = HypotheticalCall::new(collective, dtype, bytes, labels.len());
                     let previewed = absent.path(&group.way(), &call);
                     assert_eq!(
                         group.path(collective, dtype, bytes),

@@ -84,7 +84,7 @@ fn devices_are_described_and_counted_like_in_torch() {
         let device = cuda.device(0).unwrap();
         assert!(device.describe().starts_with("Fake GPU 2, "), "{}", device.describe());
         assert!(device.describe().ends_with("CUDA 13.0"), "{}", device.describe());
-        assert_eq!((device.ordinal(), device.no_words()), (0, None));
+        assert_eq!((device.ordinal(), device.mem_ops_error()), (0, None));
         assert_eq!(cuda.device(1).unwrap().uuid(), *b"fake-cuda-gpu-00");
         let error = cuda.device(2).err().unwrap().to_string();
         assert!(error.contains("CUDA device 2 does not exist: this process sees 2"), "{error}");

@@ -271,7 +271,7 @@ fn missing_stream_memory_operations_are_reported() {
     for settings in [("FAKE_CUDA_NO_MEMOPS", "1"), ("FAKE_CUDA_VERSION", "11060")] {
         in_child(name, &[settings], || {
             let device = device(0);
-            let why = device.no_words().unwrap();
+            let why = device.mem_ops_error().unwrap();
             assert!(why.contains("no 64-bit stream memory operations"), "{why}");
             // SAFETY: nothing is enqueued.
             let error = unsafe { device.write_word(device.create_stream().unwrap(), 8, 1) }.unwrap_err();

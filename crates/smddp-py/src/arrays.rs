@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use smddp_core::duration as seconds;
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp, Stream};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, DeviceStream, Options, RedOp, Stream};
 
 use crate::arguments::{
     counts_of, dst_of, pair_of_counts_of, root_of, src_of, stream_of, tag_of, timeout_of,
@@ -90,7 +90,7 @@ impl Arrays {
             if device >= 0 {
                 let device =
                     py.detach(|| smddp_core::device::device(device)).map_err(|error| raise(py, error))?;
-                options.on = Some(On { device, stream: Stream(how.stream.unwrap_or(0)) });
+                options.on = Some(DeviceStream { device, stream: Stream(how.stream.unwrap_or(0)) });
             }
             let call = Sendable(&call);
             // SAFETY: `keep` keeps the arrays and their addresses valid until the call is done.

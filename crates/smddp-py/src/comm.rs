@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use smddp_core::{Call, Collective, Communicator, DType, Known, On, Options, RedOp, Stream};
+use smddp_core::{Call, Collective, Communicator, DType, DeviceStream, Known, Options, RedOp, Stream};
 use smddp_rendezvous::{LaunchEnvironment, RendezvousAddress};
 
 use crate::arguments::{color_of, key_of};
@@ -135,7 +135,7 @@ impl Comm {
         let call = Sendable(&call);
         if device >= 0 {
             let on = py.detach(|| smddp_core::device::device(device)).map_err(|error| raise(py, error))?;
-            options.on = Some(On { device: on, stream: Stream(stream) });
+            options.on = Some(DeviceStream { device: on, stream: Stream(stream) });
         }
         if asynchronous || device >= 0 {
             // The GIL is released, because this call already transfers data if it can.
@@ -249,7 +249,7 @@ impl Comm {
     /// Returns the raw handle of the group's stream on a device. The first call on a device is collective.
     fn device_stream(&self, py: Python<'_>, device: i32) -> PyResult<u64> {
         waited(py, || {
-            let on = On { device: smddp_core::device::device(device)?, stream: Stream(0) };
+            let on = DeviceStream { device: smddp_core::device::device(device)?, stream: Stream(0) };
             self.comm.prepare_device(&on)
         })?;
         let stream = py.detach(|| self.comm.on_device(device)).map(|(stream, _)| stream.0);
@@ -280,10 +280,10 @@ impl Comm {
             .map(|t| {
                 (
                     smddp_core::name_of(t.collective),
-                    smddp_core::variant_name(t.way),
+                    smddp_core::variant_name(t.variant),
                     t.operations,
                     t.bytes,
-                    t.crossed,
+                    t.internode_bytes,
                 )
             })
             .collect()

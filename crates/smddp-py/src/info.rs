@@ -17,10 +17,10 @@ pub(crate) fn settings() -> Vec<(String, String, String, String, String)> {
     SETTINGS
         .iter()
         .map(|s| {
-            let given = s.given();
-            let source = if given.is_some() { "environment" } else { "default" };
-            let value = given.unwrap_or_else(|| s.default.to_owned());
-            (s.name.to_owned(), value, s.default.to_owned(), source.to_owned(), s.what.to_owned())
+            let environment_value = s.environment_value();
+            let source = if environment_value.is_some() { "environment" } else { "default" };
+            let value = environment_value.unwrap_or_else(|| s.default.to_owned());
+            (s.name.to_owned(), value, s.default.to_owned(), source.to_owned(), s.description.to_owned())
         })
         .collect()
 }
@@ -70,7 +70,7 @@ fn single_copy(setting: SingleCopy) -> &'static str {
 #[pyo3(signature = (start=true))]
 pub(crate) fn cuda(py: Python<'_>, start: bool) -> PyResult<Bound<'_, PyDict>> {
     let probed = py.detach(|| {
-        let (major, minor) = smddp_core::device::look_for_cuda()?;
+        let (major, minor) = smddp_core::device::cuda_version()?;
         let mut devices = Vec::new();
         if start {
             let cuda = smddp_core::device::cuda()?;
@@ -171,5 +171,5 @@ pub(crate) fn bench_main(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
 /// Sets whether this thread's collectives transfer elements between nodes without a lossy format. Returns the previous value.
 #[pyfunction]
 pub(crate) fn set_exact(exact: bool) -> bool {
-    smddp_core::set_exact(exact)
+    smddp_core::set_lossless(exact)
 }

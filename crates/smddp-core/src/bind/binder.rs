@@ -6,11 +6,11 @@ use std::sync::Arc;
 use smddp_plan::{Buffer, Collective, Decision, Program, Source, Span, Step};
 use smddp_transport::{Channels, RecvChannel, RoutedChannels, SendChannel};
 
-use super::{Act, Bound, Coding, Direct, GroupFacts, Incoming, Reduce, Run};
+use super::{BlockRun, BoundCall, BoundStep, Compression, GroupFacts, IncomingMessage, Reduce, ZeroCopy};
 use crate::call::fingerprint;
 use crate::call::key::Key;
 
-fn running(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
+fn running_sums(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
     let mut at = 0;
     lengths
         .map(|length| {
@@ -20,108 +20,119 @@ fn running(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
         .collect()
 }
 
-/// Binds a rank's program to the sizes on which all have decided.
-pub(super) fn bound(key: &Key, facts: &GroupFacts, decision: &Decision, program: Program) -> Bound {
+/// Binds a rank's program to the block sizes of the decision.
+pub(super) fn bind_program(
+    key: &Key,
+    facts: &GroupFacts,
+    decision: &Decision,
+    program: Program,
+) -> BoundCall {
     let n = facts.topology.size();
     let [input, output] = decision.blocks.clone();
-    // A buffer that holds only this rank's block has it at its beginning.
+    // A buffer that holds only this rank's block starts with that block.
     let (own_in, own_out) = match key.collective {
         Collective::AllGather | Collective::Gather => (true, false),
         Collective::ReduceScatter | Collective::Scatter => (false, true),
         _ => (false, false),
     };
-    let place = |lengths: &[usize], alone: bool| {
-        if alone { vec![0; lengths.len()] } else { running(lengths.iter().copied()) }
+    let offsets_of = |lengths: &[usize], alone: bool| {
+        if alone { vec![0; lengths.len()] } else { running_sums(lengths.iter().copied()) }
     };
-    // Messages have the names of their writers' spans, and a peer may have more Scratch than this rank.
+    // Spans of a message are numbered in its sender's Scratch, which may have more blocks than this rank's.
     let sources = program.pipelines.iter().flatten().flat_map(|timed| timed.step.sources());
-    let named = sources.filter(|source| source.message.buffer == Buffer::Scratch);
-    let named = named.map(|source| source.message.block + source.message.blocks).max().unwrap_or(0);
-    let scratch: Vec<usize> = (0..program.scratch_blocks.max(named)).map(|b| input[b % n]).collect();
+    let used = sources.filter(|source| source.message.buffer == Buffer::Scratch);
+    let used = used.map(|source| source.message.block + source.message.blocks).max().unwrap_or(0);
+    let scratch: Vec<usize> = (0..program.scratch_blocks.max(used)).map(|b| input[b % n]).collect();
     let aligned = scratch.iter().map(|length| length.next_multiple_of(64));
     let send_channel = |readers| SendChannel { readers, cell: 0, messages: 0, bytes: 0 };
     let mut binder = Binder {
         send_channels: program.channels.into_iter().map(|channel| send_channel(channel.readers)).collect(),
         recv_channels: Vec::new(),
-        known: HashMap::new(),
+        recv_index: HashMap::new(),
         uneven_pairs: decision.uneven_pairs(),
         remote: (0..n).map(|rank| !facts.topology.share_node(rank, facts.rank)).collect(),
-        bound: Bound {
+        call: BoundCall {
             choice: decision.choice,
             kernel: None,
-            lanes: Vec::new(),
-            turns: Vec::new(),
+            pipelines: Vec::new(),
+            iterations: Vec::new(),
             channel_layout: Arc::default(),
             routed: RoutedChannels::default(),
             scratch: aligned.clone().take(program.scratch_blocks).sum(),
-            offsets: [place(&input, own_in), place(&output, own_out), running(aligned)],
+            offsets: [offsets_of(&input, own_in), offsets_of(&output, own_out), running_sums(aligned)],
             lengths: [input, output, scratch],
-            local: Default::default(),
-            direct: Direct::default(),
-            coding: decision.format.map(|format| Coding::new(format, key.collective)),
+            by_reference: Default::default(),
+            zero_copy: ZeroCopy::default(),
+            compression: decision.format.map(|format| Compression::new(format, key.collective)),
             fingerprint: fingerprint::of(key, decision),
             bytes: decision.bytes(),
         },
     };
-    for lane in &program.pipelines {
-        binder.lane(lane.iter().map(|timed| (timed.lag, &timed.step)));
+    for pipeline in &program.pipelines {
+        binder.pipeline(pipeline.iter().map(|timed| (timed.lag, &timed.step)));
     }
-    let Binder { mut bound, send_channels, recv_channels, remote, .. } = binder;
-    if let Some(coding) = &mut bound.coding {
-        coding.outs = send_channels.iter().map(|send_channel| is_remote(send_channel, &remote)).collect();
-        coding.ins = recv_channels.iter().map(|recv_channel| remote[recv_channel.rank]).collect();
+    let Binder { mut call, send_channels, recv_channels, remote, .. } = binder;
+    if let Some(compression) = &mut call.compression {
+        compression.sends =
+            send_channels.iter().map(|send_channel| is_remote(send_channel, &remote)).collect();
+        compression.receives = recv_channels.iter().map(|recv_channel| remote[recv_channel.rank]).collect();
     }
-    let most = send_channels.iter().map(|send_channel| send_channel.messages).max().unwrap_or(0) as usize;
-    // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
-    let least = if most <= 1 { 1 } else { 2 };
-    let depth = (bound.choice.depth.min(most).max(least), least);
-    let (inline, window) = (decision.inline, bound.choice.window());
-    bound.channel_layout = Arc::new(Channels { send_channels, recv_channels, inline, depth, window });
-    bound
+    let max_messages =
+        send_channels.iter().map(|send_channel| send_channel.messages).max().unwrap_or(0) as usize;
+    // One slot suffices for one message. Further messages need two: with one, two ranks could wait for each other.
+    let least = if max_messages <= 1 { 1 } else { 2 };
+    let depth = (call.choice.depth.min(max_messages).max(least), least);
+    let (inline, window) = (decision.inline, call.choice.window());
+    call.channel_layout = Arc::new(Channels { send_channels, recv_channels, inline, depth, window });
+    call
 }
 
 struct Binder {
-    bound: Bound,
+    call: BoundCall,
     send_channels: Vec<SendChannel>,
-    /// Also of messages without bytes: their writers' headers are held against this rank's.
+    /// Includes channels whose messages have no bytes: the fingerprints of their senders are checked, too.
     recv_channels: Vec<RecvChannel>,
-    /// The inlet of a rank's channel.
-    known: HashMap<(usize, usize), usize>,
+    /// Index into `recv_channels` by (rank, channel).
+    recv_index: HashMap<(usize, usize), usize>,
     uneven_pairs: bool,
-    /// Of each rank, whether it is on another node.
+    /// By rank: true if the rank is on another node.
     remote: Vec<bool>,
 }
 
-/// Whether a channel goes to another node; all its readers are on one.
+/// Returns true if the channel leads to another node. All readers of a channel are on one node.
 fn is_remote(send_channel: &SendChannel, remote: &[bool]) -> bool {
     send_channel.readers.first().is_some_and(|&reader| remote[reader])
 }
 
 impl Binder {
-    fn lane<'a>(&mut self, steps: impl Iterator<Item = (usize, &'a Step)>) {
-        let bound = steps.map(|(lag, step)| (lag, self.act(step)));
-        let mut acts: Vec<(usize, (Act, usize))> = bound.filter(|(_, (_, segments))| *segments > 0).collect();
-        // One segment only: a straight line, in the order of the lags.
-        if acts.iter().all(|(_, (_, segments))| *segments <= 1) {
-            acts.sort_by_key(|(lag, _)| *lag);
-            acts.iter_mut().for_each(|(lag, _)| *lag = 0);
+    fn pipeline<'a>(&mut self, steps: impl Iterator<Item = (usize, &'a Step)>) {
+        let call = steps.map(|(lag, step)| (lag, self.bind_step(step)));
+        let mut steps: Vec<(usize, (BoundStep, usize))> =
+            call.filter(|(_, (_, segments))| *segments > 0).collect();
+        // With one segment only, the steps run once each, in the order of their lags.
+        if steps.iter().all(|(_, (_, segments))| *segments <= 1) {
+            steps.sort_by_key(|(lag, _)| *lag);
+            steps.iter_mut().for_each(|(lag, _)| *lag = 0);
         }
-        self.bound.turns.push(acts.iter().map(|(lag, (_, segments))| lag + segments).max().unwrap_or(0));
-        self.bound.lanes.push(acts.into_iter().map(|(lag, (act, _))| (lag, act)).collect());
+        self.call.iterations.push(steps.iter().map(|(lag, (_, segments))| lag + segments).max().unwrap_or(0));
+        self.call.pipelines.push(steps.into_iter().map(|(lag, (bind_step, _))| (lag, bind_step)).collect());
     }
 
-    /// A step with its blocks, and how many segments it has.
-    fn act(&mut self, step: &Step) -> (Act, usize) {
+    /// Binds the blocks of a step; also returns its number of segments.
+    fn bind_step(&mut self, step: &Step) -> (BoundStep, usize) {
         match step {
             Step::Send { channel, source, tee } => {
                 let source = self.run(*source);
-                self.sends(*channel, source);
-                (Act::Send { channel: *channel, source, tee: tee.map(|t| self.run(t)) }, source.segments)
+                self.add_messages(*channel, source);
+                (
+                    BoundStep::Send { channel: *channel, source, tee: tee.map(|t| self.run(t)) },
+                    source.segments,
+                )
             }
             Step::Receive { from, to, forward } => {
-                let (from, to) = (self.incoming(from, Some(*to)), self.run(*to));
-                forward.iter().for_each(|&channel| self.sends(channel, to));
-                (Act::Receive { from, to, forward: *forward }, from.message.segments)
+                let (from, to) = (self.incoming_message(from, Some(*to)), self.run(*to));
+                forward.iter().for_each(|&channel| self.add_messages(channel, to));
+                (BoundStep::Receive { from, to, forward: *forward }, from.message.segments)
             }
             Step::Reduce { from, own, to, send, finish, association } => {
                 let result = match (to, own, from.first()) {
@@ -133,25 +144,26 @@ impl Binder {
                     (None, None, None) => Span::TOKEN,
                 };
                 let result = self.run(result);
-                send.iter().for_each(|&channel| self.sends(channel, result));
-                let from: Vec<Incoming> = from.iter().map(|f| self.incoming(f, None)).collect();
+                send.iter().for_each(|&channel| self.add_messages(channel, result));
+                let from: Vec<IncomingMessage> =
+                    from.iter().map(|f| self.incoming_message(f, None)).collect();
                 let segments = from.iter().map(|f| f.message.segments).fold(result.segments, usize::max);
                 let own = own.map(|(at, span)| (at, self.run(span)));
                 let (keep, send, finish, association) = (to.is_some(), *send, *finish, association.clone());
-                (Act::Reduce(Reduce { from, own, result, keep, send, finish, association }), segments)
+                (BoundStep::Reduce(Reduce { from, own, result, keep, send, finish, association }), segments)
             }
             Step::Copy { source, to, finish } => {
                 let (source, to) = (self.run(*source), self.run(*to));
-                (Act::Copy { source, to, finish: *finish }, source.segments)
+                (BoundStep::Copy { source, to, finish: *finish }, source.segments)
             }
         }
     }
 
-    fn run(&self, span: Span) -> Run {
-        let table = &self.bound.lengths[span.buffer as usize];
-        let offsets = &self.bound.offsets[span.buffer as usize];
+    fn run(&self, span: Span) -> BlockRun {
+        let table = &self.call.lengths[span.buffer as usize];
+        let offsets = &self.call.offsets[span.buffer as usize];
         let range = span.block..span.block + span.blocks;
-        let segments = range.clone().map(|block| table[block].div_ceil(self.bound.choice.segment)).max();
+        let segments = range.clone().map(|block| table[block].div_ceil(self.call.choice.segment)).max();
         let segments = segments.unwrap_or(1);
         let mut next = offsets.get(span.block).copied().unwrap_or(0);
         let (first, mut in_a_row) = (next, segments <= 1);
@@ -160,43 +172,45 @@ impl Binder {
             next += table[block];
         }
         let row = in_a_row.then_some((first, next - first));
-        Run { buffer: span.buffer, block: span.block, blocks: span.blocks, segments, row }
+        BlockRun { buffer: span.buffer, block: span.block, blocks: span.blocks, segments, row }
     }
 
-    /// Bytes of all messages of a run, coded or not.
-    fn bytes(&self, coded: bool, run: Run) -> u64 {
-        let (segment, coding) = (self.bound.choice.segment, self.bound.coding.as_ref().filter(|_| coded));
-        let length = |block: usize| self.bound.lengths[run.buffer as usize][block];
-        let size = |length: usize| match coding {
-            Some(coding) => {
-                length / segment * coding.size(true, segment) + coding.size(true, length % segment)
+    /// Bytes of all messages of a run, compressed or not.
+    fn bytes(&self, compressed: bool, run: BlockRun) -> u64 {
+        let (segment, compression) =
+            (self.call.choice.segment, self.call.compression.as_ref().filter(|_| compressed));
+        let length = |block: usize| self.call.lengths[run.buffer as usize][block];
+        let size = |length: usize| match compression {
+            Some(compression) => {
+                length / segment * compression.size(true, segment) + compression.size(true, length % segment)
             }
             None => length,
         };
         run.range().map(|block| size(length(block)) as u64).sum()
     }
 
-    /// The channel carries the segments of a run; the first is its largest.
-    fn sends(&mut self, channel: usize, run: Run) {
-        let coded = is_remote(&self.send_channels[channel], &self.remote);
-        let (largest, bytes) = (self.bound.coded(coded, run, 0), self.bytes(coded, run));
+    /// Adds the segments of a run to a channel. The first segment is the largest.
+    fn add_messages(&mut self, channel: usize, run: BlockRun) {
+        let compressed = is_remote(&self.send_channels[channel], &self.remote);
+        let (largest, bytes) = (self.call.wire_bytes(compressed, run, 0), self.bytes(compressed, run));
         let send_channel = &mut self.send_channels[channel];
         send_channel.cell = send_channel.cell.max(largest);
         send_channel.messages += run.segments as u64;
         send_channel.bytes += bytes;
     }
 
-    /// `to`: the span that takes it, which alone tells the size where only the pair knows it.
-    fn incoming(&mut self, source: &Source, to: Option<Span>) -> Incoming {
+    /// Binds a message and its channel. With uneven pairs only the receiver's span `to` gives the size.
+    fn incoming_message(&mut self, source: &Source, to: Option<Span>) -> IncomingMessage {
         let message = self.run(match to {
             Some(to) if self.uneven_pairs => to,
             None if self.uneven_pairs => Span::TOKEN,
             _ => source.message,
         });
         let (rank, channel) = (source.rank, source.channel);
-        let coded = self.remote[rank];
-        let (largest, bytes) = (self.bound.coded(coded, message, 0), self.bytes(coded, message));
-        let recv_channel = *self.known.entry((rank, channel)).or_insert_with(|| {
+        let compressed = self.remote[rank];
+        let (largest, bytes) =
+            (self.call.wire_bytes(compressed, message, 0), self.bytes(compressed, message));
+        let recv_channel = *self.recv_index.entry((rank, channel)).or_insert_with(|| {
             self.recv_channels.push(RecvChannel {
                 rank,
                 channel,
@@ -207,12 +221,12 @@ impl Binder {
             });
             self.recv_channels.len() - 1
         });
-        let known = &mut self.recv_channels[recv_channel];
-        known.messages += message.segments as u64;
-        known.cell = known.cell.max(largest);
-        known.bytes += bytes;
+        let recv_index = &mut self.recv_channels[recv_channel];
+        recv_index.messages += message.segments as u64;
+        recv_index.cell = recv_index.cell.max(largest);
+        recv_index.bytes += bytes;
         let before = source.take.0;
-        let skip = self.bound.coded(coded, Run { blocks: before, ..message }, 0);
-        Incoming { recv_channel, message, before, skip }
+        let skip = self.call.wire_bytes(compressed, BlockRun { blocks: before, ..message }, 0);
+        IncomingMessage { recv_channel, message, before, skip }
     }
 }

@@ -1,30 +1,30 @@
-//! The bindings that a communicator keeps.
+//! Cache of bound calls.
 
 use std::sync::Arc;
 
-use super::Bound;
+use super::BoundCall;
 use crate::call::key::Key;
 use crate::error::Result;
 
-/// Bindings of one communicator, as many as fit a budget of bytes: one of thousands of ranks is megabytes.
+/// Bound calls of one communicator, limited by count and by bytes: a call on thousands of ranks takes megabytes.
 pub(crate) struct Cache {
     kept: Vec<Kept>,
     bytes: usize,
     budget: usize,
-    /// Looks so far.
+    /// Number of lookups.
     clock: u64,
-    /// Calls that were bound so far.
+    /// Number of calls bound, that is, of cache misses.
     pub(crate) made: u64,
 }
 
 struct Kept {
     key: Key,
-    bound: Arc<Bound>,
+    bound: Arc<BoundCall>,
     bytes: usize,
     used: u64,
 }
 
-/// Looking through more would take longer than it saves.
+/// Maximum number of entries. A longer linear search would cost more than it saves.
 const MOST: usize = 64;
 const BUDGET: usize = 64 << 20;
 
@@ -35,23 +35,24 @@ impl Default for Cache {
 }
 
 impl Cache {
-    /// The binding of `key`; made by `bind` where it is not kept.
+    /// Returns the bound call for `key`. Binds it with `bind` on a miss.
     pub(crate) fn get_or_bind(
         &mut self,
         key: Key,
-        bind: impl FnOnce(&Key) -> Result<Bound>,
-    ) -> Result<&Arc<Bound>> {
+        bind: impl FnOnce(&Key) -> Result<BoundCall>,
+    ) -> Result<&Arc<BoundCall>> {
         self.clock += 1;
         let at = match self.kept.iter().position(|kept| kept.key == key) {
             Some(found) => {
-                // Halfway to the front, where it is found sooner; two calls in turns do not push each other around.
+                // Moves halfway to the front, so that frequent calls are found early and two alternating calls do not
+                // displace each other.
                 self.kept.swap(found, found / 2);
                 found / 2
             }
             None => {
                 let bound = bind(&key)?;
                 self.made += 1;
-                let bytes = bound.memory();
+                let bytes = bound.memory_bytes();
                 self.make_room(bytes);
                 self.bytes += bytes;
                 self.kept.insert(0, Kept { key, bound: Arc::new(bound), bytes, used: 0 });
@@ -62,7 +63,8 @@ impl Cache {
         Ok(&self.kept[at].bound)
     }
 
-    /// The least recently used go, until there is room. One that alone is larger is kept: its call comes again as a rule.
+    /// Evicts the least recently used entries until `bytes` fit. An entry larger than the whole budget is still kept,
+    /// since its call is usually repeated.
     fn make_room(&mut self, bytes: usize) {
         while self.kept.len() >= MOST || self.bytes + bytes > self.budget {
             let oldest = (0..self.kept.len()).min_by_key(|&at| self.kept[at].used);
@@ -85,15 +87,15 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn plans_keep_to_a_budget_and_the_least_recently_used_goes() {
+    fn least_recently_used_calls_are_evicted_beyond_the_budget() {
         let topology = Topology::single(256);
-        let reach = Arc::new(Routes::local(0, topology.size()));
+        let routes = Arc::new(Routes::local(0, topology.size()));
         let assumed = GroupFacts::assumed("");
         let facts = GroupFacts {
             rank: 0,
             topology,
             slot: 0,
-            reach,
+            routes,
             assumed,
             network: OnceLock::new(),
             canonical: OnceLock::new(),
@@ -101,7 +103,7 @@ mod tests {
         let key = |count: usize| {
             let (collective, dtype, memory) = (Collective::AllToAll, DType::F32, Memory::Host);
             let counts = Counts::Even(count);
-            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, exact: false }
+            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, lossless: false }
         };
         let config = Config::default();
         let mut cache = Cache { budget: 1 << 20, ..Cache::default() };
@@ -118,14 +120,14 @@ mod tests {
             (cache.made > made, cache.kept.len())
         };
         let mut most = 0;
-        // The first one is used again and again.
+        // Count 1 is used in every round.
         for count in 1..=40 {
             let (_, kept) = get(count);
             most = most.max(kept);
-            assert!(!get(1).0 || count == 1, "what was used last is gone");
+            assert!(!get(1).0 || count == 1, "the most recently used entry was evicted");
         }
         assert!((2..40).contains(&most), "{most} kept of 40");
-        assert!(get(2).0, "what was used longest ago is kept");
+        assert!(get(2).0, "the least recently used entry was kept");
         assert!(!get(40).0);
     }
 }

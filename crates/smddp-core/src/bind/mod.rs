@@ -1,4 +1,4 @@
-//! A program meets sizes: offsets, segments, cells, wiring. The result is kept and used again.
+//! Binding of plans to sizes: offsets, segments, staging slots and routes. Bound calls are cached.
 
 mod binder;
 mod cache;
@@ -18,12 +18,12 @@ use smddp_transport::{CallFingerprint, Channels, RoutedChannels, Routes, SingleC
 
 pub(crate) use self::cache::Cache;
 pub(crate) use self::staging_check::check;
-pub(crate) use self::zero_copy::{Direct, Staying};
+pub(crate) use self::zero_copy::{ZeroCopy, ZeroCopyCandidate};
 use crate::call::fingerprint;
 use crate::call::key::Key;
 use crate::call::name_of;
 use crate::call::types::{DType, RedOp};
-use crate::config::network::Known;
+use crate::config::network::NetworkEstimate;
 use crate::config::{CanonicalOrder, Config};
 use crate::error::{Error, Result};
 use crate::kernels::Kernel;
@@ -31,52 +31,52 @@ use crate::kernels::float_mode::DefaultFloatMode;
 use crate::kernels::helpers::has_helpers;
 use crate::log::{self, Level};
 
-/// Blocks of one buffer, ready to be walked: numbers into the tables of [`Bound`].
+/// A range of blocks of one buffer. The numbers index the tables of [`BoundCall`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct BlockRun {
     pub(crate) buffer: Buffer,
     pub(crate) block: usize,
     pub(crate) blocks: usize,
-    /// Segments of the longest block; 1 for a token.
+    /// Number of segments of the longest block; 1 for a token.
     pub(crate) segments: usize,
-    /// Offset of the first block, and bytes of all, where they lie in a row and are one segment: then the blocks are
-    /// one piece of memory (unless the caller gave a list).
+    /// Offset of the first block and bytes of all blocks, if they are adjacent and have one segment. The blocks are
+    /// then one contiguous range, unless the caller passed a list of addresses.
     pub(crate) row: Option<(usize, usize)>,
 }
 
-impl Run {
+impl BlockRun {
     pub(crate) fn range(self) -> Range<usize> {
         self.block..self.block + self.blocks
     }
 }
 
-/// Blocks that are taken of a message.
+/// The blocks that a step takes from a message.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Incoming {
+pub(crate) struct IncomingMessage {
     pub(crate) recv_channel: usize,
-    /// The message as its writer laid it out (block numbers of the tables).
-    pub(crate) message: Run,
-    /// Blocks of it before those that are taken, and their bytes in the first segment.
+    /// The whole message, in the block numbers of its sender.
+    pub(crate) message: BlockRun,
+    /// Number of blocks before the taken ones, and their bytes in the first segment.
     pub(crate) before: usize,
     pub(crate) skip: usize,
 }
 
-/// A step bound to sizes; see [`smddp_plan::Step`].
+/// A step with bound sizes; see [`smddp_plan::Step`].
 #[derive(Clone, Debug)]
-pub(crate) enum Act {
-    Send { channel: usize, source: Run, tee: Option<Run> },
-    Receive { from: Incoming, to: Run, forward: Option<usize> },
+pub(crate) enum BoundStep {
+    Send { channel: usize, source: BlockRun, tee: Option<BlockRun> },
+    Receive { from: IncomingMessage, to: BlockRun, forward: Option<usize> },
     Reduce(Reduce),
-    Copy { source: Run, to: Run, finish: bool },
+    Copy { source: BlockRun, to: BlockRun, finish: bool },
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Reduce {
-    pub(crate) from: Vec<Incoming>,
+    pub(crate) from: Vec<IncomingMessage>,
     /// This rank's own input, and its position among the sources.
-    pub(crate) own: Option<(usize, Run)>,
-    pub(crate) result: Run,
-    /// Whether the result is kept here.
+    pub(crate) own: Option<(usize, BlockRun)>,
+    pub(crate) result: BlockRun,
+    /// True if the result is stored in a buffer of this rank.
     pub(crate) keep: bool,
     pub(crate) send: Option<usize>,
     pub(crate) finish: bool,
@@ -84,69 +84,71 @@ pub(crate) struct Reduce {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Bound {
+pub(crate) struct BoundCall {
     pub(crate) choice: Choice,
     pub(crate) kernel: Option<Kernel>,
-    pub(crate) lanes: Vec<Vec<(usize, Act)>>,
-    /// Turns of each lane's loop.
-    pub(crate) turns: Vec<usize>,
+    pub(crate) pipelines: Vec<Vec<(usize, BoundStep)>>,
+    /// Loop iterations of each pipeline.
+    pub(crate) iterations: Vec<usize>,
     pub(crate) channel_layout: Arc<Channels>,
-    /// The same with the ways of its channels.
+    /// The same channels with their routes.
     pub(crate) routed: RoutedChannels,
-    /// Offsets in bytes of the blocks of In, Out, Scratch when each is one flat buffer.
+    /// Byte offsets of the blocks of In, Out and Scratch, if each is one flat buffer.
     pub(crate) offsets: [Vec<usize>; 3],
-    /// Bytes of the blocks of In, Out, Scratch.
+    /// Bytes of the blocks of In, Out and Scratch.
     pub(crate) lengths: [Vec<usize>; 3],
     pub(crate) scratch: usize,
-    /// On a device: whether each outlet's and each inlet's messages are by reference.
-    pub(crate) local: [Vec<bool>; 2],
-    /// Messages that need no cell.
-    pub(crate) direct: Direct,
-    /// Where messages between nodes are in a format.
-    pub(crate) coding: Option<Coding>,
-    /// The header: operation, dtype, root, plan; and how many elements, see `fingerprint::count`.
+    /// Device memory only: true for each send channel and each receive channel whose messages are passed by
+    /// reference.
+    pub(crate) by_reference: [Vec<bool>; 2],
+    /// Messages that bypass the staging slots.
+    pub(crate) zero_copy: ZeroCopy,
+    /// Format of messages between nodes; `None` for uncompressed calls.
+    pub(crate) compression: Option<Compression>,
+    /// Fingerprint of the call: operation, dtype, root, plan and element count. See `fingerprint::count`.
     pub(crate) fingerprint: CallFingerprint,
-    /// Whole buffer, as nccl-tests counts it.
+    /// Bytes of the whole buffer, as nccl-tests counts them.
     pub(crate) bytes: usize,
 }
 
-/// How messages between nodes are coded, and what all ranks are to have as it comes out of that.
+/// Compression between nodes. If all ranks receive the same data, the rank that has it first rounds its own copy,
+/// too.
 #[derive(Clone, Debug)]
-pub(crate) struct Coding {
+pub(crate) struct Compression {
     pub(crate) format: Format,
-    /// Of each outlet, and of each inlet: whether it goes to another node, or comes from one.
-    pub(crate) outs: Vec<bool>,
-    pub(crate) ins: Vec<bool>,
-    /// Each rank's input goes to all ranks.
+    /// Per send channel and per receive channel: true if the peer is on another node.
+    pub(crate) sends: Vec<bool>,
+    pub(crate) receives: Vec<bool>,
+    /// Inputs are rounded, because all ranks receive them.
     pub(crate) rounds_inputs: bool,
-    /// The results of finished reductions do.
+    /// Results of finished reductions are rounded, because all ranks receive them.
     pub(crate) rounds_results: bool,
 }
 
-impl Coding {
+impl Compression {
     fn new(format: Format, collective: Collective) -> Self {
         let alike = matches!(collective, Collective::AllGather | Collective::AllReduce);
         let reduces = collective.reduces();
         let (rounds_inputs, rounds_results) = (alike && !reduces, alike && reduces);
-        Self { format, outs: Vec::new(), ins: Vec::new(), rounds_inputs, rounds_results }
+        Self { format, sends: Vec::new(), receives: Vec::new(), rounds_inputs, rounds_results }
     }
 
-    /// Whether what is read there is rounded.
-    pub(crate) fn rounds(&self, source: Run) -> bool {
+    /// Returns true if data read from `source` must be rounded.
+    pub(crate) fn rounds(&self, source: BlockRun) -> bool {
         self.rounds_inputs && source.buffer == Buffer::In
     }
 
-    /// Bytes in a message of so many bytes of a block.
+    /// Wire bytes of `bytes` bytes of a block.
     #[inline]
-    pub(crate) fn size(&self, coded: bool, bytes: usize) -> usize {
-        if coded { self.format.bytes(bytes / size_of::<f32>()) } else { bytes }
+    pub(crate) fn size(&self, compressed: bool, bytes: usize) -> usize {
+        if compressed { self.format.bytes(bytes / size_of::<f32>()) } else { bytes }
     }
 }
 
-impl Bound {
-    /// Its algorithm, and how elements travel between nodes.
-    pub(crate) fn way(&self) -> AlgorithmVariant {
-        (self.choice.algorithm, self.coding.as_ref().map(|coding| coding.format))
+impl BoundCall {
+    /// The algorithm and the wire format between nodes.
+    pub(crate) fn variant(&self) -> AlgorithmVariant {
+        (self.choice.algorithm, self.compression.as_ref().map(|compression| compression.format))
     }
 
     pub(crate) fn length(&self, buffer: Buffer, block: usize) -> usize {
@@ -154,81 +156,85 @@ impl Bound {
     }
 
     /// Bytes of one segment of a block.
-    pub(crate) fn piece(&self, buffer: Buffer, block: usize, segment: usize) -> usize {
+    pub(crate) fn segment_bytes(&self, buffer: Buffer, block: usize, segment: usize) -> usize {
         let length = self.length(buffer, block);
         let start = (segment * self.choice.segment).min(length);
         self.choice.segment.min(length - start)
     }
 
-    /// Bytes of the message that one segment of these blocks is.
-    pub(crate) fn message(&self, run: Run, segment: usize) -> usize {
-        run.range().map(|block| self.piece(run.buffer, block, segment)).sum()
+    /// Bytes of one segment of all blocks of a run.
+    pub(crate) fn message_bytes(&self, run: BlockRun, segment: usize) -> usize {
+        run.range().map(|block| self.segment_bytes(run.buffer, block, segment)).sum()
     }
 
-    /// The same, coded or not.
-    fn coded(&self, coded: bool, run: Run, segment: usize) -> usize {
-        match &self.coding {
-            Some(coding) if coded => {
-                let pieces = run.range().map(|block| self.piece(run.buffer, block, segment));
-                pieces.map(|bytes| coding.size(true, bytes)).sum()
+    /// The same on the wire, compressed or not.
+    fn wire_bytes(&self, compressed: bool, run: BlockRun, segment: usize) -> usize {
+        match &self.compression {
+            Some(compression) if compressed => {
+                let pieces = run.range().map(|block| self.segment_bytes(run.buffer, block, segment));
+                pieces.map(|bytes| compression.size(true, bytes)).sum()
             }
-            _ => self.message(run, segment),
+            _ => self.message_bytes(run, segment),
         }
     }
 
-    /// Bytes of a message before the blocks that are taken.
+    /// Bytes of a message before the taken blocks.
     #[inline]
-    pub(crate) fn skipped(&self, from: &Incoming, segment: usize) -> usize {
+    pub(crate) fn skipped_bytes(&self, from: &IncomingMessage, segment: usize) -> usize {
         if segment == 0 {
             from.skip
         } else {
-            let coded = self.coding.as_ref().is_some_and(|coding| coding.ins[from.recv_channel]);
-            self.coded(coded, Run { blocks: from.before, ..from.message }, segment)
+            let compressed =
+                self.compression.as_ref().is_some_and(|compression| compression.receives[from.recv_channel]);
+            self.wire_bytes(compressed, BlockRun { blocks: from.before, ..from.message }, segment)
         }
     }
 
-    /// Bytes that keeping it takes, about.
-    fn memory(&self) -> usize {
-        let acts = self.lanes.iter().flatten();
-        let sources = |act: &Act| if let Act::Reduce(reduce) = act { reduce.from.len() } else { 0 };
-        let sources: usize = acts.clone().map(|(_, act)| sources(act)).sum();
+    /// Approximate memory of this value in bytes.
+    fn memory_bytes(&self) -> usize {
+        let steps = self.pipelines.iter().flatten();
+        let sources = |bind_step: &BoundStep| {
+            if let BoundStep::Reduce(reduce) = bind_step { reduce.from.len() } else { 0 }
+        };
+        let sources: usize = steps.clone().map(|(_, bind_step)| sources(bind_step)).sum();
         let Channels { send_channels, recv_channels, .. } = &*self.channel_layout;
         let readers: usize = send_channels.iter().map(|send_channel| send_channel.readers.len()).sum();
         let channels =
             size_of_val(&send_channels[..]) + size_of_val(&recv_channels[..]) + readers * size_of::<usize>();
         let blocks: usize = self.offsets.iter().chain(&self.lengths).map(Vec::len).sum();
-        // `routed` has the channels once more.
-        acts.count() * size_of::<(usize, Act)>()
-            + sources * size_of::<Incoming>()
+        // `routed` holds the channels a second time.
+        steps.count() * size_of::<(usize, BoundStep)>()
+            + sources * size_of::<IncomingMessage>()
             + 2 * channels
             + blocks * size_of::<usize>()
     }
 }
 
-/// Where this rank stands in its group.
+/// Position of this rank in its group.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupFacts {
     pub(crate) rank: usize,
     pub(crate) topology: Topology,
-    /// Payload of a slot; 0 where ranks are on several nodes.
+    /// Payload bytes of a slot; 0 if the group spans several nodes.
     pub(crate) slot: usize,
-    /// How it reaches the other ranks.
-    pub(crate) reach: Arc<Routes>,
-    /// What the way between nodes is taken to be like.
+    /// Routes to the other ranks.
+    pub(crate) routes: Arc<Routes>,
+    /// Default network model of the transport between nodes.
     pub(crate) assumed: Network,
-    /// What is known of the network between nodes; set before the first call, if at all, and to the same on all ranks.
-    pub(crate) network: OnceLock<Known>,
-    /// Reductions are in canonical order, whatever the setting says; set as `network` is.
+    /// Measured or configured network model between nodes. Set at most once, before the first call, to the same value
+    /// on all ranks.
+    pub(crate) network: OnceLock<NetworkEstimate>,
+    /// True if reductions use the canonical order whatever the setting says. Set like `network`.
     pub(crate) canonical: OnceLock<bool>,
 }
 
 impl GroupFacts {
-    /// `way`: how a group says that other nodes are reached.
-    pub(crate) fn assumed(way: &str) -> Network {
-        if way.starts_with("fabric efa") { Network::PACED } else { Network::ASSUMED }
+    /// Returns the default network model for the transport `network_path` of a group.
+    pub(crate) fn assumed(network_path: &str) -> Network {
+        if network_path.starts_with("fabric efa") { Network::PACED } else { Network::ASSUMED }
     }
 
-    /// Rates are measured; how well a way shares its links is its nature.
+    /// Rates are measured. Incast depends on the transport and stays at its default.
     fn network(&self) -> Network {
         let incast = self.assumed.incast;
         self.network.get().map_or(self.assumed, |known| Network { incast, ..known.network })
@@ -243,20 +249,20 @@ impl GroupFacts {
     }
 }
 
-/// What the planner decides about a call.
-pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decision {
-    // Ranks in different modes must agree on costs, too.
+/// Returns the planner's decision for a call.
+pub(crate) fn plan_decision(key: &Key, facts: &GroupFacts, config: &Config) -> Decision {
+    // Costs must be equal on ranks whose callers use different floating-point modes.
     let _mode = DefaultFloatMode::enter();
     let settings = config.plans();
-    let formats = if key.exact { Formats::default() } else { settings.formats };
-    // Integers and bools have the same bits in any order.
+    let formats = if key.lossless { Formats::default() } else { settings.formats };
+    // Integers and bools give the same bits in any order.
     let by_order = !key.dtype.is_integer() && key.dtype != DType::Bool;
     let canonical = settings.canonical || by_order && facts.is_canonical();
     decide(&key.shape(), &facts.group(), &Settings { formats, canonical, ..settings })
 }
 
-/// Description of a decision for `smddp info` and tables. path: the transport.
-pub(crate) fn described(path: &str, decision: &Decision) -> String {
+/// Description of a decision for `smddp info` and tables. `path`: the transport.
+pub(crate) fn describe_decision(path: &str, decision: &Decision) -> String {
     let Choice { algorithm, segment, .. } = decision.choice;
     let algorithm = variant_name((algorithm, decision.format));
     let cells = decision.choice.window();
@@ -272,7 +278,7 @@ pub(crate) fn described(path: &str, decision: &Decision) -> String {
     format!("{path} {algorithm}{order}, segments of {segment} KiB, {cells} cells{instead}")
 }
 
-/// The kernel of a reducing collective; an error where its dtype cannot be reduced so.
+/// Returns the kernel of a reducing collective, or an error if the dtype does not support the reduction.
 fn kernel(key: &Key) -> Result<Option<Kernel>> {
     if !key.collective.reduces() {
         return Ok(None);
@@ -289,10 +295,10 @@ fn kernel(key: &Key) -> Result<Option<Kernel>> {
     Ok(Some(kernel))
 }
 
-pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bound> {
+pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<BoundCall> {
     let (rank, n) = (facts.rank, facts.topology.size());
     let kernel = kernel(key)?;
-    let decision = decided(key, facts, config);
+    let decision = plan_decision(key, facts, config);
     let choice = decision.choice;
     let request = PlanRequest {
         collective: key.collective,
@@ -312,26 +318,28 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
     if decision.canonical && key.memory != Memory::Host {
         return Err(not_canonical_on_device(name_of(key.collective), config));
     }
-    if key.memory == Memory::Reference && rewrites(&program) {
+    if key.memory == Memory::Reference && writes_block_twice(&program) {
         return Err(Error::Invalid(format!(
-            "{}: algorithm {} writes where others still read, which memory of a device does not allow; check SMDDP_ALGO",
+            "{}: algorithm {} overwrites memory that peers may still read, which device memory does not support; check SMDDP_ALGO",
             name_of(key.collective),
             choice.algorithm.name()
         )));
     }
-    let once = !rewrites(&program);
-    let mut bound = Bound { kernel, ..binder::bound(key, facts, &decision, program) };
+    let once = !writes_block_twice(&program);
+    let mut bound = BoundCall { kernel, ..binder::bind_program(key, facts, &decision, program) };
     if key.memory != Memory::Host {
-        on_device(&mut bound, key, facts);
+        use_descriptors(&mut bound, key, facts);
     }
-    bound.routed = facts.reach.route(&bound.channel_layout);
-    if let Some(coding) = bound.coding.as_ref().filter(|coding| coding.rounds_inputs && rank == 0) {
-        warn_of_gathers(coding.format);
+    bound.routed = facts.routes.route(&bound.channel_layout);
+    if let Some(compression) =
+        bound.compression.as_ref().filter(|compression| compression.rounds_inputs && rank == 0)
+    {
+        warn_rounded_all_gather(compression.format);
     }
-    if key.memory == Memory::Host && once && bound.coding.is_none() {
-        // Helpers share out copies by this process, and are quicker together than the kernel.
+    if key.memory == Memory::Host && once && bound.compression.is_none() {
+        // With helper threads, copies by this process are faster than single copies by the kernel.
         let single_copy = if has_helpers() { SingleCopy::Never } else { config.single_copy };
-        bound.direct = Direct::new(&bound, key.collective, single_copy);
+        bound.zero_copy = ZeroCopy::new(&bound, key.collective, single_copy);
     }
     Ok(bound)
 }
@@ -339,8 +347,8 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
 fn not_canonical_on_device(call: &str, config: &Config) -> Error {
     Error::Invalid(if config.canonical == CanonicalOrder::Always {
         format!(
-            "{call}: SMDDP_CANONICAL_ORDER=1 is for memory of the host, and this is a device's, which reduces in the order of the \
-             ranks of each node"
+            "{call}: SMDDP_CANONICAL_ORDER=1 supports host memory only; this call uses device memory, which is reduced in the order of \
+             the ranks of each node"
         )
     } else {
         format!(
@@ -351,13 +359,13 @@ fn not_canonical_on_device(call: &str, config: &Config) -> Error {
     })
 }
 
-/// Whoever gathers parameters to save them may not think of it.
-fn warn_of_gathers(format: Format) {
+/// Warns once that all_gather rounds: a caller that gathers parameters for a checkpoint may not expect it.
+fn warn_rounded_all_gather(format: Format) {
     // No `Once`: see `startup::pending`.
     static WARNED: AtomicBool = AtomicBool::new(false);
     if !WARNED.swap(true, Ordering::Relaxed) {
         let text = format!(
-            "SMDDP_WIRE_FORMAT: what all_gather brings of float32 is rounded to {} between nodes; gather whole checkpoints within \
+            "SMDDP_WIRE_FORMAT: all_gather rounds float32 values to {} between nodes; gather checkpoints within \
              `with smddp.exact():`",
             format.name()
         );
@@ -365,11 +373,11 @@ fn warn_of_gathers(format: Format) {
     }
 }
 
-/// Messages of a node that go by reference are a few words each.
-fn on_device(bound: &mut Bound, key: &Key, facts: &GroupFacts) {
+/// Sizes the channels of messages that are passed by reference: each message is one descriptor.
+fn use_descriptors(bound: &mut BoundCall, key: &Key, facts: &GroupFacts) {
     let local = |rank: usize| key.memory == Memory::Reference && facts.topology.share_node(rank, facts.rank);
     let channel_layout = Arc::make_mut(&mut bound.channel_layout);
-    bound.local = [
+    bound.by_reference = [
         channel_layout
             .send_channels
             .iter()
@@ -378,21 +386,21 @@ fn on_device(bound: &mut Bound, key: &Key, facts: &GroupFacts) {
         channel_layout.recv_channels.iter().map(|i| local(i.rank)).collect(),
     ];
     let send_channels =
-        channel_layout.send_channels.iter_mut().zip(&bound.local[0]).filter(|(_, local)| **local);
+        channel_layout.send_channels.iter_mut().zip(&bound.by_reference[0]).filter(|(_, local)| **local);
     send_channels.for_each(|(send_channel, _)| send_channel.cell = DESCRIPTOR);
     let recv_channels =
-        channel_layout.recv_channels.iter_mut().zip(&bound.local[1]).filter(|(_, local)| **local);
+        channel_layout.recv_channels.iter_mut().zip(&bound.by_reference[1]).filter(|(_, local)| **local);
     recv_channels.for_each(|(recv_channel, _)| recv_channel.cell = DESCRIPTOR);
-    // All ranks are on a device, and on the same of the group's.
+    // All ranks must use a device, and the same site of the group.
     bound.fingerprint.call |= fingerprint::on_device(key.site);
 }
 
-/// Bytes of a message by reference.
+/// Bytes of a message that is passed by reference.
 pub(crate) const DESCRIPTOR: usize = 64;
 
-/// Whether a program writes any block of Out or Scratch twice: then what it sent by reference would change under its
-/// readers, and what came early into it be overwritten.
-fn rewrites(program: &Program) -> bool {
+/// Returns true if a program writes any block of Out or Scratch twice. Data sent by reference would then change under
+/// its readers, and data received early would be overwritten.
+fn writes_block_twice(program: &Program) -> bool {
     let mut written = Vec::new();
     for timed in program.pipelines.iter().flatten() {
         let to = match &timed.step {
@@ -417,14 +425,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn device_sums_are_refused_where_sibling_groups_need_the_canonical_order() {
+    fn device_sums_are_rejected_if_sibling_groups_need_the_canonical_order() {
         let topology = Topology::from_labels(&[0, 0, 1]);
-        let (reach, assumed) = (Arc::new(Routes::local(0, 3)), GroupFacts::assumed(""));
+        let (routes, assumed) = (Arc::new(Routes::local(0, 3)), GroupFacts::assumed(""));
         let (network, canonical) = (OnceLock::new(), OnceLock::from(true));
-        let facts = GroupFacts { rank: 0, topology, slot: 0, reach, assumed, network, canonical };
+        let facts = GroupFacts { rank: 0, topology, slot: 0, routes, assumed, network, canonical };
         let key = |collective, dtype, memory| {
             let counts = Counts::Even(1000);
-            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, exact: false }
+            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, lossless: false }
         };
         let bound = |collective, dtype, memory| {
             bind(&key(collective, dtype, memory), &facts, &Config::default()).map(drop)
@@ -433,7 +441,7 @@ mod tests {
         for part in ["all_reduce", "sibling groups", "SMDDP_CANONICAL_ORDER=0"] {
             assert!(error.contains(part), "{error}");
         }
-        // Their bits depend on no order.
+        // Calls whose bits do not depend on the order are allowed.
         assert_eq!(bound(Collective::AllReduce, DType::I32, Memory::Bounced), Ok(()));
         assert_eq!(bound(Collective::AllGather, DType::F32, Memory::Bounced), Ok(()));
         assert_eq!(bound(Collective::AllReduce, DType::F32, Memory::Host), Ok(()));

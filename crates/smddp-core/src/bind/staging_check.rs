@@ -1,18 +1,18 @@
-//! Whether an operation can ever have the memory that it works with.
+//! Check that the staging memory can ever hold the slots of a call.
 
 use smddp_transport::process::Endpoint;
 
-use super::{Bound, GroupFacts};
+use super::{BoundCall, GroupFacts};
 use crate::error::{Error, Result};
 
-/// Refuses a bound call whose cells the staging memory could never hold: it would wait for them until its deadline. What is
-/// chosen here fits by far; what a setting forces may not.
-pub(crate) fn check(bound: &Bound, facts: &GroupFacts, call: &str, cap: usize) -> Result<()> {
+/// Rejects a bound call whose slots exceed the staging memory: it would wait until its deadline. The planner's own
+/// choices fit; forced settings may not.
+pub(crate) fn check(bound: &BoundCall, facts: &GroupFacts, call: &str, cap: usize) -> Result<()> {
     let channel_layout = &bound.channel_layout;
     let local = |rank: usize| facts.topology.share_node(rank, facts.rank);
     let cells = |cell: usize, count: usize| cell.next_multiple_of(64).saturating_mul(count);
     let window = |messages: u64| (messages.min(channel_layout.window as u64) as usize).max(1);
-    // One piece of memory for what goes through shared memory, one for what crosses the wire.
+    // Slots in shared memory and slots for other nodes are allocated separately.
     let (mut inside, mut between) = (0usize, 0usize);
     for send_channel in &channel_layout.send_channels {
         if send_channel.readers.iter().any(|&rank| local(rank)) && !channel_layout.inline {
@@ -31,8 +31,8 @@ pub(crate) fn check(bound: &Bound, facts: &GroupFacts, call: &str, cap: usize) -
     }
     let channels = channel_layout.send_channels.len() + channel_layout.recv_channels.len();
     Err(Error::Invalid(format!(
-        "{call}: {channels} channels with pieces of {} bytes need {need} bytes of staging memory at once, and there are never more \
-         than {most} (SMDDP_STAGING_BYTES is {cap}); take smaller pieces (SMDDP_SEGMENT_BYTES) or more staging memory",
+        "{call}: {channels} channels with segments of {} bytes need {need} bytes of staging memory at once, but at most {most} are \
+         available (SMDDP_STAGING_BYTES={cap}); reduce SMDDP_SEGMENT_BYTES or increase SMDDP_STAGING_BYTES",
         bound.choice.segment
     )))
 }
@@ -50,16 +50,16 @@ mod tests {
     use crate::call::types::DType;
     use crate::config::Config;
 
-    /// What becomes of an all_to_all of blocks of 64 MiB on 40 ranks, on nodes of so many.
+    /// Checks an all_to_all with blocks of 64 MiB on 40 ranks, `each` ranks per node.
     fn exchanged(each: usize, config: &Config) -> Result<()> {
         let nodes: Vec<usize> = (0..40).map(|rank| rank / each).collect();
         let topology = Topology::from_labels(&nodes);
-        let (reach, network) = (Arc::new(Routes::local(0, topology.size())), OnceLock::new());
+        let (routes, network) = (Arc::new(Routes::local(0, topology.size())), OnceLock::new());
         let facts = GroupFacts {
             rank: 0,
             topology,
             slot: 0,
-            reach,
+            routes,
             assumed: GroupFacts::assumed(""),
             network,
             canonical: OnceLock::new(),
@@ -67,12 +67,12 @@ mod tests {
         let counts = Counts::Even(16 << 20);
         let (collective, dtype, memory) = (Collective::AllToAll, DType::F32, Memory::Host);
         let key =
-            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, exact: false };
+            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, lossless: false };
         check(&bind(&key, &facts, config)?, &facts, "all_to_all", config.staging)
     }
 
     #[test]
-    fn pieces_that_no_staging_could_hold_are_refused_and_not_waited_for() {
+    fn segments_beyond_the_staging_memory_are_rejected_at_once() {
         let large = Config { segment: Some(64 << 20), algorithm: Some(Algorithm::Mesh), ..Config::default() };
         let between = Config { algorithm: Some(Algorithm::HierMesh), ..large.clone() };
         for (each, config) in [(40, &large), (1, &between)] {

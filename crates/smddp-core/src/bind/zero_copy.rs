@@ -1,194 +1,204 @@
-//! Messages that need no cell. Over sockets the kernel takes them from where they lie, and brings them to where they belong; from
-//! symmetric memory the ranks of the node take them themselves.
+//! Messages that bypass the staging slots. TCP sockets read from and write to the user buffers; ranks of a node copy
+//! from symmetric memory of the sender, or with single copies by the kernel.
 //!
-//! A message may wait in this process after its step was taken, and may arrive long before the step that waits for it. So what
-//! leaves from a place must stay there, and what arrives in one must be written by nobody else and not be read as something else any
-//! more. A program that writes each block once promises that, but for a call in place, whose In is its Out: see [`Direct::leaves`].
+//! A message may leave after its step has run, and may arrive long before the step that receives it. Therefore a
+//! source must stay unchanged until its data has left. A receive target must not be written or read for anything else
+//! once the data can arrive. A program that writes each block once guarantees both, except for a call in place, whose
+//! In is its Out: see [`ZeroCopy::sends_in_place`].
 
 use smddp_plan::{Buffer, Collective};
 use smddp_transport::SingleCopy;
 
-use super::{Act, Bound, Run};
+use super::{BlockRun, BoundCall, BoundStep};
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Direct {
-    /// By outlet; none where all messages leave from cells, as on one node.
-    outs: Vec<Leaving>,
-    /// Inlets whose messages arrive in Out, and where.
-    ins: Vec<(usize, Run)>,
-    /// A call in place reads each block before anything can arrive for it.
-    arrives_in_place: bool,
-    stays: Vec<Staying>,
-    /// Some of them in any memory.
+pub(crate) struct ZeroCopy {
+    /// By send channel; empty if all messages leave from slots, as on a single node.
+    sends: Vec<SendFrom>,
+    /// Receive channels whose messages arrive in Out, with their targets.
+    receives: Vec<(usize, BlockRun)>,
+    /// True if a call in place reads each block before data for that block can arrive.
+    in_place_receives: bool,
+    candidates: Vec<ZeroCopyCandidate>,
+    /// True if any candidate allows single copies from ordinary memory.
     single_copy: bool,
 }
 
-/// An outlet whose messages may stay where they lie, if that is symmetric memory: one block each, or blocks in a row that are one
-/// message.
+/// A send channel whose messages peers may read from the user buffer, if that is symmetric memory. Each message is
+/// one block, or adjacent blocks that form one message.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Staying {
+pub(crate) struct ZeroCopyCandidate {
     pub(crate) channel: usize,
-    pub(crate) run: Run,
-    leaving: Leaving,
-    /// Whether other memory will do.
+    pub(crate) run: BlockRun,
+    send_from: SendFrom,
+    /// Use of single copies from memory that is not symmetric.
     pub(crate) single_copy: SingleCopy,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Leaving {
+enum SendFrom {
     #[default]
-    FromCells,
+    Slots,
     /// From In, Out or Scratch, unless the call is in place.
-    Apart,
-    /// In any case.
+    UnlessInPlace,
+    /// From In, Out or Scratch, also in place.
     Always,
 }
 
-impl Direct {
-    pub(super) fn new(bound: &Bound, collective: Collective, single_copy: SingleCopy) -> Self {
-        // In and Out have the same blocks in the same places, if In is a part of Out at all.
-        let arrives_in_place = matches!(
+impl ZeroCopy {
+    pub(super) fn new(bound: &BoundCall, collective: Collective, single_copy: SingleCopy) -> Self {
+        // If In overlaps Out at all, equal blocks have equal addresses.
+        let in_place_receives = matches!(
             collective,
             Collective::AllReduce | Collective::AllGather | Collective::Broadcast | Collective::Reduce
         );
-        let place = |channel| match bound.routed.sends_in_place(channel) {
-            true if arrives_in_place && stays(bound, channel) => Leaving::Always,
-            true => Leaving::Apart,
-            false => Leaving::FromCells,
+        let send_from = |channel| match bound.routed.sends_in_place(channel) {
+            true if in_place_receives && is_unchanged_until_sent(bound, channel) => SendFrom::Always,
+            true => SendFrom::UnlessInPlace,
+            false => SendFrom::Slots,
         };
-        let mut outs: Vec<Leaving> = (0..bound.channel_layout.send_channels.len()).map(place).collect();
-        if outs.iter().all(|&leaving| leaving == Leaving::FromCells) {
-            outs.clear();
+        let mut sends: Vec<SendFrom> = (0..bound.channel_layout.send_channels.len()).map(send_from).collect();
+        if sends.iter().all(|&send_from| send_from == SendFrom::Slots) {
+            sends.clear();
         }
-        // Where bytes go one way, staging has both ranks copy at once; and all_reduce in place, which writes where it was read, is as often
-        // slower.
-        let worth =
+        // In calls with a root, staging lets sender and receiver copy concurrently. An all_reduce in place is slower
+        // about as often as it is faster.
+        let benefits =
             matches!(collective, Collective::AllGather | Collective::AllToAll | Collective::ReduceScatter);
-        let wanted = if worth { single_copy } else { SingleCopy::Never };
-        let stays = staying(bound, arrives_in_place, wanted);
-        let single_copy = stays.iter().any(|staying| staying.single_copy != SingleCopy::Never);
-        Self { outs, ins: arriving(bound, wanted != SingleCopy::Never), arrives_in_place, stays, single_copy }
+        let allowed = if benefits { single_copy } else { SingleCopy::Never };
+        let candidates = find_candidates(bound, in_place_receives, allowed);
+        let single_copy = candidates.iter().any(|candidate| candidate.single_copy != SingleCopy::Never);
+        Self {
+            sends,
+            receives: direct_receives(bound, allowed != SingleCopy::Never),
+            in_place_receives,
+            candidates,
+            single_copy,
+        }
     }
 
-    /// Outlets whose messages may stay where they lie.
-    pub(crate) fn stays(&self, in_place: bool) -> impl Iterator<Item = &Staying> {
-        self.stays.iter().filter(move |staying| staying.leaving == Leaving::Always || !in_place)
+    /// Send channels whose messages peers may read from the user buffer.
+    pub(crate) fn candidates(&self, in_place: bool) -> impl Iterator<Item = &ZeroCopyCandidate> {
+        self.candidates.iter().filter(move |candidate| candidate.send_from == SendFrom::Always || !in_place)
     }
 
-    /// Whether some may. `symmetric`: this process has such memory.
-    pub(crate) fn any_stay(&self, symmetric: bool) -> bool {
-        self.single_copy || symmetric && !self.stays.is_empty()
+    /// Returns true if there are any. `symmetric`: this process has symmetric memory.
+    pub(crate) fn has_candidates(&self, symmetric: bool) -> bool {
+        self.single_copy || symmetric && !self.candidates.is_empty()
     }
 
-    /// Whether messages of that outlet leave from where they lie. `in_place`: In and Out overlap.
+    /// Returns true if messages of the channel leave from the user buffer. `in_place`: In and Out overlap.
     #[inline]
-    pub(crate) fn leaves(&self, channel: usize, in_place: bool) -> bool {
-        match self.outs.get(channel) {
-            Some(Leaving::Always) => true,
-            Some(Leaving::Apart) => !in_place,
+    pub(crate) fn sends_in_place(&self, channel: usize, in_place: bool) -> bool {
+        match self.sends.get(channel) {
+            Some(SendFrom::Always) => true,
+            Some(SendFrom::UnlessInPlace) => !in_place,
             _ => false,
         }
     }
 
-    /// Inlets whose messages arrive in Out, and where.
-    pub(crate) fn arrives(&self, in_place: bool) -> &[(usize, Run)] {
-        if in_place && !self.arrives_in_place { &[] } else { &self.ins }
+    /// Receive channels whose messages arrive in Out, with their targets.
+    pub(crate) fn receives_in_place(&self, in_place: bool) -> &[(usize, BlockRun)] {
+        if in_place && !self.in_place_receives { &[] } else { &self.receives }
     }
 
-    /// Whether it matters to a call that it is in place. `symmetric`: this process has such memory.
-    pub(crate) fn matters(&self, symmetric: bool) -> bool {
-        !self.ins.is_empty() || !self.outs.is_empty() || self.any_stay(symmetric)
+    /// Returns true if the call must know whether In and Out overlap. `symmetric`: this process has symmetric memory.
+    pub(crate) fn depends_on_overlap(&self, symmetric: bool) -> bool {
+        !self.receives.is_empty() || !self.sends.is_empty() || self.has_candidates(symmetric)
     }
 }
 
-/// Below, a copy costs less than hearing from each reader that it has read.
-const WORTH_STAYING: usize = 16 << 10;
+/// Minimum bytes of a zero-copy source. Below, a copy costs less than the wait for each reader to finish.
+const MIN_ZERO_COPY_BYTES: usize = 16 << 10;
 
-/// The same where the kernel is to copy it, which has to look up each page.
-const WORTH_FETCHING: usize = 512 << 10;
+/// Minimum bytes of a single copy by the kernel, which has to look up each page.
+const MIN_SINGLE_COPY_BYTES: usize = 512 << 10;
 
-/// Of each outlet whose messages are all made by one step, from one place or into one that is kept.
-fn staying(bound: &Bound, in_place: bool, single_copy: SingleCopy) -> Vec<Staying> {
-    let mut makers: Vec<Vec<Option<Run>>> = vec![Vec::new(); bound.channel_layout.send_channels.len()];
-    for (_, act) in bound.lanes.iter().flatten() {
-        match act {
-            Act::Send { channel, source, .. } => makers[*channel].push(Some(*source)),
-            Act::Receive { forward: Some(channel), .. } => makers[*channel].push(None),
-            Act::Reduce(reduce) => {
+/// Finds the send channels whose messages all come from one step that sends from, or stores in, one contiguous range.
+fn find_candidates(bound: &BoundCall, in_place: bool, single_copy: SingleCopy) -> Vec<ZeroCopyCandidate> {
+    let mut sources: Vec<Vec<Option<BlockRun>>> = vec![Vec::new(); bound.channel_layout.send_channels.len()];
+    for (_, step) in bound.pipelines.iter().flatten() {
+        match step {
+            BoundStep::Send { channel, source, .. } => sources[*channel].push(Some(*source)),
+            BoundStep::Receive { forward: Some(channel), .. } => sources[*channel].push(None),
+            BoundStep::Reduce(reduce) => {
                 let kept = reduce.keep.then_some(reduce.result);
-                reduce.send.iter().for_each(|&channel| makers[channel].push(kept));
+                reduce.send.iter().for_each(|&channel| sources[channel].push(kept));
             }
-            Act::Receive { .. } | Act::Copy { .. } => {}
+            BoundStep::Receive { .. } | BoundStep::Copy { .. } => {}
         }
     }
     let mut found = Vec::new();
-    for (channel, makers) in makers.iter().enumerate() {
-        let &[Some(run)] = &makers[..] else { continue };
-        let placed = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
+    for (channel, sources) in sources.iter().enumerate() {
+        let &[Some(run)] = &sources[..] else { continue };
+        let contiguous = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
         let send_channel = &bound.channel_layout.send_channels[channel];
-        let enough = send_channel.bytes >= WORTH_STAYING as u64;
-        // Of several readers each saves less than the kernel costs it.
-        let fetched = send_channel.bytes >= WORTH_FETCHING as u64 && send_channel.readers.len() == 1;
-        if placed && enough && bound.routed.may_be_source(channel) {
-            let always = in_place && stays(bound, channel);
-            let leaving = if always { Leaving::Always } else { Leaving::Apart };
-            let single_copy = if fetched { single_copy } else { SingleCopy::Never };
-            found.push(Staying { channel, run, leaving, single_copy });
+        let large_enough = send_channel.bytes >= MIN_ZERO_COPY_BYTES as u64;
+        // With several readers, each saves less than the single copy costs.
+        let single_copy_read =
+            send_channel.bytes >= MIN_SINGLE_COPY_BYTES as u64 && send_channel.readers.len() == 1;
+        if contiguous && large_enough && bound.routed.may_be_source(channel) {
+            let always = in_place && is_unchanged_until_sent(bound, channel);
+            let send_from = if always { SendFrom::Always } else { SendFrom::UnlessInPlace };
+            let single_copy = if single_copy_read { single_copy } else { SingleCopy::Never };
+            found.push(ZeroCopyCandidate { channel, run, send_from, single_copy });
         }
     }
     found
 }
 
-/// `single_copy`: this call's messages may lie in their writers' memory.
-fn arriving(bound: &Bound, single_copy: bool) -> Vec<(usize, Run)> {
+/// Finds the receive channels whose messages can arrive in Out. `single_copy`: peers may offer sources in ordinary
+/// memory.
+fn direct_receives(bound: &BoundCall, single_copy: bool) -> Vec<(usize, BlockRun)> {
     let mut uses = vec![0; bound.channel_layout.recv_channels.len()];
-    let mut ins = Vec::new();
-    for (_, act) in bound.lanes.iter().flatten() {
-        match act {
-            Act::Receive { from, to, .. } => {
+    let mut receives = Vec::new();
+    for (_, step) in bound.pipelines.iter().flatten() {
+        match step {
+            BoundStep::Receive { from, to, .. } => {
                 uses[from.recv_channel] += 1;
                 let whole = from.before == 0 && from.message.blocks == to.blocks;
-                // Segments of several blocks do not lie one behind the other.
-                let placed = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
-                let fetched = single_copy
-                    && bound.channel_layout.recv_channels[from.recv_channel].bytes >= WORTH_FETCHING as u64
+                // Segments of several blocks are not adjacent.
+                let contiguous = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
+                let single_copy_read = single_copy
+                    && bound.channel_layout.recv_channels[from.recv_channel].bytes
+                        >= MIN_SINGLE_COPY_BYTES as u64
                     && bound.routed.may_be_target(from.recv_channel);
-                let directly = fetched || bound.routed.receives_in_place(from.recv_channel);
-                if whole && placed && directly {
-                    ins.push((from.recv_channel, *to));
+                let directly = single_copy_read || bound.routed.receives_in_place(from.recv_channel);
+                if whole && contiguous && directly {
+                    receives.push((from.recv_channel, *to));
                 }
             }
-            Act::Reduce(reduce) => reduce.from.iter().for_each(|from| uses[from.recv_channel] += 1),
-            Act::Send { .. } | Act::Copy { .. } => {}
+            BoundStep::Reduce(reduce) => reduce.from.iter().for_each(|from| uses[from.recv_channel] += 1),
+            BoundStep::Send { .. } | BoundStep::Copy { .. } => {}
         }
     }
-    // The messages of one step alone.
-    ins.retain(|&(recv_channel, _)| uses[recv_channel] == 1);
-    ins
+    // Only channels whose messages belong to a single step.
+    receives.retain(|&(recv_channel, _)| uses[recv_channel] == 1);
+    receives
 }
 
-/// Whether what an outlet sends stays as it is until it has left, though In is Out: either nothing is written there, or only what
-/// its one reader makes of it.
-fn stays(bound: &Bound, send_channel: usize) -> bool {
-    let acts = || bound.lanes.iter().flatten().map(|(_, act)| act);
-    let sends = |act: &Act| match act {
-        Act::Send { channel, source, .. } => Some((*channel, *source)),
+/// Returns true if data of the channel stays unchanged until it has left, although In is Out. Either nothing is
+/// written there, or only data that its single reader computed from it.
+fn is_unchanged_until_sent(bound: &BoundCall, send_channel: usize) -> bool {
+    let steps = || bound.pipelines.iter().flatten().map(|(_, step)| step);
+    let sends = |step: &BoundStep| match step {
+        BoundStep::Send { channel, source, .. } => Some((*channel, *source)),
         _ => None,
     };
     let one_reader = bound.channel_layout.send_channels[send_channel].readers.len() == 1;
-    acts().filter_map(sends).filter(|&(channel, _)| channel == send_channel).all(|(_, source)| {
-        let meets = |run: &Run| {
+    steps().filter_map(sends).filter(|&(channel, _)| channel == send_channel).all(|(_, source)| {
+        let meets = |run: &BlockRun| {
             run.buffer != Buffer::Scratch
                 && run.block < source.block + source.blocks
                 && source.block < run.block + run.blocks
         };
-        let once = acts().filter_map(sends).filter(|(_, other)| meets(other)).count() == 1;
+        let once = steps().filter_map(sends).filter(|(_, other)| meets(other)).count() == 1;
         source.buffer == Buffer::Scratch
-            || acts().all(|act| match act {
-                Act::Receive { to, .. } => !meets(to) || one_reader && once,
-                Act::Reduce(reduce) => !reduce.keep || !meets(&reduce.result),
-                Act::Copy { to, finish, .. } => !finish || !meets(to),
-                Act::Send { .. } => true,
+            || steps().all(|step| match step {
+                BoundStep::Receive { to, .. } => !meets(to) || one_reader && once,
+                BoundStep::Reduce(reduce) => !reduce.keep || !meets(&reduce.result),
+                BoundStep::Copy { to, finish, .. } => !finish || !meets(to),
+                BoundStep::Send { .. } => true,
             })
     })
 }
@@ -207,24 +217,24 @@ mod tests {
     use crate::call::types::{DType, RedOp};
     use crate::config::Config;
 
-    /// The binding of a call by each rank of a group.
+    /// Binds a call on each rank of a group.
     fn bound_by_all(
         topology: &Topology,
         collective: Collective,
         algorithm: Algorithm,
         count: usize,
-    ) -> Option<Vec<Bound>> {
+    ) -> Option<Vec<BoundCall>> {
         let redop = if collective.reduces() { RedOp::Sum.code() } else { 0 };
         let config = Config { algorithm: Some(algorithm), ..Config::default() };
         (0..topology.size())
             .map(|rank| {
-                let (reach, network) = (Arc::new(Routes::local(rank, topology.size())), OnceLock::new());
+                let (routes, network) = (Arc::new(Routes::local(rank, topology.size())), OnceLock::new());
                 let assumed = GroupFacts::assumed("");
                 let facts = GroupFacts {
                     rank,
                     topology: topology.clone(),
                     slot: 4096,
-                    reach,
+                    routes,
                     assumed,
                     network,
                     canonical: OnceLock::new(),
@@ -239,7 +249,7 @@ mod tests {
                     counts,
                     memory,
                     site: 0,
-                    exact: false,
+                    lossless: false,
                 };
                 let bound = bind(&key, &facts, &config).ok()?;
                 (bound.choice.algorithm == algorithm).then_some(bound)
@@ -247,13 +257,14 @@ mod tests {
             .collect()
     }
 
-    /// The checker follows who reads which memory when, over all ranks.
+    /// The checker follows all reads and writes of all ranks.
     #[test]
-    fn what_stays_in_symmetric_memory_is_not_written_while_others_may_read_it() {
-        let mut staying = 0;
-        let ways = Algorithm::ALL.into_iter().flat_map(|a| Collective::ALL.map(|collective| (a, collective)));
+    fn zero_copy_sources_are_not_written_while_peers_may_read_them() {
+        let mut total = 0;
+        let variants =
+            Algorithm::ALL.into_iter().flat_map(|a| Collective::ALL.map(|collective| (a, collective)));
         // Blocks of one segment, and of several.
-        let cases = ways.flat_map(|way| [1 << 12, 1 << 16].map(|count| (way, count)));
+        let cases = variants.flat_map(|variant| [1 << 12, 1 << 16].map(|count| (variant, count)));
         for size in 2..=6 {
             let topology = Topology::single(size);
             for ((algorithm, collective), count) in cases.clone() {
@@ -264,50 +275,56 @@ mod tests {
                     if in_place && collective == Collective::AllToAll {
                         continue;
                     }
-                    let stay: Vec<Vec<usize>> = bounds
+                    let channels: Vec<Vec<usize>> = bounds
                         .iter()
-                        .map(|bound| bound.direct.stays(in_place).map(|staying| staying.channel).collect())
+                        .map(|bound| {
+                            bound.zero_copy.candidates(in_place).map(|candidate| candidate.channel).collect()
+                        })
                         .collect();
                     let sizes = Sizes::Blocks(vec![segments; size]);
                     let op = Operation { collective, root: 0, programs: &programs, sizes: &sizes, in_place };
-                    let stays = |rank: usize, channel: usize| stay[rank].contains(&channel);
-                    if let Err(error) = check_by_reference(&op, 2, &stays) {
-                        panic!("{algorithm:?} {collective:?} {size} in place={in_place} {stay:?}: {error}");
+                    let is_source = |rank: usize, channel: usize| channels[rank].contains(&channel);
+                    if let Err(error) = check_by_reference(&op, 2, &is_source) {
+                        panic!(
+                            "{algorithm:?} {collective:?} {size} in place={in_place} {channels:?}: {error}"
+                        );
                     }
-                    staying += stay.iter().map(Vec::len).sum::<usize>();
+                    total += channels.iter().map(Vec::len).sum::<usize>();
                 }
             }
         }
-        assert!(staying > 100, "{staying}");
+        assert!(total > 100, "{total} candidates");
     }
 
-    /// Whether all outlets of rank 0 of four nodes that send from In may do so in place.
-    fn all_stay(collective: Collective, algorithm: Algorithm) -> bool {
+    /// Returns true if all sends of rank 0 of four nodes have unchanged sources in place.
+    fn all_sources_unchanged(collective: Collective, algorithm: Algorithm) -> bool {
         let topology = Topology::from_labels(&[0, 1, 2, 3]);
-        let (reach, network) = (Arc::new(Routes::local(0, 4)), OnceLock::new());
+        let (routes, network) = (Arc::new(Routes::local(0, 4)), OnceLock::new());
         let facts = GroupFacts {
             rank: 0,
             topology,
             slot: 0,
-            reach,
+            routes,
             assumed: GroupFacts::assumed(""),
             network,
             canonical: OnceLock::new(),
         };
         let redop = if collective.reduces() { RedOp::Sum.code() } else { 0 };
         let (counts, memory, dtype) = (Counts::Even(1 << 20), Memory::Host, DType::F32);
-        let key = Key { collective, dtype, redop, root: 0, factor: 0, counts, memory, site: 0, exact: false };
+        let key =
+            Key { collective, dtype, redop, root: 0, factor: 0, counts, memory, site: 0, lossless: false };
         let config = Config { algorithm: Some(algorithm), ..Config::default() };
         let bound = bind(&key, &facts, &config).unwrap();
-        (0..bound.channel_layout.send_channels.len()).all(|send_channel| stays(&bound, send_channel))
+        (0..bound.channel_layout.send_channels.len())
+            .all(|send_channel| is_unchanged_until_sent(&bound, send_channel))
     }
 
     #[test]
-    fn a_call_in_place_sends_from_where_only_the_readers_answer_is_written() {
-        assert!(all_stay(Collective::AllReduce, Algorithm::HierMesh));
-        assert!(all_stay(Collective::AllGather, Algorithm::HierMesh));
-        assert!(all_stay(Collective::Broadcast, Algorithm::HierMesh));
-        // Each adds all itself, as soon as it has the others', who may still wait for its own.
-        assert!(!all_stay(Collective::AllReduce, Algorithm::HierPublish));
+    fn call_in_place_sends_from_blocks_that_only_the_readers_result_overwrites() {
+        assert!(all_sources_unchanged(Collective::AllReduce, Algorithm::HierMesh));
+        assert!(all_sources_unchanged(Collective::AllGather, Algorithm::HierMesh));
+        assert!(all_sources_unchanged(Collective::Broadcast, Algorithm::HierMesh));
+        // Each rank overwrites its input once it has the other inputs, and its peers may still read that input.
+        assert!(!all_sources_unchanged(Collective::AllReduce, Algorithm::HierPublish));
     }
 }

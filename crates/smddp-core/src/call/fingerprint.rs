@@ -135,7 +135,7 @@ mod tests {
             counts,
             memory: Memory::Host,
             site: 0,
-            exact: false,
+            lossless: false,
         }
     }
 

@@ -3,7 +3,7 @@
 use smddp_plan::{Collective, Counts, Memory, Shape};
 
 use crate::call::Call;
-use crate::call::lossless::is_exact;
+use crate::call::lossless::is_lossless;
 use crate::call::types::{DType, RedOp};
 
 /// Mark of an all_gather that is a part of a sparse all_reduce: its fingerprint differs from other all_gathers.
@@ -25,7 +25,7 @@ pub(crate) struct Key {
     pub(crate) memory: Memory,
     pub(crate) site: usize,
     /// Elements travel as they are, whatever the settings say.
-    pub(crate) exact: bool,
+    pub(crate) lossless: bool,
 }
 
 impl Key {
@@ -41,7 +41,7 @@ impl Key {
             _ => 0,
         };
         let Call { collective, dtype, root, .. } = *call;
-        Self { collective, dtype, redop, factor, root, counts, memory, site, exact: is_exact() }
+        Self { collective, dtype, redop, factor, root, counts, memory, site, lossless: is_lossless() }
     }
 
     /// What the choice may depend on.

@@ -9,7 +9,10 @@ use smddp_transport::SharedPage;
 use super::Communicator;
 use crate::call::{self, Call};
 use crate::config::DevicePath;
-use crate::device::{LEAST_SLAB, MOST_SITES, On, Pages, Sample, Site, SiteHandle, Words, refused};
+use crate::device::{
+    DeviceFlags, DeviceSite, DeviceSiteHandle, DeviceStream, FlagPages, MAX_SITES, MIN_SLAB_BYTES,
+    ProbeAllocation, driver_error,
+};
 use crate::engine::Item;
 use crate::error::{Error, Result};
 use crate::exec::device::DeviceOp;
@@ -28,27 +31,28 @@ const NOT_AT_ALL: u8 = 2;
 impl Communicator {
     /// What a call on a device has besides: its place in the order of the caller's stream. The first call on a device meets
     /// all ranks of the group, which all make it.
-    pub(super) fn device_op(&self, on: &On, call: &Call<'_>) -> Result<Box<DeviceOp>> {
+    pub(super) fn device_op(&self, on: &DeviceStream, call: &Call<'_>) -> Result<Box<DeviceOp>> {
         let name = call::name_of(call.collective);
-        let refused =
-            |error| refused(&format!("{name} on group `{}`, {}", self.0.name, on.device.describe()), &error);
-        if on.device.capturing(on.stream).map_err(refused)? {
+        let driver_error = |error| {
+            driver_error(&format!("{name} on group `{}`, {}", self.0.name, on.device.describe()), &error)
+        };
+        if on.device.capturing(on.stream).map_err(driver_error)? {
             return Err(Error::Invalid(format!(
                 "{name}: the stream is being captured into a CUDA graph, which smddp cannot be part of: its operations wait for \
                  words whose values differ from run to run; call it outside the graph"
             )));
         }
         let handle = self.handle(on)?;
-        let after = handle.mark(on.stream).map_err(refused)?;
+        let after = handle.mark(on.stream).map_err(driver_error)?;
         Ok(Box::new(DeviceOp::new(handle, after, call.redop)))
     }
 
     /// This group's site on a device; made by all ranks together at the first call there.
-    pub fn prepare_device(&self, on: &On) -> Result<()> {
+    pub fn prepare_device(&self, on: &DeviceStream) -> Result<()> {
         self.handle(on).map(drop)
     }
 
-    fn handle(&self, on: &On) -> Result<Arc<SiteHandle>> {
+    fn handle(&self, on: &DeviceStream) -> Result<Arc<DeviceSiteHandle>> {
         let inner = &self.0;
         if let Some(known) = self.prepared(on.device.ordinal()) {
             return Ok(known);
@@ -77,7 +81,7 @@ impl Communicator {
     }
 
     /// The group's handle of a device that it has been used on.
-    fn prepared(&self, ordinal: i32) -> Option<Arc<SiteHandle>> {
+    fn prepared(&self, ordinal: i32) -> Option<Arc<DeviceSiteHandle>> {
         lock(&self.0.handles).iter().find(|handle| handle.device.ordinal() == ordinal).cloned()
     }
 
@@ -93,28 +97,29 @@ impl Communicator {
 /// is another one.
 fn agree(
     comm: &Communicator,
-    on: &On,
+    on: &DeviceStream,
     index: usize,
-    first: Option<&Arc<SiteHandle>>,
+    first: Option<&Arc<DeviceSiteHandle>>,
     shared_page: Option<Arc<SharedPage>>,
-) -> Result<(Arc<SiteHandle>, Site)> {
+) -> Result<(Arc<DeviceSiteHandle>, DeviceSite)> {
     let (rank, size, device) = (comm.rank(), comm.size(), &on.device);
-    if index >= MOST_SITES {
+    if index >= MAX_SITES {
         return Err(Error::Invalid(format!(
-            "group `{}` has used {MOST_SITES} devices already; make another group for this one",
+            "group `{}` has used {MAX_SITES} devices already; make another group for this one",
             comm.name()
         )));
     }
-    let failed = |error| refused(&format!("group `{}` on {}", comm.name(), device.describe()), &error);
+    let failed = |error| driver_error(&format!("group `{}` on {}", comm.name(), device.describe()), &error);
     // Loaded later, at first use, a kernel may wait for streams that wait for other ranks.
-    let unable = device.no_words().or(device.prepare().err().map(|error| format!("its kernels: {error}")));
+    let unable =
+        device.mem_ops_error().or(device.prepare().err().map(|error| format!("its kernels: {error}")));
     let (memory, path, pages, sample) = if size == 1 {
         if let Some(reason) = unable {
             return Err(impossible(comm, &format!("rank 0: {reason}")));
         }
         (Memory::Reference, "one rank: a copy at most".to_owned(), None, None)
     } else {
-        let known = first.and_then(|handle| handle.words.pages());
+        let known = first.and_then(|handle| handle.flags.pages());
         comm.one_call("the preparation of a device", || meet(comm, on, known, shared_page.clone(), unable))?
     };
     if memory == Memory::Bounced && comm.config().device_path == DevicePath::Reference {
@@ -127,21 +132,21 @@ fn agree(
         Level::Info,
         &format!("group `{}`: rank {rank} on {}: within the node {path}", comm.name(), device.describe()),
     );
-    let words = Words::new(device.clone(), pages, (rank, size), index).map_err(failed)?;
-    let handle = SiteHandle::new(device.clone(), (index, memory), path, words).map_err(failed)?;
+    let flags = DeviceFlags::new(device.clone(), pages, (rank, size), index).map_err(failed)?;
+    let handle = DeviceSiteHandle::new(device.clone(), (index, memory), path, flags).map_err(failed)?;
     let shared_page = shared_page.filter(|_| memory == Memory::Reference && size > 1);
-    let site = Site::new(handle.clone(), shared_page, size, sample.and_then(Sample::keep));
+    let site = DeviceSite::new(handle.clone(), shared_page, size, sample.and_then(ProbeAllocation::keep));
     Ok((handle, site))
 }
 
 /// A way, in words too, and what it needs: the node's pages, and memory that was allocated to find out.
-type Found = (Memory, String, Option<Arc<Pages>>, Option<Sample>);
+type Found = (Memory, String, Option<Arc<FlagPages>>, Option<ProbeAllocation>);
 
 /// All ranks say what their devices can do, and come to the same.
 fn meet(
     comm: &Communicator,
-    on: &On,
-    known: Option<Arc<Pages>>,
+    on: &DeviceStream,
+    known: Option<Arc<FlagPages>>,
     shared_page: Option<Arc<SharedPage>>,
     unable: Option<String>,
 ) -> Result<Found> {
@@ -151,7 +156,7 @@ fn meet(
         (None, _) => Err("it shares no memory with the ranks of its node".to_owned()),
         (Some(_), _) if unable.is_some() => Err(String::new()),
         (Some(shared_page), _) => {
-            Sample::new(device, shared_page, LEAST_SLAB).map_err(|error| error.to_string())
+            ProbeAllocation::new(device, shared_page, MIN_SLAB_BYTES).map_err(|error| error.to_string())
         }
     };
     let mut card = device.uuid().to_vec();
@@ -162,7 +167,7 @@ fn meet(
         reach(comm, on, &cards, &shared_page)?;
         match known {
             Some(pages) => Ok(pages),
-            None => Pages::new(device.clone(), shared_page, comm.size())
+            None => FlagPages::new(device.clone(), shared_page, comm.size())
                 .map(Arc::new)
                 .map_err(|error| format!("its words cannot be made known to the device: {error}")),
         }
@@ -207,7 +212,12 @@ fn impossible(comm: &Communicator, reason: &str) -> Error {
 }
 
 /// Whether this rank's device has the memory of its node's devices: tried with a sample of each.
-fn reach(comm: &Communicator, on: &On, cards: &[u8], shared_page: &Arc<SharedPage>) -> Result<(), String> {
+fn reach(
+    comm: &Communicator,
+    on: &DeviceStream,
+    cards: &[u8],
+    shared_page: &Arc<SharedPage>,
+) -> Result<(), String> {
     let topology = comm.topology();
     for mate in (0..comm.size()).filter(|&mate| topology.share_node(mate, comm.rank())) {
         let card = &cards[mate * CARD..(mate + 1) * CARD];
@@ -220,7 +230,7 @@ fn reach(comm: &Communicator, on: &On, cards: &[u8], shared_page: &Arc<SharedPag
         if !on.device.reaches(&uuid) {
             return Err(format!("{} does not reach the device of rank {mate}", on.device.describe()));
         }
-        Sample::try_of(&on.device, shared_page, mate, u64::from_le_bytes(token))?;
+        ProbeAllocation::check_import(&on.device, shared_page, mate, u64::from_le_bytes(token))?;
     }
     Ok(())
 }

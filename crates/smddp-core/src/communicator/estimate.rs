@@ -61,9 +61,9 @@ impl Communicator {
             counts,
             memory: Memory::Host,
             site: 0,
-            exact: false,
+            lossless: false,
         };
-        Job { collective, root, decision: bind::decided(&key, &self.0.facts, self.0.config) }
+        Job { collective, root, decision: bind::plan_decision(&key, &self.0.facts, self.0.config) }
     }
 
     /// This group's nodes, with what the choice goes by.

@@ -24,8 +24,8 @@ use crate::call::message_label::Direction;
 use crate::call::types::{DType, RedOp};
 use crate::call::{self, Blocks, Call};
 use crate::config::Config;
-use crate::config::network::{Known, Origin};
-use crate::device::On;
+use crate::config::network::{NetworkEstimate, Origin};
+use crate::device::DeviceStream;
 use crate::engine::messages::Request;
 use crate::engine::progress_loop::Target;
 use crate::engine::progress_thread;
@@ -34,7 +34,7 @@ use crate::engine::wait_plan::SpinPolicy;
 use crate::engine::{Driver, Item};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
-use crate::observe::recorder::{self, Recorder, Taken, Tally};
+use crate::observe::recorder::{self, Counters, PathCounters, Recorder};
 use crate::sync::completion::{Keep, Shared, in_handler};
 use crate::sync::lock;
 
@@ -47,7 +47,7 @@ pub struct Options {
     pub keep: Option<Keep>,
     /// The buffers are this device's, and the call comes after what its stream did so far. The call then does not wait for
     /// the device: it is over when the device is through.
-    pub on: Option<On>,
+    pub on: Option<DeviceStream>,
 }
 
 /// Bytes of a call whose copies nobody notices.
@@ -64,21 +64,21 @@ impl Communicator {
         let way = group.network_path();
         let topology = Topology::from_labels(nodes);
         let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&way));
-        let reach = group.routes().clone();
+        let routes = group.routes().clone();
         let (network, canonical) = (OnceLock::new(), OnceLock::new());
-        let facts = GroupFacts { rank, topology, slot, reach, assumed, network, canonical };
+        let facts = GroupFacts { rank, topology, slot, routes, assumed, network, canonical };
         let (sleeper, shared_page) = (group.sleeper(), group.shared_page());
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
             FALLBACK.get_or_init(Config::default)
         });
-        let tally = Arc::new(Tally::default());
+        let counters = Arc::new(PathCounters::default());
         let told = (name, if way.is_empty() { "shm" } else { way.as_str() });
-        let recorder = Recorder::new(told, rank, &facts.topology, tally.clone(), config.recorder);
-        group.set_status_id(recorder::about(name, rank));
+        let recorder = Recorder::new(told, rank, &facts.topology, counters.clone(), config.recorder);
+        group.set_status_id(recorder::query_key(name, rank));
         let comm = Self(Arc::new(Inner {
-            driver: Mutex::new(Driver::new(group, name.to_owned(), tally.clone(), recorder)),
-            tally,
+            driver: Mutex::new(Driver::new(group, name.to_owned(), counters.clone(), recorder)),
+            counters,
             cache: Mutex::default(),
             inbox: Mutex::default(),
             filled: AtomicBool::new(false),
@@ -166,9 +166,9 @@ impl Communicator {
             counts,
             memory: Memory::Host,
             site: 0,
-            exact: false,
+            lossless: false,
         };
-        bind::described(&self.way(), &bind::decided(&key, &self.0.facts, self.0.config))
+        bind::describe_decision(&self.way(), &bind::plan_decision(&key, &self.0.facts, self.0.config))
     }
 
     /// What bytes go through: "shm", "tcp eth0 10.0.0.1", or both.
@@ -183,14 +183,14 @@ impl Communicator {
 
     /// What the choice of segments and algorithms goes by between nodes, and where it is from; `None` in a group of one
     /// node.
-    pub fn network(&self) -> Option<Known> {
-        let assumed = Known { network: Network::ASSUMED, origin: Origin::Assumed };
+    pub fn network(&self) -> Option<NetworkEstimate> {
+        let assumed = NetworkEstimate { network: Network::ASSUMED, origin: Origin::Default };
         (self.0.facts.topology.nodes() > 1).then(|| self.0.facts.network.get().copied().unwrap_or(assumed))
     }
 
     /// Makes it known, for a communicator over a group of the caller's own: before its first call, and the same on all
     /// ranks. `false`: it was known already.
-    pub fn set_network(&self, known: Known) -> bool {
+    pub fn set_network(&self, known: NetworkEstimate) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
             lock(&self.0.driver).group.expect(known.network.in_flight_bytes());
@@ -217,8 +217,8 @@ impl Communicator {
     }
 
     /// Operations and bytes so far, by collective and path.
-    pub fn taken(&self) -> Vec<Taken> {
-        self.0.tally.taken().collect()
+    pub fn taken(&self) -> Vec<Counters> {
+        self.0.counters.nonzero().collect()
     }
 
     /// Makes `call` with the calling thread driving; returns when it is over.

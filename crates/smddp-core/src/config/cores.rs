@@ -1,4 +1,4 @@
-//! Cores of this host, and the ranks that share them.
+//! Cores of this host, and the number of ranks that share them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 static LOCAL_RANKS: AtomicUsize = AtomicUsize::new(1);
 
 /// Records a group of `size` ranks.
-pub(crate) fn note_group(size: usize) {
+pub(crate) fn record_group_size(size: usize) {
     LOCAL_RANKS.fetch_max(size, Ordering::Relaxed);
 }
 

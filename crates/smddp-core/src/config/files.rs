@@ -1,4 +1,4 @@
-//! Bounded reads of files that a user names.
+//! Bounded reads of files that the user names.
 
 use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
@@ -6,34 +6,36 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-/// The content of a regular file of at most `most` bytes, and its metadata when it was opened. Does not wait, whatever the path
-/// names: a FIFO, a device or a socket is an error.
+/// Returns the content of a regular file of at most `limit` bytes, and its metadata at the time of opening. Never
+/// blocks: a FIFO, a device or a socket is an error.
 ///
 /// # Errors
-/// The system's; `InvalidInput` for what is not a regular file; `FileTooLarge` for more than `most` bytes.
-pub fn read(path: &Path, most: usize) -> io::Result<(Vec<u8>, Metadata)> {
+///
+/// The system's error; `InvalidInput` if it is not a regular file; `FileTooLarge` for more than `limit` bytes.
+pub fn read(path: &Path, limit: usize) -> io::Result<(Vec<u8>, Metadata)> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
     let about = file.metadata()?;
     if !about.is_file() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
     }
-    let too_large = || io::Error::new(ErrorKind::FileTooLarge, format!("larger than {most} bytes"));
-    if about.len() > most as u64 {
+    let too_large = || io::Error::new(ErrorKind::FileTooLarge, format!("larger than {limit} bytes"));
+    if about.len() > limit as u64 {
         return Err(too_large());
     }
-    // It may grow meanwhile.
+    // The file may grow during the read.
     let mut bytes = Vec::new();
-    file.take(most as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > most { Err(too_large()) } else { Ok((bytes, about)) }
+    file.take(limit as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > limit { Err(too_large()) } else { Ok((bytes, about)) }
 }
 
-/// The text of such a file.
+/// Returns the text of such a file.
 ///
 /// # Errors
-/// As [`read`]; `InvalidData` for what is not UTF-8.
-pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
-    let (bytes, _) = read(path, most)?;
+///
+/// As [`read`]; `InvalidData` if it is not UTF-8.
+pub fn read_text(path: &Path, limit: usize) -> io::Result<String> {
+    let (bytes, _) = read(path, limit)?;
     String::from_utf8(bytes).map_err(|error| io::Error::new(ErrorKind::InvalidData, error.utf8_error()))
 }
 
@@ -44,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_regular_files_of_bounded_size_are_read_and_nothing_is_waited_for() {
+    fn read_rejects_special_and_large_files_without_blocking() {
         let folder = std::env::temp_dir().join(format!("smddp-files-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let at = |name: &str| folder.join(name);
@@ -61,7 +63,7 @@ mod tests {
             (folder.clone(), "not a regular file"),
             (at("large"), "larger than 64 bytes"),
             (at("huge"), "larger than 64 bytes"),
-            // Its size is 0.
+            // The reported size is 0.
             ("/proc/self/environ".into(), "larger than 64 bytes"),
             (at("missing"), "No such file"),
             (at("socket"), "No such device"),

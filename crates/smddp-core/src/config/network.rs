@@ -1,4 +1,4 @@
-//! What a message between nodes costs: in settings, on cards, in words.
+//! Network model between nodes: setting, exchange between ranks, and log text.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -8,69 +8,72 @@ use smddp_transport::fork::PerProcess;
 
 use crate::sync::lock;
 
-/// Where the figures of a network are from.
+/// Source of a network model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nothing was measured.
-    Assumed,
-    /// `SMDDP_NETWORK`, or the program.
-    Set,
-    /// By this group when it was made.
+    /// Built-in default; nothing was measured.
+    Default,
+    /// Set with `SMDDP_NETWORK`, or by the program.
+    Configured,
+    /// Measured by this group when it started.
     Measured,
-    /// By groups that were made before.
-    Before,
+    /// Measured by earlier groups of this process.
+    Earlier,
 }
 
-/// A network, and how it is known.
+/// A network model and its source.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Known {
+pub struct NetworkEstimate {
     pub network: Network,
     pub origin: Origin,
 }
 
-/// "between nodes: 16 us, 1.6 us a message, 1 Gbit/s a node (measured)".
-impl std::fmt::Display for Known {
+/// Formats as "between nodes: 16 us, 1.6 us a message, 1 Gbit/s a node (measured)".
+impl std::fmt::Display for NetworkEstimate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Network { latency_ns, message_ns, bytes_per_ns, .. } = self.network;
         let origin = match self.origin {
-            Origin::Assumed => "assumed",
-            Origin::Set => "set",
+            Origin::Default => "assumed",
+            Origin::Configured => "set",
             Origin::Measured => "measured",
-            Origin::Before => "measured by an earlier group",
+            Origin::Earlier => "measured by an earlier group",
         };
-        let (latency, message, rate) =
-            (figure(latency_ns / 1e3), figure(message_ns / 1e3), figure(bytes_per_ns * 8.0));
+        let (latency, message, rate) = (
+            format_value(latency_ns / 1e3),
+            format_value(message_ns / 1e3),
+            format_value(bytes_per_ns * 8.0),
+        );
         write!(f, "between nodes: {latency} us, {message} us a message, {rate} Gbit/s a node ({origin})")
     }
 }
 
-/// Two digits, or all before the point.
-fn figure(value: f64) -> String {
+/// Formats two significant digits, or all digits before the decimal point.
+fn format_value(value: f64) -> String {
     let digits = if value >= 9.95 || value == 0.0 {
         0
     } else if value >= 0.995 {
         1
     } else {
-        // Digits behind the point up to the second one that counts.
+        // Digits after the decimal point up to the second significant one.
         (1.0 - value.log10().floor()).clamp(2.0, 9.0) as usize
     };
     let text = format!("{value:.digits$}");
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// `latency_us=15,message_us=1,gbit=10`; what is left out is as assumed. The error says what is wanted.
+/// Parses `latency_us=15,message_us=1,gbit=10`. Omitted values have the default. The error names the expected form.
 pub(crate) fn parse(text: &str) -> Result<Network, String> {
     let mut network = Network::ASSUMED;
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         let want = || {
             format!(
-                "{part:?} is none of latency_us=.., message_us=.., gbit=.. with a number above 0 (message_us: or 0)"
+                "{part:?} is not one of latency_us=.., message_us=.., gbit=.. with a number above 0 (message_us: or 0)"
             )
         };
         let (name, value) = part.split_once('=').ok_or_else(want)?;
         let name = name.trim();
         let value: f64 = value.trim().parse().map_err(|_| want())?;
-        // In nanoseconds they are figures, too.
+        // The value in nanoseconds must be finite, too.
         let fits = (value * 1e3).is_finite() && (value > 0.0 || value == 0.0 && name == "message_us");
         match name {
             "latency_us" if fits => network.latency_ns = value * 1e3,
@@ -82,7 +85,7 @@ pub(crate) fn parse(text: &str) -> Result<Network, String> {
     Ok(network)
 }
 
-/// Of two, the dearer in every respect: a collective waits for its slowest rank.
+/// Returns the more expensive value of each property: a collective waits for its slowest rank.
 pub(crate) fn slower(a: Network, b: Network) -> Network {
     Network {
         latency_ns: a.latency_ns.max(b.latency_ns),
@@ -92,33 +95,33 @@ pub(crate) fn slower(a: Network, b: Network) -> Network {
     }
 }
 
-/// Five figures a decade, so that two measurements of one network mostly say the same.
+/// Five steps per decade, so that two measurements of one network mostly give equal values.
 const STEPS: [f64; 5] = [1.0, 1.6, 2.5, 4.0, 6.3];
 
-/// A process that shares its core answers so much later than its kernel; if it takes longer it was the machine that was
-/// busy, not the network that is slow.
-const BUSY_FOR: Duration = Duration::from_millis(10);
+/// Maximum delay of a process that shares its core, compared with its kernel. A longer delay indicates a busy host,
+/// not a slow network.
+const MAX_BUSY_DELAY: Duration = Duration::from_millis(10);
 
-/// A round trip as far as it can be believed; `kernel`: the quickest that the kernel has seen of the same way.
-pub(crate) fn credible(measured: Duration, kernel: Option<Duration>) -> Duration {
-    measured.min(kernel.unwrap_or_default() + BUSY_FOR)
+/// Limits a measured round trip to a plausible value. `kernel`: shortest round trip of the connection that the kernel
+/// reports.
+pub(crate) fn plausible_round_trip(measured: Duration, kernel: Option<Duration>) -> Duration {
+    measured.min(kernel.unwrap_or_default() + MAX_BUSY_DELAY)
 }
 
-/// What else a measurement may come to.
-const MOST_MESSAGE_NS: f64 = 2e4;
-const LEAST_BYTES_PER_NS: f64 = 0.0125;
+/// Bounds of plausible measurements. Values beyond them indicate a busy host, not a slow network.
+const MAX_MESSAGE_NS: f64 = 2e4;
+const MIN_BYTES_PER_NS: f64 = 0.0125;
 
-/// The nearest step, by ratio.
-pub(crate) fn coarse(network: Network) -> Network {
-    // Whatever is measured lies in these decades.
+/// Rounds each value to the nearest step, by ratio.
+pub(crate) fn quantise(network: Network) -> Network {
+    // All measured values are within these decades.
     let steps = || (-6..10).flat_map(|decade| STEPS.map(|step| step * 10f64.powi(decade)));
     let nearest = |value: f64| {
         let apart = |step: &f64| (step / value).max(value / step);
         steps().min_by(|a, b| apart(a).total_cmp(&apart(b))).unwrap_or(value)
     };
-    // Beyond these it is the machine that was busy, not the network that is slow.
-    let (latency, message) = (network.latency_ns, network.message_ns.min(MOST_MESSAGE_NS));
-    let rate = network.bytes_per_ns.max(LEAST_BYTES_PER_NS);
+    let (latency, message) = (network.latency_ns, network.message_ns.min(MAX_MESSAGE_NS));
+    let rate = network.bytes_per_ns.max(MIN_BYTES_PER_NS);
     Network {
         latency_ns: nearest(latency),
         message_ns: nearest(message),
@@ -127,49 +130,49 @@ pub(crate) fn coarse(network: Network) -> Network {
     }
 }
 
-/// Bytes of a network between ranks.
-pub(crate) const WORDS: usize = 3;
+/// Number of 64-bit values of a network model, as ranks exchange it.
+pub(crate) const VALUES: usize = 3;
 
-pub(crate) fn to_words(network: Network) -> [u64; WORDS] {
+pub(crate) fn to_bits(network: Network) -> [u64; VALUES] {
     let Network { latency_ns, message_ns, bytes_per_ns, .. } = network;
     [latency_ns, message_ns, bytes_per_ns].map(f64::to_bits)
 }
 
-pub(crate) fn from_words(words: [u64; WORDS]) -> Network {
+pub(crate) fn from_bits(words: [u64; VALUES]) -> Network {
     let [latency_ns, message_ns, bytes_per_ns] = words.map(f64::from_bits);
     Network { latency_ns, message_ns, bytes_per_ns, ..Network::ASSUMED }
 }
 
-/// What this process has learnt from the groups that it was in.
-static LEARNT: PerProcess<Mutex<Option<Network>>> = PerProcess::new();
+/// Model measured by earlier groups of this process.
+static EARLIER: PerProcess<Mutex<Option<Network>>> = PerProcess::new();
 
-pub(crate) fn remember(network: Network) {
-    *lock(LEARNT.get()) = Some(network);
+pub(crate) fn store_estimate(network: Network) {
+    *lock(EARLIER.get()) = Some(network);
 }
 
-/// For this rank's card: what the process has learnt, or nothing.
-pub(crate) fn note() -> Vec<u8> {
-    let learnt = *lock(LEARNT.get());
-    learnt
-        .map(|network| to_words(network).into_iter().flat_map(u64::to_le_bytes).collect())
+/// Encodes the stored model for this rank's address record; empty if there is none.
+pub(crate) fn encode_estimate() -> Vec<u8> {
+    let earlier = *lock(EARLIER.get());
+    earlier
+        .map(|network| to_bits(network).into_iter().flat_map(u64::to_le_bytes).collect())
         .unwrap_or_default()
 }
 
-/// What the cards of all ranks say together, if none of them says nothing: every rank comes to the same.
-pub(crate) fn noted<'a>(notes: impl Iterator<Item = &'a [u8]>) -> Option<Network> {
-    let one = |note: &[u8]| {
-        let mut words = [0; WORDS];
-        let chunks = note.as_chunks::<8>();
-        if chunks.0.len() != WORDS || !chunks.1.is_empty() {
+/// Combines the models of all ranks, or returns `None` if any rank has none. All ranks get the same result.
+pub(crate) fn combine_estimates<'a>(notes: impl Iterator<Item = &'a [u8]>) -> Option<Network> {
+    let decode = |encoded: &[u8]| {
+        let mut words = [0; VALUES];
+        let chunks = encoded.as_chunks::<8>();
+        if chunks.0.len() != VALUES || !chunks.1.is_empty() {
             return None;
         }
         words.iter_mut().zip(chunks.0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
-        let Network { latency_ns, message_ns, bytes_per_ns, incast } = from_words(words);
-        let figures = latency_ns.min(bytes_per_ns) > 0.0 && message_ns >= 0.0;
-        let finite = [latency_ns, message_ns, bytes_per_ns].iter().all(|figure| figure.is_finite());
-        (figures && finite).then_some(Network { latency_ns, message_ns, bytes_per_ns, incast })
+        let Network { latency_ns, message_ns, bytes_per_ns, incast } = from_bits(words);
+        let in_range = latency_ns.min(bytes_per_ns) > 0.0 && message_ns >= 0.0;
+        let finite = [latency_ns, message_ns, bytes_per_ns].iter().all(|value| value.is_finite());
+        (in_range && finite).then_some(Network { latency_ns, message_ns, bytes_per_ns, incast })
     };
-    let all: Option<Vec<Network>> = notes.map(one).collect();
+    let all: Option<Vec<Network>> = notes.map(decode).collect();
     all?.into_iter().reduce(slower)
 }
 
@@ -178,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bad_network_is_told_with_its_part() {
+    fn invalid_network_error_names_the_invalid_part() {
         for (text, part) in
             [("gbit=10,speed=3", "speed=3"), ("latency_us", "latency_us"), ("gbit=0", "gbit=0")]
         {
@@ -188,9 +191,9 @@ mod tests {
     }
 
     #[test]
-    fn measurements_a_little_apart_come_to_the_same_figures() {
+    fn similar_measurements_give_equal_values() {
         let of = |noise: f64| {
-            coarse(Network {
+            quantise(Network {
                 latency_ns: 15_700.0 * noise,
                 message_ns: 980.0 / noise,
                 bytes_per_ns: 0.1175 * noise,
@@ -207,30 +210,30 @@ mod tests {
     }
 
     #[test]
-    fn a_long_way_is_believed_where_the_kernel_has_seen_it() {
+    fn long_round_trip_is_accepted_if_the_kernel_measured_it() {
         let ms = Duration::from_millis;
-        assert_eq!(credible(ms(50), Some(ms(49))), ms(50));
-        assert_eq!(credible(ms(50), Some(ms(1))), ms(11));
-        assert_eq!(credible(ms(50), None), ms(10));
+        assert_eq!(plausible_round_trip(ms(50), Some(ms(49))), ms(50));
+        assert_eq!(plausible_round_trip(ms(50), Some(ms(1))), ms(11));
+        assert_eq!(plausible_round_trip(ms(50), None), ms(10));
         let remote = Network { latency_ns: 25e6, ..Network::ASSUMED };
-        assert_eq!(coarse(remote).latency_ns, 25e6);
+        assert_eq!(quantise(remote).latency_ns, 25e6);
     }
 
     #[test]
-    fn cards_agree_on_the_slowest_or_on_nothing() {
+    fn ranks_agree_on_the_slowest_model_or_on_none() {
         let fast = Network { latency_ns: 5_000.0, message_ns: 400.0, bytes_per_ns: 4.0, ..Network::ASSUMED };
-        let note = |n: Network| to_words(n).into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
-        let both = [note(fast), note(Network::ASSUMED)];
-        assert_eq!(noted(both.iter().map(Vec::as_slice)), Some(slower(fast, Network::ASSUMED)));
-        let lacking = [note(fast), Vec::new()];
-        assert_eq!(noted(lacking.iter().map(Vec::as_slice)), None);
+        let encode = |n: Network| to_bits(n).into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
+        let both = [encode(fast), encode(Network::ASSUMED)];
+        assert_eq!(combine_estimates(both.iter().map(Vec::as_slice)), Some(slower(fast, Network::ASSUMED)));
+        let lacking = [encode(fast), Vec::new()];
+        assert_eq!(combine_estimates(lacking.iter().map(Vec::as_slice)), None);
     }
 
     #[test]
-    fn figures_have_the_digits_that_count() {
+    fn values_have_two_significant_digits() {
         let known = |latency_ns, bytes_per_ns| {
             let network = Network { latency_ns, message_ns: 1_600.0, bytes_per_ns, ..Network::ASSUMED };
-            Known { network, origin: Origin::Measured }.to_string()
+            NetworkEstimate { network, origin: Origin::Measured }.to_string()
         };
         assert_eq!(
             known(16_000.0, 0.125),

@@ -1,4 +1,4 @@
-//! What the settings leave between nodes: found out by looking, for `smddp info` and for what a transport may use.
+//! Transport options of the settings, and the transport that they select between nodes, for `smddp info`.
 
 use smddp_transport::fabric::{
     self,
@@ -10,8 +10,8 @@ use smddp_transport::joint::{InterNode, TransportOptions, may_have_efa};
 use super::Config;
 
 impl Config {
-    /// What the transports may use.
-    pub(crate) fn means(&self) -> TransportOptions {
+    /// Returns the options of the transports.
+    pub(crate) fn transport_options(&self) -> TransportOptions {
         TransportOptions {
             staging: self.staging,
             shm: self.shm,
@@ -28,43 +28,45 @@ impl Config {
         }
     }
 
-    /// What serves between nodes, in words; the error says why nothing does.
+    /// Describes the transport between nodes. The error gives the reason if none is available.
     pub fn between_nodes(&self) -> std::result::Result<String, String> {
         let (names, way) = match self.between {
             InterNode::Nothing => return Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
-            InterNode::Fabric => self.over_fabric()?,
-            InterNode::Auto if may_have_efa() => self.over_fabric().or_else(|_| self.over_tcp())?,
-            InterNode::Auto | InterNode::Tcp => self.over_tcp()?,
+            InterNode::Fabric => self.fabric_description()?,
+            InterNode::Auto if may_have_efa() => {
+                self.fabric_description().or_else(|_| self.tcp_description())?
+            }
+            InterNode::Auto | InterNode::Tcp => self.tcp_description()?,
         };
         match &self.require {
-            Some(wanted) if !names.contains(wanted) => {
-                Err(format!("SMDDP_REQUIRE={wanted}, but there is {way}"))
+            Some(required) if !names.contains(required) => {
+                Err(format!("SMDDP_REQUIRE={required}, but there is {way}"))
             }
             _ => Ok(way),
         }
     }
 
-    /// What `SMDDP_REQUIRE` may call it, and what it is.
-    fn over_tcp(&self) -> std::result::Result<(Vec<String>, String), String> {
+    /// Returns the names that `SMDDP_REQUIRE` accepts for TCP, and its description.
+    fn tcp_description(&self) -> std::result::Result<(Vec<String>, String), String> {
         let choice = interface::choose(&self.interface, self.family).map_err(|error| error.to_string())?;
         let warning = if choice.loopback { "; other hosts cannot reach it" } else { "" };
         let sealed = if self.encrypts { ", encrypted" } else { "" };
         Ok((vec!["tcp".to_owned()], format!("tcp {choice}{sealed}{warning}")))
     }
 
-    fn over_fabric(&self) -> std::result::Result<(Vec<String>, String), String> {
-        let (choice, lines) = self.look_for_fabric();
+    fn fabric_description(&self) -> std::result::Result<(Vec<String>, String), String> {
+        let (choice, lines) = self.choose_fabric();
         let provider = choice.map_err(|error| error.to_string())?.provider;
         Ok((vec!["fabric".to_owned(), provider], lines.join("; ")))
     }
 
-    /// What libfabric offers here and why it is taken or not, in lines.
+    /// Describes the libfabric provider and the reason for its choice, in lines.
     pub fn fabric(&self) -> std::result::Result<Vec<String>, String> {
-        let (choice, lines) = self.look_for_fabric();
+        let (choice, lines) = self.choose_fabric();
         choice.map(|_| lines).map_err(|error| error.to_string())
     }
 
-    fn look_for_fabric(&self) -> (std::result::Result<Provider, ProviderError>, Vec<String>) {
+    fn choose_fabric(&self) -> (std::result::Result<Provider, ProviderError>, Vec<String>) {
         fabric::provider_choice::choose_provider(&fabric::provider_choice::Settings {
             library: self.library.clone(),
             provider: self.provider.clone(),

@@ -1,4 +1,4 @@
-//! How settings are read, and how those that ranks share are written: what means the same is written alike.
+//! Parsers of setting values, and their canonical text. Equal values of settings that ranks share have equal texts.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use smddp_transport::joint::InterNode;
 use crate::config::files;
 use crate::log::Level;
 
-/// A value, or what is wanted instead of the text.
+/// A value, or the description of the expected value.
 type Read<T> = Result<T, String>;
 
-/// More than any machine has: what is derived from a size stays a size.
-const MOST_BYTES: usize = 1 << 40;
+/// Maximum size in bytes. Values derived from a size cannot overflow.
+const MAX_BYTES: usize = 1 << 40;
 
-/// "64M", "4096", "1g".
+/// Parses a size such as "64M", "4096" or "1g".
 pub fn parse_bytes(text: &str) -> Option<usize> {
     let text = text.trim();
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
@@ -35,17 +35,17 @@ pub fn parse_bytes(text: &str) -> Option<usize> {
 pub(super) fn bytes(least: usize) -> impl Fn(&str) -> Read<usize> {
     move |text| {
         parse_bytes(text)
-            .filter(|n| (least..=MOST_BYTES).contains(n))
+            .filter(|n| (least..=MAX_BYTES).contains(n))
             .ok_or_else(|| format!("a size of {least} bytes to 1024G, like 65536 or 64M"))
     }
 }
 
-/// `None` where nothing is said.
-pub(super) fn some<T>(read: impl Fn(&str) -> Read<T>) -> impl Fn(&str) -> Read<Option<T>> {
+/// Returns `None` for an empty value.
+pub(super) fn optional<T>(read: impl Fn(&str) -> Read<T>) -> impl Fn(&str) -> Read<Option<T>> {
     move |text| (!text.is_empty()).then(|| read(text)).transpose()
 }
 
-pub(super) fn as_it_is<T: for<'a> From<&'a str>>(text: &str) -> Read<T> {
+pub(super) fn unchanged<T: for<'a> From<&'a str>>(text: &str) -> Read<T> {
     Ok(text.into())
 }
 
@@ -57,10 +57,10 @@ pub(super) fn algorithm(text: &str) -> Read<Algorithm> {
     Algorithm::from_name(&text.to_ascii_lowercase()).ok_or_else(names)
 }
 
-/// Largest file of a tuning table. It travels in address records, whose bound is smaller.
+/// Maximum bytes of a file with a tuning table. Address records carry the table and have a lower limit.
 const MAX_TABLE: usize = 1 << 20;
 
-/// A table says which algorithm, a file has a name.
+/// Parses a tuning table, or reads it from a file. A table contains ":@".
 pub(super) fn tune(text: &str) -> Read<Table> {
     let lines = match text.is_empty() || text.contains(":@") {
         true => text.to_owned(),
@@ -70,7 +70,7 @@ pub(super) fn tune(text: &str) -> Read<Table> {
     Table::parse(&lines).map_err(|e| e.to_string())
 }
 
-/// A bounded number of them.
+/// Number of recorded operations.
 pub(super) fn operations(text: &str) -> Read<usize> {
     let found = text.parse().ok().filter(|&number| number <= 1 << 20);
     found.ok_or_else(|| format!("a number from 0 to {}", 1 << 20))
@@ -83,7 +83,7 @@ pub(super) fn up_to_64(text: &str) -> Read<usize> {
         .ok_or_else(|| "a number from 1 to 64".to_owned())
 }
 
-/// Longest time that a setting may give. A larger one cannot be added to every clock.
+/// Maximum time of a setting. A larger value would overflow when added to a clock.
 const MAX_TIME: Duration = Duration::from_secs(1_000_000_000);
 
 pub(super) fn micros(text: &str) -> Read<Duration> {
@@ -96,29 +96,29 @@ pub(super) fn seconds(text: &str) -> Read<Duration> {
     found.filter(|time| *time <= MAX_TIME).ok_or_else(|| format!("seconds, from 0 to {}", MAX_TIME.as_secs()))
 }
 
-pub(super) fn a_second_or_more(text: &str) -> Read<Duration> {
+pub(super) fn at_least_one_second(text: &str) -> Read<Duration> {
     seconds(text).ok().filter(|time| time.as_secs() > 0).ok_or_else(|| "seconds, 1 or more".to_owned())
 }
 
-/// A port, after an address or alone.
+/// A port, alone or after an address.
 pub(super) fn port(text: &str) -> Read<String> {
     let number = text.rsplit_once(':').map_or(text, |(_, number)| number);
     let found = number.parse::<u16>().map(|_| text.to_owned());
     found.map_err(|_| "a port, or ADDRESS:PORT".to_owned())
 }
 
-pub(super) fn wanted(text: &str) -> Read<InterfaceFilter> {
-    Ok(InterfaceFilter { value: some(as_it_is)(text)?, from: interface::NAMES[0] })
+pub(super) fn interface_filter(text: &str) -> Read<InterfaceFilter> {
+    Ok(InterfaceFilter { value: optional(unchanged)(text)?, from: interface::NAMES[0] })
 }
 
-/// A setting with a few values, each with a name.
-pub(super) trait Named: Copy + PartialEq + 'static {
+/// A setting with a few named values.
+pub(super) trait NamedValue: Copy + PartialEq + 'static {
     const NAMES: &'static [(&'static str, Self)];
-    /// Names that other libraries use, each with the equivalent name.
+    /// Names that other libraries use, each with its equivalent here.
     const FOREIGN: &'static [(&'static str, &'static str)] = &[];
 }
 
-pub(super) fn named<T: Named>(text: &str) -> Read<T> {
+pub(super) fn named<T: NamedValue>(text: &str) -> Read<T> {
     let found = T::NAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
     let names = || T::NAMES.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect::<Vec<_>>();
     let foreign = || T::FOREIGN.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
@@ -131,56 +131,56 @@ pub(super) fn named<T: Named>(text: &str) -> Read<T> {
     })
 }
 
-impl Named for bool {
+impl NamedValue for bool {
     const NAMES: &'static [(&'static str, Self)] = &[("0", false), ("1", true)];
 }
 
-impl Named for InterNode {
+impl NamedValue for InterNode {
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("tcp", Self::Tcp), ("fabric", Self::Fabric), ("shm", Self::Nothing)];
 }
 
-impl Named for AddressFamily {
+impl NamedValue for AddressFamily {
     const NAMES: &'static [(&'static str, Self)] =
         &[("", Self::Any), ("AF_INET", Self::V4), ("AF_INET6", Self::V6)];
 }
 
-impl Named for SingleCopy {
+impl NamedValue for SingleCopy {
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
 }
 
-/// Groups whose reductions are in canonical order.
+/// Groups that use the canonical order of reductions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CanonicalOrder {
-    /// Sibling groups that nodes divide differently.
+    /// Only sibling groups that nodes divide differently.
     Auto,
     Never,
     Always,
 }
 
-impl Named for CanonicalOrder {
+impl NamedValue for CanonicalOrder {
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
 }
 
-/// How device memory goes within a node.
+/// Path of device memory within a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DevicePath {
-    /// By reference where that is possible.
+    /// By reference if possible.
     Auto,
-    /// By reference, or not at all.
+    /// By reference, or an error.
     Reference,
     /// Through pinned host memory.
     Host,
 }
 
-impl Named for DevicePath {
+impl NamedValue for DevicePath {
     const NAMES: &'static [(&'static str, Self)] =
         &[("auto", Self::Auto), ("ipc", Self::Reference), ("host", Self::Host)];
 }
 
-impl Named for Level {
+impl NamedValue for Level {
     const NAMES: &'static [(&'static str, Self)] = &[
         ("VERSION", Self::Version),
         ("WARN", Self::Warn),
@@ -193,12 +193,12 @@ impl Named for Level {
         &[("DEBUG", "TRACE"), ("DETAIL", "TRACE"), ("WARNING", "WARN"), ("ERROR", "WARN"), ("OFF", "NONE")];
 }
 
-pub(super) trait Written {
-    fn written(&self) -> String;
+pub(super) trait ToSetting {
+    fn to_setting(&self) -> String;
 }
 
-impl<T: Named> Written for T {
-    fn written(&self) -> String {
+impl<T: NamedValue> ToSetting for T {
+    fn to_setting(&self) -> String {
         T::NAMES
             .iter()
             .find(|(_, value)| value == self)
@@ -206,17 +206,17 @@ impl<T: Named> Written for T {
     }
 }
 
-impl<T: Written> Written for Option<T> {
-    fn written(&self) -> String {
-        self.as_ref().map_or_else(String::new, T::written)
+impl<T: ToSetting> ToSetting for Option<T> {
+    fn to_setting(&self) -> String {
+        self.as_ref().map_or_else(String::new, T::to_setting)
     }
 }
 
-macro_rules! written {
+macro_rules! to_setting {
     ($($(#[$doc:meta])* $type:ty: |$value:ident| $text:expr;)*) => {$(
         $(#[$doc])*
-        impl Written for $type {
-            fn written(&self) -> String {
+        impl ToSetting for $type {
+            fn to_setting(&self) -> String {
                 let $value = self;
                 $text
             }
@@ -224,8 +224,8 @@ macro_rules! written {
     )*};
 }
 
-written! {
-    /// With the largest unit that leaves no remainder.
+to_setting! {
+    /// Uses the largest unit without a remainder.
     usize: |bytes| {
         let units = [(30, "G"), (20, "M"), (10, "K")];
         let unit = units.into_iter().find(|(shift, _)| *bytes > 0 && bytes.is_multiple_of(1 << shift));
@@ -233,7 +233,7 @@ written! {
     };
     String: |text| text.clone();
     Algorithm: |algorithm| algorithm.name().to_owned();
-    /// A file's name says nothing of what is in it.
+    /// The content of the table: a file name does not identify it.
     Table: |table| table.to_string();
     Formats: |formats| formats.to_string();
     Network: |network| {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_that_mean_the_same_are_the_same() {
+    fn equivalent_values_have_equal_texts() {
         for (name, one, other) in [
             ("SMDDP_STAGING_BYTES", "64M", "67108864"),
             ("SMDDP_STAGING_BYTES", "64M", " 64 m "),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn every_setting_that_ranks_share_is_compared_by_its_value() {
+    fn every_shared_setting_is_compared_by_value() {
         for (name, value) in [
             ("SMDDP_STAGING_BYTES", "32M"),
             ("SMDDP_ALGO", "ring"),
@@ -296,6 +296,6 @@ mod tests {
                 usual.iter().zip(&other).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
             assert_eq!(differ, [name]);
         }
-        assert_eq!(with(&[]).len(), 15, "a setting that no line above tries");
+        assert_eq!(with(&[]).len(), 15, "a shared setting is missing in the list above");
     }
 }

@@ -1,4 +1,4 @@
-//! Operations whose work is enqueued, until the device is through.
+//! Device operations between the enqueue of their work and its completion on the device.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -6,27 +6,27 @@ use std::time::{Duration, Instant};
 use smddp_cuda::{Result, Stream};
 use smddp_plan::Collective;
 
-use super::site_handle::{PooledEvent, SiteHandle};
+use super::site_handle::{DeviceSiteHandle, PooledEvent};
 use crate::sync::completion::Shared;
 
-/// One of them, as the driver keeps it.
+/// An enqueued operation, as the engine keeps it.
 pub(crate) struct Enqueued {
     pub(crate) site: usize,
     pub(crate) number: u64,
     pub(crate) seq: u64,
     pub(crate) collective: Collective,
-    /// `None` until that is asked for.
+    /// `None` until first requested.
     pub(crate) submitted: Option<Instant>,
     pub(crate) timeout: Duration,
     pub(crate) work: Option<Arc<Shared>>,
 }
 
-/// What the handle of a call knows of the device.
+/// Completion of a call on the device, as its handle sees it.
 #[derive(Clone)]
 pub(crate) struct Completion {
-    pub(crate) handle: Arc<SiteHandle>,
+    pub(crate) handle: Arc<DeviceSiteHandle>,
     pub(crate) number: u64,
-    /// Where the operation ends in the order of the site's stream; set when all of it is enqueued.
+    /// End of the operation in the order of the site's stream. Set when all its work is enqueued.
     pub(crate) end: Arc<OnceLock<PooledEvent>>,
 }
 
@@ -35,9 +35,10 @@ impl Completion {
         self.end.get().is_some()
     }
 
-    /// What comes next on `stream` is after the operation, all of which is enqueued; after what there is of one that failed.
+    /// Orders later work on `stream` after the operation. All its work must be enqueued, or the operation must have
+    /// failed.
     pub(crate) fn wait_stream(&self, stream: Stream) -> Result<()> {
-        let SiteHandle { device, stream: own, .. } = &*self.handle;
+        let DeviceSiteHandle { device, stream: own, .. } = &*self.handle;
         if self.handle.is_done(self.number) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! The process's CUDA devices.
+//! CUDA devices of this process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,37 +15,40 @@ use crate::sync::lock;
 const TENSORS: &str = "CUDA tensors";
 const DRIVER: &str = "the CUDA driver";
 
-/// What the driver refused.
-pub(crate) fn refused(what: &str, error: &smddp_cuda::Error) -> Error {
+/// Converts an error of the CUDA driver.
+pub(crate) fn driver_error(what: &str, error: &smddp_cuda::Error) -> Error {
     Error::System { what: what.to_owned(), reason: error.to_string() }
 }
 
-/// The driver, opened and initialised once. After that a forked child cannot use CUDA.
+/// Returns the CUDA driver, opened and initialised once. Children forked afterwards cannot use CUDA.
 pub fn cuda() -> Result<&'static Arc<Cuda>> {
     static CUDA: PerProcess<OnceLock<Result<Arc<Cuda>>>> = PerProcess::new();
     let found = CUDA.get().get_or_init(|| {
         let config = Config::get()?;
-        undisturbed(DRIVER, || Cuda::open(config.cuda.as_deref())).map_err(|error| refused(TENSORS, &error))
+        undisturbed(DRIVER, || Cuda::open(config.cuda.as_deref()))
+            .map_err(|error| driver_error(TENSORS, &error))
     });
     found.as_ref().map_err(Clone::clone)
 }
 
-/// The version of the driver, if there is one; initialises nothing.
-pub fn look_for_cuda() -> Result<(i32, i32)> {
+/// Returns the supported CUDA version of the installed driver. Initialises nothing.
+pub fn cuda_version() -> Result<(i32, i32)> {
     let config = Config::get()?;
-    undisturbed(DRIVER, || Cuda::look(config.cuda.as_deref())).map_err(|error| refused(TENSORS, &error))
+    undisturbed(DRIVER, || Cuda::driver_version(config.cuda.as_deref()))
+        .map_err(|error| driver_error(TENSORS, &error))
 }
 
-/// A device in its primary context, which torch uses too. `ordinal` counts as torch does.
+/// Returns a device in its primary context, which torch uses, too. `ordinal` is torch's device index.
 pub fn device(ordinal: i32) -> Result<Arc<Device>> {
     static DEVICES: PerProcess<Mutex<HashMap<i32, Arc<Device>>>> = PerProcess::new();
     let mut devices = lock(DEVICES.get());
-    if let Some(known) = devices.get(&ordinal) {
-        return Ok(known.clone());
+    if let Some(cached) = devices.get(&ordinal) {
+        return Ok(cached.clone());
     }
     let cuda = cuda()?;
-    let device = undisturbed(DRIVER, || cuda.device(ordinal)).map_err(|error| refused(TENSORS, &error))?;
-    device.take_at_most(Config::get()?.multiprocessors as u32);
+    let device =
+        undisturbed(DRIVER, || cuda.device(ordinal)).map_err(|error| driver_error(TENSORS, &error))?;
+    device.set_max_sms(Config::get()?.multiprocessors as u32);
     devices.insert(ordinal, device.clone());
     Ok(device)
 }

@@ -1,16 +1,16 @@
-//! Collectives on device memory: control over the group's own channels, data on a stream of the device.
+//! Collectives on device memory: control messages over the group's channels, data on a stream of the device.
 //!
-//! A message between ranks of a node is a few words: which region of the writer's memory, and the value that the
-//! writer's *progress* word reaches when the data is there. The reader's stream waits for the word and copies from the
-//! peer's memory, mapped here; nothing is staged, and no processor waits. Two rules keep streams from waiting for each
-//! other for ever: a message is published only after the work that makes its data was enqueued, and a stream waits only
-//! for what was published. So everything a stream waits for is in some queue already.
+//! A message between ranks of a node is a descriptor: a region of the sender's memory, and the value that the
+//! sender's *progress* flag has once the data is ready. The reader's stream waits for the flag and copies from the
+//! mapped memory of the peer. Nothing is staged, and no processor waits. Two rules prevent deadlocks between streams.
+//! A message is published only after the work that produces its data is enqueued. A stream waits only for published
+//! values. Therefore everything that a stream waits for is already enqueued.
 //!
-//! A message over a wire (or within a node whose devices cannot reach each other) is copied to pinned memory, sent by
-//! the host when the stream has passed, and copied to the device at the other end.
+//! A message between nodes, or within a node whose devices cannot map each other's memory, is copied to pinned
+//! memory. The host sends it once the stream has passed the copy. The receiver copies it to its device.
 //!
-//! Unsafe code is in `exec` and `site`, with addresses that the caller of [`crate::Communicator::start`] promised, and in `words`
-//! and `bounce`, with pages of their own.
+//! Unsafe code is in `exec` and `site`, with addresses from the caller of [`crate::Communicator::start`], and in
+//! `flags` and `pinned_slots`, with pages that they own.
 
 pub(crate) mod completion;
 mod discovery;
@@ -26,19 +26,19 @@ use std::sync::Arc;
 use smddp_cuda::{Device, Stream};
 
 pub(crate) use completion::{Completion, Enqueued};
-pub(crate) use discovery::refused;
-pub use discovery::{cuda, device, look_for_cuda};
-pub(crate) use flags::{Pages, Words};
-pub(crate) use regions::Sample;
-pub(crate) use site::{LEAST_SLAB, Site};
-pub(crate) use site_handle::SiteHandle;
+pub(crate) use discovery::driver_error;
+pub use discovery::{cuda, cuda_version, device};
+pub(crate) use flags::{DeviceFlags, FlagPages};
+pub(crate) use regions::ProbeAllocation;
+pub(crate) use site::{DeviceSite, MIN_SLAB_BYTES};
+pub(crate) use site_handle::DeviceSiteHandle;
 
-/// The device on which a call's buffers are, and the stream in whose order the call is made.
+/// The device of a call's buffers, and the stream in whose order the call runs.
 #[derive(Clone)]
-pub struct On {
+pub struct DeviceStream {
     pub device: Arc<Device>,
     pub stream: Stream,
 }
 
-/// Sites of one group: each has its lines in the ranks' pages.
-pub(crate) const MOST_SITES: usize = 4;
+/// Maximum number of sites of a group. Each has its own lines in the pages of the ranks.
+pub(crate) const MAX_SITES: usize = 4;

@@ -1,4 +1,4 @@
-//! Pinned memory through which messages over wires pass.
+//! Pinned host memory for messages that are not passed by reference.
 
 use std::sync::Arc;
 
@@ -7,9 +7,9 @@ use smddp_cuda::{Device, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Free,
-    /// Somebody fills it, or a message waits in it to be sent.
+    /// Being filled, or holds a message that waits to be sent.
     Held,
-    /// Free once the stream has passed that number.
+    /// Free once the stream has passed this number.
     Until(u64),
 }
 
@@ -19,25 +19,25 @@ struct Slot {
     in_use: Use,
 }
 
-/// A site's slots, made when needed and kept.
-pub(crate) struct Bounce {
+/// Pinned slots of a site. They are allocated on demand and kept.
+pub(crate) struct PinnedSlots {
     device: Arc<Device>,
     slots: Vec<Slot>,
 }
 
-// SAFETY: the addresses are of memory that this value owns; one thread at a time owns it.
-unsafe impl Send for Bounce {}
+// SAFETY: the addresses point to memory that this value owns, and one thread at a time owns the value.
+unsafe impl Send for PinnedSlots {}
 
-/// Slots of one size before a message has to wait for one. A channel that has none may always have one.
-const PLENTY: usize = 16;
+/// Slots of one size before a message has to wait for one. A channel without any message in flight always gets one.
+const MAX_WAITING_SLOTS: usize = 16;
 
-impl Bounce {
+impl PinnedSlots {
     pub(crate) fn new(device: Arc<Device>) -> Self {
         Self { device, slots: Vec::new() }
     }
 
-    /// A slot of `bytes`; `None` where there are plenty and all are in use, unless `needed`. `passed`: whether the stream is
-    /// past a number.
+    /// Returns a slot of `bytes`, or `None` if all of them are in use and no more may be allocated. `needed`: always
+    /// allocate. `passed`: returns true if the stream has passed a number.
     pub(crate) fn take(
         &mut self,
         bytes: usize,
@@ -56,8 +56,8 @@ impl Bounce {
             self.slots[index].in_use = Use::Held;
             return Ok(Some(index));
         }
-        let busy = self.slots.iter().filter(|s| s.bytes >= bytes).count();
-        if busy >= PLENTY && !needed {
+        let same_size = self.slots.iter().filter(|s| s.bytes >= bytes).count();
+        if same_size >= MAX_WAITING_SLOTS && !needed {
             return Ok(None);
         }
         let bytes = bytes.next_power_of_two().max(4096);
@@ -66,8 +66,8 @@ impl Bounce {
         Ok(Some(self.slots.len() - 1))
     }
 
-    /// Whether some slot will be free without anything that other ranks do.
-    pub(crate) fn moving(&self) -> bool {
+    /// Returns true if this rank's stream alone will free a slot.
+    pub(crate) fn has_pending_release(&self) -> bool {
         self.slots.iter().any(|slot| matches!(slot.in_use, Use::Until(_)))
     }
 
@@ -84,10 +84,10 @@ impl Bounce {
     }
 }
 
-impl Drop for Bounce {
+impl Drop for PinnedSlots {
     fn drop(&mut self) {
         for slot in &self.slots {
-            // SAFETY: allocated by `take`; the site is dropped when its stream is empty.
+            // SAFETY: allocated by `take`. The site is dropped when its stream is empty.
             unsafe { self.device.free_host(slot.at) };
         }
     }

@@ -1,20 +1,20 @@
-//! A step's reduction as launches of the kernel.
+//! Reductions of a step as kernel launches.
 
 use smddp_cuda::{Address, Element, Fold, MAX_SOURCES, Reduction, Rounding};
 use smddp_plan::Format;
 
-use super::site::Site;
+use super::site::DeviceSite;
 use crate::call::types::{DType, RedOp};
 
-/// What a call's reductions are like.
+/// Element type and reduction of a call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Manner {
+pub(crate) struct ReductionKind {
     pub(crate) element: Element,
     pub(crate) fold: Fold,
 }
 
-impl Manner {
-    /// `None` for what does not reduce.
+impl ReductionKind {
+    /// Returns `None` for a dtype that cannot be reduced.
     pub(crate) fn new(dtype: DType, redop: RedOp) -> Option<Self> {
         let element = Element::ALL.into_iter().find(|element| *element as u8 == dtype as u8)?;
         let fold = match redop {
@@ -30,59 +30,59 @@ impl Manner {
     }
 }
 
-/// Sources of one result, each in pieces that follow each other.
+/// A source of a result, in pieces that follow each other.
 pub(crate) type Pieces = Vec<(Address, usize)>;
 
-/// `to` becomes the sources, combined in their order; `divide` by the ranks at the end.
+/// Combines the sources in their order into `to`; then divides by `divide` ranks.
 ///
-/// More sources than a launch takes are combined in several, each of which rounds.
+/// More sources than one launch takes need several launches, each of which rounds.
 pub(crate) fn reduce(
-    site: &mut Site,
-    manner: Manner,
+    site: &mut DeviceSite,
+    kind: ReductionKind,
     sources: &[Pieces],
     to: Address,
     bytes: usize,
     divide: Option<u32>,
 ) -> smddp_cuda::Result<()> {
-    let element = manner.element.size();
-    let divide = divide.filter(|_| manner.element != Element::Bool);
+    let element = kind.element.size();
+    let divide = divide.filter(|_| kind.element != Element::Bool);
     let mut at = 0;
     while at < bytes {
-        // The longest stretch in which no source comes to an end of a piece; elements do not lie across one.
+        // The longest range in which no piece of any source ends. An element must not cross such an end.
         let found: Vec<(Address, usize)> = sources.iter().map(|pieces| piece(pieces, at)).collect();
         let stretch = found.iter().map(|(_, left)| *left).min().unwrap_or(0).min(bytes - at);
         if stretch < element {
             return Err(smddp_cuda::Error::Invalid(
-                "an element lies across two allocations; give a tensor that is aligned to its elements"
+                "an element crosses two allocations; pass a tensor that is aligned to its elements"
                     .to_owned(),
             ));
         }
         let to = to + at as u64;
         let mut addresses: Vec<Address> = found.into_iter().map(|(address, _)| address).collect();
         while addresses.len() > MAX_SOURCES {
-            launch(site, manner, addresses[..MAX_SOURCES].to_vec(), to, stretch, (None, None))?;
+            launch(site, kind, addresses[..MAX_SOURCES].to_vec(), to, stretch, (None, None))?;
             addresses.splice(..MAX_SOURCES, [to]);
         }
-        launch(site, manner, addresses, to, stretch, (divide, None))?;
+        launch(site, kind, addresses, to, stretch, (divide, None))?;
         at += stretch;
     }
     Ok(())
 }
 
 fn launch(
-    site: &mut Site,
-    manner: Manner,
+    site: &mut DeviceSite,
+    kind: ReductionKind,
     sources: Vec<Address>,
     to: Address,
     bytes: usize,
     (divide, times): (Option<u32>, Option<f64>),
 ) -> smddp_cuda::Result<()> {
-    let Manner { element, fold } = manner;
+    let ReductionKind { element, fold } = kind;
     let count = bytes / element.size();
     site.reduce(&Reduction { element, fold, sources, to, count, divide, times })
 }
 
-/// What lies `at` bytes in: address, and bytes left there.
+/// Returns the address at offset `at`, and the bytes from there to the end of its piece.
 fn piece(pieces: &Pieces, at: usize) -> (Address, usize) {
     let mut before = 0;
     for &(address, bytes) in pieces {
@@ -94,9 +94,9 @@ fn piece(pieces: &Pieces, at: usize) -> (Address, usize) {
     (0, 0)
 }
 
-/// `to` becomes `from`, 32-bit floats, as they come out of a format.
+/// Rounds 32-bit floats at `from` to a wire format, and stores them as floats at `to`.
 pub(crate) fn round(
-    site: &mut Site,
+    site: &mut DeviceSite,
     format: Format,
     from: Address,
     to: Address,
@@ -110,14 +110,14 @@ pub(crate) fn round(
     site.round(rounding, (to, from), bytes / size_of::<f32>())
 }
 
-/// `to` becomes `factor` times `from`.
+/// Stores `factor` times `from` at `to`.
 pub(crate) fn premultiply(
-    site: &mut Site,
-    manner: Manner,
+    site: &mut DeviceSite,
+    kind: ReductionKind,
     from: Address,
     to: Address,
     bytes: usize,
     factor: f64,
 ) -> smddp_cuda::Result<()> {
-    launch(site, manner, vec![from], to, bytes, (None, Some(factor)))
+    launch(site, kind, vec![from], to, bytes, (None, Some(factor)))
 }

@@ -1,4 +1,4 @@
-//! Memory that ranks show each other: what is lent here, and what of others is mapped here.
+//! Device memory shared between ranks: exports of this rank, and mappings of peer memory.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,17 +9,18 @@ use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
 use smddp_transport::fork::PerProcess;
 use smddp_transport::{MemoryExport, SharedPage};
 
-use super::site_handle::SiteHandle;
+use super::site_handle::DeviceSiteHandle;
 use crate::sync::lock;
 
-/// Several regions of a peer that follow each other there; here each lies somewhere.
+/// A mapped export of a peer: regions that are adjacent there, each mapped at any address here.
 pub(crate) struct Mapping {
     device: Arc<Device>,
     parts: Vec<Imported>,
 }
 
 impl Mapping {
-    /// Where `bytes` bytes at `offset` lie here: (address, bytes), in order; `None`: not all of them do.
+    /// Returns (address, bytes) of the pieces of `bytes` bytes at `offset`, in order. Returns `None` if the range
+    /// exceeds the mapping.
     pub(crate) fn pieces(&self, offset: u64, bytes: usize) -> Option<Vec<(Address, usize)>> {
         let (mut skip, mut left) = (offset as usize, bytes);
         let mut pieces = Vec::with_capacity(1);
@@ -48,65 +49,69 @@ impl Drop for Mapping {
     }
 }
 
-const LEGACY: u8 = 0;
-const MAPPED: u8 = 1;
-/// Mappings of others' memory that a site keeps open.
-const KEPT: usize = 1024;
+const LEGACY_HANDLE: u8 = 0;
+const DESCRIPTOR: u8 = 1;
+/// Maximum number of mappings that a site keeps open.
+const MAX_MAPPINGS: usize = 1024;
 
-/// What one site has mapped of others' memory.
-struct Borrowed {
-    /// The site's, which knows which operations are over; none: all are.
-    handle: Weak<SiteHandle>,
-    /// By rank and its number; with the operation that used it last.
+/// Peer memory that one site has mapped.
+struct Imports {
+    /// The site, which reports completed operations. Without it, all operations are complete.
+    handle: Weak<DeviceSiteHandle>,
+    /// By (rank, token): the mapping and the last operation that used it.
     mappings: HashMap<(usize, u64), (Arc<Mapping>, u64)>,
 }
 
-impl Borrowed {
-    /// Whether no stream uses what operation `used` used last.
-    fn idle(&self, used: u64) -> bool {
+impl Imports {
+    /// Returns true if no stream uses a mapping that operation `used` used last.
+    fn is_idle(&self, used: u64) -> bool {
         self.handle.upgrade().is_none_or(|handle| handle.is_done(used) && !handle.released())
     }
 
-    /// Closes the idle ones that `which` names (rank, last operation).
-    fn close(&mut self, which: impl Fn(usize, u64) -> bool) {
+    /// Closes idle mappings for which `which` (rank, last operation) returns true.
+    fn close_idle(&mut self, which: impl Fn(usize, u64) -> bool) {
         let keys: Vec<_> = self.mappings.iter().map(|(key, (_, used))| (*key, *used)).collect();
         for (key, used) in keys {
-            if which(key.0, used) && self.idle(used) {
+            if which(key.0, used) && self.is_idle(used) {
                 self.mappings.remove(&key);
             }
         }
     }
 }
 
-/// Those of all sites of this process.
-static ALL: PerProcess<Mutex<Vec<Weak<Mutex<Borrowed>>>>> = PerProcess::new();
+/// Imports of all sites of this process.
+static ALL_IMPORTS: PerProcess<Mutex<Vec<Weak<Mutex<Imports>>>>> = PerProcess::new();
 
-/// What one site lends and has borrowed.
+/// Exports and imports of one site.
 pub(crate) struct Regions {
     device: Arc<Device>,
     shared_page: Option<Arc<SharedPage>>,
-    /// By (address, generation) of the regions.
-    lent: HashMap<Vec<(Address, u64)>, u64>,
-    borrowed: Arc<Mutex<Borrowed>>,
+    /// Tokens by (address, generation) of the regions.
+    exports: HashMap<Vec<(Address, u64)>, u64>,
+    imports: Arc<Mutex<Imports>>,
 }
 
-/// An operation that is in the way of a mapping is waited for this long.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
-/// Meanwhile its owner is asked so often whether it is still there.
-const ASK: Duration = Duration::from_millis(100);
+/// Maximum time to wait for operations that use a stale mapping.
+const MAX_UNMAP_WAIT: Duration = Duration::from_secs(10);
+/// Interval of the checks that the owner still answers during that time.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Regions {
-    pub(crate) fn new(handle: &Arc<SiteHandle>, shared_page: Option<Arc<SharedPage>>) -> Self {
-        let borrowed = Borrowed { handle: Arc::downgrade(handle), mappings: HashMap::new() };
-        let borrowed = Arc::new(Mutex::new(borrowed));
-        let mut all = lock(ALL.get());
+    pub(crate) fn new(handle: &Arc<DeviceSiteHandle>, shared_page: Option<Arc<SharedPage>>) -> Self {
+        let imports = Imports { handle: Arc::downgrade(handle), mappings: HashMap::new() };
+        let imports = Arc::new(Mutex::new(imports));
+        let mut all = lock(ALL_IMPORTS.get());
         all.retain(|known| known.strong_count() > 0);
-        all.push(Arc::downgrade(&borrowed));
-        Self { device: handle.device.clone(), shared_page, lent: HashMap::new(), borrowed }
+        all.push(Arc::downgrade(&imports));
+        Self { device: handle.device.clone(), shared_page, exports: HashMap::new(), imports }
     }
 
-    /// (number, offset) under which peers find these bytes; `None` for memory that no other process can have.
-    pub(crate) fn lend(&mut self, address: Address, bytes: usize) -> smddp_cuda::Result<Option<(u64, u64)>> {
+    /// Returns the (token, offset) that identify the bytes for peers, or `None` for memory that cannot be exported.
+    pub(crate) fn export(
+        &mut self,
+        address: Address,
+        bytes: usize,
+    ) -> smddp_cuda::Result<Option<(u64, u64)>> {
         let Some(shared_page) = &self.shared_page else { return Ok(None) };
         let mut parts: Vec<Region> = Vec::with_capacity(1);
         let mut at = address;
@@ -118,7 +123,7 @@ impl Regions {
             let end = region.base + region.bytes as u64;
             if end <= at {
                 return Err(smddp_cuda::Error::Invalid(format!(
-                    "the driver gives the memory at {at:#x} no size"
+                    "the driver reports no size for the memory at {at:#x}"
                 )));
             }
             parts.push(region);
@@ -129,82 +134,82 @@ impl Regions {
         }
         let offset = address - parts[0].base;
         let key: Vec<_> = parts.iter().map(|region| (region.base, region.generation)).collect();
-        if let Some(&token) = self.lent.get(&key) {
+        if let Some(&token) = self.exports.get(&key) {
             return Ok(Some((token, offset)));
         }
-        // What had these addresses before is gone.
-        self.lent.retain(|known, token| {
-            let gone = known
+        // Exports of memory that was at these addresses before are withdrawn.
+        self.exports.retain(|regions, token| {
+            let is_replaced = regions
                 .iter()
                 .any(|(base, generation)| key.iter().any(|(now, other)| base == now && generation != other));
-            if gone {
+            if is_replaced {
                 shared_page.withdraw(*token);
             }
-            !gone
+            !is_replaced
         });
-        // What the driver says of memory is not all: it refuses to export what was imported here, say.
+        // The attributes of a region do not suffice: the driver also refuses to export imported memory, for example.
         if parts.iter().any(|region| self.device.export(region).is_err()) {
             return Ok(None);
         }
         let device = self.device.clone();
-        let token = shared_page.export(Box::new(move || show(&device, &parts)));
-        self.lent.insert(key, token);
+        let token = shared_page.export(Box::new(move || describe_regions(&device, &parts)));
+        self.exports.insert(key, token);
         Ok(Some((token, offset)))
     }
 
-    /// What `rank` lends under that number, mapped here for operation `now`; it stays mapped until that is over.
-    pub(crate) fn borrow(&mut self, rank: usize, token: u64, now: u64) -> Result<Arc<Mapping>, String> {
-        if let Some((mapping, used)) = lock(&self.borrowed).mappings.get_mut(&(rank, token)) {
+    /// Maps the export `token` of `rank` for operation `now`. The mapping stays open until the operation is over.
+    pub(crate) fn import(&mut self, rank: usize, token: u64, now: u64) -> Result<Arc<Mapping>, String> {
+        if let Some((mapping, used)) = lock(&self.imports).mappings.get_mut(&(rank, token)) {
             *used = now;
             return Ok(mapping.clone());
         }
-        let shared_page = self.shared_page.as_ref().ok_or("this rank shares memory with nobody")?;
-        let ask = || ask(shared_page, rank, token);
-        let mapping = match open(&self.device, &ask()?) {
-            // What the rank freed may still be mapped here, by any group, and in the way of what has its addresses now:
-            // the driver refuses the one while it has the other.
-            Err(_) if self.forget(rank, now, || ask().is_ok()) => {
-                fetch(&self.device, shared_page, rank, token)?
+        let shared_page = self.shared_page.as_ref().ok_or("this rank shares no memory with its peers")?;
+        let request_export = || request_export(shared_page, rank, token);
+        let mapping = match map_export(&self.device, &request_export()?) {
+            // Memory that the rank has freed may still be mapped here, by any group. The driver rejects a new mapping
+            // of the same addresses while the old one is open.
+            Err(_) if self.unmap_stale(rank, now, || request_export().is_ok()) => {
+                import_memory(&self.device, shared_page, rank, token)?
             }
             Err(error) => return Err(format!("memory of rank {rank}: {error}")),
             Ok(mapping) => mapping,
         };
         let mapping = Arc::new(mapping);
-        let mut borrowed = lock(&self.borrowed);
-        if borrowed.mappings.len() >= KEPT {
-            let oldest = borrowed.mappings.values().map(|(_, used)| *used).min().unwrap_or(now);
-            borrowed.close(|_, used| used <= oldest && used < now);
+        let mut imports = lock(&self.imports);
+        if imports.mappings.len() >= MAX_MAPPINGS {
+            let oldest = imports.mappings.values().map(|(_, used)| *used).min().unwrap_or(now);
+            imports.close_idle(|_, used| used <= oldest && used < now);
         }
-        borrowed.mappings.insert((rank, token), (mapping.clone(), now));
+        imports.mappings.insert((rank, token), (mapping.clone(), now));
         Ok(mapping)
     }
 
-    /// Closes what is mapped of a rank's memory here, once operations before `now` are over, and what other groups do not
-    /// use. (Or one of those has just done so.) A rank that is not `there` any more is not waited for: false.
-    fn forget(&self, rank: usize, now: u64, there: impl Fn() -> bool) -> bool {
+    /// Closes mappings of a rank's memory after the operations before `now`, and idle mappings of other groups.
+    /// Returns false if the rank stops answering, in which case `is_alive` is false.
+    fn unmap_stale(&self, rank: usize, now: u64, is_alive: impl Fn() -> bool) -> bool {
         let begun = Instant::now();
         let mut asked = begun;
         loop {
-            let mut borrowed = lock(&self.borrowed);
-            borrowed.close(|owner, used| owner == rank && used < now);
-            let left = borrowed.mappings.iter().any(|((owner, _), (_, used))| *owner == rank && *used < now);
-            drop(borrowed);
-            if !left || begun.elapsed() > LONGEST_WAIT {
+            let mut imports = lock(&self.imports);
+            imports.close_idle(|owner, used| owner == rank && used < now);
+            let left = imports.mappings.iter().any(|((owner, _), (_, used))| *owner == rank && *used < now);
+            drop(imports);
+            if !left || begun.elapsed() > MAX_UNMAP_WAIT {
                 break;
             }
-            if asked.elapsed() > ASK {
-                if !there() {
+            if asked.elapsed() > REQUEST_INTERVAL {
+                if !is_alive() {
                     return false;
                 }
                 asked = Instant::now();
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        let others: Vec<_> = lock(ALL.get()).iter().filter_map(Weak::upgrade).collect();
-        for other in others.into_iter().filter(|other| !Arc::ptr_eq(other, &self.borrowed)) {
+        let others: Vec<_> = lock(ALL_IMPORTS.get()).iter().filter_map(Weak::upgrade).collect();
+        for other in others.into_iter().filter(|other| !Arc::ptr_eq(other, &self.imports)) {
             let mut other = lock(&other);
-            if other.mappings.values().any(|(mapping, _)| mapping.device.is_beside(&self.device)) {
-                other.close(|_, _| true);
+            if other.mappings.values().any(|(mapping, _)| mapping.device.shares_driver(&self.device)) {
+                other.close_idle(|_, _| true);
             }
         }
         true
@@ -214,34 +219,39 @@ impl Regions {
 impl Drop for Regions {
     fn drop(&mut self) {
         if let Some(shared_page) = &self.shared_page {
-            self.lent.values().for_each(|&token| shared_page.withdraw(token));
+            self.exports.values().for_each(|&token| shared_page.withdraw(token));
         }
     }
 }
 
-/// What `rank` lends under that number, mapped.
-fn fetch(device: &Arc<Device>, shared_page: &SharedPage, rank: usize, token: u64) -> Result<Mapping, String> {
-    let lent = ask(shared_page, rank, token)?;
-    open(device, &lent).map_err(|error| format!("memory of rank {rank}: {error}"))
+/// Requests the export `token` of `rank`, and maps it.
+fn import_memory(
+    device: &Arc<Device>,
+    shared_page: &SharedPage,
+    rank: usize,
+    token: u64,
+) -> Result<Mapping, String> {
+    let reply = request_export(shared_page, rank, token)?;
+    map_export(device, &reply).map_err(|error| format!("memory of rank {rank}: {error}"))
 }
 
-fn ask(shared_page: &SharedPage, rank: usize, token: u64) -> Result<MemoryExport, String> {
+fn request_export(shared_page: &SharedPage, rank: usize, token: u64) -> Result<MemoryExport, String> {
     shared_page
         .import(rank, token)
-        .map_err(|error| format!("rank {rank} does not hand over its memory: {error}"))
+        .map_err(|error| format!("rank {rank} did not export its memory: {error}"))
 }
 
-/// Memory of a device that is lent to find out which ranks can map it. Dropping it withdraws and frees it.
-pub(crate) struct Sample {
+/// Device memory that is exported to find out which ranks can map it. Dropping it withdraws and frees it.
+pub(crate) struct ProbeAllocation {
     device: Arc<Device>,
     shared_page: Arc<SharedPage>,
-    /// `None`: it belongs to the caller of [`Sample::keep`].
+    /// `None`: the caller of [`ProbeAllocation::keep`] owns it.
     at: Option<Address>,
-    /// 0 where no other process can have it.
+    /// 0 if the memory cannot be exported.
     pub(crate) token: u64,
 }
 
-impl Sample {
+impl ProbeAllocation {
     /// Allocates `bytes`.
     pub(crate) fn new(
         device: &Arc<Device>,
@@ -249,84 +259,84 @@ impl Sample {
         bytes: usize,
     ) -> smddp_cuda::Result<Self> {
         let at = device.allocate(bytes)?;
-        let mut sample =
+        let mut probe =
             Self { device: device.clone(), shared_page: shared_page.clone(), at: Some(at), token: 0 };
         let region = device.region(at)?;
         if !matches!(region.kind, Kind::Private | Kind::Host) && device.export(&region).is_ok() {
-            let lender = device.clone();
-            sample.token = shared_page.export(Box::new(move || show(&lender, &[region])));
+            let exporter = device.clone();
+            probe.token = shared_page.export(Box::new(move || describe_regions(&exporter, &[region])));
         }
-        Ok(sample)
+        Ok(probe)
     }
 
-    /// No rank asks for it any more.
+    /// Withdraws the export. No rank may request it afterwards.
     pub(crate) fn withdraw(&mut self) {
         self.shared_page.withdraw(std::mem::take(&mut self.token));
     }
 
-    /// Its memory, which is the caller's from now on.
+    /// Transfers ownership of the memory to the caller.
     pub(crate) fn keep(mut self) -> Option<Address> {
         self.at.take()
     }
 
-    /// Whether `rank`'s can be had here.
-    pub(crate) fn try_of(
+    /// Checks that this process can map the export of `rank`.
+    pub(crate) fn check_import(
         device: &Arc<Device>,
         shared_page: &SharedPage,
         rank: usize,
         token: u64,
     ) -> Result<(), String> {
         if token == 0 {
-            return Err(format!("memory of rank {rank}'s device cannot be had by other processes"));
+            return Err(format!("memory of the device of rank {rank} cannot be exported to other processes"));
         }
-        fetch(device, shared_page, rank, token).map(drop)
+        import_memory(device, shared_page, rank, token).map(drop)
     }
 }
 
-impl Drop for Sample {
+impl Drop for ProbeAllocation {
     fn drop(&mut self) {
         self.withdraw();
         if let Some(at) = self.at.take() {
-            // SAFETY: allocated in `new` and owned by this value. Peers map it to see whether they can, and never access it.
+            // SAFETY: allocated in `new` and owned by this value. Peers map it as a check, and never access it.
             unsafe { self.device.free(at) };
         }
     }
 }
 
-/// For each region: kind, bytes, handle where it is one; descriptors beside it.
-fn show(device: &Device, parts: &[Region]) -> io::Result<MemoryExport> {
-    let mut lent = MemoryExport::default();
+/// Serialises the regions: kind, bytes and legacy handle of each, with the file descriptors separate.
+fn describe_regions(device: &Device, parts: &[Region]) -> io::Result<MemoryExport> {
+    let mut reply = MemoryExport::default();
     for region in parts {
         let export = device.export(region).map_err(io::Error::other)?;
-        let kind = if matches!(export, Export::Legacy(_)) { LEGACY } else { MAPPED };
-        lent.bytes.push(kind);
-        lent.bytes.extend((region.bytes as u64).to_le_bytes());
+        let kind = if matches!(export, Export::Legacy(_)) { LEGACY_HANDLE } else { DESCRIPTOR };
+        reply.bytes.push(kind);
+        reply.bytes.extend((region.bytes as u64).to_le_bytes());
         match export {
-            Export::Legacy(handle) => lent.bytes.extend(handle),
-            Export::Descriptor(fd) => lent.fds.push(fd),
+            Export::Legacy(handle) => reply.bytes.extend(handle),
+            Export::Descriptor(fd) => reply.fds.push(fd),
         }
     }
-    Ok(lent)
+    Ok(reply)
 }
 
-fn open(device: &Arc<Device>, lent: &MemoryExport) -> Result<Mapping, String> {
+fn map_export(device: &Arc<Device>, reply: &MemoryExport) -> Result<Mapping, String> {
     let mut mapping = Mapping { device: device.clone(), parts: Vec::new() };
-    let (mut rest, mut fds) = (&lent.bytes[..], lent.fds.iter());
-    let cut = || "an answer that is cut short".to_owned();
+    let (mut rest, mut fds) = (&reply.bytes[..], reply.fds.iter());
+    let truncated = || "truncated export".to_owned();
     while let Some((&kind, after)) = rest.split_first() {
-        let (bytes, after) = after.split_first_chunk::<8>().ok_or_else(cut)?;
-        let bytes = usize::try_from(u64::from_le_bytes(*bytes)).map_err(|_| cut())?;
+        let (bytes, after) = after.split_first_chunk::<8>().ok_or_else(truncated)?;
+        let bytes = usize::try_from(u64::from_le_bytes(*bytes)).map_err(|_| truncated())?;
         let import = match kind {
-            LEGACY => {
-                let (handle, after) = after.split_first_chunk::<64>().ok_or_else(cut)?;
+            LEGACY_HANDLE => {
+                let (handle, after) = after.split_first_chunk::<64>().ok_or_else(truncated)?;
                 rest = after;
                 Import::Legacy(handle)
             }
-            MAPPED => {
+            DESCRIPTOR => {
                 rest = after;
-                Import::Descriptor(fds.next().ok_or_else(cut)?)
+                Import::Descriptor(fds.next().ok_or_else(truncated)?)
             }
-            _ => return Err(format!("a kind of memory that is not known here ({kind})")),
+            _ => return Err(format!("unknown kind of exported memory: {kind}")),
         };
         mapping.parts.push(device.import(import, bytes).map_err(|error| error.to_string())?);
     }

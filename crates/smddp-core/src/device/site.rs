@@ -1,4 +1,4 @@
-//! The driver's side of a group's site on one device: its stream, and the memory it works with.
+//! The engine's part of a group's site on one device: its stream, and its memory.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -6,22 +6,22 @@ use std::sync::Arc;
 use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Rounding, Wait};
 use smddp_transport::SharedPage;
 
-use super::flags::Words;
-use super::pinned_slots::Bounce;
+use super::flags::DeviceFlags;
+use super::pinned_slots::PinnedSlots;
 use super::regions::{Mapping, Regions};
-use super::site_handle::SiteHandle;
+use super::site_handle::DeviceSiteHandle;
 
-/// Device memory of the site's own.
+/// Device memory that the site owns.
 struct Slab {
     at: Address,
     bytes: usize,
     free: bool,
 }
 
-/// What only an empty stream may lose.
+/// Memory that may be freed only when the stream is empty.
 struct SiteMemory {
     device: Arc<Device>,
-    bounce: Bounce,
+    pinned_slots: PinnedSlots,
     regions: Regions,
     slabs: Vec<Slab>,
 }
@@ -29,157 +29,158 @@ struct SiteMemory {
 impl Drop for SiteMemory {
     fn drop(&mut self) {
         for slab in &self.slabs {
-            // SAFETY: allocated by `Site::slab`; no stream uses it any more, which whoever drops this has seen to.
+            // SAFETY: allocated by `DeviceSite::slab`. The owner drops this only when no stream uses it.
             unsafe { self.device.free(slab.at) };
         }
     }
 }
 
-/// The driver's side of a site.
-pub(crate) struct Site {
-    pub(crate) handle: Arc<SiteHandle>,
+/// The engine's part of a site.
+pub(crate) struct DeviceSite {
+    pub(crate) handle: Arc<DeviceSiteHandle>,
     memory: ManuallyDrop<SiteMemory>,
-    /// Last number that the stream writes into this rank's progress word, and into its host's.
+    /// Last numbers that the stream writes to this rank's progress flag, and to the flag for its host.
     progress: u64,
     passed: u64,
-    /// Something was enqueued since.
-    dirty: bool,
-    /// By rank: the progress that the stream waits for already.
-    seen: Vec<u64>,
-    /// Not yet enqueued: a write of this rank's progress word, then waits, then copies in any order.
-    written: Option<(Address, u64)>,
+    /// True if work was enqueued after the last mark.
+    has_unmarked_work: bool,
+    /// By rank: the progress that the stream already waits for.
+    awaited: Vec<u64>,
+    /// Not enqueued yet: a write of this rank's progress flag, then waits, then copies in any order.
+    pending_write: Option<(Address, u64)>,
     waits: Vec<Wait>,
     copies: Vec<Copy>,
-    /// The call has few bytes, all in memory that kernels reach.
-    pub(crate) few: bool,
-    /// The end of all that was enqueued before the group failed.
+    /// True if the call has few bytes, all in memory that kernels can access.
+    pub(crate) is_small: bool,
+    /// End of the work that was enqueued before the group failed.
     end: Option<Event>,
 }
 
-/// The driver cuts smaller allocations from blocks of this size, and a legacy handle hands out the whole block: mapped
-/// twice by one reader, it may be refused.
-pub(crate) const LEAST_SLAB: usize = 2 << 20;
+/// Minimum allocation. The driver takes smaller ones from blocks of this size, and a legacy handle exports the whole
+/// block. A reader that maps a block twice may get an error.
+pub(crate) const MIN_SLAB_BYTES: usize = 2 << 20;
 
-impl Site {
-    /// `first`: device memory of [`LEAST_SLAB`] bytes, this site's from now on.
+impl DeviceSite {
+    /// `first`: device memory of [`MIN_SLAB_BYTES`] bytes, which the site takes over.
     pub(crate) fn new(
-        handle: Arc<SiteHandle>,
+        handle: Arc<DeviceSiteHandle>,
         shared_page: Option<Arc<SharedPage>>,
         size: usize,
         first: Option<Address>,
     ) -> Self {
         let device = handle.device.clone();
         let memory = SiteMemory {
-            bounce: Bounce::new(device.clone()),
+            pinned_slots: PinnedSlots::new(device.clone()),
             device,
             regions: Regions::new(&handle, shared_page),
-            slabs: first.map(|at| Slab { at, bytes: LEAST_SLAB, free: true }).into_iter().collect(),
+            slabs: first.map(|at| Slab { at, bytes: MIN_SLAB_BYTES, free: true }).into_iter().collect(),
         };
         Self {
             handle,
             memory: ManuallyDrop::new(memory),
             progress: 0,
             passed: 0,
-            dirty: false,
-            seen: vec![0; size],
-            written: None,
+            has_unmarked_work: false,
+            awaited: vec![0; size],
+            pending_write: None,
             waits: Vec::new(),
             copies: Vec::new(),
-            few: false,
+            is_small: false,
             end: None,
         }
     }
 
-    pub(crate) fn words(&self) -> &Words {
-        &self.handle.words
+    pub(crate) fn flags(&self) -> &DeviceFlags {
+        &self.handle.flags
     }
 
-    pub(crate) fn bounce(&mut self) -> &mut Bounce {
-        &mut self.memory.bounce
+    pub(crate) fn pinned_slots(&mut self) -> &mut PinnedSlots {
+        &mut self.memory.pinned_slots
     }
 
     pub(crate) fn regions(&mut self) -> &mut Regions {
         &mut self.memory.regions
     }
 
-    /// Whether the stream is past a number of [`Self::host_mark`].
+    /// Returns true if the stream has passed a number of [`Self::host_mark`].
     pub(crate) fn has_passed(&self, number: u64) -> bool {
-        self.handle.words.reached(self.handle.words.passed(), number)
+        self.handle.flags.reached(self.handle.flags.passed(), number)
     }
 
-    /// A pinned slot, as [`Bounce::take`] gives it.
+    /// Returns a pinned slot; see [`PinnedSlots::take`].
     pub(crate) fn slot(&mut self, bytes: usize, needed: bool) -> Result<Option<usize>> {
-        let words = &self.handle.words;
-        self.memory.bounce.take(bytes, |number| words.reached(words.passed(), number), needed)
+        let flags = &self.handle.flags;
+        self.memory.pinned_slots.take(bytes, |number| flags.reached(flags.passed(), number), needed)
     }
 
-    /// What `rank` lends under that number, mapped here for operation `number`.
-    pub(crate) fn borrow(&mut self, rank: usize, token: u64, number: u64) -> Result<Arc<Mapping>, String> {
-        self.memory.regions.borrow(rank, token, number)
+    /// Maps the export `token` of `rank` for operation `number`.
+    pub(crate) fn import(&mut self, rank: usize, token: u64, number: u64) -> Result<Arc<Mapping>, String> {
+        self.memory.regions.import(rank, token, number)
     }
 
-    /// Device memory of `bytes`, until it is given back.
+    /// Returns index and address of device memory of `bytes`, valid until [`Self::release_slabs`].
     pub(crate) fn slab(&mut self, bytes: usize) -> Result<(usize, Address)> {
         let slabs = &mut self.memory.slabs;
         if let Some(index) = slabs.iter().position(|slab| slab.free && slab.bytes >= bytes) {
             slabs[index].free = false;
             return Ok((index, slabs[index].at));
         }
-        let bytes = bytes.next_power_of_two().max(LEAST_SLAB);
+        let bytes = bytes.next_power_of_two().max(MIN_SLAB_BYTES);
         let at = self.handle.device.allocate(bytes)?;
         slabs.push(Slab { at, bytes, free: false });
         Ok((slabs.len() - 1, at))
     }
 
-    pub(crate) fn give_back(&mut self, slabs: &[usize]) {
+    pub(crate) fn release_slabs(&mut self, slabs: &[usize]) {
         for &index in slabs {
             self.memory.slabs[index].free = true;
         }
     }
 
-    /// What comes next on the stream is after `event`.
+    /// Orders later work on the stream after `event`.
     pub(crate) fn after(&mut self, event: Event) -> Result<()> {
         self.flush()?;
-        self.dirty = true;
+        self.has_unmarked_work = true;
         self.handle.device.wait_event(self.handle.stream, event)
     }
 
-    /// What comes next is after `rank`'s stream wrote `value` into its progress word.
+    /// Orders later work after `rank`'s stream has written `value` to its progress flag.
     pub(crate) fn await_progress(&mut self, rank: usize, value: u64) {
-        if self.seen[rank] < value
-            && let Some(lines) = self.handle.words.of(rank)
+        if self.awaited[rank] < value
+            && let Some(rank_flags) = self.handle.flags.rank(rank)
         {
-            self.seen[rank] = value;
-            self.waits.push(Wait { word: lines.progress(), value });
+            self.awaited[rank] = value;
+            self.waits.push(Wait { word: rank_flags.progress(), value });
         }
     }
 
-    /// Waits that were asked for before are enqueued before it; other copies since the last flush are not ordered.
+    /// Adds a copy, which is ordered after the waits added before. Copies between two flushes are not ordered with
+    /// each other.
     pub(crate) fn copy(&mut self, to: Address, from: Address, bytes: usize) {
         if bytes > 0 && to != from {
             self.copies.push(Copy { to, from, bytes });
         }
     }
 
-    /// Enqueues what was asked for of words. A number of [`Self::mark`] may be published after it.
-    pub(crate) fn flush_words(&mut self) -> Result<()> {
-        self.dirty |= !self.waits.is_empty();
+    /// Enqueues pending flag writes and waits. After it, numbers of [`Self::mark`] may be published.
+    pub(crate) fn flush_flags(&mut self) -> Result<()> {
+        self.has_unmarked_work |= !self.waits.is_empty();
         let (device, stream) = (&*self.handle.device, self.handle.stream);
-        // SAFETY: words of pages that the handle keeps.
-        unsafe { device.words_in_turn(stream, self.written.take(), &self.waits, None)? };
+        // SAFETY: the flags are in pages that the handle keeps.
+        unsafe { device.write_and_wait_words(stream, self.pending_write.take(), &self.waits, None)? };
         self.waits.clear();
         Ok(())
     }
 
     pub(crate) fn flush(&mut self) -> Result<()> {
-        self.flush_words()?;
+        self.flush_flags()?;
         let (device, stream) = (&*self.handle.device, self.handle.stream);
         if !self.copies.is_empty() {
-            self.dirty = true;
-            // SAFETY: buffers of the call, which its caller keeps until it is over; slots and slabs of this site;
-            // peers' memory, whose owners wait for this rank's reads before their operation is over.
+            self.has_unmarked_work = true;
+            // SAFETY: buffers of the call are valid until it is over. Slots and slabs belong to this site. Peers keep
+            // their exported memory until this rank's reads are complete.
             unsafe {
-                match self.few {
+                match self.is_small {
                     true => device.copy_few(stream, &self.copies)?,
                     false => device.copy(stream, &self.copies)?,
                 }
@@ -191,7 +192,7 @@ impl Site {
 
     pub(crate) fn reduce(&mut self, reduction: &Reduction) -> Result<()> {
         self.flush()?;
-        self.dirty = true;
+        self.has_unmarked_work = true;
         // SAFETY: as in `flush`.
         unsafe { self.handle.device.reduce(self.handle.stream, reduction) }
     }
@@ -203,34 +204,34 @@ impl Site {
         count: usize,
     ) -> Result<()> {
         self.flush()?;
-        self.dirty = true;
+        self.has_unmarked_work = true;
         // SAFETY: as in `flush`.
         unsafe { self.handle.device.round(self.handle.stream, rounding, places, count) }
     }
 
-    /// The number that this rank's progress word reaches once all that was asked for is over. Nobody may wait for it before
-    /// the next [`Self::flush_words`].
+    /// Returns the number that this rank's progress flag has once all work added so far is complete. Publish it only
+    /// after the next [`Self::flush_flags`].
     pub(crate) fn mark(&mut self) -> Result<u64> {
         self.flush()?;
-        if self.dirty
-            && let Some(mine) = self.handle.words.mine()
+        if self.has_unmarked_work
+            && let Some(own) = self.handle.flags.own_rank()
         {
             self.progress += 1;
-            self.written = Some((mine.progress(), self.progress));
-            self.dirty = false;
+            self.pending_write = Some((own.progress(), self.progress));
+            self.has_unmarked_work = false;
         }
         Ok(self.progress)
     }
 
-    /// The same for this rank's host: see [`Site::has_passed`].
+    /// Like [`Self::mark`] for this rank's host; see [`DeviceSite::has_passed`].
     pub(crate) fn host_mark(&mut self) -> Result<u64> {
         self.flush()?;
         self.passed += 1;
-        self.write(self.handle.words.passed(), self.passed)?;
+        self.write(self.handle.flags.passed(), self.passed)?;
         Ok(self.passed)
     }
 
-    /// All that was asked for; then a word if there is one `before`, the `waits`, and a last word.
+    /// Enqueues all added work, then the write `before`, the `waits` and the write `last`.
     pub(crate) fn finish(
         &mut self,
         before: Option<(Address, u64)>,
@@ -238,39 +239,39 @@ impl Site {
         last: (Address, u64),
     ) -> Result<()> {
         self.flush()?;
-        self.dirty |= !waits.is_empty();
+        self.has_unmarked_work |= !waits.is_empty();
         let (device, stream) = (&*self.handle.device, self.handle.stream);
-        // SAFETY: words of pages that the handle keeps.
-        unsafe { device.words_in_turn(stream, before, waits, Some(last)) }
+        // SAFETY: the flags are in pages that the handle keeps.
+        unsafe { device.write_and_wait_words(stream, before, waits, Some(last)) }
     }
 
-    pub(crate) fn write(&self, word: Address, value: u64) -> Result<()> {
-        // SAFETY: a word of a page that the handle keeps.
-        unsafe { self.handle.device.write_word(self.handle.stream, word, value) }
+    pub(crate) fn write(&self, flag: Address, value: u64) -> Result<()> {
+        // SAFETY: the flag is in a page that the handle keeps.
+        unsafe { self.handle.device.write_word(self.handle.stream, flag, value) }
     }
 
-    /// The group is dead: nobody waits any more. Done again and again until the stream is empty, which comes back.
+    /// Releases all waits after a failure. Call it repeatedly until it returns true: the stream is empty.
     pub(crate) fn release(&mut self) -> bool {
-        let SiteHandle { device, stream, words, .. } = &*self.handle;
-        words.release();
+        let DeviceSiteHandle { device, stream, flags, .. } = &*self.handle;
+        flags.release();
         if self.end.is_none() {
             self.end = device.create_event().ok().filter(|&event| device.record(event, *stream).is_ok());
         }
-        // What cannot be asked is not waited for.
+        // Without an event, or if its query fails, the stream counts as empty.
         self.end.is_none_or(|event| device.passed(event).unwrap_or(true))
     }
 }
 
-impl Drop for Site {
+impl Drop for DeviceSite {
     fn drop(&mut self) {
         if let Some(event) = self.end {
             self.handle.device.destroy_event(event);
         }
-        if self.handle.drained() {
-            // SAFETY: dropped once, here; the stream that used it is empty.
+        if self.handle.wait_drained() {
+            // SAFETY: dropped once, here, with an empty stream.
             unsafe { ManuallyDrop::drop(&mut self.memory) };
         } else {
-            // What the stream may still use is kept, and so is what says that it does.
+            // Leaks the memory that the stream may still use, and the handle that reports its progress.
             std::mem::forget(self.handle.clone());
         }
     }

@@ -1,4 +1,4 @@
-//! What callers of any thread see of a group's site on one device.
+//! The part of a group's site on one device that any thread may use.
 
 use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use smddp_cuda::{Address, Device, Event, Result, Stream};
 use smddp_plan::Memory;
 
-use super::flags::Words;
+use super::flags::DeviceFlags;
 use crate::sync::lock;
 
-/// An event of the handle's pool, which gets it back when nobody has it any more.
+/// An event of the handle's pool, returned to it on drop.
 pub(crate) struct PooledEvent {
-    handle: Arc<SiteHandle>,
+    handle: Arc<DeviceSiteHandle>,
     event: Event,
 }
 
@@ -29,38 +29,38 @@ impl Drop for PooledEvent {
     }
 }
 
-/// What all threads see of a site.
-pub(crate) struct SiteHandle {
+/// The part of a site that any thread may use.
+pub(crate) struct DeviceSiteHandle {
     pub(crate) device: Arc<Device>,
     pub(crate) stream: Stream,
-    /// Its number in the group; all ranks have the same.
+    /// Index of the site in the group, equal on all ranks.
     pub(crate) site: usize,
     pub(crate) memory: Memory,
-    /// How messages go inside a node, and why, in words.
+    /// Transport inside a node, and the reason for its choice, for logs.
     pub(crate) path: String,
-    pub(crate) words: ManuallyDrop<Words>,
+    pub(crate) flags: ManuallyDrop<DeviceFlags>,
     events: Mutex<Vec<Event>>,
-    /// Operations that were given a number.
+    /// Number of operations so far.
     numbers: AtomicU64,
 }
 
-/// A stream that is not empty after this time is left alone with what it uses.
-const DRAIN: Duration = Duration::from_secs(2);
+/// Maximum time to wait for an empty stream on drop. After it, the stream and its resources are leaked.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-impl SiteHandle {
+impl DeviceSiteHandle {
     pub(crate) fn new(
         device: Arc<Device>,
         (site, memory): (usize, Memory),
         path: String,
-        words: Words,
+        flags: DeviceFlags,
     ) -> Result<Arc<Self>> {
         let stream = device.create_stream()?;
-        let words = ManuallyDrop::new(words);
+        let flags = ManuallyDrop::new(flags);
         let (events, numbers) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Arc::new(Self { device, stream, site, memory, path, words, events, numbers }))
+        Ok(Arc::new(Self { device, stream, site, memory, path, flags, events, numbers }))
     }
 
-    /// A place in the order of `stream`.
+    /// Records an event at the current position of `stream`.
     pub(crate) fn mark(self: &Arc<Self>, stream: Stream) -> Result<PooledEvent> {
         let pooled = lock(&self.events).pop();
         let event = pooled.map_or_else(|| self.device.create_event(), Ok)?;
@@ -69,31 +69,31 @@ impl SiteHandle {
         Ok(mark)
     }
 
-    /// The next operation's number, from 1. Called where submissions have an order.
+    /// Returns the next operation number, from 1. Call it in submission order.
     pub(crate) fn number(&self) -> u64 {
         self.numbers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Whether the device is through with that operation, or all were released.
+    /// Returns true if the device has completed the operation, or a failure released all waits.
     pub(crate) fn is_done(&self, number: u64) -> bool {
-        self.words.reached(self.words.done(), number)
+        self.flags.reached(self.flags.done(), number)
     }
 
-    /// Whether a failure released everything.
+    /// Returns true if a failure released all waits.
     pub(crate) fn released(&self) -> bool {
-        self.words.released()
+        self.flags.released()
     }
 
-    pub(crate) fn done_word(&self) -> Address {
-        self.words.done()
+    pub(crate) fn done_flag(&self) -> Address {
+        self.flags.done()
     }
 
-    /// Whether the stream is empty, or becomes so soon.
-    pub(crate) fn drained(&self) -> bool {
+    /// Waits up to [`DRAIN_TIMEOUT`] for an empty stream. Returns true if it is empty.
+    pub(crate) fn wait_drained(&self) -> bool {
         let Ok(event) = self.device.create_event() else { return false };
         let begun = Instant::now();
         let mut passed = self.device.record(event, self.stream).map(|()| false);
-        while passed == Ok(false) && begun.elapsed() < DRAIN {
+        while passed == Ok(false) && begun.elapsed() < DRAIN_TIMEOUT {
             passed = self.device.passed(event);
             if passed == Ok(false) {
                 std::thread::sleep(Duration::from_micros(200));
@@ -104,16 +104,16 @@ impl SiteHandle {
     }
 }
 
-impl Drop for SiteHandle {
+impl Drop for DeviceSiteHandle {
     fn drop(&mut self) {
-        if !self.drained() {
+        if !self.wait_drained() {
             return;
         }
         for event in lock(&self.events).drain(..) {
             self.device.destroy_event(event);
         }
         self.device.destroy_stream(self.stream);
-        // SAFETY: dropped once, here; the stream that writes the words is empty.
-        unsafe { ManuallyDrop::drop(&mut self.words) };
+        // SAFETY: dropped once, here. The stream that writes the flags is empty.
+        unsafe { ManuallyDrop::drop(&mut self.flags) };
     }
 }

@@ -20,25 +20,25 @@ use smddp_transport::process::record_error;
 
 use crate::call::fingerprint;
 use crate::call::numbered;
-use crate::device::{Enqueued, Site};
+use crate::device::{DeviceSite, Enqueued};
 use crate::engine::messages::{MessageTransport, Request};
 use crate::engine::operation::{Operation, Repeat};
 use crate::error::Error;
-use crate::exec::device::{self, Trouble};
+use crate::exec::device::{self, ExecError};
 use crate::exec::host;
 use crate::exec::walk::Progress;
 use crate::failure::call_log::Record;
 use crate::failure::error_text;
 use crate::failure::report;
 use crate::log::{self, Level};
-use crate::observe::recorder::{Outcome, Recorder, Tally, ticks};
+use crate::observe::recorder::{Outcome, PathCounters, Recorder, ticks};
 use crate::sync::completion::Shared;
 
 /// What waits to be taken up by the driver.
 pub(crate) enum Item {
     Collective(Box<Operation>),
     /// Comes before the first collective on its device.
-    Site(Box<Site>),
+    Site(Box<DeviceSite>),
     Request(Request),
     /// The caller of this collective was interrupted and takes its buffers back.
     Detach(Arc<Shared>),
@@ -54,7 +54,7 @@ pub(crate) struct Driver {
     /// Collectives that are over.
     pub(crate) finished: u64,
     pub(crate) record: Record,
-    tally: Arc<Tally>,
+    counters: Arc<PathCounters>,
     /// What crossed nodes up to the end of the last collective.
     crossed: u64,
     recorder: Arc<Recorder>,
@@ -68,7 +68,7 @@ pub(crate) struct Driver {
     /// Finished ones whose calls may come again, the one that ended last at the end.
     #[expect(clippy::vec_box, reason = "they go from here to the queue and back without being copied")]
     kept: Vec<Box<Operation>>,
-    sites: Vec<Site>,
+    sites: Vec<DeviceSite>,
     /// Operations that are a device's matter now.
     enqueued: VecDeque<Enqueued>,
     /// The group is dead since, and streams may still wait for it.
@@ -92,7 +92,12 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(group: Group, name: String, tally: Arc<Tally>, recorder: Arc<Recorder>) -> Self {
+    pub(crate) fn new(
+        group: Group,
+        name: String,
+        counters: Arc<PathCounters>,
+        recorder: Arc<Recorder>,
+    ) -> Self {
         let messages = MessageTransport::new(group.rank(), group.size(), recorder.clone());
         Self {
             group,
@@ -101,7 +106,7 @@ impl Driver {
             next: 0,
             finished: 0,
             record: Record::default(),
-            tally,
+            counters,
             crossed: 0,
             recorder,
             advanced: false,
@@ -164,8 +169,8 @@ impl Driver {
     fn end_first(&mut self, now: u64) {
         let Some(op) = self.queue.pop_front() else { return };
         self.finished = op.seq + 1;
-        let crossed = self.group.internode_bytes();
-        self.tally.add(op.collective, op.bound.way(), op.bound.bytes as u64, crossed - self.crossed);
+        let internode_bytes = self.group.internode_bytes();
+        self.counters.add(op.collective, op.bound.variant(), op.bound.bytes as u64, internode_bytes - self.internode_bytes);
         self.crossed = crossed;
         self.recorder.ended(op.seq, Outcome::Ok, now, self.queue.front().map(|op| op.seq));
         if self.traced {
@@ -181,7 +186,7 @@ impl Driver {
         self.note(&op, ticks());
         if self.traced {
             let (what, bytes) = (numbered(op.collective, op.seq), op.bound.bytes);
-            let way = variant_name(op.bound.way());
+            let way = variant_name(op.bound.variant());
             log::say(
                 Level::Trace,
                 &format!("{what} on group `{}` begins: {bytes} bytes by {way}", self.name),
@@ -258,10 +263,10 @@ impl Driver {
             let Operation { collective, seq, bound, execution, begun, device, .. } = &mut **op;
             let outcome = match device {
                 None => {
-                    host::advance(*seq, begun, bound, execution, &mut self.group).map_err(Trouble::Mismatch)
+                    host::advance(*seq, begun, bound, execution, &mut self.group).map_err(ExecError::Mismatch)
                 }
                 Some(device) => match self.sites.get_mut(device.handle.site) {
-                    None => Err(Trouble::Device("the group has left its device".to_owned())),
+                    None => Err(ExecError::Device("the group has left its device".to_owned())),
                     Some(site) => {
                         let call = (*seq, *collective);
                         device::advance(call, begun, device, bound, execution, &mut self.group, site)
@@ -278,18 +283,18 @@ impl Driver {
                     break;
                 }
                 Ok(Progress::Blocked) => break,
-                Err(Trouble::Device(reason)) => {
+                Err(ExecError::Device(reason)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
                     // A rank that failed takes its memory back: then its reason is the one to tell.
                     let cause = self.examine_faults(Instant::now())?;
                     return Err(cause.unwrap_or(Error::System { what, reason }));
                 }
-                Err(Trouble::Peer(reason)) => {
+                Err(ExecError::Peer(reason)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
                     self.await_faults()?;
                     return Err(Error::System { what, reason });
                 }
-                Err(Trouble::Mismatch(mismatch)) => {
+                Err(ExecError::Mismatch(mismatch)) => {
                     let (seq, mine) = (op.seq, op.bound.fingerprint);
                     self.differ(seq, mine, mismatch)?;
                     break;
@@ -321,7 +326,7 @@ impl Driver {
             }
             Some(device) => {
                 // Whatever comes next on the stream comes after this operation's last readers.
-                self.sites[device.handle.site].give_back(&device.slabs);
+                self.sites[device.handle.site].release_slabs(&device.slabs);
                 if let Some(work) = &work {
                     work.enqueued();
                 }

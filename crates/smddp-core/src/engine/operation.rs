@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use smddp_plan::Collective;
 
-use crate::bind::Bound;
-use crate::call::lossless::is_exact;
+use crate::bind::BoundCall;
+use crate::call::lossless::is_lossless;
 use crate::call::types::{DType, RedOp};
 use crate::call::{Blocks, Call};
 use crate::exec::device::DeviceOp;
@@ -24,7 +24,7 @@ pub(crate) struct Repeat {
     root: usize,
     /// Elements of input and output, where there is one.
     counts: [Option<usize>; 2],
-    exact: bool,
+    lossless: bool,
 }
 
 impl Repeat {
@@ -43,7 +43,7 @@ impl Repeat {
             redop,
             root,
             counts,
-            exact: is_exact(),
+            lossless: is_lossless(),
         })
     }
 }
@@ -55,7 +55,7 @@ const WORTH_KEEPING: usize = 64 << 10;
 pub(crate) struct Operation {
     pub(crate) collective: Collective,
     pub(crate) seq: u64,
-    pub(crate) bound: Arc<Bound>,
+    pub(crate) bound: Arc<BoundCall>,
     pub(crate) execution: Execution,
     /// The program's Scratch; aligned for every element type.
     pub(crate) scratch: Vec<u128>,
@@ -75,7 +75,7 @@ pub(crate) struct Operation {
 
 impl Operation {
     /// Yet to be filled.
-    pub(crate) fn new(bound: Arc<Bound>) -> Self {
+    pub(crate) fn new(bound: Arc<BoundCall>) -> Self {
         Self {
             collective: Collective::Barrier,
             seq: 0,
@@ -119,13 +119,13 @@ mod tests {
 
     fn of(call: &Call<'_>) -> Operation {
         let topology = Topology::single(2);
-        let reach = Arc::new(Routes::local(0, 2));
+        let routes = Arc::new(Routes::local(0, 2));
         let assumed = GroupFacts::assumed("");
         let facts = GroupFacts {
             rank: 0,
             topology,
             slot: 0,
-            reach,
+            routes,
             assumed,
             network: OnceLock::new(),
             canonical: OnceLock::new(),

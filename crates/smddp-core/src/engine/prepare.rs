@@ -15,7 +15,7 @@ use crate::engine::operation::{Operation, Repeat};
 use crate::engine::shared::Inner;
 use crate::error::{Error, Result};
 use crate::exec::device::DeviceOp;
-use crate::exec::walk::{Cursor, InputCopy};
+use crate::exec::walk::{InputCopy, PipelineCursor};
 use crate::log::{self, Level};
 use crate::sync::lock;
 
@@ -75,8 +75,8 @@ impl Inner {
         let run = &mut op.execution;
         run.bases = [input, output, op.scratch.as_ptr() as usize];
         run.stream = bound.bytes >= self.config.stream && !(input == output && self.size == 2);
-        run.lanes.clear();
-        run.lanes.resize(bound.lanes.len(), Cursor::default());
+        run.pipelines.clear();
+        run.pipelines.resize(bound.pipelines.len(), PipelineCursor::default());
         run.input_copy = None;
         op.overlaps = call.needs_input_copy(self.rank, self.size);
         match call.redop {

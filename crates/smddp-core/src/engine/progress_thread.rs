@@ -85,7 +85,7 @@ fn sleep<'a>(
 const SOON: Duration = Duration::from_millis(2);
 
 fn run() {
-    helpers::stay_alone();
+    helpers::disable_helpers();
     set_default_float_mode();
     let mut comms: Vec<Arc<Inner>> = Vec::new();
     let mut seen = 0;

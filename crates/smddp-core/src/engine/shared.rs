@@ -8,11 +8,11 @@ use smddp_transport::{SharedPage, Sleeper, fork};
 
 use crate::bind::{Cache, GroupFacts};
 use crate::config::Config;
-use crate::device::SiteHandle;
+use crate::device::DeviceSiteHandle;
 use crate::engine::wait_plan::SpinPolicy;
 use crate::engine::{Driver, Item};
 use crate::error::{Error, Result};
-use crate::observe::recorder::Tally;
+use crate::observe::recorder::PathCounters;
 
 /// Reason of calls after the group is closed.
 pub(crate) const DESTROYED: &str = "it was destroyed";
@@ -23,7 +23,7 @@ pub type Deletion = Box<dyn FnOnce() -> Result<()> + Send>;
 pub(crate) struct Inner {
     pub(crate) driver: Mutex<Driver>,
     /// Operations and bytes so far, by collective and path.
-    pub(crate) tally: Arc<Tally>,
+    pub(crate) counters: Arc<PathCounters>,
     /// Calls that were bound, for all threads: whoever starts one while another thread drives needs it, too.
     pub(crate) cache: Mutex<Cache>,
     /// What the driver has not yet seen.
@@ -49,7 +49,7 @@ pub(crate) struct Inner {
     /// Collectives, by bit, of which a copied input has been logged.
     pub(crate) overlaps: AtomicU16,
     /// The devices that this group has been used on.
-    pub(crate) handles: Mutex<Vec<Arc<SiteHandle>>>,
+    pub(crate) handles: Mutex<Vec<Arc<DeviceSiteHandle>>>,
     /// Held while all ranks prepare another device; `handles` is not.
     pub(crate) preparing: Mutex<()>,
     /// How other nodes are reached; empty where there are none.

@@ -1,4 +1,4 @@
-//! The executor for device memory: it enqueues instead of moving.
+//! Executor for device memory. It enqueues copies and kernels instead of moving bytes itself.
 
 mod messages;
 
@@ -9,80 +9,81 @@ use smddp_cuda::{Address, MAX_SOURCES, Wait};
 use smddp_plan::{Algorithm, Buffer, Collective, Format};
 use smddp_transport::{Group, Mismatch};
 
-use self::messages::{RecvChannel, SendChannel};
-use crate::bind::{Bound, Incoming, Reduce, Run};
+use self::messages::{MessageSource, SendTarget};
+use crate::bind::{BlockRun, BoundCall, IncomingMessage, Reduce};
 use crate::call::types::RedOp;
 use crate::device::completion::Completion;
-use crate::device::reduction::{self, Manner, Pieces};
-use crate::device::site::Site;
-use crate::device::site_handle::{PooledEvent, SiteHandle};
-use crate::exec::walk::{Execution, Mover, Outcome, Progress, walk};
+use crate::device::reduction::{self, Pieces, ReductionKind};
+use crate::device::site::DeviceSite;
+use crate::device::site_handle::{DeviceSiteHandle, PooledEvent};
+use crate::exec::walk::{Execution, Progress, StepExecutor, StepResult, walk};
 
-/// Why an operation cannot go on.
+/// Error that stops an operation.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum ExecError {
     Mismatch(Mismatch),
-    /// The device.
+    /// An error of the CUDA driver.
     Device(String),
-    /// Another rank does not hand over its memory, which may be because it is dead.
+    /// A peer does not export its memory, possibly because it is dead.
     Peer(String),
 }
 
-impl std::convert::From<Mismatch> for Trouble {
+impl std::convert::From<Mismatch> for ExecError {
     fn from(mismatch: Mismatch) -> Self {
         Self::Mismatch(mismatch)
     }
 }
 
-impl std::convert::From<smddp_cuda::Error> for Trouble {
+impl std::convert::From<smddp_cuda::Error> for ExecError {
     fn from(error: smddp_cuda::Error) -> Self {
         Self::Device(error.to_string())
     }
 }
 
-/// Bytes of a call whose copies are a kernel's: a launch takes the host less time than one copy, however many it makes.
-const FEW: usize = 256 << 10;
+/// Maximum bytes of a call that a kernel copies. One launch costs the host less time than one driver copy, for any
+/// number of copies.
+const MAX_KERNEL_COPY_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Opening,
     Running,
-    /// All is enqueued but the waits for those who read this rank's memory.
+    /// All work is enqueued except the waits for the peers that read this rank's memory.
     Ending,
 }
 
-/// A message on its way to the group.
+/// A message in a pinned slot on its way to the group.
 struct OutgoingMessage {
     channel: usize,
     slot: usize,
-    /// What it is one segment of.
-    run: Run,
+    /// The run of which it is one segment.
+    run: BlockRun,
     segment: usize,
-    /// The stream has filled the slot when it has passed this number.
-    filled: u64,
+    /// The slot is filled once the stream has passed this number.
+    filled_at: u64,
 }
 
-/// What an operation on device memory has besides what every operation has.
+/// State of an operation on device memory.
 pub(crate) struct DeviceOp {
-    pub(crate) handle: Arc<SiteHandle>,
+    pub(crate) handle: Arc<DeviceSiteHandle>,
     pub(crate) number: u64,
     pub(crate) end: Arc<OnceLock<PooledEvent>>,
-    /// Where the caller's stream stood.
+    /// Position in the caller's stream.
     after: Option<PooledEvent>,
     redop: RedOp,
-    /// The input overlaps the output in a form that no plan supports in place.
+    /// True if the input overlaps the output in a form that no plan supports in place.
     pub(crate) overlaps: bool,
     stage: Stage,
-    /// The input is there when this rank's progress word has reached it.
-    ready: u64,
-    /// (channel, bytes) of messages in cells that nobody sees yet.
+    /// Value of this rank's progress flag once the input is ready.
+    ready_at: u64,
+    /// (channel, bytes) of messages that are written to staging slots but not published yet.
     unpublished: Vec<(usize, usize)>,
     outbox: VecDeque<OutgoingMessage>,
     pub(crate) slabs: Vec<usize>,
 }
 
 impl DeviceOp {
-    pub(crate) fn new(handle: Arc<SiteHandle>, after: PooledEvent, redop: RedOp) -> Self {
+    pub(crate) fn new(handle: Arc<DeviceSiteHandle>, after: PooledEvent, redop: RedOp) -> Self {
         Self {
             handle,
             number: 0,
@@ -91,43 +92,43 @@ impl DeviceOp {
             redop,
             overlaps: false,
             stage: Stage::Opening,
-            ready: 0,
+            ready_at: 0,
             unpublished: Vec::new(),
             outbox: VecDeque::new(),
             slabs: Vec::new(),
         }
     }
 
-    /// What the call's handle keeps; the number is known by then.
+    /// Returns the completion for the handle of the call. The number must be set.
     pub(crate) fn completion(&self) -> Completion {
         Completion { handle: self.handle.clone(), number: self.number, end: self.end.clone() }
     }
 }
 
-/// Goes on with operation `seq` until all is enqueued, or something is missing.
+/// Advances operation `seq` until all its work is enqueued or it has to wait.
 pub(crate) fn advance(
     (seq, collective): (u64, Collective),
     begun: &mut bool,
     op: &mut DeviceOp,
-    bound: &Bound,
+    bound: &BoundCall,
     execution: &mut Execution,
     group: &mut Group,
-    site: &mut Site,
-) -> Result<Progress, Trouble> {
-    Turn { op, collective, bound, execution, group, site }.advance(seq, begun)
+    site: &mut DeviceSite,
+) -> Result<Progress, ExecError> {
+    DeviceExecutor { op, collective, bound, execution, group, site }.advance(seq, begun)
 }
 
-struct Turn<'a> {
+struct DeviceExecutor<'a> {
     op: &'a mut DeviceOp,
     collective: Collective,
-    bound: &'a Bound,
+    bound: &'a BoundCall,
     execution: &'a mut Execution,
     group: &'a mut Group,
-    site: &'a mut Site,
+    site: &'a mut DeviceSite,
 }
 
-impl Turn<'_> {
-    fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, Trouble> {
+impl DeviceExecutor<'_> {
+    fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, ExecError> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
             if !self.group.begin(seq, self.bound.fingerprint, &self.bound.routed, &[]) {
@@ -139,32 +140,32 @@ impl Turn<'_> {
             moved = true;
         }
         if self.op.stage == Stage::Running {
-            moved |= self.pump();
+            moved |= self.flush_outbox();
             let walked = walk(self.bound, self);
-            // Whatever this rank found: its call may be what differs, and messages tell the others so.
+            // Publish also after a mismatch: the fingerprint in the messages lets the peers detect it, too.
             self.publish()?;
             let (done, ran) = walked?;
             moved |= ran;
-            if done || !self.site.few {
+            if done || !self.site.is_small {
                 self.site.flush()?;
             }
             if !done || !self.op.outbox.is_empty() || !self.group.settle()? {
                 return Ok(Progress::moved(moved));
             }
-            self.announce()?;
+            self.publish_reads()?;
             self.group.end();
             self.op.stage = Stage::Ending;
         }
-        if self.op.end.get().is_some() || self.end(None)? {
+        if self.op.end.get().is_some() || self.finish(None)? {
             return Ok(Progress::Done);
         }
         Ok(Progress::moved(moved))
     }
 
-    /// Hands on messages whose data is there when this rank's progress word says so, now that its write is enqueued.
-    pub(super) fn publish(&mut self) -> Result<(), Trouble> {
+    /// Publishes messages whose data depends on this rank's progress flag, after enqueuing the write of the flag.
+    pub(super) fn publish(&mut self) -> Result<(), ExecError> {
         if !self.op.unpublished.is_empty() {
-            self.site.flush_words()?;
+            self.site.flush_flags()?;
             for (channel, bytes) in self.op.unpublished.drain(..) {
                 self.group.publish(channel, bytes);
             }
@@ -172,28 +173,30 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// After what the caller's stream did before.
-    fn open(&mut self) -> Result<(), Trouble> {
+    /// Orders the operation after the earlier work of the caller's stream.
+    fn open(&mut self) -> Result<(), ExecError> {
         self.check_targets()?;
-        self.site.few = self.bound.bytes <= FEW && self.owns(Buffer::In) && self.owns(Buffer::Out);
+        self.site.is_small = self.bound.bytes <= MAX_KERNEL_COPY_BYTES
+            && self.is_on_device(Buffer::In)
+            && self.is_on_device(Buffer::Out);
         if let Some(after) = self.op.after.take() {
             self.site.after(after.event())?;
         }
         if self.bound.scratch > 0 {
             self.execution.bases[2] = self.slab(self.bound.scratch)? as usize;
         }
-        self.stage_input()?;
-        if self.bound.local[0].contains(&true) {
-            self.op.ready = self.site.mark()?;
+        self.prepare_input()?;
+        if self.bound.by_reference[0].contains(&true) {
+            self.op.ready_at = self.site.mark()?;
         }
         Ok(())
     }
 
-    /// Copies take memory that is no device's, too, and what is read is looked up when it is shown to others. A kernel that
-    /// writes there breaks the context.
-    fn check_targets(&mut self) -> Result<(), Trouble> {
+    /// Checks that a reduction's output is memory of the device: a kernel that writes anywhere else breaks the
+    /// context. Copies accept any memory, and exports check the memory that peers read.
+    fn check_targets(&mut self) -> Result<(), ExecError> {
         let out = Buffer::Out as usize;
-        // Ranks that get no result have no place for it.
+        // Ranks without a result have no output buffer.
         let placed = self.execution.bases[out] != 0 || self.execution.lists[out].is_some();
         if !self.collective.reduces() || !placed {
             return Ok(());
@@ -205,8 +208,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Whether all there is of one of the caller's buffers is memory of the call's device.
-    fn owns(&self, buffer: Buffer) -> bool {
+    /// Returns true if all blocks of a buffer are memory of the call's device.
+    fn is_on_device(&self, buffer: Buffer) -> bool {
         let device = &self.site.handle.device;
         let whole = |base: usize| base == 0 || device.owns(base as Address);
         match &self.execution.lists[buffer as usize] {
@@ -215,18 +218,20 @@ impl Turn<'_> {
         }
     }
 
-    fn slab(&mut self, bytes: usize) -> Result<Address, Trouble> {
+    fn slab(&mut self, bytes: usize) -> Result<Address, ExecError> {
         let (index, at) = self.site.slab(bytes)?;
         self.op.slabs.push(index);
         Ok(at)
     }
 
-    /// Copies the input where it is to be multiplied first, or would be overwritten under its readers. That is so where it overlaps the
-    /// output in a form that no plan supports, and where another algorithm than the mesh works in place: the mesh overwrites a block
-    /// only with the result of its last reader.
-    fn stage_input(&mut self) -> Result<(), Trouble> {
-        if let Some(coding) = self.bound.coding.as_ref().filter(|coding| coding.rounds_inputs) {
-            return self.round_input(coding.format);
+    /// Copies the input if it is premultiplied, or if it would be overwritten while peers read it. That is so if it
+    /// overlaps the output in a form that no plan supports. It is also so for calls in place with any algorithm but
+    /// the mesh, which overwrites a block only with the result of its last reader.
+    fn prepare_input(&mut self) -> Result<(), ExecError> {
+        if let Some(compression) =
+            self.bound.compression.as_ref().filter(|compression| compression.rounds_inputs)
+        {
+            return self.round_input(compression.format);
         }
         let factor = match self.op.redop {
             RedOp::PremulSum(factor) if self.collective.reduces() => Some(factor),
@@ -238,11 +243,11 @@ impl Turn<'_> {
             Collective::AllToAll => true,
             collective => collective.reduces() && !ordered,
         };
-        let local = self.bound.local[0].contains(&true);
+        let local = self.bound.by_reference[0].contains(&true);
         if factor.is_none() && !self.op.overlaps && !(local && overwrites && self.in_place()) {
             return Ok(());
         }
-        // An input that is only this rank's block has it at its beginning.
+        // An input buffer that holds only this rank's block starts with that block.
         let blocks = match self.collective {
             Collective::AllGather | Collective::Gather => self.group.rank()..self.group.rank() + 1,
             _ => 0..self.bound.lengths[0].len(),
@@ -254,8 +259,8 @@ impl Turn<'_> {
             let bytes = self.bound.lengths[0][block];
             match factor {
                 Some(factor) if bytes > 0 => {
-                    let manner = self.manner()?;
-                    reduction::premultiply(self.site, manner, from, to, bytes, factor)?;
+                    let reduction_kind = self.reduction_kind()?;
+                    reduction::premultiply(self.site, reduction_kind, from, to, bytes, factor)?;
                 }
                 _ => self.site.copy(to, from, bytes),
             }
@@ -266,8 +271,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// An all_gather's own block as all ranks are to have it, in memory of the group's own.
-    fn round_input(&mut self, format: Format) -> Result<(), Trouble> {
+    /// Rounds an all_gather's own block to the wire format, in memory of this site, so that all ranks get equal bits.
+    fn round_input(&mut self, format: Format) -> Result<(), ExecError> {
         let block = self.group.rank();
         let bytes = self.bound.length(Buffer::In, block);
         if bytes > 0 {
@@ -290,157 +295,166 @@ impl Turn<'_> {
         ranges(Buffer::In).iter().any(|i| outputs.iter().any(|o| i.0 < o.1 && o.0 < i.1))
     }
 
-    /// Hands messages whose slots are filled to the group.
-    fn pump(&mut self) -> bool {
+    /// Copies messages from filled pinned slots to staging slots and publishes them.
+    fn flush_outbox(&mut self) -> bool {
         let mut moved = false;
-        let mut waiting: Vec<usize> = Vec::new();
+        let mut blocked: Vec<usize> = Vec::new();
         let mut index = 0;
         while let Some(outgoing) = self.op.outbox.get(index) {
-            if !self.site.has_passed(outgoing.filled) {
+            if !self.site.has_passed(outgoing.filled_at) {
                 break;
             }
             let cell =
-                if waiting.contains(&outgoing.channel) { None } else { self.group.cell(outgoing.channel) };
+                if blocked.contains(&outgoing.channel) { None } else { self.group.cell(outgoing.channel) };
             let Some(cell) = cell else {
-                waiting.push(outgoing.channel);
+                blocked.push(outgoing.channel);
                 index += 1;
                 continue;
             };
             let &OutgoingMessage { channel, run, segment, .. } = outgoing;
-            let slot = self.site.bounce().address(outgoing.slot);
-            let bytes = self.bound.message(run, segment);
-            self.site.handle.device.host_touches(slot as Address, bytes, false);
-            let coding = self.bound.coding.as_ref().filter(|coding| coding.outs[channel]);
-            // SAFETY: the stream has filled the slot and nobody writes it before it is free; the cell is ours and holds
-            // the message (bind sized it).
-            let given = unsafe { messages::carry(self.bound, coding, (run, segment), true, (slot, cell)) };
-            self.group.publish(channel, given);
-            self.site.bounce().free(outgoing.slot);
+            let slot = self.site.pinned_slots().address(outgoing.slot);
+            let bytes = self.bound.message_bytes(run, segment);
+            self.site.handle.device.report_host_access(slot as Address, bytes, false);
+            let compression =
+                self.bound.compression.as_ref().filter(|compression| compression.sends[channel]);
+            // SAFETY: the stream has filled the slot, and nothing writes it before it is freed. The cell belongs to
+            // this operation and holds the message (bind sized it).
+            let sent_bytes = unsafe {
+                messages::copy_message(self.bound, compression, (run, segment), true, (slot, cell))
+            };
+            self.group.publish(channel, sent_bytes);
+            self.site.pinned_slots().free(outgoing.slot);
             self.op.outbox.remove(index);
             moved = true;
         }
         moved
     }
 
-    /// How the call's elements are reduced. Binding refuses what no kernel does, so there is one.
-    fn manner(&self) -> Result<Manner, Trouble> {
+    /// Returns the reduction of the call. Binding rejects unsupported reductions, so an error is not expected.
+    fn reduction_kind(&self) -> Result<ReductionKind, ExecError> {
         let (dtype, redop) = (self.execution.dtype, self.op.redop);
-        Manner::new(dtype, redop)
-            .ok_or_else(|| Trouble::Device(format!("no kernel for {} of {}", redop.name(), dtype.name())))
+        ReductionKind::new(dtype, redop)
+            .ok_or_else(|| ExecError::Device(format!("no kernel for {} of {}", redop.name(), dtype.name())))
     }
 
-    /// A step that reads what others wrote comes after it.
-    fn order(&mut self, reads: Buffer) -> Result<(), Trouble> {
+    /// Orders a step that reads Out or Scratch after the enqueued copies to them.
+    fn order_after_writes(&mut self, reads: Buffer) -> Result<(), ExecError> {
         if reads != Buffer::In {
             self.site.flush()?;
         }
         Ok(())
     }
 
-    fn pieces(&self, run: Run, segment: usize) -> Vec<(Address, usize)> {
+    fn addresses(&self, run: BlockRun, segment: usize) -> Vec<(Address, usize)> {
         let address = |block| self.execution.address(self.bound, run.buffer, block, segment) as Address;
-        run.range().map(|block| (address(block), self.bound.piece(run.buffer, block, segment))).collect()
+        run.range()
+            .map(|block| (address(block), self.bound.segment_bytes(run.buffer, block, segment)))
+            .collect()
     }
 
-    /// Copies what lies in pieces to where it lies in a row.
-    fn pack(&mut self, mut to: Address, pieces: impl IntoIterator<Item = (Address, usize)>) {
-        for (from, bytes) in pieces {
+    /// Copies pieces to contiguous memory.
+    fn copy_packed(&mut self, mut to: Address, addresses: impl IntoIterator<Item = (Address, usize)>) {
+        for (from, bytes) in addresses {
             self.site.copy(to, from, bytes);
             to += bytes as u64;
         }
     }
 
-    /// The slot of a message is free when the stream has passed what was enqueued.
-    fn passed(&mut self, recv_channel: &RecvChannel) -> Result<(), Trouble> {
-        if let RecvChannel::Far(slot) = recv_channel {
+    /// Frees the pinned slot of a message once the stream has passed the work enqueued so far.
+    fn release_slot(&mut self, origin: &MessageSource) -> Result<(), ExecError> {
+        if let MessageSource::Slot(slot) = origin {
             let number = self.site.host_mark()?;
-            self.site.bounce().free_at(*slot, number);
+            self.site.pinned_slots().free_at(*slot, number);
         }
         Ok(())
     }
 
-    /// The arithmetic of a reduce step, and its message.
+    /// Enqueues the arithmetic of a reduce step, and its message.
     fn combine(
         &mut self,
         step: &Reduce,
-        recv_channels: &[(&Incoming, RecvChannel)],
-        onward: Option<(usize, SendChannel)>,
+        received: &[(&IncomingMessage, MessageSource)],
+        forward_slot: Option<(usize, SendTarget)>,
         segment: usize,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), ExecError> {
         let result = step.result;
-        let manner = self.manner()?;
+        let reduction_kind = self.reduction_kind()?;
         let divide = if step.finish { self.execution.scale } else { None };
-        let coding = self.bound.coding.as_ref().filter(|coding| step.finish && coding.rounds_results);
-        let rounded = coding.map(|coding| coding.format);
-        let bytes = self.bound.message(result, segment);
-        // By block: what each source has of it, in the order of the reduction.
+        let compression =
+            self.bound.compression.as_ref().filter(|compression| step.finish && compression.rounds_results);
+        let rounded = compression.map(|compression| compression.format);
+        let bytes = self.bound.message_bytes(result, segment);
+        // By block: the pieces of each source, in the order of the reduction.
         let mut blocks: Vec<Vec<Pieces>> = vec![Vec::new(); result.blocks];
-        for (f, recv_channel) in recv_channels {
-            for (block, pieces) in
-                self.sources(recv_channel, f, segment, result.blocks)?.into_iter().enumerate()
+        for (f, origin) in received {
+            for (block, addresses) in self.sources(origin, f, segment, result.blocks)?.into_iter().enumerate()
             {
-                blocks[block].push(pieces);
+                blocks[block].push(addresses);
             }
         }
         if let Some((position, run)) = step.own {
-            for (block, piece) in self.pieces(run, segment).into_iter().enumerate() {
-                let pieces = &mut blocks[block];
-                pieces.insert(position.min(pieces.len()), vec![piece]);
+            for (block, piece) in self.addresses(run, segment).into_iter().enumerate() {
+                let addresses = &mut blocks[block];
+                addresses.insert(position.min(addresses.len()), vec![piece]);
             }
         }
-        // Before a launch, which takes longer.
+        // Before the launch, which takes longer.
         self.publish()?;
-        let kept = self.pieces(result, segment);
-        // A result that is not kept goes straight to where it is sent from.
-        let mut packed = match (step.keep, &onward) {
-            (false, Some((_, SendChannel::Far(slot)))) => Some(self.site.bounce().address(*slot) as Address),
-            (false, Some((_, SendChannel::LocalChannels(_)))) => Some(self.slab(bytes)?),
+        let targets = self.addresses(result, segment);
+        // A result that is not stored in a buffer goes directly to the memory that it is sent from.
+        let mut packed = match (step.keep, &forward_slot) {
+            (false, Some((_, SendTarget::Slot(slot)))) => {
+                Some(self.site.pinned_slots().address(*slot) as Address)
+            }
+            (false, Some((_, SendTarget::Descriptor(_)))) => Some(self.slab(bytes)?),
             _ => None,
         };
         let first = packed;
-        for (sources, (kept, bytes)) in blocks.iter().zip(kept) {
-            let target = packed.unwrap_or(kept);
+        for (sources, (output, bytes)) in blocks.iter().zip(targets) {
+            let target = packed.unwrap_or(output);
             if bytes > 0 {
-                reduction::reduce(self.site, manner, sources, target, bytes, divide)?;
+                reduction::reduce(self.site, reduction_kind, sources, target, bytes, divide)?;
                 if let Some(format) = rounded {
                     reduction::round(self.site, format, target, target, bytes)?;
                 }
             }
             packed = packed.map(|at| at + bytes as u64);
         }
-        match (onward, first) {
-            (Some(onward), None) => self.message(onward, result, segment)?,
-            (Some((channel, SendChannel::Far(slot))), Some(_)) => {
-                self.post(channel, slot, result, segment)?
+        match (forward_slot, first) {
+            (Some(forward_slot), None) => self.message(forward_slot, result, segment)?,
+            (Some((channel, SendTarget::Slot(slot))), Some(_)) => {
+                self.enqueue_send(channel, slot, result, segment)?
             }
-            (Some((channel, SendChannel::LocalChannels(cell))), Some(slab)) => {
-                let ready = self.site.mark()?;
-                let place = if bytes == 0 { (0, 0, false) } else { self.show_slab(slab, bytes)? };
-                self.describe(channel, cell, ready, place, bytes)?;
+            (Some((channel, SendTarget::Descriptor(cell))), Some(slab)) => {
+                let ready_at = self.site.mark()?;
+                let place = if bytes == 0 { (0, 0, false) } else { self.export_slab(slab, bytes)? };
+                self.publish_descriptor(channel, cell, ready_at, place, bytes)?;
             }
             (None, _) => {}
         }
         Ok(())
     }
 
-    /// Tells those whose memory this rank reads when it is through with it. Where they are as far, that is the end.
-    fn announce(&mut self) -> Result<(), Trouble> {
-        let Some(mine) = self.site.words().mine() else { return Ok(()) };
-        let reads = (mine.reads(), self.op.number);
-        if !self.end(Some(reads))? {
+    /// Signals the peers whose memory this rank reads that its reads are complete. Also ends the operation if the peers
+    /// that read this rank's memory have enqueued their reads.
+    fn publish_reads(&mut self) -> Result<(), ExecError> {
+        let Some(own) = self.site.flags().own_rank() else { return Ok(()) };
+        let reads = (own.reads(), self.op.number);
+        if !self.finish(Some(reads))? {
             self.site.flush()?;
             self.site.write(reads.0, reads.1)?;
         }
-        // Not before the write is enqueued: a stream waits only for what is.
-        self.site.words().store(mine.enqueued(), self.op.number);
+        // After the write is enqueued: a stream waits only for enqueued work.
+        self.site.flags().store(own.enqueued(), self.op.number);
         Ok(())
     }
 
-    /// The operation is over when all who read this rank's memory are through: false while their reads are not even enqueued.
-    /// `reads`: what is still to be told of this rank's.
-    fn end(&mut self, reads: Option<(Address, u64)>) -> Result<bool, Trouble> {
+    /// Ends the operation after all peers have read this rank's memory. Returns false while reads of a peer are not
+    /// even enqueued. `reads`: write of this rank's `reads` flag that is still to be enqueued.
+    fn finish(&mut self, reads: Option<(Address, u64)>) -> Result<bool, ExecError> {
         let local = |channel: &usize| {
-            self.bound.local[0][*channel] && self.bound.channel_layout.send_channels[*channel].bytes > 0
+            self.bound.by_reference[0][*channel]
+                && self.bound.channel_layout.send_channels[*channel].bytes > 0
         };
         let mut readers: Vec<usize> = (0..self.bound.channel_layout.send_channels.len())
             .filter(local)
@@ -451,23 +465,23 @@ impl Turn<'_> {
         let number = self.op.number;
         let mut waits = Vec::with_capacity(readers.len());
         for reader in readers {
-            let Some(lines) = self.site.words().of(reader) else { continue };
-            if !self.site.words().reached(lines.enqueued(), number) {
+            let Some(rank_flags) = self.site.flags().rank(reader) else { continue };
+            if !self.site.flags().reached(rank_flags.enqueued(), number) {
                 return Ok(false);
             }
-            waits.push(Wait { word: lines.reads(), value: number });
+            waits.push(Wait { word: rank_flags.reads(), value: number });
         }
         let handle = self.op.handle.clone();
-        self.site.finish(reads, &waits, (handle.done_word(), number))?;
+        self.site.finish(reads, &waits, (handle.done_flag(), number))?;
         let _ = self.op.end.set(handle.mark(handle.stream)?);
         Ok(true)
     }
 }
 
-impl Mover for Turn<'_> {
-    type Trouble = Trouble;
-    /// A channel, and where its next message is written to.
-    type Room = (usize, SendChannel);
+impl StepExecutor for DeviceExecutor<'_> {
+    type Error = ExecError;
+    /// A channel, and the target of its next message.
+    type Slot = (usize, SendTarget);
 
     fn execution(&mut self) -> &mut Execution {
         self.execution
@@ -477,19 +491,30 @@ impl Mover for Turn<'_> {
         self.group
     }
 
-    fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>> {
-        if self.bound.local[0][channel] {
+    fn slot(
+        &mut self,
+        channel: usize,
+        run: BlockRun,
+        segment: usize,
+    ) -> StepResult<Self, Option<Self::Slot>> {
+        if self.bound.by_reference[0][channel] {
             if self.op.unpublished.iter().any(|message| message.0 == channel) {
                 self.publish()?;
             }
-            return Ok(self.group.cell(channel).map(|cell| (channel, SendChannel::LocalChannels(cell))));
+            return Ok(self.group.cell(channel).map(|cell| (channel, SendTarget::Descriptor(cell))));
         }
-        let bytes = self.bound.message(run, segment);
+        let bytes = self.bound.message_bytes(run, segment);
         let none = !self.op.outbox.iter().any(|outgoing| outgoing.channel == channel);
-        Ok(self.site.slot(bytes, none)?.map(|slot| (channel, SendChannel::Far(slot))))
+        Ok(self.site.slot(bytes, none)?.map(|slot| (channel, SendTarget::Slot(slot))))
     }
 
-    fn send(&mut self, to: Self::Room, source: Run, tee: Option<Run>, segment: usize) -> Outcome<Self> {
+    fn send(
+        &mut self,
+        to: Self::Slot,
+        source: BlockRun,
+        tee: Option<BlockRun>,
+        segment: usize,
+    ) -> StepResult<Self> {
         if let Some(tee) = tee {
             self.copy(source, tee, false, segment)?;
         }
@@ -498,24 +523,24 @@ impl Mover for Turn<'_> {
 
     fn receive(
         &mut self,
-        (from, message): (&Incoming, *const u8),
-        to: Run,
-        onward: Option<Self::Room>,
+        (from, message): (&IncomingMessage, *const u8),
+        to: BlockRun,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self, bool> {
-        let Some(recv_channel) = self.take(from, message, segment, false)? else {
-            if let Some((_, SendChannel::Far(slot))) = onward {
-                self.site.bounce().free(slot);
+    ) -> StepResult<Self, bool> {
+        let Some(origin) = self.take_message(from, message, segment, false)? else {
+            if let Some((_, SendTarget::Slot(slot))) = forward_slot {
+                self.site.pinned_slots().free(slot);
             }
             return Ok(false);
         };
-        let sources = self.sources(&recv_channel, from, segment, to.blocks)?;
-        for ((to, _), source) in self.pieces(to, segment).into_iter().zip(sources) {
-            self.pack(to, source);
+        let sources = self.sources(&origin, from, segment, to.blocks)?;
+        for ((to, _), source) in self.addresses(to, segment).into_iter().zip(sources) {
+            self.copy_packed(to, source);
         }
-        self.passed(&recv_channel)?;
-        if let Some(onward) = onward {
-            self.message(onward, to, segment)?;
+        self.release_slot(&origin)?;
+        if let Some(forward_slot) = forward_slot {
+            self.message(forward_slot, to, segment)?;
         }
         Ok(true)
     }
@@ -524,31 +549,32 @@ impl Mover for Turn<'_> {
         &mut self,
         step: &Reduce,
         messages: &[*const u8],
-        onward: Option<Self::Room>,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self> {
-        let mut recv_channels = Vec::with_capacity(messages.len());
+    ) -> StepResult<Self> {
+        let mut received = Vec::with_capacity(messages.len());
         for (from, &message) in step.from.iter().zip(messages).filter(|(_, message)| !message.is_null()) {
-            let recv_channel = self.take(from, message, segment, true)?;
-            // A slot that is needed is made.
-            let recv_channel =
-                recv_channel.ok_or_else(|| Trouble::Device("no pinned memory for a message".to_owned()))?;
-            recv_channels.push((from, recv_channel));
+            let origin = self.take_message(from, message, segment, true)?;
+            // `needed` slots are allocated.
+            let origin =
+                origin.ok_or_else(|| ExecError::Device("no pinned slot for a message".to_owned()))?;
+            received.push((from, origin));
         }
         if segment < step.result.segments {
-            self.combine(step, &recv_channels, onward, segment)?;
+            self.combine(step, &received, forward_slot, segment)?;
         }
-        recv_channels.iter().try_for_each(|(_, recv_channel)| self.passed(recv_channel))
+        received.iter().try_for_each(|(_, origin)| self.release_slot(origin))
     }
 
-    fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self> {
-        self.order(source.buffer)?;
+    fn copy(&mut self, source: BlockRun, to: BlockRun, finish: bool, segment: usize) -> StepResult<Self> {
+        self.order_after_writes(source.buffer)?;
         let divide = self.execution.scale.filter(|n| finish && *n > 1);
-        for ((from, bytes), (to, _)) in self.pieces(source, segment).into_iter().zip(self.pieces(to, segment))
+        for ((from, bytes), (to, _)) in
+            self.addresses(source, segment).into_iter().zip(self.addresses(to, segment))
         {
             if divide.is_some() {
-                let manner = self.manner()?;
-                reduction::reduce(self.site, manner, &[vec![(from, bytes)]], to, bytes, divide)?;
+                let reduction_kind = self.reduction_kind()?;
+                reduction::reduce(self.site, reduction_kind, &[vec![(from, bytes)]], to, bytes, divide)?;
             } else {
                 self.site.copy(to, from, bytes);
             }

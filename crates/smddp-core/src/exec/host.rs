@@ -1,25 +1,25 @@
-//! The executor for host memory.
+//! Executor for host memory.
 //!
-//! The SAFETY comments rest on this: a call's input and output are disjoint, or share memory in one of the forms that the plans support in
-//! place. `Call::needs_input_copy` finds every other form, and such an operation reads a private copy of its input. `call::check` refuses
-//! outputs that overlap each other.
+//! The SAFETY comments rely on this: input and output of a call are disjoint, or share memory in one of the forms
+//! that the plans support in place. `Call::needs_input_copy` detects every other form, and such an operation reads a
+//! private copy of its input. `call::check` rejects outputs that overlap each other.
 
 mod compressed;
 
 use smddp_plan::{Association, Buffer};
 use smddp_transport::{Group, Mismatch, ZeroCopySource};
 
-use self::compressed::Coded;
-use crate::bind::{Bound, Incoming, Reduce, Run, Staying};
-use crate::exec::walk::{Execution, Mover, Outcome, Progress, walk, with_room};
+use self::compressed::CompressedHost;
+use crate::bind::{BlockRun, BoundCall, IncomingMessage, Reduce, ZeroCopyCandidate};
+use crate::exec::walk::{Execution, Progress, StepExecutor, StepResult, walk, with_buffer};
 use crate::kernels;
-use crate::kernels::helpers::share_out;
+use crate::kernels::helpers::split_work;
 
-/// Runs operation `seq` until done or blocked.
+/// Advances operation `seq` until it is done or has to wait.
 pub(crate) fn advance(
     seq: u64,
     begun: &mut bool,
-    bound: &Bound,
+    bound: &BoundCall,
     execution: &mut Execution,
     group: &mut Group,
 ) -> Result<Progress, Mismatch> {
@@ -27,21 +27,25 @@ pub(crate) fn advance(
     if !*begun {
         copy_input(execution);
         let symmetric = group.has_symmetric();
-        if bound.direct.matters(symmetric) {
+        if bound.zero_copy.depends_on_overlap(symmetric) {
             execution.in_place = execution.overlaps(bound);
         }
-        let stays = if bound.direct.any_stay(symmetric) { staying(bound, execution) } else { Vec::new() };
-        if !group.begin(seq, bound.fingerprint, &bound.routed, &stays) {
+        let sources = if bound.zero_copy.has_candidates(symmetric) {
+            zero_copy_sources(bound, execution)
+        } else {
+            Vec::new()
+        };
+        if !group.begin(seq, bound.fingerprint, &bound.routed, &sources) {
             return Ok(Progress::Blocked);
         }
         *begun = true;
         moved = true;
-        land(bound, execution, group);
+        post_receives(bound, execution, group);
     }
     let mut host = Host { bound, execution, group };
-    let (done, ran) = match &bound.coding {
+    let (done, ran) = match &bound.compression {
         None => walk(bound, &mut host)?,
-        Some(coding) => walk(bound, &mut Coded { host, coding })?,
+        Some(compression) => walk(bound, &mut CompressedHost { host, compression })?,
     };
     if done && group.settle()? {
         group.end();
@@ -50,14 +54,16 @@ pub(crate) fn advance(
     Ok(Progress::moved(moved || ran))
 }
 
-/// Copies the input to where the operation reads it, if it reads a copy. Only now: calls before this one may have written it.
+/// Copies the input to the operation's private copy, if it reads one. This must wait until the operation starts,
+/// because earlier calls may write the input.
 pub(crate) fn copy_input(execution: &mut Execution) {
     let Some(copy) = execution.input_copy.take() else { return };
     let (dtype, mut to) = (execution.dtype, execution.bases[Buffer::In as usize] as *mut u8);
     for &(from, bytes) in &copy.pieces {
         let from = from as *const u8;
-        // SAFETY: the caller's blocks are valid until the operation is over; `Inner::own_input` reserved the operation's own memory at
-        // `to` for all of them, so both cannot overlap. Only this thread drives the operation.
+        // SAFETY: the caller's blocks are valid until the operation is over. `own_input` in `engine::prepare`
+        // reserved memory of the operation at `to` for all blocks, so the ranges cannot overlap. Only this thread
+        // drives the operation.
         unsafe {
             match copy.factor {
                 Some(factor) => drop(kernels::premultiply(dtype, to, from, bytes / dtype.size(), factor)),
@@ -68,15 +74,16 @@ pub(crate) fn copy_input(execution: &mut Execution) {
     }
 }
 
-/// Messages that need no cell if the others can read them where they lie.
-fn staying(bound: &Bound, execution: &Execution) -> Vec<ZeroCopySource> {
-    let flat =
-        |run: &Run| run.blocks == 1 || !matches!(execution.lists.get(run.buffer as usize), Some(Some(_)));
+/// Zero-copy sources of the operation: messages that peers read from the user buffers.
+fn zero_copy_sources(bound: &BoundCall, execution: &Execution) -> Vec<ZeroCopySource> {
+    let flat = |run: &BlockRun| {
+        run.blocks == 1 || !matches!(execution.lists.get(run.buffer as usize), Some(Some(_)))
+    };
     bound
-        .direct
-        .stays(execution.in_place)
-        .filter(|staying| flat(&staying.run))
-        .map(|&Staying { channel, run, single_copy, .. }| ZeroCopySource {
+        .zero_copy
+        .candidates(execution.in_place)
+        .filter(|candidate| flat(&candidate.run))
+        .map(|&ZeroCopyCandidate { channel, run, single_copy, .. }| ZeroCopySource {
             channel,
             at: execution.address(bound, run.buffer, run.block, 0) as *const u8,
             stride: bound.channel_layout.send_channels[channel].cell,
@@ -85,14 +92,14 @@ fn staying(bound: &Bound, execution: &Execution) -> Vec<ZeroCopySource> {
         .collect()
 }
 
-/// True if other ranks may be reading the operation's buffers themselves.
-pub(crate) fn is_read_by_peers(bound: &Bound, execution: &Execution, group: &Group) -> bool {
-    bound.direct.any_stay(group.has_symmetric()) && !staying(bound, execution).is_empty()
+/// Returns true if peers may be reading the user buffers of the operation.
+pub(crate) fn is_read_by_peers(bound: &BoundCall, execution: &Execution, group: &Group) -> bool {
+    bound.zero_copy.has_candidates(group.has_symmetric()) && !zero_copy_sources(bound, execution).is_empty()
 }
 
-/// Says where messages belong that need no cell.
-fn land(bound: &Bound, execution: &Execution, group: &mut Group) {
-    for &(recv_channel, to) in bound.direct.arrives(execution.in_place) {
+/// Registers the receive targets of messages that bypass the staging slots.
+fn post_receives(bound: &BoundCall, execution: &Execution, group: &mut Group) {
+    for &(recv_channel, to) in bound.zero_copy.receives_in_place(execution.in_place) {
         let at = execution.address(bound, to.buffer, to.block, 0);
         let flat = !matches!(execution.lists.get(to.buffer as usize), Some(Some(_)));
         let bytes = match to.row {
@@ -104,20 +111,20 @@ fn land(bound: &Bound, execution: &Execution, group: &mut Group) {
     }
 }
 
-/// The calling thread moves bytes.
+/// Moves the bytes with the calling thread.
 struct Host<'a> {
-    bound: &'a Bound,
+    bound: &'a BoundCall,
     execution: &'a mut Execution,
     group: &'a mut Group,
 }
 
-/// Where a message is written to.
+/// Address of a staging slot.
 type Cell = *mut u8;
 
-impl Mover for Host<'_> {
-    type Trouble = Mismatch;
-    /// A channel, and its cell.
-    type Room = (usize, Cell);
+impl StepExecutor for Host<'_> {
+    type Error = Mismatch;
+    /// A channel and its slot.
+    type Slot = (usize, Cell);
 
     fn execution(&mut self) -> &mut Execution {
         self.execution
@@ -128,21 +135,21 @@ impl Mover for Host<'_> {
     }
 
     #[inline]
-    fn room(&mut self, channel: usize, _: Run, _: usize) -> Outcome<Self, Option<Self::Room>> {
+    fn slot(&mut self, channel: usize, _: BlockRun, _: usize) -> StepResult<Self, Option<Self::Slot>> {
         Ok(self.group.cell(channel).map(|cell| (channel, cell)))
     }
 
     fn send(
         &mut self,
-        (channel, cell): Self::Room,
-        source: Run,
-        tee: Option<Run>,
+        (channel, cell): Self::Slot,
+        source: BlockRun,
+        tee: Option<BlockRun>,
         segment: usize,
-    ) -> Outcome<Self> {
-        if self.bound.direct.leaves(channel, self.execution.in_place)
+    ) -> StepResult<Self> {
+        if self.bound.zero_copy.sends_in_place(channel, self.execution.in_place)
             && let Some((from, bytes)) = self.whole(source, segment)
         {
-            self.keep(tee, (from, bytes), segment);
+            self.store_tee(tee, (from, bytes), segment);
             self.group.publish_from(channel, from as *const u8, bytes);
             return Ok(());
         }
@@ -150,23 +157,23 @@ impl Mover for Host<'_> {
         let rows = match tee {
             None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
             Some(tee) => {
-                self.row(source).zip(self.row(tee)).map(|((from, bytes), (kept, _))| (from, kept, bytes))
+                self.row(source).zip(self.row(tee)).map(|((from, bytes), (dst, _))| (from, dst, bytes))
             }
         };
         let mut at = 0;
         if let Some((from, bytes)) = self.whole(source, segment).filter(|(from, _)| *from == cell as usize) {
-            // It stays where it is.
-            self.keep(tee, (from, bytes), segment);
+            // The message already is in its slot.
+            self.store_tee(tee, (from, bytes), segment);
             at = bytes;
-        } else if let Some((from, kept, bytes)) = rows {
-            self.put(remote, cell, from, kept, bytes);
+        } else if let Some((from, dst, bytes)) = rows {
+            self.write_slot(remote, cell, from, dst, bytes);
             at = bytes;
         } else {
             for i in 0..source.blocks {
-                let bytes = self.bound.piece(source.buffer, source.block + i, segment);
+                let bytes = self.bound.segment_bytes(source.buffer, source.block + i, segment);
                 let from = self.address(source, source.block + i, segment);
-                let kept = tee.map_or(from, |tee| self.address(tee, tee.block + i, segment));
-                self.put(remote, cell.wrapping_add(at), from, kept, bytes);
+                let dst = tee.map_or(from, |tee| self.address(tee, tee.block + i, segment));
+                self.write_slot(remote, cell.wrapping_add(at), from, dst, bytes);
                 at += bytes;
             }
         }
@@ -176,37 +183,37 @@ impl Mover for Host<'_> {
 
     fn receive(
         &mut self,
-        (from, message): (&Incoming, *const u8),
-        to: Run,
-        onward: Option<Self::Room>,
+        (from, message): (&IncomingMessage, *const u8),
+        to: BlockRun,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self, bool> {
-        let (skip, stream) = (self.bound.skipped(from, segment), self.execution.stream);
-        // It is sent on from where it is kept, or by way of a cell.
-        let place = onward.and_then(|(channel, _)| {
-            let direct = self.bound.direct.leaves(channel, self.execution.in_place);
-            self.whole(to, segment).filter(|_| direct)
+    ) -> StepResult<Self, bool> {
+        let (skip, stream) = (self.bound.skipped_bytes(from, segment), self.execution.stream);
+        // The forwarded message leaves from its target, or from a slot.
+        let place = forward_slot.and_then(|(channel, _)| {
+            let in_place = self.bound.zero_copy.sends_in_place(channel, self.execution.in_place);
+            self.whole(to, segment).filter(|_| in_place)
         });
-        let cell = onward.filter(|_| place.is_none()).map(|(_, cell)| cell);
+        let cell = forward_slot.filter(|_| place.is_none()).map(|(_, cell)| cell);
         let mut taken = 0;
-        self.pieces(to, segment, |kept, bytes| {
-            let (kept, piece) = (kept as *mut u8, message.wrapping_add(skip + taken));
-            // SAFETY: the message stays where it is until it is released and holds these bytes (the writer's and
-            // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours. A message that
-            // came to its place without a cell is where it is kept.
+        self.pieces(to, segment, |dst, bytes| {
+            let (dst, piece) = (dst as *mut u8, message.wrapping_add(skip + taken));
+            // SAFETY: the message is valid until it is released and holds these bytes (the sizes of sender and
+            // receiver were compared). `dst` is in the buffers of the call; the cell belongs to this operation. A
+            // message that bypassed the staging slots already is at `dst`.
             unsafe {
                 match cell {
-                    Some(cell) if kept.cast_const() == piece => {
+                    Some(cell) if dst.cast_const() == piece => {
                         kernels::copy(cell.wrapping_add(taken), piece, bytes, false);
                     }
-                    Some(cell) => kernels::copy_tee(cell.wrapping_add(taken), kept, piece, bytes, stream),
-                    None if kept.cast_const() == piece => {}
-                    None => kernels::copy(kept, piece, bytes, stream),
+                    Some(cell) => kernels::copy_tee(cell.wrapping_add(taken), dst, piece, bytes, stream),
+                    None if dst.cast_const() == piece => {}
+                    None => kernels::copy(dst, piece, bytes, stream),
                 }
             }
             taken += bytes;
         });
-        match (onward, place) {
+        match (forward_slot, place) {
             (Some((channel, _)), Some((at, _))) => self.group.publish_from(channel, at as *const u8, taken),
             (Some((channel, _)), None) => self.group.publish(channel, taken),
             (None, _) => {}
@@ -218,33 +225,33 @@ impl Mover for Host<'_> {
         &mut self,
         step: &Reduce,
         messages: &[*const u8],
-        onward: Option<Self::Room>,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self> {
+    ) -> StepResult<Self> {
         if segment < step.result.segments {
-            let bytes = self.combine(step, messages, onward.map(|(_, cell)| cell), segment);
-            if let Some((channel, _)) = onward {
+            let bytes = self.combine(step, messages, forward_slot.map(|(_, cell)| cell), segment);
+            if let Some((channel, _)) = forward_slot {
                 self.group.publish(channel, bytes);
             }
         }
         Ok(())
     }
 
-    fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self> {
+    fn copy(&mut self, source: BlockRun, to: BlockRun, finish: bool, segment: usize) -> StepResult<Self> {
         let scale = self.execution.scale.filter(|&n| finish && n > 1);
-        for (block, kept) in source.range().zip(to.range()) {
-            let bytes = self.bound.piece(source.buffer, block, segment);
+        for (block, dst) in source.range().zip(to.range()) {
+            let bytes = self.bound.segment_bytes(source.buffer, block, segment);
             let from = self.address(source, block, segment) as *const u8;
-            let kept = self.address(to, kept, segment) as *mut u8;
+            let dst = self.address(to, dst, segment) as *mut u8;
             match self.bound.kernel {
-                // SAFETY: both lie in the call's buffers; they may be the same, never overlap otherwise.
+                // SAFETY: both ranges are in the buffers of the call. They are equal or do not overlap.
                 Some(kernel) if scale.is_some() => unsafe {
                     let count = bytes / self.execution.dtype.size();
-                    kernel.run(kept, std::ptr::null_mut(), &[from], count, scale, false);
+                    kernel.run(dst, std::ptr::null_mut(), &[from], count, scale, false);
                 },
-                _ if kept.cast_const() == from => {}
+                _ if dst.cast_const() == from => {}
                 // SAFETY: as above.
-                _ => unsafe { kernels::copy(kept, from, bytes, self.execution.stream) },
+                _ => unsafe { kernels::copy(dst, from, bytes, self.execution.stream) },
             }
         }
         Ok(())
@@ -252,12 +259,12 @@ impl Mover for Host<'_> {
 }
 
 impl Host<'_> {
-    fn address(&self, run: Run, block: usize, segment: usize) -> usize {
+    fn address(&self, run: BlockRun, block: usize, segment: usize) -> usize {
         self.execution.address(self.bound, run.buffer, block, segment)
     }
 
-    /// Where a run lies if it is one piece of memory: address and bytes.
-    fn row(&self, run: Run) -> Option<(usize, usize)> {
+    /// Address and bytes of a run, if it is contiguous.
+    fn row(&self, run: BlockRun) -> Option<(usize, usize)> {
         let (offset, bytes) = run.row?;
         let table = run.buffer as usize;
         match self.execution.lists.get(table) {
@@ -266,50 +273,50 @@ impl Host<'_> {
         }
     }
 
-    /// Where one segment of a run lies if it is one piece of memory: address and bytes.
-    fn whole(&self, run: Run, segment: usize) -> Option<(usize, usize)> {
+    /// Address and bytes of one segment of a run, if it is contiguous.
+    fn whole(&self, run: BlockRun, segment: usize) -> Option<(usize, usize)> {
         let block = || {
-            let bytes = self.bound.piece(run.buffer, run.block, segment);
+            let bytes = self.bound.segment_bytes(run.buffer, run.block, segment);
             (self.address(run, run.block, segment), bytes)
         };
         self.row(run).or_else(|| (run.blocks == 1).then(block))
     }
 
-    /// Keeps `bytes` at `from`, one segment, in `tee`.
-    fn keep(&self, tee: Option<Run>, (from, bytes): (usize, usize), segment: usize) {
+    /// Copies one segment, `bytes` at `from`, to `tee`.
+    fn store_tee(&self, tee: Option<BlockRun>, (from, bytes): (usize, usize), segment: usize) {
         let Some(tee) = tee else { return };
         let mut done = 0;
-        self.pieces(tee, segment, |kept, piece| {
+        self.pieces(tee, segment, |dst, piece| {
             let (source, piece) = (from + done, piece.min(bytes - done));
-            if kept != source {
-                // SAFETY: both lie in the call's buffers, valid and exclusively ours until the operation is over, and do not
-                // overlap.
-                unsafe { kernels::copy(kept as *mut u8, source as *const u8, piece, self.execution.stream) };
+            if dst != source {
+                // SAFETY: both ranges are in the buffers of the call, do not overlap, and are accessed only by this
+                // thread until the operation is over.
+                unsafe { kernels::copy(dst as *mut u8, source as *const u8, piece, self.execution.stream) };
             }
             done += piece;
         });
     }
 
-    /// Calls `each` for the pieces of one segment of a run: (address, bytes).
-    fn pieces(&self, run: Run, segment: usize, mut each: impl FnMut(usize, usize)) {
+    /// Calls `each` with address and bytes of the pieces of one segment of a run.
+    fn pieces(&self, run: BlockRun, segment: usize, mut each: impl FnMut(usize, usize)) {
         if let Some((address, bytes)) = self.row(run) {
             return each(address, bytes);
         }
         for block in run.range() {
-            each(self.address(run, block, segment), self.bound.piece(run.buffer, block, segment));
+            each(self.address(run, block, segment), self.bound.segment_bytes(run.buffer, block, segment));
         }
     }
 
-    /// One piece into a cell, and to where it is kept if that is elsewhere.
-    fn put(&self, remote: bool, cell: Cell, from: usize, kept: usize, bytes: usize) {
-        let (source, out) = (from as *const u8, kept as *mut u8);
-        let (past_caches, stream) = (remote && bytes >= WORTH_STREAMING, self.execution.stream);
-        // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's
-        // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
+    /// Copies one piece to a slot, and to `dst` unless it is there already.
+    fn write_slot(&self, remote: bool, cell: Cell, from: usize, dst: usize, bytes: usize) {
+        let (source, out) = (from as *const u8, dst as *mut u8);
+        let (past_caches, stream) = (remote && bytes >= MIN_STREAM_BYTES, self.execution.stream);
+        // SAFETY: the cell belongs to this operation and holds the message (bind sized it). `from` and `dst` are in
+        // the buffers of the call, which only this thread accesses until the operation is over.
         unsafe {
-            if kept == from || past_caches {
+            if dst == from || past_caches {
                 kernels::copy(cell, source, bytes, past_caches);
-                if kept != from {
+                if dst != from {
                     kernels::copy(out, source, bytes, stream);
                 }
             } else {
@@ -318,30 +325,38 @@ impl Host<'_> {
         }
     }
 
-    /// Bytes of the result.
+    /// Reduces one segment; returns the bytes of the result.
     fn combine(&self, step: &Reduce, messages: &[*const u8], cell: Option<Cell>, segment: usize) -> usize {
         let own = step.own.map_or(messages.len(), |(at, _)| at);
-        with_room(messages.len() + usize::from(step.own.is_some()), std::ptr::null(), |sources| {
+        with_buffer(messages.len() + usize::from(step.own.is_some()), std::ptr::null(), |sources| {
             for (i, (message, from)) in messages.iter().zip(&step.from).enumerate() {
-                sources[i + usize::from(i >= own)] = message.wrapping_add(self.bound.skipped(from, segment));
+                sources[i + usize::from(i >= own)] =
+                    message.wrapping_add(self.bound.skipped_bytes(from, segment));
             }
-            // (output, own input, bytes) where the blocks are one piece of memory.
+            // (output, own input, bytes) if the blocks are contiguous.
             let whole = match (self.row(step.result), step.own.map(|(_, run)| self.row(run))) {
                 (Some((out, bytes)), None) => Some((out, 0, bytes)),
-                (Some((out, bytes)), Some(Some((mine, _)))) => Some((out, mine, bytes)),
+                (Some((out, bytes)), Some(Some((own_input, _)))) => Some((out, own_input, bytes)),
                 _ => None,
             };
-            if let Some((out, mine, bytes)) = whole {
-                self.fold(step, sources, mine, out, cell, bytes);
+            if let Some((out, own_input, bytes)) = whole {
+                self.reduce_block(step, sources, own_input, out, cell, bytes);
                 return bytes;
             }
             let mut packed = 0;
             for i in 0..step.result.blocks {
                 let out = self.address(step.result, step.result.block + i, segment);
-                let mine = step.own.map_or(0, |(_, run)| self.address(run, run.block + i, segment));
-                let bytes = self.bound.piece(step.result.buffer, step.result.block + i, segment);
-                self.fold(step, sources, mine, out, cell.map(|cell| cell.wrapping_add(packed)), bytes);
-                // The next block lies behind this one in every message.
+                let own_input = step.own.map_or(0, |(_, run)| self.address(run, run.block + i, segment));
+                let bytes = self.bound.segment_bytes(step.result.buffer, step.result.block + i, segment);
+                self.reduce_block(
+                    step,
+                    sources,
+                    own_input,
+                    out,
+                    cell.map(|cell| cell.wrapping_add(packed)),
+                    bytes,
+                );
+                // In every message, the next block follows this one.
                 sources.iter_mut().for_each(|source| *source = source.wrapping_add(bytes));
                 packed += bytes;
             }
@@ -349,24 +364,24 @@ impl Host<'_> {
         })
     }
 
-    /// One block of a result. `mine`: where this rank's own source is, which gets its position among the others.
-    fn fold(
+    /// Reduces one block. `own_input`: address of this rank's own source, which is inserted at its position.
+    fn reduce_block(
         &self,
         step: &Reduce,
         sources: &mut [*const u8],
-        mine: usize,
+        own_input: usize,
         out: usize,
         cell: Option<Cell>,
         bytes: usize,
     ) {
         let Some(kernel) = self.bound.kernel else { return };
         if let Some((at, _)) = step.own {
-            sources[at] = mine as *const u8;
+            sources[at] = own_input as *const u8;
         }
         let (out, none) = (out as *mut u8, std::ptr::null_mut());
         let scale = if step.finish { self.execution.scale } else { None };
         let (size, stream) = (self.execution.dtype.size(), self.execution.stream);
-        let past_caches = self.group.has_distant_readers() && bytes >= WORTH_STREAMING;
+        let past_caches = self.group.has_distant_readers() && bytes >= MIN_STREAM_BYTES;
         let (first, second, stream) = match cell {
             None => (out, none, stream),
             Some(cell) if cell == out => (out, none, stream),
@@ -374,15 +389,14 @@ impl Host<'_> {
             Some(cell) if past_caches => (cell, out, true),
             Some(cell) => (out, cell, stream),
         };
-        // SAFETY: every source holds `bytes` bytes (messages until they are released, own blocks in the call's
-        // buffers); the destinations are the call's output and our cell. A destination may be one of the
-        // sources exactly (in place), never overlap it otherwise.
-        // Parts have no element in common.
+        // SAFETY: every source holds `bytes` bytes: messages until they are released, own blocks in the buffers of
+        // the call. The destinations are the call's output and the operation's own cell. A destination equals one of
+        // the sources (in place) or overlaps none. Parts have no element in common.
         unsafe {
-            share_out(bytes, |at, bytes| {
+            split_work(bytes, |at, bytes| {
                 let first = first.wrapping_add(at);
                 let second = if second.is_null() { second } else { second.wrapping_add(at) };
-                with_room(sources.len(), std::ptr::null(), |parts| {
+                with_buffer(sources.len(), std::ptr::null(), |parts| {
                     parts
                         .iter_mut()
                         .zip(sources.iter())
@@ -400,5 +414,5 @@ impl Host<'_> {
     }
 }
 
-/// Pieces of a cell from which it pays to write past the caches, where the readers' caches are far away.
-const WORTH_STREAMING: usize = 8 << 10;
+/// Minimum bytes of a non-temporal store to a slot, for readers that share no cache with this rank.
+const MIN_STREAM_BYTES: usize = 8 << 10;

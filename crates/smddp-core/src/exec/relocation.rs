@@ -2,11 +2,11 @@
 
 use smddp_plan::Buffer;
 
-use crate::bind::Bound;
+use crate::bind::BoundCall;
 use crate::exec::walk::Execution;
 use crate::kernels;
 
-/// The buffers of an operation, copied. Buffers that overlap share a copy, so a call in place stays in place.
+/// Copies of an operation's buffers. Overlapping buffers share a copy, so a call in place stays in place.
 pub(crate) struct Relocation {
     /// Ascending and disjoint.
     regions: Vec<Region>,
@@ -15,7 +15,7 @@ pub(crate) struct Relocation {
 struct Region {
     start: usize,
     end: usize,
-    /// Aligned for every element type.
+    /// The element type gives an alignment for every dtype.
     copy: Vec<u128>,
 }
 
@@ -27,8 +27,8 @@ impl Region {
 }
 
 impl Relocation {
-    /// Copies the buffers of the operation. The error is the number of bytes that could not be allocated.
-    pub(crate) fn new(bound: &Bound, execution: &Execution) -> Result<Self, usize> {
+    /// Copies the buffers of the operation. On error returns the number of bytes that could not be allocated.
+    pub(crate) fn new(bound: &BoundCall, execution: &Execution) -> Result<Self, usize> {
         let mut ranges: Vec<_> =
             [Buffer::In, Buffer::Out].map(|buffer| ranges(bound, execution, buffer)).concat();
         ranges.sort_unstable();
@@ -44,8 +44,8 @@ impl Relocation {
             let length = bytes.div_ceil(size_of::<u128>());
             region.copy.try_reserve_exact(length).map_err(|_| bytes)?;
             region.copy.resize(length, 0);
-            // SAFETY: the operation is not over, so its caller keeps the buffers valid, and this thread, which drives the
-            // group, alone writes to them. The copy has room for `bytes` and is new.
+            // SAFETY: the operation is pending, so its caller keeps the buffers valid. Only this thread, which drives
+            // the group, writes to them. The copy is new and holds `bytes`.
             unsafe {
                 kernels::copy(region.copy.as_mut_ptr().cast(), region.start as *const u8, bytes, false)
             };
@@ -53,7 +53,7 @@ impl Relocation {
         Ok(Self { regions })
     }
 
-    /// Has the operation use the copies.
+    /// Redirects the operation to the copies.
     pub(crate) fn apply(&self, execution: &mut Execution) {
         for (table, list) in execution.lists.iter_mut().enumerate() {
             match list {
@@ -63,7 +63,7 @@ impl Relocation {
         }
     }
 
-    /// The same place in the copy; addresses outside of the buffers stay as they are.
+    /// Returns the corresponding address in the copy. Addresses outside of the buffers are returned unchanged.
     pub(crate) fn address(&self, address: *mut u8) -> *mut u8 {
         let moved = self.moved(address.expose_provenance());
         std::ptr::with_exposed_provenance_mut(moved)
@@ -75,8 +75,8 @@ impl Relocation {
     }
 }
 
-/// True if `writer`, an operation that is not over, writes memory that the caller gave as input of `reader`.
-pub(crate) fn writes_input(writer: (&Bound, &Execution), reader: (&Bound, &Execution)) -> bool {
+/// Returns true if `writer`, a pending operation, writes memory that the caller gave as input of `reader`.
+pub(crate) fn writes_input(writer: (&BoundCall, &Execution), reader: (&BoundCall, &Execution)) -> bool {
     let inputs = match &reader.1.input_copy {
         Some(copy) => copy.pieces.iter().map(|&(start, bytes)| (start, start + bytes)).collect(),
         None => ranges(reader.0, reader.1, Buffer::In),
@@ -85,10 +85,10 @@ pub(crate) fn writes_input(writer: (&Bound, &Execution), reader: (&Bound, &Execu
     inputs.iter().any(|input| outputs.iter().any(|output| input.0 < output.1 && output.0 < input.1))
 }
 
-/// Address ranges of a buffer: one if its blocks are in a row, else one for each block.
-fn ranges(bound: &Bound, execution: &Execution, buffer: Buffer) -> Vec<(usize, usize)> {
+/// Address ranges of a buffer: one for a flat buffer, else one for each block.
+fn ranges(bound: &BoundCall, execution: &Execution, buffer: Buffer) -> Vec<(usize, usize)> {
     let table = buffer as usize;
-    // This rank has no such buffer.
+    // The rank has no such buffer.
     if execution.lists[table].is_none() && execution.bases[table] == 0 {
         return Vec::new();
     }
@@ -100,7 +100,7 @@ fn ranges(bound: &Bound, execution: &Execution, buffer: Buffer) -> Vec<(usize, u
     if execution.lists[table].is_some() {
         return blocks.collect();
     }
-    // From the base on, which is an address of the region then.
+    // Starts at the base address, which then belongs to the region.
     let end = blocks.map(|(_, end)| end).max();
     end.map(|end| (execution.bases[table], end)).into_iter().collect()
 }

@@ -1,35 +1,36 @@
-//! A bound program is followed, one lane after the other, until every lane is done or blocked.
+//! Execution of bound programs: each pipeline runs until it is done or has to wait.
 //!
-//! What a step waits for, and that nothing moves before all of it is there, is decided here, for any kind of memory. How bytes
-//! move is a [`Mover`]'s: the host moves them itself, for a device they are enqueued.
+//! This module decides, for any kind of memory, what a step waits for: nothing is moved before all of it is
+//! available. A [`StepExecutor`] moves the bytes: with the processor for host memory, or with enqueued work for
+//! device memory.
 
 use smddp_plan::Buffer;
 use smddp_transport::{Group, Mismatch};
 
-use crate::bind::{Act, Bound, Incoming, Reduce, Run};
+use crate::bind::{BlockRun, BoundCall, BoundStep, IncomingMessage, Reduce};
 use crate::call::types::DType;
 
-/// An operation under way: buffers, and how far each lane is. Buffers are addresses here; they are valid until the operation
-/// is over, which is the promise of whoever started it (see `Communicator::start`).
+/// State of an operation: its buffers, and the position in each pipeline. Buffers are stored as addresses. The caller
+/// of `Communicator::start` keeps them valid until the operation is over.
 #[derive(Default)]
 pub(crate) struct Execution {
     pub(crate) dtype: DType,
-    /// What a finishing reduction divides by.
+    /// Divisor of finishing reductions.
     pub(crate) scale: Option<u32>,
-    /// Address of each flat buffer; 0 where `lists` has the blocks' addresses.
+    /// Address of each flat buffer; 0 if `lists` holds the addresses of the blocks.
     pub(crate) bases: [usize; 3],
     pub(crate) lists: [Option<Vec<usize>>; 2],
-    /// Until the operation begins.
+    /// Pending copy of the input; taken when the operation starts.
     pub(crate) input_copy: Option<InputCopy>,
-    /// In and Out overlap. Known where that matters, see `bind::Direct`.
+    /// True if In and Out overlap. Set only for calls that depend on it, see `bind::ZeroCopy`.
     pub(crate) in_place: bool,
-    /// Outputs go past the caches.
+    /// True if outputs are written with non-temporal stores.
     pub(crate) stream: bool,
-    pub(crate) lanes: Vec<Cursor>,
+    pub(crate) pipelines: Vec<PipelineCursor>,
 }
 
 impl Execution {
-    pub(crate) fn address(&self, bound: &Bound, buffer: Buffer, block: usize, segment: usize) -> usize {
+    pub(crate) fn address(&self, bound: &BoundCall, buffer: Buffer, block: usize, segment: usize) -> usize {
         let table = buffer as usize;
         let offset = match self.lists.get(table) {
             Some(Some(list)) => list[block],
@@ -40,8 +41,8 @@ impl Execution {
 }
 
 impl Execution {
-    /// Whether memory of Out is memory of In, too.
-    pub(crate) fn overlaps(&self, bound: &Bound) -> bool {
+    /// Returns true if Out shares memory with In.
+    pub(crate) fn overlaps(&self, bound: &BoundCall) -> bool {
         let [input, output] = [Buffer::In, Buffer::Out].map(|buffer| {
             let blocks = 0..bound.lengths[buffer as usize].len();
             let ends = blocks.map(|block| {
@@ -55,26 +56,26 @@ impl Execution {
     }
 }
 
-/// A copy of the input, into memory of the operation's own, that precedes everything else: the input overlaps the output, or each
-/// element is multiplied by a factor first.
+/// A copy of the input to memory of the operation, made before anything else, because the input overlaps the output
+/// or each element is multiplied by a factor.
 pub(crate) struct InputCopy {
-    /// Address and bytes of the caller's blocks, which lie one behind the other in the copy.
+    /// Address and bytes of the caller's blocks, which are contiguous in the copy.
     pub(crate) pieces: Vec<(usize, usize)>,
     pub(crate) factor: Option<f64>,
 }
 
-/// Where a lane stands.
+/// Position in a pipeline.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Cursor {
-    turn: usize,
-    index: usize,
+pub(crate) struct PipelineCursor {
+    iteration: usize,
+    step_index: usize,
 }
 
-/// What going on came to.
+/// Result of an advance.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Done,
-    /// Something moved, more is to come.
+    /// Steps ran, and more are left.
     Moved,
     Blocked,
 }
@@ -85,134 +86,153 @@ impl Progress {
     }
 }
 
-/// What becomes of asking a mover.
-pub(crate) type Outcome<M, T = ()> = Result<T, <M as Mover>::Trouble>;
+/// Result of a call to an executor.
+pub(crate) type StepResult<M, T = ()> = Result<T, <M as StepExecutor>::Error>;
 
-/// What moves the bytes of a step, once all that the step waits for is there.
-pub(crate) trait Mover {
-    type Trouble: From<Mismatch>;
-    /// Room for the next message of a channel.
-    type Room;
+/// Moves the bytes of a step, after all data and slots of the step are available.
+pub(crate) trait StepExecutor {
+    type Error: From<Mismatch>;
+    /// Slot for the next message of a channel.
+    type Slot;
 
     fn execution(&mut self) -> &mut Execution;
     fn group(&mut self) -> &mut Group;
-    /// For a message of one segment of `run`.
-    fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>>;
-    /// Sends one segment of `source`, and keeps it in `tee`.
-    fn send(&mut self, to: Self::Room, source: Run, tee: Option<Run>, segment: usize) -> Outcome<Self>;
-    /// Keeps the blocks that are taken of a message in `to`, and sends them on. False: it has to wait after all.
+    /// Returns a slot for a message of one segment of `run`, or `None` if the channel has none free.
+    fn slot(&mut self, channel: usize, run: BlockRun, segment: usize)
+    -> StepResult<Self, Option<Self::Slot>>;
+    /// Sends one segment of `source`, and copies it to `tee`.
+    fn send(
+        &mut self,
+        to: Self::Slot,
+        source: BlockRun,
+        tee: Option<BlockRun>,
+        segment: usize,
+    ) -> StepResult<Self>;
+    /// Stores the taken blocks of a message in `to`, and forwards them. Returns false if the step has to wait after
+    /// all.
     fn receive(
         &mut self,
-        from: (&Incoming, *const u8),
-        to: Run,
-        onward: Option<Self::Room>,
+        from: (&IncomingMessage, *const u8),
+        to: BlockRun,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self, bool>;
-    /// `messages`: one for each source, null where it has none for this segment.
+    ) -> StepResult<Self, bool>;
+    /// Reduces one segment. `messages`: one for each source, null if it has none for this segment.
     fn reduce(
         &mut self,
         step: &Reduce,
         messages: &[*const u8],
-        onward: Option<Self::Room>,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self>;
-    fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self>;
+    ) -> StepResult<Self>;
+    fn copy(&mut self, source: BlockRun, to: BlockRun, finish: bool, segment: usize) -> StepResult<Self>;
 }
 
-/// Advances all lanes until each is at its end or blocked. Returns whether all are at their ends, and whether a step was taken.
+/// Advances all pipelines until each is done or has to wait. Returns whether all are done, and whether any step ran.
 #[inline]
-pub(crate) fn walk<M: Mover>(bound: &Bound, mover: &mut M) -> Outcome<M, (bool, bool)> {
+pub(crate) fn walk<M: StepExecutor>(bound: &BoundCall, executor: &mut M) -> StepResult<M, (bool, bool)> {
     let (mut done, mut moved) = (true, false);
-    for (lane, acts) in bound.lanes.iter().enumerate() {
-        let mut at = mover.execution().lanes[lane];
-        let walked = walk_lane(acts, bound.turns[lane], &mut at, mover);
+    for (pipeline, steps) in bound.pipelines.iter().enumerate() {
+        let mut at = executor.execution().pipelines[pipeline];
+        let walked = walk_pipeline(steps, bound.iterations[pipeline], &mut at, executor);
         // Also after an error: a departing rank polls again after a mismatch, and must not repeat a step.
-        mover.execution().lanes[lane] = at;
+        executor.execution().pipelines[pipeline] = at;
         moved |= walked?;
-        done &= at.turn >= bound.turns[lane];
+        done &= at.iteration >= bound.iterations[pipeline];
     }
     Ok((done, moved))
 }
 
-/// Advances one lane from `at`, which stays at the first step that did not complete. Returns whether a step was taken.
+/// Advances one pipeline. Leaves `at` at the first step that did not complete. Returns whether any step ran.
 #[inline]
-fn walk_lane<M: Mover>(
-    acts: &[(usize, Act)],
-    turns: usize,
-    at: &mut Cursor,
-    mover: &mut M,
-) -> Outcome<M, bool> {
+fn walk_pipeline<M: StepExecutor>(
+    steps: &[(usize, BoundStep)],
+    iterations: usize,
+    at: &mut PipelineCursor,
+    executor: &mut M,
+) -> StepResult<M, bool> {
     let mut moved = false;
-    while at.turn < turns {
-        while at.index < acts.len() {
-            let (lag, step) = &acts[at.index];
-            if let Some(segment) = at.turn.checked_sub(*lag)
-                && !act(mover, step, segment)?
+    while at.iteration < iterations {
+        while at.step_index < steps.len() {
+            let (lag, step) = &steps[at.step_index];
+            if let Some(segment) = at.iteration.checked_sub(*lag)
+                && !run_step(executor, step, segment)?
             {
                 return Ok(moved);
             }
             moved = true;
-            at.index += 1;
+            at.step_index += 1;
         }
-        at.index = 0;
-        at.turn += 1;
+        at.step_index = 0;
+        at.iteration += 1;
     }
     Ok(moved)
 }
 
-/// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.
-fn act<M: Mover>(mover: &mut M, act: &Act, segment: usize) -> Outcome<M, bool> {
-    match act {
-        Act::Send { channel, source, tee } if segment < source.segments => {
-            let Some(room) = mover.room(*channel, *source, segment)? else { return Ok(false) };
-            mover.send(room, *source, *tee, segment)?;
+/// Runs one step on one segment. Returns false if it has to wait; then nothing was moved.
+fn run_step<M: StepExecutor>(executor: &mut M, step: &BoundStep, segment: usize) -> StepResult<M, bool> {
+    match step {
+        BoundStep::Send { channel, source, tee } if segment < source.segments => {
+            let Some(slot) = executor.slot(*channel, *source, segment)? else { return Ok(false) };
+            executor.send(slot, *source, *tee, segment)?;
         }
-        Act::Receive { from, to, forward } if segment < from.message.segments => {
-            let Some(message) = mover.group().message(from.recv_channel)? else { return Ok(false) };
-            let Some(onward) = onward(mover, *forward, *to, segment)? else { return Ok(false) };
-            if !mover.receive((from, message), *to, onward, segment)? {
+        BoundStep::Receive { from, to, forward } if segment < from.message.segments => {
+            let Some(message) = executor.group().message(from.recv_channel)? else { return Ok(false) };
+            let Some(forward_slot) = forward_slot(executor, *forward, *to, segment)? else {
+                return Ok(false);
+            };
+            if !executor.receive((from, message), *to, forward_slot, segment)? {
                 return Ok(false);
             }
-            mover.group().release(from.recv_channel);
+            executor.group().release(from.recv_channel);
         }
-        Act::Reduce(step) => {
-            return with_room(step.from.len(), std::ptr::null(), |messages| {
+        BoundStep::Reduce(step) => {
+            return with_buffer(step.from.len(), std::ptr::null(), |messages| {
                 for (message, from) in messages.iter_mut().zip(&step.from) {
                     if segment < from.message.segments {
-                        let Some(found) = mover.group().message(from.recv_channel)? else { return Ok(false) };
+                        let Some(found) = executor.group().message(from.recv_channel)? else {
+                            return Ok(false);
+                        };
                         *message = found;
                     }
                 }
-                let Some(onward) = onward(mover, step.send, step.result, segment)? else { return Ok(false) };
-                mover.reduce(step, messages, onward, segment)?;
+                let Some(forward_slot) = forward_slot(executor, step.send, step.result, segment)? else {
+                    return Ok(false);
+                };
+                executor.reduce(step, messages, forward_slot, segment)?;
                 for from in step.from.iter().filter(|from| segment < from.message.segments) {
-                    mover.group().release(from.recv_channel);
+                    executor.group().release(from.recv_channel);
                 }
                 Ok(true)
             });
         }
-        Act::Copy { source, to, finish } => mover.copy(*source, *to, *finish, segment)?,
+        BoundStep::Copy { source, to, finish } => executor.copy(*source, *to, *finish, segment)?,
         _ => {}
     }
     Ok(true)
 }
 
-/// Room where one segment of `run` is sent on to, if it is; `None`: not yet.
-fn onward<M: Mover>(
-    mover: &mut M,
+/// Returns a slot for forwarding one segment of `run`, or an inner `None` if it is not forwarded; an outer `None` if
+/// the channel has no free slot.
+fn forward_slot<M: StepExecutor>(
+    executor: &mut M,
     channel: Option<usize>,
-    run: Run,
+    run: BlockRun,
     segment: usize,
-) -> Outcome<M, Option<Option<M::Room>>> {
+) -> StepResult<M, Option<Option<M::Slot>>> {
     let Some(channel) = channel.filter(|_| segment < run.segments) else { return Ok(Some(None)) };
-    Ok(mover.room(channel, run, segment)?.map(Some))
+    Ok(executor.slot(channel, run, segment)?.map(Some))
 }
 
-/// Sources of a reduction that need no allocation.
-const FEW: usize = 17;
+/// Maximum number of sources of a reduction without an allocation.
+const INLINE_SOURCES: usize = 17;
 
-/// Room for so many values, for the time of a step.
+/// Calls `body` with a buffer of `count` values.
 #[inline]
-pub(crate) fn with_room<T: Copy, R>(count: usize, blank: T, what: impl FnOnce(&mut [T]) -> R) -> R {
-    if count <= FEW { what(&mut [blank; FEW][..count]) } else { what(&mut vec![blank; count]) }
+pub(crate) fn with_buffer<T: Copy, R>(count: usize, blank: T, body: impl FnOnce(&mut [T]) -> R) -> R {
+    if count <= INLINE_SOURCES {
+        body(&mut [blank; INLINE_SOURCES][..count])
+    } else {
+        body(&mut vec![blank; count])
+    }
 }

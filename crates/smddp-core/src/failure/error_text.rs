@@ -179,7 +179,7 @@ pub(crate) fn doing(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
 
 /// What a rank says that it does, if anything.
 pub(crate) fn said(group: &Group, name: &str, rank: usize) -> Option<String> {
-    Some(group.activity(rank, recorder::about(name, rank))).filter(|words| !words.is_empty())
+    Some(group.activity(rank, recorder::query_key(name, rank))).filter(|words| !words.is_empty())
 }
 
 /// So many of the ranks that are missing are asked what they do.

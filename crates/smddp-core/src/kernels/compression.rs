@@ -15,7 +15,7 @@ use super::neon::Neon;
 use crate::kernels::float_mode::DefaultFloatMode;
 
 /// Elements that are converted at a time.
-const WIDTH: usize = 16;
+const BLOCK: usize = 16;
 
 /// Writes `n` elements of `src` in a format: `format.bytes(n)` bytes.
 ///
@@ -43,14 +43,14 @@ pub(crate) unsafe fn decode(format: Format, dst: *mut u8, src: *const u8, n: usi
 /// `src` is readable and `dst` writable for `n` f32; they are the same or do not overlap. No alignment is needed.
 pub(crate) unsafe fn round(format: Format, dst: *mut u8, src: *const u8, n: usize) {
     let (level, _mode) = (Level::best(), DefaultFloatMode::enter());
-    let mut coded = [0u8; Format::Bf16.bytes(GROUP)];
+    let mut encoded = [0u8; Format::Bf16.bytes(GROUP)];
     for first in (0..n).step_by(GROUP) {
         let (count, byte) = (GROUP.min(n - first), size_of::<f32>() * first);
         // SAFETY: elements `first..first + count` of both, by the caller's contract; a group in any format is no longer
         // than in 16 bits. The level was detected. What is read of a group is read before it is written.
         unsafe {
-            encode_at(level, format, coded.as_mut_ptr(), src.wrapping_add(byte), count);
-            decode_at(level, format, dst.wrapping_add(byte), coded.as_ptr(), count);
+            encode_at(level, format, encoded.as_mut_ptr(), src.wrapping_add(byte), count);
+            decode_at(level, format, dst.wrapping_add(byte), encoded.as_ptr(), count);
         }
     }
 }
@@ -106,9 +106,9 @@ unsafe fn encode_with<I: Isa>(format: Format, dst: *mut u8, src: *const u8, n: u
     // SAFETY: the caller's contract, for each format's elements; `I` is what this is compiled for.
     unsafe {
         match format {
-            Format::Bf16 => each(dst, src, n, |wide: [f32; WIDTH]| wide.map(bf16::narrow)),
-            Format::F16 => each(dst, src, n, |wide: [f32; WIDTH]| {
-                let mut narrow = [f16::ZERO; WIDTH];
+            Format::Bf16 => each(dst, src, n, |wide: [f32; BLOCK]| wide.map(bf16::narrow)),
+            Format::F16 => each(dst, src, n, |wide: [f32; BLOCK]| {
+                let mut narrow = [f16::ZERO; BLOCK];
                 I::narrow_f16(&wide, &mut narrow);
                 narrow
             }),
@@ -118,7 +118,7 @@ unsafe fn encode_with<I: Isa>(format: Format, dst: *mut u8, src: *const u8, n: u
                     let mut wide = [0f32; GROUP];
                     let from = src.add(size_of::<f32>() * first);
                     std::ptr::copy_nonoverlapping(from, wide.as_mut_ptr().cast(), size_of::<f32>() * count);
-                    let (scale, whole) = scaled(&wide);
+                    let (scale, whole) = quantise(&wide);
                     let group = dst.add(Format::Int8.bytes(first));
                     group.cast::<f32>().write_unaligned(scale);
                     std::ptr::copy_nonoverlapping(whole.as_ptr().cast(), group.add(size_of::<f32>()), count);
@@ -135,9 +135,9 @@ unsafe fn decode_with<I: Isa>(format: Format, dst: *mut u8, src: *const u8, n: u
     // SAFETY: the caller's contract, for each format's elements; `I` is what this is compiled for.
     unsafe {
         match format {
-            Format::Bf16 => each(dst, src, n, |narrow: [bf16; WIDTH]| narrow.map(bf16::widen)),
-            Format::F16 => each(dst, src, n, |narrow: [f16; WIDTH]| {
-                let mut wide = [0f32; WIDTH];
+            Format::Bf16 => each(dst, src, n, |narrow: [bf16; BLOCK]| narrow.map(bf16::widen)),
+            Format::F16 => each(dst, src, n, |narrow: [f16; BLOCK]| {
+                let mut wide = [0f32; BLOCK];
                 I::widen_f16(narrow.as_ptr().cast(), &mut wide);
                 wide
             }),
@@ -147,7 +147,7 @@ unsafe fn decode_with<I: Isa>(format: Format, dst: *mut u8, src: *const u8, n: u
                     let group = src.add(Format::Int8.bytes(first));
                     let scale = group.cast::<f32>().read_unaligned();
                     let to = dst.add(size_of::<f32>() * first);
-                    each(to, group.add(size_of::<f32>()), count, |whole: [i8; WIDTH]| {
+                    each(to, group.add(size_of::<f32>()), count, |whole: [i8; BLOCK]| {
                         whole.map(|whole| f32::from(whole) * scale)
                     });
                 }
@@ -166,16 +166,16 @@ unsafe fn each<A: Copy + Default, B: Copy>(
     dst: *mut u8,
     src: *const u8,
     n: usize,
-    convert: impl Fn([A; WIDTH]) -> [B; WIDTH],
+    convert: impl Fn([A; BLOCK]) -> [B; BLOCK],
 ) {
-    let (from, to) = (src.cast::<[A; WIDTH]>(), dst.cast::<[B; WIDTH]>());
-    let (whole, rest) = (n / WIDTH, n % WIDTH);
+    let (from, to) = (src.cast::<[A; BLOCK]>(), dst.cast::<[B; BLOCK]>());
+    let (whole, rest) = (n / BLOCK, n % BLOCK);
     for i in 0..whole {
-        // SAFETY: elements `WIDTH * i` and on, all below `n`; unaligned accesses.
+        // SAFETY: elements `BLOCK * i` and on, all below `n`; unaligned accesses.
         unsafe { to.add(i).write_unaligned(convert(from.add(i).read_unaligned())) };
     }
     if rest > 0 {
-        let mut last = [A::default(); WIDTH];
+        let mut last = [A::default(); BLOCK];
         // SAFETY: the `rest` elements behind the whole ones; `last` and what becomes of it have more.
         unsafe {
             let (from, to) = (from.add(whole).cast::<u8>(), to.add(whole).cast::<u8>());
@@ -187,7 +187,7 @@ unsafe fn each<A: Copy + Default, B: Copy>(
 }
 
 /// Groups whose largest element is smaller are zeros: their scales would be subnormal.
-const SMALLEST: f32 = f32::from_bits((127 - 100) << 23);
+const MIN_SCALED: f32 = f32::from_bits((127 - 100) << 23);
 /// Added to a number below 2^22 it leaves the nearest whole number, ties to even, in the lowest bits.
 const TO_WHOLE: f32 = 12_582_912.0;
 
@@ -197,12 +197,12 @@ const TO_WHOLE: f32 = 12_582_912.0;
 /// what is made of the group again has the same scale and the same numbers. A group that has a NaN or an infinity has
 /// a NaN for its scale, so all of it becomes NaNs.
 #[inline(always)]
-fn scaled(group: &[f32; GROUP]) -> (f32, [i8; GROUP]) {
+fn quantise(group: &[f32; GROUP]) -> (f32, [i8; GROUP]) {
     let magnitude = |x: f32| x.to_bits() & 0x7fff_ffff;
     let most = f32::from_bits(group.iter().fold(0, |most, &x| magnitude(x).max(most)));
     let (scale, inverse) = if !most.is_finite() {
         (f32::NAN, 0.0)
-    } else if most < SMALLEST {
+    } else if most < MIN_SCALED {
         (0.0, 0.0)
     } else {
         let exact = (most / 127.0).to_bits();

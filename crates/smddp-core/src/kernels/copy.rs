@@ -51,7 +51,7 @@ unsafe fn avx2<const TEE: bool>(kept: *mut u8, cell: *mut u8, src: *const u8, n:
 
 /// Registers moved per turn: all are read before the first is written, so that a store never has to be
 /// told from a later load of the same turn by its lower address bits.
-const TURN: usize = 8;
+const UNROLL: usize = 8;
 
 /// Copies `n` bytes to `dst`, and with `TEE` to `cell` as well.
 ///
@@ -91,9 +91,9 @@ unsafe fn move_through_caches<I: Isa, const TEE: bool>(
     unsafe {
         registers::<I, TEE, false, 1>(dst, cell, src, 0);
         let mut at = I::BYTES - (dst as usize) % I::BYTES;
-        while at + TURN * I::BYTES <= n {
-            registers::<I, TEE, false, TURN>(dst, cell, src, at);
-            at += TURN * I::BYTES;
+        while at + UNROLL * I::BYTES <= n {
+            registers::<I, TEE, false, UNROLL>(dst, cell, src, at);
+            at += UNROLL * I::BYTES;
         }
         while at + I::BYTES <= n {
             registers::<I, TEE, false, 1>(dst, cell, src, at);
@@ -112,17 +112,17 @@ unsafe fn move_through_caches<I: Isa, const TEE: bool>(
 /// As [`move_bytes`].
 #[inline(always)]
 unsafe fn move_around_caches<I: Isa, const TEE: bool>(dst: *mut u8, cell: *mut u8, src: *const u8, n: usize) {
-    let fingerprint = (LINE - dst as usize % LINE) % LINE;
+    let prefix = (LINE - dst as usize % LINE) % LINE;
     // SAFETY: head < LINE < n. Every access lies in 0..n of buffers that the caller made valid for n bytes;
     // streamed registers start at multiples of their size from an address aligned to a line.
     unsafe {
-        edge::<TEE>(dst, cell, src, 0, fingerprint);
-        let mut at = fingerprint;
-        while at + TURN * I::BYTES <= n {
-            registers::<I, TEE, true, TURN>(dst, cell, src, at);
-            at += TURN * I::BYTES;
+        edge::<TEE>(dst, cell, src, 0, prefix);
+        let mut at = prefix;
+        while at + UNROLL * I::BYTES <= n {
+            registers::<I, TEE, true, UNROLL>(dst, cell, src, at);
+            at += UNROLL * I::BYTES;
         }
-        let lines_end = n - (n - fingerprint) % LINE;
+        let lines_end = n - (n - prefix) % LINE;
         while at < lines_end {
             registers::<I, TEE, true, 1>(dst, cell, src, at);
             at += I::BYTES;

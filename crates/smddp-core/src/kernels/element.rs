@@ -55,7 +55,7 @@ pub(super) trait Element: Copy {
 }
 
 /// An element that accumulates in itself.
-macro_rules! as_it_is {
+macro_rules! accumulates_in_itself {
     ($blank:expr) => {
         type Acc = Self;
         const BLANK: (Self, Self) = ($blank, $blank);
@@ -98,12 +98,12 @@ macro_rules! finish_float {
 }
 
 impl Element for f32 {
-    as_it_is!(0.0);
+    accumulates_in_itself!(0.0);
     finish_float!(f32);
 }
 
 impl Element for f64 {
-    as_it_is!(0.0);
+    accumulates_in_itself!(0.0);
     finish_float!(f64);
 }
 
@@ -148,12 +148,12 @@ half_element!(f16, widen_f16, narrow_f16);
 macro_rules! int_element {
     ($($int:ty: $wide:ty),*) => {$(
         impl Element for $int {
-            as_it_is!(0);
+            accumulates_in_itself!(0);
 
             #[inline(always)]
             fn finish<const W: usize>(column: &mut [$int; W], finish: Finish) {
                 #[inline(never)]
-                fn rarely(column: &mut [$int], finish: Finish) {
+                fn finish_rarely(column: &mut [$int], finish: Finish) {
                     match finish {
                         Finish::Keep => {}
                         // `$wide` holds every value exactly, with enough bits left that a quotient which is
@@ -169,7 +169,7 @@ macro_rules! int_element {
                     }
                 }
                 let mut copy = *column;
-                rarely(&mut copy, finish);
+                finish_rarely(&mut copy, finish);
                 *column = copy;
             }
         }
@@ -212,7 +212,7 @@ pub(super) struct Complex<T> {
 macro_rules! complex_element {
     ($float:ty) => {
         impl Element for Complex<$float> {
-            as_it_is!(Self { re: 0.0, im: 0.0 });
+            accumulates_in_itself!(Self { re: 0.0, im: 0.0 });
 
             #[inline(always)]
             fn finish<const W: usize>(_: &mut [Self; W], _: Finish) {}

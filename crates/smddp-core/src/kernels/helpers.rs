@@ -19,20 +19,20 @@ use crate::sync::job_gate::Turns;
 use crate::sync::lock;
 
 /// Bytes from which a piece is shared out; parts are multiples of the other.
-const WORTH_SHARING: usize = 64 << 10;
-const PART: usize = 16 << 10;
+const MIN_SPLIT_BYTES: usize = 64 << 10;
+const PART_ALIGNMENT: usize = 16 << 10;
 /// Threads of a rank at most, where nobody says how many.
-const MOST: usize = 4;
+const MAX_THREADS: usize = 4;
 /// Looks for a job before a helper sleeps: some tens of microseconds.
-const LOOKS: u32 = 1 << 10;
+const MAX_SPINS: u32 = 1 << 10;
 
 thread_local! {
-    static ALONE: Cell<bool> = const { Cell::new(false) };
+    static HELPERS_DISABLED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// This thread is never helped.
-pub(crate) fn stay_alone() {
-    ALONE.set(true);
+pub(crate) fn disable_helpers() {
+    HELPERS_DISABLED.set(true);
 }
 
 /// Calls `part` with (first byte, bytes) for parts that make up `bytes` bytes: on this thread, and on others where it pays.
@@ -43,41 +43,41 @@ pub(crate) fn stay_alone() {
 /// # Panics
 /// If a part panics, on this thread or on a helper: the call is incomplete then.
 #[inline]
-pub(crate) unsafe fn share_out(bytes: usize, part: impl Fn(usize, usize)) {
-    if bytes < WORTH_SHARING || ALONE.get() {
+pub(crate) unsafe fn split_work(bytes: usize, part: impl Fn(usize, usize)) {
+    if bytes < MIN_SPLIT_BYTES || HELPERS_DISABLED.get() {
         return part(0, bytes);
     }
-    match team() {
+    match pool() {
         // SAFETY: the caller's promise.
-        Some(team) => unsafe { team.share_out(bytes, &part) },
+        Some(pool) => unsafe { pool.split_work(bytes, &part) },
         None => part(0, bytes),
     }
 }
 
 /// Whether a rank of this process has helpers.
 pub(crate) fn has_helpers() -> bool {
-    wanted() > 1
+    thread_count() > 1
 }
 
-fn wanted() -> usize {
-    Config::get().map_or(1, |config| config.threads.unwrap_or_else(usual))
+fn thread_count() -> usize {
+    Config::get().map_or(1, |config| config.threads.unwrap_or_else(default_threads))
 }
 
-static TEAM: PerProcess<OnceLock<Option<Arc<Team>>>> = PerProcess::new();
+static POOL: PerProcess<OnceLock<Option<Arc<HelperPool>>>> = PerProcess::new();
 
 /// The process's, made when something large is first to be done.
-fn team() -> Option<&'static Team> {
-    TEAM.get().get_or_init(|| Team::new(wanted().saturating_sub(1))).as_deref()
+fn pool() -> Option<&'static HelperPool> {
+    POOL.get().get_or_init(|| HelperPool::new(thread_count().saturating_sub(1))).as_deref()
 }
 
 /// Threads where nobody says how many, from this rank's share of the cores.
-fn usual() -> usize {
+fn default_threads() -> usize {
     let allowed = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let ranks = cores::local_ranks();
     // A launcher that gave each rank some has shared them out already.
     let share = if allowed * ranks <= cores::cores() { allowed } else { allowed / ranks };
     // Of two cores the other is better left to what else there is: eight ranks on sixteen gained as often as they lost.
-    if share > 2 { share.min(MOST) } else { 1 }
+    if share > 2 { share.min(MAX_THREADS) } else { 1 }
 }
 
 /// What there is to do, as all who take part see it.
@@ -86,16 +86,16 @@ struct Job {
     part: *const dyn Fn(usize, usize),
     bytes: usize,
     /// Bytes of each part but the last.
-    each: usize,
+    part_bytes: usize,
 }
 
-struct Team {
-    turns: Turns,
+struct HelperPool {
+    gate: Turns,
     job: UnsafeCell<Option<Job>>,
     /// Bytes of it that somebody has taken.
-    taken: AtomicUsize,
+    claimed: AtomicUsize,
     /// Whoever has it leads.
-    lead: Mutex<()>,
+    leader_lock: Mutex<()>,
     /// Payload of a part that panicked on a helper.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     helpers: Vec<Helper>,
@@ -108,61 +108,61 @@ struct Helper {
 }
 
 // SAFETY: `job` is written by the leader alone, while none stands and nobody is inside; helpers read it while they are inside a turn.
-unsafe impl Sync for Team {}
+unsafe impl Sync for HelperPool {}
 // SAFETY: as above; a job's addresses are used while its leader waits.
-unsafe impl Send for Team {}
-impl UnwindSafe for Team {}
-impl RefUnwindSafe for Team {}
+unsafe impl Send for HelperPool {}
+impl UnwindSafe for HelperPool {}
+impl RefUnwindSafe for HelperPool {}
 
-impl Team {
+impl HelperPool {
     /// `None` without helpers, or where no thread is to be had.
     fn new(helpers: usize) -> Option<Arc<Self>> {
         if helpers == 0 {
             return None;
         }
-        let team = Arc::new(Self {
-            turns: Turns::default(),
+        let pool = Arc::new(Self {
+            gate: Turns::default(),
             job: UnsafeCell::new(None),
-            taken: AtomicUsize::new(0),
-            lead: Mutex::new(()),
+            claimed: AtomicUsize::new(0),
+            leader_lock: Mutex::new(()),
             panic: Mutex::default(),
             helpers: (0..helpers).map(|_| Helper::default()).collect(),
         });
-        let start = |place| {
-            let team = team.clone();
+        let start = |index| {
+            let pool = pool.clone();
             thread::Builder::new()
-                .name(format!("smddp-helper-{place}"))
-                .spawn(move || team.help(place))
+                .name(format!("smddp-helper-{index}"))
+                .spawn(move || pool.run_helper(index))
                 .is_ok()
         };
         // As many as there can be: a job is done by whoever comes.
-        let started = (0..helpers).filter(|&place| start(place)).count();
-        (started > 0).then_some(team)
+        let started = (0..helpers).filter(|&index| start(index)).count();
+        (started > 0).then_some(pool)
     }
 
     /// # Safety
     /// As of the function of that name.
-    unsafe fn share_out(&self, bytes: usize, part: &dyn Fn(usize, usize)) {
+    unsafe fn split_work(&self, bytes: usize, part: &dyn Fn(usize, usize)) {
         // Of two threads that wait for different groups one is helped.
-        let _lead = match self.lead.try_lock() {
-            Ok(lead) => lead,
+        let _lead = match self.leader_lock.try_lock() {
+            Ok(leader_lock) => leader_lock,
             // A part of an earlier job panicked, which is over.
-            Err(TryLockError::Poisoned(lead)) => lead.into_inner(),
+            Err(TryLockError::Poisoned(leader_lock)) => leader_lock.into_inner(),
             Err(TryLockError::WouldBlock) => return part(0, bytes),
         };
-        let each = (bytes / (2 * (self.helpers.len() + 1))).next_multiple_of(PART);
+        let part_bytes = (bytes / (2 * (self.helpers.len() + 1))).next_multiple_of(PART_ALIGNMENT);
         // SAFETY: `part` outlives its job, which is over before this returns.
         let part =
             unsafe { std::mem::transmute::<&dyn Fn(usize, usize), &'static dyn Fn(usize, usize)>(part) };
-        let job = Job { part, bytes, each };
+        let job = Job { part, bytes, part_bytes };
         // SAFETY: whoever led before waited until nobody was inside.
         unsafe { *self.job.get() = Some(job) };
-        self.taken.store(0, Ordering::Relaxed);
+        self.claimed.store(0, Ordering::Relaxed);
         // Of a job that also panicked here.
         *lock(&self.panic) = None;
-        self.turns.open();
+        self.gate.open();
         // Waits for the helpers, though a part panics here: they use `part`.
-        let standing = Standing(self);
+        let open_job = OpenJob(self);
         for helper in &self.helpers {
             if helper.asleep.load(Ordering::Relaxed)
                 && let Some(thread) = helper.thread.get()
@@ -171,8 +171,8 @@ impl Team {
             }
         }
         // SAFETY: the caller's promise.
-        unsafe { self.take_part(job) };
-        drop(standing);
+        unsafe { self.run_parts(job) };
+        drop(open_job);
         let panic = lock(&self.panic).take();
         if let Some(panic) = panic {
             resume_unwind(panic);
@@ -183,46 +183,46 @@ impl Team {
     ///
     /// # Safety
     /// The job is not over before this returns.
-    unsafe fn take_part(&self, job: Job) {
+    unsafe fn run_parts(&self, job: Job) {
         loop {
-            let at = self.taken.fetch_add(job.each, Ordering::Relaxed);
+            let at = self.claimed.fetch_add(job.part_bytes, Ordering::Relaxed);
             if at >= job.bytes {
                 return;
             }
             // SAFETY: it lives as long as the job.
-            unsafe { (*job.part)(at, job.each.min(job.bytes - at)) };
+            unsafe { (*job.part)(at, job.part_bytes.min(job.bytes - at)) };
         }
     }
 
-    fn help(&self, place: usize) {
-        let helper = &self.helpers[place];
+    fn run_helper(&self, index: usize) {
+        let helper = &self.helpers[index];
         let _ = helper.thread.set(thread::current());
-        stay_alone();
+        disable_helpers();
         set_default_float_mode();
-        let (mut last, mut looks) = (0, 0);
+        let (mut last, mut spins) = (0, 0);
         loop {
-            if let Some(turn) = self.turns.news(last) {
-                (last, looks) = (turn, 0);
-                if self.turns.enter(turn) {
+            if let Some(turn) = self.gate.news(last) {
+                (last, spins) = (turn, 0);
+                if self.gate.enter(turn) {
                     // SAFETY: it stands until this has left.
                     let parts =
-                        || unsafe { (*self.job.get()).into_iter().for_each(|job| self.take_part(job)) };
+                        || unsafe { (*self.job.get()).into_iter().for_each(|job| self.run_parts(job)) };
                     if let Err(panic) = catch_unwind(AssertUnwindSafe(parts)) {
                         lock(&self.panic).get_or_insert(panic);
                     }
-                    self.turns.leave();
+                    self.gate.leave();
                 }
                 continue;
             }
-            looks += 1;
-            if looks < LOOKS {
+            spins += 1;
+            if spins < MAX_SPINS {
                 std::hint::spin_loop();
                 continue;
             }
-            looks = 0;
+            spins = 0;
             helper.asleep.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            if self.turns.news(last).is_none() {
+            if self.gate.news(last).is_none() {
                 thread::park();
             }
             helper.asleep.store(false, Ordering::Relaxed);
@@ -231,16 +231,16 @@ impl Team {
 }
 
 /// A job that stands; dropping it ends the job and waits for the helpers.
-struct Standing<'a>(&'a Team);
+struct OpenJob<'a>(&'a HelperPool);
 
-impl Drop for Standing<'_> {
+impl Drop for OpenJob<'_> {
     fn drop(&mut self) {
-        let turns = &self.0.turns;
-        turns.close();
-        let mut looks = 0;
-        while !turns.empty() {
-            looks += 1;
-            if looks < LOOKS { std::hint::spin_loop() } else { thread::yield_now() }
+        let gate = &self.0.gate;
+        gate.close();
+        let mut spins = 0;
+        while !gate.empty() {
+            spins += 1;
+            if spins < MAX_SPINS { std::hint::spin_loop() } else { thread::yield_now() }
         }
     }
 }
@@ -253,9 +253,9 @@ mod tests {
 
     #[test]
     fn every_byte_is_done_once_by_whoever_takes_it() {
-        let team = Team::new(3).unwrap();
+        let pool = HelperPool::new(3).unwrap();
         for round in 0..2_000 {
-            let bytes = WORTH_SHARING + round * 37;
+            let bytes = MIN_SPLIT_BYTES + round * 37;
             let done: Vec<AtomicU64> = (0..bytes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
             let part = |at: usize, bytes: usize| {
                 for byte in at..at + bytes {
@@ -263,7 +263,7 @@ mod tests {
                 }
             };
             // SAFETY: the parts are counted by atomics.
-            unsafe { team.share_out(bytes, &part) };
+            unsafe { pool.split_work(bytes, &part) };
             for (line, count) in done.iter().enumerate() {
                 assert_eq!(count.load(Ordering::Relaxed), (bytes - 64 * line).min(64) as u64);
             }
@@ -272,13 +272,13 @@ mod tests {
                 thread::sleep(std::time::Duration::from_millis(1));
             }
         }
-        assert!(team.helpers.iter().all(|helper| helper.thread.get().is_some()), "all helpers came");
+        assert!(pool.helpers.iter().all(|helper| helper.thread.get().is_some()), "all helpers came");
     }
 
     /// Whichever thread panics, the leader returns with the panic, and the team works afterwards.
     #[test]
     fn panicking_part_ends_the_call_on_every_thread() {
-        let team = Team::new(2).unwrap();
+        let pool = HelperPool::new(2).unwrap();
         for round in 0..200 {
             let leader = thread::current().id();
             let on_helper = round % 2 == 0;
@@ -297,19 +297,21 @@ mod tests {
             };
             // SAFETY: the parts use no bytes.
             let outcome =
-                catch_unwind(AssertUnwindSafe(|| unsafe { team.share_out(WORTH_SHARING * 8, &part) }));
+                catch_unwind(AssertUnwindSafe(|| unsafe { pool.split_work(MIN_SPLIT_BYTES * 8, &part) }));
             assert_eq!(outcome.unwrap_err().downcast_ref(), Some(&"a part failed"), "round {round}");
-            assert!(team.turns.empty(), "a helper is still inside");
+            assert!(pool.gate.empty(), "a helper is still inside");
         }
         let total = AtomicUsize::new(0);
         // SAFETY: an atomic.
-        unsafe { team.share_out(WORTH_SHARING, &|_, bytes| _ = total.fetch_add(bytes, Ordering::Relaxed)) };
-        assert_eq!(total.into_inner(), WORTH_SHARING);
+        unsafe {
+            pool.split_work(MIN_SPLIT_BYTES, &|_, bytes| _ = total.fetch_add(bytes, Ordering::Relaxed))
+        };
+        assert_eq!(total.into_inner(), MIN_SPLIT_BYTES);
     }
 
     #[test]
     fn several_leaders_do_their_own_when_somebody_else_is_helped() {
-        let team = Team::new(2).unwrap();
+        let pool = HelperPool::new(2).unwrap();
         let total = AtomicU64::new(0);
         thread::scope(|scope| {
             for _ in 0..3 {
@@ -319,11 +321,11 @@ mod tests {
                             total.fetch_add(bytes as u64, Ordering::Relaxed);
                         };
                         // SAFETY: an atomic.
-                        unsafe { team.share_out(WORTH_SHARING, &part) };
+                        unsafe { pool.split_work(MIN_SPLIT_BYTES, &part) };
                     }
                 });
             }
         });
-        assert_eq!(total.load(Ordering::Relaxed), 1_500 * WORTH_SHARING as u64);
+        assert_eq!(total.load(Ordering::Relaxed), 1_500 * MIN_SPLIT_BYTES as u64);
     }
 }

@@ -144,10 +144,10 @@ unsafe fn avx2<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(c
 unsafe fn reduce<I: Isa, E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(call: &Call<'_>) {
     let size = size_of::<E>();
     // Bytes before the first whole line of dst; where no whole element reaches it, nothing can stream.
-    let fingerprint = (LINE - call.dst as usize % LINE) % LINE;
-    let stream = call.stream && fingerprint.is_multiple_of(size) && (W * size).is_multiple_of(LINE);
-    let fingerprint = if stream { (fingerprint / size).min(call.n) } else { 0 };
-    let mut at = fingerprint;
+    let prefix = (LINE - call.dst as usize % LINE) % LINE;
+    let stream = call.stream && prefix.is_multiple_of(size) && (W * size).is_multiple_of(LINE);
+    let prefix = if stream { (prefix / size).min(call.n) } else { 0 };
+    let mut at = prefix;
     // SAFETY: every column lies in 0..n; streamed ones start at a line and are whole lines.
     unsafe {
         while call.n - at >= W {
@@ -155,7 +155,7 @@ unsafe fn reduce<I: Isa, E: Element, O: Combine<E::Acc>, const W: usize, const V
             at += W;
         }
         // Elements do not depend on each other, so one loop can do both ends.
-        for (mut at, end) in [(0, fingerprint), (at, call.n)] {
+        for (mut at, end) in [(0, prefix), (at, call.n)] {
             while end - at >= V {
                 column::<I, E, O, V>(call, at, false);
                 at += V;

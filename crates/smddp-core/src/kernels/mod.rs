@@ -27,7 +27,7 @@ use self::kernel::{Call, Loop};
 use self::level::Level;
 use crate::call::types::{DType, RedOp};
 use crate::kernels::float_mode::DefaultFloatMode;
-use crate::kernels::helpers::share_out;
+use crate::kernels::helpers::split_work;
 
 /// The instruction set the kernels run on this machine: `avx2`, `neon` or `scalar`.
 pub fn simd_level() -> &'static str {
@@ -44,7 +44,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) 
     let level = Level::best();
     // SAFETY: the caller's contract; the level was detected, and no two parts have a byte in common.
     unsafe {
-        share_out(n, |at, n| {
+        split_work(n, |at, n| {
             let (dst, src) = (dst.wrapping_add(at), src.wrapping_add(at));
             copy::copy_at::<false>(level, dst, dst, src, n, stream);
         });
@@ -61,7 +61,7 @@ pub(crate) unsafe fn copy_tee(cell: *mut u8, kept: *mut u8, src: *const u8, n: u
     let level = Level::best();
     // SAFETY: as in `copy`.
     unsafe {
-        share_out(n, |at, n| {
+        split_work(n, |at, n| {
             let [kept, cell] = [kept, cell].map(|to| to.wrapping_add(at));
             copy::copy_at::<true>(level, kept, cell, src.wrapping_add(at), n, stream);
         });

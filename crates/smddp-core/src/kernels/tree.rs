@@ -9,9 +9,9 @@ use super::Kernel;
 use crate::kernels::float_mode::DefaultFloatMode;
 
 /// Bytes of a piece; whole cache lines, and elements.
-const PIECE: usize = 4 << 10;
+const CHUNK_BYTES: usize = 4 << 10;
 /// A stack of so many holds the tree over 65,536 inputs, more than a group has ranks.
-const HIGH: usize = 17;
+const MAX_DEPTH: usize = 17;
 
 impl Kernel {
     /// As [`Kernel::run`], but combined as `joins` says: sources are laid on a stack one by one, and after the `i`-th the two
@@ -35,30 +35,30 @@ impl Kernel {
             return unsafe { self.run_in_mode(dst, also, srcs, n, scale, stream) };
         }
         // Memory for what is combined and not the result: a piece for each place of the stack.
-        let mut room = [const { MaybeUninit::<u8>::uninit() }; PIECE * HIGH];
-        let mut stack = [std::ptr::null::<u8>(); HIGH];
-        let each = PIECE / size;
-        for first in (0..n).step_by(each) {
-            let (count, byte) = (each.min(n - first), first * size);
+        let mut scratch = [const { MaybeUninit::<u8>::uninit() }; CHUNK_BYTES * MAX_DEPTH];
+        let mut stack = [std::ptr::null::<u8>(); MAX_DEPTH];
+        let chunk = CHUNK_BYTES / size;
+        for first in (0..n).step_by(chunk) {
+            let (count, byte) = (chunk.min(n - first), first * size);
             let also = if also.is_null() { also } else { also.wrapping_add(byte) };
-            let mut high = 0;
+            let mut depth = 0;
             for (i, (src, joins)) in srcs.iter().zip(joins).enumerate() {
-                stack[high] = src.wrapping_add(byte);
-                high += 1;
+                stack[depth] = src.wrapping_add(byte);
+                depth += 1;
                 for _ in 0..*joins {
-                    high -= 1;
-                    let two = [stack[high - 1], stack[high]];
-                    let last = high == 1 && i + 1 == srcs.len();
+                    depth -= 1;
+                    let two = [stack[depth - 1], stack[depth]];
+                    let last = depth == 1 && i + 1 == srcs.len();
                     // SAFETY: sources and destinations hold these elements by the caller's contract, and nothing after this
-                    // combination reads this piece of a source that is the destination, too. A place of `room` holds a piece and is
+                    // combination reads this piece of a source that is the destination, too. A place of `scratch` holds a piece and is
                     // written where at most the left of the two lies, exactly.
                     unsafe {
                         if last {
                             self.run_in_mode(dst.wrapping_add(byte), also, &two, count, scale, stream);
                         } else {
-                            let place = room.as_mut_ptr().add(PIECE * (high - 1)).cast::<u8>();
-                            self.run_in_mode(place, std::ptr::null_mut(), &two, count, None, false);
-                            stack[high - 1] = place;
+                            let slot = scratch.as_mut_ptr().add(CHUNK_BYTES * (depth - 1)).cast::<u8>();
+                            self.run_in_mode(slot, std::ptr::null_mut(), &two, count, None, false);
+                            stack[depth - 1] = slot;
                         }
                     }
                 }

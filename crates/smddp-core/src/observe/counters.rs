@@ -1,56 +1,56 @@
-//! Counters of operations and bytes, by collective and path.
+//! Counters of operations and bytes, by collective, algorithm and wire format.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use smddp_plan::format::AlgorithmVariant;
 use smddp_plan::{Algorithm, Collective, Format};
 
-/// What went one way, of one collective.
+/// Counters of one collective with one algorithm and wire format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct Counters {
     pub collective: Collective,
-    pub way: AlgorithmVariant,
+    pub variant: AlgorithmVariant,
     pub operations: u64,
-    /// Of their whole buffers.
+    /// Bytes of the whole buffers.
     pub bytes: u64,
-    /// That this rank itself sent to ranks of other nodes, as they travelled: in a format, or as they are.
-    pub crossed: u64,
+    /// Bytes that this rank sent to ranks of other nodes, as on the wire: compressed or not.
+    pub internode_bytes: u64,
 }
 
-/// Operations, bytes and those that crossed, by format between nodes (none first).
+/// Operations, bytes and bytes between nodes, by wire format (uncompressed first).
 type Counts = [[AtomicU64; 3]; Format::ALL.len() + 1];
 
-/// The same by collective and algorithm. The driver counts, anybody may look.
+/// Counters by collective and algorithm. Only the engine writes them; any thread may read.
 #[derive(Default)]
-pub(crate) struct Tally([[Counts; Algorithm::ALL.len()]; Collective::ALL.len()]);
+pub(crate) struct PathCounters([[Counts; Algorithm::ALL.len()]; Collective::ALL.len()]);
 
-impl Tally {
-    /// Only the driver calls this, so a load and a store do.
+impl PathCounters {
+    /// A load and a store suffice, since only the engine calls this.
     pub(crate) fn add(
         &self,
         collective: Collective,
         (algorithm, format): AlgorithmVariant,
         bytes: u64,
-        crossed: u64,
+        internode_bytes: u64,
     ) {
         let row = format.map_or(0, |format| format as usize + 1);
         let counts = &self.0[collective as usize][algorithm as usize][row];
-        for (count, more) in counts.iter().zip([1, bytes, crossed]) {
+        for (count, more) in counts.iter().zip([1, bytes, internode_bytes]) {
             count.store(count.load(Ordering::Relaxed) + more, Ordering::Relaxed);
         }
     }
 
-    pub(crate) fn taken(&self) -> impl Iterator<Item = Taken> {
+    pub(crate) fn nonzero(&self) -> impl Iterator<Item = Counters> {
         let formats = || std::iter::once(None).chain(Format::ALL.map(Some));
-        let ways = Collective::ALL
+        let paths = Collective::ALL
             .into_iter()
             .flat_map(|c| Algorithm::ALL.map(|a| (c, a)))
             .flat_map(move |(c, a)| formats().enumerate().map(move |(row, format)| (c, a, row, format)));
-        let counted = ways.map(|(c, a, row, format)| {
+        let all = paths.map(|(c, a, row, format)| {
             let counts = self.0[c as usize][a as usize][row].each_ref();
-            let [operations, bytes, crossed] = counts.map(|count| count.load(Ordering::Relaxed));
-            Taken { collective: c, way: (a, format), operations, bytes, crossed }
+            let [operations, bytes, internode_bytes] = counts.map(|count| count.load(Ordering::Relaxed));
+            Counters { collective: c, variant: (a, format), operations, bytes, internode_bytes }
         });
-        counted.filter(|taken| taken.operations > 0)
+        all.filter(|counters| counters.operations > 0)
     }
 }

@@ -14,7 +14,7 @@ use smddp_plan::{Network, Topology};
 
 use crate::call::types::DType;
 use crate::communicator::{Communicator, Options, Work};
-use crate::config::network::{self, Known, Origin, WORDS, coarse, slower};
+use crate::config::network::{self, NetworkEstimate, Origin, VALUES, quantise, slower};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::sync::deadline::after;
@@ -39,20 +39,20 @@ const ROWS: usize = 3;
 pub(crate) fn learn(comm: &Communicator, noted: Option<Network>, timeout: Duration) -> Result<()> {
     let (config, begun) = (comm.config(), Instant::now());
     let (network, origin) = match (config.network, config.probe, noted) {
-        (Some(network), ..) => (network, Origin::Set),
-        (None, false, _) => (Network::ASSUMED, Origin::Assumed),
-        (None, true, Some(network)) => (network, Origin::Before),
+        (Some(network), ..) => (network, Origin::Configured),
+        (None, false, _) => (Network::ASSUMED, Origin::Default),
+        (None, true, Some(network)) => (network, Origin::Earlier),
         (None, true, None) => {
             let until = after(begun, timeout);
             let found =
                 measure(&Talk { comm, until }, comm.topology()).map_err(named).inspect_err(|error| {
                     comm.abort(&error.to_string());
                 })?;
-            network::remember(found);
+            network::store_estimate(found);
             (found, Origin::Measured)
         }
     };
-    let known = Known { network, origin };
+    let known = NetworkEstimate { network, origin };
     comm.set_network(known);
     let took =
         if origin == Origin::Measured { format!(" in {:.1?}", begun.elapsed()) } else { String::new() };
@@ -75,7 +75,7 @@ fn measure(talk: &Talk<'_>, topology: &Topology) -> Result<Network> {
     let node = topology.node_of(me);
     let mates = topology.ranks_of(node);
     let leaders: Vec<usize> = (0..topology.nodes()).map(|n| topology.ranks_of(n)[0]).collect();
-    let agreed = talk.memory(WORDS);
+    let agreed = talk.memory(VALUES);
     if leaders[node] == me {
         let mut found: Option<Network> = None;
         for (asks, answers) in pairs(leaders.len()) {
@@ -186,7 +186,7 @@ impl<'a> Asker<'a> {
             let [half, whole] = self.train(&large, messages, 2)?;
             gauge.add(messages, half, whole);
         }
-        let way = network::credible(there_and_back, self.talk.comm.round_trip(self.peer));
+        let way = network::plausible_round_trip(there_and_back, self.talk.comm.round_trip(self.peer));
         Ok(Network {
             latency_ns: nanos(way) / 2.0,
             message_ns,
@@ -228,7 +228,7 @@ fn agree(
     at: usize,
     mut found: Option<Network>,
 ) -> Result<Option<Network>> {
-    let memory = talk.memory(1 + WORDS);
+    let memory = talk.memory(1 + VALUES);
     let mut step = 1;
     while step < leaders.len() {
         if at & step > 0 {
@@ -256,7 +256,7 @@ fn agree(
         }
         step *= 2;
     }
-    Ok(found.map(coarse))
+    Ok(found.map(quantise))
 }
 
 /// What the first of `ranks` has in `memory` comes to all of them; this rank is number `at`.
@@ -274,15 +274,15 @@ fn spread(talk: &Talk<'_>, ranks: &[usize], at: usize, memory: &Memory) -> Resul
 }
 
 fn store(memory: &[AtomicU64], network: Network) {
-    for (cell, word) in memory.iter().zip(network::to_words(network)) {
+    for (cell, word) in memory.iter().zip(network::to_bits(network)) {
         cell.store(word, Ordering::Relaxed);
     }
 }
 
 fn load(memory: &[AtomicU64]) -> Network {
-    let mut words = [0; WORDS];
+    let mut words = [0; VALUES];
     words.iter_mut().zip(memory).for_each(|(word, cell)| *word = cell.load(Ordering::Relaxed));
-    network::from_words(words)
+    network::from_bits(words)
 }
 
 /// Words that a message is sent from or received in; alive as long as anybody may touch them.

@@ -63,16 +63,18 @@ impl Pending {
         // Compared with the other ranks' as a setting.
         settings.push(("the order of its reductions".to_owned(), order(canonical).to_owned()));
         let mut prepared =
-            Prepared::new(rank, size, settings, &config.means()).map_err(|error| Error::System {
-                what: format!("group `{name}`: rank {rank} cannot take part"),
-                reason: error.to_string(),
+            Prepared::new(rank, size, settings, &config.transport_options()).map_err(|error| {
+                Error::System {
+                    what: format!("group `{name}`: rank {rank} cannot take part"),
+                    reason: error.to_string(),
+                }
             })?;
         if size > 1
             && let Some(secret) = config.job_secret()?
         {
             prepared.set_secret(secret);
         }
-        prepared.set_user_data(network::note());
+        prepared.set_user_data(network::encode_estimate());
         if size > 1 {
             fits(name, rank, prepared.rank_info(), config)?;
         }
@@ -128,7 +130,7 @@ impl Pending {
     pub fn connect(self, rank_infos: &[Vec<u8>]) -> Result<Communicator> {
         let here_at = Instant::now();
         let rank_infos = self.checked(rank_infos)?;
-        let known = network::noted(rank_infos.iter().map(|rank_info| rank_info.user_data.as_slice()));
+        let known = network::combine_estimates(rank_infos.iter().map(|rank_info| rank_info.user_data.as_slice()));
         let me = {
             let RankInfo { rank, host, pid, .. } = self.prepared.rank_info();
             format!("rank {rank} (host {host}, pid {pid})")
@@ -137,7 +139,7 @@ impl Pending {
             .prepared
             .connect(rank_infos)
             .map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
-        cores::note_group(local_ranks);
+        cores::record_group_size(local_ranks);
         tell_once(&log_lines);
         let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
         if self.canonical {

@@ -105,7 +105,7 @@ impl Communicator {
     ) -> Result<Communicator> {
         check_size(name, size)?;
         let (begun, config) = (Instant::now(), Config::get()?);
-        let patience = config.means().peer_timeout;
+        let patience = config.transport_options().peer_timeout;
         let deadline = after(begun, timeout);
         let (found, held) = (RefCell::default(), Cell::new(false));
         let meeting =

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use smddp_core::{Blocks, Call, Collective, DType, Error, On, Options, RedOp};
+use smddp_core::{Blocks, Call, Collective, DType, DeviceStream, Error, Options, RedOp};
 
 use crate::collectives::{clean, world, world_of};
 use crate::common::{Gate, TIMEOUT, Wire};
@@ -180,8 +180,10 @@ fn invalid_device_calls_are_rejected_and_the_group_remains_usable() {
         let captured = rank.device.create_stream().unwrap();
         capture(captured, true);
         let (call, at) = call(rank, Collective::AllReduce, 10);
-        let options =
-            Options { on: Some(On { device: rank.device.clone(), stream: captured }), ..Options::default() };
+        let options = Options {
+            on: Some(DeviceStream { device: rank.device.clone(), stream: captured }),
+            ..Options::default()
+        };
         // SAFETY: rejected before any data moves.
         let error = unsafe { rank.comm.start(&call, options) }.unwrap_err();
         assert!(

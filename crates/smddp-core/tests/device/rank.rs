@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp, Result, Work};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, DeviceStream, Options, RedOp, Result, Work};
 use smddp_cuda::{Address, Copy, Device, Stream};
 use smddp_transport::joint::Joined;
 
@@ -19,8 +19,8 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    pub(crate) fn on(&self) -> On {
-        On { device: self.device.clone(), stream: self.stream }
+    pub(crate) fn on(&self) -> DeviceStream {
+        DeviceStream { device: self.device.clone(), stream: self.stream }
     }
 }
 

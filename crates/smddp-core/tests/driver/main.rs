@@ -15,7 +15,7 @@ use std::time::Duration;
 use common::group::world;
 use common::procs::{RankProcess, start};
 use common::value;
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, DeviceStream, Options, RedOp};
 use smddp_cuda::driver::Cuda;
 use smddp_cuda::{Copy, Device, Stream};
 
@@ -89,7 +89,7 @@ fn segment() -> u64 {
 
 /// Allocator of tensors.
 struct Source {
-    on: On,
+    on: DeviceStream,
     /// Address of the shared allocation, and offset of the next tensor.
     cache: Option<(u64, Cell<u64>)>,
 }
@@ -118,7 +118,7 @@ struct Tensor {
 impl Tensor {
     fn new(source: &Source, count: usize) -> Self {
         let bytes = count.max(1) * 4;
-        let On { device, stream } = source.on.clone();
+        let DeviceStream { device, stream } = source.on.clone();
         let (at, pinned) = (source.take(bytes), device.allocate_host(bytes).unwrap());
         Self { device, stream, cached: source.cache.is_some(), at, pinned, count }
     }
@@ -224,7 +224,7 @@ fn collectives(me: &RankProcess, cache: impl Fn(&Device) -> Option<u64>) {
     device.prepare().unwrap();
     let comm = world(me, TIMEOUT);
     let stream = device.create_stream().unwrap();
-    let on = On { device: device.clone(), stream };
+    let on = DeviceStream { device: device.clone(), stream };
     comm.prepare_device(&on).unwrap();
     me.report(&format!("path {}", comm.on_device(device.ordinal()).unwrap().1));
     let source = Source { on, cache: cache(&device).map(|base| (base, Cell::new(0))) };
@@ -246,7 +246,7 @@ fn collectives(me: &RankProcess, cache: impl Fn(&Device) -> Option<u64>) {
 fn rejected(me: &RankProcess) {
     let device = Cuda::open(Some(Path::new(fake_libcuda::PATH))).unwrap().device(0).unwrap();
     let comm = world(me, TIMEOUT);
-    let on = On { stream: device.create_stream().unwrap(), device };
+    let on = DeviceStream { stream: device.create_stream().unwrap(), device };
     me.report(&format!("rejected {}", comm.prepare_device(&on).unwrap_err()));
     comm.close();
 }

@@ -1,7 +1,7 @@
 //! Bit-identical reductions: on all ranks, in all runs, and for every collective that computes them.
 
 use half::{bf16, f16};
-use smddp_core::network::{Known, Origin};
+use smddp_core::network::{NetworkEstimate, Origin};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Network, Options, RedOp};
 
 use crate::common::{TIMEOUT, Wire, over};
@@ -100,11 +100,11 @@ fn network_changes_the_segments_but_not_the_bits() {
             let over_network = |network: Option<Network>| {
                 over(Wire::Nodes(2).links(4), TIMEOUT, |comm| {
                     if let Some(network) = network {
-                        assert!(comm.set_network(Known { network, origin: Origin::Set }));
+                        assert!(comm.set_network(NetworkEstimate { network, origin: Origin::Configured }));
                     }
                     let out = reduce(comm, collective, dtype, RedOp::Sum, bytes, false);
                     let taken = comm.taken();
-                    (out, comm.path(collective, dtype, bytes), taken[0].way)
+                    (out, comm.path(collective, dtype, bytes), taken[0].variant)
                 })
             };
             let [default, slow, fast] = [None, Some(slow), Some(fast)].map(over_network);

@@ -1,6 +1,6 @@
 //! The number of cells in flight between nodes depends on the network; the results do not.
 
-use smddp_core::network::{Known, Origin};
+use smddp_core::network::{NetworkEstimate, Origin};
 use smddp_core::{Collective, DType, Network};
 use smddp_transport::fabric::srd::SrdScript;
 
@@ -10,9 +10,9 @@ use crate::common::{TIMEOUT, Wire, over, simulated_links, try_one};
 /// messages.
 const LATENCIES: [f64; 4] = [15e3, 700e3, 1.1e6, 1e8];
 
-fn known(latency_ns: f64) -> Known {
+fn known(latency_ns: f64) -> NetworkEstimate {
     let network = Network { latency_ns, bytes_per_ns: 0.125, ..Network::ASSUMED };
-    Known { network, origin: Origin::Set }
+    NetworkEstimate { network, origin: Origin::Configured }
 }
 
 const COLLECTIVES: [Collective; 4] =

@@ -40,7 +40,7 @@ impl Cuda {
     /// Returns the newest supported CUDA version like [`Self::version`], and finds the driver like [`Self::open`].
     ///
     /// Does not initialise the driver, so children that are forked afterwards can still use it.
-    pub fn look(library: Option<&Path>) -> Result<(i32, i32)> {
+    pub fn driver_version(library: Option<&Path>) -> Result<(i32, i32)> {
         let table = Object::open(library, Table::find).map_err(Error::Absent)?;
         Ok((table.version / 1000, table.version % 1000 / 10))
     }

@@ -32,7 +32,7 @@ pub struct Device {
     device: CUdevice,
     uuid: Uuid,
     description: String,
-    no_words: Option<String>,
+    mem_ops_error: Option<String>,
     /// The highest stream priority: the lowest number.
     priority: i32,
     /// Set while the driver's batched copy is available and has not failed.
@@ -68,7 +68,7 @@ impl Device {
         if cuda.attribute(device, UNIFIED_ADDRESSING) == 0 {
             return Err(Error::Invalid(format!("{name} does not support unified addressing")));
         }
-        let no_words = if cuda.table.words.is_none() {
+        let mem_ops_error = if cuda.table.words.is_none() {
             Some(format!("the driver (CUDA {major}.{minor}) has no 64-bit stream memory operations"))
         } else if cuda.attribute(device, CAN_USE_64_BIT_STREAM_MEM_OPS) == 0 {
             Some(format!("{name} has no 64-bit stream memory operations"))
@@ -96,7 +96,7 @@ impl Device {
             cuda,
             ordinal,
             device,
-            no_words,
+            mem_ops_error,
         })
     }
 
@@ -171,7 +171,7 @@ impl Device {
     }
 
     fn words(&self) -> Result<&super::table::Words> {
-        match (&self.no_words, &self.cuda.table.words) {
+        match (&self.mem_ops_error, &self.cuda.table.words) {
             (None, Some(words)) => Ok(words),
             (why, _) => Err(Error::Invalid(why.clone().unwrap_or_default())),
         }
@@ -230,13 +230,13 @@ impl Device {
     }
 
     /// Returns true if both devices belong to one opened driver of this process.
-    pub fn is_beside(&self, other: &Device) -> bool {
+    pub fn shares_driver(&self, other: &Device) -> bool {
         Arc::ptr_eq(&self.cuda, &other.cuda)
     }
 
     /// Reason why stream-ordered waits and writes on host words are unavailable; `None` if they are available.
-    pub fn no_words(&self) -> Option<String> {
-        self.no_words.clone()
+    pub fn mem_ops_error(&self) -> Option<String> {
+        self.mem_ops_error.clone()
     }
 
     /// Returns true if this process can map memory of the device `other` (which may be itself) and copy from it.
@@ -353,7 +353,7 @@ impl Device {
     }
 
     /// Enqueues a write, all waits and a second write, in this order, as by `write_word` and `wait_words`.
-    pub unsafe fn words_in_turn(
+    pub unsafe fn write_and_wait_words(
         &self,
         stream: Stream,
         before: Option<(Address, u64)>,
@@ -468,7 +468,7 @@ impl Device {
     }
 
     /// Limits the number of SMs that each later reduction occupies.
-    pub fn take_at_most(&self, multiprocessors: u32) {
+    pub fn set_max_sms(&self, multiprocessors: u32) {
         self.max_blocks.store(multiprocessors, Ordering::Relaxed);
     }
 

@@ -54,7 +54,7 @@ impl Device {
     }
 
     /// Reports a read or write by the host of memory that streams use too.
-    pub fn host_touches(&self, address: Address, bytes: usize, writes: bool) {
+    pub fn report_host_access(&self, address: Address, bytes: usize, writes: bool) {
         if let Some(host) = self.checker() {
             let kind = if writes { WRITE } else { READ };
             // SAFETY: for these kinds the function accesses no memory.

@@ -173,14 +173,14 @@ pub(crate) fn assert_clean(world: &World, case: &str) {
 
 /// Writes memory of this process from the host.
 pub(crate) fn upload(device: &Device, to: Address, data: &[u8]) {
-    device.host_touches(to, data.len(), true);
+    device.report_host_access(to, data.len(), true);
     // SAFETY: the fake's device memory is mapped in this process and belongs to the test.
     unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to as *mut u8, data.len()) };
 }
 
 /// Reads memory of this process from the host.
 pub(crate) fn download(device: &Device, from: Address, bytes: usize) -> Vec<u8> {
-    device.host_touches(from, bytes, false);
+    device.report_host_access(from, bytes, false);
     // SAFETY: as in `upload`.
     unsafe { std::slice::from_raw_parts(from as *const u8, bytes) }.to_vec()
 }

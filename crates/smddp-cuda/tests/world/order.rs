@@ -99,7 +99,7 @@ fn host_races_with_streams_without_a_wait() {
         if synchronize {
             rank.synchronize();
         }
-        rank.device.host_touches(a, BYTES, writes);
+        rank.device.report_host_access(a, BYTES, writes);
         assert_eq!(world.end().len(), races, "{synchronize} {writes}");
     }
 }
@@ -200,7 +200,7 @@ fn host_is_ordered_after_the_requested_value_only() {
         while unreported_atomic(page.word(0)).load(Ordering::Acquire) != 2 {}
         // SAFETY: a word of the page.
         assert!(unsafe { rank.device.has_reached(page.word(0), value) });
-        rank.device.host_touches(to, BYTES, false);
+        rank.device.report_host_access(to, BYTES, false);
         assert_eq!(world.end().len(), races, "{value}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use smddp_core::{Call, Communicator, On, Options, Stream};
+use smddp_core::{Call, Communicator, DeviceStream, Options, Stream};
 
 use crate::buffers::dlpack::ON_CUDA;
 use crate::comm::Sendable;
@@ -17,7 +17,7 @@ pub(super) type CurrentStream = unsafe extern "C" fn(c_int, i32, *mut *mut c_voi
 
 /// A cached device.
 struct CachedDevice {
-    on: On,
+    on: DeviceStream,
     /// torch's object for the group's stream on the device.
     stream: Py<PyAny>,
 }
@@ -48,7 +48,7 @@ impl DeviceCache {
         if self.find(device).is_none() {
             let found = py.detach(|| smddp_core::device::device(device));
             let device = found.map_err(|error| raise(py, error))?;
-            let mut cached = Some(CachedDevice { on: On { device, stream: Stream(0) }, stream });
+            let mut cached = Some(CachedDevice { on: DeviceStream { device, stream: Stream(0) }, stream });
             for slot in &self.0 {
                 if let Some(Err(refused)) = cached.take().map(|cached| slot.set(cached)) {
                     cached = Some(refused);
@@ -81,7 +81,7 @@ impl DeviceCache {
             return Ok(StartedCall::Unsupported);
         }
         let kept = tensors.map(|tensor| tensor.clone().unbind());
-        let on = Some(On { stream, ..cached.on.clone() });
+        let on = Some(DeviceStream { stream, ..cached.on.clone() });
         let options = Options { keep: Some(Box::new(kept)), on, timeout: None };
         let call = Sendable(call);
         // The GIL is released, because this call already transfers data if it can.

@@ -257,7 +257,8 @@ impl Group {
 
     /// Returns true if operation `seq` cannot end here without `rank`, and `rank` is not known to have begun it.
     pub fn waits_for(&self, rank: usize, seq: u64) -> bool {
-        self.path_to(rank).map_or_else(|net| net.waits_for(rank, seq), |local| !self.local.arrived(local, seq))
+        self.path_to(rank)
+            .map_or_else(|net| net.waits_for(rank, seq), |local| !self.local.arrived(local, seq))
     }
 
     /// Returns true if operation `seq` cannot end here before `rank`, of another node, has accepted this rank's data.

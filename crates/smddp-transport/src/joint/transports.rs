@@ -152,7 +152,11 @@ impl LocalTransports {
 }
 
 /// Returns the process's fabric endpoint.
-fn engine(endpoint: &Arc<Endpoint>, size: usize, options: &TransportOptions) -> Result<SharedEndpoint, String> {
+fn engine(
+    endpoint: &Arc<Endpoint>,
+    size: usize,
+    options: &TransportOptions,
+) -> Result<SharedEndpoint, String> {
     let settings = || -> Result<Settings, String> {
         let named = options.interface.value.is_some() || options.family != AddressFamily::Any;
         let address = named

@@ -280,7 +280,8 @@ impl MessageTransport for RemoteMessages {
     fn announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
         let stream = self.next;
         self.next += 1;
-        let eager = envelope.bytes as usize <= EAGER_LIMIT && self.unreceived[to] + envelope.bytes <= EAGER_CREDIT;
+        let eager =
+            envelope.bytes as usize <= EAGER_LIMIT && self.unreceived[to] + envelope.bytes <= EAGER_CREDIT;
         if eager {
             self.unreceived[to] += envelope.bytes;
             self.short_sent[to] = true;
@@ -498,7 +499,8 @@ impl RemoteMessages {
             _ => None,
         });
         let mut own = targets.chain(self.outgoing.values().filter_map(|out| Some((out.source?, out.bytes))));
-        let contains = |(base, size): (*const u8, usize)| at >= base && at.addr() + bytes <= base.addr() + size;
+        let contains =
+            |(base, size): (*const u8, usize)| at >= base && at.addr() + bytes <= base.addr() + size;
         own.any(contains) || regions.any(|region| self.staging.region_contains(region, at, bytes))
     }
 }

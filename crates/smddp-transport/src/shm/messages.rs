@@ -188,7 +188,8 @@ impl GroupHome {
         // need the message that was announced last.
         let least = want.min(FIRST_CELL + 2 * MIN_FRAGMENT);
         let memory = &self.endpoint.memory;
-        let region = self.endpoint.pool.acquire_for_message(memory, self.nonce ^ MESSAGE_OWNER, want, least)?;
+        let region =
+            self.endpoint.pool.acquire_for_message(memory, self.nonce ^ MESSAGE_OWNER, want, least)?;
         let cell = if region.bytes < want { MIN_FRAGMENT.min(bytes) } else { cell };
         Some((Some(region), cell))
     }

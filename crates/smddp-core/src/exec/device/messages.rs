@@ -3,111 +3,118 @@
 use smddp_cuda::Address;
 use smddp_plan::Buffer;
 
-use super::{OutgoingMessage, Trouble, Turn};
-use crate::bind::{Bound, Coding, DESCRIPTOR, Incoming, Run};
+use super::{DeviceExecutor, ExecError, OutgoingMessage};
+use crate::bind::{BlockRun, BoundCall, Compression, DESCRIPTOR, IncomingMessage};
 use crate::device::reduction::Pieces;
 use crate::kernels::{decode, encode};
 
-/// Where a message is written to.
-pub(super) enum SendChannel {
-    /// Words in a cell: the reader copies from this rank's memory.
-    LocalChannels(*mut u8),
-    Far(usize),
+/// Target of an outgoing message.
+pub(super) enum SendTarget {
+    /// A descriptor in this staging slot: the reader copies from this rank's memory.
+    Descriptor(*mut u8),
+    Slot(usize),
 }
 
-/// Where a message lies.
-pub(super) enum RecvChannel {
-    LocalChannels(LocalChannels),
-    /// A slot that this message fills from its beginning.
-    Far(usize),
+/// Location of an incoming message.
+pub(super) enum MessageSource {
+    ByReference(MessageDescriptor),
+    /// A pinned slot, filled by this message from its beginning.
+    Slot(usize),
 }
 
-/// Words of a message by reference.
-pub(super) struct LocalChannels {
+/// Content of a message by reference.
+pub(super) struct MessageDescriptor {
     rank: usize,
-    /// The data is there when its writer's progress word has reached it.
-    ready: u64,
-    /// 0: a message without bytes.
+    /// Value of the sender's progress flag once the data is ready.
+    ready_at: u64,
+    /// Export token of the region; 0 for a message without bytes.
     token: u64,
     offset: u64,
-    /// The pieces lie one behind the other, as in a cell; else each block lies in the writer's buffer.
+    /// True if the pieces are contiguous; false if each block is at its place in the sender's buffer.
     packed: bool,
 }
 
-/// Copies one segment of a run from a slot to a cell, where it leaves, or back, where it arrives. In cells it may be in a format. The
-/// bytes of it there.
+/// Copies one segment of a run from a pinned slot to a staging slot (`leaves`), or back. In staging slots it may be
+/// compressed. Returns its bytes there.
 ///
 /// # Safety
-/// It lies at `from`, there is room for it at `to`, and nobody else uses that meanwhile.
-pub(super) unsafe fn carry(
-    bound: &Bound,
-    coding: Option<&Coding>,
-    (run, segment): (Run, usize),
+///
+/// The segment is at `from`, and `to` has memory for it. Nothing else uses either range during the call.
+pub(super) unsafe fn copy_message(
+    bound: &BoundCall,
+    compression: Option<&Compression>,
+    (run, segment): (BlockRun, usize),
     leaves: bool,
     (mut from, mut to): (*const u8, *mut u8),
 ) -> usize {
     let mut all = 0;
     for block in run.range() {
-        let bytes = bound.piece(run.buffer, block, segment);
-        let in_cell = coding.map_or(bytes, |coding| coding.size(true, bytes));
-        // SAFETY: the caller's promise; what is coded is 32-bit floats.
+        let bytes = bound.segment_bytes(run.buffer, block, segment);
+        let in_cell = compression.map_or(bytes, |compression| compression.size(true, bytes));
+        // SAFETY: the caller's contract. Compressed data consists of 32-bit floats.
         unsafe {
-            match coding {
-                Some(coding) if leaves => encode(coding.format, to, from, bytes / size_of::<f32>()),
-                Some(coding) => decode(coding.format, to, from, bytes / size_of::<f32>()),
+            match compression {
+                Some(compression) if leaves => encode(compression.format, to, from, bytes / size_of::<f32>()),
+                Some(compression) => decode(compression.format, to, from, bytes / size_of::<f32>()),
                 None => std::ptr::copy_nonoverlapping(from, to, bytes),
             }
         }
-        let (taken, given) = if leaves { (bytes, in_cell) } else { (in_cell, bytes) };
-        (from, to) = (from.wrapping_add(taken), to.wrapping_add(given));
+        let (taken, sent_bytes) = if leaves { (bytes, in_cell) } else { (in_cell, bytes) };
+        (from, to) = (from.wrapping_add(taken), to.wrapping_add(sent_bytes));
         all += in_cell;
     }
     all
 }
 
-impl Turn<'_> {
-    /// A message of one segment of `run`, which lies in the call's buffers.
+impl DeviceExecutor<'_> {
+    /// Sends one segment of `run`, which is in the buffers of the call.
     pub(super) fn message(
         &mut self,
-        (channel, send_channel): (usize, SendChannel),
-        run: Run,
+        (channel, send_channel): (usize, SendTarget),
+        run: BlockRun,
         segment: usize,
-    ) -> Result<(), Trouble> {
-        let bytes = self.bound.message(run, segment);
+    ) -> Result<(), ExecError> {
+        let bytes = self.bound.message_bytes(run, segment);
         match send_channel {
-            SendChannel::LocalChannels(cell) => {
-                let (ready, place) = self.show(run, segment, bytes)?;
-                self.describe(channel, cell, ready, place, bytes)?;
+            SendTarget::Descriptor(cell) => {
+                let (ready_at, place) = self.export_run(run, segment, bytes)?;
+                self.publish_descriptor(channel, cell, ready_at, place, bytes)?;
             }
-            SendChannel::Far(slot) => {
-                self.order(run.buffer)?;
-                let at = self.site.bounce().address(slot) as Address;
-                self.pack(at, self.pieces(run, segment));
-                self.post(channel, slot, run, segment)?;
+            SendTarget::Slot(slot) => {
+                self.order_after_writes(run.buffer)?;
+                let at = self.site.pinned_slots().address(slot) as Address;
+                self.copy_packed(at, self.addresses(run, segment));
+                self.enqueue_send(channel, slot, run, segment)?;
             }
         }
         Ok(())
     }
 
-    pub(super) fn post(
+    pub(super) fn enqueue_send(
         &mut self,
         channel: usize,
         slot: usize,
-        run: Run,
+        run: BlockRun,
         segment: usize,
-    ) -> Result<(), Trouble> {
-        let filled = self.site.host_mark()?;
-        self.op.outbox.push_back(OutgoingMessage { channel, slot, run, segment, filled });
+    ) -> Result<(), ExecError> {
+        let filled_at = self.site.host_mark()?;
+        self.op.outbox.push_back(OutgoingMessage { channel, slot, run, segment, filled_at });
         Ok(())
     }
 
-    /// (when the data is there, (number, offset, packed)): where readers find one segment of `run`. Memory that they cannot
-    /// have, or blocks that do not follow each other, are copied to where they can.
-    fn show(&mut self, run: Run, segment: usize, bytes: usize) -> Result<(u64, (u64, u64, bool)), Trouble> {
-        let ready =
-            |turn: &mut Self| if run.buffer == Buffer::In { Ok(turn.op.ready) } else { turn.site.mark() };
+    /// Exports one segment of `run`. Returns (value of the progress flag, (token, offset, packed)). Memory that
+    /// cannot be exported, and blocks that are not adjacent, are copied to a slab first.
+    fn export_run(
+        &mut self,
+        run: BlockRun,
+        segment: usize,
+        bytes: usize,
+    ) -> Result<(u64, (u64, u64, bool)), ExecError> {
+        let ready_at = |executor: &mut Self| {
+            if run.buffer == Buffer::In { Ok(executor.op.ready_at) } else { executor.site.mark() }
+        };
         if bytes == 0 {
-            return Ok((ready(self)?, (0, 0, false)));
+            return Ok((ready_at(self)?, (0, 0, false)));
         }
         let first = self.execution.address(self.bound, run.buffer, run.block, 0);
         let mut next = first;
@@ -117,85 +124,94 @@ impl Turn<'_> {
             next = found + self.bound.length(run.buffer, block);
             follows
         });
-        if in_a_row && let Some((token, offset)) = self.site.regions().lend(first as Address, next - first)? {
-            return Ok((ready(self)?, (token, offset, false)));
+        if in_a_row
+            && let Some((token, offset)) = self.site.regions().export(first as Address, next - first)?
+        {
+            return Ok((ready_at(self)?, (token, offset, false)));
         }
-        self.order(run.buffer)?;
+        self.order_after_writes(run.buffer)?;
         let slab = self.slab(bytes)?;
-        self.pack(slab, self.pieces(run, segment));
-        Ok((self.site.mark()?, self.show_slab(slab, bytes)?))
+        self.copy_packed(slab, self.addresses(run, segment));
+        Ok((self.site.mark()?, self.export_slab(slab, bytes)?))
     }
 
-    pub(super) fn show_slab(&mut self, slab: Address, bytes: usize) -> Result<(u64, u64, bool), Trouble> {
-        let (token, offset) = self.site.regions().lend(slab, bytes)?.ok_or_else(|| {
-            Trouble::Device("this device's own memory cannot be had by other processes".to_owned())
+    pub(super) fn export_slab(&mut self, slab: Address, bytes: usize) -> Result<(u64, u64, bool), ExecError> {
+        let (token, offset) = self.site.regions().export(slab, bytes)?.ok_or_else(|| {
+            ExecError::Device("memory of this device cannot be exported to other processes".to_owned())
         })?;
         Ok((token, offset, true))
     }
 
-    /// Publishes a message by reference; that of a small call when the others of the same turn are, so that the write it waits for
-    /// and this stream's own waits are one call of the driver.
-    pub(super) fn describe(
+    /// Publishes a message by reference. Small calls publish all messages of one pass together, so that the flag
+    /// write and this stream's own waits take one driver call.
+    pub(super) fn publish_descriptor(
         &mut self,
         channel: usize,
         cell: *mut u8,
-        ready: u64,
+        ready_at: u64,
         (token, offset, packed): (u64, u64, bool),
         bytes: usize,
-    ) -> Result<(), Trouble> {
-        let words = [ready, token, offset, u64::from(packed)];
-        for (i, word) in words.into_iter().enumerate() {
-            // SAFETY: a cell of DESCRIPTOR bytes, ours until it is published.
-            unsafe { cell.cast::<u64>().add(i).write_unaligned(word) };
+    ) -> Result<(), ExecError> {
+        let flags = [ready_at, token, offset, u64::from(packed)];
+        for (i, flag) in flags.into_iter().enumerate() {
+            // SAFETY: a cell of DESCRIPTOR bytes that belongs to this operation until it is published.
+            unsafe { cell.cast::<u64>().add(i).write_unaligned(flag) };
         }
         self.op.unpublished.push((channel, bytes.min(DESCRIPTOR)));
-        if self.site.few { Ok(()) } else { self.publish() }
+        if self.site.is_small { Ok(()) } else { self.publish() }
     }
 
-    /// What a message says, or its bytes in a slot: `None` where there is no slot.
-    pub(super) fn take(
+    /// Reads the descriptor of a message, or copies the message to a pinned slot. Returns `None` if no pinned slot is
+    /// free.
+    pub(super) fn take_message(
         &mut self,
-        from: &Incoming,
+        from: &IncomingMessage,
         message: *const u8,
         segment: usize,
         needed: bool,
-    ) -> Result<Option<RecvChannel>, Trouble> {
-        if self.bound.local[1][from.recv_channel] {
-            // SAFETY: the message is DESCRIPTOR bytes and stays where it is until it is released.
-            let word = |i: usize| unsafe { message.cast::<u64>().add(i).read_unaligned() };
+    ) -> Result<Option<MessageSource>, ExecError> {
+        if self.bound.by_reference[1][from.recv_channel] {
+            // SAFETY: the message has DESCRIPTOR bytes and is valid until it is released.
+            let flag = |i: usize| unsafe { message.cast::<u64>().add(i).read_unaligned() };
             let rank = self.bound.channel_layout.recv_channels[from.recv_channel].rank;
-            let local =
-                LocalChannels { rank, ready: word(0), token: word(1), offset: word(2), packed: word(3) != 0 };
-            return Ok(Some(RecvChannel::LocalChannels(local)));
+            let local = MessageDescriptor {
+                rank,
+                ready_at: flag(0),
+                token: flag(1),
+                offset: flag(2),
+                packed: flag(3) != 0,
+            };
+            return Ok(Some(MessageSource::ByReference(local)));
         }
-        let bytes = self.bound.message(from.message, segment);
-        let free = needed || !self.site.bounce().moving();
+        let bytes = self.bound.message_bytes(from.message, segment);
+        let free = needed || !self.site.pinned_slots().has_pending_release();
         let Some(slot) = self.site.slot(bytes, free)? else { return Ok(None) };
-        let at = self.site.bounce().address(slot);
-        self.site.handle.device.host_touches(at as Address, bytes, true);
-        let coding = self.bound.coding.as_ref().filter(|coding| coding.ins[from.recv_channel]);
-        // SAFETY: the message holds these elements (both ranks' sizes were held against each other) and stays until it is
-        // released; no stream uses the slot.
-        unsafe { carry(self.bound, coding, (from.message, segment), false, (message, at)) };
-        Ok(Some(RecvChannel::Far(slot)))
+        let at = self.site.pinned_slots().address(slot);
+        self.site.handle.device.report_host_access(at as Address, bytes, true);
+        let compression =
+            self.bound.compression.as_ref().filter(|compression| compression.receives[from.recv_channel]);
+        // SAFETY: the message holds these elements (the sizes of both ranks were compared) and is valid until it is
+        // released. No stream uses the slot.
+        unsafe { copy_message(self.bound, compression, (from.message, segment), false, (message, at)) };
+        Ok(Some(MessageSource::Slot(slot)))
     }
 
-    /// Where the first `blocks` blocks that are taken of a message lie; the stream waits until they do.
+    /// Returns the pieces of the first `blocks` taken blocks of a message. Orders the stream after their data.
     pub(super) fn sources(
         &mut self,
-        recv_channel: &RecvChannel,
-        from: &Incoming,
+        origin: &MessageSource,
+        from: &IncomingMessage,
         segment: usize,
         blocks: usize,
-    ) -> Result<Vec<Pieces>, Trouble> {
+    ) -> Result<Vec<Pieces>, ExecError> {
         let run = from.message;
         let length = |block: usize| self.bound.length(run.buffer, run.block + block);
-        let piece = |block: usize| self.bound.piece(run.buffer, run.block + block, segment);
+        let piece = |block: usize| self.bound.segment_bytes(run.buffer, run.block + block, segment);
         let taken = from.before..from.before + blocks;
-        match recv_channel {
-            RecvChannel::Far(slot) => {
-                let base = self.site.bounce().address(*slot) as Address;
-                let mut at = base + self.bound.skipped(from, segment) as u64;
+        match origin {
+            MessageSource::Slot(slot) => {
+                let base = self.site.pinned_slots().address(*slot) as Address;
+                let mut at = base + self.bound.skipped_bytes(from, segment) as u64;
                 Ok(taken
                     .map(|block| {
                         let bytes = piece(block);
@@ -204,19 +220,19 @@ impl Turn<'_> {
                     })
                     .collect())
             }
-            RecvChannel::LocalChannels(local) => {
-                self.site.await_progress(local.rank, local.ready);
+            MessageSource::ByReference(local) => {
+                self.site.await_progress(local.rank, local.ready_at);
                 if local.token == 0 || blocks == 0 {
                     return Ok(vec![Vec::new(); blocks]);
                 }
                 let number = self.op.number;
-                let mapping = self.site.borrow(local.rank, local.token, number).map_err(Trouble::Peer)?;
+                let mapping = self.site.import(local.rank, local.token, number).map_err(ExecError::Peer)?;
                 let step = if local.packed { 0 } else { segment * self.bound.choice.segment };
                 let whole = |block: usize| if local.packed { piece(block) } else { length(block) };
-                // The offset is another process's word.
+                // The offset comes from another process and is not trusted.
                 let outside = || {
                     let (rank, offset) = (local.rank, local.offset);
-                    Trouble::Peer(format!("rank {rank} names memory at {offset}, outside of what it lends"))
+                    ExecError::Peer(format!("rank {rank} sent offset {offset}, which is outside of its exported memory"))
                 };
                 let mut at = (0..from.before).map(whole).sum::<usize>();
                 taken

@@ -1,31 +1,30 @@
-//! The executor where elements travel between nodes in a format: 32-bit floats that are coded as they leave the node, and decoded
-//! where they arrive.
+//! Executor for calls with compression between nodes: 32-bit floats are encoded when they leave the node, and decoded
+//! on arrival.
 //!
-//! Inside a node they are as they are. What all ranks are to have alike is rounded by the rank that has or makes it, for
-//! itself, too, before it goes anywhere; whoever codes it again changes nothing.
+//! Inside a node, elements are sent unchanged. If all ranks receive the same data, the rank that owns or computes it
+//! first rounds it, also in its own buffer. Encoding it again is then exact.
 
 use std::mem::MaybeUninit;
 
 use smddp_transport::{Group, Mismatch};
 
 use super::{Cell, Host};
-use crate::bind::{Coding, Incoming, Reduce, Run};
-use crate::exec::walk::{Execution, Mover, Outcome, with_room};
+use crate::bind::{BlockRun, Compression, IncomingMessage, Reduce};
+use crate::exec::walk::{Execution, StepExecutor, StepResult, with_buffer};
 use crate::kernels::{copy, copy_tee, decode, encode, round};
 
-/// Bytes of a float.
-const FLOAT: usize = size_of::<f32>();
-/// Elements that are reduced at a time, from and in the first cache: whole groups of any format.
-const PIECE: usize = 1024;
+const FLOAT_BYTES: usize = size_of::<f32>();
+/// Elements reduced at a time, so that they stay in the first-level cache. A multiple of the group of every format.
+const CHUNK: usize = 1024;
 
-pub(super) struct Coded<'a, 'b> {
+pub(super) struct CompressedHost<'a, 'b> {
     pub(super) host: Host<'a>,
-    pub(super) coding: &'b Coding,
+    pub(super) compression: &'b Compression,
 }
 
-impl Mover for Coded<'_, '_> {
-    type Trouble = Mismatch;
-    type Room = (usize, Cell);
+impl StepExecutor for CompressedHost<'_, '_> {
+    type Error = Mismatch;
+    type Slot = (usize, Cell);
 
     fn execution(&mut self) -> &mut Execution {
         self.host.execution
@@ -35,43 +34,48 @@ impl Mover for Coded<'_, '_> {
         self.host.group
     }
 
-    fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>> {
-        self.host.room(channel, run, segment)
+    fn slot(
+        &mut self,
+        channel: usize,
+        run: BlockRun,
+        segment: usize,
+    ) -> StepResult<Self, Option<Self::Slot>> {
+        self.host.slot(channel, run, segment)
     }
 
     fn send(
         &mut self,
-        (channel, cell): Self::Room,
-        source: Run,
-        tee: Option<Run>,
+        (channel, cell): Self::Slot,
+        source: BlockRun,
+        tee: Option<BlockRun>,
         segment: usize,
-    ) -> Outcome<Self> {
-        let Coding { format, .. } = *self.coding;
-        let (remote, rounds) = (self.coding.outs[channel], self.coding.rounds(source));
+    ) -> StepResult<Self> {
+        let Compression { format, .. } = *self.compression;
+        let (remote, rounds) = (self.compression.sends[channel], self.compression.rounds(source));
         let mut at = 0;
         for i in 0..source.blocks {
-            let bytes = self.host.bound.piece(source.buffer, source.block + i, segment);
+            let bytes = self.host.bound.segment_bytes(source.buffer, source.block + i, segment);
             let from = self.host.address(source, source.block + i, segment) as *const u8;
-            let kept = tee.map(|tee| self.host.address(tee, tee.block + i, segment) as *mut u8);
-            let (to, n) = (cell.wrapping_add(at), bytes / FLOAT);
-            // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's buffers, valid
-            // and exclusively ours until the operation is over, and are the same or do not overlap. This thread owns the
-            // operation.
+            let dst = tee.map(|tee| self.host.address(tee, tee.block + i, segment) as *mut u8);
+            let (to, n) = (cell.wrapping_add(at), bytes / FLOAT_BYTES);
+            // SAFETY: the cell belongs to this operation and holds the message (bind sized it). `from` and `dst` are
+            // in the buffers of the call, which only this thread accesses until the operation is over. They are equal
+            // or do not overlap.
             unsafe {
                 match (remote, rounds) {
                     (true, _) => encode(format, to, from, n),
                     (false, true) => round(format, to, from, n),
                     (false, false) => copy(to, from, bytes, false),
                 }
-                match kept {
-                    Some(kept) if rounds => round(format, kept, from, n),
-                    Some(kept) if kept.cast_const() != from => {
-                        copy(kept, from, bytes, self.host.execution.stream);
+                match dst {
+                    Some(dst) if rounds => round(format, dst, from, n),
+                    Some(dst) if dst.cast_const() != from => {
+                        copy(dst, from, bytes, self.host.execution.stream);
                     }
                     _ => {}
                 }
             }
-            at += self.coding.size(remote, bytes);
+            at += self.compression.size(remote, bytes);
         }
         self.host.group.publish(channel, at);
         Ok(())
@@ -79,47 +83,48 @@ impl Mover for Coded<'_, '_> {
 
     fn receive(
         &mut self,
-        (from, message): (&Incoming, *const u8),
-        to: Run,
-        onward: Option<Self::Room>,
+        (from, message): (&IncomingMessage, *const u8),
+        to: BlockRun,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self, bool> {
-        let Coding { format, .. } = *self.coding;
-        let comes = self.coding.ins[from.recv_channel];
-        let goes = onward.is_some_and(|(channel, _)| self.coding.outs[channel]);
-        let cell = onward.map(|(_, cell)| cell);
+    ) -> StepResult<Self, bool> {
+        let Compression { format, .. } = *self.compression;
+        let compressed_in = self.compression.receives[from.recv_channel];
+        let compressed_out = forward_slot.is_some_and(|(channel, _)| self.compression.sends[channel]);
+        let cell = forward_slot.map(|(_, cell)| cell);
         let stream = self.host.execution.stream;
-        let (mut taken, mut given) = (self.host.bound.skipped(from, segment), 0);
+        let (mut source_offset, mut sent_bytes) = (self.host.bound.skipped_bytes(from, segment), 0);
         for block in to.range() {
-            let bytes = self.host.bound.piece(to.buffer, block, segment);
-            let kept = self.host.address(to, block, segment) as *mut u8;
-            let (piece, n) = (message.wrapping_add(taken), bytes / FLOAT);
-            let cell = cell.map(|cell| cell.wrapping_add(given));
-            // SAFETY: the message stays where it is until it is released and holds these elements in this form (the writer's and
-            // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours. None overlap.
+            let bytes = self.host.bound.segment_bytes(to.buffer, block, segment);
+            let dst = self.host.address(to, block, segment) as *mut u8;
+            let (piece, n) = (message.wrapping_add(source_offset), bytes / FLOAT_BYTES);
+            let cell = cell.map(|cell| cell.wrapping_add(sent_bytes));
+            // SAFETY: the message is valid until it is released and holds these elements in this form (the sizes of
+            // sender and receiver were compared). `dst` is in the buffers of the call; the cell belongs to this
+            // operation. None overlap.
             unsafe {
-                match (comes, cell) {
-                    (false, None) => copy(kept, piece, bytes, stream),
-                    (false, Some(cell)) if !goes => copy_tee(cell, kept, piece, bytes, stream),
+                match (compressed_in, cell) {
+                    (false, None) => copy(dst, piece, bytes, stream),
+                    (false, Some(cell)) if !compressed_out => copy_tee(cell, dst, piece, bytes, stream),
                     (false, Some(cell)) => {
-                        copy(kept, piece, bytes, stream);
+                        copy(dst, piece, bytes, stream);
                         encode(format, cell, piece, n);
                     }
-                    (true, None) => decode(format, kept, piece, n),
+                    (true, None) => decode(format, dst, piece, n),
                     (true, Some(cell)) => {
-                        decode(format, kept, piece, n);
-                        match goes {
+                        decode(format, dst, piece, n);
+                        match compressed_out {
                             true => copy(cell, piece, format.bytes(n), false),
-                            false => copy(cell, kept, bytes, false),
+                            false => copy(cell, dst, bytes, false),
                         }
                     }
                 }
             }
-            taken += self.coding.size(comes, bytes);
-            given += self.coding.size(goes, bytes);
+            source_offset += self.compression.size(compressed_in, bytes);
+            sent_bytes += self.compression.size(compressed_out, bytes);
         }
-        if let Some((channel, _)) = onward {
-            self.host.group.publish(channel, given);
+        if let Some((channel, _)) = forward_slot {
+            self.host.group.publish(channel, sent_bytes);
         }
         Ok(true)
     }
@@ -128,86 +133,88 @@ impl Mover for Coded<'_, '_> {
         &mut self,
         step: &Reduce,
         messages: &[*const u8],
-        onward: Option<Self::Room>,
+        forward_slot: Option<Self::Slot>,
         segment: usize,
-    ) -> Outcome<Self> {
+    ) -> StepResult<Self> {
         if segment >= step.result.segments {
             return Ok(());
         }
         let own = step.own.map_or(messages.len(), |(at, _)| at);
         let inputs = messages.len() + usize::from(step.own.is_some());
-        let given = with_room(inputs, (std::ptr::null(), false), |sources| {
+        let sent_bytes = with_buffer(inputs, (std::ptr::null(), false), |sources| {
             for (i, (message, from)) in messages.iter().zip(&step.from).enumerate() {
-                let first = message.wrapping_add(self.host.bound.skipped(from, segment));
-                sources[i + usize::from(i >= own)] = (first, self.coding.ins[from.recv_channel]);
+                let first = message.wrapping_add(self.host.bound.skipped_bytes(from, segment));
+                sources[i + usize::from(i >= own)] = (first, self.compression.receives[from.recv_channel]);
             }
-            let mut given = 0;
+            let mut sent_bytes = 0;
             for i in 0..step.result.blocks {
                 if let Some((at, run)) = step.own {
                     sources[at] = (self.host.address(run, run.block + i, segment) as *const u8, false);
                 }
                 let out = self.host.address(step.result, step.result.block + i, segment) as *mut u8;
-                let bytes = self.host.bound.piece(step.result.buffer, step.result.block + i, segment);
-                let to = onward.map(|(channel, cell)| (cell.wrapping_add(given), self.coding.outs[channel]));
-                self.combine(step, sources, step.keep.then_some(out), to, bytes / FLOAT);
-                // The next block lies behind this one in every message.
-                for (source, coded) in sources.iter_mut() {
-                    *source = source.wrapping_add(self.coding.size(*coded, bytes));
+                let bytes = self.host.bound.segment_bytes(step.result.buffer, step.result.block + i, segment);
+                let to = forward_slot
+                    .map(|(channel, cell)| (cell.wrapping_add(sent_bytes), self.compression.sends[channel]));
+                self.combine(step, sources, step.keep.then_some(out), to, bytes / FLOAT_BYTES);
+                // In every message, the next block follows this one.
+                for (source, compressed) in sources.iter_mut() {
+                    *source = source.wrapping_add(self.compression.size(*compressed, bytes));
                 }
-                given += self.coding.size(to.is_some_and(|(_, remote)| remote), bytes);
+                sent_bytes += self.compression.size(to.is_some_and(|(_, remote)| remote), bytes);
             }
-            given
+            sent_bytes
         });
-        if let Some((channel, _)) = onward {
-            self.host.group.publish(channel, given);
+        if let Some((channel, _)) = forward_slot {
+            self.host.group.publish(channel, sent_bytes);
         }
         Ok(())
     }
 
-    fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self> {
-        if !self.coding.rounds(source) {
+    fn copy(&mut self, source: BlockRun, to: BlockRun, finish: bool, segment: usize) -> StepResult<Self> {
+        if !self.compression.rounds(source) {
             return self.host.copy(source, to, finish, segment);
         }
-        for (block, kept) in source.range().zip(to.range()) {
-            let n = self.host.bound.piece(source.buffer, block, segment) / FLOAT;
+        for (block, dst) in source.range().zip(to.range()) {
+            let n = self.host.bound.segment_bytes(source.buffer, block, segment) / FLOAT_BYTES;
             let from = self.host.address(source, block, segment) as *const u8;
-            let kept = self.host.address(to, kept, segment) as *mut u8;
-            // SAFETY: both lie in the call's buffers; they may be the same, never overlap otherwise.
-            unsafe { round(self.coding.format, kept, from, n) };
+            let dst = self.host.address(to, dst, segment) as *mut u8;
+            // SAFETY: both ranges are in the buffers of the call. They are equal or do not overlap.
+            unsafe { round(self.compression.format, dst, from, n) };
         }
         Ok(())
     }
 }
 
-impl Coded<'_, '_> {
-    /// One block of a result, from sources that are coded or not, to where it is kept and a cell that is coded or not.
+impl CompressedHost<'_, '_> {
+    /// Reduces one block, from sources that may be compressed, to `out` and to a slot that may be compressed.
     fn combine(
         &self,
         step: &Reduce,
         sources: &[(*const u8, bool)],
         out: Option<*mut u8>,
-        onward: Option<(Cell, bool)>,
+        forward_slot: Option<(Cell, bool)>,
         n: usize,
     ) {
         let Some(kernel) = self.host.bound.kernel else { return };
-        let format = self.coding.format;
+        let format = self.compression.format;
         let scale = if step.finish { self.host.execution.scale } else { None };
-        let rounds = step.finish && self.coding.rounds_results;
-        let mut room = [const { MaybeUninit::<[f32; PIECE]>::uninit() }; 2];
-        let [sum, decoded] = room.each_mut().map(|room| room.as_mut_ptr().cast::<u8>());
+        let rounds = step.finish && self.compression.rounds_results;
+        let mut scratch = [const { MaybeUninit::<[f32; CHUNK]>::uninit() }; 2];
+        let [sum, decoded] = scratch.each_mut().map(|scratch| scratch.as_mut_ptr().cast::<u8>());
         let none = std::ptr::null_mut();
-        for first in (0..n).step_by(PIECE) {
-            let count = PIECE.min(n - first);
-            // SAFETY: every source holds `n` elements in its form (messages until they are released, own blocks in the call's
-            // buffers), and so do the call's output and our cell; `sum` and `decoded` have room for a piece. A piece of a format
-            // begins at whole groups. The output may be one of the sources exactly, which have been read when it is written.
+        for first in (0..n).step_by(CHUNK) {
+            let count = CHUNK.min(n - first);
+            // SAFETY: every source holds `n` elements in its form: messages until they are released, own blocks in
+            // the buffers of the call. The call's output and the operation's cell do, too. `sum` and `decoded` hold a
+            // chunk. A chunk starts at a whole group of the format. The output may equal one of the sources, which
+            // has been read when the output is written.
             unsafe {
-                let plain = |&(source, coded): &(*const u8, bool), room: *mut u8| {
-                    if coded {
-                        decode(format, room, source.wrapping_add(format.bytes(first)), count);
-                        return room.cast_const();
+                let plain = |&(source, compressed): &(*const u8, bool), scratch: *mut u8| {
+                    if compressed {
+                        decode(format, scratch, source.wrapping_add(format.bytes(first)), count);
+                        return scratch.cast_const();
                     }
-                    source.wrapping_add(FLOAT * first)
+                    source.wrapping_add(FLOAT_BYTES * first)
                 };
                 let mut left = plain(&sources[0], sum);
                 if sources.len() == 1 {
@@ -222,11 +229,13 @@ impl Coded<'_, '_> {
                     round(format, sum, sum, count);
                 }
                 if let Some(out) = out {
-                    copy(out.wrapping_add(FLOAT * first), sum, FLOAT * count, false);
+                    copy(out.wrapping_add(FLOAT_BYTES * first), sum, FLOAT_BYTES * count, false);
                 }
-                match onward {
+                match forward_slot {
                     Some((cell, true)) => encode(format, cell.wrapping_add(format.bytes(first)), sum, count),
-                    Some((cell, false)) => copy(cell.wrapping_add(FLOAT * first), sum, FLOAT * count, false),
+                    Some((cell, false)) => {
+                        copy(cell.wrapping_add(FLOAT_BYTES * first), sum, FLOAT_BYTES * count, false)
+                    }
                     None => {}
                 }
             }

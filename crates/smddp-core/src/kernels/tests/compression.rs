@@ -15,20 +15,20 @@ fn bytes(floats: &[f32]) -> Vec<u8> {
 }
 
 /// What comes out of the format, at a level.
-fn through(level: Level, format: Format, input: &[f32], offset: usize) -> (Vec<u8>, Vec<f32>) {
+fn round_trip(level: Level, format: Format, input: &[f32], offset: usize) -> (Vec<u8>, Vec<f32>) {
     let source = Guarded::holding(&bytes(input), offset);
-    let (mut coded, mut out) =
+    let (mut encoded, mut out) =
         (Guarded::new(format.bytes(input.len()), offset), Guarded::new(4 * input.len(), offset));
     // SAFETY: all three have room for the elements, and the level is this machine's.
     unsafe {
-        encode_at(level, format, coded.mut_ptr(), source.ptr(), input.len());
-        decode_at(level, format, out.mut_ptr(), coded.ptr(), input.len());
+        encode_at(level, format, encoded.mut_ptr(), source.ptr(), input.len());
+        decode_at(level, format, out.mut_ptr(), encoded.ptr(), input.len());
     }
-    (coded.content().to_vec(), floats(out.content()))
+    (encoded.content().to_vec(), floats(out.content()))
 }
 
 /// Ordinary numbers of very different sizes.
-fn ordinary(n: usize, seed: u64) -> Vec<f32> {
+fn ordinary_values(n: usize, seed: u64) -> Vec<f32> {
     let mut random = Random(seed);
     let raw = floats(&oracle::elements(DType::F32, n, &mut random));
     raw.into_iter().map(|x| if x.is_finite() { x.clamp(-1e4, 1e4) } else { 1.0 }).collect()
@@ -41,12 +41,12 @@ fn every_level_gives_the_same_and_again_the_same() {
             for offset in [0, 1, 3] {
                 let mut random = Random(n as u64);
                 let any = floats(&oracle::elements(DType::F32, n, &mut random));
-                for input in [ordinary(n, n as u64), any] {
-                    let (coded, out) = through(Level::Scalar, format, &input, offset);
+                for input in [ordinary_values(n, n as u64), any] {
+                    let (encoded, out) = round_trip(Level::Scalar, format, &input, offset);
                     for &level in Level::available() {
-                        let found = through(level, format, &input, offset);
+                        let found = round_trip(level, format, &input, offset);
                         assert!(
-                            found.0 == coded && bytes(&found.1) == bytes(&out),
+                            found.0 == encoded && bytes(&found.1) == bytes(&out),
                             "{format:?} {level:?} {n}"
                         );
                     }
@@ -67,9 +67,9 @@ fn every_level_gives_the_same_and_again_the_same() {
 
 #[test]
 fn as_near_as_the_format_can() {
-    let input = ordinary(5_000, 1);
+    let input = ordinary_values(5_000, 1);
     for (format, relative) in [(Format::Bf16, 1.0 / 256.0), (Format::F16, 1.0 / 2048.0)] {
-        let (_, out) = through(Level::best(), format, &input, 0);
+        let (_, out) = round_trip(Level::best(), format, &input, 0);
         for (x, y) in input.iter().zip(out) {
             // Below 2^-14 binary16 has steps of 2^-24.
             assert!(
@@ -78,7 +78,7 @@ fn as_near_as_the_format_can() {
             );
         }
     }
-    let (_, out) = through(Level::best(), Format::Int8, &input, 0);
+    let (_, out) = round_trip(Level::best(), Format::Int8, &input, 0);
     for (x, y) in input.chunks(256).zip(out.chunks(256)) {
         let most = x.iter().fold(0f32, |most, x| most.max(x.abs()));
         assert!(x.iter().zip(y).all(|(x, y)| (x - y).abs() <= most / 127.0 * 0.501), "{most}");
@@ -88,19 +88,19 @@ fn as_near_as_the_format_can() {
 #[test]
 fn what_is_no_number_stays_none() {
     for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-        let mut input = ordinary(700, 2);
+        let mut input = ordinary_values(700, 2);
         input[300] = odd;
         for format in [Format::Bf16, Format::F16] {
-            let (_, out) = through(Level::best(), format, &input, 0);
+            let (_, out) = round_trip(Level::best(), format, &input, 0);
             assert!(out[300].is_nan() && odd.is_nan() || out[300] == odd, "{format:?} {odd}");
             assert!(out.iter().filter(|x| !x.is_finite()).count() == 1);
         }
         // The scale is its group's.
-        let (_, out) = through(Level::best(), Format::Int8, &input, 0);
+        let (_, out) = round_trip(Level::best(), Format::Int8, &input, 0);
         assert!(out.iter().enumerate().all(|(i, x)| x.is_nan() == (256..512).contains(&i)));
     }
-    let (_, out) = through(Level::best(), Format::Int8, &[1e-38, -1e-40, 0.0], 0);
+    let (_, out) = round_trip(Level::best(), Format::Int8, &[1e-38, -1e-40, 0.0], 0);
     assert_eq!(out, [0.0; 3]);
-    let (_, out) = through(Level::best(), Format::Int8, &[f32::MAX, 0.0, f32::MIN], 0);
+    let (_, out) = round_trip(Level::best(), Format::Int8, &[f32::MAX, 0.0, f32::MIN], 0);
     assert!(out[0] >= f32::MAX * 0.99 && out[0].is_finite() && out[1] == 0.0 && out[2] == -out[0], "{out:?}");
 }

@@ -66,7 +66,7 @@ fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
 }
 
 /// What a device does with a reduction; false where it has no kernel for it.
-fn reduce_as_a_device(reduction: &Reduction) -> bool {
+fn reduce_on_device(reduction: &Reduction) -> bool {
     let Ok(launch) = launch(reduction, USUAL_BLOCKS) else {
         return false;
     };
@@ -117,7 +117,7 @@ impl Case {
     }
 
     /// What the processor makes of the sources.
-    fn expected(&self, sources: &[Vec<u8>]) -> Option<Vec<u8>> {
+    fn run_on_host(&self, sources: &[Vec<u8>]) -> Option<Vec<u8>> {
         let redop = match self.fold {
             Fold::Sum => RedOp::Sum,
             Fold::Prod => RedOp::Prod,
@@ -145,7 +145,7 @@ impl Case {
     }
 
     /// What a device makes of them.
-    fn found(&self, sources: &[Vec<u8>]) -> Option<Vec<u8>> {
+    fn run_on_device(&self, sources: &[Vec<u8>]) -> Option<Vec<u8>> {
         let mut arrays: Vec<Guarded> = sources
             .iter()
             .enumerate()
@@ -157,7 +157,7 @@ impl Case {
             None => out.mut_ptr(),
         };
         let addresses = arrays.iter().map(|array| array.ptr() as u64).collect();
-        let done = reduce_as_a_device(&Reduction {
+        let done = reduce_on_device(&Reduction {
             element: self.element,
             fold: self.fold,
             sources: addresses,
@@ -180,7 +180,7 @@ impl Case {
     }
 
     fn check_with(&self, sources: &[Vec<u8>]) {
-        let (expected, found) = (self.expected(sources), self.found(sources));
+        let (expected, found) = (self.run_on_host(sources), self.run_on_device(sources));
         assert_eq!(found.is_some(), expected.is_some(), "{self:?}");
         let (Some(expected), Some(found)) = (expected, found) else {
             return;
@@ -375,7 +375,7 @@ fn a_device_rounds_to_formats_as_the_processor_does() {
         [(Format::Bf16, Rounding::Bf16), (Format::F16, Rounding::F16), (Format::Int8, Rounding::Int8)];
     for (format, rounding) in formats {
         for count in [1, 255, 257, 1000] {
-            for odd in [None, Some(f32::NAN), Some(f32::INFINITY), Some(-0.0), Some(f32::MAX)] {
+            for special in [None, Some(f32::NAN), Some(f32::INFINITY), Some(-0.0), Some(f32::MAX)] {
                 // Of all sizes that a float has, then all alike.
                 for bits in [8, 2] {
                     let number = |_| {
@@ -385,8 +385,8 @@ fn a_device_rounds_to_formats_as_the_processor_does() {
                         f32::from_bits((x as u32) & 0x807f_ffff | exponent << 23)
                     };
                     let mut given: Vec<f32> = (0..count).map(number).collect();
-                    if let Some(odd) = odd {
-                        given[count / 2] = odd;
+                    if let Some(special) = special {
+                        given[count / 2] = special;
                     }
                     let (mut wanted, mut found) = (vec![0f32; count], vec![0f32; count]);
                     // SAFETY: vectors of so many elements.
@@ -411,7 +411,7 @@ fn a_device_rounds_to_formats_as_the_processor_does() {
                         for found in [found[i], given[i]] {
                             let same =
                                 wanted.to_bits() == found.to_bits() || wanted.is_nan() && found.is_nan();
-                            assert!(same, "{format:?}, {i} of {count}, {odd:?}: {found}, not {wanted}");
+                            assert!(same, "{format:?}, {i} of {count}, {special:?}: {found}, not {wanted}");
                         }
                     }
                 }

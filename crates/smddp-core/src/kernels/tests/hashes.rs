@@ -49,7 +49,7 @@ impl Hash {
 }
 
 /// Of each sign zeros, infinities, subnormals, NaNs, the largest and the least normal number.
-macro_rules! awkward {
+macro_rules! special_values {
     ($float:ty, $bits:ty, $quiet:expr) => {{
         let one_up = |value: $float| value.to_bits() + 1;
         let positive: [$bits; 9] = [
@@ -73,12 +73,12 @@ macro_rules! awkward {
 }
 
 /// What a float of this dtype, or a part of its complex numbers, is hard to reduce as; none for integers.
-fn awkward(dtype: DType) -> Vec<Vec<u8>> {
+fn special_values(dtype: DType) -> Vec<Vec<u8>> {
     match dtype {
-        DType::F32 | DType::C64 => awkward!(f32, u32, 1 << 22),
-        DType::F64 | DType::C128 => awkward!(f64, u64, 1 << 51),
-        DType::F16 => awkward!(f16, u16, 1 << 9),
-        DType::BF16 => awkward!(bf16, u16, 1 << 6),
+        DType::F32 | DType::C64 => special_values!(f32, u32, 1 << 22),
+        DType::F64 | DType::C128 => special_values!(f64, u64, 1 << 51),
+        DType::F16 => special_values!(f16, u16, 1 << 9),
+        DType::BF16 => special_values!(bf16, u16, 1 << 6),
         _ => Vec::new(),
     }
 }
@@ -86,12 +86,12 @@ fn awkward(dtype: DType) -> Vec<Vec<u8>> {
 /// `n` elements: any bits, and every third float (or part of one) an awkward one.
 fn elements(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = random.bytes(n * dtype.size());
-    let hard = awkward(dtype);
-    if let Some(size) = hard.first().map(Vec::len) {
+    let specials = special_values(dtype);
+    if let Some(size) = specials.first().map(Vec::len) {
         for element in bytes.chunks_exact_mut(size) {
             let choice = random.next() as usize >> 16;
             if choice.is_multiple_of(3) {
-                element.copy_from_slice(&hard[choice / 3 % hard.len()]);
+                element.copy_from_slice(&specials[choice / 3 % specials.len()]);
             }
         }
     }
@@ -99,7 +99,7 @@ fn elements(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
 }
 
 /// Which NaN arithmetic makes of none, or of several, each processor decides for itself.
-fn any_nan_as_one(dtype: DType, bytes: &mut [u8]) {
+fn canonicalise_nans(dtype: DType, bytes: &mut [u8]) {
     macro_rules! canonical {
         ($float:ty) => {
             for element in bytes.chunks_exact_mut(size_of::<$float>()) {
@@ -119,11 +119,11 @@ fn any_nan_as_one(dtype: DType, bytes: &mut [u8]) {
 }
 
 /// Several lengths, alignments, numbers of inputs and divisors, one after the other.
-fn reduced(level: Level, dtype: DType, redops: &[RedOp]) -> u64 {
-    let (mut hash, mut random, mut some) = (Hash::new(), Random(0x5eed), false);
+fn hash_reductions(level: Level, dtype: DType, redops: &[RedOp]) -> u64 {
+    let (mut hash, mut random, mut supported) = (Hash::new(), Random(0x5eed), false);
     for &redop in redops {
         let Some(kernel) = Kernel::at(level, dtype, redop) else { continue };
-        some = true;
+        supported = true;
         for (n, inputs, to, from) in
             [(1, 2, 0, 0), (7, 1, 0, 1), (63, 3, 8, 3), (1000, 2, 0, 0), (4099, 9, 1, 5)]
         {
@@ -138,28 +138,28 @@ fn reduced(level: Level, dtype: DType, redops: &[RedOp]) -> u64 {
                 unsafe { kernel.run(out.mut_ptr(), null_mut(), &pointers, n, scale, true) };
                 let mut content = out.content().to_vec();
                 if !matches!(redop, RedOp::Min | RedOp::Max) {
-                    any_nan_as_one(dtype, &mut content);
+                    canonicalise_nans(dtype, &mut content);
                 }
                 hash.add(&content);
             }
         }
     }
-    if some { hash.0 } else { 0 }
+    if supported { hash.0 } else { 0 }
 }
 
 /// `premultiply` runs at the best level alone.
-fn premultiplied(dtype: DType) -> u64 {
-    let (mut hash, mut random, mut some) = (Hash::new(), Random(0x5eed), false);
+fn hash_premultiplied(dtype: DType) -> u64 {
+    let (mut hash, mut random, mut supported) = (Hash::new(), Random(0x5eed), false);
     for factor in [0.3, -1.5, 1e30, f64::INFINITY] {
         let src = Guarded::holding(&elements(dtype, 1001, &mut random), 3);
         let mut out = Guarded::new(1001 * dtype.size(), 1);
         // SAFETY: both buffers are owned here and hold 1,001 elements.
-        some |= unsafe { premultiply(dtype, out.mut_ptr(), src.ptr(), 1001, factor) };
+        supported |= unsafe { premultiply(dtype, out.mut_ptr(), src.ptr(), 1001, factor) };
         let mut content = out.content().to_vec();
-        any_nan_as_one(dtype, &mut content);
+        canonicalise_nans(dtype, &mut content);
         hash.add(&content);
     }
-    if some { hash.0 } else { 0 }
+    if supported { hash.0 } else { 0 }
 }
 
 #[test]
@@ -168,8 +168,8 @@ fn every_architecture_gives_the_same_bits() {
         let found: Vec<_> = DType::ALL
             .into_iter()
             .map(|dtype| {
-                let of = |redops| reduced(level, dtype, redops);
-                (dtype, [of(SUMS), premultiplied(dtype), of(PRODUCTS), of(ORDER), of(BITS)])
+                let of = |redops| hash_reductions(level, dtype, redops);
+                (dtype, [of(SUMS), hash_premultiplied(dtype), of(PRODUCTS), of(ORDER), of(BITS)])
             })
             .filter(|(_, hashes)| hashes.iter().any(|hash| *hash != 0))
             .collect();

@@ -7,7 +7,13 @@ use super::{Level, Random, oracle};
 use crate::call::types::{DType, RedOp};
 
 /// Combined two by two, each rounded; the last one divides.
-fn by_hand(kernel: Kernel, inputs: &[Vec<u8>], joins: &[usize], n: usize, scale: Option<u32>) -> Vec<u8> {
+fn combine_one_by_one(
+    kernel: Kernel,
+    inputs: &[Vec<u8>],
+    joins: &[usize],
+    n: usize,
+    scale: Option<u32>,
+) -> Vec<u8> {
     let mut stack: Vec<Vec<u8>> = Vec::new();
     for (i, (input, joins)) in inputs.iter().zip(joins).enumerate() {
         stack.push(input.clone());
@@ -37,7 +43,7 @@ fn a_tree_rounds_at_each_of_its_combinations() {
                     let mut random = Random(n as u64);
                     let mut inputs: Vec<Vec<u8>> =
                         joins.iter().map(|_| oracle::elements(dtype, n, &mut random)).collect();
-                    let want = by_hand(kernel, &inputs, joins, n, scale);
+                    let want = combine_one_by_one(kernel, &inputs, joins, n, scale);
                     // Into memory of its own and a cell, and over its second input.
                     let (mut out, mut cell) = (vec![0u8; n * size], vec![0u8; n * size]);
                     let srcs: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();

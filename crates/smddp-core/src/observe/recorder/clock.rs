@@ -1,4 +1,4 @@
-//! Time at the price of one instruction: the processor's counter, which is told in nanoseconds only when somebody asks.
+//! Timestamps that cost one instruction: the processor's cycle counter, converted to nanoseconds only on read.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -23,7 +23,8 @@ pub(crate) fn ticks() -> u64 {
     (base().1.elapsed().as_nanos() as u64)
 }
 
-/// The rate is measured from here: on x86-64 no register tells it, and the one of aarch64 says what the firmware wrote there.
+/// First counter value, from which the rate is measured. x86-64 has no register with the rate, and the one of aarch64
+/// depends on the firmware.
 fn base() -> &'static (u64, Instant) {
     static BASE: OnceLock<(u64, Instant)> = OnceLock::new();
     BASE.get_or_init(|| {
@@ -32,12 +33,12 @@ fn base() -> &'static (u64, Instant) {
     })
 }
 
-/// The counter's beginning is noted; the longer ago that is when somebody asks, the more exact is what it tells.
+/// Takes the first counter value. The longer ago it was taken, the more accurate are the conversions.
 pub(super) fn begin() {
     base();
 }
 
-/// What ticks mean, as of now.
+/// Conversion of ticks at one point in time.
 pub(super) struct Clock {
     now: u64,
     /// Nanoseconds since 1970.
@@ -56,7 +57,7 @@ impl Clock {
         Self { now, wall, ns_per_tick: elapsed.as_nanos() as f64 / now.wrapping_sub(*first).max(1) as f64 }
     }
 
-    /// How long ago that was.
+    /// Time since `ticks`.
     pub(super) fn since(&self, ticks: u64) -> Duration {
         Duration::from_nanos((self.now.saturating_sub(ticks) as f64 * self.ns_per_tick) as u64)
     }
@@ -72,12 +73,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ticks_are_told_as_the_time_that_passed() {
+    fn ticks_convert_to_the_elapsed_time() {
         begin();
         let (then, begun) = (ticks(), Instant::now());
         while begun.elapsed() < Duration::from_millis(20) {}
         let (clock, true_time) = (Clock::now(), begun.elapsed());
-        let told = clock.since(then);
-        assert!(told > true_time / 2 && told < true_time * 2, "{told:?}, {true_time:?}");
+        let converted = clock.since(then);
+        assert!(converted > true_time / 2 && converted < true_time * 2, "{converted:?}, expected about {true_time:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What the recorder has, as JSON and as a file.
+//! Dumps of the recorder: JSON, and files.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use smddp_transport::fork::PerProcess;
 
 use super::clock::Clock;
 use super::ring::{Entry, Ring};
-use super::{Outcome, Recorder, Seen, live};
+use super::{Outcome, Recorder, RecorderSnapshot, live};
 use crate::call::name_of;
 use crate::config::Config;
 use crate::log::{self, Level};
@@ -21,11 +21,12 @@ pub(super) fn main_thread_location() -> String {
     smddp_transport::process::main_thread_location()
 }
 
-/// This process with its groups; `all`: with every operation that is kept, else with the present and the last one.
-pub(super) fn process(all: bool) -> Value {
+/// Returns the state of this process and its groups. `with_operations`: all recorded operations, else only the
+/// present and the last one.
+pub(super) fn process(with_operations: bool) -> Value {
     let clock = Clock::now();
     let launch = Config::get().ok().and_then(|config| config.launch.rank.clone());
-    let groups: Vec<Value> = live().iter().map(|recorder| group(recorder, &clock, all)).collect();
+    let groups: Vec<Value> = live().iter().map(|recorder| group(recorder, &clock, with_operations)).collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
         "host": smddp_transport::host_name(),
@@ -37,57 +38,58 @@ pub(super) fn process(all: bool) -> Value {
     })
 }
 
-fn group(recorder: &Recorder, clock: &Clock, all: bool) -> Value {
+fn group(recorder: &Recorder, clock: &Clock, with_operations: bool) -> Value {
     let (last, present) = recorder.now();
-    let one = |seen: Option<&Seen>| seen.map(|seen| operation(seen, clock));
-    let mut told = json!({
+    let snapshot_json =
+        |snapshot: Option<&RecorderSnapshot>| snapshot.map(|snapshot| operation(snapshot, clock));
+    let mut json = json!({
         "name": recorder.name,
         "rank": recorder.rank,
         "size": recorder.size,
         "nodes": recorder.nodes,
-        "way": recorder.way,
+        "way": recorder.path,
         "error": recorder.failed.get(),
         "finished": recorder.finished.load(std::sync::atomic::Ordering::Relaxed),
-        "present": one(present.first()),
-        "last": one(last.as_ref()),
-        "taken": taken(recorder),
+        "present": snapshot_json(present.first()),
+        "last": snapshot_json(last.as_ref()),
+        "taken": counters(recorder),
     });
-    if all {
-        let all = |ring: &Ring, kind: fn(Entry) -> Seen| -> Value {
+    if with_operations {
+        let entries_json = |ring: &Ring, kind: fn(Entry) -> RecorderSnapshot| -> Value {
             ring.entries().into_iter().map(|entry| operation(&kind(entry), clock)).collect()
         };
-        told["operations"] = all(&recorder.ring, Seen::Collective);
-        told["messages"] = all(&recorder.messages, Seen::Message);
+        json["operations"] = entries_json(&recorder.ring, RecorderSnapshot::Collective);
+        json["messages"] = entries_json(&recorder.messages, RecorderSnapshot::Message);
     }
-    told
+    json
 }
 
-fn taken(recorder: &Recorder) -> Vec<Value> {
-    let taken = recorder.tally.taken().map(|taken| {
+fn counters(recorder: &Recorder) -> Vec<Value> {
+    let values = recorder.counters.nonzero().map(|counters| {
         json!({
-            "collective": name_of(taken.collective),
-            "algorithm": variant_name(taken.way),
-            "operations": taken.operations,
-            "bytes": taken.bytes,
-            "crossed": taken.crossed,
+            "collective": name_of(counters.collective),
+            "algorithm": variant_name(counters.variant),
+            "operations": counters.operations,
+            "bytes": counters.bytes,
+            "crossed": counters.internode_bytes,
         })
     });
-    taken.collect()
+    values.collect()
 }
 
-fn operation(seen: &Seen, clock: &Clock) -> Value {
-    let entry = seen.entry();
+fn operation(snapshot: &RecorderSnapshot, clock: &Clock) -> Value {
+    let entry = snapshot.entry();
     let time = |ticks: u64| (ticks != 0).then(|| clock.wall(ticks));
-    let algorithm = match seen {
-        Seen::Collective(_) => {
+    let algorithm = match snapshot {
+        RecorderSnapshot::Collective(_) => {
             Algorithm::ALL.get((entry.fingerprint.call >> 40 & 0xf) as usize).map(|a| a.name())
         }
-        Seen::Message(_) => None,
+        RecorderSnapshot::Message(_) => None,
     };
     json!({
         "seq": entry.seq,
-        "what": seen.numbered(),
-        "call": seen.call(),
+        "what": snapshot.call_name(),
+        "call": snapshot.call(),
         "algorithm": algorithm,
         "bytes": entry.bytes,
         "submitted_ns": time(entry.submitted),
@@ -105,35 +107,35 @@ fn operation(seen: &Seen, clock: &Clock) -> Value {
     })
 }
 
-/// Has a thread of its own do what [`write`] does, where SMDDP_DUMP_DIR says so: the caller answers for this process, and a
-/// disk may be slow. While one is at it, there is nothing to add.
+/// Runs [`write`] on a separate thread, if SMDDP_DUMP_DIR is set: the caller answers status queries, and a disk may
+/// be slow. Does nothing while an earlier write is running.
 pub(super) fn write_soon() {
     let Some(folder) = Config::get().ok().and_then(|config| config.dump_dir.clone()) else { return };
-    let asked = &WRITING.get().asked;
-    if asked.swap(true, Ordering::AcqRel) {
+    let requested = &WRITING.get().requested;
+    if requested.swap(true, Ordering::AcqRel) {
         return;
     }
     let thread = std::thread::Builder::new().name("smddp-dump".to_owned());
     let begun = thread.spawn(move || {
         write(&folder);
-        WRITING.get().asked.store(false, Ordering::Release);
+        WRITING.get().requested.store(false, Ordering::Release);
     });
     if begun.is_err() {
-        asked.store(false, Ordering::Release);
+        requested.store(false, Ordering::Release);
     }
 }
 
 #[derive(Default)]
 struct Writing {
-    asked: AtomicBool,
+    requested: AtomicBool,
     now: Mutex<()>,
 }
 
 static WRITING: PerProcess<Writing> = PerProcess::new();
 
-/// Leaves all that is kept in a file of that folder, whole or not at all: a group has failed.
+/// Writes a dump of this process to `folder` after a failure. The file is complete or absent.
 pub(crate) fn write(folder: &Path) {
-    // The newest is the last one.
+    // One write at a time; the last file is the newest.
     let _one = lock(&WRITING.get().now);
     let name = format!("smddp-{}-{}.json", smddp_transport::host_name(), std::process::id());
     let (path, part) = (folder.join(&name), folder.join(format!(".{name}.part")));
@@ -141,9 +143,9 @@ pub(crate) fn write(folder: &Path) {
         .and_then(|()| std::fs::write(&part, process(true).to_string()))
         .and_then(|()| std::fs::rename(&part, &path));
     match written {
-        Ok(()) => log::say(Level::Info, &format!("what led to it is in {}", path.display())),
+        Ok(()) => log::say(Level::Info, &format!("wrote the recorder dump to {}", path.display())),
         Err(error) => {
-            // A partial file is of no use. It may not exist.
+            // Removes the partial file, which may not exist.
             let _ = std::fs::remove_file(&part);
             log::say(Level::Warn, &format!("SMDDP_DUMP_DIR: {}: {error}", path.display()));
         }
@@ -155,10 +157,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dump_that_cannot_be_written_leaves_no_partial_file() {
+    fn failed_dump_leaves_no_partial_file() {
         let folder = std::env::temp_dir().join(format!("smddp-test-dump-{}", std::process::id()));
         let name = format!("smddp-{}-{}.json", smddp_transport::host_name(), std::process::id());
-        // A folder with contents cannot be replaced.
+        // A file cannot replace a folder with contents.
         std::fs::create_dir_all(folder.join(&name).join("inside")).unwrap();
         write(&folder);
         let left: Vec<_> =

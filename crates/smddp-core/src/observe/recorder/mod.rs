@@ -1,5 +1,5 @@
-//! The recorder: what each group of this process does and did last, for whoever asks, whatever its threads are doing. Always
-//! on; the driver pays two reads of the processor's counter and a cache line for an operation.
+//! The recorder: recent and pending operations of each group of this process, readable at any time from any thread.
+//! It is always on. An operation costs the engine two reads of the cycle counter and one cache line.
 
 mod clock;
 mod dump;
@@ -19,57 +19,57 @@ use self::clock::Clock;
 pub(crate) use self::clock::ticks;
 pub(crate) use self::ring::Outcome;
 use self::ring::Ring;
-use self::snapshot::Seen;
+use self::snapshot::RecorderSnapshot;
 use crate::call::fingerprint::mix;
 use crate::call::message_label::Label;
-pub use crate::observe::counters::Taken;
-pub(crate) use crate::observe::counters::Tally;
+pub use crate::observe::counters::Counters;
+pub(crate) use crate::observe::counters::PathCounters;
 use crate::sync::lock;
 
-/// One group's.
+/// Recorder of one group.
 pub(crate) struct Recorder {
     name: String,
     rank: usize,
     size: usize,
     nodes: usize,
-    way: String,
+    path: String,
     /// Collectives.
     ring: Ring,
-    /// Sends and recvs, numbered in the order of their posting. Their headers are those of [`Label`].
+    /// Sends and recvs, numbered in posting order. Their fingerprints are those of [`Label`].
     messages: Ring,
-    tally: Arc<Tally>,
+    counters: Arc<PathCounters>,
     failed: OnceLock<String>,
-    /// Operations that ended in time, whatever is still in the ring.
+    /// Number of operations that succeeded, including those that the ring has overwritten.
     finished: AtomicU64,
 }
 
 static LIVE: PerProcess<Mutex<Vec<Weak<Recorder>>>> = PerProcess::new();
 
-/// What questions about a rank of a group are about, the same wherever it is asked.
-pub(crate) fn about(group: &str, rank: usize) -> u64 {
+/// Key of status queries for a rank of a group, equal in all processes.
+pub(crate) fn query_key(group: &str, rank: usize) -> u64 {
     group.bytes().fold(mix(rank as u64), |word, byte| mix(word ^ u64::from(byte)))
 }
 
 impl Recorder {
-    /// Of the newest `capacity` operations. From now on this process answers questions.
+    /// Keeps the newest `capacity` operations. From now on, this process answers status queries.
     pub(crate) fn new(
-        (name, way): (&str, &str),
+        (name, path): (&str, &str),
         rank: usize,
         topology: &Topology,
-        tally: Arc<Tally>,
+        counters: Arc<PathCounters>,
         capacity: usize,
     ) -> Arc<Self> {
         clock::begin();
-        set_responder(answer);
+        set_responder(respond);
         let recorder = Arc::new(Self {
             name: name.to_owned(),
             rank,
             size: topology.size(),
             nodes: topology.nodes(),
-            way: way.to_owned(),
+            path: path.to_owned(),
             ring: Ring::new(capacity),
             messages: Ring::new(capacity),
-            tally,
+            counters,
             failed: OnceLock::new(),
             finished: AtomicU64::new(0),
         });
@@ -79,7 +79,7 @@ impl Recorder {
         recorder
     }
 
-    /// The driver knows of an operation since `now`, in [`ticks`]; `first`: nothing is before it.
+    /// Records a submitted operation at time `now` in [`ticks`]. `first`: no operation is before it in the queue.
     #[inline]
     pub(crate) fn submitted(
         &self,
@@ -92,7 +92,7 @@ impl Recorder {
         self.ring.submit(seq, fingerprint, bytes as u64, now, first);
     }
 
-    /// It is over, and the next one's turn has come.
+    /// Records the end of an operation, and the start of the `next` one.
     #[inline]
     pub(crate) fn ended(&self, seq: u64, outcome: Outcome, now: u64, next: Option<u64>) {
         self.ring.end(seq, now, outcome);
@@ -104,13 +104,13 @@ impl Recorder {
         }
     }
 
-    /// The driver knows of a send or recv.
+    /// Records a posted send or recv.
     #[inline]
     pub(crate) fn posted(&self, seq: u64, label: &Label, bytes: usize) {
         self.messages.submit(seq, label.fingerprint(), bytes as u64, ticks(), false);
     }
 
-    /// It is announced, or the message that it takes is.
+    /// Records that the message of a send or recv is announced.
     #[inline]
     pub(crate) fn begun(&self, seq: u64) {
         self.messages.start(seq, ticks());
@@ -121,16 +121,16 @@ impl Recorder {
         self.messages.end(seq, ticks(), outcome);
     }
 
-    /// The group is dead.
+    /// Records the reason of a group failure.
     pub(crate) fn failed(&self, reason: &str) {
         let _ = self.failed.set(reason.to_owned());
     }
 
-    /// What ended last; and what has waited longest, of collectives and of messages.
-    fn now(&self) -> (Option<Seen>, Vec<Seen>) {
-        let (last, present) = snapshot::now(&self.ring, Seen::Collective);
-        let (last_message, present_message) = snapshot::now(&self.messages, Seen::Message);
-        let last = last.into_iter().chain(last_message).max_by_key(Seen::order);
+    /// Returns the last operation that ended, and the longest pending collective and message.
+    fn now(&self) -> (Option<RecorderSnapshot>, Vec<RecorderSnapshot>) {
+        let (last, present) = snapshot::now(&self.ring, RecorderSnapshot::Collective);
+        let (last_message, present_message) = snapshot::now(&self.messages, RecorderSnapshot::Message);
+        let last = last.into_iter().chain(last_message).max_by_key(RecorderSnapshot::order);
         (last, present.into_iter().chain(present_message).collect())
     }
 }
@@ -139,10 +139,11 @@ fn live() -> Vec<Arc<Recorder>> {
     lock(LIVE.get()).iter().filter_map(Weak::upgrade).collect()
 }
 
-fn answer(question: StatusQuery) -> String {
+fn respond(question: StatusQuery) -> String {
     match question {
         StatusQuery::Doing(key) => {
-            // Ranks ask that where a deadline has passed and this one is not there: it may not know of any failure.
+            // Peers send this query after a deadline, when this rank is missing. It may not have seen any failure
+            // yet.
             dump::write_soon();
             doing(key)
         }
@@ -151,19 +152,20 @@ fn answer(question: StatusQuery) -> String {
     }
 }
 
-/// The newest operations of all groups of this process, as JSON.
+/// Returns the newest operations of all groups of this process as JSON.
 pub fn dump() -> String {
     dump::process(true).to_string()
 }
 
 pub(crate) use self::dump::write;
 
-/// "is in all_reduce #3 of this group for 1.2 s, at train.py:88 in step": what the rank does that `key` is about.
+/// Describes the state of the rank with this query key: "is in all_reduce #3 of this group for 1.2 s, at train.py:88
+/// in step".
 fn doing(key: u64) -> String {
     let clock = Clock::now();
     let all = live();
     let (asked, others): (Vec<_>, Vec<_>) =
-        all.iter().partition(|recorder| about(&recorder.name, recorder.rank) == key);
+        all.iter().partition(|recorder| query_key(&recorder.name, recorder.rank) == key);
     let Some(recorder) = asked.last() else {
         return format!("has left the group, and is at {}", dump::main_thread_location());
     };
@@ -174,16 +176,16 @@ fn doing(key: u64) -> String {
     let ago = |ticks: u64| seconds(clock.since(ticks));
     let calls: Vec<String> = present
         .iter()
-        .map(|seen| format!("in {} for {}", seen.numbered(), ago(seen.entry().submitted)))
+        .map(|snapshot| format!("in {} for {}", snapshot.call_name(), ago(snapshot.entry().submitted)))
         .collect();
     let mut text = match calls.is_empty() {
         false => format!("is {}", calls.join(" and ")),
         true => "is in no call of this group".to_owned(),
     };
     match last {
-        Some(seen) => {
-            let (call, ago) = (seen.numbered(), ago(seen.entry().ended));
-            text += &match seen.entry().outcome {
+        Some(snapshot) => {
+            let (call, ago) = (snapshot.call_name(), ago(snapshot.entry().ended));
+            text += &match snapshot.entry().outcome {
                 Outcome::Failed => format!(" ({call} failed {ago} ago)"),
                 _ => format!(" (last finished {call}, {ago} ago)"),
             };
@@ -191,14 +193,14 @@ fn doing(key: u64) -> String {
         None => text += " (none finished before)",
     }
     for other in &others {
-        if let Some(seen) = other.now().1.first() {
-            let (call, since) = (seen.numbered(), ago(seen.entry().submitted));
+        if let Some(snapshot) = other.now().1.first() {
+            let (call, since) = (snapshot.call_name(), ago(snapshot.entry().submitted));
             text += &format!(", but in {call} of group `{}` for {since}", other.name);
             break;
         }
     }
     if let Some((failed, name)) = last_failure(&others) {
-        let (call, at) = (failed.numbered(), clock.since(failed.entry().ended));
+        let (call, at) = (failed.call_name(), clock.since(failed.entry().ended));
         if at < JUST_NOW {
             text += &format!(", and {call} of group `{name}` failed {} ago", seconds(at));
         }
@@ -206,14 +208,16 @@ fn doing(key: u64) -> String {
     text + &format!(", at {}", dump::main_thread_location())
 }
 
-/// Ranks that wait for each other in different groups have one deadline as a rule, and who is asked last is out of its call.
+/// Maximum age of a failure in another group that is reported, too. Ranks that wait for each other in different
+/// groups usually have equal deadlines, so the last one queried has already failed.
 const JUST_NOW: Duration = Duration::from_secs(5);
 
-/// The call that failed last in any of these groups, and its group.
-fn last_failure<'a>(of: &[&'a Arc<Recorder>]) -> Option<(Seen, &'a str)> {
+/// Returns the last failed call of these groups, and the name of its group.
+fn last_failure<'a>(of: &[&'a Arc<Recorder>]) -> Option<(RecorderSnapshot, &'a str)> {
     let last = |recorder: &&'a Arc<Recorder>| Some((recorder.now().0?, recorder.name.as_str()));
-    let failed = of.iter().filter_map(last).filter(|(seen, _)| seen.entry().outcome == Outcome::Failed);
-    failed.max_by_key(|(seen, _)| seen.order())
+    let failed =
+        of.iter().filter_map(last).filter(|(snapshot, _)| snapshot.entry().outcome == Outcome::Failed);
+    failed.max_by_key(|(snapshot, _)| snapshot.order())
 }
 
 fn seconds(time: Duration) -> String {
@@ -225,12 +229,12 @@ mod tests {
     use super::*;
     use smddp_plan::Collective;
 
-    /// Of a group of this test's own.
+    /// Recorder of a group of this test.
     fn recorder(name: &str) -> Arc<Recorder> {
         Recorder::new((name, "shm"), 0, &Topology::single(2), Arc::default(), 4)
     }
 
-    fn makes(recorder: &Recorder, collective: Collective, outcome: Option<Outcome>) {
+    fn record_call(recorder: &Recorder, collective: Collective, outcome: Option<Outcome>) {
         recorder.submitted(0, CallFingerprint { call: collective as u64, count: 1 }, 4, ticks(), true);
         if let Some(outcome) = outcome {
             recorder.ended(0, outcome, ticks(), None);
@@ -238,18 +242,19 @@ mod tests {
     }
 
     #[test]
-    fn who_is_in_no_call_says_which_one_of_another_group_has_just_failed() {
-        let [asked, well, failed, waits] = ["who asked", "who well", "who failed", "who waits"].map(recorder);
-        let says = || doing(about("who asked", 0));
-        makes(&well, Collective::Barrier, Some(Outcome::Ok));
-        assert!(!says().contains(" failed "), "{}", says());
-        makes(&failed, Collective::AllGather, Some(Outcome::Failed));
-        let failure = ", and all_gather #0 of group `who failed` failed 0.0 s ago";
-        assert!(says().contains(failure), "{}", says());
-        makes(&waits, Collective::AllReduce, None);
-        assert!(says().contains(", but in all_reduce #0 of group `who waits` for "), "{}", says());
-        assert!(says().contains(failure), "{}", says());
-        makes(&asked, Collective::AllGather, Some(Outcome::Failed));
-        assert!(says().contains(" (all_gather #0 failed 0.0 s ago)"), "{}", says());
+    fn rank_in_no_call_reports_a_recent_failure_of_another_group() {
+        let [queried, finished, failed, pending] =
+            ["queried", "finished", "failed", "pending"].map(recorder);
+        let description = || doing(query_key("queried", 0));
+        record_call(&finished, Collective::Barrier, Some(Outcome::Ok));
+        assert!(!description().contains(" failed "), "{}", description());
+        record_call(&failed, Collective::AllGather, Some(Outcome::Failed));
+        let failure = ", and all_gather #0 of group `failed` failed 0.0 s ago";
+        assert!(description().contains(failure), "{}", description());
+        record_call(&pending, Collective::AllReduce, None);
+        assert!(description().contains(", but in all_reduce #0 of group `pending` for "), "{}", description());
+        assert!(description().contains(failure), "{}", description());
+        record_call(&queried, Collective::AllGather, Some(Outcome::Failed));
+        assert!(description().contains(" (all_gather #0 failed 0.0 s ago)"), "{}", description());
     }
 }

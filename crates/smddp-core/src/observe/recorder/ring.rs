@@ -1,12 +1,12 @@
-//! The newest operations of a group. The group's driver writes, any thread may read meanwhile, and nobody waits: what is
-//! overwritten while it is read is left out.
+//! Ring of the newest operations of a group. The group's engine writes without waiting, and any thread may read
+//! concurrently. Entries that are overwritten during a read are omitted.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use smddp_transport::CallFingerprint;
 
-/// How an operation ended.
+/// Result of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Running,
@@ -14,7 +14,7 @@ pub(crate) enum Outcome {
     Failed,
 }
 
-/// One operation; times in ticks, 0 where it has not come so far.
+/// One operation. Times are in ticks; 0 if not reached yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) seq: u64,
@@ -26,7 +26,7 @@ pub(super) struct Entry {
     pub(super) outcome: Outcome,
 }
 
-/// A cache line: number + 1, header (two words), bytes, submitted, started, ended, outcome.
+/// One cache line: number + 1, fingerprint (two words), bytes, submitted, started, ended, outcome.
 #[derive(Default)]
 #[repr(align(64))]
 struct Row([AtomicU64; 8]);
@@ -41,14 +41,15 @@ impl Row {
     }
 }
 
-/// Rows by number; memory is taken with the first operation.
+/// Rows by number, allocated with the first operation.
 pub(super) struct Ring {
     rows: OnceLock<Box<[Row]>>,
     capacity: usize,
 }
 
 impl Ring {
-    /// Of so many operations, or of more: a power of two, as a division would cost what all else does. 0: none is kept.
+    /// Keeps at least `capacity` operations, rounded up to a power of two because a division would double the cost. 0
+    /// turns the ring off.
     pub(super) fn new(capacity: usize) -> Self {
         let capacity = if capacity == 0 { 0 } else { capacity.next_power_of_two() };
         Self { rows: OnceLock::new(), capacity }
@@ -67,12 +68,12 @@ impl Ring {
         rows.get(seq as usize & (self.capacity - 1))
     }
 
-    /// An operation is known; `started`: it is the first in its queue.
+    /// Records a submitted operation. `started`: it is the first in its queue.
     #[inline]
     pub(super) fn submit(&self, seq: u64, fingerprint: CallFingerprint, bytes: u64, now: u64, started: bool) {
         let Some(row) = self.row(seq) else { return };
         row.set(0, 0);
-        // Release by a fence: whoever reads any of what follows sees that the row is being written.
+        // Release fence: a reader that sees any of the following stores also sees the row marked as being written.
         fence(Ordering::Release);
         let start = if started { now } else { 0 };
         for (at, word) in
@@ -98,7 +99,7 @@ impl Ring {
         }
     }
 
-    /// What is there, in the order of their numbers.
+    /// Returns the recorded entries in the order of their numbers.
     pub(super) fn entries(&self) -> Vec<Entry> {
         let rows = self.rows.get().map_or(&[][..], |rows| rows);
         let mut entries: Vec<Entry> = rows.iter().filter_map(read).collect();
@@ -133,7 +134,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
 
     #[test]
-    fn the_newest_are_kept_with_what_became_of_them() {
+    fn newest_operations_are_kept_with_their_outcome() {
         let ring = Ring::new(4);
         for seq in 0..6 {
             ring.submit(seq, CallFingerprint { call: seq, count: 1 }, 8, 10 * seq + 1, seq == 0);
@@ -142,7 +143,7 @@ mod tests {
                 ring.end(seq, 10 * seq + 3, if seq == 4 { Outcome::Failed } else { Outcome::Ok });
             }
         }
-        // Of what is no more there, nothing is changed.
+        // Updates of an overwritten entry have no effect.
         ring.end(1, 99, Outcome::Failed);
         let found = ring.entries();
         let seen: Vec<_> = found.iter().map(|e| (e.seq, e.fingerprint.call, e.ended, e.outcome)).collect();
@@ -154,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_of_none_keeps_nothing_and_takes_no_memory() {
+    fn disabled_ring_keeps_nothing_and_allocates_nothing() {
         let ring = Ring::new(0);
         ring.submit(0, CallFingerprint::default(), 8, 1, true);
         ring.end(0, 2, Outcome::Ok);
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_is_read_while_others_are_written_is_of_one_operation() {
+    fn entry_read_during_writes_belongs_to_one_operation() {
         let (ring, stop) = (Ring::new(2), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {

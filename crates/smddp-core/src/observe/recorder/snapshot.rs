@@ -1,34 +1,34 @@
-//! An entry of one of a group's two rings, which says what its header means.
+//! Recorded entries with the meaning of their fingerprints.
 
 use super::ring::{Entry, Outcome, Ring};
 use crate::call::fingerprint;
 use crate::call::message_label::Label;
 
 #[derive(Clone, Copy)]
-pub(super) enum Seen {
+pub(super) enum RecorderSnapshot {
     Collective(Entry),
     Message(Entry),
 }
 
-impl Seen {
+impl RecorderSnapshot {
     pub(super) fn entry(&self) -> &Entry {
         match self {
             Self::Collective(entry) | Self::Message(entry) => entry,
         }
     }
 
-    /// Whether it is the call by which a rank leaves: what was before that says more.
-    fn leaves(&self) -> bool {
+    /// Returns true for the call by which a rank leaves. Earlier calls are more informative.
+    fn is_leaving(&self) -> bool {
         matches!(self, Self::Collective(entry) if fingerprint::is_leaving(entry.fingerprint))
     }
 
-    /// What says more of what came last: by calls of the program, and by time.
+    /// Sort key of the most informative last call: calls of the program first, then by time.
     pub(super) fn order(&self) -> (bool, u64) {
-        (!self.leaves(), self.entry().ended)
+        (!self.is_leaving(), self.entry().ended)
     }
 
-    /// "all_reduce #1531", "send #3 to rank 1", or the call by which a rank leaves.
-    pub(super) fn numbered(&self) -> String {
+    /// Name and number: "all_reduce #1531", "send #3 to rank 1", or the call by which a rank leaves.
+    pub(super) fn call_name(&self) -> String {
         match self {
             Self::Collective(entry) => match fingerprint::collective(entry.fingerprint) {
                 Some(collective) if !fingerprint::is_leaving(entry.fingerprint) => {
@@ -42,7 +42,7 @@ impl Seen {
         }
     }
 
-    /// The same with what it moves.
+    /// Call with its dtype and element count.
     pub(super) fn call(&self) -> String {
         match self {
             Self::Collective(entry) => fingerprint::call(entry.fingerprint),
@@ -52,10 +52,18 @@ impl Seen {
     }
 }
 
-/// Of a ring, what ended last and what has waited longest.
-pub(super) fn now(ring: &Ring, kind: fn(Entry) -> Seen) -> (Option<Seen>, Option<Seen>) {
+/// Returns the last operation of a ring that ended, and the longest pending one.
+pub(super) fn now(
+    ring: &Ring,
+    kind: fn(Entry) -> RecorderSnapshot,
+) -> (Option<RecorderSnapshot>, Option<RecorderSnapshot>) {
     let entries = ring.entries();
-    let last = entries.iter().filter(|entry| entry.ended != 0).copied().map(kind).max_by_key(Seen::order);
+    let last = entries
+        .iter()
+        .filter(|entry| entry.ended != 0)
+        .copied()
+        .map(kind)
+        .max_by_key(RecorderSnapshot::order);
     let present = entries.iter().find(|entry| entry.ended == 0 && entry.outcome == Outcome::Running);
     (last, present.copied().map(kind))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smddp_core::{On, Options};
+use smddp_core::{DeviceStream, Options};
 use smddp_cuda::{Address, Copy, Device, Stream};
 
 use crate::world::{function, open_device};
@@ -35,7 +35,7 @@ impl Gpu {
     }
 
     pub(crate) fn on(&self) -> Options {
-        let on = On { device: self.device.clone(), stream: self.stream };
+        let on = DeviceStream { device: self.device.clone(), stream: self.stream };
         Options { on: Some(on), ..Options::default() }
     }
 

@@ -111,8 +111,11 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
     net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
     let in_flight =
         || line.with(|line| line.outbound.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
-    let (bytes, fragment) =
-        (FRAGMENT + 5, |index, bytes: usize| Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Fragment, 0) });
+    let (bytes, fragment) = (FRAGMENT + 5, |index, bytes: usize| Frame {
+        index,
+        bytes: bytes as u64,
+        ..Frame::new(Kind::Fragment, 0)
+    });
     let mut memory = vec![0u8; bytes];
     let at = memory.as_mut_ptr();
     for release_user_buffers in [false, true] {
@@ -179,7 +182,10 @@ fn short_message_with_a_waiting_receiver_is_deferred_once() {
         } else {
             assert!(matches!(receive(&mut net, fragment), Target::At(at) if at != memory.as_mut_ptr()));
             let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
-            assert!(!net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())), "it already has a region");
+            assert!(
+                !net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())),
+                "it already has a region"
+            );
             assert_eq!(net.p2p(|mail| mail.recv_slot(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
         }
     }

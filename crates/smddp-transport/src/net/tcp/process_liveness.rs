@@ -300,8 +300,7 @@ mod tests {
         let mut watches = watches(vec![address(&listener)]);
         let theirs = std::thread::scope(|scope| {
             let answering = scope.spawn(|| accept_peer(listener.accept().unwrap().0));
-            let connected =
-                |w: &ProcessLiveness| matches!(&w.peers[1], PeerLiveness::Connected(LivenessConnection(dial)) if dial.connected());
+            let connected = |w: &ProcessLiveness| matches!(&w.peers[1], PeerLiveness::Connected(LivenessConnection(dial)) if dial.connected());
             wait(&mut watches, 1, now, connected);
             answering.join().unwrap()
         });
