@@ -8,10 +8,10 @@ macro_rules! models {
             use loom::sync::Arc;
             use loom::thread;
 
-            use crate::$over::job_gate::Turns;
+            use crate::$over::job_gate::JobGate;
 
             struct Pool {
-                turns: Turns,
+                turns: JobGate,
                 job: UnsafeCell<u64>,
                 done: UnsafeCell<u64>,
             }
@@ -19,7 +19,7 @@ macro_rules! models {
             pub(super) fn job() {
                 crate::model(|| {
                     let cell = || UnsafeCell::new(0);
-                    let pool = Arc::new(Pool { turns: Turns::default(), job: cell(), done: cell() });
+                    let pool = Arc::new(Pool { turns: JobGate::default(), job: cell(), done: cell() });
                     let helper = pool.clone();
                     let helping = thread::spawn(move || {
                         let mut last = 0;

@@ -44,7 +44,7 @@ pub use smddp_transport::process::{
 };
 pub use smddp_transport::threads::spawn;
 pub use startup::{Deletion, Known, MAX_RANKS, Pending, Store, check_size};
-pub use sync::completion::{Keep, interrupted, set_interrupt};
+pub use sync::completion::{KeepAlive, interrupted, set_interrupt};
 pub use sync::deadline::{after, duration};
 pub use types::{DType, RedOp};
 

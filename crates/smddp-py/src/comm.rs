@@ -213,7 +213,7 @@ impl Comm {
 
     fn close_in_background(&self, py: Python<'_>) -> PyResult<()> {
         waited(py, || {
-            self.comm.let_go();
+            self.comm.close_in_background();
             Ok(())
         })
     }

@@ -44,14 +44,14 @@ impl std::fmt::Display for Direction {
 
 /// One send or recv, with its place among those of its direction, from 0: send #3 to rank 1 is the fourth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Label {
+pub(crate) struct MessageLabel {
     pub(crate) direction: Direction,
     pub(crate) number: u64,
     pub(crate) dtype: DType,
     pub(crate) tag: u64,
 }
 
-impl Label {
+impl MessageLabel {
     /// "send #3 to rank 1"
     pub(crate) fn numbered(&self) -> String {
         format!("{} #{} {}", self.direction.verb(), self.number, self.direction.whither())
@@ -90,13 +90,13 @@ impl Label {
 }
 
 /// Numbers of a direction's sends or recvs.
-pub(crate) struct Numbers {
+pub(crate) struct MessageNumbers {
     to: Vec<u64>,
     from: Vec<u64>,
     from_any: u64,
 }
 
-impl Numbers {
+impl MessageNumbers {
     pub(crate) fn new(size: usize) -> Self {
         Self { to: vec![0; size], from: vec![0; size], from_any: 0 }
     }
@@ -121,12 +121,12 @@ mod tests {
         let directions = [Direction::To(0), Direction::From(4095), Direction::FromAny];
         for direction in directions {
             for (number, tag) in [(0, 0), (7, u64::MAX), (u64::from(u32::MAX), 1)] {
-                let label = Label { direction, number, dtype: DType::BF16, tag };
-                assert_eq!(Label::of(label.fingerprint()), Some(label));
+                let label = MessageLabel { direction, number, dtype: DType::BF16, tag };
+                assert_eq!(MessageLabel::of(label.fingerprint()), Some(label));
             }
         }
-        assert_eq!(Label::of(CallFingerprint { what: 3, count: 0 }), None);
-        let label = Label { direction: Direction::To(1), number: 3, dtype: DType::F32, tag: 9 };
+        assert_eq!(MessageLabel::of(CallFingerprint { what: 3, count: 0 }), None);
+        let label = MessageLabel { direction: Direction::To(1), number: 3, dtype: DType::F32, tag: 9 };
         assert_eq!(label.numbered(), "send #3 to rank 1");
         assert_eq!(label.call(20), "send(5 elements of float32 to rank 1, tag 9)");
     }

@@ -10,7 +10,7 @@ use super::Communicator;
 use crate::call::{self, Call};
 use crate::config::DevicePath;
 use crate::device::{LEAST_SLAB, MOST_SITES, On, Pages, Sample, Site, SiteHandle, Words, refused};
-use crate::engine::Item;
+use crate::engine::Command;
 use crate::error::{Error, Result};
 use crate::exec::device::DeviceOp;
 use crate::log::{self, Level};
@@ -49,30 +49,30 @@ impl Communicator {
     }
 
     fn handle(&self, on: &On) -> Result<Arc<SiteHandle>> {
-        let inner = &self.0;
+        let state = &self.0;
         if let Some(known) = self.prepared(on.device.ordinal()) {
             return Ok(known);
         }
-        if in_handler() && matches!(inner.preparing.try_lock(), Err(TryLockError::WouldBlock)) {
+        if in_handler() && matches!(state.preparing.try_lock(), Err(TryLockError::WouldBlock)) {
             return Err(Error::System {
-                what: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), inner.name),
+                what: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), state.name),
                 reason: "the call that the handler interrupted, or another thread, prepares a device of this group; make the \
                       call after the handler has returned"
                     .to_owned(),
             });
         }
-        let _preparing = lock(&inner.preparing);
+        let _preparing = lock(&state.preparing);
         if let Some(known) = self.prepared(on.device.ordinal()) {
             return Ok(known);
         }
         let (count, first) = {
-            let handles = lock(&inner.handles);
+            let handles = lock(&state.handles);
             (handles.len(), handles.first().cloned())
         };
         // Two collectives: other threads may ask for the devices that are prepared meanwhile.
-        let (handle, site) = agree(self, on, count, first.as_ref(), inner.shared_page.clone())?;
-        inner.submit(|| Item::Site(Box::new(site)));
-        lock(&inner.handles).push(handle.clone());
+        let (handle, site) = agree(self, on, count, first.as_ref(), state.shared_page.clone())?;
+        state.submit(|| Command::Site(Box::new(site)));
+        lock(&state.handles).push(handle.clone());
         Ok(handle)
     }
 
@@ -156,7 +156,7 @@ fn meet(
     };
     let mut card = device.uuid().to_vec();
     card.extend(asked.as_ref().map_or(0, |sample| sample.token).to_le_bytes());
-    let cards = comm.bytes_of_all(card)?;
+    let cards = comm.all_gather_bytes(card)?;
     let found = asked.as_ref().map_err(Clone::clone).and_then(|_| {
         let shared_page = shared_page.clone().ok_or_else(String::new)?;
         reach(comm, on, &cards, &shared_page)?;
@@ -175,7 +175,7 @@ fn meet(
     let mut verdict = vec![kind];
     verdict.extend(reason.bytes().take(VERDICT - 1));
     verdict.resize(VERDICT, 0);
-    let verdicts = comm.bytes_of_all(verdict.to_vec())?;
+    let verdicts = comm.all_gather_bytes(verdict.to_vec())?;
     if let Ok(sample) = &mut asked {
         // All have tried it.
         sample.withdraw();

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 
 impl Communicator {
     /// Every rank's bytes, as many of each, in rank order.
-    pub fn bytes_of_all(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
+    pub fn all_gather_bytes(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
         let mut all = vec![0; mine.len() * self.size()];
         let call = Call {
             collective: Collective::AllGather,

@@ -16,7 +16,7 @@ use smddp_transport::Group;
 use smddp_transport::bootstrap::Claim;
 use smddp_transport::fork::{self, PerProcess};
 
-use self::work::Asked;
+use self::work::CallName;
 pub use self::work::Work;
 use crate::bind::{self, GroupFacts};
 use crate::call::key::Key;
@@ -27,15 +27,15 @@ use crate::config::Config;
 use crate::config::network::{Known, Origin};
 use crate::device::On;
 use crate::engine::messages::Request;
-use crate::engine::progress_loop::Target;
+use crate::engine::progress_loop::Until;
 use crate::engine::progress_thread;
-use crate::engine::shared::{DESTROYED, Deletion, Inner};
+use crate::engine::shared::{DESTROYED, Deletion, SharedState};
 use crate::engine::wait_plan::SpinPolicy;
-use crate::engine::{Driver, Item};
+use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::observe::recorder::{self, Recorder, Taken, Tally};
-use crate::sync::completion::{Keep, Shared, in_handler};
+use crate::sync::completion::{Completion, KeepAlive, in_handler};
 use crate::sync::lock;
 
 /// How a call deviates from what its group does.
@@ -44,18 +44,18 @@ pub struct Options {
     /// Deadline of this call; `None`: the group's.
     pub timeout: Option<Duration>,
     /// Held until the call is over.
-    pub keep: Option<Keep>,
+    pub keep: Option<KeepAlive>,
     /// The buffers are this device's, and the call comes after what its stream did so far. The call then does not wait for
     /// the device: it is over when the device is through.
     pub on: Option<On>,
 }
 
 /// Bytes of a call whose copies nobody notices.
-const BRIEF: usize = 32 << 10;
+const FAST_PATH_BYTES: usize = 32 << 10;
 
 /// One group's ranks. Cheap to clone; any thread may call.
 #[derive(Clone)]
-pub struct Communicator(Arc<Inner>);
+pub struct Communicator(Arc<SharedState>);
 
 impl Communicator {
     /// A communicator over a group; `nodes[r]` is the node of rank `r`.
@@ -72,20 +72,21 @@ impl Communicator {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
             FALLBACK.get_or_init(Config::default)
         });
-        let tally = Arc::new(Tally::default());
-        let told = (name, if way.is_empty() { "shm" } else { way.as_str() });
-        let recorder = Recorder::new(told, rank, &facts.topology, tally.clone(), config.recorder);
+        let counters = Arc::new(Tally::default());
+        let abort_reported = (name, if way.is_empty() { "shm" } else { way.as_str() });
+        let recorder =
+            Recorder::new(abort_reported, rank, &facts.topology, counters.clone(), config.recorder);
         group.about(recorder::about(name, rank));
-        let comm = Self(Arc::new(Inner {
-            driver: Mutex::new(Driver::new(group, name.to_owned(), tally.clone(), recorder)),
-            tally,
+        let comm = Self(Arc::new(SharedState {
+            engine: Mutex::new(Engine::new(group, name.to_owned(), counters.clone(), recorder)),
+            counters,
             cache: Mutex::default(),
-            inbox: Mutex::default(),
-            filled: AtomicBool::new(false),
+            commands: Mutex::default(),
+            has_commands: AtomicBool::new(false),
             submitted: AtomicU64::new(0),
             sleeper,
-            poison: OnceLock::new(),
-            told: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            abort_reported: AtomicBool::new(false),
             timeout: AtomicU64::new(0),
             long_waits: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -104,7 +105,7 @@ impl Communicator {
             config,
         }));
         comm.set_timeout(timeout);
-        let mut live = lock(LIVE.get());
+        let mut live = lock(OPEN_GROUPS.get());
         live.retain(|known| known.strong_count() > 0);
         live.push(Arc::downgrade(&comm.0));
         comm
@@ -114,7 +115,7 @@ impl Communicator {
     pub(crate) fn hold(&self, claim: Claim, deletion: Option<Deletion>) {
         let mut held = lock(&self.0.claim);
         // `die` sets the reason before it releases the claim, so a group that dies meanwhile keeps none.
-        if self.0.poison.get().is_none() {
+        if self.0.failure.get().is_none() {
             *held = Some((claim, deletion));
         }
     }
@@ -148,7 +149,7 @@ impl Communicator {
 
     /// Why the group is dead, if it is.
     pub fn error(&self) -> Option<Error> {
-        self.0.poison.get().cloned()
+        self.0.failure.get().cloned()
     }
 
     /// The way a collective on a whole buffer of `bytes` takes, in words.
@@ -193,14 +194,14 @@ impl Communicator {
     pub fn set_network(&self, known: Known) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
-            lock(&self.0.driver).group.expect(known.network.in_flight_bytes());
+            lock(&self.0.engine).group.expect(known.network.in_flight_bytes());
         }
         first
     }
 
     /// The quickest way to `rank` and back that the kernel has seen, if one sees any.
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
-        lock(&self.0.driver).group.round_trip(rank)
+        lock(&self.0.engine).group.round_trip(rank)
     }
 
     pub(crate) fn config(&self) -> &'static Config {
@@ -218,7 +219,7 @@ impl Communicator {
 
     /// Operations and bytes so far, by collective and path.
     pub fn taken(&self) -> Vec<Taken> {
-        self.0.tally.taken().collect()
+        self.0.counters.taken().collect()
     }
 
     /// Makes `call` with the calling thread driving; returns when it is over.
@@ -239,13 +240,13 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::run`].
-    pub unsafe fn run_aside(
+    pub unsafe fn run_detached(
         &self,
         call: &Call<'_>,
         options: Options,
         aside: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
-        if call.bytes() <= BRIEF {
+        if call.bytes() <= FAST_PATH_BYTES {
             // SAFETY: the caller's promise.
             return unsafe { self.run_with(call, options, true, aside) };
         }
@@ -268,39 +269,39 @@ impl Communicator {
         brief: bool,
         aside: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
-        let inner = &self.0;
-        inner.usable()?;
+        let state = &self.0;
+        state.check_usable()?;
         if options.on.is_none()
-            && let Some(mut driver) = inner.try_drive()
+            && let Some(mut engine) = state.try_own()
         {
-            let op = inner.made(&mut driver, call, self.timeout(&options))?;
-            inner.collect(&mut driver);
-            let number = driver.next;
-            if let Some(Err(error)) = inner.guard(&mut driver, |driver| driver.enter(op)) {
-                inner.die(&mut driver, error);
+            let op = state.prepare_repeated(&mut engine, call, self.timeout(&options))?;
+            state.take_commands(&mut engine);
+            let number = engine.next;
+            if let Some(Err(error)) = state.guard(&mut engine, |engine| engine.start(op)) {
+                state.fail_group(&mut engine, error);
             }
-            inner.submitted.fetch_add(1, Ordering::Relaxed);
-            let target = Target::Number(number);
-            let mut outcome = inner.reached(&driver, &target);
+            state.submitted.fetch_add(1, Ordering::Relaxed);
+            let until = Until::Over(number);
+            let mut outcome = state.outcome_of(&engine, &until);
             if outcome.is_some() {
-                driver.group.flush();
+                engine.group.flush();
             } else if brief {
-                outcome = inner.drive_briefly(&mut driver, &target);
+                outcome = state.poll_briefly(&mut engine, &until);
             }
             if let Some(outcome) = outcome {
-                if driver.pending() {
-                    inner.leave(driver);
+                if engine.pending() {
+                    state.release(engine);
                 }
                 return outcome;
             }
-            let mut held = Some(driver);
+            let mut held = Some(engine);
             aside(&mut || {
-                if let Some(driver) = held.take() {
-                    outcome = Some(inner.complete(driver, number));
+                if let Some(engine) = held.take() {
+                    outcome = Some(state.run_to_completion(engine, number));
                 }
             });
             // The buffers are in use until the operation is over, whatever `aside` did.
-            let rest = held.take().map(|driver| inner.complete(driver, number));
+            let rest = held.take().map(|engine| state.run_to_completion(engine, number));
             return outcome.or(rest).unwrap_or(Ok(()));
         }
         let mut outcome = Ok(());
@@ -313,7 +314,7 @@ impl Communicator {
                 outcome = unsafe { self.start(call, options) }.and_then(|work| {
                     let outcome = work.wait(None);
                     if outcome == Err(Error::Interrupted) && !on_device {
-                        inner.detach(&work.shared);
+                        state.detach(&work.shared);
                     }
                     outcome
                 });
@@ -369,7 +370,7 @@ impl Communicator {
     pub unsafe fn start(&self, call: &Call<'_>, options: Options) -> Result<Work> {
         // SAFETY: the caller's promise.
         let work = unsafe { self.begin(call, options) }?;
-        self.0.get_going();
+        self.0.start_progress();
         Ok(work)
     }
 
@@ -395,28 +396,28 @@ impl Communicator {
     /// # Safety
     /// As for [`Communicator::start`].
     unsafe fn begin(&self, call: &Call<'_>, options: Options) -> Result<Work> {
-        let inner = &self.0;
-        inner.usable()?;
-        let counts = call::check(call, inner.rank, inner.size)?;
+        let state = &self.0;
+        state.check_usable()?;
+        let counts = call::check(call, state.rank, state.size)?;
         let timeout = self.timeout(&options);
         let device = options.on.as_ref().map(|on| self.device_op(on, call)).transpose()?;
-        let shared = Arc::new(Shared::new(options.keep));
-        let spare = inner.try_drive().and_then(|mut driver| driver.spare.take());
-        let mut op = inner.prepare(spare, call, counts, timeout, device)?;
+        let shared = Arc::new(Completion::new(options.keep));
+        let spare = state.try_own().and_then(|mut engine| engine.spare.take());
+        let mut op = state.prepare(spare, call, counts, timeout, device)?;
         op.work = Some(shared.clone());
         op.submitted = Some(Instant::now());
         let mut completion = None;
-        inner.submit(|| {
+        state.submit(|| {
             // Numbers have the order of the inbox.
             completion = op.device.as_mut().map(|device| {
                 device.number = device.handle.number();
                 device.completion()
             });
-            inner.submitted.fetch_add(1, Ordering::Relaxed);
-            Item::Collective(op)
+            state.submitted.fetch_add(1, Ordering::Relaxed);
+            Command::Collective(op)
         });
-        let call = Asked::Collective(call.collective);
-        Ok(Work { shared, comm: inner.clone(), call, completion })
+        let call = CallName::Collective(call.collective);
+        Ok(Work { shared, comm: state.clone(), call, completion })
     }
 
     /// Sends `count` elements to `dst`.
@@ -460,25 +461,25 @@ impl Communicator {
         tag: u64,
         options: Options,
     ) -> Result<Work> {
-        let inner = &self.0;
-        inner.usable()?;
+        let state = &self.0;
+        state.check_usable()?;
         if options.on.is_some() {
             return Err(Error::Invalid(format!(
                 "{direction} on group `{}`: messages are moved by the processor; give it a copy in host memory",
-                inner.name
+                state.name
             )));
         }
         match direction {
-            Direction::To(rank) | Direction::From(rank) if rank >= inner.size => {
-                return Err(Error::Invalid(format!("rank {rank} is not in this group of {}", inner.size)));
+            Direction::To(rank) | Direction::From(rank) if rank >= state.size => {
+                return Err(Error::Invalid(format!("rank {rank} is not in this group of {}", state.size)));
             }
-            Direction::To(rank) | Direction::From(rank) if rank == inner.rank => {
+            Direction::To(rank) | Direction::From(rank) if rank == state.rank => {
                 return Err(Error::Invalid(format!("rank {rank} cannot send to or receive from itself")));
             }
             _ => {}
         }
         let timeout = self.timeout(&options);
-        let shared = Arc::new(Shared::new(options.keep));
+        let shared = Arc::new(Completion::new(options.keep));
         let post = Request {
             direction,
             ptr,
@@ -489,30 +490,30 @@ impl Communicator {
             submitted: Instant::now(),
             work: shared.clone(),
         };
-        inner.get_message_going(post);
-        Ok(Work { shared, comm: inner.clone(), call: Asked::Message(direction), completion: None })
+        state.start_message(post);
+        Ok(Work { shared, comm: state.clone(), call: CallName::Message(direction), completion: None })
     }
 
     /// All waiters, here and at the peers, raise. Never blocks.
     pub fn abort(&self, reason: &str) {
-        let inner = &self.0;
-        if inner.forks != fork::generation() {
+        let state = &self.0;
+        if state.forks != fork::generation() {
             return;
         }
-        let _ = inner
-            .poison
-            .set(Error::Closed { group: inner.name.clone(), reason: format!("aborted: {reason}") });
-        match inner.try_drive() {
-            Some(mut driver) => {
-                inner.guard(&mut driver, |driver| {
-                    inner.look(driver);
-                    inner.poison.get().map(|error| driver.fail(error, Instant::now()))
+        let _ = state
+            .failure
+            .set(Error::Closed { group: state.name.clone(), reason: format!("aborted: {reason}") });
+        match state.try_own() {
+            Some(mut engine) => {
+                state.guard(&mut engine, |engine| {
+                    state.poll(engine);
+                    state.failure.get().map(|error| engine.fail(error, Instant::now()))
                 });
             }
             // Whoever drives sees it at its next look.
-            None => progress_thread::register(inner),
+            None => progress_thread::register(state),
         }
-        inner.sleeper.ring();
+        state.sleeper.ring();
     }
 
     /// Leaves in good order, together with the other ranks, which all do: waits for them for `limit` at most, and holds what
@@ -520,44 +521,44 @@ impl Communicator {
     /// root, a message that nobody received. Ranks that are late or gone are not held against, which is no error. The group is
     /// closed in any case, and at once where a signal handler that interrupted a call leaves. [`Error::Interrupted`] if a signal ended the wait: the group is closed then, too.
     pub fn finish(&self, limit: Duration) -> Result<()> {
-        let inner = &self.0;
+        let state = &self.0;
         let mut outcome = Ok(false);
         let mut interrupted = false;
-        let open = inner.forks == fork::generation() && !inner.closed.load(Ordering::Acquire);
-        if open && inner.size > 1 && !in_handler() {
-            inner.drive_to(&Target::Landed, COMPLETION);
+        let open = state.forks == fork::generation() && !state.closed.load(Ordering::Acquire);
+        if open && state.size > 1 && !in_handler() {
+            state.run_for(&Until::DevicesIdle, DEVICE_COMPLETION_TIME);
             let begun = Instant::now();
             let left = || limit.saturating_sub(begun.elapsed());
-            if inner.poison.get().is_none() {
-                let deleted = if limit.is_zero() { Ok(()) } else { inner.delete_claim() };
+            if state.failure.get().is_none() {
+                let deleted = if limit.is_zero() { Ok(()) } else { state.delete_claim() };
                 outcome = deleted.and_then(|()| {
-                    inner.compare(|work| match inner.reach(&Target::Work(work), Some(left()))? {
+                    state.compare(|work| match state.wait_until(&Until::Done(work), Some(left()))? {
                         true => work.outcome(),
                         false => Err(Error::Closed {
-                            group: inner.name.clone(),
+                            group: state.name.clone(),
                             reason: "its time to leave was over".to_owned(),
                         }),
                     })
                 });
             }
             match &outcome {
-                Ok(true) => inner.drive_to(&Target::Delivered, left()),
+                Ok(true) => state.run_for(&Until::Idle, left()),
                 Ok(false) => {}
                 Err(reason) => {
                     log::say(
                         Level::Info,
                         &format!(
                             "group `{}` is left, and not all ranks were held against each other: {reason}",
-                            inner.name
+                            state.name
                         ),
                     );
                     interrupted = *reason == Error::Interrupted;
-                    inner.forget_leaving();
+                    state.cancel_leaving();
                 }
             }
             // What ended the group, if no call has told it yet.
-            outcome = match inner.poison.get() {
-                Some(error @ Error::Mismatch { .. }) if !inner.told.load(Ordering::Relaxed) => {
+            outcome = match state.failure.get() {
+                Some(error @ Error::Mismatch { .. }) if !state.abort_reported.load(Ordering::Relaxed) => {
                     Err(error.clone())
                 }
                 _ => Ok(true),
@@ -570,36 +571,36 @@ impl Communicator {
     /// Leaves in good order: calls on devices are waited for, other pending calls end with an error, later ones raise.
     /// Idempotent.
     pub fn close(&self) {
-        let inner = &self.0;
-        if inner.forks != fork::generation() || inner.closed.swap(true, Ordering::AcqRel) {
+        let state = &self.0;
+        if state.forks != fork::generation() || state.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        *lock(&inner.claim) = None;
-        inner.drive_to(&Target::Landed, COMPLETION);
-        let error = Error::Closed { group: inner.name.clone(), reason: DESTROYED.to_owned() };
+        *lock(&state.claim) = None;
+        state.run_for(&Until::DevicesIdle, DEVICE_COMPLETION_TIME);
+        let error = Error::Closed { group: state.name.clone(), reason: DESTROYED.to_owned() };
         // A group that is already dead stays dead for its first reason.
-        let fresh = inner.poison.set(error).is_ok();
-        inner.sleeper.ring();
-        let mut driver = lock(&inner.driver);
-        if let Some(error) = inner.poison.get()
-            && (driver.waited_for() || inner.has_items())
+        let fresh = state.failure.set(error).is_ok();
+        state.sleeper.ring();
+        let mut engine = lock(&state.engine);
+        if let Some(error) = state.failure.get()
+            && (engine.has_calls() || state.has_commands())
         {
-            inner.turn(&mut driver);
+            state.guarded_poll(&mut engine);
             if !fresh {
-                driver.fail(error, Instant::now());
+                engine.fail(error, Instant::now());
             }
         }
-        driver.group.leave();
-        lock(&inner.handles).clear();
-        driver.forget_devices();
+        engine.group.leave();
+        lock(&state.handles).clear();
+        engine.drop_devices();
     }
 }
 
 #[cfg(test)]
 impl Communicator {
     /// What is done while some thread drives.
-    pub(crate) fn driving(&self, what: impl FnOnce()) {
-        let _driver = lock(&self.0.driver);
+    pub(crate) fn while_owned(&self, what: impl FnOnce()) {
+        let _driver = lock(&self.0.engine);
         what();
     }
 
@@ -618,15 +619,15 @@ const BARRIER: Call<'static> = Call {
 };
 
 /// What was called for on devices may take this long to end when its group is closed.
-const COMPLETION: Duration = Duration::from_secs(30);
+const DEVICE_COMPLETION_TIME: Duration = Duration::from_secs(30);
 
-static LIVE: PerProcess<Mutex<Vec<Weak<Inner>>>> = PerProcess::new();
+static OPEN_GROUPS: PerProcess<Mutex<Vec<Weak<SharedState>>>> = PerProcess::new();
 
 /// Leaves all groups of this process in good order: the exit hook, so that an exit is no death to the peers.
 pub fn shutdown() {
-    let live: Vec<_> = lock(LIVE.get()).drain(..).filter_map(|known| known.upgrade()).collect();
+    let live: Vec<_> = lock(OPEN_GROUPS.get()).drain(..).filter_map(|known| known.upgrade()).collect();
     for comm in live {
         Communicator(comm).close();
     }
-    shutdown::last_words_said();
+    shutdown::join_closing_threads();
 }

@@ -15,13 +15,13 @@ use super::Communicator;
 use crate::call::fingerprint::{self, mix};
 use crate::call::types::{DType, RedOp};
 use crate::call::{Blocks, Call};
-use crate::engine::Driver;
-use crate::engine::shared::Inner;
+use crate::engine::Engine;
+use crate::engine::shared::SharedState;
 use crate::error::{Error, Result};
 use crate::failure::call_log::REMEMBERED;
 use crate::failure::error_text;
 use crate::log::{self, Level};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 use crate::sync::lock;
 
 /// Groups with more ranks are told that messages are left over, not whose.
@@ -30,16 +30,16 @@ const LISTED: usize = 1024;
 const SHOWN: usize = 8;
 
 /// Words of a rank's whole story: number of calls, newest headers, messages.
-fn story(driver: &Driver, size: usize) -> Vec<u64> {
-    let record = &driver.record;
-    let mut words = vec![record.calls];
-    words.extend(record.newest.iter().flat_map(|fingerprint| [fingerprint.what, fingerprint.count]));
+fn story(engine: &Engine, size: usize) -> Vec<u64> {
+    let call_log = &engine.call_log;
+    let mut words = vec![call_log.calls];
+    words.extend(call_log.newest.iter().flat_map(|fingerprint| [fingerprint.what, fingerprint.count]));
     words.resize(1 + 2 * REMEMBERED, 0);
     if size <= LISTED {
         words.extend(
-            driver
+            engine
                 .messages
-                .ledger
+                .message_log
                 .counts
                 .iter()
                 .map(|&(sent, asked)| u64::from(sent) << 32 | u64::from(asked)),
@@ -100,7 +100,7 @@ fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Er
 
 /// A step of leaving together: what each rank gives, and whether the ranks' words are added up or set in a row.
 struct Step {
-    work: Arc<Shared>,
+    work: Arc<Completion>,
     taken: Words,
 }
 
@@ -117,7 +117,7 @@ impl Step {
     }
 }
 
-impl Inner {
+impl SharedState {
     /// Deletes the record of this rank's claim. Called before the ranks leave together: afterwards the process that serves the store
     /// may end.
     ///
@@ -140,14 +140,14 @@ impl Inner {
 
     /// Puts a call behind all others by which this rank leaves; `None` where somebody else waits in this group for a
     /// call that its end is to end.
-    fn leave_by(
+    fn leaving_step(
         self: &Arc<Self>,
         collective: Collective,
-        give: impl Fn(&Driver) -> Vec<u64>,
+        give: impl Fn(&Engine) -> Vec<u64>,
     ) -> Result<Option<Step>> {
-        let Some(mut driver) = self.drive_soon() else { return Ok(None) };
-        self.collect(&mut driver);
-        let given: Words = give(&driver).into_iter().map(AtomicU64::new).collect();
+        let Some(mut engine) = self.try_own_for() else { return Ok(None) };
+        self.take_commands(&mut engine);
+        let given: Words = give(&engine).into_iter().map(AtomicU64::new).collect();
         let count = given.len();
         let (counts, room) = match collective {
             Collective::AllReduce => (Counts::Whole(count), count),
@@ -162,26 +162,26 @@ impl Inner {
             input: Blocks::Flat { ptr: address(&given), count },
             output: Blocks::Flat { ptr: address(&taken), count: room },
         };
-        let mut op = self.prepare(driver.spare.take(), &call, counts, Duration::MAX, None)?;
+        let mut op = self.prepare(engine.spare.take(), &call, counts, Duration::MAX, None)?;
         let mut bound = (*op.bound).clone();
         bound.fingerprint = fingerprint::leaving(bound.fingerprint);
         bound.wired = bound.wired.unannounced();
         op.bound = Arc::new(bound);
-        let work = Arc::new(Shared::new(Some(Box::new((given, taken.clone())))));
+        let work = Arc::new(Completion::new(Some(Box::new((given, taken.clone())))));
         op.work = Some(work.clone());
-        driver.enqueue(op);
-        self.leave(driver);
+        engine.enqueue(op);
+        self.release(engine);
         Ok(Some(Step { work, taken }))
     }
 
     /// Holds against each other what the ranks called: `Mismatch` where they did not do the same. `wait` waits for a step,
     /// as long as there is time; a rank that is gone, or late, cannot be held against, which is no error.
     /// Whether all messages were sent and asked for: those under way are then sure to arrive.
-    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Shared) -> Result<()>) -> Result<bool> {
+    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Completion) -> Result<()>) -> Result<bool> {
         let own = std::cell::Cell::new(0);
-        let first = self.leave_by(Collective::AllReduce, |driver| {
-            own.set(mix(driver.record.digest ^ mix(driver.record.calls)));
-            vec![own.get(), driver.messages.ledger.balance]
+        let first = self.leaving_step(Collective::AllReduce, |engine| {
+            own.set(mix(engine.call_log.digest ^ mix(engine.call_log.calls)));
+            vec![own.get(), engine.messages.message_log.balance]
         })?;
         let Some(step) = first else { return Ok(false) };
         wait(&step.work)?;
@@ -191,22 +191,22 @@ impl Inner {
             return Ok(true);
         }
         // All ranks have come to this.
-        let Some(step) = self.leave_by(Collective::AllGather, |driver| story(driver, self.size))? else {
+        let Some(step) = self.leaving_step(Collective::AllGather, |engine| story(engine, self.size))? else {
             return Ok(false);
         };
         wait(&step.work)?;
-        let Some(mut driver) = self.drive_soon() else { return Ok(false) };
-        let Some(error) = verdict(&driver.group, &self.name, &step.taken(), self.size) else {
+        let Some(mut engine) = self.try_own_for() else { return Ok(false) };
+        let Some(error) = verdict(&engine.group, &self.name, &step.taken(), self.size) else {
             return Ok(false);
         };
-        self.die(&mut driver, error.clone());
+        self.fail_group(&mut engine, error.clone());
         Err(error)
     }
 
     /// Nothing that is still under way has to be compared any more.
-    pub(crate) fn forget_leaving(&self) {
-        if let Some(mut driver) = self.drive_soon() {
-            driver.leave_alone("its time to leave was over");
+    pub(crate) fn cancel_leaving(&self) {
+        if let Some(mut engine) = self.try_own_for() {
+            engine.end_leaving("its time to leave was over");
         }
     }
 }
@@ -217,7 +217,7 @@ static CLOSING: PerProcess<Mutex<Vec<JoinHandle<()>>>> = PerProcess::new();
 impl Communicator {
     /// As [`Communicator::close`], for a caller that continues in another group at once. Between nodes the delivery of a dead group's
     /// reason may take up to two seconds, so a separate thread waits for it. This call waits for operations on devices.
-    pub fn let_go(&self) {
+    pub fn close_in_background(&self) {
         if self.error().is_none() || !lock(&self.0.handles).is_empty() {
             return self.close();
         }
@@ -231,7 +231,7 @@ impl Communicator {
 }
 
 /// Waits until those threads are done.
-pub(super) fn last_words_said() {
+pub(super) fn join_closing_threads() {
     let closing = std::mem::take(&mut *lock(CLOSING.get()));
     closing.into_iter().for_each(|thread| drop(thread.join()));
 }

@@ -9,31 +9,31 @@ use smddp_transport::fork;
 
 use crate::call;
 use crate::call::message_label::Direction;
-use crate::device::Completion;
-use crate::engine::progress_loop::Target;
+use crate::device::DeviceCompletion;
+use crate::engine::progress_loop::Until;
 use crate::engine::progress_thread;
-use crate::engine::shared::Inner;
+use crate::engine::shared::SharedState;
 use crate::error::{Error, Result};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
 /// A call under way.
 #[derive(Clone)]
 pub struct Work {
-    pub(super) shared: Arc<Shared>,
-    pub(super) comm: Arc<Inner>,
-    pub(super) call: Asked,
+    pub(super) shared: Arc<Completion>,
+    pub(super) comm: Arc<SharedState>,
+    pub(super) call: CallName,
     /// Where its buffers are a device's.
-    pub(super) completion: Option<Completion>,
+    pub(super) completion: Option<DeviceCompletion>,
 }
 
 /// What a work stands for, for errors.
 #[derive(Clone, Copy)]
-pub(super) enum Asked {
+pub(super) enum CallName {
     Collective(Collective),
     Message(Direction),
 }
 
-impl std::fmt::Display for Asked {
+impl std::fmt::Display for CallName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Collective(collective) => f.write_str(call::name_of(*collective)),
@@ -49,7 +49,7 @@ impl Work {
             return self.outcome();
         }
         let comm = &self.comm;
-        if !comm.reach(&Target::Work(&self.shared), timeout)? {
+        if !comm.wait_until(&Until::Done(&self.shared), timeout)? {
             return Err(Error::Timeout {
                 what: format!("wait for {}", self.call),
                 group: comm.name.clone(),
@@ -65,14 +65,14 @@ impl Work {
     fn outcome(&self) -> Result<()> {
         let outcome = self.shared.outcome();
         if outcome.is_err() {
-            self.comm.told.store(true, Ordering::Relaxed);
+            self.comm.abort_reported.store(true, Ordering::Relaxed);
         }
         outcome
     }
 
     /// Whether it is over, well or not; on a device: whether that is through.
     pub fn is_done(&self) -> bool {
-        let through = |completion: &Completion| {
+        let through = |completion: &DeviceCompletion| {
             completion.handle.is_done(completion.number) && !completion.handle.released()
         };
         self.shared.is_done() || self.completion.as_ref().is_some_and(through)
@@ -86,18 +86,18 @@ impl Work {
     /// Moves the call on, where no other thread does so, without waiting. Returns whether it is over.
     pub fn poll(&self) -> bool {
         if self.comm.forks == fork::generation()
-            && let Some(mut driver) = self.comm.try_drive()
+            && let Some(mut engine) = self.comm.try_own()
         {
-            self.comm.turn(&mut driver);
-            driver.group.flush();
-            self.comm.leave(driver);
+            self.comm.guarded_poll(&mut engine);
+            engine.group.flush();
+            self.comm.release(engine);
         }
         self.is_done()
     }
 
     /// Whether the host has nothing to add to it any more; on host memory: whether it is over.
     pub fn is_enqueued(&self) -> bool {
-        self.shared.is_done() || self.completion.as_ref().is_some_and(Completion::enqueued)
+        self.shared.is_done() || self.completion.as_ref().is_some_and(DeviceCompletion::enqueued)
     }
 
     /// What comes next on `stream`, one of the device's, is after this call. Waits for the other ranks to make the call, and
@@ -105,7 +105,7 @@ impl Work {
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
         let (Some(completion), comm) = (&self.completion, &self.comm) else { return self.wait(None) };
         if !self.is_enqueued() {
-            comm.reach(&Target::Enqueued(&self.shared, completion), None)?;
+            comm.wait_until(&Until::Enqueued(&self.shared, completion), None)?;
         }
         // If it failed, what is left of it on the device still uses its memory.
         let waits = completion.wait_stream(stream);

@@ -7,7 +7,7 @@ use smddp_cuda::{Result, Stream};
 use smddp_plan::Collective;
 
 use super::site_handle::{PooledEvent, SiteHandle};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
 /// One of them, as the driver keeps it.
 pub(crate) struct Enqueued {
@@ -18,19 +18,19 @@ pub(crate) struct Enqueued {
     /// `None` until that is asked for.
     pub(crate) submitted: Option<Instant>,
     pub(crate) timeout: Duration,
-    pub(crate) work: Option<Arc<Shared>>,
+    pub(crate) work: Option<Arc<Completion>>,
 }
 
 /// What the handle of a call knows of the device.
 #[derive(Clone)]
-pub(crate) struct Completion {
+pub(crate) struct DeviceCompletion {
     pub(crate) handle: Arc<SiteHandle>,
     pub(crate) number: u64,
     /// Where the operation ends in the order of the site's stream; set when all of it is enqueued.
     pub(crate) end: Arc<OnceLock<PooledEvent>>,
 }
 
-impl Completion {
+impl DeviceCompletion {
     pub(crate) fn enqueued(&self) -> bool {
         self.end.get().is_some()
     }

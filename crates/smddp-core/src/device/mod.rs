@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use smddp_cuda::{Device, Stream};
 
-pub(crate) use completion::{Completion, Enqueued};
+pub(crate) use completion::{DeviceCompletion, Enqueued};
 pub(crate) use discovery::refused;
 pub use discovery::{cuda, device, look_for_cuda};
 pub(crate) use flags::{Pages, Words};

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use super::Driver;
+use super::Engine;
 use crate::call::numbered;
 use crate::engine::operation::Operation;
 use crate::error::Error;
 use crate::exec::host;
 use crate::exec::relocation::{self, Relocation};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
-impl Driver {
+impl Engine {
     /// The work of collective `seq`, made where it has none; `None` where the collective is over.
-    pub(crate) fn work_of(&mut self, seq: u64) -> Option<Arc<Shared>> {
+    pub(crate) fn work_of(&mut self, seq: u64) -> Option<Arc<Completion>> {
         let op = self.queue.iter_mut().find(|op| op.seq == seq)?;
-        Some(op.work.get_or_insert_with(|| Arc::new(Shared::new(None))).clone())
+        Some(op.work.get_or_insert_with(|| Arc::new(Completion::new(None))).clone())
     }
 
     /// Moves collective `seq`, if it is not over, to private memory, which its work holds until the end. Fails where that is

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use smddp_plan::Collective;
 use smddp_transport::{CallFingerprint, Fault, Mismatch};
 
-use super::Driver;
+use super::Engine;
 use crate::call::fingerprint;
 use crate::call::numbered;
 use crate::error::Error;
@@ -18,22 +18,22 @@ use crate::observe::recorder::{Outcome, ticks};
 const LEFT: &str = "left the group (destroyed it or exited) before this operation";
 
 /// A death in the node is known everywhere there after this time at most.
-const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
+const DEATH_REPORT_LIMIT: Duration = Duration::from_secs(1);
 
 /// Between nodes messages have a way of their own, so one that was sent before its sender left may come after that notice. At
 /// its end the sender says so; this is for one that dies before it has.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const DRAIN_GRACE: Duration = Duration::from_secs(1);
 
 /// Time within which a rank reports a message without a matching recv to the others.
-const REPORT_TIME: Duration = Duration::from_millis(250);
+const MISMATCH_REPORT_TIME: Duration = Duration::from_millis(250);
 
 /// A call that waits so long for a rank says so.
-const LATE: Duration = Duration::from_secs(2);
+const LATE_LOG: Duration = Duration::from_secs(2);
 
-impl Driver {
+impl Engine {
     pub(super) fn examine_faults(&mut self, now: Instant) -> Result<Option<Error>, Error> {
         let faults = self.group.faults(now);
-        Ok(self.judge(&faults, false).err())
+        Ok(self.evaluate(&faults, false).err())
     }
 
     /// Something went wrong at another rank. If it is dead, that is the reason; this process hears of it soon.
@@ -44,7 +44,7 @@ impl Driver {
             if let Some(error) = self.examine_faults(now)? {
                 return Err(error);
             }
-            if now - begun >= DEATH_IS_TOLD {
+            if now - begun >= DEATH_REPORT_LIMIT {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -54,11 +54,11 @@ impl Driver {
     /// Looks for reasons why what is waited for does not come: the dead, the gone, and passed deadlines. Called when blocked,
     /// and now and then while something moves.
     pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
-        self.tell_last();
+        self.announce_last_messages();
         if let Some(op) = self.queue.front().filter(|op| op.begun) {
             let (seq, mine) = (op.seq, op.bound.fingerprint);
             if let Some(found) = self.group.settle().err().or_else(|| self.other_call(seq, mine)) {
-                self.differ(seq, mine, found)?;
+                self.on_mismatch(seq, mine, found)?;
             }
         }
         let mut faults = self.group.faults(now);
@@ -74,13 +74,13 @@ impl Driver {
             }
             // Messages that go on and on are no reason for a collective to wait for the dead.
             if !moved || !self.queue.is_empty() && !self.advanced {
-                self.judge(&faults, moved)?;
+                self.evaluate(&faults, moved)?;
             }
         }
         if let Some(op) = self.queue.front_mut() {
             let since = *op.submitted.get_or_insert(now);
-            if now.duration_since(since) >= LATE && self.told_late != Some(op.seq) {
-                self.told_late = Some(op.seq);
+            if now.duration_since(since) >= LATE_LOG && self.logged_late != Some(op.seq) {
+                self.logged_late = Some(op.seq);
                 if let Some(text) =
                     error_text::late(&self.group, &self.name, op.pending_call(), now.duration_since(since))
                 {
@@ -91,7 +91,7 @@ impl Driver {
                 self.group.straggler_query();
                 // Another rank may have found the cause meanwhile: that took its time.
                 let faults = self.group.faults(Instant::now());
-                self.judge(&faults, false)?;
+                self.evaluate(&faults, false)?;
                 let Some(op) = self.queue.front() else { return Ok(()) };
                 return Err(error_text::timeout(&self.group, &self.name, op.pending_call()));
             }
@@ -101,12 +101,12 @@ impl Driver {
                 return Err(error_text::stuck(&self.name, enqueued));
             }
         }
-        self.look_for_leavers()?;
+        self.check_departed()?;
         let Some(late) = self.messages.late(now) else { return Ok(()) };
         self.group.straggler_query_of(&late);
         // As above.
         let faults = self.group.faults(Instant::now());
-        self.judge(&faults, false)?;
+        self.evaluate(&faults, false)?;
         self.messages.expire(&self.group, &self.name, now)
     }
 
@@ -121,10 +121,10 @@ impl Driver {
     /// A short message is out of this rank's hands before anybody asks for it. So a rank that leaves, and has to wait for that,
     /// tells those whom it sent anything that this was all: a recv that waits for another message ends then, with an error
     /// that this rank is still there to hear.
-    fn tell_last(&mut self) {
-        if !self.told_last && self.leaves() && self.messages.announced_all() {
-            self.told_last = true;
-            for rank in self.messages.ledger.receivers() {
+    fn announce_last_messages(&mut self) {
+        if !self.announced_last && self.is_leaving() && self.messages.announced_all() {
+            self.announced_last = true;
+            for rank in self.messages.message_log.receivers() {
                 self.group.p2p_last(rank);
             }
         }
@@ -132,7 +132,7 @@ impl Driver {
 
     /// A rank that leaves sends nothing more to the recvs that wait for it. In a node all that it sent can be seen before that it
     /// leaves; between nodes messages have a way of their own, at whose end it says so.
-    fn look_for_leavers(&mut self) -> Result<(), Error> {
+    fn check_departed(&mut self) -> Result<(), Error> {
         if !self.queue.is_empty() {
             return Ok(());
         }
@@ -140,33 +140,33 @@ impl Driver {
             self.messages.poll(&mut self.group, &self.name)?;
             if self.messages.sought().contains(&rank) {
                 let what = self.messages.eldest().unwrap_or_else(|| "recv".to_owned());
-                return Err(self.left_behind(what, rank));
+                return Err(self.departure(what, rank));
             }
         }
         Ok(())
     }
 
     /// A rank has left that something here waits for.
-    fn left_behind(&mut self, what: String, rank: usize) -> Error {
+    fn departure(&mut self, what: String, rank: usize) -> Error {
         let unclaimed = self.messages.unclaimed(rank, &self.group, &self.name);
-        unclaimed.unwrap_or_else(|| self.gone(what, rank))
+        unclaimed.unwrap_or_else(|| self.departed(what, rank))
     }
 
     /// A rank has left before the operation `what`; it may have had a message in its place, to this rank or to another one.
-    fn gone(&mut self, what: String, rank: usize) -> Error {
+    fn departed(&mut self, what: String, rank: usize) -> Error {
         let begun = Instant::now();
         loop {
             if let Some(error) = self.unreceived(&what, rank) {
                 return error;
             }
-            if let Some((from, reason)) = self.told_mismatch() {
-                return self.hear(what, from, &reason);
+            if let Some((from, reason)) = self.reported_mismatch() {
+                return self.forward_report(what, from, &reason);
             }
             let all_here = self.group.is_local(rank) || self.group.p2p_over(rank);
             let patience = match self.group.size() {
                 2 if all_here => Duration::ZERO,
-                _ if all_here => REPORT_TIME,
-                _ => LAST_WORDS,
+                _ if all_here => MISMATCH_REPORT_TIME,
+                _ => DRAIN_GRACE,
             };
             if begun.elapsed() >= patience {
                 break;
@@ -175,7 +175,7 @@ impl Driver {
             std::thread::sleep(Duration::from_millis(1));
         }
         let how = format!("{LEFT}{}", error_text::last_error(&self.group, rank));
-        self.quoted = self.group.last_error(rank).map(|(_, text)| text);
+        self.cause_text = self.group.last_error(rank).map(|(_, text)| text);
         error_text::lost(&self.group, &self.name, what, rank, &how)
     }
 
@@ -209,11 +209,11 @@ impl Driver {
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
         let answered =
             |&to: &usize| self.departs(to, seq) || faults.iter().any(|fault| fault.rank() == Some(to));
-        faults.iter().any(reports) && !self.messages.ledger.receivers().iter().all(answered)
+        faults.iter().any(reports) && !self.messages.message_log.receivers().iter().all(answered)
     }
 
     /// The rank that reports that calls differ, and what it says.
-    fn told_mismatch(&mut self) -> Option<(usize, String)> {
+    fn reported_mismatch(&mut self) -> Option<(usize, String)> {
         self.group.faults(Instant::now()).into_iter().find_map(|fault| match fault {
             Fault::Poisoned { rank, reason } if report::is_mismatch(&reason) => Some((rank, reason)),
             _ => None,
@@ -230,15 +230,15 @@ impl Driver {
     }
 
     /// `moving`: messages still arrive, perhaps from ranks that have left.
-    fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
+    fn evaluate(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
         let what = self.oldest();
         for fault in faults {
             if let Fault::Differs { seq, mine, found } = *fault {
-                self.differ(seq, mine, found)?;
+                self.on_mismatch(seq, mine, found)?;
             }
         }
-        if self.leaves() {
-            return self.judge_leaving(faults);
+        if self.is_leaving() {
+            return self.evaluate_leaving(faults);
         }
         // Then the dead: they are the cause, what others report is the consequence.
         let mut lost = faults.iter().filter_map(|fault| match fault {
@@ -249,7 +249,7 @@ impl Driver {
             let others: Vec<usize> = lost.map(|(other, _)| other).filter(|&other| other != rank).collect();
             let how = error_text::with_others(&self.group, how, &others)
                 + &error_text::last_error(&self.group, rank);
-            self.quoted = self.group.last_error(rank).map(|(_, text)| text);
+            self.cause_text = self.group.last_error(rank).map(|(_, text)| text);
             return Err(error_text::lost(&self.group, &self.name, what, rank, &how));
         }
         // What another rank reports may well be how this process's own trouble looks from there.
@@ -260,15 +260,15 @@ impl Driver {
         }
         for fault in faults {
             match fault {
-                Fault::Poisoned { rank, .. } if self.ends_yet(*rank) => {}
+                Fault::Poisoned { rank, .. } if self.may_complete(*rank) => {}
                 Fault::Poisoned { rank, reason } => {
                     let cause = self.unreceived_of_lost(&what, reason);
-                    return Err(cause.unwrap_or_else(|| self.hear(what, *rank, reason)));
+                    return Err(cause.unwrap_or_else(|| self.forward_report(what, *rank, reason)));
                 }
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| self.group.awaits(*rank, op.seq));
-                    if needed || self.takes_no_more(*rank) || !moving && self.messages.needs(*rank) {
-                        return Err(self.left_behind(what, *rank));
+                    if needed || self.abandoned_data(*rank) || !moving && self.messages.needs(*rank) {
+                        return Err(self.departure(what, *rank));
                     }
                 }
                 Fault::Lost { .. } | Fault::Differs { .. } | Fault::Unable { .. } => {}
@@ -279,15 +279,15 @@ impl Driver {
 
     /// Returns whether the current operation may still complete. The rank that declared the group dead had completed it, so the
     /// missing data may be in flight; a later call failed, which this rank has not made. Group creation ends with such a call.
-    fn ends_yet(&mut self, rank: usize) -> bool {
+    fn may_complete(&mut self, rank: usize) -> bool {
         let Some(seq) = self.queue.front().map(|op| op.seq) else { return false };
         if !self.group.failed_after(rank, seq) {
             return false;
         }
-        match self.behind {
-            Some((when, since)) if when == seq => since.elapsed() < REPORT_TIME,
+        match self.trailing_since {
+            Some((when, since)) if when == seq => since.elapsed() < MISMATCH_REPORT_TIME,
             _ => {
-                self.behind = Some((seq, Instant::now()));
+                self.trailing_since = Some((seq, Instant::now()));
                 true
             }
         }
@@ -295,41 +295,46 @@ impl Driver {
 
     /// Whether a rank has left without taking what this one has for it in the operation under way. The last word that it has taken
     /// all may still be on its way.
-    fn takes_no_more(&mut self, rank: usize) -> bool {
+    fn abandoned_data(&mut self, rank: usize) -> bool {
         let Some(seq) = self.queue.front().map(|op| op.seq).filter(|&seq| self.group.owes(rank, seq)) else {
             return false;
         };
-        match self.untaken {
-            Some((who, when, since)) if (who, when) == (rank, seq) => since.elapsed() >= LAST_WORDS,
+        match self.undelivered_since {
+            Some((who, when, since)) if (who, when) == (rank, seq) => since.elapsed() >= DRAIN_GRACE,
             // One of them is enough.
             Some((_, when, _)) if when == seq => false,
             _ => {
-                self.untaken = Some((rank, seq, Instant::now()));
+                self.undelivered_since = Some((rank, seq, Instant::now()));
                 false
             }
         }
     }
 
     /// What another rank reports, as an error here, which is passed on in that rank's words.
-    fn hear(&mut self, what: String, from: usize, report: &str) -> Error {
-        let error = report::heard(&self.group, &self.name, what, from, report);
-        self.heard = Some((error.clone(), report.to_owned()));
+    fn forward_report(&mut self, what: String, from: usize, report: &str) -> Error {
+        let error = report::to_error(&self.group, &self.name, what, from, report);
+        self.forwarded_report = Some((error.clone(), report.to_owned()));
         error
     }
 
     /// Two ranks made different calls, which is the end of the group, unless one of them left and the other hears that.
-    pub(super) fn differ(&mut self, seq: u64, mine: CallFingerprint, found: Mismatch) -> Result<(), Error> {
+    pub(super) fn on_mismatch(
+        &mut self,
+        seq: u64,
+        mine: CallFingerprint,
+        found: Mismatch,
+    ) -> Result<(), Error> {
         let collective = fingerprint::collective(mine).unwrap_or(Collective::Barrier);
         let (leave, left) = (fingerprint::is_leaving(mine), fingerprint::is_leaving(found.theirs));
         if left && !leave && !collective.has_root() && self.queue.front().is_some_and(|op| op.seq == seq) {
             let what = numbered(collective, seq);
-            return Err(self.gone(what, found.rank));
+            return Err(self.departed(what, found.rank));
         }
         // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
         if leave && !left && fingerprint::collective(found.theirs).is_some_and(|theirs| !theirs.has_root()) {
             // If it received no message of this rank, it reports that. The caller's time limit ends the wait for the report.
-            if !self.messages.ledger.counts.iter().any(|&(sent, _)| sent > 0) {
-                self.leave_alone(&format!(
+            if !self.messages.message_log.counts.iter().any(|&(sent, _)| sent > 0) {
+                self.end_leaving(&format!(
                     "{} waits in {}",
                     self.group.describe(found.rank),
                     fingerprint::call(found.theirs)
@@ -341,13 +346,13 @@ impl Driver {
     }
 
     /// Whether the call under way is the one by which this rank leaves.
-    fn leaves(&self) -> bool {
+    fn is_leaving(&self) -> bool {
         self.queue.front().is_some_and(|op| fingerprint::is_leaving(op.bound.fingerprint))
     }
 
     /// Ends the call by which this rank leaves: there is nobody to hold anything against.
-    pub(crate) fn leave_alone(&mut self, reason: &str) {
-        if self.leaves()
+    pub(crate) fn end_leaving(&mut self, reason: &str) {
+        if self.is_leaving()
             && let Some(op) = self.queue.pop_front()
         {
             self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
@@ -357,12 +362,12 @@ impl Driver {
     }
 
     /// A rank that is gone ends the leaving, and no error is left of it but that of ranks that made different calls.
-    fn judge_leaving(&mut self, faults: &[Fault]) -> Result<(), Error> {
+    fn evaluate_leaving(&mut self, faults: &[Fault]) -> Result<(), Error> {
         let seq = self.queue.front().map_or(0, |op| op.seq);
         for fault in faults {
             match fault {
                 Fault::Poisoned { rank, reason } if report::is_mismatch(reason) => {
-                    return Err(self.hear("destroy_process_group".to_owned(), *rank, reason));
+                    return Err(self.forward_report("destroy_process_group".to_owned(), *rank, reason));
                 }
                 Fault::Left { rank } if !self.group.awaits(*rank, seq) => {}
                 Fault::Poisoned { rank, .. } | Fault::Left { rank }
@@ -372,7 +377,7 @@ impl Driver {
                     let what = "destroy_process_group".to_owned();
                     let error = error_text::lost(&self.group, &self.name, what, *rank, how);
                     self.group.abort(&report::own(self.group.rank(), &error));
-                    self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
+                    self.end_leaving(&format!("{} is gone", self.group.describe(*rank)));
                     break;
                 }
                 Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
@@ -380,11 +385,11 @@ impl Driver {
                     if let Some(error) = self.unreceived_of_lost("destroy_process_group", report) {
                         return Err(error);
                     }
-                    self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
+                    self.end_leaving(&format!("{} is gone", self.group.describe(*rank)));
                     break;
                 }
                 Fault::Unable { rank, reason } => {
-                    self.leave_alone(&format!("{} is out of reach: {reason}", self.group.describe(*rank)));
+                    self.end_leaving(&format!("{} is out of reach: {reason}", self.group.describe(*rank)));
                     break;
                 }
                 Fault::Differs { .. } => {}

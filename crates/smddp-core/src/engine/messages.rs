@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::{Envelope, Group, MessageId};
 
-use crate::call::message_label::{Direction, Label, Numbers};
+use crate::call::message_label::{Direction, MessageLabel, MessageNumbers};
 use crate::call::types::DType;
 use crate::error::Error;
-use crate::failure::call_log::Ledger;
+use crate::failure::call_log::MessageLog;
 use crate::failure::error_text;
 use crate::kernels;
 use crate::observe::recorder::{Outcome, Recorder};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
 /// One send or recv as it was asked for.
 pub(crate) struct Request {
@@ -24,7 +24,7 @@ pub(crate) struct Request {
     pub(crate) tag: u64,
     pub(crate) timeout: Duration,
     pub(crate) submitted: Instant,
-    pub(crate) work: Arc<Shared>,
+    pub(crate) work: Arc<Completion>,
 }
 
 /// What a message's bytes pass through.
@@ -41,7 +41,7 @@ enum Through {
 /// A post under way.
 struct Active {
     post: Request,
-    label: Label,
+    label: MessageLabel,
     /// Its place among all sends and recvs here.
     seq: u64,
     /// The rank a recv was matched with.
@@ -70,10 +70,10 @@ impl Active {
 }
 
 /// Of a recv from any rank it is known later whose message it took.
-fn enter(ledger: &mut Ledger, post: &Request, times: i32) {
+fn enter(message_log: &mut MessageLog, post: &Request, times: i32) {
     match post.direction {
-        Direction::To(rank) => ledger.sent(rank, post.tag, times),
-        Direction::From(rank) => ledger.asked(rank, post.tag, times),
+        Direction::To(rank) => message_log.sent(rank, post.tag, times),
+        Direction::From(rank) => message_log.asked(rank, post.tag, times),
         Direction::FromAny => {}
     }
 }
@@ -100,7 +100,7 @@ pub(crate) struct MessageTransport {
     unexpected: BTreeMap<(usize, u64), VecDeque<Unexpected>>,
     /// A receive found no message that fits: its group is to learn of it.
     misfit: Option<(Active, Envelope)>,
-    numbers: Numbers,
+    numbers: MessageNumbers,
     /// Posts so far.
     posts: u64,
     /// Posts and announcements so far.
@@ -109,7 +109,7 @@ pub(crate) struct MessageTransport {
     held: Vec<u64>,
     polls: u64,
     size: usize,
-    pub(crate) ledger: Ledger,
+    pub(crate) message_log: MessageLog,
     recorder: Arc<Recorder>,
 }
 
@@ -121,20 +121,20 @@ impl MessageTransport {
             waiting: BTreeMap::new(),
             unexpected: BTreeMap::new(),
             misfit: None,
-            numbers: Numbers::new(size),
+            numbers: MessageNumbers::new(size),
             posts: 0,
             order: 0,
             held: Vec::new(),
             polls: 0,
             size,
-            ledger: Ledger::new(me, size),
+            message_log: MessageLog::new(me, size),
             recorder,
         }
     }
 
     pub(crate) fn post(&mut self, post: Request) {
         let Request { direction, dtype, tag, .. } = post;
-        let label = Label { direction, number: self.numbers.next(direction), dtype, tag };
+        let label = MessageLabel { direction, number: self.numbers.next(direction), dtype, tag };
         let active = Active {
             from: 0,
             stream: None,
@@ -146,7 +146,7 @@ impl MessageTransport {
         };
         self.posts += 1;
         self.recorder.posted(active.seq, &label, active.bytes());
-        enter(&mut self.ledger, &active.post, 1);
+        enter(&mut self.message_log, &active.post, 1);
         let source = match active.post.direction {
             Direction::To(_) => return self.sends.push(active),
             Direction::From(rank) => Some(rank),
@@ -219,7 +219,7 @@ impl MessageTransport {
 
     pub(crate) fn poll(&mut self, group: &mut Group, name: &str) -> Result<bool, Error> {
         let mut moved = self.send(group);
-        moved |= self.collect(group);
+        moved |= self.take_announcements(group);
         if let Some((recv, envelope)) = self.misfit.take() {
             let error = misfit(&recv, envelope, recv.from, group, name);
             // It ends with the group, as all others do.
@@ -282,7 +282,7 @@ impl MessageTransport {
     }
 
     /// Takes announcements off the wire where some recv may want them.
-    fn collect(&mut self, group: &mut Group) -> bool {
+    fn take_announcements(&mut self, group: &mut Group) -> bool {
         if self.waiting.is_empty() {
             return false;
         }
@@ -349,7 +349,7 @@ impl MessageTransport {
             return;
         }
         if recv.post.direction == Direction::FromAny {
-            self.ledger.asked(from, envelope.tag, 1);
+            self.message_log.asked(from, envelope.tag, 1);
         }
         recv.stream = Some(stream);
         self.recorder.begun(recv.seq);
@@ -422,7 +422,7 @@ impl MessageTransport {
             !by_tag.is_empty()
         });
         for active in ended {
-            enter(&mut self.ledger, &active.post, -1);
+            enter(&mut self.message_log, &active.post, -1);
             self.recorder.over(active.seq, Outcome::Failed);
             let error = expired(&active, group, name);
             error_text::leave(group, name, &error);
@@ -503,7 +503,7 @@ mod tests {
             tag,
             timeout: Duration::MAX,
             submitted: Instant::now(),
-            work: Arc::new(Shared::default()),
+            work: Arc::new(Completion::default()),
         }
     }
 

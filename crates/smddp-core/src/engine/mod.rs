@@ -22,29 +22,29 @@ use crate::call::fingerprint;
 use crate::call::numbered;
 use crate::device::{Enqueued, Site};
 use crate::engine::messages::{MessageTransport, Request};
-use crate::engine::operation::{Operation, Repeat};
+use crate::engine::operation::{CallShape, Operation};
 use crate::error::Error;
 use crate::exec::device::{self, Trouble};
 use crate::exec::host;
 use crate::exec::walk::Progress;
-use crate::failure::call_log::Record;
+use crate::failure::call_log::CallLog;
 use crate::failure::error_text;
 use crate::failure::report;
 use crate::log::{self, Level};
 use crate::observe::recorder::{Outcome, Recorder, Tally, ticks};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
 /// What waits to be taken up by the driver.
-pub(crate) enum Item {
+pub(crate) enum Command {
     Collective(Box<Operation>),
     /// Comes before the first collective on its device.
     Site(Box<Site>),
     Request(Request),
     /// The caller of this collective was interrupted and takes its buffers back.
-    Detach(Arc<Shared>),
+    Detach(Arc<Completion>),
 }
 
-pub(crate) struct Driver {
+pub(crate) struct Engine {
     pub(crate) group: Group,
     /// Collectives in their order; the first one runs.
     pub(crate) queue: VecDeque<Box<Operation>>,
@@ -53,8 +53,8 @@ pub(crate) struct Driver {
     pub(crate) next: u64,
     /// Collectives that are over.
     pub(crate) finished: u64,
-    pub(crate) record: Record,
-    tally: Arc<Tally>,
+    pub(crate) call_log: CallLog,
+    counters: Arc<Tally>,
     /// What crossed nodes up to the end of the last collective.
     crossed: u64,
     recorder: Arc<Recorder>,
@@ -62,37 +62,37 @@ pub(crate) struct Driver {
     advanced: bool,
     pub(crate) name: String,
     /// Collectives whose callers take their buffers back, see [`Self::detach`].
-    detaching: Vec<Arc<Shared>>,
+    detaching: Vec<Arc<Completion>>,
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Operation>>,
     /// Finished ones whose calls may come again, the one that ended last at the end.
     #[expect(clippy::vec_box, reason = "they go from here to the queue and back without being copied")]
-    kept: Vec<Box<Operation>>,
+    reusable: Vec<Box<Operation>>,
     sites: Vec<Site>,
     /// Operations that are a device's matter now.
     enqueued: VecDeque<Enqueued>,
     /// The group is dead since, and streams may still wait for it.
-    releasing: Option<Instant>,
+    release_started: Option<Instant>,
     /// The error that came of another rank's report, and the report.
-    heard: Option<(Error, String)>,
+    forwarded_report: Option<(Error, String)>,
     /// The last error of the process whose death ends this group.
-    quoted: Option<String>,
+    cause_text: Option<String>,
     /// A rank that left while it had still to take something in that operation, and when that was first seen.
-    untaken: Option<(usize, u64, Instant)>,
+    undelivered_since: Option<(usize, u64, Instant)>,
     /// The operation under way that others had ended before they declared the group dead, and since when that is known.
-    behind: Option<(u64, Instant)>,
+    trailing_since: Option<(u64, Instant)>,
     /// This rank leaves, and the receivers of its messages know that there is none after those.
-    told_last: bool,
+    announced_last: bool,
     /// SMDDP_DEBUG=TRACE.
-    traced: bool,
+    is_traced: bool,
     /// The last call of which it was told that ranks are late.
-    told_late: Option<u64>,
-    /// The progress thread looks after this group, and has found that it is only [`Self::recv_target`]: it looks again soon.
-    pub(crate) watched: bool,
+    logged_late: Option<u64>,
+    /// The progress thread looks after this group, and has found that it is only [`Self::only_devices`]: it looks again soon.
+    pub(crate) device_only: bool,
 }
 
-impl Driver {
-    pub(crate) fn new(group: Group, name: String, tally: Arc<Tally>, recorder: Arc<Recorder>) -> Self {
+impl Engine {
+    pub(crate) fn new(group: Group, name: String, counters: Arc<Tally>, recorder: Arc<Recorder>) -> Self {
         let messages = MessageTransport::new(group.rank(), group.size(), recorder.clone());
         Self {
             group,
@@ -100,39 +100,40 @@ impl Driver {
             messages,
             next: 0,
             finished: 0,
-            record: Record::default(),
-            tally,
+            call_log: CallLog::default(),
+            counters,
             crossed: 0,
             recorder,
             advanced: false,
             name,
             detaching: Vec::new(),
             spare: None,
-            kept: Vec::with_capacity(KEPT),
+            reusable: Vec::with_capacity(MAX_KEPT),
             sites: Vec::new(),
             enqueued: VecDeque::new(),
-            releasing: None,
-            heard: None,
-            quoted: None,
-            untaken: None,
-            behind: None,
-            told_last: false,
-            traced: log::tells(Level::Trace),
-            told_late: None,
-            watched: false,
+            release_started: None,
+            forwarded_report: None,
+            cause_text: None,
+            undelivered_since: None,
+            trailing_since: None,
+            announced_last: false,
+            is_traced: log::tells(Level::Trace),
+            logged_late: None,
+            device_only: false,
         }
     }
 
     /// A finished operation of the same call, if one is kept.
-    pub(crate) fn again(&mut self, call: &Repeat) -> Option<Box<Operation>> {
-        let at = self.kept.iter().rposition(|op| op.repeat.as_ref() == Some(call))?;
-        Some(self.kept.remove(at))
+    pub(crate) fn reuse(&mut self, call: &CallShape) -> Option<Box<Operation>> {
+        let at = self.reusable.iter().rposition(|op| op.shape.as_ref() == Some(call))?;
+        Some(self.reusable.remove(at))
     }
 
     /// The same as [`Self::enqueue`] for one that the caller waits for. A small one that nothing is before goes on at once, and is
     /// written down while its message is on its way: a look at the clock takes as long as that.
-    pub(crate) fn enter(&mut self, mut op: Box<Operation>) -> Result<(), Error> {
-        if self.traced || !self.queue.is_empty() || op.device.is_some() || !op.bound.channel_layout.inline {
+    pub(crate) fn start(&mut self, mut op: Box<Operation>) -> Result<(), Error> {
+        if self.is_traced || !self.queue.is_empty() || op.device.is_some() || !op.bound.channel_layout.inline
+        {
             self.enqueue(op);
             return Ok(());
         }
@@ -141,45 +142,45 @@ impl Driver {
         let Operation { seq, bound, execution, begun, .. } = &mut *op;
         let progress = host::advance(*seq, begun, bound, execution, &mut self.group);
         let now = ticks();
-        self.note(&op, now);
+        self.record_start(&op, now);
         let (seq, mine) = (op.seq, op.bound.fingerprint);
         self.queue.push_back(op);
         match progress {
-            Ok(Progress::Done) => self.end_first(now),
+            Ok(Progress::Done) => self.complete_first(now),
             Ok(_) => {}
-            Err(mismatch) => self.differ(seq, mine, mismatch)?,
+            Err(mismatch) => self.on_mismatch(seq, mine, mismatch)?,
         }
         Ok(())
     }
 
     /// A collective has its number.
-    fn note(&mut self, op: &Operation, now: u64) {
+    fn record_start(&mut self, op: &Operation, now: u64) {
         if !fingerprint::is_leaving(op.bound.fingerprint) {
-            self.record.add(op.bound.fingerprint);
+            self.call_log.add(op.bound.fingerprint);
         }
         self.recorder.submitted(op.seq, op.bound.fingerprint, op.bound.bytes, now, self.queue.is_empty());
     }
 
     /// The first collective of the queue is over here.
-    fn end_first(&mut self, now: u64) {
+    fn complete_first(&mut self, now: u64) {
         let Some(op) = self.queue.pop_front() else { return };
         self.finished = op.seq + 1;
         let crossed = self.group.crossed();
-        self.tally.add(op.collective, op.bound.way(), op.bound.bytes as u64, crossed - self.crossed);
+        self.counters.add(op.collective, op.bound.way(), op.bound.bytes as u64, crossed - self.crossed);
         self.crossed = crossed;
         self.recorder.ended(op.seq, Outcome::Ok, now, self.queue.front().map(|op| op.seq));
-        if self.traced {
+        if self.is_traced {
             let what = numbered(op.collective, op.seq);
             log::say(Level::Trace, &format!("{what} on group `{}` ends", self.name));
         }
-        self.over(op);
+        self.complete(op);
     }
 
     /// Numbers a collective and puts it behind the others.
     pub(crate) fn enqueue(&mut self, mut op: Box<Operation>) {
         op.seq = self.next;
-        self.note(&op, ticks());
-        if self.traced {
+        self.record_start(&op, ticks());
+        if self.is_traced {
             let (what, bytes) = (numbered(op.collective, op.seq), op.bound.bytes);
             let way = variant_name(op.bound.way());
             log::say(
@@ -191,29 +192,29 @@ impl Driver {
         self.queue.push_back(op);
     }
 
-    pub(crate) fn take_up(&mut self, item: Item) {
-        match item {
-            Item::Collective(op) => self.enqueue(op),
-            Item::Site(site) => self.sites.push(*site),
-            Item::Request(request) => self.messages.post(request),
-            Item::Detach(work) => self.detaching.push(work),
+    pub(crate) fn apply(&mut self, command: Command) {
+        match command {
+            Command::Collective(op) => self.enqueue(op),
+            Command::Site(site) => self.sites.push(*site),
+            Command::Request(request) => self.messages.post(request),
+            Command::Detach(work) => self.detaching.push(work),
         }
     }
 
     pub(crate) fn pending(&self) -> bool {
-        self.waited_for() || self.group.busy() || self.releasing.is_some()
+        self.has_calls() || self.group.busy() || self.release_started.is_some()
     }
 
     /// Whether some call is not over.
-    pub(crate) fn waited_for(&self) -> bool {
+    pub(crate) fn has_calls(&self) -> bool {
         !self.queue.is_empty() || self.messages.pending() || !self.enqueued.is_empty()
     }
 
     /// Whether devices alone have something to end. Nothing that comes from others matters then, and a look now and then is
     /// enough.
-    pub(crate) fn recv_target(&self) -> bool {
+    pub(crate) fn only_devices(&self) -> bool {
         let host = !self.queue.is_empty() || self.messages.pending() || self.group.busy();
-        !host && !self.enqueued.is_empty() && self.releasing.is_none()
+        !host && !self.enqueued.is_empty() && self.release_started.is_none()
     }
 
     /// How long nobody may sleep: a device rings no bell.
@@ -222,7 +223,7 @@ impl Driver {
             Some(op) if op.device.is_some() && op.begun => Duration::from_micros(50),
             _ if !self.enqueued.is_empty() => Duration::from_millis(1),
             // Ever more seldom: a device may hang for good.
-            _ => self.releasing.map_or(Duration::MAX, |since| {
+            _ => self.release_started.map_or(Duration::MAX, |since| {
                 (now.duration_since(since) / 100).clamp(Duration::from_millis(1), Duration::from_millis(100))
             }),
         }
@@ -244,7 +245,7 @@ impl Driver {
             self.advanced |= self.advance()?;
             moved = true;
         }
-        moved |= self.retire()?;
+        moved |= self.reap_devices()?;
         if self.messages.pending() {
             moved |= self.messages.poll(&mut self.group, &self.name)?;
         }
@@ -271,7 +272,7 @@ impl Driver {
             match outcome {
                 Ok(Progress::Done) => {
                     moved = true;
-                    self.end_first(ticks());
+                    self.complete_first(ticks());
                 }
                 Ok(Progress::Moved) => {
                     moved = true;
@@ -291,7 +292,7 @@ impl Driver {
                 }
                 Err(Trouble::Mismatch(mismatch)) => {
                     let (seq, mine) = (op.seq, op.bound.fingerprint);
-                    self.differ(seq, mine, mismatch)?;
+                    self.on_mismatch(seq, mine, mismatch)?;
                     break;
                 }
             }
@@ -311,7 +312,7 @@ impl Driver {
     }
 
     /// An operation to which this host has nothing to add.
-    fn over(&mut self, mut op: Box<Operation>) {
+    fn complete(&mut self, mut op: Box<Operation>) {
         let work = op.work.take();
         match op.device.take() {
             None => {
@@ -336,21 +337,21 @@ impl Driver {
                 })
             }
         }
-        if !op.worth_keeping() {
+        if !op.is_reusable() {
             if op.overlaps {
                 op.input_copy = Vec::new();
             }
             self.spare = Some(op);
             return;
         }
-        if self.kept.len() == KEPT {
-            self.spare = Some(self.kept.remove(0));
+        if self.reusable.len() == MAX_KEPT {
+            self.spare = Some(self.reusable.remove(0));
         }
-        self.kept.push(op);
+        self.reusable.push(op);
     }
 
     /// Ends the operations with which the device is through.
-    fn retire(&mut self) -> Result<bool, Error> {
+    fn reap_devices(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         let mut index = 0;
         while let Some(enqueued) = self.enqueued.get(index) {
@@ -380,35 +381,35 @@ impl Driver {
     }
 
     /// Whether devices have something to end, or will have. To its caller such a call is over: only streams wait for it.
-    pub(crate) fn in_flight(&self) -> bool {
+    pub(crate) fn has_device_calls(&self) -> bool {
         !self.enqueued.is_empty() || self.queue.iter().any(|op| op.device.is_some())
     }
 
     /// Lets go of all devices; what their streams still use is theirs to give back.
-    pub(crate) fn forget_devices(&mut self) {
-        while let Some(since) = self.releasing
-            && !self.release()
-            && since.elapsed() < RELEASING
+    pub(crate) fn drop_devices(&mut self) {
+        while let Some(since) = self.release_started
+            && !self.release_streams()
+            && since.elapsed() < RELEASE_TIME
         {
             std::thread::sleep(Duration::from_micros(100));
         }
         self.enqueued.clear();
         self.sites.clear();
-        self.releasing = None;
+        self.release_started = None;
     }
 
     /// The group is dead: lets all streams go on, again and again, because one that goes on may write smaller numbers.
     pub(crate) fn keep_releasing(&mut self, now: Instant) {
-        let Some(since) = self.releasing else { return };
-        let late = now.duration_since(since) >= RELEASING;
+        let Some(since) = self.release_started else { return };
+        let late = now.duration_since(since) >= RELEASE_TIME;
         // A stream that stood still so long writes its numbers when it goes on, over those that release.
-        if self.release() && late {
-            self.releasing = None;
+        if self.release_streams() && late {
+            self.release_started = None;
         }
     }
 
     /// Lets all streams go on; whether they are empty.
-    fn release(&mut self) -> bool {
+    fn release_streams(&mut self) -> bool {
         let mut empty = true;
         for site in &mut self.sites {
             empty &= site.release();
@@ -419,7 +420,7 @@ impl Driver {
     /// Whoever sees this process die later, and waits for it in whichever group, is told of this error; of the first one where
     /// one came of another.
     pub(crate) fn leave_error(&mut self, error: &Error) {
-        match self.quoted.take() {
+        match self.cause_text.take() {
             Some(first) => leave_error(&first),
             None => error_text::leave(&self.group, &self.name, error),
         }
@@ -427,19 +428,21 @@ impl Driver {
 
     /// Ends the group: releases the callers' memory, notifies the other ranks and ends all pending calls with `error`.
     pub(crate) fn fail(&mut self, error: &Error, now: Instant) {
-        let heard = self.heard.take().filter(|(about, _)| about == error);
+        let forwarded_report = self.forwarded_report.take().filter(|(about, _)| about == error);
         self.recorder.failed(&error.to_string());
         // Before the notice: sending it also reads from the sockets, and those bytes must not reach a caller's memory.
         self.group.release_user_buffers();
-        self.group.abort(&heard.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report));
-        self.end(error, now);
+        self.group.abort(
+            &forwarded_report.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report),
+        );
+        self.end_all(error, now);
     }
 
     /// The same because this rank closes the group: the other ranks receive the loss of this rank as the reason, with the
     /// last error of this process.
     pub(crate) fn depart(&mut self, error: &Error, now: Instant) {
         let reason = error_text::departure(&self.group, &self.name, &self.oldest());
-        self.heard = Some((error.clone(), report::own(self.group.rank(), &reason)));
+        self.forwarded_report = Some((error.clone(), report::own(self.group.rank(), &reason)));
         self.fail(error, now);
     }
 
@@ -449,7 +452,7 @@ impl Driver {
     }
 
     /// All that waits here ends with `error`.
-    pub(crate) fn end(&mut self, error: &Error, now: Instant) {
+    pub(crate) fn end_all(&mut self, error: &Error, now: Instant) {
         self.group.release_user_buffers();
         for mut op in self.queue.drain(..) {
             self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
@@ -464,15 +467,15 @@ impl Driver {
             }
         }
         if !self.sites.is_empty() {
-            self.releasing.get_or_insert(now);
+            self.release_started.get_or_insert(now);
             self.keep_releasing(now);
         }
     }
 }
 
 /// Operations that are kept for their calls to come again: of a training step that makes more, few are so small that it matters.
-const KEPT: usize = 8;
+const MAX_KEPT: usize = 8;
 
 /// Streams of a dead group are let go on for this long at least: what they had queued is over by then as a rule. Callers'
 /// streams wait for that no longer.
-const RELEASING: Duration = Duration::from_secs(5);
+const RELEASE_TIME: Duration = Duration::from_secs(5);

@@ -12,12 +12,12 @@ use crate::call::{Blocks, Call};
 use crate::exec::device::DeviceOp;
 use crate::exec::walk::Execution;
 use crate::failure::error_text::PendingCall;
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
 /// Key of a repeated call. Calls with equal keys differ in buffer addresses alone, so the checks and the binding of the first
 /// serve the second.
 #[derive(PartialEq)]
-pub(crate) struct Repeat {
+pub(crate) struct CallShape {
     collective: Collective,
     dtype: DType,
     redop: RedOp,
@@ -27,7 +27,7 @@ pub(crate) struct Repeat {
     exact: bool,
 }
 
-impl Repeat {
+impl CallShape {
     /// `None`: of buffers in several pieces, or of a factor that is the caller's, nothing is kept.
     pub(crate) fn of(call: &Call<'_>) -> Option<Self> {
         let count = |blocks| match blocks {
@@ -49,7 +49,7 @@ impl Repeat {
 }
 
 /// Bytes of its own that an operation may have to be kept for a call that may come again.
-const WORTH_KEEPING: usize = 64 << 10;
+const MAX_REUSABLE_BYTES: usize = 64 << 10;
 
 /// One operation under way.
 pub(crate) struct Operation {
@@ -66,9 +66,9 @@ pub(crate) struct Operation {
     pub(crate) begun: bool,
     pub(crate) timeout: Duration,
     pub(crate) submitted: Option<Instant>,
-    pub(crate) work: Option<Arc<Shared>>,
+    pub(crate) work: Option<Arc<Completion>>,
     /// What a call is like that may take it over as it is.
-    pub(crate) repeat: Option<Repeat>,
+    pub(crate) shape: Option<CallShape>,
     /// Its buffers are a device's.
     pub(crate) device: Option<Box<DeviceOp>>,
 }
@@ -88,7 +88,7 @@ impl Operation {
             timeout: Duration::ZERO,
             submitted: None,
             work: None,
-            repeat: None,
+            shape: None,
             device: None,
         }
     }
@@ -99,9 +99,9 @@ impl Operation {
     }
 
     /// Whether it is worth its memory until its call comes again.
-    pub(crate) fn worth_keeping(&self) -> bool {
+    pub(crate) fn is_reusable(&self) -> bool {
         let own = self.scratch.capacity() + self.input_copy.capacity();
-        self.repeat.is_some() && own * size_of::<u128>() <= WORTH_KEEPING
+        self.shape.is_some() && own * size_of::<u128>() <= MAX_REUSABLE_BYTES
     }
 }
 
@@ -132,7 +132,7 @@ mod tests {
         };
         let key = Key::of(call, Counts::Whole(3), (Memory::Host, 0));
         let bound = bind(&key, &facts, &Config::default()).unwrap();
-        Operation { repeat: Repeat::of(call), ..Operation::new(Arc::new(bound)) }
+        Operation { shape: CallShape::of(call), ..Operation::new(Arc::new(bound)) }
     }
 
     #[test]
@@ -141,16 +141,13 @@ mod tests {
         let flat = Blocks::Flat { ptr: std::ptr::null_mut(), count: 3 };
         let call = |redop, input| Call { collective, dtype, redop, root: 0, input, output: flat };
         let plain = call(RedOp::Sum, flat);
-        assert!(of(&plain).worth_keeping());
-        assert!(!of(&call(RedOp::PremulSum(1.0), flat)).worth_keeping(), "a factor is the caller's");
+        assert!(of(&plain).is_reusable());
+        assert!(!of(&call(RedOp::PremulSum(1.0), flat)).is_reusable(), "a factor is the caller's");
         let parts = [(std::ptr::null_mut(), 3)];
-        assert!(
-            !of(&call(RedOp::Sum, Blocks::List { parts: &parts })).worth_keeping(),
-            "addresses of its own"
-        );
+        assert!(!of(&call(RedOp::Sum, Blocks::List { parts: &parts })).is_reusable(), "addresses of its own");
         // Empty again, and as large as before.
-        let large = || Vec::with_capacity(WORTH_KEEPING / size_of::<u128>() + 1);
-        assert!(!Operation { scratch: large(), ..of(&plain) }.worth_keeping());
-        assert!(!Operation { input_copy: large(), ..of(&plain) }.worth_keeping());
+        let large = || Vec::with_capacity(MAX_REUSABLE_BYTES / size_of::<u128>() + 1);
+        assert!(!Operation { scratch: large(), ..of(&plain) }.is_reusable());
+        assert!(!Operation { input_copy: large(), ..of(&plain) }.is_reusable());
     }
 }

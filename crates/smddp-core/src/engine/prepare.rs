@@ -10,31 +10,31 @@ use crate::bind::{self, bind};
 use crate::call::key::Key;
 use crate::call::types::RedOp;
 use crate::call::{self, Blocks, Call, name_of};
-use crate::engine::Driver;
-use crate::engine::operation::{Operation, Repeat};
-use crate::engine::shared::Inner;
+use crate::engine::Engine;
+use crate::engine::operation::{CallShape, Operation};
+use crate::engine::shared::SharedState;
 use crate::error::{Error, Result};
 use crate::exec::device::DeviceOp;
 use crate::exec::walk::{Cursor, InputCopy};
 use crate::log::{self, Level};
 use crate::sync::lock;
 
-impl Inner {
+impl SharedState {
     /// The operation of a call that the caller waits for. One that came before costs a look at what is kept of it.
-    pub(crate) fn made(
+    pub(crate) fn prepare_repeated(
         &self,
-        driver: &mut Driver,
+        engine: &mut Engine,
         call: &Call<'_>,
         timeout: Duration,
     ) -> Result<Box<Operation>> {
-        let repeat = Repeat::of(call);
-        if let Some(mut op) = repeat.as_ref().and_then(|repeat| driver.again(repeat)) {
-            self.point(&mut op, call, timeout)?;
+        let shape = CallShape::of(call);
+        if let Some(mut op) = shape.as_ref().and_then(|shape| engine.reuse(shape)) {
+            self.set_addresses(&mut op, call, timeout)?;
             return Ok(op);
         }
         let counts = call::check(call, self.rank, self.size)?;
-        let mut op = self.prepare(driver.spare.take(), call, counts, timeout, None)?;
-        op.repeat = repeat;
+        let mut op = self.prepare(engine.spare.take(), call, counts, timeout, None)?;
+        op.shape = shape;
         Ok(op)
     }
 
@@ -66,7 +66,7 @@ impl Inner {
     }
 
     /// Sets the addresses, deadline and progress of this call, also in a repeated operation.
-    fn point(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration) -> Result<()> {
+    fn set_addresses(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration) -> Result<()> {
         let (input, output) = (base(&call.input), base(&call.output));
         op.begun = false;
         op.timeout = timeout;
@@ -96,14 +96,14 @@ impl Inner {
         let reducing = call.collective.reduces();
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
         op.collective = call.collective;
-        op.repeat = None;
+        op.shape = None;
         op.scratch.clear();
         op.scratch.resize(if device.is_none() { op.bound.scratch.div_ceil(16) } else { 0 }, 0);
         op.execution.dtype = call.dtype;
         op.execution.scale = scale;
         op.execution.lists = [list(&call.input), list(&call.output)];
         op.device = device;
-        self.point(op, call, timeout)
+        self.set_addresses(op, call, timeout)
     }
 
     /// Reserves memory for a copy of the input; the operation copies when it begins, and reads the copy.
@@ -185,7 +185,7 @@ mod tests {
             drop(unsafe { comm.start(&call, Options::default()) }.unwrap());
         };
         for _ in 0..20 {
-            comm.driving(|| start(&comm));
+            comm.while_owned(|| start(&comm));
             start(&comm);
         }
         assert_eq!(lock(comm.cache()).made, 1, "one call, made forty times");

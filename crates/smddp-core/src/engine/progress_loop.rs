@@ -7,35 +7,35 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::fork;
 
-use crate::device::Completion;
+use crate::device::DeviceCompletion;
 use crate::engine::messages::Request;
 use crate::engine::progress_thread;
-use crate::engine::shared::{DESTROYED, Inner};
+use crate::engine::shared::{DESTROYED, SharedState};
 use crate::engine::wait_plan::{AboutToSleep, Backoff, Rounds};
-use crate::engine::{Driver, Item};
+use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::observe::recorder;
-use crate::sync::completion::{Shared, interrupted};
+use crate::sync::completion::{Completion, interrupted};
 use crate::sync::lock;
 
 /// What is driven for.
-pub(crate) enum Target<'a> {
-    Number(u64),
-    Work(&'a Shared),
+pub(crate) enum Until<'a> {
+    Over(u64),
+    Done(&'a Completion),
     /// All of it is on the device, or it is over.
-    Enqueued(&'a Shared, &'a Completion),
+    Enqueued(&'a Completion, &'a DeviceCompletion),
     /// Devices have nothing to end any more.
-    Landed,
+    DevicesIdle,
     /// No call is waited for.
-    Delivered,
+    Idle,
 }
 
-impl Target<'_> {
+impl Until<'_> {
     /// Its call, where others may end it meanwhile.
-    fn work(&self) -> Option<&Shared> {
+    fn work(&self) -> Option<&Completion> {
         match self {
-            Self::Work(work) | Self::Enqueued(work, _) => Some(work),
+            Self::Done(work) | Self::Enqueued(work, _) => Some(work),
             _ => None,
         }
     }
@@ -43,7 +43,7 @@ impl Target<'_> {
     /// Whether it is reached as far as can be seen without driving.
     fn is_seen(&self) -> bool {
         let enqueued = matches!(self, Self::Enqueued(_, completion) if completion.enqueued());
-        enqueued || self.work().is_some_and(Shared::is_done)
+        enqueued || self.work().is_some_and(Completion::is_done)
     }
 }
 
@@ -51,7 +51,7 @@ impl Target<'_> {
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Each takes some 30 ns.
-const BRIEF_LOOKS: u32 = 24;
+const BRIEF_POLLS: u32 = 24;
 
 /// When a wait gives up.
 pub(crate) struct Limit {
@@ -63,7 +63,7 @@ pub(crate) struct Limit {
 }
 
 /// Tries for the driver before a wait sleeps.
-const LOOKS: u32 = 50;
+const OWNERSHIP_TRIES: u32 = 50;
 
 impl Limit {
     /// `None`: never.
@@ -108,9 +108,9 @@ impl Limit {
 struct LongWait<'a>(&'a AtomicUsize);
 
 impl<'a> LongWait<'a> {
-    fn new(inner: &'a Inner) -> Self {
-        inner.long_waits.fetch_add(1, Ordering::Relaxed);
-        Self(&inner.long_waits)
+    fn new(state: &'a SharedState) -> Self {
+        state.long_waits.fetch_add(1, Ordering::Relaxed);
+        Self(&state.long_waits)
     }
 }
 
@@ -120,12 +120,12 @@ impl Drop for LongWait<'_> {
     }
 }
 
-impl Inner {
+impl SharedState {
     /// The driver, if nobody drives. A driver that panicked left the mutex poisoned; it must still be had, or whoever
     /// waits would wait for ever.
-    pub(crate) fn try_drive(&self) -> Option<MutexGuard<'_, Driver>> {
-        match self.driver.try_lock() {
-            Ok(driver) => Some(driver),
+    pub(crate) fn try_own(&self) -> Option<MutexGuard<'_, Engine>> {
+        match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
@@ -133,8 +133,8 @@ impl Inner {
 
     /// Does something as the driver's owner. A panic there is a bug, and what it left behind is not to be trusted: it ends
     /// the group once and for all, as any other failure does, and nobody else's. `None`: that is what happened.
-    pub(crate) fn guard<T>(&self, driver: &mut Driver, what: impl FnOnce(&mut Driver) -> T) -> Option<T> {
-        let panic = match catch_unwind(AssertUnwindSafe(|| what(driver))) {
+    pub(crate) fn guard<T>(&self, engine: &mut Engine, what: impl FnOnce(&mut Engine) -> T) -> Option<T> {
+        let panic = match catch_unwind(AssertUnwindSafe(|| what(engine))) {
             Ok(value) => return Some(value),
             Err(panic) => panic,
         };
@@ -147,213 +147,213 @@ impl Inner {
             ),
         };
         // The transport may be what is broken: then the others learn of it when this process leaves, and its callers now.
-        if catch_unwind(AssertUnwindSafe(|| self.die(driver, error))).is_err()
-            && let Some(first) = self.poison.get()
+        if catch_unwind(AssertUnwindSafe(|| self.fail_group(engine, error))).is_err()
+            && let Some(first) = self.failure.get()
         {
-            driver.end(first, Instant::now());
+            engine.end_all(first, Instant::now());
         }
         None
     }
 
-    /// A guarded [`Self::look`], for those who do not go on looking.
-    pub(crate) fn turn(&self, driver: &mut Driver) -> bool {
-        self.guard(driver, |driver| self.look(driver)).unwrap_or(true)
+    /// A guarded [`Self::poll`], for those who do not go on looking.
+    pub(crate) fn guarded_poll(&self, engine: &mut Engine) -> bool {
+        self.guard(engine, |engine| self.poll(engine)).unwrap_or(true)
     }
 
     /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
-    pub(crate) fn look(&self, driver: &mut Driver) -> bool {
-        self.collect(driver);
-        if let Some(error) = self.poison.get() {
-            let (had, now) = (driver.waited_for(), Instant::now());
+    pub(crate) fn poll(&self, engine: &mut Engine) -> bool {
+        self.take_commands(engine);
+        if let Some(error) = self.failure.get() {
+            let (had, now) = (engine.has_calls(), Instant::now());
             match error {
-                Error::Closed { reason, .. } if had && reason == DESTROYED => driver.depart(error, now),
-                _ if had => driver.fail(error, now),
+                Error::Closed { reason, .. } if had && reason == DESTROYED => engine.depart(error, now),
+                _ if had => engine.fail(error, now),
                 _ => {}
             }
-            driver.keep_releasing(now);
+            engine.keep_releasing(now);
             // What tells the others may still be in a queue that moves only when it is looked at.
-            return had | (driver.group.busy() && driver.group.turn());
+            return had | (engine.group.busy() && engine.group.turn());
         }
-        let outcome = driver.poll();
-        self.moved(driver, outcome)
+        let outcome = engine.poll();
+        self.fail_on_error(engine, outcome)
     }
 
     /// The same with a message, where those that are under way only set out.
-    fn set_out(&self, driver: &mut Driver, message: Request) -> bool {
-        self.collect(driver);
-        driver.messages.post(message);
-        if self.poison.get().is_some() {
-            return self.look(driver);
+    fn set_out(&self, engine: &mut Engine, message: Request) -> bool {
+        self.take_commands(engine);
+        engine.messages.post(message);
+        if self.failure.get().is_some() {
+            return self.poll(engine);
         }
-        let outcome = driver.set_out();
-        self.moved(driver, outcome)
+        let outcome = engine.set_out();
+        self.fail_on_error(engine, outcome)
     }
 
     /// Failures end the group.
-    fn moved(&self, driver: &mut Driver, outcome: Result<bool>) -> bool {
+    fn fail_on_error(&self, engine: &mut Engine, outcome: Result<bool>) -> bool {
         outcome.unwrap_or_else(|error| {
-            self.die(driver, error);
+            self.fail_group(engine, error);
             true
         })
     }
 
     /// Puts an item, made while no other can come before it, where the driver finds it.
-    pub(crate) fn submit(&self, item: impl FnOnce() -> Item) {
-        let mut inbox = lock(&self.inbox);
-        let item = item();
-        inbox.push(item);
-        self.filled.store(true, Ordering::Release);
+    pub(crate) fn submit(&self, command: impl FnOnce() -> Command) {
+        let mut commands = lock(&self.commands);
+        let command = command();
+        commands.push(command);
+        self.has_commands.store(true, Ordering::Release);
     }
 
     /// Gets a submitted collective going, here if nobody drives.
-    pub(crate) fn get_going(self: &Arc<Self>) {
-        match self.try_drive() {
-            Some(driver) => self.nudge(driver, Self::look),
-            None => self.hand_over(),
+    pub(crate) fn start_progress(self: &Arc<Self>) {
+        match self.try_own() {
+            Some(engine) => self.poll_once(engine, Self::poll),
+            None => self.notify_owner(),
         }
     }
 
     /// Gets a message going, here if nobody drives: behind what was submitted before.
-    pub(crate) fn get_message_going(self: &Arc<Self>, message: Request) {
-        match self.try_drive() {
-            Some(driver) => self.nudge(driver, |inner, driver| inner.set_out(driver, message)),
+    pub(crate) fn start_message(self: &Arc<Self>, message: Request) {
+        match self.try_own() {
+            Some(engine) => self.poll_once(engine, |state, engine| state.set_out(engine, message)),
             None => {
-                self.submit(|| Item::Request(message));
-                self.hand_over();
+                self.submit(|| Command::Request(message));
+                self.notify_owner();
             }
         }
     }
 
-    fn nudge(
+    fn poll_once(
         self: &Arc<Self>,
-        mut driver: MutexGuard<'_, Driver>,
-        how: impl FnOnce(&Self, &mut Driver) -> bool,
+        mut engine: MutexGuard<'_, Engine>,
+        how: impl FnOnce(&Self, &mut Engine) -> bool,
     ) {
         // Where it panics, the group is dead.
-        let _ = self.guard(&mut driver, |driver| how(self, driver));
-        driver.group.flush();
-        self.leave(driver);
+        let _ = self.guard(&mut engine, |engine| how(self, engine));
+        engine.group.flush();
+        self.release(engine);
     }
 
     /// The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
-    fn hand_over(self: &Arc<Self>) {
+    fn notify_owner(self: &Arc<Self>) {
         progress_thread::register(self);
         self.sleeper.ring();
     }
 
     /// Hands what was submitted to the driver, in its order.
-    pub(crate) fn collect(&self, driver: &mut Driver) {
-        if self.filled.load(Ordering::Acquire) {
-            let mut inbox = lock(&self.inbox);
-            self.filled.store(false, Ordering::Relaxed);
-            for item in inbox.drain(..) {
-                driver.take_up(item);
+    pub(crate) fn take_commands(&self, engine: &mut Engine) {
+        if self.has_commands.load(Ordering::Acquire) {
+            let mut commands = lock(&self.commands);
+            self.has_commands.store(false, Ordering::Relaxed);
+            for command in commands.drain(..) {
+                engine.apply(command);
             }
         }
     }
 
     /// The driver, once another thread that moves the group on for a moment has released it. `None` where a thread waits in
     /// this group, also where a signal handler interrupted that wait.
-    pub(crate) fn drive_soon(&self) -> Option<MutexGuard<'_, Driver>> {
+    pub(crate) fn try_own_for(&self) -> Option<MutexGuard<'_, Engine>> {
         let begun = Instant::now();
         loop {
             if self.long_waits.load(Ordering::Relaxed) > 0 {
                 return None;
             }
-            let driver = self.try_drive();
-            if driver.is_some() || begun.elapsed() > Duration::from_millis(50) {
-                return driver;
+            let engine = self.try_own();
+            if engine.is_some() || begun.elapsed() > Duration::from_millis(50) {
+                return engine;
             }
             std::thread::yield_now();
         }
     }
 
-    pub(crate) fn has_items(&self) -> bool {
-        self.filled.load(Ordering::Acquire)
+    pub(crate) fn has_commands(&self) -> bool {
+        self.has_commands.load(Ordering::Acquire)
     }
 
     /// Looks for reasons why nothing moves.
-    pub(crate) fn examine(&self, driver: &mut Driver, now: Instant) {
-        if let Err(error) = driver.examine(now) {
-            self.die(driver, error);
+    pub(crate) fn examine(&self, engine: &mut Engine, now: Instant) {
+        if let Err(error) = engine.examine(now) {
+            self.fail_group(engine, error);
         }
     }
 
-    pub(crate) fn die(&self, driver: &mut Driver, error: Error) {
-        let _ = self.poison.set(error);
+    pub(crate) fn fail_group(&self, engine: &mut Engine, error: Error) {
+        let _ = self.failure.set(error);
         // A dead group does not continue, so a new process may take the rank.
         *lock(&self.claim) = None;
-        if let Some(first) = self.poison.get() {
+        if let Some(first) = self.failure.get() {
             log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
-            driver.leave_error(first);
-            driver.fail(first, Instant::now());
+            engine.leave_error(first);
+            engine.fail(first, Instant::now());
             if let Some(folder) = &self.config.dump_dir {
                 recorder::write(folder);
             }
         }
     }
 
-    pub(crate) fn reached(&self, driver: &Driver, target: &Target<'_>) -> Option<Result<()>> {
-        let dead = self.poison.get();
-        match target {
-            Target::Number(number) if driver.finished > *number => Some(Ok(())),
+    pub(crate) fn outcome_of(&self, engine: &Engine, until: &Until<'_>) -> Option<Result<()>> {
+        let dead = self.failure.get();
+        match until {
+            Until::Over(number) if engine.finished > *number => Some(Ok(())),
             // The failed operation may still be queued: then its buffers are in use until the next look.
-            Target::Number(number) => {
-                dead.filter(|_| !driver.holds(*number)).map(|error| Err(self.tell(error)))
+            Until::Over(number) => {
+                dead.filter(|_| !engine.holds(*number)).map(|error| Err(self.report(error)))
             }
-            Target::Work(work) => work.is_done().then(|| work.outcome()),
-            Target::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
-            Target::Enqueued(_, completion) => completion.enqueued().then_some(Ok(())),
-            Target::Landed => (dead.is_some() || !driver.in_flight()).then_some(Ok(())),
-            Target::Delivered => (dead.is_some() || !driver.waited_for()).then_some(Ok(())),
+            Until::Done(work) => work.is_done().then(|| work.outcome()),
+            Until::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
+            Until::Enqueued(_, completion) => completion.enqueued().then_some(Ok(())),
+            Until::DevicesIdle => (dead.is_some() || !engine.has_device_calls()).then_some(Ok(())),
+            Until::Idle => (dead.is_some() || !engine.has_calls()).then_some(Ok(())),
         }
     }
 
-    /// The caller owns the driver and drives until `target` is reached. `None`: the time is up, or the caller has to release
+    /// The caller owns the driver and drives until `until` is reached. `None`: the time is up, or the caller has to release
     /// the driver for a signal check.
-    pub(crate) fn drive(
+    pub(crate) fn run_until(
         &self,
-        driver: &mut Driver,
-        target: &Target<'_>,
+        engine: &mut Engine,
+        until: &Until<'_>,
         limit: &mut Limit,
     ) -> Option<Result<()>> {
         // Where it panics the group is dead, and that is the outcome.
-        self.guard(driver, |driver| self.drive_on(driver, target, limit))
-            .unwrap_or_else(|| self.reached(driver, target))
+        self.guard(engine, |engine| self.run_loop(engine, until, limit))
+            .unwrap_or_else(|| self.outcome_of(engine, until))
     }
 
     /// Drives for less than a microsecond.
-    pub(crate) fn drive_briefly(&self, driver: &mut Driver, target: &Target<'_>) -> Option<Result<()>> {
-        let looks = |driver: &mut Driver| {
-            for _ in 0..BRIEF_LOOKS {
-                self.look(driver);
-                if let Some(outcome) = self.reached(driver, target) {
-                    driver.group.flush();
+    pub(crate) fn poll_briefly(&self, engine: &mut Engine, until: &Until<'_>) -> Option<Result<()>> {
+        let looks = |engine: &mut Engine| {
+            for _ in 0..BRIEF_POLLS {
+                self.poll(engine);
+                if let Some(outcome) = self.outcome_of(engine, until) {
+                    engine.group.flush();
                     return Some(outcome);
                 }
             }
             None
         };
-        self.guard(driver, looks).unwrap_or_else(|| self.reached(driver, target))
+        self.guard(engine, looks).unwrap_or_else(|| self.outcome_of(engine, until))
     }
 
-    fn drive_on(&self, driver: &mut Driver, target: &Target<'_>, limit: &mut Limit) -> Option<Result<()>> {
+    fn run_loop(&self, engine: &mut Engine, until: &Until<'_>, limit: &mut Limit) -> Option<Result<()>> {
         let mut backoff = Backoff::new(&self.spin_policy);
         let mut rounds = Rounds::default();
         let mut about_to_sleep = None;
         loop {
-            if self.look(driver) {
+            if self.poll(engine) {
                 backoff.reset();
                 about_to_sleep = None;
             }
-            if let Some(outcome) = self.reached(driver, target) {
-                driver.group.flush();
+            if let Some(outcome) = self.outcome_of(engine, until) {
+                engine.group.flush();
                 return Some(outcome);
             }
             // Blocked; or other things go on and on, behind which a call must not wait longer than it may.
             if about_to_sleep.is_some() || rounds.due() {
-                self.examine(driver, Instant::now());
-                if let Some(outcome) = self.reached(driver, target) {
+                self.examine(engine, Instant::now());
+                if let Some(outcome) = self.outcome_of(engine, until) {
                     return Some(outcome);
                 }
                 let now = Instant::now();
@@ -363,14 +363,14 @@ impl Inner {
                 if let Some(about_to_sleep) = about_to_sleep.take() {
                     backoff.max_sleep(
                         &about_to_sleep,
-                        &driver.group,
-                        limit.left(now).min(driver.max_sleep(now)),
+                        &engine.group,
+                        limit.left(now).min(engine.max_sleep(now)),
                     );
                     continue;
                 }
             }
             if backoff.wait() {
-                driver.group.flush();
+                engine.group.flush();
                 about_to_sleep = Some(AboutToSleep::new(&self.sleeper));
             }
         }
@@ -378,47 +378,51 @@ impl Inner {
 
     /// Drives until collective `number`, which this thread has entered, is over. After an interrupt the collective goes on
     /// with copies of its buffers.
-    pub(crate) fn complete(self: &Arc<Self>, mut driver: MutexGuard<'_, Driver>, number: u64) -> Result<()> {
+    pub(crate) fn run_to_completion(
+        self: &Arc<Self>,
+        mut engine: MutexGuard<'_, Engine>,
+        number: u64,
+    ) -> Result<()> {
         let mut limit = Limit::new(None);
-        let target = Target::Number(number);
+        let until = Until::Over(number);
         let work = loop {
-            if let Some(outcome) = self.drive(&mut driver, &target, &mut limit) {
-                if driver.pending() {
-                    self.leave(driver);
+            if let Some(outcome) = self.run_until(&mut engine, &until, &mut limit) {
+                if engine.pending() {
+                    self.release(engine);
                 }
                 return outcome;
             }
             // Without the driver, only a work shows that the collective is over.
-            if let Some(work) = driver.work_of(number) {
+            if let Some(work) = engine.work_of(number) {
                 break work;
             }
         };
-        drop(driver);
-        match self.reach_within(&Target::Work(&work), &mut limit) {
+        drop(engine);
+        match self.wait_within(&Until::Done(&work), &mut limit) {
             Err(Error::Interrupted) => {
                 self.detach(&work);
                 Err(Error::Interrupted)
             }
             Err(error) => Err(error),
-            Ok(_) => work.outcome().map_err(|error| self.tell(&error)),
+            Ok(_) => work.outcome().map_err(|error| self.report(&error)),
         }
     }
 
-    /// Drives, or sleeps while another thread does, until `target`, a work, is reached; false if the time was up first.
-    pub(crate) fn reach(self: &Arc<Self>, target: &Target<'_>, timeout: Option<Duration>) -> Result<bool> {
+    /// Drives, or sleeps while another thread does, until `until`, a work, is reached; false if the time was up first.
+    pub(crate) fn wait_until(self: &Arc<Self>, until: &Until<'_>, timeout: Option<Duration>) -> Result<bool> {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
         }
         let mut limit = Limit::new(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
-        self.reach_within(target, &mut limit)
+        self.wait_within(until, &mut limit)
     }
 
-    fn reach_within(self: &Arc<Self>, target: &Target<'_>, limit: &mut Limit) -> Result<bool> {
+    fn wait_within(self: &Arc<Self>, until: &Until<'_>, limit: &mut Limit) -> Result<bool> {
         // The progress thread has the driver for one look as a rule: far shorter than a sleep.
-        let (mut looks, mut max_sleep) = (LOOKS, Duration::from_micros(50));
+        let (mut looks, mut max_sleep) = (OWNERSHIP_TRIES, Duration::from_micros(50));
         let (mut long_wait, mut unregistered) = (None, false);
         let outcome = loop {
-            if target.is_seen() {
+            if until.is_seen() {
                 break Ok(true);
             }
             if limit.check_due(Instant::now()) {
@@ -429,52 +433,52 @@ impl Inner {
                 // A handler may have made calls of this group, and may have taken longer than the wait.
                 continue;
             }
-            if let Some(mut driver) = self.try_drive() {
-                if self.drive(&mut driver, target, limit).is_some() {
-                    self.leave(driver);
+            if let Some(mut engine) = self.try_own() {
+                if self.run_until(&mut engine, until, limit).is_some() {
+                    self.release(engine);
                     return Ok(true);
                 }
                 unregistered = true;
             } else if looks > 0 {
                 looks -= 1;
                 std::thread::yield_now();
-            } else if let Some(work) = target.work() {
-                if self.has_items() {
+            } else if let Some(work) = until.work() {
+                if self.has_commands() {
                     // Whoever drives sleeps, and has not seen what this thread waits for.
                     self.sleeper.ring();
                 }
-                work.sleep(max_sleep, matches!(target, Target::Enqueued(..)));
+                work.sleep(max_sleep, matches!(until, Until::Enqueued(..)));
                 max_sleep = (max_sleep * 2).min(Duration::from_millis(5));
             }
-            if limit.over(Instant::now()) && !target.is_seen() {
+            if limit.over(Instant::now()) && !until.is_seen() {
                 break Ok(false);
             }
         };
         // Another owner of the driver registers what is pending when it leaves.
-        if unregistered && let Some(driver) = self.try_drive() {
-            self.leave(driver);
+        if unregistered && let Some(engine) = self.try_own() {
+            self.release(engine);
         }
         outcome
     }
 
     /// Drives for at most `limit`, and only where no other thread waits in this group. No signal ends it.
-    pub(crate) fn drive_to(self: &Arc<Self>, target: &Target<'_>, limit: Duration) {
+    pub(crate) fn run_for(self: &Arc<Self>, until: &Until<'_>, limit: Duration) {
         let mut limit = Limit::uninterrupted(Instant::now().checked_add(limit));
-        if let Some(mut driver) = self.drive_soon() {
-            self.drive(&mut driver, target, &mut limit);
-            self.leave(driver);
+        if let Some(mut engine) = self.try_own_for() {
+            self.run_until(&mut engine, until, &mut limit);
+            self.release(engine);
         }
     }
 
     /// Returns when the buffers of an interrupted collective are its caller's again: at the next step of the thread that drives,
     /// which `ring` wakes.
-    pub(crate) fn detach(self: &Arc<Self>, work: &Arc<Shared>) {
-        self.submit(|| Item::Detach(work.clone()));
+    pub(crate) fn detach(self: &Arc<Self>, work: &Arc<Completion>) {
+        self.submit(|| Command::Detach(work.clone()));
         while !work.is_released() {
-            match self.try_drive() {
-                Some(mut driver) => {
-                    self.turn(&mut driver);
-                    self.leave(driver);
+            match self.try_own() {
+                Some(mut engine) => {
+                    self.guarded_poll(&mut engine);
+                    self.release(engine);
                 }
                 None => {
                     self.sleeper.ring();
@@ -485,11 +489,11 @@ impl Inner {
     }
 
     /// What is left behind is the progress thread's.
-    pub(crate) fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
-        let watched = driver.watched && driver.recv_target();
-        let pending = driver.pending() && !watched;
-        drop(driver);
-        if pending || self.has_items() {
+    pub(crate) fn release(self: &Arc<Self>, engine: MutexGuard<'_, Engine>) {
+        let device_only = engine.device_only && engine.only_devices();
+        let pending = engine.pending() && !device_only;
+        drop(engine);
+        if pending || self.has_commands() {
             progress_thread::register(self);
         }
     }

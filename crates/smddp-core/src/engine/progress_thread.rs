@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::fork::PerProcess;
 
-use crate::engine::shared::Inner;
+use crate::engine::shared::SharedState;
 use crate::engine::wait_plan::{AboutToSleep, Backoff, Rounds, SpinPolicy, longest};
 use crate::kernels::float_mode::set_default_float_mode;
 use crate::kernels::helpers;
@@ -17,7 +17,7 @@ use crate::sync::lock;
 
 #[derive(Default)]
 struct Queue {
-    incoming: Vec<Arc<Inner>>,
+    incoming: Vec<Arc<SharedState>>,
     running: bool,
     /// The thread sleeps until it is told of a change: telling it otherwise would be a system call for nothing.
     sleeps: bool,
@@ -35,7 +35,7 @@ fn progress() -> (MutexGuard<'static, Queue>, &'static Condvar) {
 }
 
 /// Has the progress thread look after `comm` until nothing is pending there.
-pub(crate) fn register(comm: &Arc<Inner>) {
+pub(crate) fn register(comm: &Arc<SharedState>) {
     let (mut state, changed) = progress();
     state.wakeups += 1;
     if !state.incoming.iter().any(|c| Arc::ptr_eq(c, comm)) {
@@ -87,7 +87,7 @@ const SOON: Duration = Duration::from_millis(2);
 fn run() {
     helpers::stay_alone();
     set_default_float_mode();
-    let mut comms: Vec<Arc<Inner>> = Vec::new();
+    let mut comms: Vec<Arc<SharedState>> = Vec::new();
     let mut seen = 0;
     loop {
         {
@@ -118,7 +118,7 @@ fn run() {
 }
 
 /// Drives until nothing is pending anywhere, or something new comes in.
-fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
+fn drive(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
     // In the background: no spinning beside the threads that compute.
     let spin_policy = SpinPolicy::new(Some(Duration::ZERO), false);
     let mut backoff = Backoff::new(&spin_policy);
@@ -130,29 +130,29 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
     while !comms.is_empty() {
         // The last look before sleeping, or other things go on and on.
         let late = about_to_sleep.is_some() || about_to_rest || rounds.due();
-        let (mut moved, mut owned, mut recv_target) = (false, false, true);
+        let (mut moved, mut owned, mut only_devices) = (false, false, true);
         let (mut fds, mut at_most) = (Vec::new(), Duration::MAX);
         comms.retain(|comm| {
-            let Some(mut driver) = comm.try_drive() else {
+            let Some(mut engine) = comm.try_own() else {
                 // Whoever has it may leave it to the next look.
                 at_most = at_most.min(SOON);
                 return true;
             };
-            let pending = comm.guard(&mut driver, |driver| {
-                moved |= comm.look(driver);
+            let pending = comm.guard(&mut engine, |engine| {
+                moved |= comm.poll(engine);
                 if late {
                     let now = Instant::now();
-                    comm.examine(driver, now);
-                    at_most = at_most.min(driver.max_sleep(now)).min(longest(&driver.group, &mut fds));
+                    comm.examine(engine, now);
+                    at_most = at_most.min(engine.max_sleep(now)).min(longest(&engine.group, &mut fds));
                 }
-                driver.group.flush();
-                driver.pending() || comm.has_items()
+                engine.group.flush();
+                engine.pending() || comm.has_commands()
             });
             // One that panicked has nothing more to do.
             let pending = pending.unwrap_or(false);
             owned |= pending;
-            driver.watched = pending && driver.recv_target();
-            recv_target &= driver.watched || !pending;
+            engine.device_only = pending && engine.only_devices();
+            only_devices &= engine.device_only || !pending;
             pending
         });
         if moved {
@@ -167,7 +167,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
             if !state.incoming.is_empty() {
                 return;
             }
-            if !owned || (about_to_rest && recv_target) || sleeper.is_none() {
+            if !owned || (about_to_rest && only_devices) || sleeper.is_none() {
                 // All groups are driven by waiters, which register what they leave behind, or nothing arrives from other ranks:
                 // a registration ends the sleep.
                 let at_most = if late && sleeper.is_none() { at_most } else { at_most.min(SOON) };
@@ -175,8 +175,8 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
                 (about_to_sleep, about_to_rest) = (None, sleeper.is_none());
                 continue;
             }
-            about_to_rest = recv_target;
-            if recv_target {
+            about_to_rest = only_devices;
+            if only_devices {
                 about_to_sleep = None;
                 continue;
             }

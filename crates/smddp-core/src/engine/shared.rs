@@ -10,7 +10,7 @@ use crate::bind::{Cache, GroupFacts};
 use crate::config::Config;
 use crate::device::SiteHandle;
 use crate::engine::wait_plan::SpinPolicy;
-use crate::engine::{Driver, Item};
+use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::observe::recorder::Tally;
 
@@ -20,22 +20,22 @@ pub(crate) const DESTROYED: &str = "it was destroyed";
 /// Deletion of a value in the store over which a group started.
 pub type Deletion = Box<dyn FnOnce() -> Result<()> + Send>;
 
-pub(crate) struct Inner {
-    pub(crate) driver: Mutex<Driver>,
+pub(crate) struct SharedState {
+    pub(crate) engine: Mutex<Engine>,
     /// Operations and bytes so far, by collective and path.
-    pub(crate) tally: Arc<Tally>,
+    pub(crate) counters: Arc<Tally>,
     /// Calls that were bound, for all threads: whoever starts one while another thread drives needs it, too.
     pub(crate) cache: Mutex<Cache>,
     /// What the driver has not yet seen.
-    pub(crate) inbox: Mutex<Vec<Item>>,
+    pub(crate) commands: Mutex<Vec<Command>>,
     /// The inbox is not empty.
-    pub(crate) filled: AtomicBool,
+    pub(crate) has_commands: AtomicBool,
     /// Collectives ever submitted.
     pub(crate) submitted: AtomicU64,
     pub(crate) sleeper: Sleeper,
-    pub(crate) poison: OnceLock<Error>,
+    pub(crate) failure: OnceLock<Error>,
     /// A call has told the caller why the group is dead.
-    pub(crate) told: AtomicBool,
+    pub(crate) abort_reported: AtomicBool,
     pub(crate) timeout: AtomicU64,
     /// Threads that wait in this group and have released the driver for a signal check.
     pub(crate) long_waits: AtomicUsize,
@@ -60,17 +60,17 @@ pub(crate) struct Inner {
     pub(crate) config: &'static Config,
 }
 
-impl Inner {
-    pub(crate) fn usable(&self) -> Result<()> {
+impl SharedState {
+    pub(crate) fn check_usable(&self) -> Result<()> {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
         }
-        self.poison.get().map_or(Ok(()), |error| Err(self.tell(error)))
+        self.failure.get().map_or(Ok(()), |error| Err(self.report(error)))
     }
 
     /// The caller hears why the group is dead.
-    pub(crate) fn tell(&self, error: &Error) -> Error {
-        self.told.store(true, Ordering::Relaxed);
+    pub(crate) fn report(&self, error: &Error) -> Error {
+        self.abort_reported.store(true, Ordering::Relaxed);
         error.clone()
     }
 }

@@ -12,7 +12,7 @@ use smddp_transport::{Group, Mismatch};
 use self::messages::{RecvChannel, SendChannel};
 use crate::bind::{Bound, Incoming, Reduce, Run};
 use crate::call::types::RedOp;
-use crate::device::completion::Completion;
+use crate::device::completion::DeviceCompletion;
 use crate::device::reduction::{self, Manner, Pieces};
 use crate::device::site::Site;
 use crate::device::site_handle::{PooledEvent, SiteHandle};
@@ -99,8 +99,8 @@ impl DeviceOp {
     }
 
     /// What the call's handle keeps; the number is known by then.
-    pub(crate) fn completion(&self) -> Completion {
-        Completion { handle: self.handle.clone(), number: self.number, end: self.end.clone() }
+    pub(crate) fn completion(&self) -> DeviceCompletion {
+        DeviceCompletion { handle: self.handle.clone(), number: self.number, end: self.end.clone() }
     }
 }
 

@@ -8,7 +8,7 @@ use crate::call::fingerprint::mix;
 
 /// The collectives that a rank called.
 #[derive(Default)]
-pub(crate) struct Record {
+pub(crate) struct CallLog {
     /// Of all of them in their order: the same on ranks that made the same calls.
     pub(crate) digest: u64,
     pub(crate) calls: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Record {
 
 pub(crate) const REMEMBERED: usize = 64;
 
-impl Record {
+impl CallLog {
     pub(crate) fn add(&mut self, fingerprint: CallFingerprint) {
         self.digest = mix(self.digest ^ fingerprint.what).wrapping_add(mix(fingerprint.count));
         self.calls += 1;
@@ -30,7 +30,7 @@ impl Record {
 }
 
 /// The messages that a rank sent to each other one, and those that it asked for.
-pub(crate) struct Ledger {
+pub(crate) struct MessageLog {
     me: usize,
     /// 0 in the sum over all ranks, where each message has a sender and a receiver.
     pub(crate) balance: u64,
@@ -38,7 +38,7 @@ pub(crate) struct Ledger {
     pub(crate) counts: Vec<(u32, u32)>,
 }
 
-impl Ledger {
+impl MessageLog {
     pub(crate) fn new(me: usize, size: usize) -> Self {
         Self { me, balance: 0, counts: vec![(0, 0); size] }
     }
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn the_balance_is_zero_only_if_each_message_was_sent_and_asked_for() {
-        let sum = |of: [&Ledger; 2]| of[0].balance.wrapping_add(of[1].balance);
-        let (mut a, mut b) = (Ledger::new(0, 2), Ledger::new(1, 2));
+        let sum = |of: [&MessageLog; 2]| of[0].balance.wrapping_add(of[1].balance);
+        let (mut a, mut b) = (MessageLog::new(0, 2), MessageLog::new(1, 2));
         a.sent(1, 7, 1);
         assert_ne!(sum([&a, &b]), 0);
         b.asked(0, 8, 1);
@@ -89,9 +89,9 @@ mod tests {
     fn another_order_is_another_record() {
         let fingerprints = [CallFingerprint { what: 1, count: 2 }, CallFingerprint { what: 2, count: 1 }];
         let of = |fingerprints: &[CallFingerprint]| {
-            let mut record = Record::default();
-            fingerprints.iter().for_each(|&fingerprint| record.add(fingerprint));
-            record.digest
+            let mut call_log = CallLog::default();
+            fingerprints.iter().for_each(|&fingerprint| call_log.add(fingerprint));
+            call_log.digest
         };
         assert_ne!(of(&fingerprints), of(&[fingerprints[1], fingerprints[0]]));
         assert_ne!(of(&fingerprints), of(&fingerprints[..1]));

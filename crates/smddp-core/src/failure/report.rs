@@ -93,7 +93,7 @@ pub(crate) fn lost_rank(report: &str) -> Option<usize> {
 }
 
 /// A report that came from rank `from`, as an error of the same kind here, in the call `what`.
-pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
+pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');
     let (fingerprint, call, text) =
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
@@ -175,7 +175,7 @@ mod tests {
         let error = timeout(missing.clone(), format!("missing: {}", list(&group, &missing)));
         let report = own(9, &error);
         assert!(report.len() <= MAX_ABORT_REPORT, "{}", report.len());
-        let heard = heard(&group, "g", "all_reduce #8".to_owned(), 4, &report);
+        let heard = to_error(&group, "g", "all_reduce #8".to_owned(), 4, &report);
         let Error::Timeout { what, after, missing: told, detail, .. } = &heard else { panic!("{heard}") };
         assert_eq!((what.as_str(), after.as_millis()), ("all_reduce #8", 1500));
         assert!(
@@ -211,7 +211,7 @@ mod tests {
             "T;1;0-18446744073709551615;7\na\nb",
         ];
         for text in cut.chain(odd.map(str::to_owned)) {
-            let error = heard(&group, "g", "barrier #1".to_owned(), 3, &text);
+            let error = to_error(&group, "g", "barrier #1".to_owned(), 3, &text);
             assert!(error.to_string().contains(" reports"), "{text:?}: {error}");
         }
     }

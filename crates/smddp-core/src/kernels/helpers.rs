@@ -15,7 +15,7 @@ use smddp_transport::fork::PerProcess;
 use crate::config::Config;
 use crate::config::cores;
 use crate::kernels::float_mode::set_default_float_mode;
-use crate::sync::job_gate::Turns;
+use crate::sync::job_gate::JobGate;
 use crate::sync::lock;
 
 /// Bytes from which a piece is shared out; parts are multiples of the other.
@@ -90,7 +90,7 @@ struct Job {
 }
 
 struct Team {
-    turns: Turns,
+    turns: JobGate,
     job: UnsafeCell<Option<Job>>,
     /// Bytes of it that somebody has taken.
     taken: AtomicUsize,
@@ -121,7 +121,7 @@ impl Team {
             return None;
         }
         let team = Arc::new(Self {
-            turns: Turns::default(),
+            turns: JobGate::default(),
             job: UnsafeCell::new(None),
             taken: AtomicUsize::new(0),
             lead: Mutex::new(()),

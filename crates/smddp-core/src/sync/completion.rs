@@ -10,12 +10,12 @@ use super::{AtomicBool, AtomicI64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::error::{Error, Result};
 
 /// What a caller wants held until its call is over.
-pub type Keep = Box<dyn Any + Send + Sync>;
+pub type KeepAlive = Box<dyn Any + Send + Sync>;
 type Callback = Box<dyn FnOnce() + Send>;
 
 /// The part of a work that the driver and the waiters share.
 #[derive(Default)]
-pub(crate) struct Shared {
+pub(crate) struct Completion {
     done: AtomicBool,
     /// All of it is on a device.
     enqueued: AtomicBool,
@@ -29,7 +29,7 @@ pub(crate) struct Shared {
 
 #[derive(Default)]
 struct State {
-    keep: Option<Keep>,
+    keep: Option<KeepAlive>,
     callbacks: Vec<Callback>,
     /// Those that wait for no more than its being on a device.
     early: Vec<Callback>,
@@ -37,8 +37,8 @@ struct State {
     sleepers: usize,
 }
 
-impl Shared {
-    pub(crate) fn new(keep: Option<Keep>) -> Self {
+impl Completion {
+    pub(crate) fn new(keep: Option<KeepAlive>) -> Self {
         Self {
             source: AtomicI64::new(-1),
             state: Mutex::new(State { keep, ..State::default() }),
@@ -86,7 +86,7 @@ impl Shared {
     }
 
     /// The operation uses `copies` from now on; the caller's buffers are released.
-    pub(crate) fn detach(&self, copies: Keep) {
+    pub(crate) fn detach(&self, copies: KeepAlive) {
         let mut state = self.lock();
         let keep = state.keep.replace(copies);
         self.detached.store(true, Ordering::Release);

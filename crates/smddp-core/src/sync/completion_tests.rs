@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
 #[test]
 fn waiting_for_a_call_on_a_device_returns_if_it_is_enqueued_already() {
-    let shared = Shared::new(None);
+    let shared = Completion::new(None);
     shared.enqueued();
     let begun = Instant::now();
     shared.sleep(Duration::from_secs(60), true);

@@ -3,14 +3,14 @@
 use super::{AtomicU32, Ordering, fence};
 
 #[derive(Default)]
-pub(crate) struct Turns {
+pub(crate) struct JobGate {
     /// Odd while a job stands; each has another.
     turn: AtomicU32,
     /// Helpers that look at the job, or are about to find out that they are late.
     inside: AtomicU32,
 }
 
-impl Turns {
+impl JobGate {
     /// From now on a job stands; who comes in sees what was written before. By the leader, where none does.
     pub(crate) fn open(&self) {
         self.turn.fetch_add(1, Ordering::Release);

@@ -21,7 +21,7 @@ pub(crate) use self::ring::Outcome;
 use self::ring::Ring;
 use self::snapshot::Seen;
 use crate::call::fingerprint::mix;
-use crate::call::message_label::Label;
+use crate::call::message_label::MessageLabel;
 pub use crate::observe::counters::Taken;
 pub(crate) use crate::observe::counters::Tally;
 use crate::sync::lock;
@@ -35,7 +35,7 @@ pub(crate) struct Recorder {
     way: String,
     /// Collectives.
     ring: Ring,
-    /// Sends and recvs, numbered in the order of their posting. Their headers are those of [`Label`].
+    /// Sends and recvs, numbered in the order of their posting. Their headers are those of [`MessageLabel`].
     messages: Ring,
     tally: Arc<Tally>,
     failed: OnceLock<String>,
@@ -106,7 +106,7 @@ impl Recorder {
 
     /// The driver knows of a send or recv.
     #[inline]
-    pub(crate) fn posted(&self, seq: u64, label: &Label, bytes: usize) {
+    pub(crate) fn posted(&self, seq: u64, label: &MessageLabel, bytes: usize) {
         self.messages.submit(seq, label.fingerprint(), bytes as u64, ticks(), false);
     }
 
