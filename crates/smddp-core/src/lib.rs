@@ -23,7 +23,7 @@ pub mod preview;
 mod startup;
 mod sync;
 
-pub use call::lossless::set_exact;
+pub use call::lossless::set_lossless;
 pub use call::{Blocks, Call, name_of, types};
 pub use communicator::{Communicator, Options, Work, shutdown};
 pub use config::Config;
@@ -43,7 +43,7 @@ pub use smddp_transport::process::{
     Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error, refused, undisturbed,
 };
 pub use smddp_transport::threads::spawn;
-pub use startup::{Deletion, Known, MAX_RANKS, Pending, Store, check_size};
+pub use startup::{Deletion, MAX_RANKS, ParentGroup, Pending, Store, check_size};
 pub use sync::completion::{KeepAlive, interrupted, set_interrupt};
 pub use sync::deadline::{after, duration};
 pub use types::{DType, RedOp};

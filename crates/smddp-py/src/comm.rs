@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use smddp_core::{Call, Collective, Communicator, DType, Known, On, Options, RedOp, Stream};
+use smddp_core::{Call, Collective, Communicator, DType, On, Options, ParentGroup, RedOp, Stream};
 use smddp_rendezvous::{LaunchEnvironment, RendezvousAddress};
 
 use crate::arguments::{color_of, key_of};
@@ -66,7 +66,8 @@ impl Comm {
         let known = known.map(|(group, ranks, _)| (group.comm.clone(), ranks));
         let store = PyStore::new(store, (call, name), rank, seconds(timeout), known.clone());
         let made = py.detach(|| {
-            let known = known.as_ref().map(|(group, ranks)| Known { group, ranks, siblings: &siblings });
+            let known =
+                known.as_ref().map(|(group, ranks)| ParentGroup { group, ranks, siblings: &siblings });
             Communicator::make(&store, (call, name), rank, size, seconds(timeout), known)
         });
         let comm = made.map_err(|error| store.exception(py, error))?;

@@ -171,5 +171,5 @@ pub(crate) fn bench_main(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
 /// Sets whether this thread's collectives transfer elements between nodes without a lossy format. Returns the previous value.
 #[pyfunction]
 pub(crate) fn set_exact(exact: bool) -> bool {
-    smddp_core::set_exact(exact)
+    smddp_core::set_lossless(exact)
 }

@@ -11,11 +11,11 @@ use crate::call::name_of;
 use crate::call::types::{DType, RedOp};
 
 /// Of `count`: it is a name and a number.
-const NAMED: u64 = 1 << 63;
+const HASHED: u64 = 1 << 63;
 /// Bits of that number.
-const NUMBER: u32 = 31;
+const COUNT_BITS: u32 = 31;
 /// Of `what`, beside the type: elements travel in a format between nodes.
-const CODED: u64 = 1 << 15;
+const COMPRESSED: u64 = 1 << 15;
 /// Of `what`, which has room for it beside the reduction: the call by which a rank leaves the group.
 const LEAVING: u64 = 1 << 23;
 
@@ -29,7 +29,7 @@ pub(crate) fn of(key: &Key, decision: &Decision) -> CallFingerprint {
         | (choice.algorithm as u64) << 40
         | ((choice.segment as u64 >> 6) & 0xffff) << 44
         | u64::from(pairs) << 60
-        | if decision.format.is_some() { CODED } else { 0 };
+        | if decision.format.is_some() { COMPRESSED } else { 0 };
     CallFingerprint { what, count: count(&decision.counts, key.factor) }
 }
 
@@ -47,8 +47,8 @@ fn count(counts: &Counts, factor: u64) -> u64 {
     if name == 0 && factor == 0 {
         return number;
     }
-    let name = mix(name ^ mix(factor)) >> (NUMBER + 1) << NUMBER;
-    NAMED | name | number.min((1 << NUMBER) - 1)
+    let name = mix(name ^ mix(factor)) >> (COUNT_BITS + 1) << COUNT_BITS;
+    HASHED | name | number.min((1 << COUNT_BITS) - 1)
 }
 
 /// Bits of a call on the group's device `site`: all ranks are on one, and on the same.
@@ -86,8 +86,8 @@ pub(crate) fn call(fingerprint: CallFingerprint) -> String {
     let Some(collective) = collective(fingerprint) else {
         return format!("an unknown call ({:#x})", fingerprint.what);
     };
-    let named = fingerprint.count & NAMED != 0;
-    let elements = if named { fingerprint.count & ((1 << NUMBER) - 1) } else { fingerprint.count };
+    let named = fingerprint.count & HASHED != 0;
+    let elements = if named { fingerprint.count & ((1 << COUNT_BITS) - 1) } else { fingerprint.count };
     let dtype = dtype(fingerprint).map_or("?", DType::name);
     let mut text = format!("{}({elements} elements of {dtype}", name_of(collective));
     let redop = RedOp::from_code((fingerprint.what >> 16) as u8, 1.0).filter(|_| collective.reduces());
@@ -96,7 +96,7 @@ pub(crate) fn call(fingerprint: CallFingerprint) -> String {
     }
     if named {
         let of = if matches!(redop, Some(RedOp::PremulSum(_))) { "factor" } else { "blocks of sizes" };
-        text += &format!(", {of} #{:08x}", fingerprint.count << 1 >> (NUMBER + 1));
+        text += &format!(", {of} #{:08x}", fingerprint.count << 1 >> (COUNT_BITS + 1));
     }
     if collective.has_root() {
         text += &format!(", root {}", (fingerprint.what >> 24) & 0xffff);
@@ -104,7 +104,7 @@ pub(crate) fn call(fingerprint: CallFingerprint) -> String {
     if collective == Collective::AllGather && (fingerprint.what >> 16) as u8 & 0x7f == SPARSE.code() {
         text += ", of a sparse all_reduce";
     }
-    if fingerprint.what & CODED != 0 {
+    if fingerprint.what & COMPRESSED != 0 {
         text += ", as SMDDP_WIRE_FORMAT says";
     }
     text + if is_on_device(fingerprint) { ") on CUDA" } else { ")" }

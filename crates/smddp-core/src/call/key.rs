@@ -3,7 +3,7 @@
 use smddp_plan::{Collective, Counts, Memory, Shape};
 
 use crate::call::Call;
-use crate::call::lossless::is_exact;
+use crate::call::lossless::is_lossless;
 use crate::call::types::{DType, RedOp};
 
 /// Mark of an all_gather that is a part of a sparse all_reduce: its fingerprint differs from other all_gathers.
@@ -41,7 +41,7 @@ impl Key {
             _ => 0,
         };
         let Call { collective, dtype, root, .. } = *call;
-        Self { collective, dtype, redop, factor, root, counts, memory, site, exact: is_exact() }
+        Self { collective, dtype, redop, factor, root, counts, memory, site, exact: is_lossless() }
     }
 
     /// What the choice may depend on.

@@ -3,16 +3,16 @@
 use std::cell::Cell;
 
 thread_local! {
-    static EXACT: Cell<bool> = const { Cell::new(false) };
+    static LOSSLESS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether calls that this thread makes are exact.
-pub(crate) fn is_exact() -> bool {
-    EXACT.get()
+pub(crate) fn is_lossless() -> bool {
+    LOSSLESS.get()
 }
 
 /// Has them be, or not; what they were. The ranks of a call must have the same, and a call in which they have not is a
 /// `MismatchError`.
-pub fn set_exact(exact: bool) -> bool {
-    EXACT.replace(exact)
+pub fn set_lossless(exact: bool) -> bool {
+    LOSSLESS.replace(exact)
 }

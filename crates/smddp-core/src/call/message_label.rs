@@ -12,14 +12,14 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    fn verb(self) -> &'static str {
+    fn operation(self) -> &'static str {
         match self {
             Self::To(_) => "send",
             Self::From(_) | Self::FromAny => "recv",
         }
     }
 
-    fn whither(self) -> String {
+    fn endpoint(self) -> String {
         match self {
             Self::To(rank) => format!("to rank {rank}"),
             Self::From(rank) => format!("from rank {rank}"),
@@ -38,7 +38,7 @@ impl Direction {
 
 impl std::fmt::Display for Direction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.verb(), self.whither())
+        write!(f, "{} {}", self.operation(), self.endpoint())
     }
 }
 
@@ -54,14 +54,14 @@ pub(crate) struct MessageLabel {
 impl MessageLabel {
     /// "send #3 to rank 1"
     pub(crate) fn numbered(&self) -> String {
-        format!("{} #{} {}", self.direction.verb(), self.number, self.direction.whither())
+        format!("{} #{} {}", self.direction.operation(), self.number, self.direction.endpoint())
     }
 
     /// "send(5 elements of float32 to rank 1, tag 0)"
     pub(crate) fn call(&self, bytes: u64) -> String {
-        let (verb, peer) = (self.direction.verb(), self.direction.whither());
+        let (operation, peer) = (self.direction.operation(), self.direction.endpoint());
         let (count, dtype) = (bytes / self.dtype.size() as u64, self.dtype.name());
-        format!("{verb}({count} elements of {dtype} {peer}, tag {})", self.tag)
+        format!("{operation}({count} elements of {dtype} {peer}, tag {})", self.tag)
     }
 
     /// Numbers from 2^32 on begin anew there.

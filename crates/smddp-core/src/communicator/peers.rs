@@ -47,10 +47,10 @@ impl Communicator {
     /// asked, which takes a few seconds where one is stopped.
     pub(crate) fn doing(&self, ranks: &[usize]) -> Vec<String> {
         let Some(mut engine) = self.0.try_own() else { return Vec::new() };
-        let ranks = &ranks[..ranks.len().min(error_text::ASKED)];
+        let ranks = &ranks[..ranks.len().min(error_text::MAX_QUERIED)];
         engine.group.straggler_query_of(ranks);
         let said = |&rank: &usize| {
-            let words = error_text::said(&engine.group, &self.0.name, rank);
+            let words = error_text::activity_of(&engine.group, &self.0.name, rank);
             format!("{} {}", engine.group.describe(rank), words.unwrap_or("does not answer".to_owned()))
         };
         ranks.iter().map(said).collect()

@@ -18,7 +18,7 @@ use crate::call::{Blocks, Call};
 use crate::engine::Engine;
 use crate::engine::shared::SharedState;
 use crate::error::{Error, Result};
-use crate::failure::call_log::REMEMBERED;
+use crate::failure::call_log::MAX_RECORDED;
 use crate::failure::error_text;
 use crate::log::{self, Level};
 use crate::sync::completion::Completion;
@@ -33,8 +33,8 @@ const SHOWN: usize = 8;
 fn story(engine: &Engine, size: usize) -> Vec<u64> {
     let call_log = &engine.call_log;
     let mut words = vec![call_log.calls];
-    words.extend(call_log.newest.iter().flat_map(|fingerprint| [fingerprint.what, fingerprint.count]));
-    words.resize(1 + 2 * REMEMBERED, 0);
+    words.extend(call_log.latest.iter().flat_map(|fingerprint| [fingerprint.what, fingerprint.count]));
+    words.resize(1 + 2 * MAX_RECORDED, 0);
     if size <= LISTED {
         words.extend(
             engine
@@ -55,7 +55,7 @@ fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Er
     let story = |rank: usize| &stories[rank * each..(rank + 1) * each];
     let me = group.rank();
     let calls = story(me)[0];
-    let first = calls.saturating_sub(REMEMBERED as u64);
+    let first = calls.saturating_sub(MAX_RECORDED as u64);
     for (index, seq) in (first..calls).enumerate() {
         let fingerprint = |rank: usize| CallFingerprint {
             what: story(rank)[1 + 2 * index],
@@ -68,7 +68,7 @@ fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Er
             return Some(error_text::mismatch(group, name, collective, seq, mine, found));
         }
     }
-    let told = |rank: usize, peer: usize| story(rank).get(1 + 2 * REMEMBERED + peer).copied().unwrap_or(0);
+    let told = |rank: usize, peer: usize| story(rank).get(1 + 2 * MAX_RECORDED + peer).copied().unwrap_or(0);
     let pairs = (0..size).flat_map(|from| (0..size).map(move |to| (from, to)));
     let pairs = pairs.map(|(from, to)| (from, to, told(from, to) >> 32, told(to, from) & 0xffff_ffff));
     let (mut left, mut unanswered) = (Vec::new(), false);
@@ -88,7 +88,7 @@ fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Er
     let mut detail = left.iter().take(SHOWN).map(describe).collect::<Vec<_>>().join("; ");
     if left.is_empty() {
         detail = format!(
-            "the ranks made different calls before the last {REMEMBERED}, or not all messages were received"
+            "the ranks made different calls before the last {MAX_RECORDED}, or not all messages were received"
         );
     } else if left.len() > SHOWN {
         detail += &format!("; and {} more pairs", left.len() - SHOWN);

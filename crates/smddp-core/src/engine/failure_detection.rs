@@ -98,7 +98,7 @@ impl Engine {
         }
         for enqueued in &mut self.enqueued {
             if now.duration_since(*enqueued.submitted.get_or_insert(now)) >= enqueued.timeout {
-                return Err(error_text::stuck(&self.name, enqueued));
+                return Err(error_text::device_timeout(&self.name, enqueued));
             }
         }
         self.check_departed()?;
@@ -255,7 +255,7 @@ impl Engine {
         // What another rank reports may well be how this process's own trouble looks from there.
         for fault in faults {
             if let Fault::Unable { rank, reason } = fault {
-                return Err(error_text::unable(&self.group, &self.name, &what, *rank, reason));
+                return Err(error_text::unreachable(&self.group, &self.name, &what, *rank, reason));
             }
         }
         for fault in faults {

@@ -73,7 +73,7 @@ impl Active {
 fn enter(message_log: &mut MessageLog, post: &Request, times: i32) {
     match post.direction {
         Direction::To(rank) => message_log.sent(rank, post.tag, times),
-        Direction::From(rank) => message_log.asked(rank, post.tag, times),
+        Direction::From(rank) => message_log.requested(rank, post.tag, times),
         Direction::FromAny => {}
     }
 }
@@ -349,7 +349,7 @@ impl MessageTransport {
             return;
         }
         if recv.post.direction == Direction::FromAny {
-            self.message_log.asked(from, envelope.tag, 1);
+            self.message_log.requested(from, envelope.tag, 1);
         }
         recv.stream = Some(stream);
         self.recorder.begun(recv.seq);
@@ -425,7 +425,7 @@ impl MessageTransport {
             enter(&mut self.message_log, &active.post, -1);
             self.recorder.over(active.seq, Outcome::Failed);
             let error = expired(&active, group, name);
-            error_text::leave(group, name, &error);
+            error_text::record_last_error(group, name, &error);
             active.post.work.finish(Err(error));
         }
         Ok(())
@@ -476,7 +476,7 @@ fn expired(active: &Active, group: &Group, name: &str) -> Error {
     let detail = match missing.first() {
         Some(&rank) => {
             let other = format!("nothing came of it; the other side is {}", group.describe(rank));
-            [vec![other], error_text::doing(group, name, &missing)].concat().join("; ")
+            [vec![other], error_text::activities(group, name, &missing)].concat().join("; ")
         }
         None => "no rank sent a message with this tag".to_owned(),
     };

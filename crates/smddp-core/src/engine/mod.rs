@@ -422,7 +422,7 @@ impl Engine {
     pub(crate) fn leave_error(&mut self, error: &Error) {
         match self.cause_text.take() {
             Some(first) => leave_error(&first),
-            None => error_text::leave(&self.group, &self.name, error),
+            None => error_text::record_last_error(&self.group, &self.name, error),
         }
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use smddp_plan::Collective;
 
 use crate::bind::Bound;
-use crate::call::lossless::is_exact;
+use crate::call::lossless::is_lossless;
 use crate::call::types::{DType, RedOp};
 use crate::call::{Blocks, Call};
 use crate::exec::device::DeviceOp;
@@ -43,7 +43,7 @@ impl CallShape {
             redop,
             root,
             counts,
-            exact: is_exact(),
+            exact: is_lossless(),
         })
     }
 }

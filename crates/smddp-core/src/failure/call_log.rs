@@ -13,19 +13,19 @@ pub(crate) struct CallLog {
     pub(crate) digest: u64,
     pub(crate) calls: u64,
     /// The newest headers, to tell which call it was.
-    pub(crate) newest: VecDeque<CallFingerprint>,
+    pub(crate) latest: VecDeque<CallFingerprint>,
 }
 
-pub(crate) const REMEMBERED: usize = 64;
+pub(crate) const MAX_RECORDED: usize = 64;
 
 impl CallLog {
     pub(crate) fn add(&mut self, fingerprint: CallFingerprint) {
         self.digest = mix(self.digest ^ fingerprint.what).wrapping_add(mix(fingerprint.count));
         self.calls += 1;
-        if self.newest.len() == REMEMBERED {
-            self.newest.pop_front();
+        if self.latest.len() == MAX_RECORDED {
+            self.latest.pop_front();
         }
-        self.newest.push_back(fingerprint);
+        self.latest.push_back(fingerprint);
     }
 }
 
@@ -58,7 +58,7 @@ impl MessageLog {
         self.counts.iter().enumerate().filter(|(_, (sent, _))| *sent > 0).map(|(rank, _)| rank).collect()
     }
 
-    pub(crate) fn asked(&mut self, from: usize, tag: u64, times: i32) {
+    pub(crate) fn requested(&mut self, from: usize, tag: u64, times: i32) {
         self.counts[from].1 = self.counts[from].1.wrapping_add_signed(times);
         self.balance = self.balance.wrapping_sub(Self::name(from, self.me, tag).wrapping_mul(times as u64));
     }
@@ -74,10 +74,10 @@ mod tests {
         let (mut a, mut b) = (MessageLog::new(0, 2), MessageLog::new(1, 2));
         a.sent(1, 7, 1);
         assert_ne!(sum([&a, &b]), 0);
-        b.asked(0, 8, 1);
+        b.requested(0, 8, 1);
         assert_ne!(sum([&a, &b]), 0, "another tag is another message");
-        b.asked(0, 8, -1);
-        b.asked(0, 7, 1);
+        b.requested(0, 8, -1);
+        b.requested(0, 7, 1);
         assert_eq!(sum([&a, &b]), 0);
         b.sent(0, 7, 1);
         b.sent(0, 7, -1);

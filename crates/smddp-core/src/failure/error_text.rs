@@ -74,7 +74,7 @@ pub(crate) fn late(group: &Group, name: &str, op: PendingCall, after: Duration) 
 }
 
 /// An operation that is on the device since, and does not end there.
-pub(crate) fn stuck(name: &str, enqueued: &Enqueued) -> Error {
+pub(crate) fn device_timeout(name: &str, enqueued: &Enqueued) -> Error {
     Error::Timeout {
         what: numbered(enqueued.collective, enqueued.seq),
         group: name.to_owned(),
@@ -128,7 +128,7 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
         }
         parts.push(text);
         parts.push(format!("the call is {}", call(op.fingerprint)));
-        parts.extend(doing(group, name, &late));
+        parts.extend(activities(group, name, &late));
         unknown.retain(|rank| stalled.iter().all(|(stalled, _)| stalled != rank));
         if !unknown.is_empty() {
             parts.push(format!("not known: {}, of which no answer came", report::list(group, &unknown)));
@@ -148,10 +148,10 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
         ));
         // Those that it waits for first: not everybody is asked.
         others.extend((0..size).filter(|rank| *rank != me && !others.contains(rank)).collect::<Vec<_>>());
-        parts.extend(doing(group, name, &others));
+        parts.extend(activities(group, name, &others));
     }
     parts.extend(undelivered(group, &silent));
-    for (rank, words) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(ASKED) {
+    for (rank, words) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(MAX_QUERIED) {
         parts.push(format!("{} {words}", group.describe(*rank)));
     }
     if !silent.is_empty() {
@@ -172,18 +172,18 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
 }
 
 /// What the first of these ranks do, which have not arrived: they are asked.
-pub(crate) fn doing(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
-    let asked = late.iter().take(ASKED);
-    asked.filter_map(|&rank| Some(format!("rank {rank} {}", said(group, name, rank)?))).collect()
+pub(crate) fn activities(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
+    let asked = late.iter().take(MAX_QUERIED);
+    asked.filter_map(|&rank| Some(format!("rank {rank} {}", activity_of(group, name, rank)?))).collect()
 }
 
 /// What a rank says that it does, if anything.
-pub(crate) fn said(group: &Group, name: &str, rank: usize) -> Option<String> {
+pub(crate) fn activity_of(group: &Group, name: &str, rank: usize) -> Option<String> {
     Some(group.doing(rank, recorder::about(name, rank))).filter(|words| !words.is_empty())
 }
 
 /// So many of the ranks that are missing are asked what they do.
-pub(crate) const ASKED: usize = 3;
+pub(crate) const MAX_QUERIED: usize = 3;
 
 /// How a rank was lost where others are, too: any of them may be the one that all else came of.
 pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String {
@@ -195,7 +195,7 @@ pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String 
 }
 
 /// Whoever sees this process die is told of this error of the group.
-pub(crate) fn leave(group: &Group, name: &str, error: &Error) {
+pub(crate) fn record_last_error(group: &Group, name: &str, error: &Error) {
     leave_error(&format!("{} of group `{name}`: {error}", group.describe(group.rank())));
 }
 
@@ -227,7 +227,7 @@ pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &s
 }
 
 /// This process cannot reach a rank that may be well.
-pub(crate) fn unable(group: &Group, name: &str, what: &str, rank: usize, reason: &str) -> Error {
+pub(crate) fn unreachable(group: &Group, name: &str, what: &str, rank: usize, reason: &str) -> Error {
     let (me, other) = (group.describe(group.rank()), group.describe(rank));
     Error::System {
         what: format!("{what} on group `{name}` failed: {me} cannot reach {other}"),

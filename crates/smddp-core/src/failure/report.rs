@@ -8,7 +8,7 @@ use smddp_transport::{Group, MAX_ABORT_REPORT};
 use crate::error::Error;
 
 /// Bytes for a list of ranks.
-pub(crate) const ROOM: usize = 360;
+pub(crate) const MAX_RANK_LIST: usize = 360;
 
 /// "5, 258-269, and 37 more": ranks in ascending order, as much as there is room for.
 pub(crate) fn ranges(ranks: &[usize], room: usize) -> String {
@@ -48,8 +48,8 @@ pub(crate) fn list(group: &Group, ranks: &[usize]) -> String {
     for (i, &rank) in ranks.iter().enumerate() {
         names += if i == 0 { "" } else { ", " };
         names += &group.describe(rank);
-        if names.len() > ROOM {
-            return format!("{}, {}", group.describe(ranks[0]), ranges(&ranks[1..], ROOM / 2));
+        if names.len() > MAX_RANK_LIST {
+            return format!("{}, {}", group.describe(ranks[0]), ranges(&ranks[1..], MAX_RANK_LIST / 2));
         }
     }
     names
@@ -71,7 +71,8 @@ pub(crate) fn own(me: usize, error: &Error) -> String {
         }
         _ => ('C', &[][..], Duration::ZERO, &String::new(), &told),
     };
-    let mut report = format!("{kind};{me};{};{}\n{what}\n{text}", ranges(ranks, ROOM), after.as_millis());
+    let mut report =
+        format!("{kind};{me};{};{}\n{what}\n{text}", ranges(ranks, MAX_RANK_LIST), after.as_millis());
     if report.len() > MAX_ABORT_REPORT {
         let end = (0..=MAX_ABORT_REPORT - "...".len()).rev().find(|&at| report.is_char_boundary(at));
         report.truncate(end.unwrap_or(0));

@@ -201,7 +201,7 @@ impl Team {
         set_default_float_mode();
         let (mut last, mut looks) = (0, 0);
         loop {
-            if let Some(turn) = self.turns.news(last) {
+            if let Some(turn) = self.turns.open_job(last) {
                 (last, looks) = (turn, 0);
                 if self.turns.enter(turn) {
                     // SAFETY: it stands until this has left.
@@ -222,7 +222,7 @@ impl Team {
             looks = 0;
             helper.asleep.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            if self.turns.news(last).is_none() {
+            if self.turns.open_job(last).is_none() {
                 thread::park();
             }
             helper.asleep.store(false, Ordering::Relaxed);
@@ -238,7 +238,7 @@ impl Drop for Standing<'_> {
         let turns = &self.0.turns;
         turns.close();
         let mut looks = 0;
-        while !turns.empty() {
+        while !turns.is_empty() {
             looks += 1;
             if looks < LOOKS { std::hint::spin_loop() } else { thread::yield_now() }
         }
@@ -299,7 +299,7 @@ mod tests {
             let outcome =
                 catch_unwind(AssertUnwindSafe(|| unsafe { team.share_out(WORTH_SHARING * 8, &part) }));
             assert_eq!(outcome.unwrap_err().downcast_ref(), Some(&"a part failed"), "round {round}");
-            assert!(team.turns.empty(), "a helper is still inside");
+            assert!(team.turns.is_empty(), "a helper is still inside");
         }
         let total = AtomicUsize::new(0);
         // SAFETY: an atomic.

@@ -38,11 +38,11 @@ pub struct Pending {
 impl Pending {
     /// `timeout`: the deadline of every call that has none of its own.
     pub fn new(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
-        Self::ordered(name, rank, size, timeout, false)
+        Self::with_order(name, rank, size, timeout, false)
     }
 
     /// As [`Pending::new`]; `canonical`: reductions are in canonical order, whatever the setting says.
-    pub(super) fn ordered(
+    pub(super) fn with_order(
         name: &str,
         rank: usize,
         size: usize,
@@ -81,7 +81,7 @@ impl Pending {
     }
 
     /// What the user called for it, as errors name it.
-    pub(crate) fn called(self, call: &str) -> Self {
+    pub(crate) fn for_call(self, call: &str) -> Self {
         Self { call: call.to_owned(), ..self }
     }
 

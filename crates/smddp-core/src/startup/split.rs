@@ -63,8 +63,8 @@ impl Communicator {
         let pending = members.iter().position(|&rank| rank == me).map(|rank| {
             let canonical = need_canonical_order(Config::get()?, &name, &self.nodes(), &members, &siblings);
             let timeout = self.timeout(&Options::default());
-            let made = Pending::ordered(&name, rank, members.len(), timeout, canonical);
-            made.map(|pending| pending.called("split"))
+            let made = Pending::with_order(&name, rank, members.len(), timeout, canonical);
+            made.map(|pending| pending.for_call("split"))
         });
         let text = match &pending {
             None => Ok(Vec::new()),

@@ -32,9 +32,9 @@ struct State {
     keep: Option<KeepAlive>,
     callbacks: Vec<Callback>,
     /// Those that wait for no more than its being on a device.
-    early: Vec<Callback>,
+    on_enqueued_callbacks: Vec<Callback>,
     /// Threads that sleep until something changes: with none there is nobody to call the kernel for.
-    sleepers: usize,
+    waiters: usize,
 }
 
 impl Completion {
@@ -61,28 +61,28 @@ impl Completion {
         let mut state = self.lock();
         // Release: whoever sees it done sees the output.
         self.done.store(true, Ordering::Release);
-        let early = std::mem::take(&mut state.early);
+        let on_enqueued_callbacks = std::mem::take(&mut state.on_enqueued_callbacks);
         let callbacks = std::mem::take(&mut state.callbacks);
         // Dropped outside the lock: it may run foreign code.
         let keep = state.keep.take();
-        if state.sleepers > 0 {
+        if state.waiters > 0 {
             self.changed.notify_all();
         }
         drop(state);
-        early.into_iter().chain(callbacks).for_each(foreign);
-        foreign(|| drop(keep));
+        on_enqueued_callbacks.into_iter().chain(callbacks).for_each(run_callback);
+        run_callback(|| drop(keep));
     }
 
     /// All of it is on a device.
     pub(crate) fn enqueued(&self) {
         let mut state = self.lock();
         self.enqueued.store(true, Ordering::Release);
-        let early = std::mem::take(&mut state.early);
-        if state.sleepers > 0 {
+        let on_enqueued_callbacks = std::mem::take(&mut state.on_enqueued_callbacks);
+        if state.waiters > 0 {
             self.changed.notify_all();
         }
         drop(state);
-        early.into_iter().for_each(foreign);
+        on_enqueued_callbacks.into_iter().for_each(run_callback);
     }
 
     /// The operation uses `copies` from now on; the caller's buffers are released.
@@ -90,11 +90,11 @@ impl Completion {
         let mut state = self.lock();
         let keep = state.keep.replace(copies);
         self.detached.store(true, Ordering::Release);
-        if state.sleepers > 0 {
+        if state.waiters > 0 {
             self.changed.notify_all();
         }
         drop(state);
-        foreign(|| drop(keep));
+        run_callback(|| drop(keep));
     }
 
     /// True once the caller's buffers are released: the operation is over, or it uses copies of them.
@@ -119,10 +119,10 @@ impl Completion {
         let mut state = self.lock();
         let reached = enqueued && self.enqueued.load(Ordering::Acquire);
         if !self.is_done() && !reached {
-            state.sleepers += 1;
+            state.waiters += 1;
             let (mut state, _) =
                 self.changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
-            state.sleepers -= 1;
+            state.waiters -= 1;
         }
     }
 
@@ -144,13 +144,13 @@ impl Completion {
             drop(state);
             callback();
         } else {
-            state.early.push(callback);
+            state.on_enqueued_callbacks.push(callback);
         }
     }
 }
 
 /// Runs what is not ours. Where it panics, its own caller is told so by the panic's message; the group is as well as before.
-fn foreign(what: impl FnOnce()) {
+fn run_callback(what: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(what));
 }
 
