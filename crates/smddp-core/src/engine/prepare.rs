@@ -1,4 +1,4 @@
-//! From a call to an operation: the binding, kept and used again, and the addresses.
+//! Preparation of operations: binding of calls, which is cached, and buffer addresses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,7 +20,8 @@ use crate::log::{self, Level};
 use crate::sync::lock;
 
 impl SharedState {
-    /// The operation of a call that the caller waits for. One that came before costs a look at what is kept of it.
+    /// Prepares the operation of a call that the caller waits for. A repeated call takes over its completed
+    /// operation.
     pub(crate) fn prepare_repeated(
         &self,
         engine: &mut Engine,
@@ -38,7 +39,7 @@ impl SharedState {
         Ok(op)
     }
 
-    /// `spare`: a finished operation, to be filled again.
+    /// Prepares an operation. `spare`: a completed operation whose memory is reused.
     pub(crate) fn prepare(
         &self,
         spare: Option<Box<Operation>>,
@@ -47,8 +48,8 @@ impl SharedState {
         timeout: Duration,
         device: Option<Box<DeviceOp>>,
     ) -> Result<Box<Operation>> {
-        let place = device.as_ref().map(|device| (device.handle.memory, device.handle.site));
-        let key = Key::of(call, counts, place.unwrap_or_default());
+        let location = device.as_ref().map(|device| (device.handle.memory, device.handle.site));
+        let key = Key::of(call, counts, location.unwrap_or_default());
         let mut cache = lock(&self.cache);
         let bound = cache.get_or_bind(key, |key| {
             let bound = bind(key, &self.facts, self.config)?;
@@ -56,7 +57,7 @@ impl SharedState {
             Ok(bound)
         })?;
         let mut op = spare.unwrap_or_else(|| Box::new(Operation::new(bound.clone())));
-        // An operation of the same call has it already.
+        // An operation of the same call already has this binding.
         if !Arc::ptr_eq(&op.bound, bound) {
             op.bound = bound.clone();
         }
@@ -65,7 +66,7 @@ impl SharedState {
         Ok(op)
     }
 
-    /// Sets the addresses, deadline and progress of this call, also in a repeated operation.
+    /// Sets the addresses, deadline and progress of this call, also in a reused operation.
     fn set_addresses(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration) -> Result<()> {
         let (input, output) = (base(&call.input), base(&call.output));
         op.begun = false;
@@ -80,8 +81,10 @@ impl SharedState {
         run.input_copy = None;
         op.overlaps = call.needs_input_copy(self.rank, self.size);
         match call.redop {
-            RedOp::PremulSum(factor) if call.collective.reduces() => self.own_input(op, call, Some(factor)),
-            _ if op.overlaps => self.own_input(op, call, None),
+            RedOp::PremulSum(factor) if call.collective.reduces() => {
+                self.reserve_input_copy(op, call, Some(factor))
+            }
+            _ if op.overlaps => self.reserve_input_copy(op, call, None),
             _ => Ok(()),
         }
     }
@@ -106,16 +109,16 @@ impl SharedState {
         self.set_addresses(op, call, timeout)
     }
 
-    /// Reserves memory for a copy of the input; the operation copies when it begins, and reads the copy.
+    /// Reserves memory for a copy of the input. The operation copies when it begins, and reads the copy.
     #[cold]
-    fn own_input(&self, op: &mut Operation, call: &Call<'_>, factor: Option<f64>) -> Result<()> {
+    fn reserve_input_copy(&self, op: &mut Operation, call: &Call<'_>, factor: Option<f64>) -> Result<()> {
         let pieces = call.input_pieces();
         let bytes: usize = pieces.iter().map(|piece| piece.1).sum();
         if op.overlaps {
             self.report_overlap(call.collective, bytes);
         }
         if let Some(device) = &mut op.device {
-            // The stream copies.
+            // The device's stream copies the input.
             device.overlaps = op.overlaps;
             return Ok(());
         }
@@ -132,7 +135,7 @@ impl SharedState {
         Ok(())
     }
 
-    /// Logs the first such call of each collective.
+    /// Logs the first copied input of each collective.
     fn report_overlap(&self, collective: Collective, bytes: usize) {
         let bit = 1 << collective as u16;
         if self.overlaps.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
@@ -148,7 +151,7 @@ impl SharedState {
     }
 }
 
-/// Base address of blocks in a row.
+/// Returns the base address of contiguous blocks, else 0.
 fn base(blocks: &Blocks<'_>) -> usize {
     match blocks {
         Blocks::Flat { ptr, .. } | Blocks::Cut { ptr, .. } => *ptr as usize,
@@ -156,7 +159,7 @@ fn base(blocks: &Blocks<'_>) -> usize {
     }
 }
 
-/// The addresses of blocks that are given as a list.
+/// Returns the addresses of blocks given as a list.
 fn list(blocks: &Blocks<'_>) -> Option<Vec<usize>> {
     match blocks {
         Blocks::List { parts } => Some(parts.iter().map(|part| part.0 as usize).collect()),
@@ -174,21 +177,21 @@ mod tests {
     use smddp_plan::Collective;
 
     #[test]
-    fn a_call_is_planned_once_though_another_thread_drives() {
+    fn repeated_call_is_planned_once() {
         let comm = Communicator::over(group(2), &[0, 0], "test", Duration::from_secs(60));
         let mut data = vec![0f32; 1000];
-        let place = Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
+        let buffer = Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
         let (collective, dtype, redop) = (Collective::AllReduce, DType::F32, RedOp::Sum);
-        let call = Call { collective, dtype, redop, root: 0, input: place, output: place };
+        let call = Call { collective, dtype, redop, root: 0, input: buffer, output: buffer };
         let start = |comm: &Communicator| {
-            // SAFETY: the data outlives the group, which ends before this function does.
+            // SAFETY: the data outlives the group, which is closed before this function returns.
             drop(unsafe { comm.start(&call, Options::default()) }.unwrap());
         };
         for _ in 0..20 {
             comm.while_owned(|| start(&comm));
             start(&comm);
         }
-        assert_eq!(lock(comm.cache()).made, 1, "one call, made forty times");
+        assert_eq!(lock(comm.cache()).made, 1, "one binding for forty calls");
         comm.close();
     }
 }

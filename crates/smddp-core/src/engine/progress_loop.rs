@@ -1,4 +1,4 @@
-//! Driving: whoever waits for something in a group moves the group on until it is there.
+//! The progress loop. A waiting thread owns the engine of its group and polls it until the operation completes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use crate::device::DeviceCompletion;
 use crate::engine::messages::Request;
 use crate::engine::progress_thread;
 use crate::engine::shared::{DESTROYED, SharedState};
-use crate::engine::wait_plan::{AboutToSleep, Backoff, Rounds};
+use crate::engine::wait_plan::{AboutToSleep, Backoff, CheckTimer};
 use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
@@ -19,20 +19,20 @@ use crate::observe::recorder;
 use crate::sync::completion::{Completion, interrupted};
 use crate::sync::lock;
 
-/// What is driven for.
+/// Condition that ends a progress loop.
 pub(crate) enum Until<'a> {
     Over(u64),
     Done(&'a Completion),
-    /// All of it is on the device, or it is over.
+    /// All work of the call is on the device, or the call is done.
     Enqueued(&'a Completion, &'a DeviceCompletion),
-    /// Devices have nothing to end any more.
+    /// No operation is on a device.
     DevicesIdle,
-    /// No call is waited for.
+    /// No call is pending.
     Idle,
 }
 
 impl Until<'_> {
-    /// Its call, where others may end it meanwhile.
+    /// Returns the completion that another thread may signal.
     fn work(&self) -> Option<&Completion> {
         match self {
             Self::Done(work) | Self::Enqueued(work, _) => Some(work),
@@ -40,58 +40,58 @@ impl Until<'_> {
         }
     }
 
-    /// Whether it is reached as far as can be seen without driving.
+    /// Returns true if the condition is met, as far as this is visible without the engine.
     fn is_seen(&self) -> bool {
         let enqueued = matches!(self, Self::Enqueued(_, completion) if completion.enqueued());
         enqueued || self.work().is_some_and(Completion::is_done)
     }
 }
 
-/// Time between two checks for a signal.
+/// Interval between two signal checks.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Each takes some 30 ns.
+/// Polls in [`SharedState::poll_briefly`]; each takes about 30 ns.
 const BRIEF_POLLS: u32 = 24;
 
-/// When a wait gives up.
+/// Deadline and interruption of a wait.
 pub(crate) struct Limit {
     until: Option<Instant>,
-    /// A signal ends the wait, too.
+    /// True if a signal ends the wait.
     interruptible: bool,
-    /// Time of the last check for a signal.
-    asked: Option<Instant>,
+    /// Time of the last signal check.
+    last_check: Option<Instant>,
 }
 
-/// Tries for the driver before a wait sleeps.
+/// Attempts to own the engine before a wait sleeps.
 const OWNERSHIP_TRIES: u32 = 50;
 
 impl Limit {
-    /// `None`: never.
+    /// Creates a limit; `None` waits forever.
     pub(crate) fn new(until: Option<Instant>) -> Self {
-        Self { until, interruptible: true, asked: None }
+        Self { until, interruptible: true, last_check: None }
     }
 
-    /// The same for a wait that no signal ends: a pending signal's handler runs afterwards.
+    /// Creates a limit that no signal ends. The handler of a pending signal runs afterwards.
     fn uninterrupted(until: Option<Instant>) -> Self {
-        Self { until, interruptible: false, asked: None }
+        Self { until, interruptible: false, last_check: None }
     }
 
-    /// Returns whether the time is up.
-    fn over(&self, now: Instant) -> bool {
+    /// Returns true if the deadline has passed.
+    fn has_expired(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now >= until)
     }
 
-    /// Returns whether the next check for a signal is due.
+    /// Returns true if the next signal check is due.
     fn check_due(&mut self, now: Instant) -> bool {
-        self.interruptible && now.duration_since(*self.asked.get_or_insert(now)) > SIGNAL_INTERVAL
+        self.interruptible && now.duration_since(*self.last_check.get_or_insert(now)) > SIGNAL_INTERVAL
     }
 
-    /// Checks for a signal where that is due. Handlers of the program run here and may call this group, so the calling
-    /// thread must not own the driver.
+    /// Checks for a signal if a check is due. Signal handlers of the program run here and may call this group, so
+    /// the calling thread must not own the engine.
     fn check_signals(&mut self) -> Result<()> {
         let now = Instant::now();
         if self.check_due(now) {
-            self.asked = Some(now);
+            self.last_check = Some(now);
             if interrupted() {
                 return Err(Error::Interrupted);
             }
@@ -99,12 +99,12 @@ impl Limit {
         Ok(())
     }
 
-    fn left(&self, now: Instant) -> Duration {
+    fn remaining(&self, now: Instant) -> Duration {
         self.until.map_or(Duration::MAX, |until| until - now)
     }
 }
 
-/// A wait that releases the driver for signal checks; closing the group then does not wait for the pending call.
+/// A wait that releases the engine for signal checks. Closing the group does not wait for its call.
 struct LongWait<'a>(&'a AtomicUsize);
 
 impl<'a> LongWait<'a> {
@@ -121,8 +121,8 @@ impl Drop for LongWait<'_> {
 }
 
 impl SharedState {
-    /// The driver, if nobody drives. A driver that panicked left the mutex poisoned; it must still be had, or whoever
-    /// waits would wait for ever.
+    /// Returns the engine if no other thread owns it. A panic of an earlier owner poisons the mutex; that is
+    /// ignored, because waiting threads would otherwise wait forever.
     pub(crate) fn try_own(&self) -> Option<MutexGuard<'_, Engine>> {
         match self.engine.try_lock() {
             Ok(engine) => Some(engine),
@@ -131,22 +131,23 @@ impl SharedState {
         }
     }
 
-    /// Does something as the driver's owner. A panic there is a bug, and what it left behind is not to be trusted: it ends
-    /// the group once and for all, as any other failure does, and nobody else's. `None`: that is what happened.
-    pub(crate) fn guard<T>(&self, engine: &mut Engine, what: impl FnOnce(&mut Engine) -> T) -> Option<T> {
-        let panic = match catch_unwind(AssertUnwindSafe(|| what(engine))) {
+    /// Runs `action` as the owner of the engine. A panic in it is a bug that leaves undefined state, so it fails
+    /// this group, and only this group. Returns `None` in that case.
+    pub(crate) fn guard<T>(&self, engine: &mut Engine, action: impl FnOnce(&mut Engine) -> T) -> Option<T> {
+        let panic = match catch_unwind(AssertUnwindSafe(|| action(engine))) {
             Ok(value) => return Some(value),
             Err(panic) => panic,
         };
         let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         let error = Error::System {
-            what: format!("driving group `{}` on rank {}", self.name, self.rank),
+            what: format!("progress of group `{}` on rank {}", self.name, self.rank),
             reason: format!(
-                "the library panicked: {text}; this is a bug, please report it with what stands above it in the log"
+                "the library panicked: {text}; this is a bug, please report it with the preceding log lines"
             ),
         };
-        // The transport may be what is broken: then the others learn of it when this process leaves, and its callers now.
+        // The transport itself may be broken. The other ranks then find out when this process exits; the local
+        // callers are notified here.
         if catch_unwind(AssertUnwindSafe(|| self.fail_group(engine, error))).is_err()
             && let Some(first) = self.failure.get()
         {
@@ -155,41 +156,42 @@ impl SharedState {
         None
     }
 
-    /// A guarded [`Self::poll`], for those who do not go on looking.
+    /// Guarded [`Self::poll`] for callers that poll once.
     pub(crate) fn guarded_poll(&self, engine: &mut Engine) -> bool {
         self.guard(engine, |engine| self.poll(engine)).unwrap_or(true)
     }
 
-    /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
+    /// Takes submitted commands and advances the operations; an error fails the group. Returns true if anything
+    /// moved.
     pub(crate) fn poll(&self, engine: &mut Engine) -> bool {
         self.take_commands(engine);
         if let Some(error) = self.failure.get() {
-            let (had, now) = (engine.has_calls(), Instant::now());
+            let (had_calls, now) = (engine.has_calls(), Instant::now());
             match error {
-                Error::Closed { reason, .. } if had && reason == DESTROYED => engine.depart(error, now),
-                _ if had => engine.fail(error, now),
+                Error::Closed { reason, .. } if had_calls && reason == DESTROYED => engine.depart(error, now),
+                _ if had_calls => engine.fail(error, now),
                 _ => {}
             }
             engine.keep_releasing(now);
-            // What tells the others may still be in a queue that moves only when it is looked at.
-            return had | (engine.group.busy() && engine.group.turn());
+            // Frames that notify the other ranks may still be queued, and only polls send them.
+            return had_calls | (engine.group.busy() && engine.group.turn());
         }
         let outcome = engine.poll();
         self.fail_on_error(engine, outcome)
     }
 
-    /// The same with a message, where those that are under way only set out.
-    fn set_out(&self, engine: &mut Engine, message: Request) -> bool {
+    /// Posts a message and sends what can be sent, without receiving.
+    fn post_and_send(&self, engine: &mut Engine, message: Request) -> bool {
         self.take_commands(engine);
         engine.messages.post(message);
         if self.failure.get().is_some() {
             return self.poll(engine);
         }
-        let outcome = engine.set_out();
+        let outcome = engine.start_message();
         self.fail_on_error(engine, outcome)
     }
 
-    /// Failures end the group.
+    /// Fails the group if a poll failed.
     fn fail_on_error(&self, engine: &mut Engine, outcome: Result<bool>) -> bool {
         outcome.unwrap_or_else(|error| {
             self.fail_group(engine, error);
@@ -197,7 +199,7 @@ impl SharedState {
         })
     }
 
-    /// Puts an item, made while no other can come before it, where the driver finds it.
+    /// Appends the command that `command` creates. No other command can be inserted in between.
     pub(crate) fn submit(&self, command: impl FnOnce() -> Command) {
         let mut commands = lock(&self.commands);
         let command = command();
@@ -205,7 +207,8 @@ impl SharedState {
         self.has_commands.store(true, Ordering::Release);
     }
 
-    /// Gets a submitted collective going, here if nobody drives.
+    /// Starts progress on a submitted collective: on this thread if the engine is free, else by notifying its
+    /// owner.
     pub(crate) fn start_progress(self: &Arc<Self>) {
         match self.try_own() {
             Some(engine) => self.poll_once(engine, Self::poll),
@@ -213,10 +216,10 @@ impl SharedState {
         }
     }
 
-    /// Gets a message going, here if nobody drives: behind what was submitted before.
+    /// Starts a message after all earlier submissions, on this thread if the engine is free.
     pub(crate) fn start_message(self: &Arc<Self>, message: Request) {
         match self.try_own() {
-            Some(engine) => self.poll_once(engine, |state, engine| state.set_out(engine, message)),
+            Some(engine) => self.poll_once(engine, |state, engine| state.post_and_send(engine, message)),
             None => {
                 self.submit(|| Command::Request(message));
                 self.notify_owner();
@@ -227,21 +230,22 @@ impl SharedState {
     fn poll_once(
         self: &Arc<Self>,
         mut engine: MutexGuard<'_, Engine>,
-        how: impl FnOnce(&Self, &mut Engine) -> bool,
+        action: impl FnOnce(&Self, &mut Engine) -> bool,
     ) {
-        // Where it panics, the group is dead.
-        let _ = self.guard(&mut engine, |engine| how(self, engine));
+        // A panic fails the group, so its outcome needs no check.
+        let _ = self.guard(&mut engine, |engine| action(self, engine));
         engine.group.flush();
         self.release(engine);
     }
 
-    /// The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
+    /// Wakes the owner of the engine, which may sleep. Registers the group with the progress thread in case the
+    /// owner has just left.
     fn notify_owner(self: &Arc<Self>) {
         progress_thread::register(self);
         self.sleeper.ring();
     }
 
-    /// Hands what was submitted to the driver, in its order.
+    /// Passes submitted commands to the engine in their order.
     pub(crate) fn take_commands(&self, engine: &mut Engine) {
         if self.has_commands.load(Ordering::Acquire) {
             let mut commands = lock(&self.commands);
@@ -252,8 +256,8 @@ impl SharedState {
         }
     }
 
-    /// The driver, once another thread that moves the group on for a moment has released it. `None` where a thread waits in
-    /// this group, also where a signal handler interrupted that wait.
+    /// Returns the engine, waiting up to 50 ms for another thread to finish a short poll. Returns `None` while a
+    /// thread waits in this group, also if a signal handler interrupted that wait.
     pub(crate) fn try_own_for(&self) -> Option<MutexGuard<'_, Engine>> {
         let begun = Instant::now();
         loop {
@@ -272,7 +276,7 @@ impl SharedState {
         self.has_commands.load(Ordering::Acquire)
     }
 
-    /// Looks for reasons why nothing moves.
+    /// Checks for failures that explain missing progress.
     pub(crate) fn examine(&self, engine: &mut Engine, now: Instant) {
         if let Err(error) = engine.examine(now) {
             self.fail_group(engine, error);
@@ -294,37 +298,37 @@ impl SharedState {
     }
 
     pub(crate) fn outcome_of(&self, engine: &Engine, until: &Until<'_>) -> Option<Result<()>> {
-        let dead = self.failure.get();
+        let failure = self.failure.get();
         match until {
             Until::Over(number) if engine.finished > *number => Some(Ok(())),
-            // The failed operation may still be queued: then its buffers are in use until the next look.
+            // The failed operation may still be queued; its buffers are in use until the next poll.
             Until::Over(number) => {
-                dead.filter(|_| !engine.holds(*number)).map(|error| Err(self.report(error)))
+                failure.filter(|_| !engine.holds(*number)).map(|error| Err(self.report(error)))
             }
             Until::Done(work) => work.is_done().then(|| work.outcome()),
             Until::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
             Until::Enqueued(_, completion) => completion.enqueued().then_some(Ok(())),
-            Until::DevicesIdle => (dead.is_some() || !engine.has_device_calls()).then_some(Ok(())),
-            Until::Idle => (dead.is_some() || !engine.has_calls()).then_some(Ok(())),
+            Until::DevicesIdle => (failure.is_some() || !engine.has_device_calls()).then_some(Ok(())),
+            Until::Idle => (failure.is_some() || !engine.has_calls()).then_some(Ok(())),
         }
     }
 
-    /// The caller owns the driver and drives until `until` is reached. `None`: the time is up, or the caller has to release
-    /// the driver for a signal check.
+    /// Polls until `until` is met; the caller owns the engine. Returns `None` if the time is up or the caller has
+    /// to release the engine for a signal check.
     pub(crate) fn run_until(
         &self,
         engine: &mut Engine,
         until: &Until<'_>,
         limit: &mut Limit,
     ) -> Option<Result<()>> {
-        // Where it panics the group is dead, and that is the outcome.
+        // A panic fails the group, which is the outcome.
         self.guard(engine, |engine| self.run_loop(engine, until, limit))
             .unwrap_or_else(|| self.outcome_of(engine, until))
     }
 
-    /// Drives for less than a microsecond.
+    /// Polls for less than a microsecond.
     pub(crate) fn poll_briefly(&self, engine: &mut Engine, until: &Until<'_>) -> Option<Result<()>> {
-        let looks = |engine: &mut Engine| {
+        let polls = |engine: &mut Engine| {
             for _ in 0..BRIEF_POLLS {
                 self.poll(engine);
                 if let Some(outcome) = self.outcome_of(engine, until) {
@@ -334,12 +338,12 @@ impl SharedState {
             }
             None
         };
-        self.guard(engine, looks).unwrap_or_else(|| self.outcome_of(engine, until))
+        self.guard(engine, polls).unwrap_or_else(|| self.outcome_of(engine, until))
     }
 
     fn run_loop(&self, engine: &mut Engine, until: &Until<'_>, limit: &mut Limit) -> Option<Result<()>> {
         let mut backoff = Backoff::new(&self.spin_policy);
-        let mut rounds = Rounds::default();
+        let mut check_timer = CheckTimer::default();
         let mut about_to_sleep = None;
         loop {
             if self.poll(engine) {
@@ -350,21 +354,22 @@ impl SharedState {
                 engine.group.flush();
                 return Some(outcome);
             }
-            // Blocked; or other things go on and on, behind which a call must not wait longer than it may.
-            if about_to_sleep.is_some() || rounds.due() {
+            // Either no progress, or continuous progress of other operations, which must not delay this call past
+            // its deadline.
+            if about_to_sleep.is_some() || check_timer.due() {
                 self.examine(engine, Instant::now());
                 if let Some(outcome) = self.outcome_of(engine, until) {
                     return Some(outcome);
                 }
                 let now = Instant::now();
-                if limit.over(now) || limit.check_due(now) {
+                if limit.has_expired(now) || limit.check_due(now) {
                     return None;
                 }
                 if let Some(about_to_sleep) = about_to_sleep.take() {
-                    backoff.max_sleep(
+                    backoff.sleep(
                         &about_to_sleep,
                         &engine.group,
-                        limit.left(now).min(engine.max_sleep(now)),
+                        limit.remaining(now).min(engine.max_sleep(now)),
                     );
                     continue;
                 }
@@ -376,8 +381,8 @@ impl SharedState {
         }
     }
 
-    /// Drives until collective `number`, which this thread has entered, is over. After an interrupt the collective goes on
-    /// with copies of its buffers.
+    /// Waits until collective `number`, which this thread has started, completes. After an interrupt the collective
+    /// continues with copies of its buffers.
     pub(crate) fn run_to_completion(
         self: &Arc<Self>,
         mut engine: MutexGuard<'_, Engine>,
@@ -392,7 +397,7 @@ impl SharedState {
                 }
                 return outcome;
             }
-            // Without the driver, only a work shows that the collective is over.
+            // Once the engine is released, only a completion shows the end of the collective.
             if let Some(work) = engine.work_of(number) {
                 break work;
             }
@@ -408,7 +413,8 @@ impl SharedState {
         }
     }
 
-    /// Drives, or sleeps while another thread does, until `until`, a work, is reached; false if the time was up first.
+    /// Waits for `until`, polling while the engine is free and sleeping while another thread owns it. Returns false
+    /// on timeout.
     pub(crate) fn wait_until(self: &Arc<Self>, until: &Until<'_>, timeout: Option<Duration>) -> Result<bool> {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
@@ -418,8 +424,8 @@ impl SharedState {
     }
 
     fn wait_within(self: &Arc<Self>, until: &Until<'_>, limit: &mut Limit) -> Result<bool> {
-        // The progress thread has the driver for one look as a rule: far shorter than a sleep.
-        let (mut looks, mut max_sleep) = (OWNERSHIP_TRIES, Duration::from_micros(50));
+        // The progress thread usually owns the engine for one poll, which is far shorter than a sleep.
+        let (mut attempts, mut max_sleep) = (OWNERSHIP_TRIES, Duration::from_micros(50));
         let (mut long_wait, mut unregistered) = (None, false);
         let outcome = loop {
             if until.is_seen() {
@@ -430,7 +436,7 @@ impl SharedState {
                 if let Err(interrupted) = limit.check_signals() {
                     break Err(interrupted);
                 }
-                // A handler may have made calls of this group, and may have taken longer than the wait.
+                // A signal handler may have made calls of this group, and may have outlasted the wait.
                 continue;
             }
             if let Some(mut engine) = self.try_own() {
@@ -439,29 +445,29 @@ impl SharedState {
                     return Ok(true);
                 }
                 unregistered = true;
-            } else if looks > 0 {
-                looks -= 1;
+            } else if attempts > 0 {
+                attempts -= 1;
                 std::thread::yield_now();
             } else if let Some(work) = until.work() {
                 if self.has_commands() {
-                    // Whoever drives sleeps, and has not seen what this thread waits for.
+                    // The owner of the engine may sleep without having seen this thread's command.
                     self.sleeper.ring();
                 }
                 work.sleep(max_sleep, matches!(until, Until::Enqueued(..)));
                 max_sleep = (max_sleep * 2).min(Duration::from_millis(5));
             }
-            if limit.over(Instant::now()) && !until.is_seen() {
+            if limit.has_expired(Instant::now()) && !until.is_seen() {
                 break Ok(false);
             }
         };
-        // Another owner of the driver registers what is pending when it leaves.
+        // Another owner of the engine registers pending work when it releases the engine.
         if unregistered && let Some(engine) = self.try_own() {
             self.release(engine);
         }
         outcome
     }
 
-    /// Drives for at most `limit`, and only where no other thread waits in this group. No signal ends it.
+    /// Polls for at most `limit`, unless another thread waits in this group. No signal ends the wait.
     pub(crate) fn run_for(self: &Arc<Self>, until: &Until<'_>, limit: Duration) {
         let mut limit = Limit::uninterrupted(Instant::now().checked_add(limit));
         if let Some(mut engine) = self.try_own_for() {
@@ -470,8 +476,8 @@ impl SharedState {
         }
     }
 
-    /// Returns when the buffers of an interrupted collective are its caller's again: at the next step of the thread that drives,
-    /// which `ring` wakes.
+    /// Waits until the buffers of an interrupted collective are released. The owner of the engine, woken by `ring`,
+    /// releases them at its next poll.
     pub(crate) fn detach(self: &Arc<Self>, work: &Arc<Completion>) {
         self.submit(|| Command::Detach(work.clone()));
         while !work.is_released() {
@@ -488,7 +494,7 @@ impl SharedState {
         }
     }
 
-    /// What is left behind is the progress thread's.
+    /// Releases the engine and registers pending work with the progress thread.
     pub(crate) fn release(self: &Arc<Self>, engine: MutexGuard<'_, Engine>) {
         let device_only = engine.device_only && engine.only_devices();
         let pending = engine.pending() && !device_only;
@@ -504,14 +510,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_gives_up_once_its_time_is_up_and_no_moment_earlier() {
+    fn wait_expires_exactly_at_its_deadline() {
         let (now, time) = (Instant::now(), Duration::from_secs(9));
         let limit = Limit::new(Some(now + time));
-        for (waited, over) in [(Duration::ZERO, false), (time - Duration::from_nanos(1), false), (time, true)]
+        for (waited, has_expired) in
+            [(Duration::ZERO, false), (time - Duration::from_nanos(1), false), (time, true)]
         {
-            assert_eq!(limit.over(now + waited), over, "{waited:?}");
-            assert_eq!(limit.left(now + waited), time - waited);
+            assert_eq!(limit.has_expired(now + waited), has_expired, "{waited:?}");
+            assert_eq!(limit.remaining(now + waited), time - waited);
         }
-        assert!(!Limit::new(None).over(now + 1000 * time));
+        assert!(!Limit::new(None).has_expired(now + 1000 * time));
     }
 }

@@ -56,7 +56,7 @@ pub(crate) fn copy_input(execution: &mut Execution) {
     let (dtype, mut to) = (execution.dtype, execution.bases[Buffer::In as usize] as *mut u8);
     for &(from, bytes) in &copy.pieces {
         let from = from as *const u8;
-        // SAFETY: the caller's blocks are valid until the operation is over; `SharedState::own_input` reserved the operation's own memory at
+        // SAFETY: the caller's blocks are valid until the operation is over; `SharedState::reserve_input_copy` reserved the operation's own memory at
         // `to` for all of them, so both cannot overlap. Only this thread drives the operation.
         unsafe {
             match copy.factor {
