@@ -71,7 +71,7 @@ fn print(team: &Team, mine: &[f64; FIGURES.len()]) -> Result<()> {
         all.chunks_exact(8).map(|bytes| f64::from_ne_bytes(bytes.try_into().unwrap_or_default())).collect();
     let mut out = std::io::stdout().lock();
     let written = (|| {
-        writeln!(out, "# smddp-bench startup: {} ranks, {}", team.size(), team.comm().way())?;
+        writeln!(out, "# smddp-bench startup: {} ranks, {}", team.size(), team.comm().transport())?;
         writeln!(out, "# {:<34} {:>10} {:>10} {:>10}", "of each rank", "least", "median", "most")?;
         for (column, (name, digits)) in FIGURES.iter().enumerate() {
             let mut of: Vec<f64> = figures.iter().skip(column).step_by(FIGURES.len()).copied().collect();

@@ -196,7 +196,7 @@ impl Comm {
     }
 
     fn finish(&self, py: Python<'_>, limit: f64) -> PyResult<()> {
-        waited(py, || self.comm.finish(seconds(limit)))
+        waited(py, || self.comm.shutdown_checked(seconds(limit)))
     }
 
     /// Returns the value of SMDDP_LEAVE_SECONDS.
@@ -263,7 +263,7 @@ impl Comm {
     }
 
     fn transports(&self) -> String {
-        self.comm.way()
+        self.comm.transport()
     }
 
     fn network(&self) -> Option<String> {

@@ -1,4 +1,4 @@
-//! A communicator: one group's ranks with their own sequence numbers.
+//! Communicators: the ranks of one group, with their own sequence numbers.
 
 mod device_setup;
 mod estimate;
@@ -38,32 +38,32 @@ use crate::observe::recorder::{self, Recorder, Taken, Tally};
 use crate::sync::completion::{Completion, KeepAlive, in_handler};
 use crate::sync::lock;
 
-/// How a call deviates from what its group does.
+/// Options of one call.
 #[derive(Default)]
 pub struct Options {
-    /// Deadline of this call; `None`: the group's.
+    /// Deadline of this call; `None`: the deadline of the group.
     pub timeout: Option<Duration>,
-    /// Held until the call is over.
+    /// Object kept alive until the call is over.
     pub keep: Option<KeepAlive>,
-    /// The buffers are this device's, and the call comes after what its stream did so far. The call then does not wait for
-    /// the device: it is over when the device is through.
+    /// Device that holds the buffers. The call runs after the earlier work of its stream and does not wait for the
+    /// device: it is done when the device has completed it.
     pub on: Option<On>,
 }
 
-/// Bytes of a call whose copies nobody notices.
+/// Largest call, in bytes, that takes the fast path without detaching from the interpreter.
 const FAST_PATH_BYTES: usize = 32 << 10;
 
-/// One group's ranks. Cheap to clone; any thread may call.
+/// A group's ranks. Clones share the group; any thread may call.
 #[derive(Clone)]
 pub struct Communicator(Arc<SharedState>);
 
 impl Communicator {
-    /// A communicator over a group; `nodes[r]` is the node of rank `r`.
-    pub fn over(group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
+    /// Creates a communicator over a group; `nodes[r]` is the node of rank `r`.
+    pub fn from_group(group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
         let (rank, size) = (group.rank(), group.size());
-        let way = group.way();
+        let network_path = group.way();
         let topology = Topology::from_labels(nodes);
-        let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&way));
+        let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&network_path));
         let reach = group.routes().clone();
         let (network, canonical) = (OnceLock::new(), OnceLock::new());
         let facts = GroupFacts { rank, topology, slot, reach, assumed, network, canonical };
@@ -73,7 +73,7 @@ impl Communicator {
             FALLBACK.get_or_init(Config::default)
         });
         let counters = Arc::new(Tally::default());
-        let abort_reported = (name, if way.is_empty() { "shm" } else { way.as_str() });
+        let abort_reported = (name, if network_path.is_empty() { "shm" } else { network_path.as_str() });
         let recorder =
             Recorder::new(abort_reported, rank, &facts.topology, counters.clone(), config.recorder);
         group.about(recorder::about(name, rank));
@@ -100,8 +100,8 @@ impl Communicator {
             preparing: Mutex::default(),
             name: name.to_owned(),
             forks: fork::generation(),
-            spin_policy: SpinPolicy::new(config.spin, !way.is_empty()),
-            way,
+            spin_policy: SpinPolicy::new(config.spin, !network_path.is_empty()),
+            network_path,
             config,
         }));
         comm.set_timeout(timeout);
@@ -114,7 +114,7 @@ impl Communicator {
     /// Keeps the claim of this process on its rank until the group is closed or dead.
     pub(crate) fn hold(&self, claim: Claim, deletion: Option<Deletion>) {
         let mut held = lock(&self.0.claim);
-        // `die` sets the reason before it releases the claim, so a group that dies meanwhile keeps none.
+        // `fail_group` sets the reason before it releases the claim, so a group that fails meanwhile keeps none.
         if self.0.failure.get().is_none() {
             *held = Some((claim, deletion));
         }
@@ -132,7 +132,7 @@ impl Communicator {
         &self.0.name
     }
 
-    /// Deadline of calls that have none of their own.
+    /// Sets the deadline of calls without their own deadline.
     pub fn set_timeout(&self, timeout: Duration) {
         let nanos = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         self.0.timeout.store(nanos, Ordering::Relaxed);
@@ -142,17 +142,17 @@ impl Communicator {
         options.timeout.unwrap_or_else(|| Duration::from_nanos(self.0.timeout.load(Ordering::Relaxed)))
     }
 
-    /// Collectives started so far.
+    /// Returns the number of collectives started so far.
     pub fn sequence(&self) -> u64 {
         self.0.submitted.load(Ordering::Relaxed)
     }
 
-    /// Why the group is dead, if it is.
+    /// Returns the error that ended the group.
     pub fn error(&self) -> Option<Error> {
         self.0.failure.get().cloned()
     }
 
-    /// The way a collective on a whole buffer of `bytes` takes, in words.
+    /// Describes the transport and algorithm of a collective on a whole buffer of `bytes`.
     pub fn path(&self, collective: Collective, dtype: DType, bytes: usize) -> String {
         if self.0.size == 1 {
             return "one rank: a copy at most".to_owned();
@@ -169,28 +169,28 @@ impl Communicator {
             site: 0,
             exact: false,
         };
-        bind::described(&self.way(), &bind::decided(&key, &self.0.facts, self.0.config))
+        bind::described(&self.transport(), &bind::decided(&key, &self.0.facts, self.0.config))
     }
 
-    /// What bytes go through: "shm", "tcp eth0 10.0.0.1", or both.
-    pub fn way(&self) -> String {
+    /// Returns the transports of this group: "shm", "tcp eth0 10.0.0.1", or both.
+    pub fn transport(&self) -> String {
         let inside = self.0.facts.topology.node_sizes().1 > 1;
-        match (inside, self.0.way.as_str()) {
+        match (inside, self.0.network_path.as_str()) {
             (_, "") => "shm".to_owned(),
-            (true, way) => format!("shm + {way}"),
-            (false, way) => way.to_owned(),
+            (true, network) => format!("shm + {network}"),
+            (false, network) => network.to_owned(),
         }
     }
 
-    /// What the choice of segments and algorithms goes by between nodes, and where it is from; `None` in a group of one
-    /// node.
+    /// Returns the network estimate by which segments and algorithms are chosen between nodes, and its origin.
+    /// `None` in a group of one node.
     pub fn network(&self) -> Option<Known> {
         let assumed = Known { network: Network::ASSUMED, origin: Origin::Assumed };
         (self.0.facts.topology.nodes() > 1).then(|| self.0.facts.network.get().copied().unwrap_or(assumed))
     }
 
-    /// Makes it known, for a communicator over a group of the caller's own: before its first call, and the same on all
-    /// ranks. `false`: it was known already.
+    /// Sets the network estimate of a communicator that was created by [`Communicator::over`]: before its first
+    /// call, and equal on all ranks. Returns false if it was set already.
     pub fn set_network(&self, known: Known) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
@@ -199,7 +199,7 @@ impl Communicator {
         first
     }
 
-    /// The quickest way to `rank` and back that the kernel has seen, if one sees any.
+    /// Returns the shortest round trip to `rank` that the kernel has measured, if any.
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
         lock(&self.0.engine).group.round_trip(rank)
     }
@@ -212,31 +212,33 @@ impl Communicator {
         &self.0.facts.topology
     }
 
-    /// Node of each rank, numbered by first appearance.
+    /// Returns the node of each rank, numbered by first appearance.
     pub fn nodes(&self) -> Vec<usize> {
         (0..self.0.size).map(|rank| self.0.facts.topology.node_of(rank)).collect()
     }
 
-    /// Operations and bytes so far, by collective and path.
+    /// Returns completed operations and bytes, by collective and path.
     pub fn taken(&self) -> Vec<Taken> {
         self.0.counters.taken().collect()
     }
 
-    /// Makes `call` with the calling thread driving; returns when it is over.
+    /// Runs `call` on the calling thread. Returns when it is over.
     ///
-    /// After an error no memory of the caller is used any more. On [`Error::Interrupted`] the operation goes on with copies
-    /// of its buffers, so the other ranks can finish; where other ranks read the buffers themselves the group ends instead.
-    /// Only buffers of a device stay in use, in the order of its stream, and `options.keep` is held until then.
+    /// After an error the caller's memory is no longer used. On [`Error::Interrupted`] the operation continues with
+    /// copies of its buffers, so the other ranks can finish. If other ranks read the buffers directly, the group
+    /// ends instead. Only device buffers stay in use, in the order of their stream, and `options.keep` is held
+    /// until then.
     ///
     /// # Safety
     /// The buffers of `call` are valid and no other thread writes to them until this returns.
     pub unsafe fn run(&self, call: &Call<'_>, options: Options) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.run_with(call, options, false, |wait| wait()) }
     }
 
-    /// The same where what takes long is to be done in some other state, such as without an interpreter's lock: `aside` calls
-    /// what it is given there. A call of few bytes that the others have made already is over without it.
+    /// Runs `call`, waiting in another state, such as without an interpreter's lock. `detached` switches the state and
+    /// calls the closure that it receives. A small call that the other ranks have already made completes without
+    /// `detached`.
     ///
     /// # Safety
     /// As for [`Communicator::run`].
@@ -244,16 +246,16 @@ impl Communicator {
         &self,
         call: &Call<'_>,
         options: Options,
-        aside: impl FnOnce(&mut dyn FnMut()),
+        detached: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
         if call.bytes() <= FAST_PATH_BYTES {
-            // SAFETY: the caller's promise.
-            return unsafe { self.run_with(call, options, true, aside) };
+            // SAFETY: the caller guarantees it.
+            return unsafe { self.run_with(call, options, true, detached) };
         }
         let (mut outcome, mut options) = (Ok(()), Some(options));
-        aside(&mut || {
+        detached(&mut || {
             if let Some(options) = options.take() {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees it.
                 outcome = unsafe { self.run(call, options) };
             }
         });
@@ -266,8 +268,8 @@ impl Communicator {
         &self,
         call: &Call<'_>,
         options: Options,
-        brief: bool,
-        aside: impl FnOnce(&mut dyn FnMut()),
+        fast: bool,
+        detached: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
         let state = &self.0;
         state.check_usable()?;
@@ -285,7 +287,7 @@ impl Communicator {
             let mut outcome = state.outcome_of(&engine, &until);
             if outcome.is_some() {
                 engine.group.flush();
-            } else if brief {
+            } else if fast {
                 outcome = state.poll_briefly(&mut engine, &until);
             }
             if let Some(outcome) = outcome {
@@ -295,22 +297,22 @@ impl Communicator {
                 return outcome;
             }
             let mut held = Some(engine);
-            aside(&mut || {
+            detached(&mut || {
                 if let Some(engine) = held.take() {
                     outcome = Some(state.run_to_completion(engine, number));
                 }
             });
-            // The buffers are in use until the operation is over, whatever `aside` did.
+            // The buffers are in use until the operation is over, even if `detached` did not call its closure.
             let rest = held.take().map(|engine| state.run_to_completion(engine, number));
             return outcome.or(rest).unwrap_or(Ok(()));
         }
         let mut outcome = Ok(());
         let mut options = Some(options);
-        aside(&mut || {
+        detached(&mut || {
             if let Some(options) = options.take() {
                 let on_device = options.on.is_some();
-                // SAFETY: the caller's promise; `wait` returns when the work is over, or is interrupted: then the work gives
-                // the buffers back, or holds `keep` where they are a device's.
+                // SAFETY: the caller guarantees it. `wait` returns when the work is done or interrupted. After an
+                // interrupt, `detach` releases the buffers; for device buffers the work holds `keep`.
                 outcome = unsafe { self.start(call, options) }.and_then(|work| {
                     let outcome = work.wait(None);
                     if outcome == Err(Error::Interrupted) && !on_device {
@@ -329,11 +331,11 @@ impl Communicator {
         unsafe { self.run(&BARRIER, options) }
     }
 
-    /// Waits at a barrier as [`Communicator::barrier`] does, and calls `check` after each pause, the first of which is `pause`.
-    /// Pauses grow to ten times `pause`.
+    /// Waits at a barrier and calls `check` after each pause. The first pause is `pause`; pauses grow to ten times
+    /// `pause`.
     ///
     /// # Errors
-    /// The barrier's, or that of `check`, which aborts the group.
+    /// Errors of the barrier and of `check`; the latter aborts the group.
     pub(crate) fn checked_barrier(
         &self,
         options: Options,
@@ -362,20 +364,20 @@ impl Communicator {
         }
     }
 
-    /// Starts `call`; it goes on by itself.
+    /// Starts `call`, which progresses in the background.
     ///
     /// # Safety
-    /// The buffers of `call` are valid, and written by nobody else, until the work is done. `options.keep` is the
-    /// way to see to that.
+    /// The buffers of `call` are valid, and not written by other threads, until the work is done. `options.keep`
+    /// can hold them.
     pub unsafe fn start(&self, call: &Call<'_>, options: Options) -> Result<Work> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let work = unsafe { self.begin(call, options) }?;
         self.0.start_progress();
         Ok(work)
     }
 
-    /// The same for who has `stream`, one of the device's, wait for it at once, as by [`Work::wait_stream`], whose outcome comes
-    /// with it: this thread drives, and no other is told of the call.
+    /// Starts `call` and makes `stream`, a stream of the call's device, wait for it, as [`Work::wait_stream`] does.
+    /// The second value is the outcome of that wait. Only this thread polls; the progress thread is not notified.
     ///
     /// # Safety
     /// As for [`Communicator::start`].
@@ -385,13 +387,13 @@ impl Communicator {
         options: Options,
         stream: smddp_cuda::Stream,
     ) -> Result<(Work, Result<()>)> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let work = unsafe { self.begin(call, options) }?;
         let waits = work.wait_stream(stream);
         Ok((work, waits))
     }
 
-    /// A call that is submitted, and with which nobody goes on yet.
+    /// Submits a call without starting progress on it.
     ///
     /// # Safety
     /// As for [`Communicator::start`].
@@ -408,7 +410,7 @@ impl Communicator {
         op.submitted = Some(Instant::now());
         let mut completion = None;
         state.submit(|| {
-            // Numbers have the order of the inbox.
+            // Device sequence numbers follow the order of the commands.
             completion = op.device.as_mut().map(|device| {
                 device.number = device.handle.number();
                 device.completion()
@@ -465,7 +467,7 @@ impl Communicator {
         state.check_usable()?;
         if options.on.is_some() {
             return Err(Error::Invalid(format!(
-                "{direction} on group `{}`: messages are moved by the processor; give it a copy in host memory",
+                "{direction} on group `{}`: send and recv support host memory only; copy the tensor to the CPU first",
                 state.name
             )));
         }
@@ -494,7 +496,7 @@ impl Communicator {
         Ok(Work { shared, comm: state.clone(), call: CallName::Message(direction), completion: None })
     }
 
-    /// All waiters, here and at the peers, raise. Never blocks.
+    /// Aborts the group: all waiting calls fail, on this rank and on its peers. Never blocks.
     pub fn abort(&self, reason: &str) {
         let state = &self.0;
         if state.forks != fork::generation() {
@@ -510,22 +512,25 @@ impl Communicator {
                     state.failure.get().map(|error| engine.fail(error, Instant::now()))
                 });
             }
-            // Whoever drives sees it at its next look.
+            // The owner of the engine sees the abort at its next poll.
             None => progress_thread::register(state),
         }
         state.sleeper.ring();
     }
 
-    /// Leaves in good order, together with the other ranks, which all do: waits for them for `limit` at most, and holds what
-    /// each called against what the others did. [`Error::Mismatch`] where that differs and no call has raised so: another
-    /// root, a message that nobody received. Ranks that are late or gone are not held against, which is no error. The group is
-    /// closed in any case, and at once where a signal handler that interrupted a call leaves. [`Error::Interrupted`] if a signal ended the wait: the group is closed then, too.
-    pub fn finish(&self, limit: Duration) -> Result<()> {
+    /// Leaves the group together with all other ranks. Waits up to `limit` for them and compares the calls that
+    /// each rank made. Late and lost ranks are not compared, which is no error. The group is closed in any case. In
+    /// a signal handler that interrupted a call it is closed without the comparison.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the calls differ and no call has reported that, for example another root or a message
+    /// without recv. [`Error::Interrupted`] if a signal ended the wait; the group is closed then, too.
+    pub fn shutdown_checked(&self, limit: Duration) -> Result<()> {
         let state = &self.0;
         let mut outcome = Ok(false);
         let mut interrupted = false;
-        let open = state.forks == fork::generation() && !state.closed.load(Ordering::Acquire);
-        if open && state.size > 1 && !in_handler() {
+        let is_open = state.forks == fork::generation() && !state.closed.load(Ordering::Acquire);
+        if is_open && state.size > 1 && !in_handler() {
             state.run_for(&Until::DevicesIdle, DEVICE_COMPLETION_TIME);
             let begun = Instant::now();
             let left = || limit.saturating_sub(begun.elapsed());
@@ -536,7 +541,7 @@ impl Communicator {
                         true => work.outcome(),
                         false => Err(Error::Closed {
                             group: state.name.clone(),
-                            reason: "its time to leave was over".to_owned(),
+                            reason: "the time limit of the shutdown has passed".to_owned(),
                         }),
                     })
                 });
@@ -548,7 +553,7 @@ impl Communicator {
                     log::say(
                         Level::Info,
                         &format!(
-                            "group `{}` is left, and not all ranks were held against each other: {reason}",
+                            "closed group `{}` without comparing the calls of all ranks: {reason}",
                             state.name
                         ),
                     );
@@ -556,7 +561,7 @@ impl Communicator {
                     state.cancel_leaving();
                 }
             }
-            // What ended the group, if no call has told it yet.
+            // The error that ended the group, unless a call has reported it.
             outcome = match state.failure.get() {
                 Some(error @ Error::Mismatch { .. }) if !state.abort_reported.load(Ordering::Relaxed) => {
                     Err(error.clone())
@@ -568,7 +573,7 @@ impl Communicator {
         if interrupted { Err(Error::Interrupted) } else { outcome.map(drop) }
     }
 
-    /// Leaves in good order: calls on devices are waited for, other pending calls end with an error, later ones raise.
+    /// Closes the group. Waits for calls on devices; other pending calls end with an error, and later calls fail.
     /// Idempotent.
     pub fn close(&self) {
         let state = &self.0;
@@ -578,15 +583,15 @@ impl Communicator {
         *lock(&state.claim) = None;
         state.run_for(&Until::DevicesIdle, DEVICE_COMPLETION_TIME);
         let error = Error::Closed { group: state.name.clone(), reason: DESTROYED.to_owned() };
-        // A group that is already dead stays dead for its first reason.
-        let fresh = state.failure.set(error).is_ok();
+        // A group that is already dead keeps its first reason.
+        let is_first = state.failure.set(error).is_ok();
         state.sleeper.ring();
         let mut engine = lock(&state.engine);
         if let Some(error) = state.failure.get()
             && (engine.has_calls() || state.has_commands())
         {
             state.guarded_poll(&mut engine);
-            if !fresh {
+            if !is_first {
                 engine.fail(error, Instant::now());
             }
         }
@@ -598,10 +603,10 @@ impl Communicator {
 
 #[cfg(test)]
 impl Communicator {
-    /// What is done while some thread drives.
-    pub(crate) fn while_owned(&self, what: impl FnOnce()) {
+    /// Runs `action` while the engine is owned.
+    pub(crate) fn while_owned(&self, action: impl FnOnce()) {
         let _driver = lock(&self.0.engine);
-        what();
+        action();
     }
 
     pub(crate) fn cache(&self) -> &Mutex<bind::Cache> {
@@ -618,12 +623,12 @@ const BARRIER: Call<'static> = Call {
     output: Blocks::None,
 };
 
-/// What was called for on devices may take this long to end when its group is closed.
+/// Longest wait for operations on devices when their group is closed.
 const DEVICE_COMPLETION_TIME: Duration = Duration::from_secs(30);
 
 static OPEN_GROUPS: PerProcess<Mutex<Vec<Weak<SharedState>>>> = PerProcess::new();
 
-/// Leaves all groups of this process in good order: the exit hook, so that an exit is no death to the peers.
+/// Closes all groups of this process. Called at exit, so that peers see a departure and not a death.
 pub fn shutdown() {
     let live: Vec<_> = lock(OPEN_GROUPS.get()).drain(..).filter_map(|known| known.upgrade()).collect();
     for comm in live {

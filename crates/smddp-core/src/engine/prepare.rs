@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn repeated_call_is_planned_once() {
-        let comm = Communicator::over(group(2), &[0, 0], "test", Duration::from_secs(60));
+        let comm = Communicator::from_group(group(2), &[0, 0], "test", Duration::from_secs(60));
         let mut data = vec![0f32; 1000];
         let buffer = Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
         let (collective, dtype, redop) = (Collective::AllReduce, DType::F32, RedOp::Sum);

@@ -54,7 +54,7 @@ pub(crate) struct SharedState {
     /// Lock held while all ranks prepare another device; `handles` stays unlocked meanwhile.
     pub(crate) preparing: Mutex<()>,
     /// Transport between nodes, for example `tcp`; empty for a single node.
-    pub(crate) way: String,
+    pub(crate) network_path: String,
     pub(crate) name: String,
     pub(crate) forks: u32,
     pub(crate) spin_policy: SpinPolicy,

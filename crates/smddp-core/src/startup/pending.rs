@@ -139,7 +139,7 @@ impl Pending {
             .map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
         cores::note_group(local_ranks);
         tell_once(&told);
-        let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
+        let comm = Communicator::from_group(group, &nodes, &self.name, self.timeout);
         if self.canonical {
             comm.set_canonical_order();
         }
@@ -152,7 +152,7 @@ impl Pending {
                 self.name,
                 comm.rank(),
                 comm.size(),
-                comm.way(),
+                comm.transport(),
                 if self.canonical { CANONICAL } else { "" },
                 self.prepared_at - self.begun,
                 here_at - self.prepared_at,

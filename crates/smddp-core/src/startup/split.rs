@@ -53,8 +53,8 @@ impl Communicator {
     /// As a collective of this group; what keeps a rank from its part of a group is raised on every rank of that.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Communicator>> {
         let me = self.rank();
-        let requests =
-            self.one_call("split", || self.all_gather_bytes(SplitRequest { color, key }.to_bytes()))?;
+        let requests = self
+            .abort_on_interrupt("split", || self.all_gather_bytes(SplitRequest { color, key }.to_bytes()))?;
         let requests: Vec<SplitRequest> =
             requests.chunks(SplitRequest::BYTES).map(SplitRequest::from_bytes).collect();
         let members = members(&requests, color);
@@ -71,7 +71,7 @@ impl Communicator {
             Some(Ok(pending)) => Ok(pending.rank_info()),
             Some(Err(error)) => Err(error.to_string()),
         };
-        let texts = self.one_call("split", || self.all_gather_text(text))?;
+        let texts = self.abort_on_interrupt("split", || self.all_gather_text(text))?;
         let Some(pending) = pending.transpose()? else { return Ok(None) };
         let rank_info = |&rank: &usize| {
             texts[rank].clone().map_err(|reason| {

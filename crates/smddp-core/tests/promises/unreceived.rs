@@ -59,7 +59,7 @@ fn outcomes(wire: Wire, size: usize, count: usize, waits: Waiting, late: bool) -
             }
             outcome = call(comm, waits, &mut data);
         }
-        let left = comm.finish(TIMEOUT);
+        let left = comm.shutdown_checked(TIMEOUT);
         drop(sent);
         gate.wait();
         outcome.and(left)
