@@ -1,4 +1,4 @@
-//! What a send or recv is called: in errors, and in the recorder, which keeps it in a header's two words.
+//! Names of sends and recvs, for errors and for the recorder, which stores them as a fingerprint.
 
 use smddp_transport::CallFingerprint;
 
@@ -27,7 +27,7 @@ impl Direction {
         }
     }
 
-    /// `None`: of any rank.
+    /// Returns the peer; `None` for a recv from any rank.
     pub(crate) fn peer(self) -> Option<usize> {
         match self {
             Self::To(rank) | Self::From(rank) => Some(rank),
@@ -42,7 +42,7 @@ impl std::fmt::Display for Direction {
     }
 }
 
-/// One send or recv, with its place among those of its direction, from 0: send #3 to rank 1 is the fourth.
+/// A send or recv with its number among those of its direction, from 0: send #3 to rank 1 is the fourth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct MessageLabel {
     pub(crate) direction: Direction,
@@ -52,19 +52,19 @@ pub(crate) struct MessageLabel {
 }
 
 impl MessageLabel {
-    /// "send #3 to rank 1"
+    /// Returns the name with its number: "send #3 to rank 1".
     pub(crate) fn numbered(&self) -> String {
         format!("{} #{} {}", self.direction.operation(), self.number, self.direction.endpoint())
     }
 
-    /// "send(5 elements of float32 to rank 1, tag 0)"
+    /// Returns the call: "send(5 elements of float32 to rank 1, tag 0)".
     pub(crate) fn call(&self, bytes: u64) -> String {
         let (operation, peer) = (self.direction.operation(), self.direction.endpoint());
         let (count, dtype) = (bytes / self.dtype.size() as u64, self.dtype.name());
         format!("{operation}({count} elements of {dtype} {peer}, tag {})", self.tag)
     }
 
-    /// Numbers from 2^32 on begin anew there.
+    /// Encodes the label. Numbers are stored modulo 2^32.
     pub(crate) fn fingerprint(&self) -> CallFingerprint {
         let (kind, peer) = match self.direction {
             Direction::To(rank) => (0, rank),
@@ -75,7 +75,7 @@ impl MessageLabel {
         CallFingerprint { what, count: self.tag }
     }
 
-    /// `None`: no send or recv of this version has this header.
+    /// Decodes a label. `None`: this version has no send or recv with this fingerprint.
     pub(crate) fn of(fingerprint: CallFingerprint) -> Option<Self> {
         let peer = (fingerprint.what >> 16 & 0xffff) as usize;
         let direction = match fingerprint.what & 0xff {
@@ -89,7 +89,7 @@ impl MessageLabel {
     }
 }
 
-/// Numbers of a direction's sends or recvs.
+/// Next numbers of sends and recvs, per direction.
 pub(crate) struct MessageNumbers {
     to: Vec<u64>,
     from: Vec<u64>,
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_recorder_keeps_is_the_same_message() {
+    fn fingerprint_preserves_the_label() {
         let directions = [Direction::To(0), Direction::From(4095), Direction::FromAny];
         for direction in directions {
             for (number, tag) in [(0, 0), (7, u64::MAX), (u64::from(u32::MAX), 1)] {

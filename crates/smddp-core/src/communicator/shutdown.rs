@@ -87,7 +87,7 @@ fn first_difference(group: &Group, name: &str, call_records: &[u64], size: usize
     }
     let describe = |&(from, to, sent, requested): &(usize, usize, u64, u64)| {
         let (from, to) = (group.describe(from), group.describe(to));
-        format!("{from} sent {sent} message(s) to {to}, which posted {requested} matching recv(s)")
+        format!("{from} sent {sent} message(s) to {to}, which posted {requested} recv(s) from it")
     };
     let mut detail = unreceived.iter().take(MAX_LISTED_PAIRS).map(describe).collect::<Vec<_>>().join("; ");
     if unreceived.is_empty() {

@@ -119,7 +119,7 @@ impl Engine {
             undelivered_since: None,
             trailing_since: None,
             announced_last: false,
-            is_traced: log::tells(Level::Trace),
+            is_traced: log::is_enabled(Level::Trace),
             logged_late: None,
             device_only: false,
         }

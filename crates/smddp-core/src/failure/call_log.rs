@@ -1,4 +1,4 @@
-//! What a rank did in a group, to be held against what the others did when they leave.
+//! Logs of a rank's calls and messages in a group, compared between the ranks when they leave it.
 
 use std::collections::VecDeque;
 
@@ -6,13 +6,13 @@ use smddp_transport::CallFingerprint;
 
 use crate::call::fingerprint::mix;
 
-/// The collectives that a rank called.
+/// Log of the collectives that a rank called.
 #[derive(Default)]
 pub(crate) struct CallLog {
-    /// Of all of them in their order: the same on ranks that made the same calls.
+    /// Digest of all calls in their order: equal on ranks that made the same calls.
     pub(crate) digest: u64,
     pub(crate) calls: u64,
-    /// The newest headers, to tell which call it was.
+    /// The latest fingerprints, to find the call that differs.
     pub(crate) latest: VecDeque<CallFingerprint>,
 }
 
@@ -29,12 +29,13 @@ impl CallLog {
     }
 }
 
-/// The messages that a rank sent to each other one, and those that it asked for.
+/// Log of the messages that a rank sent to each other rank, and of its recvs from each.
 pub(crate) struct MessageLog {
     me: usize,
-    /// 0 in the sum over all ranks, where each message has a sender and a receiver.
+    /// Sum of message hashes, sends added and recvs subtracted. Over all ranks it is 0 if each message has a sender
+    /// and a receiver.
     pub(crate) balance: u64,
-    /// Per rank: sent to it, asked of it.
+    /// Per rank: messages sent to it, recvs from it.
     pub(crate) counts: Vec<(u32, u32)>,
 }
 
@@ -47,13 +48,13 @@ impl MessageLog {
         mix(mix((from as u64) << 32 | to as u64) ^ tag)
     }
 
-    /// `times`: 1, or -1 for one that came to nothing.
+    /// Counts a send. `times`: 1, or -1 for a send that failed.
     pub(crate) fn sent(&mut self, to: usize, tag: u64, times: i32) {
         self.counts[to].0 = self.counts[to].0.wrapping_add_signed(times);
         self.balance = self.balance.wrapping_add(Self::name(self.me, to, tag).wrapping_mul(times as u64));
     }
 
-    /// The ranks to which this one has sent anything.
+    /// Returns the ranks to which this rank has sent messages.
     pub(crate) fn receivers(&self) -> Vec<usize> {
         self.counts.iter().enumerate().filter(|(_, (sent, _))| *sent > 0).map(|(rank, _)| rank).collect()
     }
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_balance_is_zero_only_if_each_message_was_sent_and_asked_for() {
+    fn balance_is_zero_only_if_every_message_has_a_recv() {
         let sum = |of: [&MessageLog; 2]| of[0].balance.wrapping_add(of[1].balance);
         let (mut a, mut b) = (MessageLog::new(0, 2), MessageLog::new(1, 2));
         a.sent(1, 7, 1);
@@ -86,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn another_order_is_another_record() {
+    fn digest_depends_on_the_order_of_calls() {
         let fingerprints = [CallFingerprint { what: 1, count: 2 }, CallFingerprint { what: 2, count: 1 }];
         let of = |fingerprints: &[CallFingerprint]| {
             let mut call_log = CallLog::default();

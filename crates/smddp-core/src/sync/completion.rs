@@ -1,4 +1,4 @@
-//! The handle of a call under way.
+//! Completion of an asynchronous call.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -9,17 +9,17 @@ use std::time::Duration;
 use super::{AtomicBool, AtomicI64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::error::{Error, Result};
 
-/// What a caller wants held until its call is over.
+/// Object that a caller keeps alive until its call is over.
 pub type KeepAlive = Box<dyn Any + Send + Sync>;
 type Callback = Box<dyn FnOnce() + Send>;
 
-/// The part of a work that the driver and the waiters share.
+/// State of a call, shared by the engine and waiting threads.
 #[derive(Default)]
 pub(crate) struct Completion {
     done: AtomicBool,
-    /// All of it is on a device.
+    /// All work of the call is on a device.
     enqueued: AtomicBool,
-    /// It uses private copies of its buffers.
+    /// The operation uses private copies of its buffers.
     detached: AtomicBool,
     error: OnceLock<Error>,
     source: AtomicI64,
@@ -31,9 +31,9 @@ pub(crate) struct Completion {
 struct State {
     keep: Option<KeepAlive>,
     callbacks: Vec<Callback>,
-    /// Those that wait for no more than its being on a device.
+    /// Callbacks for the time when all work is on a device.
     on_enqueued_callbacks: Vec<Callback>,
-    /// Threads that sleep until something changes: with none there is nobody to call the kernel for.
+    /// Number of sleeping threads. Without any, a notification would be a needless system call.
     waiters: usize,
 }
 
@@ -59,11 +59,11 @@ impl Completion {
             let _ = self.error.set(error);
         }
         let mut state = self.lock();
-        // Release: whoever sees it done sees the output.
+        // Release: a thread that sees `done` sees the output.
         self.done.store(true, Ordering::Release);
         let on_enqueued_callbacks = std::mem::take(&mut state.on_enqueued_callbacks);
         let callbacks = std::mem::take(&mut state.callbacks);
-        // Dropped outside the lock: it may run foreign code.
+        // Dropped outside the lock, because it may run code of the caller.
         let keep = state.keep.take();
         if state.waiters > 0 {
             self.changed.notify_all();
@@ -73,7 +73,7 @@ impl Completion {
         run_callback(|| drop(keep));
     }
 
-    /// All of it is on a device.
+    /// Records that all work of the call is on a device.
     pub(crate) fn enqueued(&self) {
         let mut state = self.lock();
         self.enqueued.store(true, Ordering::Release);
@@ -85,7 +85,7 @@ impl Completion {
         on_enqueued_callbacks.into_iter().for_each(run_callback);
     }
 
-    /// The operation uses `copies` from now on; the caller's buffers are released.
+    /// Records that the operation uses `copies` from now on, and releases the caller's buffers.
     pub(crate) fn detach(&self, copies: KeepAlive) {
         let mut state = self.lock();
         let keep = state.keep.replace(copies);
@@ -97,7 +97,7 @@ impl Completion {
         run_callback(|| drop(keep));
     }
 
-    /// True once the caller's buffers are released: the operation is over, or it uses copies of them.
+    /// Returns true once the caller's buffers are released: the operation is over, or it uses copies of them.
     pub(crate) fn is_released(&self) -> bool {
         self.is_done() || self.detached.load(Ordering::Acquire)
     }
@@ -114,7 +114,8 @@ impl Completion {
         usize::try_from(self.source.load(Ordering::Relaxed)).ok()
     }
 
-    /// Sleeps until the call is done, or on a device where that is what the caller waits for (`enqueued`), or the time is up.
+    /// Sleeps until the call is done, or `at_most`. If `enqueued`, also ends when all work of the call is on a
+    /// device.
     pub(crate) fn sleep(&self, at_most: Duration, enqueued: bool) {
         let mut state = self.lock();
         let reached = enqueued && self.enqueued.load(Ordering::Acquire);
@@ -126,7 +127,7 @@ impl Completion {
         }
     }
 
-    /// Calls back once when done; at once if it is done already.
+    /// Calls `callback` once when the call is done; immediately if it is done already.
     pub(crate) fn on_done(&self, callback: Callback) {
         let mut state = self.lock();
         if self.is_done() {
@@ -137,7 +138,8 @@ impl Completion {
         }
     }
 
-    /// The same when all of it is on a device, or it is done.
+    /// Calls `callback` once when all work is on a device or the call is done; immediately if that is the case
+    /// already.
     pub(crate) fn on_enqueued(&self, callback: Callback) {
         let mut state = self.lock();
         if self.is_done() || self.enqueued.load(Ordering::Acquire) {
@@ -149,26 +151,27 @@ impl Completion {
     }
 }
 
-/// Runs what is not ours. Where it panics, its own caller is told so by the panic's message; the group is as well as before.
+/// Runs a callback of the caller. A panic in it is reported by the panic's own message and does not affect the
+/// group.
 fn run_callback(what: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(what));
 }
 
-/// Whether a signal waits to be handled (Ctrl-C); asked by waiting threads a few times a second.
+/// Check for a pending signal (Ctrl-C), called by waiting threads a few times a second.
 static INTERRUPT: OnceLock<fn() -> bool> = OnceLock::new();
 
-/// Sets the check that lets waiting calls give way to a signal. The first one set stays.
+/// Sets the check that interrupts waiting calls after a signal. Only the first call has an effect.
 pub fn set_interrupt(check: fn() -> bool) {
     let _ = INTERRUPT.set(check);
 }
 
 thread_local! {
-    /// Set while this thread checks for a signal, and thus in the program's handlers.
+    /// True while this thread checks for a signal, and thus in the program's signal handlers.
     static CHECKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs the program's signal handlers, which may call the core. Returns true where the wait is to end, also because the check
-/// panicked: the caller's buffers may be in use.
+/// Runs the program's signal handlers, which may call the core. Returns true if the wait must end, also after a
+/// panic in the check, because the caller's buffers may be in use.
 pub fn interrupted() -> bool {
     let outer = CHECKING.replace(true);
     let check = || INTERRUPT.get().is_some_and(|check| check());
