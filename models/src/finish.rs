@@ -11,16 +11,16 @@ macro_rules! models {
             use loom::sync::atomic::{AtomicUsize, Ordering};
             use loom::thread;
 
-            use crate::$over::completion::Shared;
+            use crate::$over::completion::Completion;
 
             struct Call {
-                shared: Shared,
+                shared: Completion,
                 output: UnsafeCell<u64>,
             }
 
             impl Call {
                 fn new() -> Arc<Self> {
-                    Arc::new(Self { shared: Shared::new(None), output: UnsafeCell::new(0) })
+                    Arc::new(Self { shared: Completion::new(None), output: UnsafeCell::new(0) })
                 }
 
                 fn finish(&self) {

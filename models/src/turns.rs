@@ -8,10 +8,10 @@ macro_rules! models {
             use loom::sync::Arc;
             use loom::thread;
 
-            use crate::$over::job_gate::Turns;
+            use crate::$over::job_gate::JobGate;
 
             struct Pool {
-                turns: Turns,
+                gate: JobGate,
                 job: UnsafeCell<u64>,
                 done: UnsafeCell<u64>,
             }
@@ -19,29 +19,29 @@ macro_rules! models {
             pub(super) fn job() {
                 crate::model(|| {
                     let cell = || UnsafeCell::new(0);
-                    let pool = Arc::new(Pool { turns: Turns::default(), job: cell(), done: cell() });
+                    let pool = Arc::new(Pool { gate: JobGate::default(), job: cell(), done: cell() });
                     let helper = pool.clone();
                     let helping = thread::spawn(move || {
                         let mut last = 0;
                         for _ in 0..2 {
-                            let Some(generation) = helper.turns.news(last) else { continue };
+                            let Some(generation) = helper.gate.open_job(last) else { continue };
                             last = generation;
-                            if helper.turns.enter(generation) {
+                            if helper.gate.enter(generation) {
                                 // SAFETY: the job is open.
                                 let job = helper.job.with(|job| unsafe { *job });
                                 assert_eq!(job, u64::from(generation));
                                 // SAFETY: the helper owns this until it leaves.
                                 helper.done.with_mut(|done| unsafe { *done = job });
-                                helper.turns.leave();
+                                helper.gate.leave();
                             }
                         }
                     });
                     for generation in [1, 3] {
                         // SAFETY: no job is open, and no helper is inside.
                         pool.job.with_mut(|job| unsafe { *job = generation });
-                        pool.turns.open();
-                        pool.turns.close();
-                        while !pool.turns.empty() {
+                        pool.gate.open();
+                        pool.gate.close();
+                        while !pool.gate.is_empty() {
                             thread::yield_now();
                         }
                         // SAFETY: no job is open, and no helper is inside.

@@ -225,7 +225,7 @@ def test_log_lines_have_time_rank_and_level_and_name_the_late_rank():
     assert sorted(match[1] for match in found if match[4] == "0") == [match[1] for match in found if match[4] == "0"]
     assert [text for level, text in of_0 if level == "VERSION"] == [f"version {smddp.__version__}"]
     (late,) = [text for level, text in of_0 if "has waited" in text]
-    assert re.match(r"barrier #\d+ on group", late) and "not here yet: rank 1 (" in late, late
+    assert re.match(r"barrier #\d+ on group", late) and "missing: rank 1 (" in late, late
     traced = [text for level, text in of_0 if level == "TRACE" and text.startswith(late.split(" on ")[0])]
     assert [text.split("`")[2].split(":")[0] for text in traced] == [" begins", " ends"], traced
 

@@ -71,7 +71,7 @@ fn print(group: &BenchGroup, mine: &[f64; FIGURES.len()]) -> Result<()> {
         all.chunks_exact(8).map(|bytes| f64::from_ne_bytes(bytes.try_into().unwrap_or_default())).collect();
     let mut out = std::io::stdout().lock();
     let written = (|| {
-        writeln!(out, "# smddp-bench startup: {} ranks, {}", group.size(), group.comm().way())?;
+        writeln!(out, "# smddp-bench startup: {} ranks, {}", group.size(), group.comm().transport())?;
         writeln!(out, "# {:<34} {:>10} {:>10} {:>10}", "per rank", "minimum", "median", "maximum")?;
         for (column, (name, digits)) in FIGURES.iter().enumerate() {
             let mut of: Vec<f64> = figures.iter().skip(column).step_by(FIGURES.len()).copied().collect();

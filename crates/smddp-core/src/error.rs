@@ -1,15 +1,15 @@
-//! What can go wrong, said in full: what failed, on which group, with which peer, and what to try.
+//! Errors of the core. Texts name the failed call, the group, the peer and a remedy.
 
 use std::time::Duration;
 
-/// Errors of the core. Cloneable: the first cause that poisons a communicator is what every later call raises.
+/// Error of a call. Cloneable, because the first cause that ends a communicator is the error of every later call.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A bad argument, found before anything moved; the communicator stays usable.
+    /// An invalid argument, found before any data moved; the communicator stays usable.
     #[error("{0}")]
     Invalid(String),
-    /// A deadline passed.
+    /// A deadline has passed.
     #[error("{what} on group `{group}` Timed out waiting {}ms: {detail}", .after.as_millis())]
     Timeout { what: String, group: String, after: Duration, missing: Vec<usize>, detail: String },
     /// Two ranks made different calls.
@@ -18,25 +18,25 @@ pub enum Error {
     /// A rank's process ended, or it left the group, while it was still needed.
     #[error("{what} on group `{group}` failed: {who} {how}; {advice}")]
     PeerLost { what: String, group: String, rank: usize, who: String, how: String, advice: &'static str },
-    /// The communicator was aborted or closed here.
+    /// The communicator was aborted or closed by this process.
     #[error("group `{group}` is closed: {reason}")]
     Closed { group: String, reason: String },
-    /// Ranks that cannot reach each other.
+    /// The ranks cannot form a group, for example because they cannot reach each other.
     #[error("{0}")]
     Topology(String),
-    /// A bad setting.
+    /// An invalid setting.
     #[error("{0}")]
     Config(String),
-    /// A signal arrived while waiting; the operation goes on.
+    /// A signal arrived during a wait; the operation continues.
     #[error("interrupted by a signal")]
     Interrupted,
-    /// The group was made before a fork; the child cannot use it.
+    /// The group was created before a fork; the child cannot use it.
     #[error(
         "group `{group}` was made before this process was forked: a forked child (a DataLoader worker?) cannot use its \
          parent's communicators; make a group of its own in the child, or move the collective to the parent"
     )]
     Forked { group: String },
-    /// The system refused something.
+    /// A system call failed, or a resource is missing.
     #[error("{what}: {reason}")]
     System { what: String, reason: String },
 }

@@ -1,7 +1,7 @@
-//! The engine: communicators, the executor of bound plans, progress, reductions.
+//! Core of smddp: communicators, the executor of bound plans, progress, reductions.
 //!
-//! Buffers are raw addresses, since they belong to torch; whoever starts a call promises that they live until it
-//! is over. The executor and the kernels are the only places that touch them.
+//! Buffers are raw addresses, since torch owns them. The caller guarantees that they are valid until its call is
+//! over. Only the executor and the kernels access them.
 
 mod bind;
 mod call;
@@ -44,15 +44,15 @@ pub use smddp_transport::process::{
     undisturbed,
 };
 pub use smddp_transport::threads::spawn;
-pub use startup::{Deletion, Known, MAX_RANKS, Pending, Store, check_size};
-pub use sync::completion::{Keep, interrupted, set_interrupt};
+pub use startup::{Deletion, MAX_RANKS, ParentGroup, Pending, Store, check_size};
+pub use sync::completion::{KeepAlive, interrupted, set_interrupt};
 pub use sync::deadline::{after, duration};
 pub use types::{DType, RedOp};
 
-/// `port` at the address of the network interface that groups use between nodes (`SMDDP_SOCKET_IFNAME`).
+/// Returns `port` at the address of the network interface that groups use between nodes (`SMDDP_SOCKET_IFNAME`).
 ///
 /// # Errors
-/// [`Error::Config`] for bad settings, and where no interface fits them.
+/// [`Error::Config`] for invalid settings, or if no interface matches them.
 pub fn network_address(port: u16) -> Result<std::net::SocketAddr> {
     let config = Config::get()?;
     let chosen = smddp_transport::interface::choose(&config.interface, config.family);
@@ -60,7 +60,7 @@ pub fn network_address(port: u16) -> Result<std::net::SocketAddr> {
     Ok(chosen.address.with_port(port))
 }
 
-/// The network interfaces of this machine with their addresses, in one line.
+/// Lists the network interfaces of this machine with their addresses in one line.
 pub fn interfaces() -> String {
     match smddp_transport::interface::machine::interfaces() {
         Ok(found) => smddp_transport::interface::listing(&found),

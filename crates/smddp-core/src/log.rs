@@ -1,12 +1,12 @@
-//! One line a fact, in the shape NCCL's users know: `time host:pid [rank] SMDDP LEVEL text`. What Python has to tell comes
-//! here, too.
+//! Log output in NCCL's format, one line per fact: `time host:pid [rank] SMDDP LEVEL text`. Python's log lines pass
+//! through here, too.
 //!
-//! | level | what is told from there on |
+//! | level | lines from this level on |
 //! |---|---|
-//! | VERSION | rank 0's version; not at WARN, the default |
-//! | WARN | what is wrong, or will be |
-//! | INFO | each group's ways and network, who is seconds late, why a group failed |
-//! | TRACE | each collective's begin and end |
+//! | VERSION | version, on rank 0; not at WARN, the default |
+//! | WARN | problems and expected problems |
+//! | INFO | transports and network of each group, ranks that are seconds late, reason of a group's failure |
+//! | TRACE | begin and end of each collective |
 
 use std::io::Write;
 use std::os::fd::AsFd;
@@ -30,15 +30,15 @@ pub enum Level {
 
 struct Log {
     level: Level,
-    /// Instead of standard error.
+    /// Destination instead of standard error.
     file: Option<String>,
-    /// As the launcher counts.
+    /// Rank assigned by the launcher.
     rank: Option<String>,
 }
 
 static LOG: OnceLock<Log> = OnceLock::new();
 
-/// A line on its way to whoever wants them instead of a file.
+/// A line for a receiver other than standard error or a file.
 pub struct Line {
     pub level: Level,
     /// Seconds since 1970.
@@ -46,8 +46,8 @@ pub struct Line {
     pub text: String,
 }
 
-/// Where lines go instead, and from which level on they are told besides what the settings ask for. A forked child has neither:
-/// the thread that reads is the parent's.
+/// Alternative receiver of log lines, and the level up to which it gets lines in addition to the settings. A forked
+/// child has none, since the parent's thread reads them.
 #[derive(Default)]
 struct Diverted {
     to: Mutex<Option<Sender<Line>>>,
@@ -56,7 +56,7 @@ struct Diverted {
 
 static DIVERTED: PerProcess<Diverted> = PerProcess::new();
 
-/// From here on lines come out of what this returns, those up to `level` and those that the settings ask for.
+/// Diverts log lines to the returned receiver: those up to `level` and those that the settings select.
 pub fn divert(level: Level) -> Receiver<Line> {
     let (to, lines) = channel();
     let diverted = DIVERTED.get();
@@ -65,31 +65,31 @@ pub fn divert(level: Level) -> Receiver<Line> {
     lines
 }
 
-/// From here on facts of that level are told; the first one who opens it counts.
+/// Sets the level and destination of the log. Only the first call has an effect.
 pub(crate) fn open(level: Level, file: Option<String>, rank: Option<String>) {
-    // Where nobody asked for anything, only what is wrong is told.
-    let asked = level != Level::Warn && rank.as_deref().is_none_or(|rank| rank == "0");
-    if LOG.set(Log { level, file, rank }).is_ok() && asked {
+    // The default level logs warnings only, without the version.
+    let wants_version = level != Level::Warn && rank.as_deref().is_none_or(|rank| rank == "0");
+    if LOG.set(Log { level, file, rank }).is_ok() && wants_version {
         say(Level::Version, &format!("version {}", env!("CARGO_PKG_VERSION")));
     }
 }
 
 /// Restores the destination that log lines had before the diversion.
-pub fn divert_no_more() {
+pub fn end_diversion() {
     let diverted = DIVERTED.get();
     *lock(&diverted.to) = None;
     diverted.level.store(Level::None as u8, Ordering::Relaxed);
 }
 
-/// Whether facts of that level are told.
-pub fn tells(level: Level) -> bool {
+/// Returns whether lines of this level are logged.
+pub fn is_enabled(level: Level) -> bool {
     LOG.get().is_some_and(|log| level <= log.level)
         || level as u8 <= DIVERTED.get().level.load(Ordering::Relaxed)
 }
 
-/// Tells `text` if the settings ask for this level.
+/// Logs `text` if the level is enabled.
 pub fn say(level: Level, text: &str) {
-    let Some(log) = LOG.get().filter(|_| tells(level)) else { return };
+    let Some(log) = LOG.get().filter(|_| is_enabled(level)) else { return };
     if let Some(to) = lock(&DIVERTED.get().to).as_ref() {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         if to.send(Line { level, time, text: text.to_owned() }).is_ok() {
@@ -116,7 +116,7 @@ pub fn say(level: Level, text: &str) {
     to_stderr(&line);
 }
 
-/// The last line could not be written to the file, which was reported.
+/// Set after a failed write to the log file has been reported, until a write succeeds.
 static FILE_FAILED: AtomicBool = AtomicBool::new(false);
 
 /// Opens the file for each line: it may be rotated, and a forked child writes to its own.

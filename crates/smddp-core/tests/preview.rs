@@ -24,13 +24,13 @@ fn preview_agrees_with_a_real_group() {
             .collect();
         let infos = prepared.iter().map(|prepared| prepared.rank_info().clone()).collect();
         let link = prepared.into_iter().next().unwrap().connect(infos).unwrap().group;
-        let group = Communicator::over(link, &labels, "preview", Duration::from_secs(60));
+        let group = Communicator::from_group(link, &labels, "preview", Duration::from_secs(60));
         let absent = HypotheticalGroup::new(Topology::from_labels(&labels), Network::ASSUMED, config);
         for collective in Collective::ALL {
             for bytes in [0, 4, 64, 1 << 10, 100_000, 16 << 20] {
                 for dtype in [DType::F32, DType::BF16] {
                     let call = HypotheticalCall::new(collective, dtype, bytes, labels.len());
-                    let previewed = absent.path(&group.way(), &call);
+                    let previewed = absent.path(&group.transport(), &call);
                     assert_eq!(
                         group.path(collective, dtype, bytes),
                         previewed,

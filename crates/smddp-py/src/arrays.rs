@@ -107,7 +107,7 @@ impl Arrays {
             return Ok(done(py, result));
         }
         // SAFETY: the caller's frame keeps the arrays, and `sides` keeps their addresses, until this returns.
-        let over = unsafe { self.comm.run_aside(&call, options, Wait::detached(py)) };
+        let over = unsafe { self.comm.run_detached(&call, options, Wait::detached(py)) };
         over.map_err(|error| raise(py, error))?;
         Ok(done(py, result))
     }

@@ -134,7 +134,7 @@ impl BoundCall {
         let (call, options) = (bound.call(), Self::options(this)?);
         let call = Sendable(&call);
         // SAFETY: `keep` keeps the tensors alive until the call is done, and their memory is unchanged.
-        let done = unsafe { bound.comm.run_aside(call.get(), options, Wait::detached(py)) };
+        let done = unsafe { bound.comm.run_detached(call.get(), options, Wait::detached(py)) };
         done.map_err(|error| bound.failed(py, error))
     }
 

@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use smddp_core::{Call, Collective, Communicator, DType, DeviceStream, Known, Options, RedOp, Stream};
+use smddp_core::{Call, Collective, Communicator, DType, DeviceStream, Options, ParentGroup, RedOp, Stream};
 use smddp_rendezvous::{LaunchEnvironment, RendezvousAddress};
 
 use crate::arguments::{color_of, key_of};
@@ -66,7 +66,8 @@ impl Comm {
         let known = known.map(|(group, ranks, _)| (group.comm.clone(), ranks));
         let store = PyStore::new(store, (call, name), rank, seconds(timeout), known.clone());
         let made = py.detach(|| {
-            let known = known.as_ref().map(|(group, ranks)| Known { group, ranks, siblings: &siblings });
+            let known =
+                known.as_ref().map(|(group, ranks)| ParentGroup { group, ranks, siblings: &siblings });
             Communicator::make(&store, (call, name), rank, size, seconds(timeout), known)
         });
         let comm = made.map_err(|error| store.exception(py, error))?;
@@ -195,7 +196,7 @@ impl Comm {
     }
 
     fn finish(&self, py: Python<'_>, limit: f64) -> PyResult<()> {
-        waited(py, || self.comm.finish(seconds(limit)))
+        waited(py, || self.comm.shutdown_checked(seconds(limit)))
     }
 
     /// Returns the value of SMDDP_LEAVE_SECONDS.
@@ -213,7 +214,7 @@ impl Comm {
 
     fn close_in_background(&self, py: Python<'_>) -> PyResult<()> {
         waited(py, || {
-            self.comm.let_go();
+            self.comm.close_in_background();
             Ok(())
         })
     }
@@ -262,7 +263,7 @@ impl Comm {
     }
 
     fn transports(&self) -> String {
-        self.comm.way()
+        self.comm.transport()
     }
 
     fn network(&self) -> Option<String> {
@@ -274,8 +275,8 @@ impl Comm {
     }
 
     fn path_counters(&self, py: Python<'_>) -> Vec<(&'static str, String, u64, u64, u64)> {
-        let taken = py.detach(|| self.comm.taken());
-        taken
+        let counters = py.detach(|| self.comm.path_counters());
+        counters
             .into_iter()
             .map(|t| {
                 (

@@ -181,7 +181,7 @@ impl FastPath {
         let kept = tensors.map(|tensor| tensor.clone().unbind());
         let options = Options { keep: Some(Box::new(kept)), ..Options::default() };
         // SAFETY: `keep` keeps the tensors alive until the call is done; Python owns them, the core borrows them.
-        let done = unsafe { self.comm.run_aside(call.get(), options, Wait::detached(py)) };
+        let done = unsafe { self.comm.run_detached(call.get(), options, Wait::detached(py)) };
         done.map(|()| CallResult::Done(true)).map_err(|error| raise(py, error))
     }
 

@@ -19,7 +19,7 @@ pub(crate) fn log_line(warning: bool, text: &str) {
 /// Returns whether level INFO is enabled.
 #[pyfunction]
 pub(crate) fn is_info_enabled() -> bool {
-    Config::get().is_ok() && log::tells(log::Level::Info)
+    Config::get().is_ok() && log::is_enabled(log::Level::Info)
 }
 
 /// Reader of the log lines, which then do not go to standard error.
@@ -56,6 +56,6 @@ impl LogReader {
     /// Sends log lines to standard error again.
     #[staticmethod]
     fn close() {
-        log::divert_no_more();
+        log::end_diversion();
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCFunction};
-use smddp_core::{Communicator, Deletion, Error, Known, Result, Store, after, interrupted, log};
+use smddp_core::{Communicator, Deletion, Error, ParentGroup, Result, Store, after, interrupted, log};
 
 use crate::errors::raise;
 
@@ -196,7 +196,7 @@ impl PyStore {
         let (group, ranks) = self.known.as_ref()?;
         let (call, name, ..) = &self.call;
         let first: Vec<usize> = (0..ranks.len().min(MAX_WATCHED)).collect();
-        Known { group, ranks, siblings: &[] }.lost((call, name), &first)
+        ParentGroup { group, ranks, siblings: &[] }.lost((call, name), &first)
     }
 
     /// Stops sending requests. The pending request of the thread ends at the latest with the process.

@@ -249,7 +249,7 @@ impl Kernel for Gather {
             .split_first()
             .ok_or_else(|| Failure::invalid("a scalar has no rows to gather: give it a first dimension"))?;
         let rows: Vec<i64> = group
-            .bytes_of_all(mine.to_ne_bytes().to_vec())?
+            .all_gather_bytes(mine.to_ne_bytes().to_vec())?
             .as_chunks()
             .0
             .iter()

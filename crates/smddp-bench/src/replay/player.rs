@@ -65,7 +65,7 @@ impl Player<'_> {
                         Err(_) => reached = Instant::now(),
                     }
                 }
-                _ => drop(comm.finish(self.timeout)),
+                _ => drop(comm.shutdown_checked(self.timeout)),
             }
         }
         for (_, last) in pending {

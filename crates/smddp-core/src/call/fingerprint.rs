@@ -1,7 +1,7 @@
-//! The header of a call: the two words that all its ranks must have alike.
+//! Fingerprint of a call: two 64-bit words that are equal on all ranks of the call.
 //!
-//! `what`: collective, dtype, redop, root, plan. `count`: elements; where a number does not say all (blocks of different
-//! sizes, a factor), a short name of the rest as well, so that calls that only add up to the same differ.
+//! `what`: collective, dtype, redop, root, plan. `count`: elements. If the number of elements does not describe the
+//! call (blocks of different sizes, a factor), a hash of the rest is added, so that calls with equal sums differ.
 
 use smddp_plan::{Collective, Counts, Decision};
 use smddp_transport::CallFingerprint;
@@ -10,16 +10,16 @@ use crate::call::key::{Key, SPARSE};
 use crate::call::name_of;
 use crate::call::types::{DType, RedOp};
 
-/// Of `count`: it is a name and a number.
-const NAMED: u64 = 1 << 63;
-/// Bits of that number.
-const NUMBER: u32 = 31;
-/// Of `what`, beside the type: elements travel in a format between nodes.
-const CODED: u64 = 1 << 15;
-/// Of `what`, which has room for it beside the reduction: the call by which a rank leaves the group.
+/// Bit of `count`: it holds a hash and a number.
+const HASHED: u64 = 1 << 63;
+/// Number of bits of that number.
+const COUNT_BITS: u32 = 31;
+/// Bit of `what`, next to the dtype: elements are compressed between nodes.
+const COMPRESSED: u64 = 1 << 15;
+/// Bit of `what`, next to the reduction: the call by which a rank leaves the group.
 const LEAVING: u64 = 1 << 23;
 
-/// The header of a call about which its ranks have decided so.
+/// Returns the fingerprint of a call with this key and decision.
 pub(crate) fn of(key: &Key, decision: &Decision) -> CallFingerprint {
     let (choice, pairs) = (decision.choice, decision.uneven_pairs());
     let what = u64::from(key.collective as u8)
@@ -29,15 +29,15 @@ pub(crate) fn of(key: &Key, decision: &Decision) -> CallFingerprint {
         | (choice.algorithm as u64) << 40
         | ((choice.segment as u64 >> 6) & 0xffff) << 44
         | u64::from(pairs) << 60
-        | if decision.format.is_some() { CODED } else { 0 };
+        | if decision.format.is_some() { COMPRESSED } else { 0 };
     CallFingerprint { call: what, count: count(&decision.counts, key.factor) }
 }
 
 fn count(counts: &Counts, factor: u64) -> u64 {
     let (number, name) = match counts {
-        // Of a block, or of the whole buffer.
+        // Elements of a block, or of the whole buffer.
         Counts::Even(count) | Counts::Whole(count) => (*count as u64, 0),
-        // Known to two ranks only.
+        // Only the two ranks of a pair have these counts.
         Counts::Pairs(..) => (0, 0),
         Counts::Uneven(list) => {
             let name = list.iter().fold(1, |name, &count| mix(name ^ mix(count as u64)));
@@ -47,11 +47,11 @@ fn count(counts: &Counts, factor: u64) -> u64 {
     if name == 0 && factor == 0 {
         return number;
     }
-    let name = mix(name ^ mix(factor)) >> (NUMBER + 1) << NUMBER;
-    NAMED | name | number.min((1 << NUMBER) - 1)
+    let name = mix(name ^ mix(factor)) >> (COUNT_BITS + 1) << COUNT_BITS;
+    HASHED | name | number.min((1 << COUNT_BITS) - 1)
 }
 
-/// Bits of a call on the group's device `site`: all ranks are on one, and on the same.
+/// Returns the bits that mark a call on the group's device number `site`, which is the same on all ranks.
 pub(crate) fn on_device(site: usize) -> u64 {
     1 << 61 | (site as u64 & 3) << 62
 }
@@ -60,7 +60,7 @@ pub(crate) fn is_on_device(fingerprint: CallFingerprint) -> bool {
     fingerprint.call >> 61 & 1 == 1
 }
 
-/// The call that has this header, made to leave the group.
+/// Marks the fingerprint of a call by which a rank leaves the group.
 pub(crate) fn leaving(fingerprint: CallFingerprint) -> CallFingerprint {
     CallFingerprint { call: fingerprint.call | LEAVING, ..fingerprint }
 }
@@ -69,7 +69,7 @@ pub(crate) fn is_leaving(fingerprint: CallFingerprint) -> bool {
     fingerprint.call & LEAVING != 0
 }
 
-/// `None`: a header that no rank of this version writes.
+/// Returns `None` for a fingerprint that no rank of this version writes.
 pub(crate) fn collective(fingerprint: CallFingerprint) -> Option<Collective> {
     Collective::ALL.get((fingerprint.call & 0xff) as usize).copied()
 }
@@ -78,7 +78,7 @@ pub(crate) fn dtype(fingerprint: CallFingerprint) -> Option<DType> {
     DType::from_u8((fingerprint.call >> 8 & 0x7f) as u8)
 }
 
-/// A header as the call it stands for.
+/// Describes the call that has this fingerprint.
 pub(crate) fn call(fingerprint: CallFingerprint) -> String {
     if is_leaving(fingerprint) {
         return "destroy_process_group".to_owned();
@@ -86,8 +86,8 @@ pub(crate) fn call(fingerprint: CallFingerprint) -> String {
     let Some(collective) = collective(fingerprint) else {
         return format!("an unknown call ({:#x})", fingerprint.call);
     };
-    let named = fingerprint.count & NAMED != 0;
-    let elements = if named { fingerprint.count & ((1 << NUMBER) - 1) } else { fingerprint.count };
+    let named = fingerprint.count & HASHED != 0;
+    let elements = if named { fingerprint.count & ((1 << COUNT_BITS) - 1) } else { fingerprint.count };
     let dtype = dtype(fingerprint).map_or("?", DType::name);
     let mut text = format!("{}({elements} elements of {dtype}", name_of(collective));
     let redop = RedOp::from_code((fingerprint.call >> 16) as u8, 1.0).filter(|_| collective.reduces());
@@ -96,7 +96,7 @@ pub(crate) fn call(fingerprint: CallFingerprint) -> String {
     }
     if named {
         let of = if matches!(redop, Some(RedOp::PremulSum(_))) { "factor" } else { "blocks of sizes" };
-        text += &format!(", {of} #{:08x}", fingerprint.count << 1 >> (NUMBER + 1));
+        text += &format!(", {of} #{:08x}", fingerprint.count << 1 >> (COUNT_BITS + 1));
     }
     if collective.has_root() {
         text += &format!(", root {}", (fingerprint.call >> 24) & 0xffff);
@@ -104,13 +104,13 @@ pub(crate) fn call(fingerprint: CallFingerprint) -> String {
     if collective == Collective::AllGather && (fingerprint.call >> 16) as u8 & 0x7f == SPARSE.code() {
         text += ", of a sparse all_reduce";
     }
-    if fingerprint.call & CODED != 0 {
+    if fingerprint.call & COMPRESSED != 0 {
         text += ", as SMDDP_WIRE_FORMAT says";
     }
     text + if is_on_device(fingerprint) { ") on CUDA" } else { ")" }
 }
 
-/// Spreads bits: different words in, words out that look like chance (the finalizer of splitmix64).
+/// Mixes the bits of a word into a uniformly distributed one (the finalizer of splitmix64).
 pub(crate) const fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -142,13 +142,13 @@ mod tests {
     fn fingerprint(key: &Key) -> CallFingerprint {
         let topology = Topology::single(3);
         let group = GroupShape { topology: &topology, slot: 0, network: Network::ASSUMED };
-        // However it is cut.
+        // One algorithm and segment for all counts.
         let plain = Settings { algorithm: Some(Algorithm::Mesh), segment: Some(4096), ..Settings::default() };
         of(key, &decide(&key.shape(), &group, &plain))
     }
 
     #[test]
-    fn lists_of_one_sum_and_factors_have_headers_of_their_own() {
+    fn block_sizes_and_factors_change_the_fingerprint() {
         let lists = [vec![2, 1, 3], vec![2, 3, 1], vec![3, 2, 1], vec![0, 0, 6], vec![0, 6, 0]];
         let keys: Vec<Key> = lists
             .into_iter()
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn all_gather_of_a_sparse_all_reduce_has_a_header_of_its_own() {
+    fn sparse_all_gather_has_a_distinct_fingerprint() {
         let plain = key(Collective::AllGather, Counts::Even(1), 0.0);
         let sparse = Key { redop: SPARSE.code(), ..plain.clone() };
         assert_ne!(fingerprint(&plain), fingerprint(&sparse));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn who_leaves_is_told_from_every_call() {
+    fn leaving_call_has_a_distinct_fingerprint() {
         let call = fingerprint(&key(Collective::AllReduce, Counts::Whole(3), 0.0));
         assert!(is_leaving(leaving(call)) && !is_leaving(call));
         assert_eq!(super::call(leaving(call)), "destroy_process_group");

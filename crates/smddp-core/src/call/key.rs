@@ -1,4 +1,4 @@
-//! What the binding of a call depends on.
+//! Key of a call's binding.
 
 use smddp_plan::{Collective, Counts, Memory, Shape};
 
@@ -9,7 +9,7 @@ use crate::call::types::{DType, RedOp};
 /// Mark of an all_gather that is a part of a sparse all_reduce: its fingerprint differs from other all_gathers.
 pub(crate) const SPARSE: RedOp = RedOp::Bxor;
 
-/// What a binding depends on.
+/// Properties that determine the binding of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) collective: Collective,
@@ -17,14 +17,15 @@ pub(crate) struct Key {
     /// Code of the reduction. Of an all_gather: `RedOp::Sum`, or `SPARSE` for a part of a sparse all_reduce. Of other
     /// collectives: 0.
     pub(crate) redop: u8,
-    /// Bits of what each rank multiplies its input by, 0 where it does not.
+    /// Bits of the factor by which each rank multiplies its input; 0 without a factor.
     pub(crate) factor: u64,
     pub(crate) root: usize,
     pub(crate) counts: Counts,
-    /// Where the buffers are; on a device: its number in the group, the same on all ranks (else 0).
+    /// Memory kind of the buffers. `site`: number of the device in the group, equal on all ranks; 0 for host
+    /// memory.
     pub(crate) memory: Memory,
     pub(crate) site: usize,
-    /// Elements travel as they are, whatever the settings say.
+    /// Elements are not compressed, regardless of the settings.
     pub(crate) lossless: bool,
 }
 
@@ -44,7 +45,7 @@ impl Key {
         Self { collective, dtype, redop, factor, root, counts, memory, site, lossless: is_lossless() }
     }
 
-    /// What the choice may depend on.
+    /// Returns the properties that the choice of a plan may depend on.
     pub(crate) fn shape(&self) -> Shape {
         Shape {
             collective: self.collective,

@@ -1,4 +1,4 @@
-//! Calls that leave elements as they are between nodes, whatever `SMDDP_WIRE_FORMAT` says: what is gathered to be kept.
+//! Calls without compression between nodes, regardless of `SMDDP_WIRE_FORMAT`, for data that must stay exact.
 
 use std::cell::Cell;
 
@@ -6,13 +6,13 @@ thread_local! {
     static LOSSLESS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether calls that this thread makes are exact.
+/// Returns true if calls of this thread are not compressed.
 pub(crate) fn is_lossless() -> bool {
     LOSSLESS.get()
 }
 
-/// Has them be, or not; what they were. The ranks of a call must have the same, and a call in which they have not is a
-/// `MismatchError`.
+/// Sets whether calls of this thread are lossless, and returns the previous value. All ranks of a call need the
+/// same value; otherwise the call raises `MismatchError`.
 pub fn set_lossless(lossless: bool) -> bool {
     LOSSLESS.replace(lossless)
 }

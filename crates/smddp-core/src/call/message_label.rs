@@ -1,4 +1,4 @@
-//! What a send or recv is called: in errors, and in the recorder, which keeps it in a header's two words.
+//! Names of sends and recvs, for errors and for the recorder, which stores them as a fingerprint.
 
 use smddp_transport::CallFingerprint;
 
@@ -12,14 +12,14 @@ pub(crate) enum Direction {
 }
 
 impl Direction {
-    fn verb(self) -> &'static str {
+    fn operation(self) -> &'static str {
         match self {
             Self::To(_) => "send",
             Self::From(_) | Self::FromAny => "recv",
         }
     }
 
-    fn whither(self) -> String {
+    fn endpoint(self) -> String {
         match self {
             Self::To(rank) => format!("to rank {rank}"),
             Self::From(rank) => format!("from rank {rank}"),
@@ -27,7 +27,7 @@ impl Direction {
         }
     }
 
-    /// `None`: of any rank.
+    /// Returns the peer; `None` for a recv from any rank.
     pub(crate) fn peer(self) -> Option<usize> {
         match self {
             Self::To(rank) | Self::From(rank) => Some(rank),
@@ -38,33 +38,33 @@ impl Direction {
 
 impl std::fmt::Display for Direction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.verb(), self.whither())
+        write!(f, "{} {}", self.operation(), self.endpoint())
     }
 }
 
-/// One send or recv, with its place among those of its direction, from 0: send #3 to rank 1 is the fourth.
+/// A send or recv with its number among those of its direction, from 0: send #3 to rank 1 is the fourth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Label {
+pub(crate) struct MessageLabel {
     pub(crate) direction: Direction,
     pub(crate) number: u64,
     pub(crate) dtype: DType,
     pub(crate) tag: u64,
 }
 
-impl Label {
-    /// "send #3 to rank 1"
+impl MessageLabel {
+    /// Returns the name with its number: "send #3 to rank 1".
     pub(crate) fn numbered(&self) -> String {
-        format!("{} #{} {}", self.direction.verb(), self.number, self.direction.whither())
+        format!("{} #{} {}", self.direction.operation(), self.number, self.direction.endpoint())
     }
 
-    /// "send(5 elements of float32 to rank 1, tag 0)"
+    /// Returns the call: "send(5 elements of float32 to rank 1, tag 0)".
     pub(crate) fn call(&self, bytes: u64) -> String {
-        let (verb, peer) = (self.direction.verb(), self.direction.whither());
+        let (operation, peer) = (self.direction.operation(), self.direction.endpoint());
         let (count, dtype) = (bytes / self.dtype.size() as u64, self.dtype.name());
-        format!("{verb}({count} elements of {dtype} {peer}, tag {})", self.tag)
+        format!("{operation}({count} elements of {dtype} {peer}, tag {})", self.tag)
     }
 
-    /// Numbers from 2^32 on begin anew there.
+    /// Encodes the label. Numbers are stored modulo 2^32.
     pub(crate) fn fingerprint(&self) -> CallFingerprint {
         let (kind, peer) = match self.direction {
             Direction::To(rank) => (0, rank),
@@ -75,7 +75,7 @@ impl Label {
         CallFingerprint { call: what, count: self.tag }
     }
 
-    /// `None`: no send or recv of this version has this header.
+    /// Decodes a label. `None`: this version has no send or recv with this fingerprint.
     pub(crate) fn of(fingerprint: CallFingerprint) -> Option<Self> {
         let peer = (fingerprint.call >> 16 & 0xffff) as usize;
         let direction = match fingerprint.call & 0xff {
@@ -89,14 +89,14 @@ impl Label {
     }
 }
 
-/// Numbers of a direction's sends or recvs.
-pub(crate) struct Numbers {
+/// Next numbers of sends and recvs, per direction.
+pub(crate) struct MessageNumbers {
     to: Vec<u64>,
     from: Vec<u64>,
     from_any: u64,
 }
 
-impl Numbers {
+impl MessageNumbers {
     pub(crate) fn new(size: usize) -> Self {
         Self { to: vec![0; size], from: vec![0; size], from_any: 0 }
     }
@@ -117,16 +117,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_recorder_keeps_is_the_same_message() {
+    fn fingerprint_preserves_the_label() {
         let directions = [Direction::To(0), Direction::From(4095), Direction::FromAny];
         for direction in directions {
             for (number, tag) in [(0, 0), (7, u64::MAX), (u64::from(u32::MAX), 1)] {
-                let label = Label { direction, number, dtype: DType::BF16, tag };
-                assert_eq!(Label::of(label.fingerprint()), Some(label));
+                let label = MessageLabel { direction, number, dtype: DType::BF16, tag };
+                assert_eq!(MessageLabel::of(label.fingerprint()), Some(label));
             }
         }
-        assert_eq!(Label::of(CallFingerprint { call: 3, count: 0 }), None);
-        let label = Label { direction: Direction::To(1), number: 3, dtype: DType::F32, tag: 9 };
+        assert_eq!(MessageLabel::of(CallFingerprint { call: 3, count: 0 }), None);
+        let label = MessageLabel { direction: Direction::To(1), number: 3, dtype: DType::F32, tag: 9 };
         assert_eq!(label.numbered(), "send #3 to rank 1");
         assert_eq!(label.call(20), "send(5 elements of float32 to rank 1, tag 9)");
     }

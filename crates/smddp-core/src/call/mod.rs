@@ -1,4 +1,4 @@
-//! A call as the user makes it, and its check before anything moves.
+//! Collective calls as the user makes them, and their validation.
 
 pub(crate) mod fingerprint;
 pub(crate) mod key;
@@ -12,16 +12,16 @@ use smddp_plan::{Collective, Counts};
 use crate::call::types::{DType, RedOp};
 use crate::error::{Error, Result};
 
-/// Where a call's elements are. Counts are elements, never bytes.
+/// Buffers of one side of a call. Counts are elements, never bytes.
 #[derive(Clone, Copy, Debug)]
 pub enum Blocks<'a> {
     /// Nothing on this rank (output of gather on a leaf, input of scatter on a leaf, barrier).
     None,
-    /// `count` elements in a row, cut in N equal blocks where the collective has N blocks.
+    /// `count` contiguous elements, in N equal blocks if the collective has N blocks.
     Flat { ptr: *mut u8, count: usize },
-    /// In a row, cut in blocks of these counts.
+    /// Contiguous blocks of these counts.
     Cut { ptr: *mut u8, counts: &'a [usize] },
-    /// Blocks that lie anywhere: (address, elements).
+    /// Blocks at arbitrary addresses: (address, elements).
     List { parts: &'a [(*mut u8, usize)] },
 }
 
@@ -54,7 +54,7 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Of its larger side.
+    /// Returns the bytes of the larger side.
     pub(crate) fn bytes(&self) -> usize {
         let count = |blocks: Blocks<'_>| match blocks {
             Blocks::None => 0,
@@ -68,12 +68,12 @@ impl Call<'_> {
 
 pub use smddp_plan::tune::collective_name as name_of;
 
-/// A call as errors name it: "all_gather #7".
+/// Returns the name of a call for errors: "all_gather #7".
 pub(crate) fn numbered(collective: Collective, seq: u64) -> String {
     format!("{} #{seq}", name_of(collective))
 }
 
-/// One of a call's two sides, as errors name it: "all_gather: input".
+/// One of a call's two sides, displayed in errors as "all_gather: input".
 #[derive(Clone, Copy)]
 struct Side<'a> {
     name: &'static str,
@@ -116,7 +116,7 @@ impl Side<'_> {
         }
     }
 
-    /// That many elements are here, as `part` of the other side asks for.
+    /// Checks that this side has as many elements as `part` of the other side requires.
     fn holds(&self, have: usize, want: usize, part: &str, other: &Self) -> Result<()> {
         if have == want {
             return Ok(());
@@ -126,7 +126,7 @@ impl Side<'_> {
     }
 }
 
-/// Checks a call against the group; says how it is cut.
+/// Validates a call for this group and returns the element counts of its blocks.
 pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts> {
     let name = name_of(call.collective);
     if call.collective.has_root() && call.root >= size {
@@ -144,7 +144,7 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
     };
     let rooted = call.collective.has_root();
     let here = !rooted || call.root == rank;
-    // `each`: the side that every rank has; the other one may be the root's alone.
+    // `each`: the side that every rank has. Only the root may have the other one.
     let whole = |each: Side<'_>, other: Side<'_>| {
         let count = each.flat()?;
         if here {
@@ -174,7 +174,7 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
         Collective::AllReduce | Collective::Broadcast => whole(output, input),
         Collective::Reduce => whole(input, output),
         Collective::AllToAll => match (input.counts(size)?, output.counts(size)?) {
-            // A cut or a list is uneven by intent: other ranks may have other sizes even where mine are equal.
+            // `Cut` and `List` count as uneven: other ranks may have other sizes even if this rank's are equal.
             (Counts::Even(a), Counts::Even(b))
                 if a == b
                     && matches!((call.input, call.output), (Blocks::Flat { .. }, Blocks::Flat { .. })) =>

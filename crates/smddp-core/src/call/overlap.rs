@@ -1,11 +1,11 @@
-//! Input and output of one call that share memory.
+//! Overlap of a call's input and output.
 
 use smddp_plan::Collective;
 
 use crate::call::{Blocks, Call, name_of};
 use crate::error::{Error, Result};
 
-/// Addresses from the first byte to one past the last.
+/// Address of the first byte and the one past the last byte.
 type Range = (usize, usize);
 
 fn range(ptr: *mut u8, count: usize, element: usize) -> Range {
@@ -13,12 +13,12 @@ fn range(ptr: *mut u8, count: usize, element: usize) -> Range {
     (start, start.saturating_add(count.saturating_mul(element)))
 }
 
-/// An empty range overlaps nothing.
+/// Returns true if two ranges overlap. An empty range overlaps nothing.
 fn overlap(a: Range, b: Range) -> bool {
     a.0.max(b.0) < a.1.min(b.1)
 }
 
-/// The non-empty ranges of one side of a call, each with its index.
+/// Returns the non-empty ranges of one side of a call, each with its index.
 fn ranges(blocks: Blocks<'_>, element: usize) -> Vec<(Range, usize)> {
     let mut found = match blocks {
         Blocks::None => Vec::new(),
@@ -44,7 +44,8 @@ impl Call<'_> {
         if self.collective.has_root() && self.root != rank {
             return false;
         }
-        // The side that is one block, the other side, and the block of that side which may be the same memory.
+        // The side with one block, the other side, and the index of that side's block which may have the same
+        // address.
         let (one, other, index) = match self.collective {
             AllReduce | Broadcast | Reduce => (self.input, self.output, 0),
             AllGather | Gather => (self.input, self.output, rank),
@@ -87,7 +88,7 @@ impl Call<'_> {
         })
     }
 
-    /// Refuses outputs that overlap each other: no order of writing gives both their results.
+    /// Rejects outputs that overlap each other, for which no result is defined.
     pub(crate) fn check_outputs(&self) -> Result<()> {
         if !matches!(self.output, Blocks::List { .. }) {
             return Ok(());
@@ -109,7 +110,7 @@ impl Call<'_> {
         )))
     }
 
-    /// Addresses and bytes of the input's blocks in their order.
+    /// Returns address and bytes of the input's blocks in their order.
     pub(crate) fn input_pieces(&self) -> Vec<(usize, usize)> {
         ranges(self.input, self.dtype.size())
             .into_iter()

@@ -1,8 +1,9 @@
-//! Element types and reductions, with the numbers that travel in headers and from Python.
+//! Element types and reductions, with the codes that fingerprints and Python use.
 
 macro_rules! dtypes {
     ($($(#[$doc:meta])* $dtype:ident = $code:literal, $bytes:literal, $name:literal;)*) => {
-        /// Element type of a call. `Opaque` moves bytes of any torch dtype (float8, quantised, ...) and cannot reduce.
+        /// Element type of a call. `Opaque` types move the bytes of any torch dtype (float8, quantised, ...) and
+        /// support no reduction.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum DType { $($(#[$doc])* $dtype = $code),* }
@@ -22,7 +23,7 @@ macro_rules! dtypes {
     };
 }
 
-// Number, bytes, name.
+// Code, bytes, name.
 dtypes! {
     #[default]
     F32 = 0, 4, "float32";
@@ -45,7 +46,7 @@ dtypes! {
     Opaque4 = 17, 4, "opaque32";
     Opaque8 = 18, 8, "opaque64";
     Opaque16 = 19, 16, "opaque128";
-    /// Complex of two f16 (torch.complex32): moves, does not reduce.
+    /// Complex number of two f16 (torch.complex32). Supports no reduction.
     C32 = 20, 4, "complex32";
 }
 
@@ -70,7 +71,7 @@ impl DType {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RedOp {
     Sum,
-    /// Integers: the sum modulo 2^bits, divided, truncating. Partial sums travel in the element type, so none is wider.
+    /// For integers: the sum modulo 2^bits, divided and truncated. Partial sums have the element type.
     Avg,
     PremulSum(f64),
     Min,

@@ -1,4 +1,5 @@
-//! Calls on devices. All ranks of a group come to the same way for its devices: once, at the first call on them.
+//! Setup of devices for calls on device buffers. At the first call on a device all ranks of the group agree on its
+//! data path.
 
 use std::sync::{Arc, TryLockError};
 
@@ -13,24 +14,24 @@ use crate::device::{
     DeviceFlags, DeviceSite, DeviceSiteHandle, DeviceStream, FlagPages, MAX_SITES, MIN_SLAB_BYTES,
     ProbeAllocation, driver_error,
 };
-use crate::engine::Item;
+use crate::engine::Command;
 use crate::error::{Error, Result};
 use crate::exec::device::DeviceOp;
 use crate::log::{self, Level};
 use crate::sync::completion::in_handler;
 use crate::sync::lock;
 
-/// What a rank says of its device: its name for itself, and the number of a sample of its memory.
-const CARD: usize = 24;
-/// What it says of the way: a byte, then why not by reference.
-const VERDICT: usize = 256;
+/// Bytes of a rank's device record: UUID of the device and token of a probe allocation.
+const DEVICE_RECORD: usize = 24;
+/// Bytes of a rank's path result: the possible path, then the reason why not by reference.
+const PATH_RESULT: usize = 256;
 const REFERENCE: u8 = 1;
 const HOST: u8 = 0;
-const NOT_AT_ALL: u8 = 2;
+const IMPOSSIBLE: u8 = 2;
 
 impl Communicator {
-    /// What a call on a device has besides: its place in the order of the caller's stream. The first call on a device meets
-    /// all ranks of the group, which all make it.
+    /// Prepares the device part of a call, ordered after the caller's stream. At the first call on a device, all
+    /// ranks of the group take part in its setup.
     pub(super) fn device_op(&self, on: &DeviceStream, call: &Call<'_>) -> Result<Box<DeviceOp>> {
         let name = call::name_of(call.collective);
         let driver_error = |error| {
@@ -38,8 +39,8 @@ impl Communicator {
         };
         if on.device.capturing(on.stream).map_err(driver_error)? {
             return Err(Error::Invalid(format!(
-                "{name}: the stream is being captured into a CUDA graph, which smddp cannot be part of: its operations wait for \
-                 words whose values differ from run to run; call it outside the graph"
+                "{name}: the stream is being captured into a CUDA graph, which smddp does not support: its operations wait for \
+                 sequence numbers that differ from run to run; make the call outside the graph"
             )));
         }
         let handle = self.handle(on)?;
@@ -47,55 +48,56 @@ impl Communicator {
         Ok(Box::new(DeviceOp::new(handle, after, call.redop)))
     }
 
-    /// This group's site on a device; made by all ranks together at the first call there.
+    /// Prepares a device for this group. A collective operation at the first call on that device.
     pub fn prepare_device(&self, on: &DeviceStream) -> Result<()> {
         self.handle(on).map(drop)
     }
 
     fn handle(&self, on: &DeviceStream) -> Result<Arc<DeviceSiteHandle>> {
-        let inner = &self.0;
-        if let Some(known) = self.prepared(on.device.ordinal()) {
-            return Ok(known);
+        let state = &self.0;
+        if let Some(handle) = self.prepared(on.device.ordinal()) {
+            return Ok(handle);
         }
-        if in_handler() && matches!(inner.preparing.try_lock(), Err(TryLockError::WouldBlock)) {
+        if in_handler() && matches!(state.preparing.try_lock(), Err(TryLockError::WouldBlock)) {
             return Err(Error::System {
-                what: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), inner.name),
+                what: format!("prepare {} for group `{}` in a signal handler", on.device.describe(), state.name),
                 reason: "the call that the handler interrupted, or another thread, prepares a device of this group; make the \
                       call after the handler has returned"
                     .to_owned(),
             });
         }
-        let _preparing = lock(&inner.preparing);
-        if let Some(known) = self.prepared(on.device.ordinal()) {
-            return Ok(known);
+        let _preparing = lock(&state.preparing);
+        if let Some(handle) = self.prepared(on.device.ordinal()) {
+            return Ok(handle);
         }
         let (count, first) = {
-            let handles = lock(&inner.handles);
+            let handles = lock(&state.handles);
             (handles.len(), handles.first().cloned())
         };
-        // Two collectives: other threads may ask for the devices that are prepared meanwhile.
-        let (handle, site) = agree(self, on, count, first.as_ref(), inner.shared_page.clone())?;
-        inner.submit(|| Item::Site(Box::new(site)));
-        lock(&inner.handles).push(handle.clone());
+        // Two collectives, without holding the lock on `handles`: other threads may look up prepared devices
+        // meanwhile.
+        let (handle, site) = set_up(self, on, count, first.as_ref(), state.shared_page.clone())?;
+        state.submit(|| Command::Site(Box::new(site)));
+        lock(&state.handles).push(handle.clone());
         Ok(handle)
     }
 
-    /// The group's handle of a device that it has been used on.
+    /// Returns the group's handle of a device that it has been used on.
     fn prepared(&self, ordinal: i32) -> Option<Arc<DeviceSiteHandle>> {
         lock(&self.0.handles).iter().find(|handle| handle.device.ordinal() == ordinal).cloned()
     }
 
-    /// The stream on which this group moves memory of that device, and the way it goes, in words; `None` before the first
-    /// call there.
+    /// Returns the stream on which this group copies memory of that device, and the description of the data path.
+    /// `None` before the first call on the device.
     pub fn on_device(&self, ordinal: i32) -> Option<(smddp_cuda::Stream, String)> {
         let handle = self.prepared(ordinal)?;
         Some((handle.stream, handle.path.clone()))
     }
 }
 
-/// Makes the group's site number `index` on a device. All ranks do so at the same call. `first`: the group's first, if this
-/// is another one.
-fn agree(
+/// Creates the group's site number `index` on a device. All ranks do so at the same call. `first`: the handle of
+/// the group's first device, if this is another one.
+fn set_up(
     comm: &Communicator,
     on: &DeviceStream,
     index: usize,
@@ -105,22 +107,24 @@ fn agree(
     let (rank, size, device) = (comm.rank(), comm.size(), &on.device);
     if index >= MAX_SITES {
         return Err(Error::Invalid(format!(
-            "group `{}` has used {MAX_SITES} devices already; make another group for this one",
+            "group `{}` has used {MAX_SITES} devices already; create another group for this device",
             comm.name()
         )));
     }
     let failed = |error| driver_error(&format!("group `{}` on {}", comm.name(), device.describe()), &error);
-    // Loaded later, at first use, a kernel may wait for streams that wait for other ranks.
-    let unable =
+    // Kernels are loaded now: lazy loading at first use may wait for streams that wait for other ranks.
+    let obstacle =
         device.mem_ops_error().or(device.prepare().err().map(|error| format!("its kernels: {error}")));
     let (memory, path, pages, sample) = if size == 1 {
-        if let Some(reason) = unable {
+        if let Some(reason) = obstacle {
             return Err(impossible(comm, &format!("rank 0: {reason}")));
         }
         (Memory::Reference, "one rank: a copy at most".to_owned(), None, None)
     } else {
-        let known = first.and_then(|handle| handle.flags.pages());
-        comm.one_call("the preparation of a device", || meet(comm, on, known, shared_page.clone(), unable))?
+        let pages_of_first = first.and_then(|handle| handle.flags.pages());
+        comm.abort_on_interrupt("the preparation of a device", || {
+            choose_path(comm, on, pages_of_first, shared_page.clone(), obstacle)
+        })?
     };
     if memory == Memory::Bounced && comm.config().device_path == DevicePath::Reference {
         return Err(Error::Topology(format!(
@@ -139,65 +143,65 @@ fn agree(
     Ok((handle, site))
 }
 
-/// A way, in words too, and what it needs: the node's pages, and memory that was allocated to find out.
-type Found = (Memory, String, Option<Arc<FlagPages>>, Option<ProbeAllocation>);
+/// Memory kind of a data path, its description, the node's flag pages, and the probe allocation.
+type PathChoice = (Memory, String, Option<Arc<FlagPages>>, Option<ProbeAllocation>);
 
-/// All ranks say what their devices can do, and come to the same.
-fn meet(
+/// Exchanges the capabilities of all ranks' devices and chooses the best common data path.
+fn choose_path(
     comm: &Communicator,
     on: &DeviceStream,
-    known: Option<Arc<FlagPages>>,
+    pages_of_first: Option<Arc<FlagPages>>,
     shared_page: Option<Arc<SharedPage>>,
-    unable: Option<String>,
-) -> Result<Found> {
+    obstacle: Option<String>,
+) -> Result<PathChoice> {
     let device = &on.device;
-    let mut asked = match (&shared_page, comm.config().device_path) {
+    let mut probe = match (&shared_page, comm.config().device_path) {
         (_, DevicePath::Host) => Err("SMDDP_CUDA_PATH=host".to_owned()),
         (None, _) => Err("it shares no memory with the ranks of its node".to_owned()),
-        (Some(_), _) if unable.is_some() => Err(String::new()),
+        (Some(_), _) if obstacle.is_some() => Err(String::new()),
         (Some(shared_page), _) => {
             ProbeAllocation::new(device, shared_page, MIN_SLAB_BYTES).map_err(|error| error.to_string())
         }
     };
-    let mut card = device.uuid().to_vec();
-    card.extend(asked.as_ref().map_or(0, |sample| sample.token).to_le_bytes());
-    let cards = comm.bytes_of_all(card)?;
-    let found = asked.as_ref().map_err(Clone::clone).and_then(|_| {
+    let mut record = device.uuid().to_vec();
+    record.extend(probe.as_ref().map_or(0, |sample| sample.token).to_le_bytes());
+    let records = comm.all_gather_bytes(record)?;
+    let access = probe.as_ref().map_err(Clone::clone).and_then(|_| {
         let shared_page = shared_page.clone().ok_or_else(String::new)?;
-        reach(comm, on, &cards, &shared_page)?;
-        match known {
+        check_access(comm, on, &records, &shared_page)?;
+        match pages_of_first {
             Some(pages) => Ok(pages),
             None => FlagPages::new(device.clone(), shared_page, comm.size())
                 .map(Arc::new)
-                .map_err(|error| format!("its words cannot be made known to the device: {error}")),
+                .map_err(|error| format!("its flag pages cannot be mapped by the device: {error}")),
         }
     });
-    let (kind, reason) = match (&unable, &found) {
-        (Some(reason), _) => (NOT_AT_ALL, reason.clone()),
+    let (kind, reason) = match (&obstacle, &access) {
+        (Some(reason), _) => (IMPOSSIBLE, reason.clone()),
         (None, Ok(_)) => (REFERENCE, String::new()),
         (None, Err(reason)) => (HOST, reason.clone()),
     };
-    let mut verdict = vec![kind];
-    verdict.extend(reason.bytes().take(VERDICT - 1));
-    verdict.resize(VERDICT, 0);
-    let verdicts = comm.bytes_of_all(verdict.to_vec())?;
-    if let Ok(sample) = &mut asked {
-        // All have tried it.
+    let mut result = vec![kind];
+    result.extend(reason.bytes().take(PATH_RESULT - 1));
+    result.resize(PATH_RESULT, 0);
+    let results = comm.all_gather_bytes(result.to_vec())?;
+    if let Ok(sample) = &mut probe {
+        // All ranks have tried the probe allocation.
         sample.withdraw();
     }
     let first = |kind: u8| {
-        let rank = verdicts.chunks_exact(VERDICT).position(|verdict| verdict[0] == kind)?;
-        let text = String::from_utf8_lossy(&verdicts[rank * VERDICT + 1..(rank + 1) * VERDICT]);
+        let rank = results.chunks_exact(PATH_RESULT).position(|result| result[0] == kind)?;
+        let text = String::from_utf8_lossy(&results[rank * PATH_RESULT + 1..(rank + 1) * PATH_RESULT]);
         Some(format!("rank {rank}: {}", text.trim_end_matches('\0')))
     };
-    let sample = asked.ok();
-    if let Some(reason) = first(NOT_AT_ALL) {
+    let sample = probe.ok();
+    if let Some(reason) = first(IMPOSSIBLE) {
         return Err(impossible(comm, &reason));
     }
     Ok(match first(HOST) {
         None => {
             let path = "by reference: copy engines read the peers' memory".to_owned();
-            (Memory::Reference, path, found.ok(), sample)
+            (Memory::Reference, path, access.ok(), sample)
         }
         Some(reason) => (Memory::Bounced, format!("through pinned host memory ({reason})"), None, sample),
     })
@@ -211,26 +215,27 @@ fn impossible(comm: &Communicator, reason: &str) -> Error {
     ))
 }
 
-/// Whether this rank's device has the memory of its node's devices: tried with a sample of each.
-fn reach(
+/// Checks that this rank's device can access the memory of all other devices of the node, using a probe allocation
+/// of each.
+fn check_access(
     comm: &Communicator,
     on: &DeviceStream,
-    cards: &[u8],
+    records: &[u8],
     shared_page: &Arc<SharedPage>,
 ) -> Result<(), String> {
     let topology = comm.topology();
-    for mate in (0..comm.size()).filter(|&mate| topology.share_node(mate, comm.rank())) {
-        let card = &cards[mate * CARD..(mate + 1) * CARD];
+    for peer in (0..comm.size()).filter(|&peer| topology.share_node(peer, comm.rank())) {
+        let record = &records[peer * DEVICE_RECORD..(peer + 1) * DEVICE_RECORD];
         let (mut uuid, mut token) = (Uuid::default(), [0; 8]);
-        uuid.copy_from_slice(&card[..16]);
-        token.copy_from_slice(&card[16..]);
-        if mate == comm.rank() {
+        uuid.copy_from_slice(&record[..16]);
+        token.copy_from_slice(&record[16..]);
+        if peer == comm.rank() {
             continue;
         }
         if !on.device.reaches(&uuid) {
-            return Err(format!("{} does not reach the device of rank {mate}", on.device.describe()));
+            return Err(format!("{} does not reach the device of rank {peer}", on.device.describe()));
         }
-        ProbeAllocation::check_import(&on.device, shared_page, mate, u64::from_le_bytes(token))?;
+        ProbeAllocation::check_import(&on.device, shared_page, peer, u64::from_le_bytes(token))?;
     }
     Ok(())
 }

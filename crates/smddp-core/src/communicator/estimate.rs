@@ -1,4 +1,4 @@
-//! How long a call would take, by the cost model: nothing moves, and no other rank is asked.
+//! Duration estimates from the cost model, without communication.
 
 use smddp_plan::sim::{Cluster, Job, Port};
 use smddp_plan::{Collective, Counts, Memory, Network};
@@ -9,36 +9,38 @@ use crate::call::key::Key;
 use crate::call::types::{DType, RedOp};
 use crate::error::{Error, Result};
 
-/// A replay of so many messages takes tens of milliseconds. Larger buffers are told by smaller ones.
-const MESSAGES: u64 = 100_000;
-/// Where time grows with the bytes and with nothing else.
-const SMALLEST: usize = 1 << 20;
+/// Maximum number of simulated messages, which takes tens of milliseconds. Larger buffers are extrapolated from
+/// smaller ones.
+const MAX_MESSAGES: u64 = 100_000;
+/// Size in bytes above which time grows linearly with the size.
+const LINEAR_SIZE: usize = 1 << 20;
 
 impl Communicator {
-    /// Seconds of a collective on a whole buffer of `bytes` in host memory, as the simulator has it for this group's nodes and
-    /// for what is known of its network.
+    /// Estimates the duration in seconds of a collective on a whole host buffer of `bytes`. Simulates it with this
+    /// group's nodes and network estimate.
     ///
     /// # Errors
-    /// Where the plan that the settings ask for cannot be replayed.
+    /// If the plan that the settings select cannot be simulated.
     pub fn estimate(&self, collective: Collective, dtype: DType, bytes: usize, root: usize) -> Result<f64> {
         if self.0.size == 1 {
             return Ok(0.0);
         }
         let cluster = self.cluster();
-        let root = self.in_node_order(root);
+        let root = self.simulated_rank(root);
         let (mut smaller, mut job) = (bytes, self.job(collective, dtype, bytes, root));
-        while smaller > SMALLEST && job.messages(&cluster) > MESSAGES {
+        while smaller > LINEAR_SIZE && job.messages(&cluster) > MAX_MESSAGES {
             smaller /= 2;
             job = self.job(collective, dtype, smaller, root);
         }
-        let run = job.run(&cluster, Vec::new()).map_err(|error| Error::System {
+        let result = job.run(&cluster, Vec::new()).map_err(|error| Error::System {
             what: format!("{} on group `{}` cannot be estimated", crate::name_of(collective), self.0.name),
             reason: error.to_string(),
         })?;
-        Ok(run.outcome.seconds * bytes.max(1) as f64 / smaller.max(1) as f64)
+        Ok(result.outcome.seconds * bytes.max(1) as f64 / smaller.max(1) as f64)
     }
 
-    /// Seconds of a message of `bytes` between this rank and `peer`; `None`: any other rank.
+    /// Estimates the duration in seconds of a message of `bytes` between this rank and `peer`; `None`: any other
+    /// rank.
     pub fn estimate_message(&self, peer: Option<usize>, bytes: usize) -> f64 {
         let (cluster, topology) = (self.cluster(), &self.0.facts.topology);
         let local = match peer {
@@ -66,16 +68,16 @@ impl Communicator {
         Job { collective, root, decision: bind::plan_decision(&key, &self.0.facts, self.0.config) }
     }
 
-    /// This group's nodes, with what the choice goes by.
+    /// Returns this group's nodes with the network estimate that algorithm selection uses.
     fn cluster(&self) -> Cluster {
         let topology = &self.0.facts.topology;
-        let network = self.network().map_or(Network::ASSUMED, |known| known.network);
+        let network = self.network().map_or(Network::ASSUMED, |estimate| estimate.network);
         let ranks = (0..topology.nodes()).map(|node| topology.ranks_of(node).len()).collect();
         Cluster { ranks, network: Port::of(network), incast: network.incast, ..Cluster::sockets(1, 1) }
     }
 
-    /// A cluster's ranks are numbered node by node.
-    fn in_node_order(&self, rank: usize) -> usize {
+    /// Converts a rank to the simulator's numbering, node by node.
+    fn simulated_rank(&self, rank: usize) -> usize {
         let topology = &self.0.facts.topology;
         let mut ordered = (0..topology.nodes()).flat_map(|node| topology.ranks_of(node).iter().copied());
         ordered.position(|one| one == rank).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Exchange of the library's own bytes between ranks, by the group's collectives.
+//! Internal collectives: exchange of the library's own data between ranks.
 
 use smddp_plan::Collective;
 
@@ -8,8 +8,8 @@ use crate::call::{Blocks, Call};
 use crate::error::{Error, Result};
 
 impl Communicator {
-    /// Every rank's bytes, as many of each, in rank order.
-    pub fn bytes_of_all(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
+    /// Gathers the bytes of all ranks in rank order. All ranks pass the same number of bytes.
+    pub fn all_gather_bytes(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
         let mut all = vec![0; mine.len() * self.size()];
         let call = Call {
             collective: Collective::AllGather,
@@ -19,17 +19,20 @@ impl Communicator {
             input: Blocks::Flat { ptr: mine.as_ptr().cast_mut(), count: mine.len() },
             output: Blocks::Flat { ptr: all.as_mut_ptr(), count: all.len() },
         };
-        // SAFETY: both belong to this thread until the call returns, and the input is only read.
+        // SAFETY: both buffers belong to this thread until the call returns, and the input is only read.
         unsafe { self.run(&call, Options::default()) }?;
         Ok(all)
     }
 
-    /// Runs a call that is made of several collectives. An interrupt aborts the group: the other ranks would wait for the
-    /// collectives that this rank does not start any more.
-    pub(crate) fn one_call<T>(&self, name: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
+    /// Runs a call that consists of several collectives. An interrupt aborts the group, because the other ranks
+    /// would wait for the remaining collectives.
+    pub(crate) fn abort_on_interrupt<T>(&self, name: &str, call: impl FnOnce() -> Result<T>) -> Result<T> {
         let outcome = call();
         if matches!(outcome, Err(Error::Interrupted)) {
-            self.abort(&format!("rank {} left {name} before its end (a signal handler raised)", self.rank()));
+            self.abort(&format!(
+                "rank {} left {name} before its end because a signal handler raised an exception",
+                self.rank()
+            ));
         }
         outcome
     }

@@ -1,4 +1,4 @@
-//! A communicator: one group's ranks with their own sequence numbers.
+//! Communicators: the ranks of one group, with their own sequence numbers.
 
 mod device_setup;
 mod estimate;
@@ -16,7 +16,7 @@ use smddp_transport::Group;
 use smddp_transport::bootstrap::Claim;
 use smddp_transport::fork::{self, PerProcess};
 
-use self::work::Asked;
+use self::work::CallName;
 pub use self::work::Work;
 use crate::bind::{self, GroupFacts};
 use crate::call::key::Key;
@@ -27,43 +27,43 @@ use crate::config::Config;
 use crate::config::network::{NetworkEstimate, Origin};
 use crate::device::DeviceStream;
 use crate::engine::messages::Request;
-use crate::engine::progress_loop::Target;
+use crate::engine::progress_loop::Until;
 use crate::engine::progress_thread;
-use crate::engine::shared::{DESTROYED, Deletion, Inner};
+use crate::engine::shared::{DESTROYED, Deletion, SharedState};
 use crate::engine::wait_plan::SpinPolicy;
-use crate::engine::{Driver, Item};
+use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::observe::recorder::{self, Counters, PathCounters, Recorder};
-use crate::sync::completion::{Keep, Shared, in_handler};
+use crate::sync::completion::{Completion, KeepAlive, in_handler};
 use crate::sync::lock;
 
-/// How a call deviates from what its group does.
+/// Options of one call.
 #[derive(Default)]
 pub struct Options {
-    /// Deadline of this call; `None`: the group's.
+    /// Deadline of this call; `None`: the deadline of the group.
     pub timeout: Option<Duration>,
-    /// Held until the call is over.
-    pub keep: Option<Keep>,
-    /// The buffers are this device's, and the call comes after what its stream did so far. The call then does not wait for
-    /// the device: it is over when the device is through.
+    /// Object kept alive until the call is over.
+    pub keep: Option<KeepAlive>,
+    /// Device that holds the buffers. The call runs after the earlier work of its stream and does not wait for the
+    /// device: it is done when the device has completed it.
     pub on: Option<DeviceStream>,
 }
 
-/// Bytes of a call whose copies nobody notices.
-const BRIEF: usize = 32 << 10;
+/// Largest call, in bytes, that takes the fast path without detaching from the interpreter.
+const FAST_PATH_BYTES: usize = 32 << 10;
 
-/// One group's ranks. Cheap to clone; any thread may call.
+/// A group's ranks. Clones share the group; any thread may call.
 #[derive(Clone)]
-pub struct Communicator(Arc<Inner>);
+pub struct Communicator(Arc<SharedState>);
 
 impl Communicator {
-    /// A communicator over a group; `nodes[r]` is the node of rank `r`.
-    pub fn over(group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
+    /// Creates a communicator over a group; `nodes[r]` is the node of rank `r`.
+    pub fn from_group(group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
         let (rank, size) = (group.rank(), group.size());
-        let way = group.network_path();
+        let network_path = group.network_path();
         let topology = Topology::from_labels(nodes);
-        let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&way));
+        let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&network_path));
         let routes = group.routes().clone();
         let (network, canonical) = (OnceLock::new(), OnceLock::new());
         let facts = GroupFacts { rank, topology, slot, routes, assumed, network, canonical };
@@ -73,19 +73,20 @@ impl Communicator {
             FALLBACK.get_or_init(Config::default)
         });
         let counters = Arc::new(PathCounters::default());
-        let told = (name, if way.is_empty() { "shm" } else { way.as_str() });
-        let recorder = Recorder::new(told, rank, &facts.topology, counters.clone(), config.recorder);
+        let abort_reported = (name, if network_path.is_empty() { "shm" } else { network_path.as_str() });
+        let recorder =
+            Recorder::new(abort_reported, rank, &facts.topology, counters.clone(), config.recorder);
         group.set_status_id(recorder::query_key(name, rank));
-        let comm = Self(Arc::new(Inner {
-            driver: Mutex::new(Driver::new(group, name.to_owned(), counters.clone(), recorder)),
+        let comm = Self(Arc::new(SharedState {
+            engine: Mutex::new(Engine::new(group, name.to_owned(), counters.clone(), recorder)),
             counters,
             cache: Mutex::default(),
-            inbox: Mutex::default(),
-            filled: AtomicBool::new(false),
+            commands: Mutex::default(),
+            has_commands: AtomicBool::new(false),
             submitted: AtomicU64::new(0),
             sleeper,
-            poison: OnceLock::new(),
-            told: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            abort_reported: AtomicBool::new(false),
             timeout: AtomicU64::new(0),
             long_waits: AtomicUsize::new(0),
             closed: AtomicBool::new(false),
@@ -99,12 +100,12 @@ impl Communicator {
             preparing: Mutex::default(),
             name: name.to_owned(),
             forks: fork::generation(),
-            spin_policy: SpinPolicy::new(config.spin, !way.is_empty()),
-            way,
+            spin_policy: SpinPolicy::new(config.spin, !network_path.is_empty()),
+            network_path,
             config,
         }));
         comm.set_timeout(timeout);
-        let mut live = lock(LIVE.get());
+        let mut live = lock(OPEN_GROUPS.get());
         live.retain(|known| known.strong_count() > 0);
         live.push(Arc::downgrade(&comm.0));
         comm
@@ -113,8 +114,8 @@ impl Communicator {
     /// Keeps the claim of this process on its rank until the group is closed or dead.
     pub(crate) fn hold(&self, claim: Claim, deletion: Option<Deletion>) {
         let mut held = lock(&self.0.claim);
-        // `die` sets the reason before it releases the claim, so a group that dies meanwhile keeps none.
-        if self.0.poison.get().is_none() {
+        // `fail_group` sets the reason before it releases the claim, so a group that fails meanwhile keeps none.
+        if self.0.failure.get().is_none() {
             *held = Some((claim, deletion));
         }
     }
@@ -131,7 +132,7 @@ impl Communicator {
         &self.0.name
     }
 
-    /// Deadline of calls that have none of their own.
+    /// Sets the deadline of calls without their own deadline.
     pub fn set_timeout(&self, timeout: Duration) {
         let nanos = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         self.0.timeout.store(nanos, Ordering::Relaxed);
@@ -141,17 +142,17 @@ impl Communicator {
         options.timeout.unwrap_or_else(|| Duration::from_nanos(self.0.timeout.load(Ordering::Relaxed)))
     }
 
-    /// Collectives started so far.
+    /// Returns the number of collectives started so far.
     pub fn sequence(&self) -> u64 {
         self.0.submitted.load(Ordering::Relaxed)
     }
 
-    /// Why the group is dead, if it is.
+    /// Returns the error that ended the group.
     pub fn error(&self) -> Option<Error> {
-        self.0.poison.get().cloned()
+        self.0.failure.get().cloned()
     }
 
-    /// The way a collective on a whole buffer of `bytes` takes, in words.
+    /// Describes the transport and algorithm of a collective on a whole buffer of `bytes`.
     pub fn path(&self, collective: Collective, dtype: DType, bytes: usize) -> String {
         if self.0.size == 1 {
             return "one rank: a copy at most".to_owned();
@@ -168,39 +169,39 @@ impl Communicator {
             site: 0,
             lossless: false,
         };
-        bind::describe_decision(&self.way(), &bind::plan_decision(&key, &self.0.facts, self.0.config))
+        bind::describe_decision(&self.transport(), &bind::plan_decision(&key, &self.0.facts, self.0.config))
     }
 
-    /// What bytes go through: "shm", "tcp eth0 10.0.0.1", or both.
-    pub fn way(&self) -> String {
+    /// Returns the transports of this group: "shm", "tcp eth0 10.0.0.1", or both.
+    pub fn transport(&self) -> String {
         let inside = self.0.facts.topology.node_sizes().1 > 1;
-        match (inside, self.0.way.as_str()) {
+        match (inside, self.0.network_path.as_str()) {
             (_, "") => "shm".to_owned(),
-            (true, way) => format!("shm + {way}"),
-            (false, way) => way.to_owned(),
+            (true, network) => format!("shm + {network}"),
+            (false, network) => network.to_owned(),
         }
     }
 
-    /// What the choice of segments and algorithms goes by between nodes, and where it is from; `None` in a group of one
-    /// node.
+    /// Returns the network estimate by which segments and algorithms are chosen between nodes, and its origin.
+    /// `None` in a group of one node.
     pub fn network(&self) -> Option<NetworkEstimate> {
         let assumed = NetworkEstimate { network: Network::ASSUMED, origin: Origin::Default };
         (self.0.facts.topology.nodes() > 1).then(|| self.0.facts.network.get().copied().unwrap_or(assumed))
     }
 
-    /// Makes it known, for a communicator over a group of the caller's own: before its first call, and the same on all
-    /// ranks. `false`: it was known already.
+    /// Sets the network estimate of a communicator that was created by [`Communicator::over`]: before its first
+    /// call, and equal on all ranks. Returns false if it was set already.
     pub fn set_network(&self, known: NetworkEstimate) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
-            lock(&self.0.driver).group.expect(known.network.in_flight_bytes());
+            lock(&self.0.engine).group.expect(known.network.in_flight_bytes());
         }
         first
     }
 
-    /// The quickest way to `rank` and back that the kernel has seen, if one sees any.
+    /// Returns the shortest round trip to `rank` that the kernel has measured, if any.
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
-        lock(&self.0.driver).group.round_trip(rank)
+        lock(&self.0.engine).group.round_trip(rank)
     }
 
     pub(crate) fn config(&self) -> &'static Config {
@@ -211,48 +212,50 @@ impl Communicator {
         &self.0.facts.topology
     }
 
-    /// Node of each rank, numbered by first appearance.
+    /// Returns the node of each rank, numbered by first appearance.
     pub fn nodes(&self) -> Vec<usize> {
         (0..self.0.size).map(|rank| self.0.facts.topology.node_of(rank)).collect()
     }
 
-    /// Operations and bytes so far, by collective and path.
-    pub fn taken(&self) -> Vec<Counters> {
+    /// Returns completed operations and bytes, by collective and path.
+    pub fn path_counters(&self) -> Vec<Counters> {
         self.0.counters.nonzero().collect()
     }
 
-    /// Makes `call` with the calling thread driving; returns when it is over.
+    /// Runs `call` on the calling thread. Returns when it is over.
     ///
-    /// After an error no memory of the caller is used any more. On [`Error::Interrupted`] the operation goes on with copies
-    /// of its buffers, so the other ranks can finish; where other ranks read the buffers themselves the group ends instead.
-    /// Only buffers of a device stay in use, in the order of its stream, and `options.keep` is held until then.
+    /// After an error the caller's memory is no longer used. On [`Error::Interrupted`] the operation continues with
+    /// copies of its buffers, so the other ranks can finish. If other ranks read the buffers directly, the group
+    /// ends instead. Only device buffers stay in use, in the order of their stream, and `options.keep` is held
+    /// until then.
     ///
     /// # Safety
     /// The buffers of `call` are valid and no other thread writes to them until this returns.
     pub unsafe fn run(&self, call: &Call<'_>, options: Options) -> Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe { self.run_with(call, options, false, |wait| wait()) }
     }
 
-    /// The same where what takes long is to be done in some other state, such as without an interpreter's lock: `aside` calls
-    /// what it is given there. A call of few bytes that the others have made already is over without it.
+    /// Runs `call`, waiting in another state, such as without an interpreter's lock. `detached` switches the state and
+    /// calls the closure that it receives. A small call that the other ranks have already made completes without
+    /// `detached`.
     ///
     /// # Safety
     /// As for [`Communicator::run`].
-    pub unsafe fn run_aside(
+    pub unsafe fn run_detached(
         &self,
         call: &Call<'_>,
         options: Options,
-        aside: impl FnOnce(&mut dyn FnMut()),
+        detached: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
-        if call.bytes() <= BRIEF {
-            // SAFETY: the caller's promise.
-            return unsafe { self.run_with(call, options, true, aside) };
+        if call.bytes() <= FAST_PATH_BYTES {
+            // SAFETY: the caller guarantees it.
+            return unsafe { self.run_with(call, options, true, detached) };
         }
         let (mut outcome, mut options) = (Ok(()), Some(options));
-        aside(&mut || {
+        detached(&mut || {
             if let Some(options) = options.take() {
-                // SAFETY: the caller's promise.
+                // SAFETY: the caller guarantees it.
                 outcome = unsafe { self.run(call, options) };
             }
         });
@@ -265,55 +268,55 @@ impl Communicator {
         &self,
         call: &Call<'_>,
         options: Options,
-        brief: bool,
-        aside: impl FnOnce(&mut dyn FnMut()),
+        fast: bool,
+        detached: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
-        let inner = &self.0;
-        inner.usable()?;
+        let state = &self.0;
+        state.check_usable()?;
         if options.on.is_none()
-            && let Some(mut driver) = inner.try_drive()
+            && let Some(mut engine) = state.try_own()
         {
-            let op = inner.made(&mut driver, call, self.timeout(&options))?;
-            inner.collect(&mut driver);
-            let number = driver.next;
-            if let Some(Err(error)) = inner.guard(&mut driver, |driver| driver.enter(op)) {
-                inner.die(&mut driver, error);
+            let op = state.prepare_repeated(&mut engine, call, self.timeout(&options))?;
+            state.take_commands(&mut engine);
+            let number = engine.next;
+            if let Some(Err(error)) = state.guard(&mut engine, |engine| engine.start(op)) {
+                state.fail_group(&mut engine, error);
             }
-            inner.submitted.fetch_add(1, Ordering::Relaxed);
-            let target = Target::Number(number);
-            let mut outcome = inner.reached(&driver, &target);
+            state.submitted.fetch_add(1, Ordering::Relaxed);
+            let until = Until::Over(number);
+            let mut outcome = state.outcome_of(&engine, &until);
             if outcome.is_some() {
-                driver.group.flush();
-            } else if brief {
-                outcome = inner.drive_briefly(&mut driver, &target);
+                engine.group.flush();
+            } else if fast {
+                outcome = state.poll_briefly(&mut engine, &until);
             }
             if let Some(outcome) = outcome {
-                if driver.pending() {
-                    inner.leave(driver);
+                if engine.pending() {
+                    state.release(engine);
                 }
                 return outcome;
             }
-            let mut held = Some(driver);
-            aside(&mut || {
-                if let Some(driver) = held.take() {
-                    outcome = Some(inner.complete(driver, number));
+            let mut held = Some(engine);
+            detached(&mut || {
+                if let Some(engine) = held.take() {
+                    outcome = Some(state.run_to_completion(engine, number));
                 }
             });
-            // The buffers are in use until the operation is over, whatever `aside` did.
-            let rest = held.take().map(|driver| inner.complete(driver, number));
+            // The buffers are in use until the operation is over, even if `detached` did not call its closure.
+            let rest = held.take().map(|engine| state.run_to_completion(engine, number));
             return outcome.or(rest).unwrap_or(Ok(()));
         }
         let mut outcome = Ok(());
         let mut options = Some(options);
-        aside(&mut || {
+        detached(&mut || {
             if let Some(options) = options.take() {
                 let on_device = options.on.is_some();
-                // SAFETY: the caller's promise; `wait` returns when the work is over, or is interrupted: then the work gives
-                // the buffers back, or holds `keep` where they are a device's.
+                // SAFETY: the caller guarantees it. `wait` returns when the work is done or interrupted. After an
+                // interrupt, `detach` releases the buffers; for device buffers the work holds `keep`.
                 outcome = unsafe { self.start(call, options) }.and_then(|work| {
                     let outcome = work.wait(None);
                     if outcome == Err(Error::Interrupted) && !on_device {
-                        inner.detach(&work.shared);
+                        state.detach(&work.shared);
                     }
                     outcome
                 });
@@ -328,11 +331,11 @@ impl Communicator {
         unsafe { self.run(&BARRIER, options) }
     }
 
-    /// Waits at a barrier as [`Communicator::barrier`] does, and calls `check` after each pause, the first of which is `pause`.
-    /// Pauses grow to ten times `pause`.
+    /// Waits at a barrier and calls `check` after each pause. The first pause is `pause`; pauses grow to ten times
+    /// `pause`.
     ///
     /// # Errors
-    /// The barrier's, or that of `check`, which aborts the group.
+    /// Errors of the barrier and of `check`; the latter aborts the group.
     pub(crate) fn checked_barrier(
         &self,
         options: Options,
@@ -361,20 +364,20 @@ impl Communicator {
         }
     }
 
-    /// Starts `call`; it goes on by itself.
+    /// Starts `call`, which progresses in the background.
     ///
     /// # Safety
-    /// The buffers of `call` are valid, and written by nobody else, until the work is done. `options.keep` is the
-    /// way to see to that.
+    /// The buffers of `call` are valid, and not written by other threads, until the work is done. `options.keep`
+    /// can hold them.
     pub unsafe fn start(&self, call: &Call<'_>, options: Options) -> Result<Work> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let work = unsafe { self.begin(call, options) }?;
-        self.0.get_going();
+        self.0.start_progress();
         Ok(work)
     }
 
-    /// The same for who has `stream`, one of the device's, wait for it at once, as by [`Work::wait_stream`], whose outcome comes
-    /// with it: this thread drives, and no other is told of the call.
+    /// Starts `call` and makes `stream`, a stream of the call's device, wait for it, as [`Work::wait_stream`] does.
+    /// The second value is the outcome of that wait. Only this thread polls; the progress thread is not notified.
     ///
     /// # Safety
     /// As for [`Communicator::start`].
@@ -384,39 +387,39 @@ impl Communicator {
         options: Options,
         stream: smddp_cuda::Stream,
     ) -> Result<(Work, Result<()>)> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let work = unsafe { self.begin(call, options) }?;
         let waits = work.wait_stream(stream);
         Ok((work, waits))
     }
 
-    /// A call that is submitted, and with which nobody goes on yet.
+    /// Submits a call without starting progress on it.
     ///
     /// # Safety
     /// As for [`Communicator::start`].
     unsafe fn begin(&self, call: &Call<'_>, options: Options) -> Result<Work> {
-        let inner = &self.0;
-        inner.usable()?;
-        let counts = call::check(call, inner.rank, inner.size)?;
+        let state = &self.0;
+        state.check_usable()?;
+        let counts = call::check(call, state.rank, state.size)?;
         let timeout = self.timeout(&options);
         let device = options.on.as_ref().map(|on| self.device_op(on, call)).transpose()?;
-        let shared = Arc::new(Shared::new(options.keep));
-        let spare = inner.try_drive().and_then(|mut driver| driver.spare.take());
-        let mut op = inner.prepare(spare, call, counts, timeout, device)?;
+        let shared = Arc::new(Completion::new(options.keep));
+        let spare = state.try_own().and_then(|mut engine| engine.spare.take());
+        let mut op = state.prepare(spare, call, counts, timeout, device)?;
         op.work = Some(shared.clone());
         op.submitted = Some(Instant::now());
         let mut completion = None;
-        inner.submit(|| {
-            // Numbers have the order of the inbox.
+        state.submit(|| {
+            // Device sequence numbers follow the order of the commands.
             completion = op.device.as_mut().map(|device| {
                 device.number = device.handle.number();
                 device.completion()
             });
-            inner.submitted.fetch_add(1, Ordering::Relaxed);
-            Item::Collective(op)
+            state.submitted.fetch_add(1, Ordering::Relaxed);
+            Command::Collective(op)
         });
-        let call = Asked::Collective(call.collective);
-        Ok(Work { shared, comm: inner.clone(), call, completion })
+        let call = CallName::Collective(call.collective);
+        Ok(Work { shared, comm: state.clone(), call, completion })
     }
 
     /// Sends `count` elements to `dst`.
@@ -460,25 +463,25 @@ impl Communicator {
         tag: u64,
         options: Options,
     ) -> Result<Work> {
-        let inner = &self.0;
-        inner.usable()?;
+        let state = &self.0;
+        state.check_usable()?;
         if options.on.is_some() {
             return Err(Error::Invalid(format!(
-                "{direction} on group `{}`: messages are moved by the processor; give it a copy in host memory",
-                inner.name
+                "{direction} on group `{}`: send and recv support host memory only; copy the tensor to the CPU first",
+                state.name
             )));
         }
         match direction {
-            Direction::To(rank) | Direction::From(rank) if rank >= inner.size => {
-                return Err(Error::Invalid(format!("rank {rank} is not in this group of {}", inner.size)));
+            Direction::To(rank) | Direction::From(rank) if rank >= state.size => {
+                return Err(Error::Invalid(format!("rank {rank} is not in this group of {}", state.size)));
             }
-            Direction::To(rank) | Direction::From(rank) if rank == inner.rank => {
+            Direction::To(rank) | Direction::From(rank) if rank == state.rank => {
                 return Err(Error::Invalid(format!("rank {rank} cannot send to or receive from itself")));
             }
             _ => {}
         }
         let timeout = self.timeout(&options);
-        let shared = Arc::new(Shared::new(options.keep));
+        let shared = Arc::new(Completion::new(options.keep));
         let post = Request {
             direction,
             ptr,
@@ -489,75 +492,78 @@ impl Communicator {
             submitted: Instant::now(),
             work: shared.clone(),
         };
-        inner.get_message_going(post);
-        Ok(Work { shared, comm: inner.clone(), call: Asked::Message(direction), completion: None })
+        state.start_message(post);
+        Ok(Work { shared, comm: state.clone(), call: CallName::Message(direction), completion: None })
     }
 
-    /// All waiters, here and at the peers, raise. Never blocks.
+    /// Aborts the group: all waiting calls fail, on this rank and on its peers. Never blocks.
     pub fn abort(&self, reason: &str) {
-        let inner = &self.0;
-        if inner.forks != fork::generation() {
+        let state = &self.0;
+        if state.forks != fork::generation() {
             return;
         }
-        let _ = inner
-            .poison
-            .set(Error::Closed { group: inner.name.clone(), reason: format!("aborted: {reason}") });
-        match inner.try_drive() {
-            Some(mut driver) => {
-                inner.guard(&mut driver, |driver| {
-                    inner.look(driver);
-                    inner.poison.get().map(|error| driver.fail(error, Instant::now()))
+        let _ = state
+            .failure
+            .set(Error::Closed { group: state.name.clone(), reason: format!("aborted: {reason}") });
+        match state.try_own() {
+            Some(mut engine) => {
+                state.guard(&mut engine, |engine| {
+                    state.poll(engine);
+                    state.failure.get().map(|error| engine.fail(error, Instant::now()))
                 });
             }
-            // Whoever drives sees it at its next look.
-            None => progress_thread::register(inner),
+            // The owner of the engine sees the abort at its next poll.
+            None => progress_thread::register(state),
         }
-        inner.sleeper.notify();
+        state.sleeper.notify();
     }
 
-    /// Leaves in good order, together with the other ranks, which all do: waits for them for `limit` at most, and holds what
-    /// each called against what the others did. [`Error::Mismatch`] where that differs and no call has raised so: another
-    /// root, a message that nobody received. Ranks that are late or gone are not held against, which is no error. The group is
-    /// closed in any case, and at once where a signal handler that interrupted a call leaves. [`Error::Interrupted`] if a signal ended the wait: the group is closed then, too.
-    pub fn finish(&self, limit: Duration) -> Result<()> {
-        let inner = &self.0;
+    /// Leaves the group together with all other ranks. Waits up to `limit` for them and compares the calls that
+    /// each rank made. Late and lost ranks are not compared, which is no error. The group is closed in any case. In
+    /// a signal handler that interrupted a call it is closed without the comparison.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the calls differ and no call has reported that, for example another root or a message
+    /// without recv. [`Error::Interrupted`] if a signal ended the wait; the group is closed then, too.
+    pub fn shutdown_checked(&self, limit: Duration) -> Result<()> {
+        let state = &self.0;
         let mut outcome = Ok(false);
         let mut interrupted = false;
-        let open = inner.forks == fork::generation() && !inner.closed.load(Ordering::Acquire);
-        if open && inner.size > 1 && !in_handler() {
-            inner.drive_to(&Target::Landed, COMPLETION);
+        let is_open = state.forks == fork::generation() && !state.closed.load(Ordering::Acquire);
+        if is_open && state.size > 1 && !in_handler() {
+            state.run_for(&Until::DevicesIdle, DEVICE_COMPLETION_TIME);
             let begun = Instant::now();
             let left = || limit.saturating_sub(begun.elapsed());
-            if inner.poison.get().is_none() {
-                let deleted = if limit.is_zero() { Ok(()) } else { inner.delete_claim() };
+            if state.failure.get().is_none() {
+                let deleted = if limit.is_zero() { Ok(()) } else { state.delete_claim() };
                 outcome = deleted.and_then(|()| {
-                    inner.compare(|work| match inner.reach(&Target::Work(work), Some(left()))? {
+                    state.compare(|work| match state.wait_until(&Until::Done(work), Some(left()))? {
                         true => work.outcome(),
                         false => Err(Error::Closed {
-                            group: inner.name.clone(),
-                            reason: "its time to leave was over".to_owned(),
+                            group: state.name.clone(),
+                            reason: "the time limit of the shutdown has passed".to_owned(),
                         }),
                     })
                 });
             }
             match &outcome {
-                Ok(true) => inner.drive_to(&Target::Delivered, left()),
+                Ok(true) => state.run_for(&Until::Idle, left()),
                 Ok(false) => {}
                 Err(reason) => {
                     log::say(
                         Level::Info,
                         &format!(
-                            "group `{}` is left, and not all ranks were held against each other: {reason}",
-                            inner.name
+                            "closed group `{}` without comparing the calls of all ranks: {reason}",
+                            state.name
                         ),
                     );
                     interrupted = *reason == Error::Interrupted;
-                    inner.forget_leaving();
+                    state.cancel_leaving();
                 }
             }
-            // What ended the group, if no call has told it yet.
-            outcome = match inner.poison.get() {
-                Some(error @ Error::Mismatch { .. }) if !inner.told.load(Ordering::Relaxed) => {
+            // The error that ended the group, unless a call has reported it.
+            outcome = match state.failure.get() {
+                Some(error @ Error::Mismatch { .. }) if !state.abort_reported.load(Ordering::Relaxed) => {
                     Err(error.clone())
                 }
                 _ => Ok(true),
@@ -567,40 +573,40 @@ impl Communicator {
         if interrupted { Err(Error::Interrupted) } else { outcome.map(drop) }
     }
 
-    /// Leaves in good order: calls on devices are waited for, other pending calls end with an error, later ones raise.
+    /// Closes the group. Waits for calls on devices; other pending calls end with an error, and later calls fail.
     /// Idempotent.
     pub fn close(&self) {
-        let inner = &self.0;
-        if inner.forks != fork::generation() || inner.closed.swap(true, Ordering::AcqRel) {
+        let state = &self.0;
+        if state.forks != fork::generation() || state.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        *lock(&inner.claim) = None;
-        inner.drive_to(&Target::Landed, COMPLETION);
-        let error = Error::Closed { group: inner.name.clone(), reason: DESTROYED.to_owned() };
-        // A group that is already dead stays dead for its first reason.
-        let fresh = inner.poison.set(error).is_ok();
-        inner.sleeper.notify();
-        let mut driver = lock(&inner.driver);
-        if let Some(error) = inner.poison.get()
-            && (driver.waited_for() || inner.has_items())
+        *lock(&state.claim) = None;
+        state.run_for(&Until::DevicesIdle, DEVICE_COMPLETION_TIME);
+        let error = Error::Closed { group: state.name.clone(), reason: DESTROYED.to_owned() };
+        // A group that is already dead keeps its first reason.
+        let is_first = state.failure.set(error).is_ok();
+        state.sleeper.notify();
+        let mut engine = lock(&state.engine);
+        if let Some(error) = state.failure.get()
+            && (engine.has_calls() || state.has_commands())
         {
-            inner.turn(&mut driver);
-            if !fresh {
-                driver.fail(error, Instant::now());
+            state.guarded_poll(&mut engine);
+            if !is_first {
+                engine.fail(error, Instant::now());
             }
         }
-        driver.group.leave();
-        lock(&inner.handles).clear();
-        driver.forget_devices();
+        engine.group.leave();
+        lock(&state.handles).clear();
+        engine.drop_devices();
     }
 }
 
 #[cfg(test)]
 impl Communicator {
-    /// What is done while some thread drives.
-    pub(crate) fn driving(&self, what: impl FnOnce()) {
-        let _driver = lock(&self.0.driver);
-        what();
+    /// Runs `action` while the engine is owned.
+    pub(crate) fn while_owned(&self, action: impl FnOnce()) {
+        let _driver = lock(&self.0.engine);
+        action();
     }
 
     pub(crate) fn cache(&self) -> &Mutex<bind::Cache> {
@@ -617,16 +623,16 @@ const BARRIER: Call<'static> = Call {
     output: Blocks::None,
 };
 
-/// What was called for on devices may take this long to end when its group is closed.
-const COMPLETION: Duration = Duration::from_secs(30);
+/// Longest wait for operations on devices when their group is closed.
+const DEVICE_COMPLETION_TIME: Duration = Duration::from_secs(30);
 
-static LIVE: PerProcess<Mutex<Vec<Weak<Inner>>>> = PerProcess::new();
+static OPEN_GROUPS: PerProcess<Mutex<Vec<Weak<SharedState>>>> = PerProcess::new();
 
-/// Leaves all groups of this process in good order: the exit hook, so that an exit is no death to the peers.
+/// Closes all groups of this process. Called at exit, so that peers see a departure and not a death.
 pub fn shutdown() {
-    let live: Vec<_> = lock(LIVE.get()).drain(..).filter_map(|known| known.upgrade()).collect();
+    let live: Vec<_> = lock(OPEN_GROUPS.get()).drain(..).filter_map(|known| known.upgrade()).collect();
     for comm in live {
         Communicator(comm).close();
     }
-    shutdown::last_words_said();
+    shutdown::join_closing_threads();
 }

@@ -1,6 +1,8 @@
-//! Leaving a group together. Most calls that differ are found while they run; a root that reads from nobody, or a message
-//! that nobody receives, may be over before. So the last thing that the ranks of a group do is to hold against each other
-//! what they called: one small all_reduce, and where its sum is wrong, an all_gather that tells why.
+//! Checked shutdown of a group.
+//!
+//! Most mismatched calls fail while they run. Some complete unnoticed, for example with a root that receives no
+//! data, or a message without a recv. So the ranks compare their calls as the last operation of a group: a small
+//! all_reduce, and if its sum is wrong, an all_gather that finds the difference.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,51 +17,52 @@ use super::Communicator;
 use crate::call::fingerprint::{self, mix};
 use crate::call::types::{DType, RedOp};
 use crate::call::{Blocks, Call};
-use crate::engine::Driver;
-use crate::engine::shared::Inner;
+use crate::engine::Engine;
+use crate::engine::shared::SharedState;
 use crate::error::{Error, Result};
-use crate::failure::call_log::REMEMBERED;
+use crate::failure::call_log::MAX_RECORDED;
 use crate::failure::error_text;
 use crate::log::{self, Level};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 use crate::sync::lock;
 
-/// Groups with more ranks are told that messages are left over, not whose.
-const LISTED: usize = 1024;
-/// Leftovers that an error lists.
-const SHOWN: usize = 8;
+/// Largest group whose ranks exchange message counts per pair. In larger groups the error only states that messages
+/// are left over.
+const MAX_PAIR_COUNT_RANKS: usize = 1024;
+/// Maximum number of unreceived messages that an error lists.
+const MAX_LISTED_PAIRS: usize = 8;
 
-/// Words of a rank's whole story: number of calls, newest headers, messages.
-fn story(driver: &Driver, size: usize) -> Vec<u64> {
-    let record = &driver.record;
-    let mut words = vec![record.calls];
-    words.extend(record.newest.iter().flat_map(|fingerprint| [fingerprint.call, fingerprint.count]));
-    words.resize(1 + 2 * REMEMBERED, 0);
-    if size <= LISTED {
+/// Encodes this rank's calls: their number, the newest fingerprints and the message counts.
+fn call_record(engine: &Engine, size: usize) -> Vec<u64> {
+    let call_log = &engine.call_log;
+    let mut words = vec![call_log.calls];
+    words.extend(call_log.latest.iter().flat_map(|fingerprint| [fingerprint.call, fingerprint.count]));
+    words.resize(1 + 2 * MAX_RECORDED, 0);
+    if size <= MAX_PAIR_COUNT_RANKS {
         words.extend(
-            driver
+            engine
                 .messages
-                .ledger
+                .message_log
                 .counts
                 .iter()
-                .map(|&(sent, asked)| u64::from(sent) << 32 | u64::from(asked)),
+                .map(|&(sent, requested)| u64::from(sent) << 32 | u64::from(requested)),
         );
     }
     words
 }
 
-/// What is wrong, from the stories of all ranks; nothing where some only asked for messages that nobody sent: such a recv
-/// ends with the group, and says so itself.
-fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Error> {
-    let each = stories.len() / size;
-    let story = |rank: usize| &stories[rank * each..(rank + 1) * each];
+/// Returns the first difference between the calls of all ranks. `None` if some ranks only await messages that were
+/// not sent: these recvs end with the group and report it.
+fn first_difference(group: &Group, name: &str, call_records: &[u64], size: usize) -> Option<Error> {
+    let each = call_records.len() / size;
+    let call_record = |rank: usize| &call_records[rank * each..(rank + 1) * each];
     let me = group.rank();
-    let calls = story(me)[0];
-    let first = calls.saturating_sub(REMEMBERED as u64);
+    let calls = call_record(me)[0];
+    let first = calls.saturating_sub(MAX_RECORDED as u64);
     for (index, seq) in (first..calls).enumerate() {
         let fingerprint = |rank: usize| CallFingerprint {
-            call: story(rank)[1 + 2 * index],
-            count: story(rank)[2 + 2 * index],
+            call: call_record(rank)[1 + 2 * index],
+            count: call_record(rank)[2 + 2 * index],
         };
         let mine = fingerprint(me);
         if let Some(rank) = (0..size).find(|&rank| fingerprint(rank) != mine) {
@@ -68,61 +71,63 @@ fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Er
             return Some(error_text::mismatch(group, name, collective, seq, mine, found));
         }
     }
-    let told = |rank: usize, peer: usize| story(rank).get(1 + 2 * REMEMBERED + peer).copied().unwrap_or(0);
+    let counts =
+        |rank: usize, peer: usize| call_record(rank).get(1 + 2 * MAX_RECORDED + peer).copied().unwrap_or(0);
     let pairs = (0..size).flat_map(|from| (0..size).map(move |to| (from, to)));
-    let pairs = pairs.map(|(from, to)| (from, to, told(from, to) >> 32, told(to, from) & 0xffff_ffff));
-    let (mut left, mut unanswered) = (Vec::new(), false);
-    for pair @ (_, _, sent, asked) in pairs {
-        unanswered |= sent < asked;
-        if sent > asked {
-            left.push(pair);
+    let pairs = pairs.map(|(from, to)| (from, to, counts(from, to) >> 32, counts(to, from) & 0xffff_ffff));
+    let (mut unreceived, mut has_unanswered) = (Vec::new(), false);
+    for pair @ (_, _, sent, requested) in pairs {
+        has_unanswered |= sent < requested;
+        if sent > requested {
+            unreceived.push(pair);
         }
     }
-    if left.is_empty() && unanswered {
+    if unreceived.is_empty() && has_unanswered {
         return None;
     }
-    let describe = |&(from, to, sent, asked): &(usize, usize, u64, u64)| {
+    let describe = |&(from, to, sent, requested): &(usize, usize, u64, u64)| {
         let (from, to) = (group.describe(from), group.describe(to));
-        format!("{from} sent {sent} message(s) to {to}, which asked for {asked}")
+        format!("{from} sent {sent} message(s) to {to}, which posted {requested} recv(s) from it")
     };
-    let mut detail = left.iter().take(SHOWN).map(describe).collect::<Vec<_>>().join("; ");
-    if left.is_empty() {
+    let mut detail = unreceived.iter().take(MAX_LISTED_PAIRS).map(describe).collect::<Vec<_>>().join("; ");
+    if unreceived.is_empty() {
         detail = format!(
-            "the ranks made different calls before the last {REMEMBERED}, or not all messages were received"
+            "the ranks made different calls before the last {MAX_RECORDED}, or not all messages were received"
         );
-    } else if left.len() > SHOWN {
-        detail += &format!("; and {} more pairs", left.len() - SHOWN);
+    } else if unreceived.len() > MAX_LISTED_PAIRS {
+        detail += &format!("; and {} more pairs", unreceived.len() - MAX_LISTED_PAIRS);
     }
-    let rank = left.iter().flat_map(|&(from, to, ..)| [from, to]).find(|&rank| rank != me).unwrap_or(me);
+    let rank =
+        unreceived.iter().flat_map(|&(from, to, ..)| [from, to]).find(|&rank| rank != me).unwrap_or(me);
     detail += "; every send needs its recv";
     Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: name.to_owned(), rank, detail })
 }
 
-/// A step of leaving together: what each rank gives, and whether the ranks' words are added up or set in a row.
+/// One collective of the shutdown, with its output.
 struct Step {
-    work: Arc<Shared>,
-    taken: Words,
+    work: Arc<Completion>,
+    output: SharedWords,
 }
 
-/// Memory that a call writes while it is under way.
-type Words = Arc<[AtomicU64]>;
+/// Memory that a call writes while it is in progress.
+type SharedWords = Arc<[AtomicU64]>;
 
-fn address(words: &Words) -> *mut u8 {
+fn address(words: &SharedWords) -> *mut u8 {
     words.as_ptr().cast_mut().cast()
 }
 
 impl Step {
-    fn taken(&self) -> Vec<u64> {
-        self.taken.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    fn output(&self) -> Vec<u64> {
+        self.output.iter().map(|word| word.load(Ordering::Relaxed)).collect()
     }
 }
 
-impl Inner {
-    /// Deletes the record of this rank's claim. Called before the ranks leave together: afterwards the process that serves the store
-    /// may end.
+impl SharedState {
+    /// Deletes the record of this rank's claim. Called before the ranks leave together, because the process that
+    /// serves the store may exit afterwards.
     ///
     /// # Errors
-    /// [`Error::Interrupted`]. Any other error of the store is logged: the record does no harm.
+    /// [`Error::Interrupted`]. Any other error of the store is logged, since the record does no harm.
     pub(super) fn delete_claim(&self) -> Result<()> {
         let deletion = lock(&self.claim).as_mut().and_then(|(_, deletion)| deletion.take());
         if let Some(Err(error)) = deletion.map(|delete| delete()) {
@@ -132,81 +137,85 @@ impl Inner {
             let (rank, name) = (self.rank, &self.name);
             log::say(
                 Level::Trace,
-                &format!("group `{name}`: the claim of rank {rank} stays in the store: {error}"),
+                &format!("group `{name}`: could not delete the claim of rank {rank} from the store: {error}"),
             );
         }
         Ok(())
     }
 
-    /// Puts a call behind all others by which this rank leaves; `None` where somebody else waits in this group for a
-    /// call that its end is to end.
-    fn leave_by(
+    /// Enqueues a collective of the shutdown after all other calls. Returns `None` if another thread waits in this
+    /// group for a call that closing the group will end.
+    fn leaving_step(
         self: &Arc<Self>,
         collective: Collective,
-        give: impl Fn(&Driver) -> Vec<u64>,
+        encode: impl Fn(&Engine) -> Vec<u64>,
     ) -> Result<Option<Step>> {
-        let Some(mut driver) = self.drive_soon() else { return Ok(None) };
-        self.collect(&mut driver);
-        let given: Words = give(&driver).into_iter().map(AtomicU64::new).collect();
-        let count = given.len();
-        let (counts, room) = match collective {
+        let Some(mut engine) = self.try_own_for() else { return Ok(None) };
+        self.take_commands(&mut engine);
+        let input: SharedWords = encode(&engine).into_iter().map(AtomicU64::new).collect();
+        let count = input.len();
+        let (counts, output_count) = match collective {
             Collective::AllReduce => (Counts::Whole(count), count),
             _ => (Counts::Even(count), count * self.size),
         };
-        let taken: Words = (0..room).map(|_| AtomicU64::new(0)).collect();
+        let output: SharedWords = (0..output_count).map(|_| AtomicU64::new(0)).collect();
         let call = Call {
             collective,
             dtype: DType::U64,
             redop: RedOp::Sum,
             root: 0,
-            input: Blocks::Flat { ptr: address(&given), count },
-            output: Blocks::Flat { ptr: address(&taken), count: room },
+            input: Blocks::Flat { ptr: address(&input), count },
+            output: Blocks::Flat { ptr: address(&output), count: output_count },
         };
-        let mut op = self.prepare(driver.spare.take(), &call, counts, Duration::MAX, None)?;
+        let mut op = self.prepare(engine.spare.take(), &call, counts, Duration::MAX, None)?;
         let mut bound = (*op.bound).clone();
         bound.fingerprint = fingerprint::leaving(bound.fingerprint);
         bound.routed = bound.routed.unannounced();
         op.bound = Arc::new(bound);
-        let work = Arc::new(Shared::new(Some(Box::new((given, taken.clone())))));
+        let work = Arc::new(Completion::new(Some(Box::new((input, output.clone())))));
         op.work = Some(work.clone());
-        driver.enqueue(op);
-        self.leave(driver);
-        Ok(Some(Step { work, taken }))
+        engine.enqueue(op);
+        self.release(engine);
+        Ok(Some(Step { work, output }))
     }
 
-    /// Holds against each other what the ranks called: `Mismatch` where they did not do the same. `wait` waits for a step,
-    /// as long as there is time; a rank that is gone, or late, cannot be held against, which is no error.
-    /// Whether all messages were sent and asked for: those under way are then sure to arrive.
-    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Shared) -> Result<()>) -> Result<bool> {
-        let own = std::cell::Cell::new(0);
-        let first = self.leave_by(Collective::AllReduce, |driver| {
-            own.set(mix(driver.record.digest ^ mix(driver.record.calls)));
-            vec![own.get(), driver.messages.ledger.balance]
+    /// Compares the calls of all ranks. `wait` waits for one collective within the time limit. Lost and late ranks
+    /// cannot be compared, which is no error. Returns true if all messages were sent and have a recv, so pending
+    /// ones will arrive.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if the calls differ.
+    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Completion) -> Result<()>) -> Result<bool> {
+        let digest = std::cell::Cell::new(0);
+        let first = self.leaving_step(Collective::AllReduce, |engine| {
+            digest.set(mix(engine.call_log.digest ^ mix(engine.call_log.calls)));
+            vec![digest.get(), engine.messages.message_log.balance]
         })?;
         let Some(step) = first else { return Ok(false) };
         wait(&step.work)?;
-        let sums = step.taken();
-        // Sums of words that look like chance: of different ones it is this by chance only.
-        if sums == [own.get().wrapping_mul(self.size as u64), 0] {
+        let sums = step.output();
+        // Digests are uniformly distributed, so different ones give this sum only by chance.
+        if sums == [digest.get().wrapping_mul(self.size as u64), 0] {
             return Ok(true);
         }
-        // All ranks have come to this.
-        let Some(step) = self.leave_by(Collective::AllGather, |driver| story(driver, self.size))? else {
+        // All ranks get the same sum and reach this point.
+        let Some(step) = self.leaving_step(Collective::AllGather, |engine| call_record(engine, self.size))?
+        else {
             return Ok(false);
         };
         wait(&step.work)?;
-        let Some(mut driver) = self.drive_soon() else { return Ok(false) };
-        let Some(error) = verdict(&driver.group, &self.name, &step.taken(), self.size) else {
+        let Some(mut engine) = self.try_own_for() else { return Ok(false) };
+        let Some(error) = first_difference(&engine.group, &self.name, &step.output(), self.size) else {
             return Ok(false);
         };
-        self.die(&mut driver, error.clone());
+        self.fail_group(&mut engine, error.clone());
         Err(error)
     }
 
-    /// Nothing that is still under way has to be compared any more.
-    pub(crate) fn forget_leaving(&self) {
-        if let Some(mut driver) = self.drive_soon() {
-            driver.leave_alone("its time to leave was over");
+    /// Cancels the comparison if it is still pending.
+    pub(crate) fn cancel_leaving(&self) {
+        if let Some(mut engine) = self.try_own_for() {
+            engine.end_leaving("the time limit of the shutdown has passed");
         }
     }
 }
@@ -215,9 +224,10 @@ impl Inner {
 static CLOSING: PerProcess<Mutex<Vec<JoinHandle<()>>>> = PerProcess::new();
 
 impl Communicator {
-    /// As [`Communicator::close`], for a caller that continues in another group at once. Between nodes the delivery of a dead group's
-    /// reason may take up to two seconds, so a separate thread waits for it. This call waits for operations on devices.
-    pub fn let_go(&self) {
+    /// Closes the group like [`Communicator::close`], for a caller that continues in another group immediately.
+    /// Between nodes, delivering the reason of a dead group may take up to two seconds, so a separate thread waits
+    /// for it. This call waits for operations on devices.
+    pub fn close_in_background(&self) {
         if self.error().is_none() || !lock(&self.0.handles).is_empty() {
             return self.close();
         }
@@ -230,8 +240,8 @@ impl Communicator {
     }
 }
 
-/// Waits until those threads are done.
-pub(super) fn last_words_said() {
+/// Waits for the threads that close groups.
+pub(super) fn join_closing_threads() {
     let closing = std::mem::take(&mut *lock(CLOSING.get()));
     closing.into_iter().for_each(|thread| drop(thread.join()));
 }

@@ -1,4 +1,4 @@
-//! The handle of a call under way.
+//! Handle of an asynchronous call.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,31 +9,31 @@ use smddp_transport::fork;
 
 use crate::call;
 use crate::call::message_label::Direction;
-use crate::device::Completion;
-use crate::engine::progress_loop::Target;
+use crate::device::DeviceCompletion;
+use crate::engine::progress_loop::Until;
 use crate::engine::progress_thread;
-use crate::engine::shared::Inner;
+use crate::engine::shared::SharedState;
 use crate::error::{Error, Result};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
-/// A call under way.
+/// An asynchronous call.
 #[derive(Clone)]
 pub struct Work {
-    pub(super) shared: Arc<Shared>,
-    pub(super) comm: Arc<Inner>,
-    pub(super) call: Asked,
-    /// Where its buffers are a device's.
-    pub(super) completion: Option<Completion>,
+    pub(super) shared: Arc<Completion>,
+    pub(super) comm: Arc<SharedState>,
+    pub(super) call: CallName,
+    /// Completion on the device, for calls on device buffers.
+    pub(super) completion: Option<DeviceCompletion>,
 }
 
-/// What a work stands for, for errors.
+/// Name of a call, for errors.
 #[derive(Clone, Copy)]
-pub(super) enum Asked {
+pub(super) enum CallName {
     Collective(Collective),
     Message(Direction),
 }
 
-impl std::fmt::Display for Asked {
+impl std::fmt::Display for CallName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Collective(collective) => f.write_str(call::name_of(*collective)),
@@ -43,13 +43,13 @@ impl std::fmt::Display for Asked {
 }
 
 impl Work {
-    /// Drives the call until it is over. `timeout`: give up waiting after that; the call itself goes on.
+    /// Waits until the call is over. After `timeout` the wait fails with [`Error::Timeout`] and the call continues.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         if self.shared.is_done() {
             return self.outcome();
         }
         let comm = &self.comm;
-        if !comm.reach(&Target::Work(&self.shared), timeout)? {
+        if !comm.wait_until(&Until::Done(&self.shared), timeout)? {
             return Err(Error::Timeout {
                 what: format!("wait for {}", self.call),
                 group: comm.name.clone(),
@@ -61,53 +61,55 @@ impl Work {
         self.outcome()
     }
 
-    /// How it ended, as the caller hears it.
+    /// Returns the outcome and records that an error has been reported to the caller.
     fn outcome(&self) -> Result<()> {
         let outcome = self.shared.outcome();
         if outcome.is_err() {
-            self.comm.told.store(true, Ordering::Relaxed);
+            self.comm.abort_reported.store(true, Ordering::Relaxed);
         }
         outcome
     }
 
-    /// Whether it is over, well or not; on a device: whether that is through.
+    /// Returns true if the call is over, with or without an error. On a device: if the device has completed it.
     pub fn is_done(&self) -> bool {
-        let through = |completion: &Completion| {
+        let through = |completion: &DeviceCompletion| {
             completion.handle.is_done(completion.number) && !completion.handle.released()
         };
         self.shared.is_done() || self.completion.as_ref().is_some_and(through)
     }
 
-    /// Returns whether only calls such as [`Self::poll`] move the call on: no thread could be started for that.
+    /// Returns true if only calls such as [`Self::poll`] advance the call, because no progress thread could be
+    /// started.
     pub fn needs_polling(&self) -> bool {
         !progress_thread::runs()
     }
 
-    /// Moves the call on, where no other thread does so, without waiting. Returns whether it is over.
+    /// Advances the call without waiting, unless another thread owns the engine. Returns true if the call is over.
     pub fn poll(&self) -> bool {
         if self.comm.forks == fork::generation()
-            && let Some(mut driver) = self.comm.try_drive()
+            && let Some(mut engine) = self.comm.try_own()
         {
-            self.comm.turn(&mut driver);
-            driver.group.flush();
-            self.comm.leave(driver);
+            self.comm.guarded_poll(&mut engine);
+            engine.group.flush();
+            self.comm.release(engine);
         }
         self.is_done()
     }
 
-    /// Whether the host has nothing to add to it any more; on host memory: whether it is over.
+    /// Returns true if the host has no more work for the call; for host buffers, if the call is over.
     pub fn is_enqueued(&self) -> bool {
-        self.shared.is_done() || self.completion.as_ref().is_some_and(Completion::enqueued)
+        self.shared.is_done() || self.completion.as_ref().is_some_and(DeviceCompletion::enqueued)
     }
 
-    /// What comes next on `stream`, one of the device's, is after this call. Waits for the other ranks to make the call, and
-    /// not for the device. Raises the call's error if it has failed already. For calls on the host this is `wait`.
+    /// Makes later work on `stream`, a stream of the call's device, wait for this call. Waits for the other ranks
+    /// to make the call, but not for the device. Returns the call's error if it has failed already. For calls on
+    /// host buffers this is `wait`.
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
         let (Some(completion), comm) = (&self.completion, &self.comm) else { return self.wait(None) };
         if !self.is_enqueued() {
-            comm.reach(&Target::Enqueued(&self.shared, completion), None)?;
+            comm.wait_until(&Until::Enqueued(&self.shared, completion), None)?;
         }
-        // If it failed, what is left of it on the device still uses its memory.
+        // After a failure, the remaining work on the device still uses the call's memory.
         let waits = completion.wait_stream(stream);
         if let Some(error) = self.error() {
             return Err(error);
@@ -118,23 +120,24 @@ impl Work {
         })
     }
 
-    /// The error it ended with.
+    /// Returns the call's error.
     pub fn error(&self) -> Option<Error> {
         if self.shared.is_done() { self.outcome().err() } else { None }
     }
 
-    /// The rank that a receive was matched with.
+    /// Returns the source rank that a recv was matched with.
     pub fn source(&self) -> Option<usize> {
         self.shared.source()
     }
 
-    /// Calls back once when the host has nothing to add to it any more, as [`Self::is_enqueued`] says, from whatever thread
-    /// does the last of it; at once if that is so already.
+    /// Calls `callback` once when the host has no more work for the call (see [`Self::is_enqueued`]), on the thread
+    /// that completes that work. Immediately if that is the case already.
     pub fn on_enqueued(&self, callback: Box<dyn FnOnce() + Send>) {
         self.shared.on_enqueued(callback);
     }
 
-    /// Calls back once when done, from whatever thread ends the call; at once if it is over already.
+    /// Calls `callback` once when the call is over, on the thread that completes it. Immediately if it is over
+    /// already.
     pub fn on_done(&self, callback: Box<dyn FnOnce() + Send>) {
         self.shared.on_done(callback);
     }

@@ -7,7 +7,7 @@ use smddp_cuda::{Result, Stream};
 use smddp_plan::Collective;
 
 use super::site_handle::{DeviceSiteHandle, PooledEvent};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
 /// An enqueued operation, as the engine keeps it.
 pub(crate) struct Enqueued {
@@ -18,19 +18,19 @@ pub(crate) struct Enqueued {
     /// `None` until first requested.
     pub(crate) submitted: Option<Instant>,
     pub(crate) timeout: Duration,
-    pub(crate) work: Option<Arc<Shared>>,
+    pub(crate) work: Option<Arc<Completion>>,
 }
 
 /// Completion of a call on the device, as its handle sees it.
 #[derive(Clone)]
-pub(crate) struct Completion {
+pub(crate) struct DeviceCompletion {
     pub(crate) handle: Arc<DeviceSiteHandle>,
     pub(crate) number: u64,
     /// End of the operation in the order of the site's stream. Set when all its work is enqueued.
     pub(crate) end: Arc<OnceLock<PooledEvent>>,
 }
 
-impl Completion {
+impl DeviceCompletion {
     pub(crate) fn enqueued(&self) -> bool {
         self.end.get().is_some()
     }

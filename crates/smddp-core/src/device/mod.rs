@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use smddp_cuda::{Device, Stream};
 
-pub(crate) use completion::{Completion, Enqueued};
+pub(crate) use completion::{DeviceCompletion, Enqueued};
 pub(crate) use discovery::driver_error;
 pub use discovery::{cuda, cuda_version, device};
 pub(crate) use flags::{DeviceFlags, FlagPages};

@@ -1,25 +1,26 @@
-//! Interrupted calls: the operation goes on with private copies of its buffers, and the caller's buffers are its own again.
+//! Detaching interrupted calls: the operation continues with private copies of its buffers, and the caller may
+//! reuse its own.
 
 use std::sync::Arc;
 
-use super::Driver;
+use super::Engine;
 use crate::call::numbered;
 use crate::engine::operation::Operation;
 use crate::error::Error;
 use crate::exec::host;
 use crate::exec::relocation::{self, Relocation};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
-impl Driver {
-    /// The work of collective `seq`, made where it has none; `None` where the collective is over.
-    pub(crate) fn work_of(&mut self, seq: u64) -> Option<Arc<Shared>> {
+impl Engine {
+    /// Returns the completion of collective `seq`, creating it if there is none. `None`: the collective is over.
+    pub(crate) fn work_of(&mut self, seq: u64) -> Option<Arc<Completion>> {
         let op = self.queue.iter_mut().find(|op| op.seq == seq)?;
-        Some(op.work.get_or_insert_with(|| Arc::new(Shared::new(None))).clone())
+        Some(op.work.get_or_insert_with(|| Arc::new(Completion::new(None))).clone())
     }
 
-    /// Moves collective `seq`, if it is not over, to private memory, which its work holds until the end. Fails where that is
-    /// impossible: other ranks read the buffers themselves, a pending call still writes the input, or the copies do not fit in
-    /// memory. The error ends the group.
+    /// Moves collective `seq`, if it is pending, to private memory that its completion holds until the end. Fails
+    /// if other ranks read the buffers directly, a pending call still writes the input, or memory for the copies is
+    /// insufficient. The error ends the group.
     pub(crate) fn detach(&mut self, seq: u64) -> Result<(), Error> {
         let Some(at) = self.queue.iter().position(|op| op.seq == seq) else { return Ok(()) };
         let mut earlier = self.queue.range(..at).filter(|op| op.device.is_none());
@@ -29,7 +30,7 @@ impl Driver {
         };
         let unready = earlier.any(|earlier| writes(op, earlier));
         let op = &mut self.queue[at];
-        // Buffers of a device are used in the order of its streams.
+        // Device buffers are used in the order of the device's streams.
         if op.device.is_some() {
             return Ok(());
         }

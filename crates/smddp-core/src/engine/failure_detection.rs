@@ -1,11 +1,11 @@
-//! Why what is waited for does not come: the dead, those who left, other calls, deadlines.
+//! Failure detection for pending operations: dead peers, departed ranks, mismatched calls, expired deadlines.
 
 use std::time::{Duration, Instant};
 
 use smddp_plan::Collective;
 use smddp_transport::{CallFingerprint, Fault, Mismatch};
 
-use super::Driver;
+use super::Engine;
 use crate::call::fingerprint;
 use crate::call::numbered;
 use crate::error::Error;
@@ -14,29 +14,30 @@ use crate::failure::report;
 use crate::log::{self, Level};
 use crate::observe::recorder::{Outcome, ticks};
 
-/// What became of a rank that needs this group no more.
+/// Description of a rank that left the group.
 const LEFT: &str = "left the group (destroyed it or exited) before this operation";
 
-/// A death in the node is known everywhere there after this time at most.
-const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
+/// Time within which all processes of a node detect the death of one of them.
+const DEATH_REPORT_LIMIT: Duration = Duration::from_secs(1);
 
-/// Between nodes messages have a way of their own, so one that was sent before its sender left may come after that notice. At
-/// its end the sender says so; this is for one that dies before it has.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time to wait for data that a departed peer sent before it closed the connection. Between nodes, messages and the
+/// departure notice travel on separate connections. The message stream ends with a marker; this limit applies if
+/// the sender died before sending it.
+const DRAIN_GRACE: Duration = Duration::from_secs(1);
 
 /// Time within which a rank reports a message without a matching recv to the others.
-const REPORT_TIME: Duration = Duration::from_millis(250);
+const MISMATCH_REPORT_TIME: Duration = Duration::from_millis(250);
 
-/// A call that waits so long for a rank says so.
-const LATE: Duration = Duration::from_secs(2);
+/// Wait after which a call logs the late ranks.
+const LATE_LOG: Duration = Duration::from_secs(2);
 
-impl Driver {
+impl Engine {
     pub(super) fn examine_faults(&mut self, now: Instant) -> Result<Option<Error>, Error> {
         let faults = self.group.faults(now);
-        Ok(self.judge(&faults, false).err())
+        Ok(self.evaluate(&faults, false).err())
     }
 
-    /// Something went wrong at another rank. If it is dead, that is the reason; this process hears of it soon.
+    /// Waits up to `DEATH_REPORT_LIMIT` for a death report that explains a transport error.
     pub(super) fn await_faults(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
         loop {
@@ -44,43 +45,43 @@ impl Driver {
             if let Some(error) = self.examine_faults(now)? {
                 return Err(error);
             }
-            if now - begun >= DEATH_IS_TOLD {
+            if now - begun >= DEATH_REPORT_LIMIT {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Looks for reasons why what is waited for does not come: the dead, the gone, and passed deadlines. Called when blocked,
-    /// and now and then while something moves.
+    /// Checks for reasons that block pending operations: dead ranks, departed ranks, mismatches and expired
+    /// deadlines. Called when blocked, and periodically during continuous progress.
     pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
-        self.tell_last();
+        self.announce_last_messages();
         if let Some(op) = self.queue.front().filter(|op| op.begun) {
             let (seq, mine) = (op.seq, op.bound.fingerprint);
             if let Some(found) = self.group.settle().err().or_else(|| self.other_call(seq, mine)) {
-                self.differ(seq, mine, found)?;
+                self.on_mismatch(seq, mine, found)?;
             }
         }
         let mut faults = self.group.faults(now);
         if !faults.is_empty() {
-            // Whoever left may have published what we wait for just before.
+            // The departed rank may have published the awaited data just before.
             let moved = self.poll()?;
             if !self.pending() {
                 return Ok(());
             }
             if moved {
-                // The report of a rank may have arrived with it, and explains the end of its connection.
+                // The same poll may have received a rank's report, which explains the end of its connection.
                 faults = self.group.faults(now);
             }
-            // Messages that go on and on are no reason for a collective to wait for the dead.
+            // Continuous message traffic must not keep a collective waiting for a dead rank.
             if !moved || !self.queue.is_empty() && !self.advanced {
-                self.judge(&faults, moved)?;
+                self.evaluate(&faults, moved)?;
             }
         }
         if let Some(op) = self.queue.front_mut() {
             let since = *op.submitted.get_or_insert(now);
-            if now.duration_since(since) >= LATE && self.told_late != Some(op.seq) {
-                self.told_late = Some(op.seq);
+            if now.duration_since(since) >= LATE_LOG && self.logged_late != Some(op.seq) {
+                self.logged_late = Some(op.seq);
                 if let Some(text) =
                     error_text::late(&self.group, &self.name, op.pending_call(), now.duration_since(since))
                 {
@@ -89,28 +90,29 @@ impl Driver {
             }
             if now.duration_since(since) >= op.timeout {
                 self.group.straggler_query();
-                // Another rank may have found the cause meanwhile: that took its time.
+                // Another rank may have found the cause during the query, which takes time.
                 let faults = self.group.faults(Instant::now());
-                self.judge(&faults, false)?;
+                self.evaluate(&faults, false)?;
                 let Some(op) = self.queue.front() else { return Ok(()) };
                 return Err(error_text::timeout(&self.group, &self.name, op.pending_call()));
             }
         }
         for enqueued in &mut self.enqueued {
             if now.duration_since(*enqueued.submitted.get_or_insert(now)) >= enqueued.timeout {
-                return Err(error_text::stuck(&self.name, enqueued));
+                return Err(error_text::device_timeout(&self.name, enqueued));
             }
         }
-        self.look_for_leavers()?;
+        self.check_departed()?;
         let Some(late) = self.messages.late(now) else { return Ok(()) };
         self.group.straggler_query_of(&late);
-        // As above.
+        // The query took time, as above.
         let faults = self.group.faults(Instant::now());
-        self.judge(&faults, false)?;
+        self.evaluate(&faults, false)?;
         self.messages.expire(&self.group, &self.name, now)
     }
 
-    /// Where calls differ, all may be writing to ranks that do not read, and hold nobody's header against their own.
+    /// Compares the call with those of the other ranks. In mismatched calls all ranks may be sending only, so that
+    /// none compares the fingerprints it receives.
     fn other_call(&self, seq: u64, mine: CallFingerprint) -> Option<Mismatch> {
         (0..self.group.size()).filter(|&rank| rank != self.group.rank()).find_map(|rank| {
             let theirs = self.group.fingerprint_of(rank, seq).filter(|&theirs| theirs != mine)?;
@@ -118,76 +120,80 @@ impl Driver {
         })
     }
 
-    /// A short message is out of this rank's hands before anybody asks for it. So a rank that leaves, and has to wait for that,
-    /// tells those whom it sent anything that this was all: a recv that waits for another message ends then, with an error
-    /// that this rank is still there to hear.
-    fn tell_last(&mut self) {
-        if !self.told_last && self.leaves() && self.messages.announced_all() {
-            self.told_last = true;
-            for rank in self.messages.ledger.receivers() {
+    /// Announces the end of this rank's messages to their receivers when it leaves. Short messages are buffered, so
+    /// their sends complete before a recv is posted. A recv that waits for another message then fails, and this
+    /// rank can still receive that report.
+    fn announce_last_messages(&mut self) {
+        if !self.announced_last && self.is_leaving() && self.messages.all_announced() {
+            self.announced_last = true;
+            for rank in self.messages.message_log.receivers() {
                 self.group.p2p_announce_last(rank);
             }
         }
     }
 
-    /// A rank that leaves sends nothing more to the recvs that wait for it. In a node all that it sent can be seen before that it
-    /// leaves; between nodes messages have a way of their own, at whose end it says so.
-    fn look_for_leavers(&mut self) -> Result<(), Error> {
+    /// Fails receives from ranks that have left. Within a node all messages of a rank are visible before its
+    /// departure. Between nodes messages use another connection, which ends with a marker.
+    fn check_departed(&mut self) -> Result<(), Error> {
         if !self.queue.is_empty() {
             return Ok(());
         }
-        if let Some(rank) = self.messages.sought().into_iter().find(|&rank| self.departs(rank, self.next)) {
+        if let Some(rank) =
+            self.messages.awaited_sources().into_iter().find(|&rank| self.departs(rank, self.next))
+        {
             self.messages.poll(&mut self.group, &self.name)?;
-            if self.messages.sought().contains(&rank) {
-                let what = self.messages.eldest().unwrap_or_else(|| "recv".to_owned());
-                return Err(self.left_behind(what, rank));
+            if self.messages.awaited_sources().contains(&rank) {
+                let what = self.messages.oldest().unwrap_or_else(|| "recv".to_owned());
+                return Err(self.departure(what, rank));
             }
         }
         Ok(())
     }
 
-    /// A rank has left that something here waits for.
-    fn left_behind(&mut self, what: String, rank: usize) -> Error {
-        let unclaimed = self.messages.unclaimed(rank, &self.group, &self.name);
-        unclaimed.unwrap_or_else(|| self.gone(what, rank))
+    /// Returns the error for the departure of a rank that a pending operation needs.
+    fn departure(&mut self, what: String, rank: usize) -> Error {
+        let unclaimed = self.messages.wrong_tag_error(rank, &self.group, &self.name);
+        unclaimed.unwrap_or_else(|| self.departed(what, rank))
     }
 
-    /// A rank has left before the operation `what`; it may have had a message in its place, to this rank or to another one.
-    fn gone(&mut self, what: String, rank: usize) -> Error {
+    /// Returns the error for a rank that left before operation `what`. It may have sent a message instead, to this
+    /// rank or to another one.
+    fn departed(&mut self, what: String, rank: usize) -> Error {
         let begun = Instant::now();
         loop {
             if let Some(error) = self.unreceived(&what, rank) {
                 return error;
             }
-            if let Some((from, reason)) = self.told_mismatch() {
-                return self.hear(what, from, &reason);
+            if let Some((from, reason)) = self.reported_mismatch() {
+                return self.forward_report(what, from, &reason);
             }
-            let all_here = self.group.is_local(rank) || self.group.p2p_is_finished(rank);
-            let patience = match self.group.size() {
-                2 if all_here => Duration::ZERO,
-                _ if all_here => REPORT_TIME,
-                _ => LAST_WORDS,
+            let is_drained = self.group.is_local(rank) || self.group.p2p_is_finished(rank);
+            let limit = match self.group.size() {
+                2 if is_drained => Duration::ZERO,
+                _ if is_drained => MISMATCH_REPORT_TIME,
+                _ => DRAIN_GRACE,
             };
-            if begun.elapsed() >= patience {
+            if begun.elapsed() >= limit {
                 break;
             }
             self.group.poll_network();
             std::thread::sleep(Duration::from_millis(1));
         }
         let how = format!("{LEFT}{}", error_text::last_error(&self.group, rank));
-        self.quoted = self.group.last_error(rank).map(|(_, text)| text);
+        self.cause_text = self.group.last_error(rank).map(|(_, text)| text);
         error_text::lost(&self.group, &self.name, what, rank, &how)
     }
 
-    /// Error of the call `what` for a message of departed rank `rank` that this rank did not receive.
+    /// Returns the error of the call `what` for a message of departed rank `rank` that this rank did not receive.
     fn unreceived(&mut self, what: &str, rank: usize) -> Option<Error> {
-        let words = self.messages.unasked(rank, &mut self.group)?;
-        let who = self.group.describe(rank);
-        let detail = format!("{who} {LEFT}; its last message to this rank has no matching recv: it {words}");
+        let description = self.messages.first_unexpected(rank, &mut self.group)?;
+        let peer = self.group.describe(rank);
+        let detail =
+            format!("{peer} {LEFT}; its last message to this rank has no matching recv: it {description}");
         Some(Error::Mismatch { what: what.to_owned(), group: self.name.clone(), rank, detail })
     }
 
-    /// The same where another rank reported the departure first.
+    /// Returns the same error if another rank reported the departure first.
     fn unreceived_of_lost(&mut self, what: &str, report: &str) -> Option<Error> {
         let seq = self.queue.front().map_or(self.next, |op| op.seq);
         let rank = report::lost_rank(report)
@@ -195,14 +201,14 @@ impl Driver {
         self.departs(rank, seq).then(|| self.unreceived(what, rank)).flatten()
     }
 
-    /// True if rank `rank` is known to send no more messages: it leaves in call `seq`.
+    /// Returns true if rank `rank` is known to send no more messages: it leaves in call `seq`.
     fn departs(&self, rank: usize, seq: u64) -> bool {
         self.group.is_local(rank) && self.group.fingerprint_of(rank, seq).is_some_and(fingerprint::is_leaving)
             || self.group.p2p_is_finished(rank)
     }
 
-    /// True if rank `rank` reports the departure of this rank, and a receiver of this rank's messages may yet report that it
-    /// did not receive one.
+    /// Returns true if rank `rank` reports the departure of this rank, and a receiver of this rank's messages may
+    /// yet report that it did not receive one.
     fn awaits_receivers(&mut self, rank: usize, faults: &[Fault]) -> bool {
         let me = self.group.rank();
         let reports = |fault: &Fault| matches!(fault, Fault::Aborted { rank: by, reason } if *by == rank && report::lost_rank(reason) == Some(me));
@@ -213,35 +219,36 @@ impl Driver {
         faults.iter().any(reports) && !unconfirmed.iter().all(answered)
     }
 
-    /// The rank that reports that calls differ, and what it says.
-    fn told_mismatch(&mut self) -> Option<(usize, String)> {
+    /// Returns the rank that reports mismatched calls, with its report.
+    fn reported_mismatch(&mut self) -> Option<(usize, String)> {
         self.group.faults(Instant::now()).into_iter().find_map(|fault| match fault {
             Fault::Aborted { rank, reason } if report::is_mismatch(&reason) => Some((rank, reason)),
             _ => None,
         })
     }
 
-    /// Name of the pending operation that this group waits for.
+    /// Returns the name of the pending operation that this group waits for.
     pub(super) fn oldest(&self) -> String {
         match (self.queue.front(), self.enqueued.front()) {
             (Some(op), _) => numbered(op.collective, op.seq),
             (None, Some(enqueued)) => numbered(enqueued.collective, enqueued.seq),
-            (None, None) => self.messages.eldest().unwrap_or_else(|| "send or recv".to_owned()),
+            (None, None) => self.messages.oldest().unwrap_or_else(|| "send or recv".to_owned()),
         }
     }
 
-    /// `moving`: messages still arrive, perhaps from ranks that have left.
-    fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
+    /// Turns faults into the error that ends the group, causes before consequences. `moving`: messages still
+    /// arrive, perhaps from ranks that have left.
+    fn evaluate(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
         let what = self.oldest();
         for fault in faults {
             if let Fault::Mismatch { seq, mine, found } = *fault {
-                self.differ(seq, mine, found)?;
+                self.on_mismatch(seq, mine, found)?;
             }
         }
-        if self.leaves() {
-            return self.judge_leaving(faults);
+        if self.is_leaving() {
+            return self.evaluate_leaving(faults);
         }
-        // Then the dead: they are the cause, what others report is the consequence.
+        // Deaths come first: they are the cause, and the reports of other ranks are the consequence.
         let mut lost = faults.iter().filter_map(|fault| match fault {
             Fault::Lost { rank, how } => Some((*rank, how)),
             _ => None,
@@ -250,26 +257,26 @@ impl Driver {
             let others: Vec<usize> = lost.map(|(other, _)| other).filter(|&other| other != rank).collect();
             let how = error_text::with_others(&self.group, how, &others)
                 + &error_text::last_error(&self.group, rank);
-            self.quoted = self.group.last_error(rank).map(|(_, text)| text);
+            self.cause_text = self.group.last_error(rank).map(|(_, text)| text);
             return Err(error_text::lost(&self.group, &self.name, what, rank, &how));
         }
-        // What another rank reports may well be how this process's own trouble looks from there.
+        // A report of another rank may be a consequence of this process's own problem, so that comes first.
         for fault in faults {
             if let Fault::Unreachable { rank, reason } = fault {
-                return Err(error_text::unable(&self.group, &self.name, &what, *rank, reason));
+                return Err(error_text::unreachable(&self.group, &self.name, &what, *rank, reason));
             }
         }
         for fault in faults {
             match fault {
-                Fault::Aborted { rank, .. } if self.ends_yet(*rank) => {}
+                Fault::Aborted { rank, .. } if self.may_complete(*rank) => {}
                 Fault::Aborted { rank, reason } => {
                     let cause = self.unreceived_of_lost(&what, reason);
-                    return Err(cause.unwrap_or_else(|| self.hear(what, *rank, reason)));
+                    return Err(cause.unwrap_or_else(|| self.forward_report(what, *rank, reason)));
                 }
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| self.group.waits_for(*rank, op.seq));
-                    if needed || self.takes_no_more(*rank) || !moving && self.messages.needs(*rank) {
-                        return Err(self.left_behind(what, *rank));
+                    if needed || self.abandoned_data(*rank) || !moving && self.messages.needs(*rank) {
+                        return Err(self.departure(what, *rank));
                     }
                 }
                 Fault::Lost { .. } | Fault::Mismatch { .. } | Fault::Unreachable { .. } => {}
@@ -278,61 +285,76 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns whether the current operation may still complete. The rank that declared the group dead had completed it, so the
-    /// missing data may be in flight; a later call failed, which this rank has not made. Group creation ends with such a call.
-    fn ends_yet(&mut self, rank: usize) -> bool {
+    /// Returns whether the current operation may still complete. The rank that declared the group dead had
+    /// completed it, so the missing data may be in flight. A later call failed, which this rank has not made. Group
+    /// creation ends with such a call.
+    fn may_complete(&mut self, rank: usize) -> bool {
         let Some(seq) = self.queue.front().map(|op| op.seq) else { return false };
         if !self.group.failed_after(rank, seq) {
             return false;
         }
-        match self.behind {
-            Some((when, since)) if when == seq => since.elapsed() < REPORT_TIME,
+        match self.trailing_since {
+            Some((when, since)) if when == seq => since.elapsed() < MISMATCH_REPORT_TIME,
             _ => {
-                self.behind = Some((seq, Instant::now()));
+                self.trailing_since = Some((seq, Instant::now()));
                 true
             }
         }
     }
 
-    /// Whether a rank has left without taking what this one has for it in the operation under way. The last word that it has taken
-    /// all may still be on its way.
-    fn takes_no_more(&mut self, rank: usize) -> bool {
+    /// Returns true if a rank left without receiving this rank's data of the active operation. Its final
+    /// acknowledgment may still be in flight, so this waits for `DRAIN_GRACE`.
+    fn abandoned_data(&mut self, rank: usize) -> bool {
         let Some(seq) =
             self.queue.front().map(|op| op.seq).filter(|&seq| self.group.has_unfinished_sends(rank, seq))
         else {
             return false;
         };
-        match self.untaken {
-            Some((who, when, since)) if (who, when) == (rank, seq) => since.elapsed() >= LAST_WORDS,
-            // One of them is enough.
+        match self.undelivered_since {
+            Some((peer, when, since)) if (peer, when) == (rank, seq) => since.elapsed() >= DRAIN_GRACE,
+            // One such rank suffices.
             Some((_, when, _)) if when == seq => false,
             _ => {
-                self.untaken = Some((rank, seq, Instant::now()));
+                self.undelivered_since = Some((rank, seq, Instant::now()));
                 false
             }
         }
     }
 
-    /// What another rank reports, as an error here, which is passed on in that rank's words.
-    fn hear(&mut self, what: String, from: usize, report: &str) -> Error {
-        let error = report::heard(&self.group, &self.name, what, from, report);
-        self.heard = Some((error.clone(), report.to_owned()));
+    /// Returns another rank's report as an error of operation `what`, and keeps the report to forward it unchanged.
+    fn forward_report(&mut self, what: String, from: usize, report: &str) -> Error {
+        let error = report::to_error(&self.group, &self.name, what, from, report);
+        self.forwarded_report = Some((error.clone(), report.to_owned()));
         error
     }
 
-    /// Two ranks made different calls, which is the end of the group, unless one of them left and the other hears that.
-    pub(super) fn differ(&mut self, seq: u64, mine: CallFingerprint, found: Mismatch) -> Result<(), Error> {
+    /// Handles mismatched calls of two ranks. They end the group, unless one of the ranks is leaving and the other
+    /// one reports that.
+    pub(super) fn on_mismatch(
+        &mut self,
+        seq: u64,
+        mine: CallFingerprint,
+        found: Mismatch,
+    ) -> Result<(), Error> {
         let collective = fingerprint::collective(mine).unwrap_or(Collective::Barrier);
-        let (leave, left) = (fingerprint::is_leaving(mine), fingerprint::is_leaving(found.theirs));
-        if left && !leave && !collective.has_root() && self.queue.front().is_some_and(|op| op.seq == seq) {
+        let (leaving, peer_leaving) = (fingerprint::is_leaving(mine), fingerprint::is_leaving(found.theirs));
+        if peer_leaving
+            && !leaving
+            && !collective.has_root()
+            && self.queue.front().is_some_and(|op| op.seq == seq)
+        {
             let what = numbered(collective, seq);
-            return Err(self.gone(what, found.rank));
+            return Err(self.departed(what, found.rank));
         }
-        // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
-        if leave && !left && fingerprint::collective(found.theirs).is_some_and(|theirs| !theirs.has_root()) {
-            // If it received no message of this rank, it reports that. The caller's time limit ends the wait for the report.
+        // A collective without a root fails on the other rank. A rooted one may have completed without this rank.
+        if leaving
+            && !peer_leaving
+            && fingerprint::collective(found.theirs).is_some_and(|theirs| !theirs.has_root())
+        {
+            // If a message of this rank was not received, the other rank reports that. The caller's time limit ends
+            // the wait for the report.
             if self.messages.unconfirmed(&mut self.group).is_empty() {
-                self.leave_alone(&format!(
+                self.end_leaving(&format!(
                     "{} waits in {}",
                     self.group.describe(found.rank),
                     fingerprint::call(found.theirs)
@@ -343,14 +365,14 @@ impl Driver {
         Err(error_text::mismatch(&self.group, &self.name, collective, seq, mine, found))
     }
 
-    /// Whether the call under way is the one by which this rank leaves.
-    fn leaves(&self) -> bool {
+    /// Returns true if the active call is the one by which this rank leaves.
+    fn is_leaving(&self) -> bool {
         self.queue.front().is_some_and(|op| fingerprint::is_leaving(op.bound.fingerprint))
     }
 
-    /// Ends the call by which this rank leaves: there is nobody to hold anything against.
-    pub(crate) fn leave_alone(&mut self, reason: &str) {
-        if self.leaves()
+    /// Ends the call by which this rank leaves: no other rank takes part in the comparison.
+    pub(crate) fn end_leaving(&mut self, reason: &str) {
+        if self.is_leaving()
             && let Some(op) = self.queue.pop_front()
         {
             self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
@@ -359,23 +381,24 @@ impl Driver {
         }
     }
 
-    /// A rank that is gone ends the leaving, and no error is left of it but that of ranks that made different calls.
-    fn judge_leaving(&mut self, faults: &[Fault]) -> Result<(), Error> {
+    /// Handles faults while this rank leaves. A lost rank ends the leaving without an error; only mismatched calls
+    /// are an error.
+    fn evaluate_leaving(&mut self, faults: &[Fault]) -> Result<(), Error> {
         let seq = self.queue.front().map_or(0, |op| op.seq);
         for fault in faults {
             match fault {
                 Fault::Aborted { rank, reason } if report::is_mismatch(reason) => {
-                    return Err(self.hear("destroy_process_group".to_owned(), *rank, reason));
+                    return Err(self.forward_report("destroy_process_group".to_owned(), *rank, reason));
                 }
                 Fault::Left { rank } if !self.group.waits_for(*rank, seq) => {}
                 Fault::Aborted { rank, .. } | Fault::Left { rank }
                     if self.awaits_receivers(*rank, faults) => {}
                 Fault::Lost { rank, how } => {
-                    // Others may wait for this rank's part in the leaving, and not look after the one that is lost.
+                    // Other ranks may wait for this rank's part in the leaving without monitoring the lost one.
                     let what = "destroy_process_group".to_owned();
                     let error = error_text::lost(&self.group, &self.name, what, *rank, how);
                     self.group.abort(&report::own(self.group.rank(), &error));
-                    self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
+                    self.end_leaving(&format!("{} has left or is lost", self.group.describe(*rank)));
                     break;
                 }
                 Fault::Aborted { rank, .. } | Fault::Left { rank } => {
@@ -383,11 +406,11 @@ impl Driver {
                     if let Some(error) = self.unreceived_of_lost("destroy_process_group", report) {
                         return Err(error);
                     }
-                    self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
+                    self.end_leaving(&format!("{} has left or is lost", self.group.describe(*rank)));
                     break;
                 }
                 Fault::Unreachable { rank, reason } => {
-                    self.leave_alone(&format!("{} is out of reach: {reason}", self.group.describe(*rank)));
+                    self.end_leaving(&format!("{} is out of reach: {reason}", self.group.describe(*rank)));
                     break;
                 }
                 Fault::Mismatch { .. } => {}

@@ -1,4 +1,5 @@
-//! Send and recv: numbered per ordered pair by their order on the wire, matched by tag, outside the collectives.
+//! Send and recv. Messages are numbered per ordered pair of ranks in wire order, matched by tag, and independent of
+//! collectives.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -6,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::{Envelope, Group, MessageId};
 
-use crate::call::message_label::{Direction, Label, Numbers};
+use crate::call::message_label::{Direction, MessageLabel, MessageNumbers};
 use crate::call::types::DType;
 use crate::error::Error;
-use crate::failure::call_log::Ledger;
+use crate::failure::call_log::MessageLog;
 use crate::failure::error_text;
 use crate::kernels;
 use crate::observe::recorder::{Outcome, Recorder};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
-/// One send or recv as it was asked for.
+/// A send or recv as submitted.
 pub(crate) struct Request {
     pub(crate) direction: Direction,
     pub(crate) ptr: usize,
@@ -24,30 +25,30 @@ pub(crate) struct Request {
     pub(crate) tag: u64,
     pub(crate) timeout: Duration,
     pub(crate) submitted: Instant,
-    pub(crate) work: Arc<Shared>,
+    pub(crate) work: Arc<Completion>,
 }
 
-/// What a message's bytes pass through.
+/// Memory through which the bytes of a message move.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Through {
-    /// Not asked yet: the message is not known.
+enum MessageBuffer {
+    /// Undecided: the message is not announced or matched yet.
     Unknown,
-    /// Cells of the carrier's.
-    Cells,
-    /// Nothing: they leave from the post's own memory, or arrive in it.
-    Nothing,
+    /// Slots of the transport.
+    Slots,
+    /// None: the bytes are sent from, or received in, the caller's buffer.
+    InPlace,
 }
 
-/// A post under way.
+/// A send or recv in progress.
 struct Active {
     post: Request,
-    label: Label,
-    /// Its place among all sends and recvs here.
+    label: MessageLabel,
+    /// Index among all sends and recvs of this rank.
     seq: u64,
-    /// The rank a recv was matched with.
+    /// Source rank that a recv was matched with.
     from: usize,
     stream: Option<MessageId>,
-    through: Through,
+    buffer: MessageBuffer,
     moved: usize,
 }
 
@@ -58,58 +59,60 @@ impl Active {
     fn is_late(&self, now: Instant) -> bool {
         now.duration_since(self.post.submitted) >= self.post.timeout
     }
-    /// The rank that it is to or from, where it is of one.
+    /// Returns the peer; `None` for a recv from any rank.
     fn peer(&self) -> Option<usize> {
         self.post.direction.peer()
     }
-    /// "send #3 to rank 1 (5 elements of float32, tag 0)"
+    /// Returns the description for errors: "send #3 to rank 1 (5 elements of float32, tag 0)".
     fn what(&self) -> String {
         let (count, dtype, tag) = (self.post.count, self.post.dtype.name(), self.post.tag);
         format!("{} ({count} elements of {dtype}, tag {tag})", self.label.numbered())
     }
 }
 
-/// Of a recv from any rank it is known later whose message it took.
-fn enter(ledger: &mut Ledger, post: &Request, times: i32) {
+/// Counts a message in the log. A recv from any rank is counted when it is matched, since its source is unknown
+/// before.
+fn count_message(message_log: &mut MessageLog, post: &Request, times: i32) {
     match post.direction {
-        Direction::To(rank) => ledger.sent(rank, post.tag, times),
-        Direction::From(rank) => ledger.asked(rank, post.tag, times),
+        Direction::To(rank) => message_log.sent(rank, post.tag, times),
+        Direction::From(rank) => message_log.requested(rank, post.tag, times),
         Direction::FromAny => {}
     }
 }
 
-/// Announced, and asked for by nobody yet.
+/// An announced message without a matching recv.
 struct Unexpected {
-    /// Its place in the order of arrival.
+    /// Position in the order of arrival.
     number: u64,
     from: usize,
     envelope: Envelope,
     stream: MessageId,
 }
 
-/// Receives by tag, each with its place in the order of posting.
+/// Receives by tag, each with its position in the order of posting.
 type ByTag = BTreeMap<u64, VecDeque<(u64, Active)>>;
 
 pub(crate) struct MessageTransport {
     sends: Vec<Active>,
-    /// Receives whose message is here or on its way.
+    /// Receives that have been matched with a message.
     recvs: Vec<Active>,
-    /// Those that wait for a message of a rank (`None`: of any).
+    /// Receives without a matching message, by source rank (`None`: any rank).
     waiting: BTreeMap<Option<usize>, ByTag>,
-    /// By rank and tag, each in the order of its sender.
+    /// Unexpected messages by rank and tag, each queue in the order of its sender.
     unexpected: BTreeMap<(usize, u64), VecDeque<Unexpected>>,
-    /// A receive found no message that fits: its group is to learn of it.
-    misfit: Option<(Active, Envelope)>,
-    numbers: Numbers,
-    /// Posts so far.
+    /// A recv whose message has another size or dtype, to be reported by the next poll.
+    mismatched: Option<(Active, Envelope)>,
+    numbers: MessageNumbers,
+    /// Number of messages posted so far.
     posts: u64,
-    /// Posts and announcements so far.
-    order: u64,
-    /// Of this poll: the last one in which an announcement to each rank had to wait.
-    held: Vec<u64>,
+    /// Number of posts and announcements so far.
+    last_order: u64,
+    /// Per rank: the last poll in which an announcement to it had to wait. Later messages to it wait in that poll,
+    /// too.
+    deferred: Vec<u64>,
     polls: u64,
     size: usize,
-    pub(crate) ledger: Ledger,
+    pub(crate) message_log: MessageLog,
     recorder: Arc<Recorder>,
 }
 
@@ -120,25 +123,25 @@ impl MessageTransport {
             recvs: Vec::new(),
             waiting: BTreeMap::new(),
             unexpected: BTreeMap::new(),
-            misfit: None,
-            numbers: Numbers::new(size),
+            mismatched: None,
+            numbers: MessageNumbers::new(size),
             posts: 0,
-            order: 0,
-            held: Vec::new(),
+            last_order: 0,
+            deferred: Vec::new(),
             polls: 0,
             size,
-            ledger: Ledger::new(me, size),
+            message_log: MessageLog::new(me, size),
             recorder,
         }
     }
 
     pub(crate) fn post(&mut self, post: Request) {
         let Request { direction, dtype, tag, .. } = post;
-        let label = Label { direction, number: self.numbers.next(direction), dtype, tag };
+        let label = MessageLabel { direction, number: self.numbers.next(direction), dtype, tag };
         let active = Active {
             from: 0,
             stream: None,
-            through: Through::Unknown,
+            buffer: MessageBuffer::Unknown,
             moved: 0,
             post,
             label,
@@ -146,7 +149,7 @@ impl MessageTransport {
         };
         self.posts += 1;
         self.recorder.posted(active.seq, &label, active.bytes());
-        enter(&mut self.ledger, &active.post, 1);
+        count_message(&mut self.message_log, &active.post, 1);
         let source = match active.post.direction {
             Direction::To(_) => return self.sends.push(active),
             Direction::From(rank) => Some(rank),
@@ -155,30 +158,33 @@ impl MessageTransport {
         match self.earliest(source, active.post.tag) {
             Some(message) => self.assign(active, message),
             None => {
-                let number = self.ordered();
+                let number = self.next_order();
                 let by_tag = self.waiting.entry(source).or_default();
                 by_tag.entry(active.post.tag).or_default().push_back((number, active));
             }
         }
     }
 
-    fn ordered(&mut self) -> u64 {
-        self.order += 1;
-        self.order
+    fn next_order(&mut self) -> u64 {
+        self.last_order += 1;
+        self.last_order
     }
 
     pub(crate) fn pending(&self) -> bool {
-        !self.sends.is_empty() || !self.recvs.is_empty() || !self.waiting.is_empty() || self.misfit.is_some()
+        !self.sends.is_empty()
+            || !self.recvs.is_empty()
+            || !self.waiting.is_empty()
+            || self.mismatched.is_some()
     }
 
-    /// The one that waits longest, as errors name it.
-    pub(crate) fn eldest(&self) -> Option<String> {
+    /// Returns the pending message that was posted first, as errors name it.
+    pub(crate) fn oldest(&self) -> Option<String> {
         let waiting = self.waiting.values().flat_map(BTreeMap::values).flatten().map(|(_, recv)| recv);
-        let all = self.sends.iter().chain(&self.recvs).chain(self.misfit.iter().map(|(recv, _)| recv));
+        let all = self.sends.iter().chain(&self.recvs).chain(self.mismatched.iter().map(|(recv, _)| recv));
         all.chain(waiting).min_by_key(|active| active.seq).map(|active| active.label.numbered())
     }
 
-    /// Whether something here cannot end without `rank`.
+    /// Returns true if a pending message cannot complete without `rank`.
     pub(crate) fn needs(&self, rank: usize) -> bool {
         self.sends.iter().any(|a| a.post.direction == Direction::To(rank))
             || self.recvs.iter().any(|a| a.from == rank)
@@ -186,51 +192,52 @@ impl MessageTransport {
             || (self.size == 2 && self.waiting.contains_key(&None))
     }
 
-    /// Whether each message that is to be sent is announced to its receiver.
-    pub(crate) fn announced_all(&self) -> bool {
+    /// Returns true if all pending sends have been announced to their receivers.
+    pub(crate) fn all_announced(&self) -> bool {
         self.sends.iter().all(|send| send.stream.is_some())
     }
 
     /// Returns the ranks that may lack a recv for a message of this rank.
     pub(crate) fn unconfirmed(&self, group: &mut Group) -> Vec<usize> {
         let waits = |to| self.sends.iter().any(|send| send.post.direction == Direction::To(to));
-        let mut ranks = self.ledger.receivers();
+        let mut ranks = self.message_log.receivers();
         ranks.retain(|&to| waits(to) || !group.p2p_is_confirmed(to));
         ranks
     }
 
-    /// The ranks of which a recv waits for a message.
-    pub(crate) fn sought(&self) -> Vec<usize> {
+    /// Returns the ranks from which a recv awaits a message.
+    pub(crate) fn awaited_sources(&self) -> Vec<usize> {
         self.waiting.keys().flatten().copied().collect()
     }
 
-    /// The first of them from `rank` on.
-    fn sought_from(&self, rank: usize) -> Option<usize> {
+    /// Returns the first of these ranks at or above `rank`.
+    fn next_awaited_source(&self, rank: usize) -> Option<usize> {
         self.waiting.range(Some(rank)..).next().and_then(|(&from, _)| from)
     }
 
-    /// What `rank`, which has left, sent with other tags than those that a recv here waits for.
-    pub(crate) fn unclaimed(&self, rank: usize, group: &Group, name: &str) -> Option<Error> {
+    /// Returns the error for a message of departed rank `rank` whose tag differs from that of the recv that waits
+    /// for it.
+    pub(crate) fn wrong_tag_error(&self, rank: usize, group: &Group, name: &str) -> Option<Error> {
         let (_, recv) = self.waiting.get(&Some(rank))?.values().next()?.front()?;
         let message =
             self.unexpected.range((rank, 0)..=(rank, u64::MAX)).find_map(|(_, list)| list.front())?;
-        Some(misfit(recv, message.envelope, rank, group, name))
+        Some(mismatch_error(recv, message.envelope, rank, group, name))
     }
 
-    /// What `rank`, which has left, sent to this one that nobody here asked for: the first of it, in words.
-    pub(crate) fn unasked(&mut self, rank: usize, group: &mut Group) -> Option<String> {
+    /// Describes the first message of departed rank `rank` that has no matching recv here.
+    pub(crate) fn first_unexpected(&mut self, rank: usize, group: &mut Group) -> Option<String> {
         self.take_announced(rank, group);
         let lists = self.unexpected.range((rank, 0)..=(rank, u64::MAX)).filter_map(|(_, list)| list.front());
         let first = lists.min_by_key(|message| message.number)?;
-        Some(format!("sends {}", in_words(first.envelope)))
+        Some(format!("sends {}", describe(first.envelope)))
     }
 
     pub(crate) fn poll(&mut self, group: &mut Group, name: &str) -> Result<bool, Error> {
         let mut moved = self.send(group);
-        moved |= self.collect(group);
-        if let Some((recv, envelope)) = self.misfit.take() {
-            let error = misfit(&recv, envelope, recv.from, group, name);
-            // It ends with the group, as all others do.
+        moved |= self.take_announcements(group);
+        if let Some((recv, envelope)) = self.mismatched.take() {
+            let error = mismatch_error(&recv, envelope, recv.from, group, name);
+            // The group's failure ends this recv like all others.
             self.recvs.push(recv);
             return Err(error);
         }
@@ -238,17 +245,17 @@ impl MessageTransport {
         Ok(moved)
     }
 
-    /// Moves on what is sent.
+    /// Advances pending sends. Returns true if anything moved.
     pub(crate) fn send(&mut self, group: &mut Group) -> bool {
         let mut moved = false;
         // Announcements keep their order per receiver; the bytes of different messages may interleave.
         self.polls += 1;
-        self.held.resize(if self.sends.is_empty() { 0 } else { self.size }, 0);
-        let (poll, held) = (self.polls, &mut self.held);
+        self.deferred.resize(if self.sends.is_empty() { 0 } else { self.size }, 0);
+        let (poll, deferred) = (self.polls, &mut self.deferred);
         self.sends.retain_mut(|send| {
             let Direction::To(to) = send.post.direction else { return true };
             let bytes = send.bytes();
-            if send.stream.is_none() && held[to] != poll {
+            if send.stream.is_none() && deferred[to] != poll {
                 let envelope =
                     Envelope { tag: send.post.tag, dtype: send.post.dtype as u64, bytes: bytes as u64 };
                 send.stream = group.p2p_announce(to, envelope);
@@ -258,27 +265,27 @@ impl MessageTransport {
                 }
             }
             let Some(stream) = send.stream else {
-                held[to] = poll;
+                deferred[to] = poll;
                 return true;
             };
-            if send.through == Through::Unknown {
-                let lent = group.p2p_send_in_place(to, stream, send.post.ptr as *const u8);
-                send.through = if lent { Through::Nothing } else { Through::Cells };
+            if send.buffer == MessageBuffer::Unknown {
+                let in_place = group.p2p_send_in_place(to, stream, send.post.ptr as *const u8);
+                send.buffer = if in_place { MessageBuffer::InPlace } else { MessageBuffer::Slots };
             }
-            if send.through == Through::Nothing {
+            if send.buffer == MessageBuffer::InPlace {
                 if !group.p2p_is_sent(to, stream) {
                     return true;
                 }
                 (send.moved, moved) = (bytes, true);
             }
             while send.moved < bytes {
-                let Some((cell, room)) = group.p2p_send_slot(to, stream) else { return true };
-                let piece = room.min(bytes - send.moved);
-                // SAFETY: the cell is ours and has `room` bytes; the buffer holds `bytes` and is valid until the
-                // post is over. This thread owns the driver.
-                unsafe { kernels::copy(cell, (send.post.ptr + send.moved) as *const u8, piece, false) };
-                group.p2p_publish(to, stream, piece);
-                send.moved += piece;
+                let Some((slot, slot_bytes)) = group.p2p_send_slot(to, stream) else { return true };
+                let part = slot_bytes.min(bytes - send.moved);
+                // SAFETY: this rank owns the slot, which has `slot_bytes` bytes. The buffer holds `bytes` bytes and is
+                // valid until the operation is over. This thread owns the engine.
+                unsafe { kernels::copy(slot, (send.post.ptr + send.moved) as *const u8, part, false) };
+                group.p2p_publish(to, stream, part);
+                send.moved += part;
                 moved = true;
             }
             group.p2p_close(to, stream);
@@ -289,14 +296,14 @@ impl MessageTransport {
         moved
     }
 
-    /// Takes announcements off the wire where some recv may want them.
-    fn collect(&mut self, group: &mut Group) -> bool {
+    /// Reads the announcements of all ranks from which a recv awaits a message.
+    fn take_announcements(&mut self, group: &mut Group) -> bool {
         if self.waiting.is_empty() {
             return false;
         }
         let any = self.waiting.contains_key(&None);
         let (me, mut next, mut moved) = (group.rank(), 0, false);
-        while let Some(from) = if any { Some(next) } else { self.sought_from(next) }
+        while let Some(from) = if any { Some(next) } else { self.next_awaited_source(next) }
             && from < self.size
         {
             if from != me {
@@ -310,15 +317,15 @@ impl MessageTransport {
     fn take_announced(&mut self, from: usize, group: &mut Group) -> bool {
         let mut moved = false;
         while let Some((envelope, stream)) = group.p2p_next_announced(from) {
-            let number = self.ordered();
-            self.announced(Unexpected { number, from, envelope, stream });
+            let number = self.next_order();
+            self.match_message(Unexpected { number, from, envelope, stream });
             moved = true;
         }
         moved
     }
 
-    /// Gives a message to the first recv that waits for it.
-    fn announced(&mut self, message: Unexpected) {
+    /// Matches a message with the recv for it that was posted first.
+    fn match_message(&mut self, message: Unexpected) {
         let tag = message.envelope.tag;
         let first = |source| Some((self.waiting.get(&source)?.get(&tag)?.front()?.0, source));
         let Some((_, source)) = first(Some(message.from)).into_iter().chain(first(None)).min() else {
@@ -335,7 +342,7 @@ impl MessageTransport {
         }
     }
 
-    /// The first message of a rank, or of any, with that tag.
+    /// Takes the first message with this tag, from one rank or from any (`source` is `None`).
     fn earliest(&mut self, source: Option<usize>, tag: u64) -> Option<Unexpected> {
         let first = |from: usize| Some((self.unexpected.get(&(from, tag))?.front()?.number, from));
         let from = match source {
@@ -349,15 +356,15 @@ impl MessageTransport {
         let Unexpected { from, envelope, stream, .. } = message;
         recv.from = from;
         if envelope.bytes != recv.bytes() as u64 || envelope.dtype != recv.post.dtype as u64 {
-            match self.misfit {
-                None => self.misfit = Some((recv, envelope)),
-                // The first one ends the group, and this one with it.
+            match self.mismatched {
+                None => self.mismatched = Some((recv, envelope)),
+                // The first mismatch ends the group, and this recv with it.
                 Some(_) => self.recvs.push(recv),
             }
             return;
         }
         if recv.post.direction == Direction::FromAny {
-            self.ledger.asked(from, envelope.tag, 1);
+            self.message_log.requested(from, envelope.tag, 1);
         }
         recv.stream = Some(stream);
         self.recorder.begun(recv.seq);
@@ -370,22 +377,22 @@ impl MessageTransport {
         self.recvs.retain_mut(|recv| {
             let bytes = recv.bytes();
             let Some(stream) = recv.stream else { return true };
-            if recv.through == Through::Unknown {
-                let lands = group.p2p_receive_into(recv.from, stream, recv.post.ptr as *mut u8);
-                recv.through = if lands { Through::Nothing } else { Through::Cells };
+            if recv.buffer == MessageBuffer::Unknown {
+                let in_place = group.p2p_receive_into(recv.from, stream, recv.post.ptr as *mut u8);
+                recv.buffer = if in_place { MessageBuffer::InPlace } else { MessageBuffer::Slots };
             }
-            if recv.through == Through::Nothing {
+            if recv.buffer == MessageBuffer::InPlace {
                 if !group.p2p_is_received(recv.from, stream) {
                     return true;
                 }
                 recv.moved = bytes;
             }
             while recv.moved < bytes {
-                let Some((piece, room)) = group.p2p_recv_slot(recv.from, stream) else { return true };
-                let length = room.min(bytes - recv.moved);
-                // SAFETY: the piece holds `room` bytes until it is released; the buffer has `bytes` and is valid
-                // until the post is over. This thread owns the driver.
-                unsafe { kernels::copy((recv.post.ptr + recv.moved) as *mut u8, piece, length, false) };
+                let Some((part, slot_bytes)) = group.p2p_recv_slot(recv.from, stream) else { return true };
+                let length = slot_bytes.min(bytes - recv.moved);
+                // SAFETY: the slot holds `slot_bytes` bytes until it is released. The buffer has `bytes` bytes and is
+                // valid until the operation is over. This thread owns the engine.
+                unsafe { kernels::copy((recv.post.ptr + recv.moved) as *mut u8, part, length, false) };
                 group.p2p_release(recv.from, stream);
                 recv.moved += length;
                 moved = true;
@@ -399,7 +406,7 @@ impl MessageTransport {
         moved
     }
 
-    /// The ranks that posts whose time is up are to or from; `None` where there is no such post.
+    /// Returns the peers of all messages past their deadline; `None` if there is no such message.
     pub(crate) fn late(&self, now: Instant) -> Option<Vec<usize>> {
         let waiting = self.waiting.values().flat_map(BTreeMap::values).flatten().map(|(_, recv)| recv);
         let all = self.sends.iter().chain(&self.recvs).chain(waiting);
@@ -408,8 +415,8 @@ impl MessageTransport {
         Some(late.filter_map(Active::peer).collect::<BTreeSet<_>>().into_iter().collect())
     }
 
-    /// Ends posts whose time is up, and whose peers were asked. One that has not begun ends alone; a message cut in the middle
-    /// ends the group.
+    /// Ends messages past their deadline, after a query of their peers. A message that has not begun ends alone; an
+    /// interrupted transfer ends the group.
     pub(crate) fn expire(&mut self, group: &Group, name: &str, now: Instant) -> Result<(), Error> {
         let late = |active: &Active| active.is_late(now);
         let begun =
@@ -422,19 +429,19 @@ impl MessageTransport {
             by_tag.retain(|_, posts| {
                 if posts.iter().any(|(_, recv)| late(recv)) {
                     let all = std::mem::take(posts).into_iter();
-                    let (gone, left): (VecDeque<_>, _) = all.partition(|(_, recv)| late(recv));
+                    let (expired_recvs, left): (VecDeque<_>, _) = all.partition(|(_, recv)| late(recv));
                     *posts = left;
-                    ended.extend(gone.into_iter().map(|(_, recv)| recv));
+                    ended.extend(expired_recvs.into_iter().map(|(_, recv)| recv));
                 }
                 !posts.is_empty()
             });
             !by_tag.is_empty()
         });
         for active in ended {
-            enter(&mut self.ledger, &active.post, -1);
+            count_message(&mut self.message_log, &active.post, -1);
             self.recorder.over(active.seq, Outcome::Failed);
             let error = expired(&active, group, name);
-            error_text::leave(group, name, &error);
+            error_text::record_last_error(group, name, &error);
             active.post.work.finish(Err(error));
         }
         Ok(())
@@ -443,8 +450,8 @@ impl MessageTransport {
     pub(crate) fn fail(&mut self, error: &Error) {
         let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
         let waiting = waiting.flat_map(|(_, posts)| posts).map(|(_, recv)| recv);
-        let misfit = self.misfit.take().map(|(recv, _)| recv);
-        let all = self.sends.drain(..).chain(self.recvs.drain(..)).chain(waiting).chain(misfit);
+        let mismatched = self.mismatched.take().map(|(recv, _)| recv);
+        let all = self.sends.drain(..).chain(self.recvs.drain(..)).chain(waiting).chain(mismatched);
         for active in all.collect::<Vec<_>>() {
             self.recorder.over(active.seq, Outcome::Failed);
             active.post.work.finish(Err(error.clone()));
@@ -452,7 +459,7 @@ impl MessageTransport {
     }
 }
 
-/// Takes the first of a queue, and the queue where that was all.
+/// Takes the first element of a queue, and removes the queue if it is empty then.
 fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
     let queue = queues.get_mut(&key)?;
     let first = queue.pop_front();
@@ -462,8 +469,8 @@ fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
     first
 }
 
-/// "4 elements of float32, tag 0": a message as its sender announced it.
-fn in_words(envelope: Envelope) -> String {
+/// Describes a message as its sender announced it: "4 elements of float32, tag 0".
+fn describe(envelope: Envelope) -> String {
     let size = match DType::from_u8(envelope.dtype as u8) {
         Some(dtype) => format!("{} elements of {}", envelope.bytes / dtype.size() as u64, dtype.name()),
         None => format!("{} bytes", envelope.bytes),
@@ -471,12 +478,12 @@ fn in_words(envelope: Envelope) -> String {
     format!("{size}, tag {}", envelope.tag)
 }
 
-fn misfit(recv: &Active, envelope: Envelope, from: usize, group: &Group, name: &str) -> Error {
+fn mismatch_error(recv: &Active, envelope: Envelope, from: usize, group: &Group, name: &str) -> Error {
     Error::Mismatch {
         what: recv.what(),
         group: name.to_owned(),
         rank: from,
-        detail: format!("{} sends {}", group.describe(from), in_words(envelope)),
+        detail: format!("{} sends {}", group.describe(from), describe(envelope)),
     }
 }
 
@@ -484,8 +491,9 @@ fn expired(active: &Active, group: &Group, name: &str) -> Error {
     let missing: Vec<usize> = active.peer().into_iter().collect();
     let detail = match missing.first() {
         Some(&rank) => {
-            let other = format!("nothing came of it; the other side is {}", group.describe(rank));
-            [vec![other], error_text::doing(group, name, &missing)].concat().join("; ")
+            let other =
+                format!("the transfer did not begin or complete; the peer is {}", group.describe(rank));
+            [vec![other], error_text::activities(group, name, &missing)].concat().join("; ")
         }
         None => "no rank sent a message with this tag".to_owned(),
     };
@@ -512,29 +520,29 @@ mod tests {
             tag,
             timeout: Duration::MAX,
             submitted: Instant::now(),
-            work: Arc::new(Shared::default()),
+            work: Arc::new(Completion::default()),
         }
     }
 
-    /// Of a few tries the one in which nothing else had the processor.
-    fn cheapest(group: &mut Group, size: usize, waiting: u64) -> Duration {
+    /// Returns the shortest time of several runs, to exclude interference from other processes.
+    fn shortest_time(group: &mut Group, size: usize, waiting: u64) -> Duration {
         let mut messages = MessageTransport::new(0, size, recorder());
         let mut into = [0f32; 1];
         (0..waiting).for_each(|tag| messages.post(recv(&mut into, tag)));
-        let looks = |messages: &mut MessageTransport, group: &mut Group| {
+        let polls = |messages: &mut MessageTransport, group: &mut Group| {
             let begun = Instant::now();
             for _ in 0..30 {
                 assert!(!messages.poll(group, "test").unwrap());
             }
             begun.elapsed()
         };
-        (0..5).map(|_| looks(&mut messages, group)).min().unwrap()
+        (0..5).map(|_| polls(&mut messages, group)).min().unwrap()
     }
 
     #[test]
-    fn a_look_costs_no_more_for_receives_that_wait_and_ranks_that_are_silent() {
+    fn poll_cost_is_independent_of_waiting_receives_and_silent_ranks() {
         let mut group = group(1000);
-        let (few, many) = (cheapest(&mut group, 2, 1), cheapest(&mut group, 1000, 2000));
+        let (few, many) = (shortest_time(&mut group, 2, 1), shortest_time(&mut group, 1000, 2000));
         assert!(many < 100 * few, "{few:?}; {many:?} with 2,000 receives that wait in a group of 1,000");
     }
 }

@@ -1,4 +1,5 @@
-//! What one thread at a time does for a communicator: start operations in order, move them on, end them.
+//! The engine of a group: starts operations in order, advances them and completes them. One thread at a time owns
+//! it.
 
 mod detach;
 mod failure_detection;
@@ -22,76 +23,77 @@ use crate::call::fingerprint;
 use crate::call::numbered;
 use crate::device::{DeviceSite, Enqueued};
 use crate::engine::messages::{MessageTransport, Request};
-use crate::engine::operation::{Operation, Repeat};
+use crate::engine::operation::{CallShape, Operation};
 use crate::error::Error;
 use crate::exec::device::{self, ExecError};
 use crate::exec::host;
 use crate::exec::walk::Progress;
-use crate::failure::call_log::Record;
+use crate::failure::call_log::CallLog;
 use crate::failure::error_text;
 use crate::failure::report;
 use crate::log::{self, Level};
 use crate::observe::recorder::{Outcome, PathCounters, Recorder, ticks};
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
-/// What waits to be taken up by the driver.
-pub(crate) enum Item {
+/// Submission to the engine.
+pub(crate) enum Command {
     Collective(Box<Operation>),
-    /// Comes before the first collective on its device.
+    /// State of a device. Precedes the first collective on that device.
     Site(Box<DeviceSite>),
     Request(Request),
-    /// The caller of this collective was interrupted and takes its buffers back.
-    Detach(Arc<Shared>),
+    /// Release of the buffers of a collective whose caller was interrupted.
+    Detach(Arc<Completion>),
 }
 
-pub(crate) struct Driver {
+pub(crate) struct Engine {
     pub(crate) group: Group,
-    /// Collectives in their order; the first one runs.
+    /// Collectives in call order; the first one is active.
     pub(crate) queue: VecDeque<Box<Operation>>,
     pub(crate) messages: MessageTransport,
-    /// Number of the next collective.
+    /// Sequence number of the next collective.
     pub(crate) next: u64,
-    /// Collectives that are over.
+    /// Number of completed collectives.
     pub(crate) finished: u64,
-    pub(crate) record: Record,
+    pub(crate) call_log: CallLog,
     counters: Arc<PathCounters>,
-    /// What crossed nodes up to the end of the last collective.
-    crossed: u64,
+    /// Bytes that had crossed nodes when the last collective completed.
+    internode_bytes: u64,
     recorder: Arc<Recorder>,
-    /// The last poll moved a collective.
+    /// True if the last poll advanced a collective.
     advanced: bool,
     pub(crate) name: String,
-    /// Collectives whose callers take their buffers back, see [`Self::detach`].
-    detaching: Vec<Arc<Shared>>,
-    /// A finished operation, to be filled again.
+    /// Collectives whose callers release their buffers, see [`Self::detach`].
+    detaching: Vec<Arc<Completion>>,
+    /// A completed operation whose memory the next one takes over.
     pub(crate) spare: Option<Box<Operation>>,
-    /// Finished ones whose calls may come again, the one that ended last at the end.
-    #[expect(clippy::vec_box, reason = "they go from here to the queue and back without being copied")]
-    kept: Vec<Box<Operation>>,
+    /// Completed operations kept for repeated calls, the most recent one last.
+    #[expect(clippy::vec_box, reason = "the boxes move between this list and the queue without a copy")]
+    reusable: Vec<Box<Operation>>,
     sites: Vec<DeviceSite>,
-    /// Operations that are a device's matter now.
+    /// Operations that are completely on a device's streams.
     enqueued: VecDeque<Enqueued>,
-    /// The group is dead since, and streams may still wait for it.
-    releasing: Option<Instant>,
-    /// The error that came of another rank's report, and the report.
-    heard: Option<(Error, String)>,
-    /// The last error of the process whose death ends this group.
-    quoted: Option<String>,
-    /// A rank that left while it had still to take something in that operation, and when that was first seen.
-    untaken: Option<(usize, u64, Instant)>,
-    /// The operation under way that others had ended before they declared the group dead, and since when that is known.
-    behind: Option<(u64, Instant)>,
-    /// This rank leaves, and the receivers of its messages know that there is none after those.
-    told_last: bool,
-    /// SMDDP_DEBUG=TRACE.
-    traced: bool,
-    /// The last call of which it was told that ranks are late.
-    told_late: Option<u64>,
-    /// The progress thread looks after this group, and has found that it is only [`Self::recv_target`]: it looks again soon.
-    pub(crate) watched: bool,
+    /// Time at which the group died, while streams may still wait for it.
+    release_started: Option<Instant>,
+    /// Error that another rank reported, with the report to forward.
+    forwarded_report: Option<(Error, String)>,
+    /// Last error of the process whose death ends this group.
+    cause_text: Option<String>,
+    /// A departed rank that had not yet received this rank's data, the sequence number of that operation, and the
+    /// time of discovery.
+    undelivered_since: Option<(usize, u64, Instant)>,
+    /// The active operation, if a rank that declared the group dead had completed it, and the time of discovery.
+    trailing_since: Option<(u64, Instant)>,
+    /// This rank leaves and has announced to the receivers of its messages that no more follow.
+    announced_last: bool,
+    /// True with SMDDP_DEBUG=TRACE.
+    is_traced: bool,
+    /// Sequence number of the last call whose late ranks were logged.
+    logged_late: Option<u64>,
+    /// Set by the progress thread: it polls this group, which waits for devices only (see [`Self::only_devices`]).
+    pub(crate) device_only: bool,
 }
 
-impl Driver {
+impl Engine {
     pub(crate) fn new(
         group: Group,
         name: String,
@@ -105,39 +107,41 @@ impl Driver {
             messages,
             next: 0,
             finished: 0,
-            record: Record::default(),
+            call_log: CallLog::default(),
             counters,
-            crossed: 0,
+            internode_bytes: 0,
             recorder,
             advanced: false,
             name,
             detaching: Vec::new(),
             spare: None,
-            kept: Vec::with_capacity(KEPT),
+            reusable: Vec::with_capacity(MAX_KEPT),
             sites: Vec::new(),
             enqueued: VecDeque::new(),
-            releasing: None,
-            heard: None,
-            quoted: None,
-            untaken: None,
-            behind: None,
-            told_last: false,
-            traced: log::tells(Level::Trace),
-            told_late: None,
-            watched: false,
+            release_started: None,
+            forwarded_report: None,
+            cause_text: None,
+            undelivered_since: None,
+            trailing_since: None,
+            announced_last: false,
+            is_traced: log::is_enabled(Level::Trace),
+            logged_late: None,
+            device_only: false,
         }
     }
 
-    /// A finished operation of the same call, if one is kept.
-    pub(crate) fn again(&mut self, call: &Repeat) -> Option<Box<Operation>> {
-        let at = self.kept.iter().rposition(|op| op.repeat.as_ref() == Some(call))?;
-        Some(self.kept.remove(at))
+    /// Takes a completed operation of the same call, if one is kept.
+    pub(crate) fn reuse(&mut self, call: &CallShape) -> Option<Box<Operation>> {
+        let at = self.reusable.iter().rposition(|op| op.shape.as_ref() == Some(call))?;
+        Some(self.reusable.remove(at))
     }
 
-    /// The same as [`Self::enqueue`] for one that the caller waits for. A small one that nothing is before goes on at once, and is
-    /// written down while its message is on its way: a look at the clock takes as long as that.
-    pub(crate) fn enter(&mut self, mut op: Box<Operation>) -> Result<(), Error> {
-        if self.traced || !self.queue.is_empty() || op.device.is_some() || !op.bound.channel_layout.inline {
+    /// Enqueues an operation that the caller waits for. A small operation at the head of the queue starts
+    /// immediately and is recorded while its message is in flight, because reading the clock takes as long as
+    /// sending it.
+    pub(crate) fn start(&mut self, mut op: Box<Operation>) -> Result<(), Error> {
+        if self.is_traced || !self.queue.is_empty() || op.device.is_some() || !op.bound.channel_layout.inline
+        {
             self.enqueue(op);
             return Ok(());
         }
@@ -146,94 +150,99 @@ impl Driver {
         let Operation { seq, bound, execution, begun, .. } = &mut *op;
         let progress = host::advance(*seq, begun, bound, execution, &mut self.group);
         let now = ticks();
-        self.note(&op, now);
+        self.record_start(&op, now);
         let (seq, mine) = (op.seq, op.bound.fingerprint);
         self.queue.push_back(op);
         match progress {
-            Ok(Progress::Done) => self.end_first(now),
+            Ok(Progress::Done) => self.complete_first(now),
             Ok(_) => {}
-            Err(mismatch) => self.differ(seq, mine, mismatch)?,
+            Err(mismatch) => self.on_mismatch(seq, mine, mismatch)?,
         }
         Ok(())
     }
 
-    /// A collective has its number.
-    fn note(&mut self, op: &Operation, now: u64) {
+    /// Records a collective that has received its sequence number.
+    fn record_start(&mut self, op: &Operation, now: u64) {
         if !fingerprint::is_leaving(op.bound.fingerprint) {
-            self.record.add(op.bound.fingerprint);
+            self.call_log.add(op.bound.fingerprint);
         }
         self.recorder.submitted(op.seq, op.bound.fingerprint, op.bound.bytes, now, self.queue.is_empty());
     }
 
-    /// The first collective of the queue is over here.
-    fn end_first(&mut self, now: u64) {
+    /// Completes the first collective of the queue.
+    fn complete_first(&mut self, now: u64) {
         let Some(op) = self.queue.pop_front() else { return };
         self.finished = op.seq + 1;
         let internode_bytes = self.group.internode_bytes();
-        self.counters.add(op.collective, op.bound.variant(), op.bound.bytes as u64, internode_bytes - self.internode_bytes);
-        self.crossed = crossed;
+        self.counters.add(
+            op.collective,
+            op.bound.variant(),
+            op.bound.bytes as u64,
+            internode_bytes - self.internode_bytes,
+        );
+        self.internode_bytes = internode_bytes;
         self.recorder.ended(op.seq, Outcome::Ok, now, self.queue.front().map(|op| op.seq));
-        if self.traced {
-            let what = numbered(op.collective, op.seq);
-            log::say(Level::Trace, &format!("{what} on group `{}` ends", self.name));
+        if self.is_traced {
+            let operation = numbered(op.collective, op.seq);
+            log::say(Level::Trace, &format!("{operation} on group `{}` ends", self.name));
         }
-        self.over(op);
+        self.complete(op);
     }
 
-    /// Numbers a collective and puts it behind the others.
+    /// Assigns a sequence number to a collective and appends it to the queue.
     pub(crate) fn enqueue(&mut self, mut op: Box<Operation>) {
         op.seq = self.next;
-        self.note(&op, ticks());
-        if self.traced {
-            let (what, bytes) = (numbered(op.collective, op.seq), op.bound.bytes);
-            let way = variant_name(op.bound.variant());
+        self.record_start(&op, ticks());
+        if self.is_traced {
+            let (operation, bytes) = (numbered(op.collective, op.seq), op.bound.bytes);
+            let variant = variant_name(op.bound.variant());
             log::say(
                 Level::Trace,
-                &format!("{what} on group `{}` begins: {bytes} bytes by {way}", self.name),
+                &format!("{operation} on group `{}` begins: {bytes} bytes by {variant}", self.name),
             );
         }
         self.next += 1;
         self.queue.push_back(op);
     }
 
-    pub(crate) fn take_up(&mut self, item: Item) {
-        match item {
-            Item::Collective(op) => self.enqueue(op),
-            Item::Site(site) => self.sites.push(*site),
-            Item::Request(request) => self.messages.post(request),
-            Item::Detach(work) => self.detaching.push(work),
+    pub(crate) fn apply(&mut self, command: Command) {
+        match command {
+            Command::Collective(op) => self.enqueue(op),
+            Command::Site(site) => self.sites.push(*site),
+            Command::Request(request) => self.messages.post(request),
+            Command::Detach(work) => self.detaching.push(work),
         }
     }
 
     pub(crate) fn pending(&self) -> bool {
-        self.waited_for() || self.group.busy() || self.releasing.is_some()
+        self.has_calls() || self.group.busy() || self.release_started.is_some()
     }
 
-    /// Whether some call is not over.
-    pub(crate) fn waited_for(&self) -> bool {
+    /// Returns true if a call is pending.
+    pub(crate) fn has_calls(&self) -> bool {
         !self.queue.is_empty() || self.messages.pending() || !self.enqueued.is_empty()
     }
 
-    /// Whether devices alone have something to end. Nothing that comes from others matters then, and a look now and then is
-    /// enough.
-    pub(crate) fn recv_target(&self) -> bool {
+    /// Returns true if only operations on devices are pending. Nothing arrives from other ranks then, so infrequent
+    /// polls suffice.
+    pub(crate) fn only_devices(&self) -> bool {
         let host = !self.queue.is_empty() || self.messages.pending() || self.group.busy();
-        !host && !self.enqueued.is_empty() && self.releasing.is_none()
+        !host && !self.enqueued.is_empty() && self.release_started.is_none()
     }
 
-    /// How long nobody may sleep: a device rings no bell.
+    /// Returns the longest sleep before the next poll. A device does not ring the doorbell.
     pub(crate) fn max_sleep(&self, now: Instant) -> Duration {
         match self.queue.front() {
             Some(op) if op.device.is_some() && op.begun => Duration::from_micros(50),
             _ if !self.enqueued.is_empty() => Duration::from_millis(1),
-            // Ever more seldom: a device may hang for good.
-            _ => self.releasing.map_or(Duration::MAX, |since| {
+            // Less and less often: a device may hang forever.
+            _ => self.release_started.map_or(Duration::MAX, |since| {
                 (now.duration_since(since) / 100).clamp(Duration::from_millis(1), Duration::from_millis(100))
             }),
         }
     }
 
-    /// Moves on whatever can be moved; whether anything did.
+    /// Advances everything that can make progress. Returns true if anything moved.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         while let Some(work) = self.detaching.pop() {
             let mut queue = self.queue.iter();
@@ -242,21 +251,21 @@ impl Driver {
                 self.detach(seq)?;
             }
         }
-        // What can be sent goes out before a look at what came in, which may be a system call.
+        // Send before receiving: a poll for incoming data may be a system call.
         let mut moved = self.advance()?;
         self.advanced = moved;
         if self.group.poll_network() {
             self.advanced |= self.advance()?;
             moved = true;
         }
-        moved |= self.retire()?;
+        moved |= self.reap_devices()?;
         if self.messages.pending() {
             moved |= self.messages.poll(&mut self.group, &self.name)?;
         }
         Ok(moved)
     }
 
-    /// The same for the collectives alone.
+    /// Advances the collectives only.
     fn advance(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         while let Some(op) = self.queue.front_mut() {
@@ -266,7 +275,7 @@ impl Driver {
                     host::advance(*seq, begun, bound, execution, &mut self.group).map_err(ExecError::Mismatch)
                 }
                 Some(device) => match self.sites.get_mut(device.handle.site) {
-                    None => Err(ExecError::Device("the group has left its device".to_owned())),
+                    None => Err(ExecError::Device("the group has released its device".to_owned())),
                     Some(site) => {
                         let call = (*seq, *collective);
                         device::advance(call, begun, device, bound, execution, &mut self.group, site)
@@ -276,7 +285,7 @@ impl Driver {
             match outcome {
                 Ok(Progress::Done) => {
                     moved = true;
-                    self.end_first(ticks());
+                    self.complete_first(ticks());
                 }
                 Ok(Progress::Moved) => {
                     moved = true;
@@ -285,7 +294,7 @@ impl Driver {
                 Ok(Progress::Blocked) => break,
                 Err(ExecError::Device(reason)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
-                    // A rank that failed takes its memory back: then its reason is the one to tell.
+                    // A failed rank withdraws its memory; its reason then is the one to report.
                     let cause = self.examine_faults(Instant::now())?;
                     return Err(cause.unwrap_or(Error::System { what, reason }));
                 }
@@ -296,7 +305,7 @@ impl Driver {
                 }
                 Err(ExecError::Mismatch(mismatch)) => {
                     let (seq, mine) = (op.seq, op.bound.fingerprint);
-                    self.differ(seq, mine, mismatch)?;
+                    self.on_mismatch(seq, mine, mismatch)?;
                     break;
                 }
             }
@@ -304,9 +313,9 @@ impl Driver {
         Ok(moved)
     }
 
-    /// Messages that were just submitted set out. What comes in over a wire, which each look asks the kernel for, is left to whoever
-    /// waits.
-    pub(crate) fn set_out(&mut self) -> Result<bool, Error> {
+    /// Sends messages that were just submitted. Receiving, which costs a system call per poll, is left to the
+    /// waiting thread.
+    pub(crate) fn start_message(&mut self) -> Result<bool, Error> {
         if !self.group.spans_nodes() {
             return self.poll();
         }
@@ -315,8 +324,8 @@ impl Driver {
         Ok(moved)
     }
 
-    /// An operation to which this host has nothing to add.
-    fn over(&mut self, mut op: Box<Operation>) {
+    /// Completes an operation for which this host has no more work.
+    fn complete(&mut self, mut op: Box<Operation>) {
         let work = op.work.take();
         match op.device.take() {
             None => {
@@ -325,7 +334,7 @@ impl Driver {
                 }
             }
             Some(device) => {
-                // Whatever comes next on the stream comes after this operation's last readers.
+                // Later work on the stream runs after this operation's last readers.
                 self.sites[device.handle.site].release_slabs(&device.slabs);
                 if let Some(work) = &work {
                     work.enqueued();
@@ -341,21 +350,21 @@ impl Driver {
                 })
             }
         }
-        if !op.worth_keeping() {
+        if !op.is_reusable() {
             if op.overlaps {
                 op.input_copy = Vec::new();
             }
             self.spare = Some(op);
             return;
         }
-        if self.kept.len() == KEPT {
-            self.spare = Some(self.kept.remove(0));
+        if self.reusable.len() == MAX_KEPT {
+            self.spare = Some(self.reusable.remove(0));
         }
-        self.kept.push(op);
+        self.reusable.push(op);
     }
 
-    /// Ends the operations with which the device is through.
-    fn retire(&mut self) -> Result<bool, Error> {
+    /// Completes the operations that their devices have finished.
+    fn reap_devices(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         let mut index = 0;
         while let Some(enqueued) = self.enqueued.get(index) {
@@ -365,13 +374,14 @@ impl Driver {
                 continue;
             }
             if site.handle.released() {
-                // Another rank let all streams go on: the data is not to be trusted. Its reason is on its way.
+                // Another rank released all streams, so the data is invalid. The report with its reason is in
+                // flight.
                 if let Some(error) = self.examine_faults(Instant::now())? {
                     return Err(error);
                 }
                 let enqueued = &self.enqueued[index];
                 let reason = format!(
-                    "another rank of the node gave it up while {} was on the device",
+                    "another rank of the node failed while {} was on the device",
                     numbered(enqueued.collective, enqueued.seq)
                 );
                 return Err(Error::Closed { group: self.name.clone(), reason });
@@ -384,36 +394,37 @@ impl Driver {
         Ok(moved)
     }
 
-    /// Whether devices have something to end, or will have. To its caller such a call is over: only streams wait for it.
-    pub(crate) fn in_flight(&self) -> bool {
+    /// Returns true if operations are on devices or will be. Their calls have returned; only streams wait for them.
+    pub(crate) fn has_device_calls(&self) -> bool {
         !self.enqueued.is_empty() || self.queue.iter().any(|op| op.device.is_some())
     }
 
-    /// Lets go of all devices; what their streams still use is theirs to give back.
-    pub(crate) fn forget_devices(&mut self) {
-        while let Some(since) = self.releasing
-            && !self.release()
-            && since.elapsed() < RELEASING
+    /// Releases all devices. Memory that their streams still use is freed by the streams.
+    pub(crate) fn drop_devices(&mut self) {
+        while let Some(since) = self.release_started
+            && !self.release_streams()
+            && since.elapsed() < RELEASE_TIME
         {
             std::thread::sleep(Duration::from_micros(100));
         }
         self.enqueued.clear();
         self.sites.clear();
-        self.releasing = None;
+        self.release_started = None;
     }
 
-    /// The group is dead: lets all streams go on, again and again, because one that goes on may write smaller numbers.
+    /// Releases all streams of a dead group. Repeated, because a resuming stream may write smaller sequence
+    /// numbers.
     pub(crate) fn keep_releasing(&mut self, now: Instant) {
-        let Some(since) = self.releasing else { return };
-        let late = now.duration_since(since) >= RELEASING;
-        // A stream that stood still so long writes its numbers when it goes on, over those that release.
-        if self.release() && late {
-            self.releasing = None;
+        let Some(since) = self.release_started else { return };
+        let late = now.duration_since(since) >= RELEASE_TIME;
+        // A stream that was stalled for so long overwrites the released numbers when it resumes.
+        if self.release_streams() && late {
+            self.release_started = None;
         }
     }
 
-    /// Lets all streams go on; whether they are empty.
-    fn release(&mut self) -> bool {
+    /// Releases all streams. Returns true if none has pending work.
+    fn release_streams(&mut self) -> bool {
         let mut empty = true;
         for site in &mut self.sites {
             empty &= site.release();
@@ -421,40 +432,42 @@ impl Driver {
         empty
     }
 
-    /// Whoever sees this process die later, and waits for it in whichever group, is told of this error; of the first one where
-    /// one came of another.
+    /// Records the error for processes that later find this process dead. If the error follows from another
+    /// process's error, records that one.
     pub(crate) fn leave_error(&mut self, error: &Error) {
-        match self.quoted.take() {
+        match self.cause_text.take() {
             Some(first) => record_error(&first),
-            None => error_text::leave(&self.group, &self.name, error),
+            None => error_text::record_last_error(&self.group, &self.name, error),
         }
     }
 
     /// Ends the group: releases the callers' memory, notifies the other ranks and ends all pending calls with `error`.
     pub(crate) fn fail(&mut self, error: &Error, now: Instant) {
-        let heard = self.heard.take().filter(|(about, _)| about == error);
+        let forwarded_report = self.forwarded_report.take().filter(|(about, _)| about == error);
         self.recorder.failed(&error.to_string());
         // Before the notice: sending it also reads from the sockets, and those bytes must not reach a caller's memory.
         self.group.release_user_buffers();
-        self.group.abort(&heard.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report));
-        self.end(error, now);
+        self.group.abort(
+            &forwarded_report.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report),
+        );
+        self.end_all(error, now);
     }
 
-    /// The same because this rank closes the group: the other ranks receive the loss of this rank as the reason, with the
-    /// last error of this process.
+    /// Fails the group because this rank closes it. The other ranks receive the loss of this rank as the reason,
+    /// with the last error of this process.
     pub(crate) fn depart(&mut self, error: &Error, now: Instant) {
         let reason = error_text::departure(&self.group, &self.name, &self.oldest());
-        self.heard = Some((error.clone(), report::own(self.group.rank(), &reason)));
+        self.forwarded_report = Some((error.clone(), report::own(self.group.rank(), &reason)));
         self.fail(error, now);
     }
 
-    /// True while collective `seq` is not over: its buffers are in use.
+    /// Returns true while collective `seq` is pending: its buffers are in use.
     pub(crate) fn holds(&self, seq: u64) -> bool {
         self.queue.iter().any(|op| op.seq == seq)
     }
 
-    /// All that waits here ends with `error`.
-    pub(crate) fn end(&mut self, error: &Error, now: Instant) {
+    /// Ends all pending operations with `error`.
+    pub(crate) fn end_all(&mut self, error: &Error, now: Instant) {
         self.group.release_user_buffers();
         for mut op in self.queue.drain(..) {
             self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
@@ -469,15 +482,16 @@ impl Driver {
             }
         }
         if !self.sites.is_empty() {
-            self.releasing.get_or_insert(now);
+            self.release_started.get_or_insert(now);
             self.keep_releasing(now);
         }
     }
 }
 
-/// Operations that are kept for their calls to come again: of a training step that makes more, few are so small that it matters.
-const KEPT: usize = 8;
+/// Maximum number of operations kept for repeated calls. A training step rarely makes more different calls that are
+/// small enough to benefit.
+const MAX_KEPT: usize = 8;
 
-/// Streams of a dead group are let go on for this long at least: what they had queued is over by then as a rule. Callers'
-/// streams wait for that no longer.
-const RELEASING: Duration = Duration::from_secs(5);
+/// Time for which the streams of a dead group are released. Work that they had queued has usually finished by then;
+/// the callers' streams no longer wait for it.
+const RELEASE_TIME: Duration = Duration::from_secs(5);

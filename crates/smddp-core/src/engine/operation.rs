@@ -1,4 +1,4 @@
-//! One collective from its call to its end.
+//! State of one collective from its call to its completion.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,23 +12,23 @@ use crate::call::{Blocks, Call};
 use crate::exec::device::DeviceOp;
 use crate::exec::walk::Execution;
 use crate::failure::error_text::PendingCall;
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
-/// Key of a repeated call. Calls with equal keys differ in buffer addresses alone, so the checks and the binding of the first
-/// serve the second.
+/// Key of a repeated call. Calls with equal keys differ in buffer addresses only, so one check and one binding
+/// serve all of them.
 #[derive(PartialEq)]
-pub(crate) struct Repeat {
+pub(crate) struct CallShape {
     collective: Collective,
     dtype: DType,
     redop: RedOp,
     root: usize,
-    /// Elements of input and output, where there is one.
+    /// Elements of input and output; `None` for an absent buffer.
     counts: [Option<usize>; 2],
     lossless: bool,
 }
 
-impl Repeat {
-    /// `None`: of buffers in several pieces, or of a factor that is the caller's, nothing is kept.
+impl CallShape {
+    /// Returns `None` for buffers in several pieces and for reductions with a factor: these calls are not kept.
     pub(crate) fn of(call: &Call<'_>) -> Option<Self> {
         let count = |blocks| match blocks {
             Blocks::None => Some(None),
@@ -48,33 +48,34 @@ impl Repeat {
     }
 }
 
-/// Bytes of its own that an operation may have to be kept for a call that may come again.
-const WORTH_KEEPING: usize = 64 << 10;
+/// Largest private memory, in bytes, of an operation that is kept for a repeated call.
+const MAX_REUSABLE_BYTES: usize = 64 << 10;
 
-/// One operation under way.
+/// A collective in progress.
 pub(crate) struct Operation {
     pub(crate) collective: Collective,
     pub(crate) seq: u64,
     pub(crate) bound: Arc<BoundCall>,
     pub(crate) execution: Execution,
-    /// The program's Scratch; aligned for every element type.
+    /// Scratch memory of the plan, aligned for every element type.
     pub(crate) scratch: Vec<u128>,
-    /// Room for the input's copy, see [`crate::exec::walk::InputCopy`]; empty, since only its capacity is used.
+    /// Memory for a copy of the input, see [`crate::exec::walk::InputCopy`]. Always empty; only its capacity is
+    /// used.
     pub(crate) input_copy: Vec<u128>,
-    /// The call in progress copies its input because it overlaps the output.
+    /// True if this call copies its input because it overlaps the output.
     pub(crate) overlaps: bool,
     pub(crate) begun: bool,
     pub(crate) timeout: Duration,
     pub(crate) submitted: Option<Instant>,
-    pub(crate) work: Option<Arc<Shared>>,
-    /// What a call is like that may take it over as it is.
-    pub(crate) repeat: Option<Repeat>,
-    /// Its buffers are a device's.
+    pub(crate) work: Option<Arc<Completion>>,
+    /// Key of calls that may reuse this operation.
+    pub(crate) shape: Option<CallShape>,
+    /// State on a device, if the buffers are in device memory.
     pub(crate) device: Option<Box<DeviceOp>>,
 }
 
 impl Operation {
-    /// Yet to be filled.
+    /// Creates an empty operation.
     pub(crate) fn new(bound: Arc<BoundCall>) -> Self {
         Self {
             collective: Collective::Barrier,
@@ -88,7 +89,7 @@ impl Operation {
             timeout: Duration::ZERO,
             submitted: None,
             work: None,
-            repeat: None,
+            shape: None,
             device: None,
         }
     }
@@ -98,10 +99,10 @@ impl Operation {
         PendingCall { collective, seq, fingerprint: self.bound.fingerprint, timeout }
     }
 
-    /// Whether it is worth its memory until its call comes again.
-    pub(crate) fn worth_keeping(&self) -> bool {
+    /// Returns true if the operation is small enough to keep for a repeated call.
+    pub(crate) fn is_reusable(&self) -> bool {
         let own = self.scratch.capacity() + self.input_copy.capacity();
-        self.repeat.is_some() && own * size_of::<u128>() <= WORTH_KEEPING
+        self.shape.is_some() && own * size_of::<u128>() <= MAX_REUSABLE_BYTES
     }
 }
 
@@ -132,25 +133,28 @@ mod tests {
         };
         let key = Key::of(call, Counts::Whole(3), (Memory::Host, 0));
         let bound = bind(&key, &facts, &Config::default()).unwrap();
-        Operation { repeat: Repeat::of(call), ..Operation::new(Arc::new(bound)) }
+        Operation { shape: CallShape::of(call), ..Operation::new(Arc::new(bound)) }
     }
 
     #[test]
-    fn an_operation_is_kept_unless_it_has_large_buffers_or_its_call_is_not_told_by_counts() {
+    fn only_small_operations_with_a_simple_shape_are_reusable() {
         let (collective, dtype) = (Collective::AllReduce, DType::F32);
         let flat = Blocks::Flat { ptr: std::ptr::null_mut(), count: 3 };
         let call = |redop, input| Call { collective, dtype, redop, root: 0, input, output: flat };
         let plain = call(RedOp::Sum, flat);
-        assert!(of(&plain).worth_keeping());
-        assert!(!of(&call(RedOp::PremulSum(1.0), flat)).worth_keeping(), "a factor is the caller's");
+        assert!(of(&plain).is_reusable());
+        assert!(
+            !of(&call(RedOp::PremulSum(1.0), flat)).is_reusable(),
+            "a reduction factor is not part of the shape"
+        );
         let parts = [(std::ptr::null_mut(), 3)];
         assert!(
-            !of(&call(RedOp::Sum, Blocks::List { parts: &parts })).worth_keeping(),
-            "addresses of its own"
+            !of(&call(RedOp::Sum, Blocks::List { parts: &parts })).is_reusable(),
+            "blocks are given as a list"
         );
-        // Empty again, and as large as before.
-        let large = || Vec::with_capacity(WORTH_KEEPING / size_of::<u128>() + 1);
-        assert!(!Operation { scratch: large(), ..of(&plain) }.worth_keeping());
-        assert!(!Operation { input_copy: large(), ..of(&plain) }.worth_keeping());
+        // Empty, with a capacity above the limit.
+        let large = || Vec::with_capacity(MAX_REUSABLE_BYTES / size_of::<u128>() + 1);
+        assert!(!Operation { scratch: large(), ..of(&plain) }.is_reusable());
+        assert!(!Operation { input_copy: large(), ..of(&plain) }.is_reusable());
     }
 }

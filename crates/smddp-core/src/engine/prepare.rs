@@ -1,4 +1,4 @@
-//! From a call to an operation: the binding, kept and used again, and the addresses.
+//! Preparation of operations: binding of calls, which is cached, and buffer addresses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,35 +10,36 @@ use crate::bind::{self, bind};
 use crate::call::key::Key;
 use crate::call::types::RedOp;
 use crate::call::{self, Blocks, Call, name_of};
-use crate::engine::Driver;
-use crate::engine::operation::{Operation, Repeat};
-use crate::engine::shared::Inner;
+use crate::engine::Engine;
+use crate::engine::operation::{CallShape, Operation};
+use crate::engine::shared::SharedState;
 use crate::error::{Error, Result};
 use crate::exec::device::DeviceOp;
 use crate::exec::walk::{InputCopy, PipelineCursor};
 use crate::log::{self, Level};
 use crate::sync::lock;
 
-impl Inner {
-    /// The operation of a call that the caller waits for. One that came before costs a look at what is kept of it.
-    pub(crate) fn made(
+impl SharedState {
+    /// Prepares the operation of a call that the caller waits for. A repeated call takes over its completed
+    /// operation.
+    pub(crate) fn prepare_repeated(
         &self,
-        driver: &mut Driver,
+        engine: &mut Engine,
         call: &Call<'_>,
         timeout: Duration,
     ) -> Result<Box<Operation>> {
-        let repeat = Repeat::of(call);
-        if let Some(mut op) = repeat.as_ref().and_then(|repeat| driver.again(repeat)) {
-            self.point(&mut op, call, timeout)?;
+        let shape = CallShape::of(call);
+        if let Some(mut op) = shape.as_ref().and_then(|shape| engine.reuse(shape)) {
+            self.set_addresses(&mut op, call, timeout)?;
             return Ok(op);
         }
         let counts = call::check(call, self.rank, self.size)?;
-        let mut op = self.prepare(driver.spare.take(), call, counts, timeout, None)?;
-        op.repeat = repeat;
+        let mut op = self.prepare(engine.spare.take(), call, counts, timeout, None)?;
+        op.shape = shape;
         Ok(op)
     }
 
-    /// `spare`: a finished operation, to be filled again.
+    /// Prepares an operation. `spare`: a completed operation whose memory is reused.
     pub(crate) fn prepare(
         &self,
         spare: Option<Box<Operation>>,
@@ -47,8 +48,8 @@ impl Inner {
         timeout: Duration,
         device: Option<Box<DeviceOp>>,
     ) -> Result<Box<Operation>> {
-        let place = device.as_ref().map(|device| (device.handle.memory, device.handle.site));
-        let key = Key::of(call, counts, place.unwrap_or_default());
+        let location = device.as_ref().map(|device| (device.handle.memory, device.handle.site));
+        let key = Key::of(call, counts, location.unwrap_or_default());
         let mut cache = lock(&self.cache);
         let bound = cache.get_or_bind(key, |key| {
             let bound = bind(key, &self.facts, self.config)?;
@@ -56,7 +57,7 @@ impl Inner {
             Ok(bound)
         })?;
         let mut op = spare.unwrap_or_else(|| Box::new(Operation::new(bound.clone())));
-        // An operation of the same call has it already.
+        // An operation of the same call already has this binding.
         if !Arc::ptr_eq(&op.bound, bound) {
             op.bound = bound.clone();
         }
@@ -65,8 +66,8 @@ impl Inner {
         Ok(op)
     }
 
-    /// Sets the addresses, deadline and progress of this call, also in a repeated operation.
-    fn point(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration) -> Result<()> {
+    /// Sets the addresses, deadline and progress of this call, also in a reused operation.
+    fn set_addresses(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration) -> Result<()> {
         let (input, output) = (base(&call.input), base(&call.output));
         op.begun = false;
         op.timeout = timeout;
@@ -80,8 +81,10 @@ impl Inner {
         run.input_copy = None;
         op.overlaps = call.needs_input_copy(self.rank, self.size);
         match call.redop {
-            RedOp::PremulSum(factor) if call.collective.reduces() => self.own_input(op, call, Some(factor)),
-            _ if op.overlaps => self.own_input(op, call, None),
+            RedOp::PremulSum(factor) if call.collective.reduces() => {
+                self.reserve_input_copy(op, call, Some(factor))
+            }
+            _ if op.overlaps => self.reserve_input_copy(op, call, None),
             _ => Ok(()),
         }
     }
@@ -96,26 +99,26 @@ impl Inner {
         let reducing = call.collective.reduces();
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
         op.collective = call.collective;
-        op.repeat = None;
+        op.shape = None;
         op.scratch.clear();
         op.scratch.resize(if device.is_none() { op.bound.scratch.div_ceil(16) } else { 0 }, 0);
         op.execution.dtype = call.dtype;
         op.execution.scale = scale;
         op.execution.lists = [list(&call.input), list(&call.output)];
         op.device = device;
-        self.point(op, call, timeout)
+        self.set_addresses(op, call, timeout)
     }
 
-    /// Reserves memory for a copy of the input; the operation copies when it begins, and reads the copy.
+    /// Reserves memory for a copy of the input. The operation copies when it begins, and reads the copy.
     #[cold]
-    fn own_input(&self, op: &mut Operation, call: &Call<'_>, factor: Option<f64>) -> Result<()> {
+    fn reserve_input_copy(&self, op: &mut Operation, call: &Call<'_>, factor: Option<f64>) -> Result<()> {
         let pieces = call.input_pieces();
         let bytes: usize = pieces.iter().map(|piece| piece.1).sum();
         if op.overlaps {
             self.report_overlap(call.collective, bytes);
         }
         if let Some(device) = &mut op.device {
-            // The stream copies.
+            // The device's stream copies the input.
             device.overlaps = op.overlaps;
             return Ok(());
         }
@@ -132,7 +135,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Logs the first such call of each collective.
+    /// Logs the first copied input of each collective.
     fn report_overlap(&self, collective: Collective, bytes: usize) {
         let bit = 1 << collective as u16;
         if self.overlaps.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
@@ -148,7 +151,7 @@ impl Inner {
     }
 }
 
-/// Base address of blocks in a row.
+/// Returns the base address of contiguous blocks, else 0.
 fn base(blocks: &Blocks<'_>) -> usize {
     match blocks {
         Blocks::Flat { ptr, .. } | Blocks::Cut { ptr, .. } => *ptr as usize,
@@ -156,7 +159,7 @@ fn base(blocks: &Blocks<'_>) -> usize {
     }
 }
 
-/// The addresses of blocks that are given as a list.
+/// Returns the addresses of blocks given as a list.
 fn list(blocks: &Blocks<'_>) -> Option<Vec<usize>> {
     match blocks {
         Blocks::List { parts } => Some(parts.iter().map(|part| part.0 as usize).collect()),
@@ -174,21 +177,21 @@ mod tests {
     use smddp_plan::Collective;
 
     #[test]
-    fn a_call_is_planned_once_though_another_thread_drives() {
-        let comm = Communicator::over(group(2), &[0, 0], "test", Duration::from_secs(60));
+    fn repeated_call_is_planned_once() {
+        let comm = Communicator::from_group(group(2), &[0, 0], "test", Duration::from_secs(60));
         let mut data = vec![0f32; 1000];
-        let place = Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
+        let buffer = Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
         let (collective, dtype, redop) = (Collective::AllReduce, DType::F32, RedOp::Sum);
-        let call = Call { collective, dtype, redop, root: 0, input: place, output: place };
+        let call = Call { collective, dtype, redop, root: 0, input: buffer, output: buffer };
         let start = |comm: &Communicator| {
-            // SAFETY: the data outlives the group, which ends before this function does.
+            // SAFETY: the data outlives the group, which is closed before this function returns.
             drop(unsafe { comm.start(&call, Options::default()) }.unwrap());
         };
         for _ in 0..20 {
-            comm.driving(|| start(&comm));
+            comm.while_owned(|| start(&comm));
             start(&comm);
         }
-        assert_eq!(lock(comm.cache()).made, 1, "one call, made forty times");
+        assert_eq!(lock(comm.cache()).made, 1, "one binding for forty calls");
         comm.close();
     }
 }

@@ -1,4 +1,4 @@
-//! Driving: whoever waits for something in a group moves the group on until it is there.
+//! The progress loop. A waiting thread owns the engine of its group and polls it until the operation completes.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,91 +7,91 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::fork;
 
-use crate::device::Completion;
+use crate::device::DeviceCompletion;
 use crate::engine::messages::Request;
 use crate::engine::progress_thread;
-use crate::engine::shared::{DESTROYED, Inner};
-use crate::engine::wait_plan::{AboutToSleep, Backoff, Rounds};
-use crate::engine::{Driver, Item};
+use crate::engine::shared::{DESTROYED, SharedState};
+use crate::engine::wait_plan::{AboutToSleep, Backoff, CheckTimer};
+use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::observe::recorder;
-use crate::sync::completion::{Shared, interrupted};
+use crate::sync::completion::{Completion, interrupted};
 use crate::sync::lock;
 
-/// What is driven for.
-pub(crate) enum Target<'a> {
-    Number(u64),
-    Work(&'a Shared),
-    /// All of it is on the device, or it is over.
-    Enqueued(&'a Shared, &'a Completion),
-    /// Devices have nothing to end any more.
-    Landed,
-    /// No call is waited for.
-    Delivered,
+/// Condition that ends a progress loop.
+pub(crate) enum Until<'a> {
+    Over(u64),
+    Done(&'a Completion),
+    /// All work of the call is on the device, or the call is done.
+    Enqueued(&'a Completion, &'a DeviceCompletion),
+    /// No operation is on a device.
+    DevicesIdle,
+    /// No call is pending.
+    Idle,
 }
 
-impl Target<'_> {
-    /// Its call, where others may end it meanwhile.
-    fn work(&self) -> Option<&Shared> {
+impl Until<'_> {
+    /// Returns the completion that another thread may signal.
+    fn work(&self) -> Option<&Completion> {
         match self {
-            Self::Work(work) | Self::Enqueued(work, _) => Some(work),
+            Self::Done(work) | Self::Enqueued(work, _) => Some(work),
             _ => None,
         }
     }
 
-    /// Whether it is reached as far as can be seen without driving.
+    /// Returns true if the condition is met, as far as this is visible without the engine.
     fn is_seen(&self) -> bool {
         let enqueued = matches!(self, Self::Enqueued(_, completion) if completion.enqueued());
-        enqueued || self.work().is_some_and(Shared::is_done)
+        enqueued || self.work().is_some_and(Completion::is_done)
     }
 }
 
-/// Time between two checks for a signal.
+/// Interval between two signal checks.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Each takes some 30 ns.
-const BRIEF_LOOKS: u32 = 24;
+/// Polls in [`SharedState::poll_briefly`]; each takes about 30 ns.
+const BRIEF_POLLS: u32 = 24;
 
-/// When a wait gives up.
+/// Deadline and interruption of a wait.
 pub(crate) struct Limit {
     until: Option<Instant>,
-    /// A signal ends the wait, too.
+    /// True if a signal ends the wait.
     interruptible: bool,
-    /// Time of the last check for a signal.
-    asked: Option<Instant>,
+    /// Time of the last signal check.
+    last_check: Option<Instant>,
 }
 
-/// Tries for the driver before a wait sleeps.
-const LOOKS: u32 = 50;
+/// Attempts to own the engine before a wait sleeps.
+const OWNERSHIP_TRIES: u32 = 50;
 
 impl Limit {
-    /// `None`: never.
+    /// Creates a limit; `None` waits forever.
     pub(crate) fn new(until: Option<Instant>) -> Self {
-        Self { until, interruptible: true, asked: None }
+        Self { until, interruptible: true, last_check: None }
     }
 
-    /// The same for a wait that no signal ends: a pending signal's handler runs afterwards.
+    /// Creates a limit that no signal ends. The handler of a pending signal runs afterwards.
     fn uninterrupted(until: Option<Instant>) -> Self {
-        Self { until, interruptible: false, asked: None }
+        Self { until, interruptible: false, last_check: None }
     }
 
-    /// Returns whether the time is up.
-    fn over(&self, now: Instant) -> bool {
+    /// Returns true if the deadline has passed.
+    fn has_expired(&self, now: Instant) -> bool {
         self.until.is_some_and(|until| now >= until)
     }
 
-    /// Returns whether the next check for a signal is due.
+    /// Returns true if the next signal check is due.
     fn check_due(&mut self, now: Instant) -> bool {
-        self.interruptible && now.duration_since(*self.asked.get_or_insert(now)) > SIGNAL_INTERVAL
+        self.interruptible && now.duration_since(*self.last_check.get_or_insert(now)) > SIGNAL_INTERVAL
     }
 
-    /// Checks for a signal where that is due. Handlers of the program run here and may call this group, so the calling
-    /// thread must not own the driver.
+    /// Checks for a signal if a check is due. Signal handlers of the program run here and may call this group, so
+    /// the calling thread must not own the engine.
     fn check_signals(&mut self) -> Result<()> {
         let now = Instant::now();
         if self.check_due(now) {
-            self.asked = Some(now);
+            self.last_check = Some(now);
             if interrupted() {
                 return Err(Error::Interrupted);
             }
@@ -99,18 +99,18 @@ impl Limit {
         Ok(())
     }
 
-    fn left(&self, now: Instant) -> Duration {
+    fn remaining(&self, now: Instant) -> Duration {
         self.until.map_or(Duration::MAX, |until| until - now)
     }
 }
 
-/// A wait that releases the driver for signal checks; closing the group then does not wait for the pending call.
+/// A wait that releases the engine for signal checks. Closing the group does not wait for its call.
 struct LongWait<'a>(&'a AtomicUsize);
 
 impl<'a> LongWait<'a> {
-    fn new(inner: &'a Inner) -> Self {
-        inner.long_waits.fetch_add(1, Ordering::Relaxed);
-        Self(&inner.long_waits)
+    fn new(state: &'a SharedState) -> Self {
+        state.long_waits.fetch_add(1, Ordering::Relaxed);
+        Self(&state.long_waits)
     }
 }
 
@@ -120,305 +120,315 @@ impl Drop for LongWait<'_> {
     }
 }
 
-impl Inner {
-    /// The driver, if nobody drives. A driver that panicked left the mutex poisoned; it must still be had, or whoever
-    /// waits would wait for ever.
-    pub(crate) fn try_drive(&self) -> Option<MutexGuard<'_, Driver>> {
-        match self.driver.try_lock() {
-            Ok(driver) => Some(driver),
+impl SharedState {
+    /// Returns the engine if no other thread owns it. A panic of an earlier owner poisons the mutex; that is
+    /// ignored, because waiting threads would otherwise wait forever.
+    pub(crate) fn try_own(&self) -> Option<MutexGuard<'_, Engine>> {
+        match self.engine.try_lock() {
+            Ok(engine) => Some(engine),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
     }
 
-    /// Does something as the driver's owner. A panic there is a bug, and what it left behind is not to be trusted: it ends
-    /// the group once and for all, as any other failure does, and nobody else's. `None`: that is what happened.
-    pub(crate) fn guard<T>(&self, driver: &mut Driver, what: impl FnOnce(&mut Driver) -> T) -> Option<T> {
-        let panic = match catch_unwind(AssertUnwindSafe(|| what(driver))) {
+    /// Runs `action` as the owner of the engine. A panic in it is a bug that leaves undefined state, so it fails
+    /// this group, and only this group. Returns `None` in that case.
+    pub(crate) fn guard<T>(&self, engine: &mut Engine, action: impl FnOnce(&mut Engine) -> T) -> Option<T> {
+        let panic = match catch_unwind(AssertUnwindSafe(|| action(engine))) {
             Ok(value) => return Some(value),
             Err(panic) => panic,
         };
         let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
         let error = Error::System {
-            what: format!("driving group `{}` on rank {}", self.name, self.rank),
+            what: format!("progress of group `{}` on rank {}", self.name, self.rank),
             reason: format!(
-                "the library panicked: {text}; this is a bug, please report it with what stands above it in the log"
+                "the library panicked: {text}; this is a bug, please report it with the preceding log lines"
             ),
         };
-        // The transport may be what is broken: then the others learn of it when this process leaves, and its callers now.
-        if catch_unwind(AssertUnwindSafe(|| self.die(driver, error))).is_err()
-            && let Some(first) = self.poison.get()
+        // The transport itself may be broken. The other ranks then find out when this process exits; the local
+        // callers are notified here.
+        if catch_unwind(AssertUnwindSafe(|| self.fail_group(engine, error))).is_err()
+            && let Some(first) = self.failure.get()
         {
-            driver.end(first, Instant::now());
+            engine.end_all(first, Instant::now());
         }
         None
     }
 
-    /// A guarded [`Self::look`], for those who do not go on looking.
-    pub(crate) fn turn(&self, driver: &mut Driver) -> bool {
-        self.guard(driver, |driver| self.look(driver)).unwrap_or(true)
+    /// Guarded [`Self::poll`] for callers that poll once.
+    pub(crate) fn guarded_poll(&self, engine: &mut Engine) -> bool {
+        self.guard(engine, |engine| self.poll(engine)).unwrap_or(true)
     }
 
-    /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
-    pub(crate) fn look(&self, driver: &mut Driver) -> bool {
-        self.collect(driver);
-        if let Some(error) = self.poison.get() {
-            let (had, now) = (driver.waited_for(), Instant::now());
+    /// Takes submitted commands and advances the operations; an error fails the group. Returns true if anything
+    /// moved.
+    pub(crate) fn poll(&self, engine: &mut Engine) -> bool {
+        self.take_commands(engine);
+        if let Some(error) = self.failure.get() {
+            let (had_calls, now) = (engine.has_calls(), Instant::now());
             match error {
-                Error::Closed { reason, .. } if had && reason == DESTROYED => driver.depart(error, now),
-                _ if had => driver.fail(error, now),
+                Error::Closed { reason, .. } if had_calls && reason == DESTROYED => engine.depart(error, now),
+                _ if had_calls => engine.fail(error, now),
                 _ => {}
             }
-            driver.keep_releasing(now);
-            // What tells the others may still be in a queue that moves only when it is looked at.
-            return had | (driver.group.busy() && driver.group.poll_network());
+            engine.keep_releasing(now);
+            // Frames that notify the other ranks may still be queued, and only polls send them.
+            return had_calls | (engine.group.busy() && engine.group.poll_network());
         }
-        let outcome = driver.poll();
-        self.moved(driver, outcome)
+        let outcome = engine.poll();
+        self.fail_on_error(engine, outcome)
     }
 
-    /// The same with a message, where those that are under way only set out.
-    fn set_out(&self, driver: &mut Driver, message: Request) -> bool {
-        self.collect(driver);
-        driver.messages.post(message);
-        if self.poison.get().is_some() {
-            return self.look(driver);
+    /// Posts a message and sends what can be sent, without receiving.
+    fn post_and_send(&self, engine: &mut Engine, message: Request) -> bool {
+        self.take_commands(engine);
+        engine.messages.post(message);
+        if self.failure.get().is_some() {
+            return self.poll(engine);
         }
-        let outcome = driver.set_out();
-        self.moved(driver, outcome)
+        let outcome = engine.start_message();
+        self.fail_on_error(engine, outcome)
     }
 
-    /// Failures end the group.
-    fn moved(&self, driver: &mut Driver, outcome: Result<bool>) -> bool {
+    /// Fails the group if a poll failed.
+    fn fail_on_error(&self, engine: &mut Engine, outcome: Result<bool>) -> bool {
         outcome.unwrap_or_else(|error| {
-            self.die(driver, error);
+            self.fail_group(engine, error);
             true
         })
     }
 
-    /// Puts an item, made while no other can come before it, where the driver finds it.
-    pub(crate) fn submit(&self, item: impl FnOnce() -> Item) {
-        let mut inbox = lock(&self.inbox);
-        let item = item();
-        inbox.push(item);
-        self.filled.store(true, Ordering::Release);
+    /// Appends the command that `command` creates. No other command can be inserted in between.
+    pub(crate) fn submit(&self, command: impl FnOnce() -> Command) {
+        let mut commands = lock(&self.commands);
+        let command = command();
+        commands.push(command);
+        self.has_commands.store(true, Ordering::Release);
     }
 
-    /// Gets a submitted collective going, here if nobody drives.
-    pub(crate) fn get_going(self: &Arc<Self>) {
-        match self.try_drive() {
-            Some(driver) => self.nudge(driver, Self::look),
-            None => self.hand_over(),
+    /// Starts progress on a submitted collective: on this thread if the engine is free, else by notifying its
+    /// owner.
+    pub(crate) fn start_progress(self: &Arc<Self>) {
+        match self.try_own() {
+            Some(engine) => self.poll_once(engine, Self::poll),
+            None => self.notify_owner(),
         }
     }
 
-    /// Gets a message going, here if nobody drives: behind what was submitted before.
-    pub(crate) fn get_message_going(self: &Arc<Self>, message: Request) {
-        match self.try_drive() {
-            Some(driver) => self.nudge(driver, |inner, driver| inner.set_out(driver, message)),
+    /// Starts a message after all earlier submissions, on this thread if the engine is free.
+    pub(crate) fn start_message(self: &Arc<Self>, message: Request) {
+        match self.try_own() {
+            Some(engine) => self.poll_once(engine, |state, engine| state.post_and_send(engine, message)),
             None => {
-                self.submit(|| Item::Request(message));
-                self.hand_over();
+                self.submit(|| Command::Request(message));
+                self.notify_owner();
             }
         }
     }
 
-    fn nudge(
+    fn poll_once(
         self: &Arc<Self>,
-        mut driver: MutexGuard<'_, Driver>,
-        how: impl FnOnce(&Self, &mut Driver) -> bool,
+        mut engine: MutexGuard<'_, Engine>,
+        action: impl FnOnce(&Self, &mut Engine) -> bool,
     ) {
-        // Where it panics, the group is dead.
-        let _ = self.guard(&mut driver, |driver| how(self, driver));
-        driver.group.flush();
-        self.leave(driver);
+        // A panic fails the group, so its outcome needs no check.
+        let _ = self.guard(&mut engine, |engine| action(self, engine));
+        engine.group.flush();
+        self.release(engine);
     }
 
-    /// The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
-    fn hand_over(self: &Arc<Self>) {
+    /// Wakes the owner of the engine, which may sleep. Registers the group with the progress thread in case the
+    /// owner has just left.
+    fn notify_owner(self: &Arc<Self>) {
         progress_thread::register(self);
         self.sleeper.notify();
     }
 
-    /// Hands what was submitted to the driver, in its order.
-    pub(crate) fn collect(&self, driver: &mut Driver) {
-        if self.filled.load(Ordering::Acquire) {
-            let mut inbox = lock(&self.inbox);
-            self.filled.store(false, Ordering::Relaxed);
-            for item in inbox.drain(..) {
-                driver.take_up(item);
+    /// Passes submitted commands to the engine in their order.
+    pub(crate) fn take_commands(&self, engine: &mut Engine) {
+        if self.has_commands.load(Ordering::Acquire) {
+            let mut commands = lock(&self.commands);
+            self.has_commands.store(false, Ordering::Relaxed);
+            for command in commands.drain(..) {
+                engine.apply(command);
             }
         }
     }
 
-    /// The driver, once another thread that moves the group on for a moment has released it. `None` where a thread waits in
-    /// this group, also where a signal handler interrupted that wait.
-    pub(crate) fn drive_soon(&self) -> Option<MutexGuard<'_, Driver>> {
+    /// Returns the engine, waiting up to 50 ms for another thread to finish a short poll. Returns `None` while a
+    /// thread waits in this group, also if a signal handler interrupted that wait.
+    pub(crate) fn try_own_for(&self) -> Option<MutexGuard<'_, Engine>> {
         let begun = Instant::now();
         loop {
             if self.long_waits.load(Ordering::Relaxed) > 0 {
                 return None;
             }
-            let driver = self.try_drive();
-            if driver.is_some() || begun.elapsed() > Duration::from_millis(50) {
-                return driver;
+            let engine = self.try_own();
+            if engine.is_some() || begun.elapsed() > Duration::from_millis(50) {
+                return engine;
             }
             std::thread::yield_now();
         }
     }
 
-    pub(crate) fn has_items(&self) -> bool {
-        self.filled.load(Ordering::Acquire)
+    pub(crate) fn has_commands(&self) -> bool {
+        self.has_commands.load(Ordering::Acquire)
     }
 
-    /// Looks for reasons why nothing moves.
-    pub(crate) fn examine(&self, driver: &mut Driver, now: Instant) {
-        if let Err(error) = driver.examine(now) {
-            self.die(driver, error);
+    /// Checks for failures that explain missing progress.
+    pub(crate) fn examine(&self, engine: &mut Engine, now: Instant) {
+        if let Err(error) = engine.examine(now) {
+            self.fail_group(engine, error);
         }
     }
 
-    pub(crate) fn die(&self, driver: &mut Driver, error: Error) {
-        let _ = self.poison.set(error);
+    pub(crate) fn fail_group(&self, engine: &mut Engine, error: Error) {
+        let _ = self.failure.set(error);
         // A dead group does not continue, so a new process may take the rank.
         *lock(&self.claim) = None;
-        if let Some(first) = self.poison.get() {
+        if let Some(first) = self.failure.get() {
             log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
-            driver.leave_error(first);
-            driver.fail(first, Instant::now());
+            engine.leave_error(first);
+            engine.fail(first, Instant::now());
             if let Some(folder) = &self.config.dump_dir {
                 recorder::write(folder);
             }
         }
     }
 
-    pub(crate) fn reached(&self, driver: &Driver, target: &Target<'_>) -> Option<Result<()>> {
-        let dead = self.poison.get();
-        match target {
-            Target::Number(number) if driver.finished > *number => Some(Ok(())),
-            // The failed operation may still be queued: then its buffers are in use until the next look.
-            Target::Number(number) => {
-                dead.filter(|_| !driver.holds(*number)).map(|error| Err(self.tell(error)))
+    pub(crate) fn outcome_of(&self, engine: &Engine, until: &Until<'_>) -> Option<Result<()>> {
+        let failure = self.failure.get();
+        match until {
+            Until::Over(number) if engine.finished > *number => Some(Ok(())),
+            // The failed operation may still be queued; its buffers are in use until the next poll.
+            Until::Over(number) => {
+                failure.filter(|_| !engine.holds(*number)).map(|error| Err(self.report(error)))
             }
-            Target::Work(work) => work.is_done().then(|| work.outcome()),
-            Target::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
-            Target::Enqueued(_, completion) => completion.enqueued().then_some(Ok(())),
-            Target::Landed => (dead.is_some() || !driver.in_flight()).then_some(Ok(())),
-            Target::Delivered => (dead.is_some() || !driver.waited_for()).then_some(Ok(())),
+            Until::Done(work) => work.is_done().then(|| work.outcome()),
+            Until::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
+            Until::Enqueued(_, completion) => completion.enqueued().then_some(Ok(())),
+            Until::DevicesIdle => (failure.is_some() || !engine.has_device_calls()).then_some(Ok(())),
+            Until::Idle => (failure.is_some() || !engine.has_calls()).then_some(Ok(())),
         }
     }
 
-    /// The caller owns the driver and drives until `target` is reached. `None`: the time is up, or the caller has to release
-    /// the driver for a signal check.
-    pub(crate) fn drive(
+    /// Polls until `until` is met; the caller owns the engine. Returns `None` if the time is up or the caller has
+    /// to release the engine for a signal check.
+    pub(crate) fn run_until(
         &self,
-        driver: &mut Driver,
-        target: &Target<'_>,
+        engine: &mut Engine,
+        until: &Until<'_>,
         limit: &mut Limit,
     ) -> Option<Result<()>> {
-        // Where it panics the group is dead, and that is the outcome.
-        self.guard(driver, |driver| self.drive_on(driver, target, limit))
-            .unwrap_or_else(|| self.reached(driver, target))
+        // A panic fails the group, which is the outcome.
+        self.guard(engine, |engine| self.run_loop(engine, until, limit))
+            .unwrap_or_else(|| self.outcome_of(engine, until))
     }
 
-    /// Drives for less than a microsecond.
-    pub(crate) fn drive_briefly(&self, driver: &mut Driver, target: &Target<'_>) -> Option<Result<()>> {
-        let looks = |driver: &mut Driver| {
-            for _ in 0..BRIEF_LOOKS {
-                self.look(driver);
-                if let Some(outcome) = self.reached(driver, target) {
-                    driver.group.flush();
+    /// Polls for less than a microsecond.
+    pub(crate) fn poll_briefly(&self, engine: &mut Engine, until: &Until<'_>) -> Option<Result<()>> {
+        let polls = |engine: &mut Engine| {
+            for _ in 0..BRIEF_POLLS {
+                self.poll(engine);
+                if let Some(outcome) = self.outcome_of(engine, until) {
+                    engine.group.flush();
                     return Some(outcome);
                 }
             }
             None
         };
-        self.guard(driver, looks).unwrap_or_else(|| self.reached(driver, target))
+        self.guard(engine, polls).unwrap_or_else(|| self.outcome_of(engine, until))
     }
 
-    fn drive_on(&self, driver: &mut Driver, target: &Target<'_>, limit: &mut Limit) -> Option<Result<()>> {
+    fn run_loop(&self, engine: &mut Engine, until: &Until<'_>, limit: &mut Limit) -> Option<Result<()>> {
         let mut backoff = Backoff::new(&self.spin_policy);
-        let mut rounds = Rounds::default();
+        let mut check_timer = CheckTimer::default();
         let mut about_to_sleep = None;
         loop {
-            if self.look(driver) {
+            if self.poll(engine) {
                 backoff.reset();
                 about_to_sleep = None;
             }
-            if let Some(outcome) = self.reached(driver, target) {
-                driver.group.flush();
+            if let Some(outcome) = self.outcome_of(engine, until) {
+                engine.group.flush();
                 return Some(outcome);
             }
-            // Blocked; or other things go on and on, behind which a call must not wait longer than it may.
-            if about_to_sleep.is_some() || rounds.due() {
-                self.examine(driver, Instant::now());
-                if let Some(outcome) = self.reached(driver, target) {
+            // Either no progress, or continuous progress of other operations, which must not delay this call past
+            // its deadline.
+            if about_to_sleep.is_some() || check_timer.due() {
+                self.examine(engine, Instant::now());
+                if let Some(outcome) = self.outcome_of(engine, until) {
                     return Some(outcome);
                 }
                 let now = Instant::now();
-                if limit.over(now) || limit.check_due(now) {
+                if limit.has_expired(now) || limit.check_due(now) {
                     return None;
                 }
                 if let Some(about_to_sleep) = about_to_sleep.take() {
-                    backoff.max_sleep(
+                    backoff.sleep(
                         &about_to_sleep,
-                        &driver.group,
-                        limit.left(now).min(driver.max_sleep(now)),
+                        &engine.group,
+                        limit.remaining(now).min(engine.max_sleep(now)),
                     );
                     continue;
                 }
             }
             if backoff.wait() {
-                driver.group.flush();
+                engine.group.flush();
                 about_to_sleep = Some(AboutToSleep::new(&self.sleeper));
             }
         }
     }
 
-    /// Drives until collective `number`, which this thread has entered, is over. After an interrupt the collective goes on
-    /// with copies of its buffers.
-    pub(crate) fn complete(self: &Arc<Self>, mut driver: MutexGuard<'_, Driver>, number: u64) -> Result<()> {
+    /// Waits until collective `number`, which this thread has started, completes. After an interrupt the collective
+    /// continues with copies of its buffers.
+    pub(crate) fn run_to_completion(
+        self: &Arc<Self>,
+        mut engine: MutexGuard<'_, Engine>,
+        number: u64,
+    ) -> Result<()> {
         let mut limit = Limit::new(None);
-        let target = Target::Number(number);
+        let until = Until::Over(number);
         let work = loop {
-            if let Some(outcome) = self.drive(&mut driver, &target, &mut limit) {
-                if driver.pending() {
-                    self.leave(driver);
+            if let Some(outcome) = self.run_until(&mut engine, &until, &mut limit) {
+                if engine.pending() {
+                    self.release(engine);
                 }
                 return outcome;
             }
-            // Without the driver, only a work shows that the collective is over.
-            if let Some(work) = driver.work_of(number) {
+            // Once the engine is released, only a completion shows the end of the collective.
+            if let Some(work) = engine.work_of(number) {
                 break work;
             }
         };
-        drop(driver);
-        match self.reach_within(&Target::Work(&work), &mut limit) {
+        drop(engine);
+        match self.wait_within(&Until::Done(&work), &mut limit) {
             Err(Error::Interrupted) => {
                 self.detach(&work);
                 Err(Error::Interrupted)
             }
             Err(error) => Err(error),
-            Ok(_) => work.outcome().map_err(|error| self.tell(&error)),
+            Ok(_) => work.outcome().map_err(|error| self.report(&error)),
         }
     }
 
-    /// Drives, or sleeps while another thread does, until `target`, a work, is reached; false if the time was up first.
-    pub(crate) fn reach(self: &Arc<Self>, target: &Target<'_>, timeout: Option<Duration>) -> Result<bool> {
+    /// Waits for `until`, polling while the engine is free and sleeping while another thread owns it. Returns false
+    /// on timeout.
+    pub(crate) fn wait_until(self: &Arc<Self>, until: &Until<'_>, timeout: Option<Duration>) -> Result<bool> {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
         }
         let mut limit = Limit::new(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
-        self.reach_within(target, &mut limit)
+        self.wait_within(until, &mut limit)
     }
 
-    fn reach_within(self: &Arc<Self>, target: &Target<'_>, limit: &mut Limit) -> Result<bool> {
-        // The progress thread has the driver for one look as a rule: far shorter than a sleep.
-        let (mut looks, mut max_sleep) = (LOOKS, Duration::from_micros(50));
+    fn wait_within(self: &Arc<Self>, until: &Until<'_>, limit: &mut Limit) -> Result<bool> {
+        // The progress thread usually owns the engine for one poll, which is far shorter than a sleep.
+        let (mut attempts, mut max_sleep) = (OWNERSHIP_TRIES, Duration::from_micros(50));
         let (mut long_wait, mut unregistered) = (None, false);
         let outcome = loop {
-            if target.is_seen() {
+            if until.is_seen() {
                 break Ok(true);
             }
             if limit.check_due(Instant::now()) {
@@ -426,55 +436,55 @@ impl Inner {
                 if let Err(interrupted) = limit.check_signals() {
                     break Err(interrupted);
                 }
-                // A handler may have made calls of this group, and may have taken longer than the wait.
+                // A signal handler may have made calls of this group, and may have outlasted the wait.
                 continue;
             }
-            if let Some(mut driver) = self.try_drive() {
-                if self.drive(&mut driver, target, limit).is_some() {
-                    self.leave(driver);
+            if let Some(mut engine) = self.try_own() {
+                if self.run_until(&mut engine, until, limit).is_some() {
+                    self.release(engine);
                     return Ok(true);
                 }
                 unregistered = true;
-            } else if looks > 0 {
-                looks -= 1;
+            } else if attempts > 0 {
+                attempts -= 1;
                 std::thread::yield_now();
-            } else if let Some(work) = target.work() {
-                if self.has_items() {
-                    // Whoever drives sleeps, and has not seen what this thread waits for.
+            } else if let Some(work) = until.work() {
+                if self.has_commands() {
+                    // The owner of the engine may sleep without having seen this thread's command.
                     self.sleeper.notify();
                 }
-                work.sleep(max_sleep, matches!(target, Target::Enqueued(..)));
+                work.sleep(max_sleep, matches!(until, Until::Enqueued(..)));
                 max_sleep = (max_sleep * 2).min(Duration::from_millis(5));
             }
-            if limit.over(Instant::now()) && !target.is_seen() {
+            if limit.has_expired(Instant::now()) && !until.is_seen() {
                 break Ok(false);
             }
         };
-        // Another owner of the driver registers what is pending when it leaves.
-        if unregistered && let Some(driver) = self.try_drive() {
-            self.leave(driver);
+        // Another owner of the engine registers pending work when it releases the engine.
+        if unregistered && let Some(engine) = self.try_own() {
+            self.release(engine);
         }
         outcome
     }
 
-    /// Drives for at most `limit`, and only where no other thread waits in this group. No signal ends it.
-    pub(crate) fn drive_to(self: &Arc<Self>, target: &Target<'_>, limit: Duration) {
+    /// Polls for at most `limit`, unless another thread waits in this group. No signal ends the wait.
+    pub(crate) fn run_for(self: &Arc<Self>, until: &Until<'_>, limit: Duration) {
         let mut limit = Limit::uninterrupted(Instant::now().checked_add(limit));
-        if let Some(mut driver) = self.drive_soon() {
-            self.drive(&mut driver, target, &mut limit);
-            self.leave(driver);
+        if let Some(mut engine) = self.try_own_for() {
+            self.run_until(&mut engine, until, &mut limit);
+            self.release(engine);
         }
     }
 
-    /// Returns when the buffers of an interrupted collective are its caller's again: at the next step of the thread that drives,
-    /// which `ring` wakes.
-    pub(crate) fn detach(self: &Arc<Self>, work: &Arc<Shared>) {
-        self.submit(|| Item::Detach(work.clone()));
+    /// Waits until the buffers of an interrupted collective are released. The owner of the engine, woken by `ring`,
+    /// releases them at its next poll.
+    pub(crate) fn detach(self: &Arc<Self>, work: &Arc<Completion>) {
+        self.submit(|| Command::Detach(work.clone()));
         while !work.is_released() {
-            match self.try_drive() {
-                Some(mut driver) => {
-                    self.turn(&mut driver);
-                    self.leave(driver);
+            match self.try_own() {
+                Some(mut engine) => {
+                    self.guarded_poll(&mut engine);
+                    self.release(engine);
                 }
                 None => {
                     self.sleeper.notify();
@@ -484,12 +494,12 @@ impl Inner {
         }
     }
 
-    /// What is left behind is the progress thread's.
-    pub(crate) fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
-        let watched = driver.watched && driver.recv_target();
-        let pending = driver.pending() && !watched;
-        drop(driver);
-        if pending || self.has_items() {
+    /// Releases the engine and registers pending work with the progress thread.
+    pub(crate) fn release(self: &Arc<Self>, engine: MutexGuard<'_, Engine>) {
+        let device_only = engine.device_only && engine.only_devices();
+        let pending = engine.pending() && !device_only;
+        drop(engine);
+        if pending || self.has_commands() {
             progress_thread::register(self);
         }
     }
@@ -500,14 +510,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wait_gives_up_once_its_time_is_up_and_no_moment_earlier() {
+    fn wait_expires_exactly_at_its_deadline() {
         let (now, time) = (Instant::now(), Duration::from_secs(9));
         let limit = Limit::new(Some(now + time));
-        for (waited, over) in [(Duration::ZERO, false), (time - Duration::from_nanos(1), false), (time, true)]
+        for (waited, has_expired) in
+            [(Duration::ZERO, false), (time - Duration::from_nanos(1), false), (time, true)]
         {
-            assert_eq!(limit.over(now + waited), over, "{waited:?}");
-            assert_eq!(limit.left(now + waited), time - waited);
+            assert_eq!(limit.has_expired(now + waited), has_expired, "{waited:?}");
+            assert_eq!(limit.remaining(now + waited), time - waited);
         }
-        assert!(!Limit::new(None).over(now + 1000 * time));
+        assert!(!Limit::new(None).has_expired(now + 1000 * time));
     }
 }

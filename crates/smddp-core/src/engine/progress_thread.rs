@@ -1,7 +1,7 @@
-//! The progress thread: it drives the communicators that have work under way and nobody waiting.
+//! The progress thread. It polls the groups that have pending work and no waiting thread.
 //!
-//! It is made when the first asynchronous call needs it, and only then. A thread that waits for a work drives that
-//! communicator itself; this thread then finds it taken and leaves it alone.
+//! The first asynchronous call that needs the thread creates it. A thread that waits for an operation owns that
+//! group's engine itself; the progress thread then skips the group.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,24 +9,25 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::fork::PerProcess;
 
-use crate::engine::shared::Inner;
-use crate::engine::wait_plan::{AboutToSleep, Backoff, Rounds, SpinPolicy, longest};
+use crate::engine::shared::SharedState;
+use crate::engine::wait_plan::{AboutToSleep, Backoff, CheckTimer, SpinPolicy, max_poll_interval};
 use crate::kernels::float_mode::set_default_float_mode;
 use crate::kernels::helpers;
 use crate::sync::lock;
 
 #[derive(Default)]
 struct Queue {
-    incoming: Vec<Arc<Inner>>,
+    incoming: Vec<Arc<SharedState>>,
     running: bool,
-    /// The thread sleeps until it is told of a change: telling it otherwise would be a system call for nothing.
-    sleeps: bool,
-    /// It looks again in a moment, told or not.
-    rests: bool,
+    /// True while the thread sleeps until it is notified. Without it a notification would be a needless system
+    /// call.
+    is_sleeping: bool,
+    /// True while the thread sleeps for `REST` at most, so no notification is needed.
+    is_resting: bool,
     wakeups: u64,
 }
 
-/// The thread's state, and what tells it of a change.
+/// State of the thread, and the condition that signals a change.
 static PROGRESS: PerProcess<(Mutex<Queue>, Condvar)> = PerProcess::new();
 
 fn progress() -> (MutexGuard<'static, Queue>, &'static Condvar) {
@@ -34,8 +35,8 @@ fn progress() -> (MutexGuard<'static, Queue>, &'static Condvar) {
     (lock(state), changed)
 }
 
-/// Has the progress thread look after `comm` until nothing is pending there.
-pub(crate) fn register(comm: &Arc<Inner>) {
+/// Makes the progress thread poll `comm` until nothing is pending there.
+pub(crate) fn register(comm: &Arc<SharedState>) {
     let (mut state, changed) = progress();
     state.wakeups += 1;
     if !state.incoming.iter().any(|c| Arc::ptr_eq(c, comm)) {
@@ -43,51 +44,52 @@ pub(crate) fn register(comm: &Arc<Inner>) {
     }
     if !state.running {
         let spawned = std::thread::Builder::new().name("smddp-progress".to_owned()).spawn(run);
-        // Without a thread, whoever waits still drives.
+        // Without the thread, waiting threads still poll.
         state.running = spawned.is_ok();
     }
-    if state.sleeps {
+    if state.is_sleeping {
         changed.notify_all();
-    } else if !state.rests {
-        // It may sleep until something comes for other communicators, or until this one has more room to send.
+    } else if !state.is_resting {
+        // The thread may sleep until another group receives data, or until this one has more space to send.
         drop(state);
         comm.sleeper.notify_if_waiting();
     }
 }
 
-/// Returns whether the progress thread exists. It does wherever a call is pending that no thread waits for, unless the
-/// process may not have another thread.
+/// Returns whether the progress thread exists. It exists wherever a call is pending that no thread waits for,
+/// unless the process cannot create another thread.
 pub(crate) fn runs() -> bool {
     progress().0.running
 }
 
-/// Sleep of the progress thread after a registration. A caller that starts an operation and waits for it immediately drives it
-/// itself; waking this thread for it would cost two system calls, and the caller's processor where both share one.
+/// Sleep of the progress thread after a registration. A caller that starts an operation and immediately waits for
+/// it polls by itself. Waking this thread would cost two system calls, and the caller's processor if both share
+/// one.
 const REST: Duration = Duration::from_micros(50);
 
-/// The thread's own sleep, whose end says whether it was as long as it could be. After a look before which somebody has registered,
-/// `seen` being the registrations that it knew of, it is short, and nobody need end it.
+/// Sleeps until a change. Returns whether the sleep lasted its full time. If a group was registered since `seen`
+/// registrations, the sleep lasts `REST` at most and needs no notification.
 fn sleep<'a>(
     mut state: MutexGuard<'a, Queue>,
     changed: &Condvar,
     seen: &mut u64,
     at_most: Duration,
 ) -> (MutexGuard<'a, Queue>, bool) {
-    let rests = std::mem::replace(seen, state.wakeups) != state.wakeups;
-    (state.rests, state.sleeps) = (rests, !rests);
-    let at_most = if rests { at_most.min(REST) } else { at_most };
+    let is_resting = std::mem::replace(seen, state.wakeups) != state.wakeups;
+    (state.is_resting, state.is_sleeping) = (is_resting, !is_resting);
+    let at_most = if is_resting { at_most.min(REST) } else { at_most };
     let (mut state, timeout) = changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
-    (state.rests, state.sleeps) = (false, false);
-    (state, timeout.timed_out() && !rests)
+    (state.is_resting, state.is_sleeping) = (false, false);
+    (state, timeout.timed_out() && !is_resting)
 }
 
-/// Between two looks at groups that others drive.
-const SOON: Duration = Duration::from_millis(2);
+/// Interval between two polls of groups that other threads own.
+const OWNED_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 fn run() {
     helpers::disable_helpers();
     set_default_float_mode();
-    let mut comms: Vec<Arc<Inner>> = Vec::new();
+    let mut comms: Vec<Arc<SharedState>> = Vec::new();
     let mut seen = 0;
     loop {
         {
@@ -101,7 +103,7 @@ fn run() {
                 if !comms.is_empty() {
                     break;
                 }
-                // Idle for a while: go; the next asynchronous call makes a new thread.
+                // Exit after an idle period; the next asynchronous call creates a new thread.
                 let wakeups = state.wakeups;
                 let (next, timed_out) = sleep(state, changed, &mut seen, Duration::from_secs(5));
                 state = next;
@@ -111,54 +113,56 @@ fn run() {
                 }
             }
         }
-        // A group may be dropped here with what its callers wanted held, which is not ours and may panic: the others' calls
-        // go on. Panics of a driver end its group before they get here.
-        let _ = catch_unwind(AssertUnwindSafe(|| drive(&mut comms, &mut seen)));
+        // Dropping a group here also drops objects that its callers kept alive, which may panic. The calls of other
+        // groups continue. A panic in an engine has failed its group before it could get here.
+        let _ = catch_unwind(AssertUnwindSafe(|| poll_groups(&mut comms, &mut seen)));
     }
 }
 
-/// Drives until nothing is pending anywhere, or something new comes in.
-fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
-    // In the background: no spinning beside the threads that compute.
+/// Polls until nothing is pending, or a group is registered.
+fn poll_groups(comms: &mut Vec<Arc<SharedState>>, seen: &mut u64) {
+    // Background thread: no spinning next to compute threads.
     let spin_policy = SpinPolicy::new(Some(Duration::ZERO), false);
     let mut backoff = Backoff::new(&spin_policy);
-    // A group of one rank has no bell to sleep at.
+    // A group of one rank has no doorbell to sleep on.
     let sleeper = comms.iter().map(|comm| &comm.sleeper).find(|sleeper| sleeper.can_sleep()).cloned();
-    let (mut rounds, mut about_to_sleep) = (Rounds::default(), None::<AboutToSleep<'_>>);
-    // About to rest: devices alone have something to end, so no message need end the sleep, and nobody rings for one.
+    let (mut check_timer, mut about_to_sleep) = (CheckTimer::default(), None::<AboutToSleep<'_>>);
+    // True before a short sleep while only devices are pending: no message needs to end it, and no rank rings for
+    // one.
     let mut about_to_rest = false;
     while !comms.is_empty() {
-        // The last look before sleeping, or other things go on and on.
-        let late = about_to_sleep.is_some() || about_to_rest || rounds.due();
-        let (mut moved, mut owned, mut recv_target) = (false, false, true);
+        // The last poll before a sleep, or a long phase of continuous progress.
+        let check_now = about_to_sleep.is_some() || about_to_rest || check_timer.due();
+        let (mut moved, mut has_pending, mut only_devices) = (false, false, true);
         let (mut fds, mut at_most) = (Vec::new(), Duration::MAX);
         comms.retain(|comm| {
-            let Some(mut driver) = comm.try_drive() else {
-                // Whoever has it may leave it to the next look.
-                at_most = at_most.min(SOON);
+            let Some(mut engine) = comm.try_own() else {
+                // The owner may release the engine before the next poll.
+                at_most = at_most.min(OWNED_POLL_INTERVAL);
                 return true;
             };
-            let pending = comm.guard(&mut driver, |driver| {
-                moved |= comm.look(driver);
-                if late {
+            let pending = comm.guard(&mut engine, |engine| {
+                moved |= comm.poll(engine);
+                if check_now {
                     let now = Instant::now();
-                    comm.examine(driver, now);
-                    at_most = at_most.min(driver.max_sleep(now)).min(longest(&driver.group, &mut fds));
+                    comm.examine(engine, now);
+                    at_most =
+                        at_most.min(engine.max_sleep(now)).min(max_poll_interval(&engine.group, &mut fds));
                 }
-                driver.group.flush();
-                driver.pending() || comm.has_items()
+                engine.group.flush();
+                engine.pending() || comm.has_commands()
             });
-            // One that panicked has nothing more to do.
+            // A group whose engine panicked has failed; nothing is pending.
             let pending = pending.unwrap_or(false);
-            owned |= pending;
-            driver.watched = pending && driver.recv_target();
-            recv_target &= driver.watched || !pending;
+            has_pending |= pending;
+            engine.device_only = pending && engine.only_devices();
+            only_devices &= engine.device_only || !pending;
             pending
         });
         if moved {
             backoff.reset();
             about_to_sleep = None;
-            if !late {
+            if !check_now {
                 continue;
             }
         }
@@ -167,16 +171,17 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
             if !state.incoming.is_empty() {
                 return;
             }
-            if !owned || (about_to_rest && recv_target) || sleeper.is_none() {
-                // All groups are driven by waiters, which register what they leave behind, or nothing arrives from other ranks:
-                // a registration ends the sleep.
-                let at_most = if late && sleeper.is_none() { at_most } else { at_most.min(SOON) };
+            if !has_pending || (about_to_rest && only_devices) || sleeper.is_none() {
+                // Either waiting threads own all engines and register what they leave pending, or nothing arrives
+                // from other ranks. A registration ends the sleep.
+                let at_most =
+                    if check_now && sleeper.is_none() { at_most } else { at_most.min(OWNED_POLL_INTERVAL) };
                 drop(sleep(state, changed, seen, at_most));
                 (about_to_sleep, about_to_rest) = (None, sleeper.is_none());
                 continue;
             }
-            about_to_rest = recv_target;
-            if recv_target {
+            about_to_rest = only_devices;
+            if only_devices {
                 about_to_sleep = None;
                 continue;
             }

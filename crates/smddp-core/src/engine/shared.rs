@@ -10,7 +10,7 @@ use crate::bind::{Cache, GroupFacts};
 use crate::config::Config;
 use crate::device::DeviceSiteHandle;
 use crate::engine::wait_plan::SpinPolicy;
-use crate::engine::{Driver, Item};
+use crate::engine::{Command, Engine};
 use crate::error::{Error, Result};
 use crate::observe::recorder::PathCounters;
 
@@ -20,57 +20,58 @@ pub(crate) const DESTROYED: &str = "it was destroyed";
 /// Deletion of a value in the store over which a group started.
 pub type Deletion = Box<dyn FnOnce() -> Result<()> + Send>;
 
-pub(crate) struct Inner {
-    pub(crate) driver: Mutex<Driver>,
-    /// Operations and bytes so far, by collective and path.
+pub(crate) struct SharedState {
+    pub(crate) engine: Mutex<Engine>,
+    /// Completed operations and bytes, by collective and path.
     pub(crate) counters: Arc<PathCounters>,
-    /// Calls that were bound, for all threads: whoever starts one while another thread drives needs it, too.
+    /// Bindings of earlier calls. Outside `engine`, because a thread may bind a call while another thread owns the
+    /// engine.
     pub(crate) cache: Mutex<Cache>,
-    /// What the driver has not yet seen.
-    pub(crate) inbox: Mutex<Vec<Item>>,
-    /// The inbox is not empty.
-    pub(crate) filled: AtomicBool,
-    /// Collectives ever submitted.
+    /// Submitted commands that the engine has not taken yet, in order.
+    pub(crate) commands: Mutex<Vec<Command>>,
+    /// True while `commands` is not empty.
+    pub(crate) has_commands: AtomicBool,
+    /// Number of collectives submitted so far.
     pub(crate) submitted: AtomicU64,
     pub(crate) sleeper: Sleeper,
-    pub(crate) poison: OnceLock<Error>,
-    /// A call has told the caller why the group is dead.
-    pub(crate) told: AtomicBool,
+    pub(crate) failure: OnceLock<Error>,
+    /// Set once a call has returned the abort reason.
+    pub(crate) abort_reported: AtomicBool,
     pub(crate) timeout: AtomicU64,
-    /// Threads that wait in this group and have released the driver for a signal check.
+    /// Waiting threads that have released the engine for a signal check.
     pub(crate) long_waits: AtomicUsize,
     pub(crate) closed: AtomicBool,
-    /// Claim on this rank, until the group is closed or dead, and the deletion of its record in the store.
+    /// Claim on this rank, held until the group is closed or dead, with the deletion of its record in the store.
     pub(crate) claim: Mutex<Option<(Claim, Option<Deletion>)>>,
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) facts: GroupFacts,
     pub(crate) shared_page: Option<Arc<SharedPage>>,
-    /// Collectives, by bit, of which a copied input has been logged.
+    /// Bit set of collectives, by number, whose copied input has been logged.
     pub(crate) overlaps: AtomicU16,
-    /// The devices that this group has been used on.
+    /// Handles of the devices that this group has been used on.
     pub(crate) handles: Mutex<Vec<Arc<DeviceSiteHandle>>>,
-    /// Held while all ranks prepare another device; `handles` is not.
+    /// Lock held while all ranks prepare another device; `handles` stays unlocked meanwhile.
     pub(crate) preparing: Mutex<()>,
-    /// How other nodes are reached; empty where there are none.
-    pub(crate) way: String,
+    /// Transport between nodes, for example `tcp`; empty for a single node.
+    pub(crate) network_path: String,
     pub(crate) name: String,
     pub(crate) forks: u32,
     pub(crate) spin_policy: SpinPolicy,
     pub(crate) config: &'static Config,
 }
 
-impl Inner {
-    pub(crate) fn usable(&self) -> Result<()> {
+impl SharedState {
+    pub(crate) fn check_usable(&self) -> Result<()> {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
         }
-        self.poison.get().map_or(Ok(()), |error| Err(self.tell(error)))
+        self.failure.get().map_or(Ok(()), |error| Err(self.report(error)))
     }
 
-    /// The caller hears why the group is dead.
-    pub(crate) fn tell(&self, error: &Error) -> Error {
-        self.told.store(true, Ordering::Relaxed);
+    /// Returns `error` for the caller and records that the abort reason has been reported.
+    pub(crate) fn report(&self, error: &Error) -> Error {
+        self.abort_reported.store(true, Ordering::Relaxed);
         error.clone()
     }
 }

@@ -1,4 +1,4 @@
-//! How a thread waits: spin briefly, yield, then sleep on the bell. One policy, one place.
+//! Wait policy: spin briefly, yield, then sleep on the doorbell.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -9,53 +9,53 @@ use smddp_transport::{Group, Sleeper};
 
 use crate::config::cores::{cores, local_ranks};
 
-/// Maximum sleep before the next poll, in case a wakeup is lost. It doubles after each sleep that no wakeup ended, up to
-/// `MOST_DOUBLINGS` times, because many ranks may wait for minutes on few cores.
-const NAP: Duration = Duration::from_millis(20);
-const MOST_DOUBLINGS: u32 = 2;
+/// Maximum sleep before the next poll, in case a wakeup is lost. It doubles after each sleep that no wakeup ended,
+/// up to `MAX_DOUBLINGS` times, because many ranks may wait for minutes on few cores.
+const MAX_SLEEP: Duration = Duration::from_millis(20);
+const MAX_DOUBLINGS: u32 = 2;
 const YIELDS: u32 = 50;
 /// `YIELDS` where polling is a system call.
 const COSTLY_YIELDS: u32 = 6;
-/// Looks without asking the clock.
-const FREE_LOOKS: u32 = 128;
-/// Looks without a pause: a rank that is on time comes within them.
-const QUICK_LOOKS: u32 = 32;
-/// The spin budget moves between these, in microseconds: doubled by a wait that the longest would have covered, however it was
-/// spent, halved by a longer one, so that ranks whose cores are taken by others soon stop burning their turns.
+/// Polls without reading the clock.
+const FREE_POLLS: u32 = 128;
+/// Polls without a pause, enough for a rank that is on time.
+const QUICK_POLLS: u32 = 32;
+/// Bounds of the spin budget, in microseconds. A wait within the upper bound doubles the budget, even if part of it
+/// was not spent spinning. A longer wait halves the budget, so ranks that share their cores soon stop spinning.
 const LONGEST_SPIN: u32 = 50;
 const SHORTEST_SPIN: u32 = 1;
 
-/// Looks at the clock now and then where looks follow each other without a pause: the clock costs as much as a look.
+/// Reads the clock only once per `UNCHECKED_PASSES` passes: reading it costs as much as a poll.
 #[derive(Default)]
-pub(crate) struct Rounds {
+pub(crate) struct CheckTimer {
     count: u32,
     last: Option<Instant>,
 }
 
-/// Rounds between two looks at the clock, and the time after which it is due.
-const BLIND: u32 = 256;
-const DUE: Duration = Duration::from_millis(50);
+/// Passes between two readings of the clock, and the interval between two checks.
+const UNCHECKED_PASSES: u32 = 256;
+const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-impl Rounds {
-    /// Counts a round; whether it has been so long that other things are to be looked after.
+impl CheckTimer {
+    /// Counts a pass. Returns true if the next failure check is due.
     #[inline]
     pub(crate) fn due(&mut self) -> bool {
         self.count = self.count.wrapping_add(1);
-        self.count.is_multiple_of(BLIND) && self.late()
+        self.count.is_multiple_of(UNCHECKED_PASSES) && self.is_overdue()
     }
 
     #[cold]
-    fn late(&mut self) -> bool {
+    fn is_overdue(&mut self) -> bool {
         let now = Instant::now();
-        let late = now.duration_since(*self.last.get_or_insert(now)) >= DUE;
-        if late {
+        let is_overdue = now.duration_since(*self.last.get_or_insert(now)) >= CHECK_INTERVAL;
+        if is_overdue {
             self.last = Some(now);
         }
-        late
+        is_overdue
     }
 }
 
-/// How long the threads of one communicator spin.
+/// Spin time of the threads of one communicator.
 pub(crate) struct SpinPolicy {
     fixed: Option<Duration>,
     budget: AtomicU32,
@@ -63,8 +63,7 @@ pub(crate) struct SpinPolicy {
 }
 
 impl SpinPolicy {
-    /// `setting`: a fixed time, where the user gave one.
-    /// `costly`: a look asks the kernel.
+    /// `setting`: a fixed spin time, if configured. `costly`: a poll is a system call.
     pub(crate) fn new(setting: Option<Duration>, costly: bool) -> Self {
         let yields = if costly { COSTLY_YIELDS } else { YIELDS };
         Self { fixed: setting, budget: AtomicU32::new(LONGEST_SPIN), yields }
@@ -81,8 +80,8 @@ impl SpinPolicy {
         })
     }
 
-    /// `waited`: how long something took to come. What ended a spin that was too short says nothing: a budget that shrank
-    /// by it below the way to the other rank and back would never grow again.
+    /// Adapts the budget to a wait of `waited`. The whole wait counts, not only its spin. Otherwise a budget below
+    /// the round trip to the other rank could never grow again.
     fn learn(&self, waited: Duration) {
         let budget = self.budget.load(Ordering::Relaxed);
         let enough = waited <= Duration::from_micros(u64::from(LONGEST_SPIN));
@@ -91,43 +90,44 @@ impl SpinPolicy {
     }
 }
 
-/// One wait, from the first look in vain to the end.
+/// One wait, from the first unsuccessful poll to progress.
 pub(crate) struct Backoff<'a> {
     spin_policy: &'a SpinPolicy,
     spin: Duration,
-    looks: u32,
+    polls: u32,
     yields: u32,
-    /// Naps that nothing ended, one after the other.
+    /// Consecutive sleeps that no wakeup ended.
     slept: u32,
     since: Option<Instant>,
 }
 
 impl<'a> Backoff<'a> {
     pub(crate) fn new(spin_policy: &'a SpinPolicy) -> Self {
-        Self { spin_policy, spin: spin_policy.spin(), looks: 0, yields: 0, slept: 0, since: None }
+        Self { spin_policy, spin: spin_policy.spin(), polls: 0, yields: 0, slept: 0, since: None }
     }
 
-    /// Something moved: start anew.
+    /// Restarts the wait after progress.
     #[inline]
     pub(crate) fn reset(&mut self) {
         if let Some(since) = self.since.take() {
             self.spin_policy.learn(since.elapsed());
             self.spin = self.spin_policy.spin();
         }
-        self.looks = 0;
+        self.polls = 0;
         self.yields = 0;
         self.slept = 0;
     }
 
-    /// One wait after a look in vain. `true`: the caller should look once more and then call [`Backoff::max_sleep`].
+    /// Waits once after an unsuccessful poll. Returns true if the caller should poll once more and then call
+    /// [`Backoff::sleep`].
     #[inline]
     pub(crate) fn wait(&mut self) -> bool {
         if !self.spin.is_zero() {
-            // Where spinning has not been enough lately, the other rank may well need this core.
-            let free = if self.spin <= Duration::from_micros(2) { FREE_LOOKS / 8 } else { FREE_LOOKS };
-            if self.looks < free {
-                self.looks += 1;
-                if self.looks > QUICK_LOOKS {
+            // If recent spins were too short, the other rank may need this core.
+            let free = if self.spin <= Duration::from_micros(2) { FREE_POLLS / 8 } else { FREE_POLLS };
+            if self.polls < free {
+                self.polls += 1;
+                if self.polls > QUICK_POLLS {
                     std::hint::spin_loop();
                 }
                 return false;
@@ -146,31 +146,31 @@ impl<'a> Backoff<'a> {
         true
     }
 
-    pub(crate) fn max_sleep(&mut self, about_to_sleep: &AboutToSleep<'_>, group: &Group, at_most: Duration) {
+    pub(crate) fn sleep(&mut self, about_to_sleep: &AboutToSleep<'_>, group: &Group, at_most: Duration) {
         let mut fds = Vec::new();
-        let sleep_limit = longest(group, &mut fds);
-        let most = sleep_limit * (1 << self.slept.min(MOST_DOUBLINGS));
+        let sleep_limit = max_poll_interval(group, &mut fds);
+        let most = sleep_limit * (1 << self.slept.min(MAX_DOUBLINGS));
         let begun = Instant::now();
         about_to_sleep.sleep(&fds, most.min(at_most));
-        if sleep_limit == NAP && begun.elapsed() >= NAP {
+        if sleep_limit == MAX_SLEEP && begun.elapsed() >= MAX_SLEEP {
             self.slept += 1;
         } else {
-            // Woken by somebody: the next message is often close behind.
+            // After a wakeup, the next message often follows soon.
             self.slept = 0;
             self.yields = self.spin_policy.yields / 2;
         }
     }
 }
 
-/// Between two looks at wires that do not tell when something comes.
-const BLIND_NAP: Duration = Duration::from_micros(100);
+/// Interval between two polls of transports that cannot signal incoming data.
+const UNSIGNALED_SLEEP: Duration = Duration::from_micros(100);
 
-/// How long nobody looks at that group at most, and the descriptors that are to end it sooner.
-pub(crate) fn longest(group: &Group, fds: &mut Vec<(RawFd, i16)>) -> Duration {
-    if group.interest(fds) { NAP } else { BLIND_NAP }
+/// Returns the longest time without a poll of the group, and adds the descriptors that may end it early to `fds`.
+pub(crate) fn max_poll_interval(group: &Group, fds: &mut Vec<(RawFd, i16)>) -> Duration {
+    if group.interest(fds) { MAX_SLEEP } else { UNSIGNALED_SLEEP }
 }
 
-/// Somebody who is about to sleep, and looks once more before.
+/// Registration of a thread that polls once more and then sleeps, so that no wakeup is lost.
 pub(crate) struct AboutToSleep<'a> {
     sleeper: &'a Sleeper,
     ticket: u32,
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spin_that_became_too_short_grows_again_where_the_waits_are_short() {
+    fn spin_budget_recovers_after_short_waits() {
         let policy = SpinPolicy::new(None, true);
         let budget = |waited: u64, times: usize| {
             (0..times).for_each(|_| policy.learn(Duration::from_micros(waited)));
@@ -205,7 +205,7 @@ mod tests {
         };
         assert_eq!(budget(50, 1), LONGEST_SPIN);
         assert_eq!(budget(51, 10), SHORTEST_SPIN, "others need the core");
-        // Longer than the spin of then, which ended in a sleep.
+        // Longer than the current spin, which ended in a sleep.
         assert_eq!(budget(30, 10), LONGEST_SPIN);
     }
 }

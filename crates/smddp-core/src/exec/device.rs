@@ -12,7 +12,7 @@ use smddp_transport::{Group, Mismatch};
 use self::messages::{MessageSource, SendTarget};
 use crate::bind::{BlockRun, BoundCall, IncomingMessage, Reduce};
 use crate::call::types::RedOp;
-use crate::device::completion::Completion;
+use crate::device::completion::DeviceCompletion;
 use crate::device::reduction::{self, Pieces, ReductionKind};
 use crate::device::site::DeviceSite;
 use crate::device::site_handle::{DeviceSiteHandle, PooledEvent};
@@ -100,8 +100,8 @@ impl DeviceOp {
     }
 
     /// Returns the completion for the handle of the call. The number must be set.
-    pub(crate) fn completion(&self) -> Completion {
-        Completion { handle: self.handle.clone(), number: self.number, end: self.end.clone() }
+    pub(crate) fn completion(&self) -> DeviceCompletion {
+        DeviceCompletion { handle: self.handle.clone(), number: self.number, end: self.end.clone() }
     }
 }
 

@@ -61,7 +61,7 @@ pub(crate) fn copy_input(execution: &mut Execution) {
     let (dtype, mut to) = (execution.dtype, execution.bases[Buffer::In as usize] as *mut u8);
     for &(from, bytes) in &copy.pieces {
         let from = from as *const u8;
-        // SAFETY: the caller's blocks are valid until the operation is over. `own_input` in `engine::prepare`
+        // SAFETY: the caller's blocks are valid until the operation is over. `reserve_input_copy` in `engine::prepare`
         // reserved memory of the operation at `to` for all blocks, so the ranges cannot overlap. Only this thread
         // drives the operation.
         unsafe {

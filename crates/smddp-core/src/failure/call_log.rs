@@ -1,4 +1,4 @@
-//! What a rank did in a group, to be held against what the others did when they leave.
+//! Logs of a rank's calls and messages in a group, compared between the ranks when they leave it.
 
 use std::collections::VecDeque;
 
@@ -6,39 +6,40 @@ use smddp_transport::CallFingerprint;
 
 use crate::call::fingerprint::mix;
 
-/// The collectives that a rank called.
+/// Log of the collectives that a rank called.
 #[derive(Default)]
-pub(crate) struct Record {
-    /// Of all of them in their order: the same on ranks that made the same calls.
+pub(crate) struct CallLog {
+    /// Digest of all calls in their order: equal on ranks that made the same calls.
     pub(crate) digest: u64,
     pub(crate) calls: u64,
-    /// The newest headers, to tell which call it was.
-    pub(crate) newest: VecDeque<CallFingerprint>,
+    /// The latest fingerprints, to find the call that differs.
+    pub(crate) latest: VecDeque<CallFingerprint>,
 }
 
-pub(crate) const REMEMBERED: usize = 64;
+pub(crate) const MAX_RECORDED: usize = 64;
 
-impl Record {
+impl CallLog {
     pub(crate) fn add(&mut self, fingerprint: CallFingerprint) {
         self.digest = mix(self.digest ^ fingerprint.call).wrapping_add(mix(fingerprint.count));
         self.calls += 1;
-        if self.newest.len() == REMEMBERED {
-            self.newest.pop_front();
+        if self.latest.len() == MAX_RECORDED {
+            self.latest.pop_front();
         }
-        self.newest.push_back(fingerprint);
+        self.latest.push_back(fingerprint);
     }
 }
 
-/// The messages that a rank sent to each other one, and those that it asked for.
-pub(crate) struct Ledger {
+/// Log of the messages that a rank sent to each other rank, and of its recvs from each.
+pub(crate) struct MessageLog {
     me: usize,
-    /// 0 in the sum over all ranks, where each message has a sender and a receiver.
+    /// Sum of message hashes, sends added and recvs subtracted. Over all ranks it is 0 if each message has a sender
+    /// and a receiver.
     pub(crate) balance: u64,
-    /// Per rank: sent to it, asked of it.
+    /// Per rank: messages sent to it, recvs from it.
     pub(crate) counts: Vec<(u32, u32)>,
 }
 
-impl Ledger {
+impl MessageLog {
     pub(crate) fn new(me: usize, size: usize) -> Self {
         Self { me, balance: 0, counts: vec![(0, 0); size] }
     }
@@ -47,18 +48,18 @@ impl Ledger {
         mix(mix((from as u64) << 32 | to as u64) ^ tag)
     }
 
-    /// `times`: 1, or -1 for one that came to nothing.
+    /// Counts a send. `times`: 1, or -1 for a send that failed.
     pub(crate) fn sent(&mut self, to: usize, tag: u64, times: i32) {
         self.counts[to].0 = self.counts[to].0.wrapping_add_signed(times);
         self.balance = self.balance.wrapping_add(Self::name(self.me, to, tag).wrapping_mul(times as u64));
     }
 
-    /// The ranks to which this one has sent anything.
+    /// Returns the ranks to which this rank has sent messages.
     pub(crate) fn receivers(&self) -> Vec<usize> {
         self.counts.iter().enumerate().filter(|(_, (sent, _))| *sent > 0).map(|(rank, _)| rank).collect()
     }
 
-    pub(crate) fn asked(&mut self, from: usize, tag: u64, times: i32) {
+    pub(crate) fn requested(&mut self, from: usize, tag: u64, times: i32) {
         self.counts[from].1 = self.counts[from].1.wrapping_add_signed(times);
         self.balance = self.balance.wrapping_sub(Self::name(from, self.me, tag).wrapping_mul(times as u64));
     }
@@ -69,15 +70,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_balance_is_zero_only_if_each_message_was_sent_and_asked_for() {
-        let sum = |of: [&Ledger; 2]| of[0].balance.wrapping_add(of[1].balance);
-        let (mut a, mut b) = (Ledger::new(0, 2), Ledger::new(1, 2));
+    fn balance_is_zero_only_if_every_message_has_a_recv() {
+        let sum = |of: [&MessageLog; 2]| of[0].balance.wrapping_add(of[1].balance);
+        let (mut a, mut b) = (MessageLog::new(0, 2), MessageLog::new(1, 2));
         a.sent(1, 7, 1);
         assert_ne!(sum([&a, &b]), 0);
-        b.asked(0, 8, 1);
+        b.requested(0, 8, 1);
         assert_ne!(sum([&a, &b]), 0, "another tag is another message");
-        b.asked(0, 8, -1);
-        b.asked(0, 7, 1);
+        b.requested(0, 8, -1);
+        b.requested(0, 7, 1);
         assert_eq!(sum([&a, &b]), 0);
         b.sent(0, 7, 1);
         b.sent(0, 7, -1);
@@ -86,12 +87,12 @@ mod tests {
     }
 
     #[test]
-    fn another_order_is_another_record() {
+    fn digest_depends_on_the_order_of_calls() {
         let fingerprints = [CallFingerprint { call: 1, count: 2 }, CallFingerprint { call: 2, count: 1 }];
         let of = |fingerprints: &[CallFingerprint]| {
-            let mut record = Record::default();
-            fingerprints.iter().for_each(|&fingerprint| record.add(fingerprint));
-            record.digest
+            let mut call_log = CallLog::default();
+            fingerprints.iter().for_each(|&fingerprint| call_log.add(fingerprint));
+            call_log.digest
         };
         assert_ne!(of(&fingerprints), of(&[fingerprints[1], fingerprints[0]]));
         assert_ne!(of(&fingerprints), of(&fingerprints[..1]));

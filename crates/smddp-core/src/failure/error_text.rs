@@ -1,4 +1,4 @@
-//! Errors in words: both calls of a mismatch, who is missing, who died.
+//! Error texts: both calls of a mismatch, missing ranks, dead ranks.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::failure::report;
 use crate::observe::recorder;
 
-/// A collective that is not over, as error texts name it.
+/// A pending collective, as error texts name it.
 #[derive(Clone, Copy)]
 pub(crate) struct PendingCall {
     pub(crate) collective: Collective,
@@ -31,20 +31,20 @@ pub(crate) fn mismatch(
     mine: CallFingerprint,
     found: Mismatch,
 ) -> Error {
-    let who = group.describe(found.rank);
+    let peer = group.describe(found.rank);
     let me = group.rank();
     let detail = match found.bytes {
         Some((expected, offered)) => {
             let element = fingerprint::dtype(mine).map_or(1, DType::size) as u64;
             format!(
-                "rank {me} expects {} elements ({expected} bytes) from {who}, which sends {} ({offered} bytes); check the \
-                 sizes that both ranks give",
+                "rank {me} expects {} elements ({expected} bytes) from {peer}, which sends {} ({offered} bytes); check the \
+                 sizes on both ranks",
                 expected / element,
                 offered / element
             )
         }
         None => format!(
-            "rank {me} calls {}, {who} calls {}; all ranks of a group must make the same calls in the same order{}",
+            "rank {me} calls {}, {peer} calls {}; all ranks of a group must make the same calls in the same order{}",
             call(mine),
             call(found.theirs),
             if call(mine) == call(found.theirs) { " with the same SMDDP_* settings" } else { "" },
@@ -63,25 +63,26 @@ pub(crate) fn timeout(group: &Group, name: &str, op: PendingCall) -> Error {
     Error::Timeout { what, group: name.to_owned(), after: op.timeout, missing, detail }
 }
 
-/// Who is known not to have come yet, nobody asked; `None` where all have come, or it is not known of anybody.
+/// Log text for a call that waits for late ranks. `None` if no rank is known to be late; this does not query the
+/// ranks.
 pub(crate) fn late(group: &Group, name: &str, op: PendingCall, after: Duration) -> Option<String> {
     let absent = |&rank: &usize| rank != group.rank() && group.arrived(rank, op.seq) == Some(false);
     let absent: Vec<usize> = (0..group.size()).filter(absent).collect();
     (!absent.is_empty()).then(|| {
-        let (what, who) = (numbered(op.collective, op.seq), report::list(group, &absent));
-        format!("{what} on group `{name}` has waited for {} s; not here yet: {who}", after.as_secs())
+        let (operation, missing) = (numbered(op.collective, op.seq), report::list(group, &absent));
+        format!("{operation} on group `{name}` has waited for {} s; missing: {missing}", after.as_secs())
     })
 }
 
-/// An operation that is on the device since, and does not end there.
-pub(crate) fn stuck(name: &str, enqueued: &Enqueued) -> Error {
+/// Timeout of an operation whose work is completely on the device but does not complete there.
+pub(crate) fn device_timeout(name: &str, enqueued: &Enqueued) -> Error {
     Error::Timeout {
         what: numbered(enqueued.collective, enqueued.seq),
         group: name.to_owned(),
         after: enqueued.timeout,
         missing: Vec::new(),
-        detail: "all ranks have made this call and all of its work is on their devices, but this rank's device is not \
-                 through with it: a kernel before it on the caller's stream may not end, or another rank's device hangs \
+        detail: "all ranks have made this call and all of its work is on their devices, but this rank's device has \
+                 not completed it: a kernel before it on the caller's stream may not end, or another rank's device hangs \
                  (nvidia-smi, py-spy dump --pid); or give the group a longer timeout"
             .to_owned(),
     }
@@ -110,7 +111,7 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
     let (mut late, mut unknown) = (Vec::new(), Vec::new());
     for rank in (0..size).filter(|&rank| rank != me) {
         match group.arrived(rank, seq) {
-            // It leaves in its place.
+            // The rank is leaving the group instead of making this call.
             Some(true) if group.fingerprint_of(rank, seq).is_some_and(fingerprint::is_leaving) => {
                 late.push(rank)
             }
@@ -121,38 +122,38 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
     }
     let mut parts = Vec::new();
     if !late.is_empty() || !unknown.is_empty() {
-        let here = size - late.len() - unknown.len();
-        let mut text = format!("{here} of {size} ranks arrived");
+        let arrived = size - late.len() - unknown.len();
+        let mut text = format!("{arrived} of {size} ranks arrived");
         if !late.is_empty() {
             text += &format!(", missing: {}", report::list(group, &late));
         }
         parts.push(text);
         parts.push(format!("the call is {}", call(op.fingerprint)));
-        parts.extend(doing(group, name, &late));
+        parts.extend(activities(group, name, &late));
         unknown.retain(|rank| stalled.iter().all(|(stalled, _)| stalled != rank));
         if !unknown.is_empty() {
-            parts.push(format!("not known: {}, of which no answer came", report::list(group, &unknown)));
+            parts.push(format!("unknown: {}, which did not answer", report::list(group, &unknown)));
         }
     } else if silent.is_empty() && !stalled.is_empty() {
         parts.push(format!("all {size} ranks arrived; the call is {}", call(op.fingerprint)));
     } else if silent.is_empty() {
-        let mut others = group.missing_peers();
-        let waits = match others.is_empty() {
+        let mut awaited = group.missing_peers();
+        let waits = match awaited.is_empty() {
             true => String::new(),
-            false => format!(", and this rank waits for {}", report::list(group, &others)),
+            false => format!(", and this rank waits for {}", report::list(group, &awaited)),
         };
         parts.push(format!(
-            "all {size} ranks arrived, but the operation did not end{waits}; a rank is stopped or starved of time; the \
+            "all {size} ranks arrived, but the operation did not end{waits}; a rank is stopped or gets no processor time; the \
              call is {}",
             call(op.fingerprint)
         ));
-        // Those that it waits for first: not everybody is asked.
-        others.extend((0..size).filter(|rank| *rank != me && !others.contains(rank)).collect::<Vec<_>>());
-        parts.extend(doing(group, name, &others));
+        // The awaited ranks come first, because only a few are queried.
+        awaited.extend((0..size).filter(|rank| *rank != me && !awaited.contains(rank)).collect::<Vec<_>>());
+        parts.extend(activities(group, name, &awaited));
     }
     parts.extend(undelivered(group, &silent));
-    for (rank, words) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(ASKED) {
-        parts.push(format!("{} {words}", group.describe(*rank)));
+    for (rank, state) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(MAX_QUERIED) {
+        parts.push(format!("{} {state}", group.describe(*rank)));
     }
     if !silent.is_empty() {
         let verb = if silent.len() == 1 { "does" } else { "do" };
@@ -162,51 +163,50 @@ fn absent(group: &Group, name: &str, op: PendingCall) -> (Vec<usize>, String) {
         ));
     }
     if late.iter().any(|r| !silent.contains(r)) {
-        parts.push(
-            "look at what those are doing (py-spy dump --pid), or give the group a longer timeout".to_owned(),
-        );
+        parts.push("look at their stacks (py-spy dump --pid), or give the group a longer timeout".to_owned());
     }
-    let to_blame = |r: &usize| late.contains(r) || silent.contains(r) || stalled.iter().any(|(s, _)| s == r);
-    let missing = (0..size).filter(to_blame).collect();
+    let is_missing =
+        |r: &usize| late.contains(r) || silent.contains(r) || stalled.iter().any(|(s, _)| s == r);
+    let missing = (0..size).filter(is_missing).collect();
     (missing, parts.join("; "))
 }
 
-/// What the first of these ranks do, which have not arrived: they are asked.
-pub(crate) fn doing(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
-    let asked = late.iter().take(ASKED);
-    asked.filter_map(|&rank| Some(format!("rank {rank} {}", said(group, name, rank)?))).collect()
+/// Queries the first of these late ranks for their activity.
+pub(crate) fn activities(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
+    let queried = late.iter().take(MAX_QUERIED);
+    queried.filter_map(|&rank| Some(format!("rank {rank} {}", activity_of(group, name, rank)?))).collect()
 }
 
-/// What a rank says that it does, if anything.
-pub(crate) fn said(group: &Group, name: &str, rank: usize) -> Option<String> {
-    Some(group.activity(rank, recorder::query_key(name, rank))).filter(|words| !words.is_empty())
+/// Returns the activity that a rank reports, if any.
+pub(crate) fn activity_of(group: &Group, name: &str, rank: usize) -> Option<String> {
+    Some(group.activity(rank, recorder::query_key(name, rank))).filter(|activity| !activity.is_empty())
 }
 
-/// So many of the ranks that are missing are asked what they do.
-pub(crate) const ASKED: usize = 3;
+/// Maximum number of missing ranks that are queried for their activity.
+pub(crate) const MAX_QUERIED: usize = 3;
 
-/// How a rank was lost where others are, too: any of them may be the one that all else came of.
+/// Appends the other lost ranks to the description of a loss, since any of them may be the first cause.
 pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String {
     if others.is_empty() {
         how.to_owned()
     } else {
-        format!("{how}; gone, too: {}", report::list(group, others))
+        format!("{how}; also lost: {}", report::list(group, others))
     }
 }
 
-/// Whoever sees this process die is told of this error of the group.
-pub(crate) fn leave(group: &Group, name: &str, error: &Error) {
+/// Records this error of the group for processes that later find this process dead.
+pub(crate) fn record_last_error(group: &Group, name: &str, error: &Error) {
     record_error(&format!("{} of group `{name}`: {error}", group.describe(group.rank())));
 }
 
-/// What the process of a rank that is gone wrote down of its last error, if it had one.
+/// Returns the last error that the process of a lost rank recorded, if any.
 pub(crate) fn last_error(group: &Group, rank: usize) -> String {
     group.last_error(rank).map_or_else(String::new, |(ago, text)| {
-        format!("; the last error that it knew of, {:.2} s before this one, is of {text}", ago.as_secs_f64())
+        format!("; its last recorded error, {:.2} s before this one: {text}", ago.as_secs_f64())
     })
 }
 
-/// Reason for the other ranks when this rank closes the group while `pending` is not over.
+/// Error that the other ranks report when this rank closes the group with `pending` unfinished.
 pub(crate) fn departure(group: &Group, name: &str, pending: &str) -> Error {
     let me = group.rank();
     let how =
@@ -214,6 +214,11 @@ pub(crate) fn departure(group: &Group, name: &str, pending: &str) -> Error {
     lost(group, name, pending.to_owned(), me, &how)
 }
 
+/// Advice in errors about a lost rank.
+pub(super) const LOST_ADVICE: &str = "this error follows from that rank's failure: see its log for the first cause; to continue \
+     without it, destroy the group and create a new one";
+
+/// Error of operation `what` for the loss of a rank.
 pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &str) -> Error {
     Error::PeerLost {
         what,
@@ -221,13 +226,12 @@ pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &s
         rank,
         who: group.describe(rank),
         how: how.to_owned(),
-        advice: "this error follows from that rank's failure: see its log for the first cause; to continue without it, destroy \
-                 the group and create a new one",
+        advice: LOST_ADVICE,
     }
 }
 
-/// This process cannot reach a rank that may be well.
-pub(crate) fn unable(group: &Group, name: &str, what: &str, rank: usize, reason: &str) -> Error {
+/// Error of a process that cannot reach a rank which may be healthy.
+pub(crate) fn unreachable(group: &Group, name: &str, what: &str, rank: usize, reason: &str) -> Error {
     let (me, other) = (group.describe(group.rank()), group.describe(rank));
     Error::System {
         what: format!("{what} on group `{name}` failed: {me} cannot reach {other}"),

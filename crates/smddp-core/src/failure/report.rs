@@ -1,17 +1,18 @@
-//! What ranks tell each other of the end of their group: the first cause, in the words of the rank that found it. A rank
-//! that ends because of another one's report passes that on as it came.
+//! Abort reports: the first cause of a group's end, as the rank that found it describes it. A rank that fails
+//! because of another rank's report forwards that report unchanged.
 
 use std::time::Duration;
 
 use smddp_transport::{Group, MAX_ABORT_REPORT};
 
 use crate::error::Error;
+use crate::failure::error_text;
 
-/// Bytes for a list of ranks.
-pub(crate) const ROOM: usize = 360;
+/// Maximum length of a rank list, in bytes.
+pub(crate) const MAX_RANK_LIST: usize = 360;
 
-/// "5, 258-269, and 37 more": ranks in ascending order, as much as there is room for.
-pub(crate) fn ranges(ranks: &[usize], room: usize) -> String {
+/// Formats ranks in ascending order in at most about `limit` bytes: "5, 258-269, and 37 more".
+pub(crate) fn ranges(ranks: &[usize], limit: usize) -> String {
     let mut text = String::new();
     let mut at = 0;
     while at < ranks.len() {
@@ -22,7 +23,7 @@ pub(crate) fn ranges(ranks: &[usize], room: usize) -> String {
             _ => format!("{}-{}", ranks[at], ranks[at + run - 1]),
         };
         let comma = if text.is_empty() { "" } else { ", " };
-        if text.len() + comma.len() + range.len() > room {
+        if text.len() + comma.len() + range.len() > limit {
             return text + comma + &format!("and {} more", ranks.len() - at);
         }
         text += comma;
@@ -32,7 +33,7 @@ pub(crate) fn ranges(ranks: &[usize], room: usize) -> String {
     text
 }
 
-/// What [`ranges`] wrote, as far as the ranks are in it.
+/// Parses the ranks that [`ranges`] wrote; ranks behind its "and N more" are missing.
 fn parse_ranges(text: &str, size: usize) -> Vec<usize> {
     let range = |text: &str| {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
@@ -42,23 +43,23 @@ fn parse_ranges(text: &str, size: usize) -> Vec<usize> {
     text.split(", ").filter_map(range).flatten().collect()
 }
 
-/// Ranks by name and host while there are few, else the first one so and the others by their numbers.
+/// Lists ranks with name and host. A long list has them for the first rank only, then numbers.
 pub(crate) fn list(group: &Group, ranks: &[usize]) -> String {
     let mut names = String::new();
     for (i, &rank) in ranks.iter().enumerate() {
         names += if i == 0 { "" } else { ", " };
         names += &group.describe(rank);
-        if names.len() > ROOM {
-            return format!("{}, {}", group.describe(ranks[0]), ranges(&ranks[1..], ROOM / 2));
+        if names.len() > MAX_RANK_LIST {
+            return format!("{}, {}", group.describe(ranks[0]), ranges(&ranks[1..], MAX_RANK_LIST / 2));
         }
     }
     names
 }
 
-/// What this rank tells of an error of its own: a line of kind, rank, the ranks it is about and the time waited in
-/// milliseconds; the call; the text.
+/// Encodes an error of this rank. First line: kind, this rank, affected ranks, and the time waited in milliseconds.
+/// Then a line with the call, and the text.
 pub(crate) fn own(me: usize, error: &Error) -> String {
-    let told = error.to_string();
+    let text_of_other = error.to_string();
     let (kind, ranks, after, what, text) = match error {
         Error::Timeout { missing, after, what, detail, .. } => {
             ('T', missing.as_slice(), *after, what, detail)
@@ -69,9 +70,10 @@ pub(crate) fn own(me: usize, error: &Error) -> String {
         Error::PeerLost { rank, what, how, .. } => {
             ('L', std::slice::from_ref(rank), Duration::ZERO, what, how)
         }
-        _ => ('C', &[][..], Duration::ZERO, &String::new(), &told),
+        _ => ('C', &[][..], Duration::ZERO, &String::new(), &text_of_other),
     };
-    let mut report = format!("{kind};{me};{};{}\n{what}\n{text}", ranges(ranks, ROOM), after.as_millis());
+    let mut report =
+        format!("{kind};{me};{};{}\n{what}\n{text}", ranges(ranks, MAX_RANK_LIST), after.as_millis());
     if report.len() > MAX_ABORT_REPORT {
         let end = (0..=MAX_ABORT_REPORT - "...".len()).rev().find(|&at| report.is_char_boundary(at));
         report.truncate(end.unwrap_or(0));
@@ -80,20 +82,20 @@ pub(crate) fn own(me: usize, error: &Error) -> String {
     report
 }
 
-/// Whether a report is of calls that differ.
+/// Returns true if a report describes mismatched calls.
 pub(crate) fn is_mismatch(report: &str) -> bool {
     report.starts_with('M')
 }
 
-/// The rank whose loss another rank reports.
+/// Returns the rank whose loss another rank reports.
 pub(crate) fn lost_rank(report: &str) -> Option<usize> {
     let mut fields = report.split(';');
     let (kind, by, rank) = (fields.next()?, fields.next()?, fields.next()?);
     rank.parse().ok().filter(|_| kind == "L" && by != rank)
 }
 
-/// A report that came from rank `from`, as an error of the same kind here, in the call `what`.
-pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
+/// Converts a report from rank `from` to an error of the same kind, for the call `what`.
+pub(crate) fn to_error(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');
     let (fingerprint, call, text) =
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
@@ -105,7 +107,7 @@ pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report
     let after = Duration::from_millis(fields.next().and_then(|after| after.parse().ok()).unwrap_or(0));
     let who = group.describe(origin);
     let in_group = name.to_owned();
-    // A report in other words than these is told as it is.
+    // A report in an unknown format is quoted unchanged.
     let (kind, call, text) = text.map_or(("", "", report), |text| (kind, call, text));
     let call = if call.is_empty() || call == what { String::new() } else { format!("{call}: ") };
     let detail = format!("{who} reports: {call}{text}");
@@ -124,7 +126,7 @@ pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report
                 } else {
                     format!("{text}, as {who} reports")
                 },
-                advice: "its own log says why; destroy the group and make a new one without it to go on",
+                advice: error_text::LOST_ADVICE,
             }
         }
         _ => Error::Closed { group: in_group, reason: format!("{what}: {detail}") },
@@ -142,15 +144,15 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_do_not_fit_are_ranges_that_end_with_a_whole_rank_and_a_count() {
+    fn long_rank_lists_end_with_a_complete_rank_and_a_count() {
         assert_eq!(ranges(&[5], 9), "5");
         assert_eq!(ranges(&[5, 6], 9), "5, 6");
         assert_eq!(ranges(&[5, 258, 259, 260, 269], 99), "5, 258-260, 269");
         assert_eq!(ranges(&[5, 258, 259, 260, 269], 10), "5, 258-260, and 1 more");
         assert_eq!(ranges(&[5, 258, 259, 260, 269], 9), "5, and 4 more");
         let odd: Vec<usize> = (0..4096).filter(|rank| rank % 2 == 1).collect();
-        for room in 0..400 {
-            let text = ranges(&odd, room);
+        for limit in 0..400 {
+            let text = ranges(&odd, limit);
             let ranks = parse_ranges(&text, 4096);
             assert_eq!(ranks, odd[..ranks.len()], "{text}");
             assert!(text.ends_with(&format!("and {} more", odd.len() - ranks.len())), "{text}");
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_many_ranks_names_the_first_ones_host_and_all_numbers() {
+    fn long_rank_lists_name_the_host_of_the_first_rank() {
         let group = group(300);
         let names = [3, 5, 9].map(|rank| group.describe(rank));
         assert!(names[0].starts_with("rank 3 (host "), "{names:?}");
@@ -169,14 +171,16 @@ mod tests {
     }
 
     #[test]
-    fn a_report_arrives_whole_with_the_time_that_was_waited() {
+    fn report_preserves_error_and_waited_time() {
         let group = group(300);
         let missing: Vec<usize> = (0..300).filter(|rank| rank % 3 == 1).collect();
         let error = timeout(missing.clone(), format!("missing: {}", list(&group, &missing)));
         let report = own(9, &error);
         assert!(report.len() <= MAX_ABORT_REPORT, "{}", report.len());
-        let heard = heard(&group, "g", "all_reduce #8".to_owned(), 4, &report);
-        let Error::Timeout { what, after, missing: told, detail, .. } = &heard else { panic!("{heard}") };
+        let received = to_error(&group, "g", "all_reduce #8".to_owned(), 4, &report);
+        let Error::Timeout { what, after, missing: reported, detail, .. } = &received else {
+            panic!("{received}")
+        };
         assert_eq!((what.as_str(), after.as_millis()), ("all_reduce #8", 1500));
         assert!(
             detail.starts_with(&format!(
@@ -186,12 +190,12 @@ mod tests {
             )),
             "{detail}"
         );
-        assert_eq!(told[..], missing[..told.len()]);
-        assert!(told.len() > 60, "{}", told.len());
+        assert_eq!(reported[..], missing[..reported.len()]);
+        assert!(reported.len() > 60, "{}", reported.len());
     }
 
     #[test]
-    fn a_text_that_is_too_long_ends_between_two_characters() {
+    fn long_report_is_cut_at_a_character_boundary() {
         for extra in 0..8 {
             let report = own(0, &timeout(vec![1], "x".repeat(extra) + &"ü€".repeat(2000)));
             assert!(report.len() <= MAX_ABORT_REPORT && report.ends_with("..."), "{}", report.len());
@@ -199,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_reported_is_told() {
+    fn malformed_report_is_quoted() {
         let group = group(4);
         let whole = own(2, &timeout(vec![1, 3], "missing".to_owned()));
         let cut = (0..whole.len()).map(|end| whole[..end].to_owned());
@@ -211,7 +215,7 @@ mod tests {
             "T;1;0-18446744073709551615;7\na\nb",
         ];
         for text in cut.chain(odd.map(str::to_owned)) {
-            let error = heard(&group, "g", "barrier #1".to_owned(), 3, &text);
+            let error = to_error(&group, "g", "barrier #1".to_owned(), 3, &text);
             assert!(error.to_string().contains(" reports"), "{text:?}: {error}");
         }
     }

@@ -15,7 +15,7 @@ use smddp_transport::fork::PerProcess;
 use crate::config::Config;
 use crate::config::cores;
 use crate::kernels::float_mode::set_default_float_mode;
-use crate::sync::job_gate::Turns;
+use crate::sync::job_gate::JobGate;
 use crate::sync::lock;
 
 /// Bytes from which a piece is shared out; parts are multiples of the other.
@@ -90,7 +90,7 @@ struct Job {
 }
 
 struct HelperPool {
-    gate: Turns,
+    gate: JobGate,
     job: UnsafeCell<Option<Job>>,
     /// Bytes of it that somebody has taken.
     claimed: AtomicUsize,
@@ -121,7 +121,7 @@ impl HelperPool {
             return None;
         }
         let pool = Arc::new(Self {
-            gate: Turns::default(),
+            gate: JobGate::default(),
             job: UnsafeCell::new(None),
             claimed: AtomicUsize::new(0),
             leader_lock: Mutex::new(()),
@@ -201,7 +201,7 @@ impl HelperPool {
         set_default_float_mode();
         let (mut last, mut spins) = (0, 0);
         loop {
-            if let Some(turn) = self.gate.news(last) {
+            if let Some(turn) = self.gate.open_job(last) {
                 (last, spins) = (turn, 0);
                 if self.gate.enter(turn) {
                     // SAFETY: it stands until this has left.
@@ -222,7 +222,7 @@ impl HelperPool {
             spins = 0;
             helper.asleep.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
-            if self.gate.news(last).is_none() {
+            if self.gate.open_job(last).is_none() {
                 thread::park();
             }
             helper.asleep.store(false, Ordering::Relaxed);
@@ -238,7 +238,7 @@ impl Drop for OpenJob<'_> {
         let gate = &self.0.gate;
         gate.close();
         let mut spins = 0;
-        while !gate.empty() {
+        while !gate.is_empty() {
             spins += 1;
             if spins < MAX_SPINS { std::hint::spin_loop() } else { thread::yield_now() }
         }
@@ -299,7 +299,7 @@ mod tests {
             let outcome =
                 catch_unwind(AssertUnwindSafe(|| unsafe { pool.split_work(MIN_SPLIT_BYTES * 8, &part) }));
             assert_eq!(outcome.unwrap_err().downcast_ref(), Some(&"a part failed"), "round {round}");
-            assert!(pool.gate.empty(), "a helper is still inside");
+            assert!(pool.gate.is_empty(), "a helper is still inside");
         }
         let total = AtomicUsize::new(0);
         // SAFETY: an atomic.

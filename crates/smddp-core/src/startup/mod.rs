@@ -10,6 +10,6 @@ mod split;
 mod store;
 
 pub use pending::Pending;
-pub use rank_exchange::Known;
+pub use rank_exchange::ParentGroup;
 pub use size::{MAX_RANKS, check_size};
 pub use store::{Deletion, Store};

@@ -38,11 +38,11 @@ pub struct Pending {
 impl Pending {
     /// `timeout`: the deadline of every call that has none of its own.
     pub fn new(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
-        Self::ordered(name, rank, size, timeout, false)
+        Self::with_order(name, rank, size, timeout, false)
     }
 
     /// As [`Pending::new`]; `canonical`: reductions are in canonical order, whatever the setting says.
-    pub(super) fn ordered(
+    pub(super) fn with_order(
         name: &str,
         rank: usize,
         size: usize,
@@ -83,7 +83,7 @@ impl Pending {
     }
 
     /// What the user called for it, as errors name it.
-    pub(crate) fn called(self, call: &str) -> Self {
+    pub(crate) fn for_call(self, call: &str) -> Self {
         Self { call: call.to_owned(), ..self }
     }
 
@@ -130,7 +130,8 @@ impl Pending {
     pub fn connect(self, rank_infos: &[Vec<u8>]) -> Result<Communicator> {
         let here_at = Instant::now();
         let rank_infos = self.checked(rank_infos)?;
-        let known = network::combine_estimates(rank_infos.iter().map(|rank_info| rank_info.user_data.as_slice()));
+        let known =
+            network::combine_estimates(rank_infos.iter().map(|rank_info| rank_info.user_data.as_slice()));
         let me = {
             let RankInfo { rank, host, pid, .. } = self.prepared.rank_info();
             format!("rank {rank} (host {host}, pid {pid})")
@@ -141,7 +142,7 @@ impl Pending {
             .map_err(|error| unjoined(&self.call, &self.name, &me, error))?;
         cores::record_group_size(local_ranks);
         tell_once(&log_lines);
-        let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
+        let comm = Communicator::from_group(group, &nodes, &self.name, self.timeout);
         if self.canonical {
             comm.set_canonical_order();
         }
@@ -154,7 +155,7 @@ impl Pending {
                 self.name,
                 comm.rank(),
                 comm.size(),
-                comm.way(),
+                comm.transport(),
                 if self.canonical { CANONICAL } else { "" },
                 self.prepared_at - self.begun,
                 here_at - self.prepared_at,

@@ -22,7 +22,7 @@ use super::store::Store;
 use crate::communicator::{Communicator, Options};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::failure::report::{ROOM, ranges};
+use crate::failure::report::{MAX_RANK_LIST, ranges};
 use crate::log::{self, Level};
 use crate::sync::completion::interrupted;
 use crate::sync::deadline::after;
@@ -32,26 +32,26 @@ const FIRST_PAUSE: Duration = Duration::from_micros(200);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 const FOR_EACH_RANK: Duration = Duration::from_micros(200);
 /// How long a rank that cannot make a group waits for the others to find out, too.
-const FAIL_TOGETHER: Duration = Duration::from_secs(2);
+const PEER_FAILURE_WAIT: Duration = Duration::from_secs(2);
 
 /// Between two questions whether a rank that others wait for is still there.
-const KNOCK_PAUSE: Duration = Duration::from_millis(20);
+const PROBE_PAUSE: Duration = Duration::from_millis(20);
 
 /// Time at the last barrier of `init` before a rank looks for another rank's reason to fail.
-const FIRST_REFUSAL_CHECK: Duration = Duration::from_millis(100);
+const FIRST_FAILURE_CHECK: Duration = Duration::from_millis(100);
 
 /// Pause between two checks that no other process has claimed this rank, at first and at most.
 const FIRST_CHECK: Duration = Duration::from_millis(20);
 const LONGEST_CHECK: Duration = Duration::from_secs(1);
 
 /// Time to find out which ranks did not join, once the deadline has passed.
-const LOOK_FOR_ABSENT: Duration = Duration::from_secs(5);
+const ABSENCE_SEARCH: Duration = Duration::from_secs(5);
 
 /// So many ranks are named with host and pid where they are late.
-const FEW: usize = 4;
+const MAX_DESCRIBED: usize = 4;
 
 /// Empty where that was taken back: whoever finds it there may still read it, and would wait for one that is gone.
-const REFUSED: &str = "smddp/refused";
+const FAILURE_KEY: &str = "smddp/refused";
 
 /// A rank's "card" (its information), "failed", "up" or "down".
 fn key(what: &str, rank: usize) -> String {
@@ -60,14 +60,14 @@ fn key(what: &str, rank: usize) -> String {
 
 /// Another group in which the ranks of a new one are already, each with its rank there. It knows who is dead.
 #[derive(Clone, Copy)]
-pub struct Known<'a> {
+pub struct ParentGroup<'a> {
     pub group: &'a Communicator,
     pub ranks: &'a [usize],
     /// The ranks there of all groups of the new one's mesh dimension; empty: as a mesh in rank order has them.
     pub siblings: &'a [Vec<usize>],
 }
 
-impl Known<'_> {
+impl ParentGroup<'_> {
     /// Of these ranks of the new group those that are dead, each with how it is known; all are looked after from now on.
     fn dead(&self, late: &[usize]) -> Vec<(usize, String)> {
         let there: Vec<usize> = late.iter().filter_map(|&rank| self.ranks.get(rank).copied()).collect();
@@ -89,7 +89,7 @@ impl Known<'_> {
 impl Communicator {
     /// Makes rank `rank` of the group `name`, with `size` ranks that do the same over the same store within `timeout`, which
     /// is also the deadline of every call that has none of its own. `call`: what the user called for it, as errors name it;
-    /// `known`: a group in which all of them are already.
+    /// `parent_group`: a group in which all of them are already.
     ///
     /// # Errors
     /// [`Error::Timeout`] naming the ranks that did not come; [`Error::PeerLost`] naming one that came and is gone;
@@ -101,48 +101,60 @@ impl Communicator {
         rank: usize,
         size: usize,
         timeout: Duration,
-        known: Option<Known<'_>>,
+        parent_group: Option<ParentGroup<'_>>,
     ) -> Result<Communicator> {
         check_size(name, size)?;
         let (begun, config) = (Instant::now(), Config::get()?);
         let patience = config.transport_options().peer_timeout;
         let deadline = after(begun, timeout);
-        let (found, held) = (RefCell::default(), Cell::new(false));
-        let meeting =
-            Meeting { store, call, name, rank, size, timeout, known, patience, begun, deadline, found, held };
-        let canonical = known.is_some_and(|Known { group, ranks, siblings }| {
+        let (found, is_held) = (RefCell::default(), Cell::new(false));
+        let exchange = RankExchange {
+            store,
+            call,
+            name,
+            rank,
+            size,
+            timeout,
+            parent_group,
+            patience,
+            begun,
+            deadline,
+            found,
+            is_held,
+        };
+        let canonical = parent_group.is_some_and(|ParentGroup { group, ranks, siblings }| {
             need_canonical_order(config, name, &group.nodes(), ranks, siblings)
         });
-        let made = Pending::ordered(name, rank, size, timeout, canonical);
-        let pending = match made.map(|pending| pending.called(call)) {
+        let made = Pending::with_order(name, rank, size, timeout, canonical);
+        let pending = match made.map(|pending| pending.for_call(call)) {
             Ok(pending) if size == 1 => {
                 let rank_info = pending.rank_info();
                 return pending.connect(&[rank_info]);
             }
             Ok(pending) => pending,
             Err(error) => {
-                let _ = meeting.refuse(&error);
+                let _ = exchange.publish_failure(&error);
                 return Err(error);
             }
         };
         let (mut tree, mut endpoint) = (None, None);
-        let mut made = meeting.meet(pending, &mut tree, &mut endpoint);
-        if meeting.held.get() {
+        let mut made = exchange.run(pending, &mut tree, &mut endpoint);
+        if exchange.is_held.get() {
             return made;
         }
         match &made {
             Err(Error::Timeout { missing, .. }) => {
-                meeting.fail_together(missing);
+                exchange.wait_for_peers(missing);
             }
             Err(error @ (Error::Topology(_) | Error::System { .. } | Error::PeerLost { .. })) => {
-                if let Some(cause) = meeting.refuse(error) {
-                    made = Err(meeting.told(cause));
+                if let Some(cause) = exchange.publish_failure(error) {
+                    made = Err(exchange.error_of(cause));
                 }
             }
             _ => {}
         }
         if let Ok(comm) = &made
-            && meeting.has_claims()
+            && exchange.has_claims()
             && let Some(tree) = tree.take()
         {
             // Not an error of the group: without the record, a duplicate fails at its deadline instead of at once.
@@ -150,7 +162,7 @@ impl Communicator {
             comm.hold(tree.into_claim(), deletion);
         }
         // Last: other ranks may still have to read the address. With a conflict it may be another process's.
-        if meeting.found.borrow().is_none() {
+        if exchange.found.borrow().is_none() {
             let _ = store.delete(&key("card", rank));
         }
         drop((tree, endpoint));
@@ -162,14 +174,14 @@ impl Communicator {
 }
 
 /// One rank where a group's ranks meet.
-struct Meeting<'a> {
+struct RankExchange<'a> {
     store: &'a dyn Store,
     call: &'a str,
     name: &'a str,
     rank: usize,
     size: usize,
     timeout: Duration,
-    known: Option<Known<'a>>,
+    parent_group: Option<ParentGroup<'a>>,
     /// How long an address that leads nowhere may be an earlier attempt's.
     patience: Duration,
     begun: Instant,
@@ -177,18 +189,18 @@ struct Meeting<'a> {
     /// A contradiction between ranks that this process or another one found. It is reported as it is.
     found: RefCell<Option<StartupFailure>>,
     /// Another process of this host holds the rank in the existing group. This process does not change its keys.
-    held: Cell<bool>,
+    is_held: Cell<bool>,
 }
 
-impl Meeting<'_> {
+impl RankExchange<'_> {
     /// True if the group is the first of its ranks, so that they may have duplicates.
     fn has_claims(&self) -> bool {
-        self.known.is_none() && self.call.starts_with("init")
+        self.parent_group.is_none() && self.call.starts_with("init")
     }
 
     /// `tree` and `endpoint`: sockets through which the other ranks reach this one. They outlive an error until it is in the
     /// store.
-    fn meet(
+    fn run(
         &self,
         mut pending: Pending,
         tree: &mut Option<RankTree>,
@@ -202,12 +214,12 @@ impl Meeting<'_> {
         if self.has_claims()
             && let Some(holder) = claims::running(self.store, self.rank, self.size, tree)?
         {
-            self.held.set(true);
+            self.is_held.set(true);
             return Err(claims::refused((self.call, self.name), self.rank, &holder, tree));
         }
         // An earlier attempt of this rank may have left it. From now on a refusal is of this attempt.
-        if matches!(self.refused()?, Some((Some(by), _)) if by == self.rank) {
-            self.store.set(REFUSED, b"")?;
+        if matches!(self.published()?, Some((Some(by), _)) if by == self.rank) {
+            self.store.set(FAILURE_KEY, b"")?;
         }
         self.store.set(&key("card", self.rank), &tree.address())?;
         let outcome = self.exchange(&mut pending, tree);
@@ -225,9 +237,9 @@ impl Meeting<'_> {
         // All ranks have read all address records before one of them returns. A rank that failed to connect stores its reason.
         let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let options = Options { timeout: Some(left), ..Options::default() };
-        let pause = FIRST_REFUSAL_CHECK.max(FOR_EACH_RANK * self.size as u32);
+        let pause = FIRST_FAILURE_CHECK.max(FOR_EACH_RANK * self.size as u32);
         comm.checked_barrier(options, pause, || {
-            self.refusal()?.map_or(Ok(()), |failure| Err(self.told(failure)))
+            self.published_failure()?.map_or(Ok(()), |failure| Err(self.error_of(failure)))
         })?;
         Ok(comm)
     }
@@ -235,7 +247,7 @@ impl Meeting<'_> {
     fn exchange(&self, pending: &mut Pending, tree: &mut RankTree) -> Result<Vec<Vec<u8>>> {
         let longest = LONGEST_PAUSE.max(FOR_EACH_RANK * self.size as u32);
         let (mut pause, mut next) = (FIRST_PAUSE, Instant::now());
-        let mut next_probe = self.begun + KNOCK_PAUSE;
+        let mut next_probe = self.begun + PROBE_PAUSE;
         let mut check_pause = FIRST_CHECK;
         let mut next_check = self.begun + check_pause;
         loop {
@@ -243,10 +255,10 @@ impl Meeting<'_> {
             if now >= self.deadline {
                 // Not all may have heard of it.
                 let failure = tree.failure().cloned();
-                return Err(failure.map_or_else(|| self.late(tree), |failure| Ok(self.told(failure)))?);
+                return Err(failure.map_or_else(|| self.late(tree), |failure| Ok(self.error_of(failure)))?);
             }
             if now >= next {
-                if self.look(pending, tree, now)? {
+                if self.poll_store(pending, tree, now)? {
                     pause = FIRST_PAUSE;
                 }
                 next = Instant::now() + pause;
@@ -254,7 +266,7 @@ impl Meeting<'_> {
             }
             if now >= next_probe {
                 self.probe(tree, now)?;
-                next_probe = Instant::now() + KNOCK_PAUSE.max(FOR_EACH_RANK * self.size as u32);
+                next_probe = Instant::now() + PROBE_PAUSE.max(FOR_EACH_RANK * self.size as u32);
             }
             if now >= next_check {
                 self.check_claim(tree)?;
@@ -268,7 +280,7 @@ impl Meeting<'_> {
             let now = Instant::now();
             if let Some(outcome) = tree.poll(now) {
                 let outcome = outcome.clone();
-                self.carry_down(tree)?;
+                self.relay_result(tree)?;
                 return outcome.map_err(|failure| self.explained(tree, failure));
             }
             tree.wait(next.saturating_duration_since(now), now);
@@ -276,7 +288,7 @@ impl Meeting<'_> {
     }
 
     /// What the store has for this rank; whether there was anything.
-    fn look(&self, pending: &mut Pending, tree: &mut RankTree, now: Instant) -> Result<bool> {
+    fn poll_store(&self, pending: &mut Pending, tree: &mut RankTree, now: Instant) -> Result<bool> {
         let mut moved = false;
         if let Some(parent) = tree.parent().filter(|_| tree.needs_addresses(now)) {
             // One question for both.
@@ -302,19 +314,19 @@ impl Meeting<'_> {
             self.store.set(&key("up", self.rank), &words)?;
             moved = true;
         }
-        if tree.is_unreached() && self.there(&key("down", self.rank))? {
+        if tree.is_unreached() && self.contains(&key("down", self.rank))? {
             tree.accept_result(&self.take(&key("down", self.rank))?);
             moved = true;
         }
         // Who has no connection says so here, but not at once.
         for child in if now - self.begun >= PARENT_TIMEOUT { tree.unconnected() } else { Vec::new() } {
-            if self.there(&key("up", child))? {
+            if self.contains(&key("up", child))? {
                 tree.accept_relayed(child, &self.take(&key("up", child))?);
                 moved = true;
             }
         }
-        if !moved && let Some(failure) = self.refusal()? {
-            return Err(self.told(failure));
+        if !moved && let Some(failure) = self.published_failure()? {
+            return Err(self.error_of(failure));
         }
         Ok(moved)
     }
@@ -323,7 +335,7 @@ impl Meeting<'_> {
     fn check_claim(&self, tree: &RankTree) -> Result<()> {
         let mine = key("card", self.rank);
         // Only a process of this rank deletes it, when it leaves.
-        let both = match self.there(&mine)? {
+        let both = match self.contains(&mine)? {
             true => tree.rank_conflict(&self.store.get(&mine)?),
             false => Some(format!("{} and another one, which has left", tree.process())),
         };
@@ -337,13 +349,13 @@ impl Meeting<'_> {
             if let Err(conflict @ Error::Topology(_)) = self.check_claim(tree) {
                 return conflict;
             }
-            if let Ok(Some(refusal)) = self.refusal()
-                && self.is_conflict(&refusal)
+            if let Ok(Some(published_failure)) = self.published_failure()
+                && self.is_conflict(&published_failure)
             {
-                return self.told(refusal);
+                return self.error_of(published_failure);
             }
         }
-        self.told(failure)
+        self.error_of(failure)
     }
 
     /// True if a failure is a contradiction between ranks, which all ranks report in the same words.
@@ -355,17 +367,17 @@ impl Meeting<'_> {
     fn conflict(&self, reason: String) -> Error {
         let failure = StartupFailure::of(reason);
         self.found.replace(Some(failure.clone()));
-        self.told(failure)
+        self.error_of(failure)
     }
 
     /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
     fn probe(&self, tree: &mut RankTree, now: Instant) -> Result<()> {
-        for (rank, how) in self.known.map_or_else(Vec::new, |known| known.dead(&tree.missing())) {
+        for (rank, how) in self.parent_group.map_or_else(Vec::new, |parent| parent.dead(&tree.missing())) {
             tree.fail(StartupFailure::lost(rank, how));
         }
         for rank in tree.suspects() {
             let rank_info = key("card", rank);
-            if self.there(&rank_info)? && !self.there(&key("failed", rank))? {
+            if self.contains(&rank_info)? && !self.contains(&key("failed", rank))? {
                 let wrong = |reason| {
                     Error::Topology(format!("making group `{}`: rank {rank} has {reason}", self.name))
                 };
@@ -387,22 +399,22 @@ impl Meeting<'_> {
     }
 
     /// Reason why the group cannot be made, as another process has stored it: another rank, or a second process of this rank.
-    fn refusal(&self) -> Result<Option<StartupFailure>> {
-        Ok(self.refused()?.map(|(_, failure)| failure))
+    fn published_failure(&self) -> Result<Option<StartupFailure>> {
+        Ok(self.published()?.map(|(_, failure)| failure))
     }
 
     /// Who said that there will be no group, and why.
-    fn refused(&self) -> Result<Option<(Option<usize>, StartupFailure)>> {
-        let said = if self.there(REFUSED)? { self.store.get(REFUSED)? } else { Vec::new() };
+    fn published(&self) -> Result<Option<(Option<usize>, StartupFailure)>> {
+        let said = if self.contains(FAILURE_KEY)? { self.store.get(FAILURE_KEY)? } else { Vec::new() };
         Ok((!said.is_empty()).then(|| StartupFailure::decode(&said)))
     }
 
-    fn carry_down(&self, tree: &RankTree) -> Result<()> {
+    fn relay_result(&self, tree: &RankTree) -> Result<()> {
         let carried = tree.result_to_relay();
         carried.into_iter().try_for_each(|(child, words)| self.store.set(&key("down", child), &words))
     }
 
-    fn there(&self, key: &str) -> Result<bool> {
+    fn contains(&self, key: &str) -> Result<bool> {
         self.store.has(&[key.to_owned()])
     }
 
@@ -415,13 +427,13 @@ impl Meeting<'_> {
     /// The deadline has passed: who did not come.
     fn late(&self, tree: &RankTree) -> Result<Error> {
         let mut missing = Vec::new();
-        let complete = self.absent(0..self.size, &mut missing, Instant::now() + LOOK_FOR_ABSENT)?;
+        let complete = self.absent(0..self.size, &mut missing, Instant::now() + ABSENCE_SEARCH)?;
         let mut detail = if missing.is_empty() {
             missing = tree.missing();
             format!(
                 "all ranks joined, but rank {} still waits for {}{}",
                 self.rank,
-                self.known(&missing)?,
+                self.described(&missing)?,
                 self.doing(&missing)
             )
         } else {
@@ -444,7 +456,7 @@ impl Meeting<'_> {
         {
             detail += &claims::joined_before(self.rank, &holder);
         }
-        let few = if self.has_claims() { FEW } else { 0 };
+        let few = if self.has_claims() { MAX_DESCRIBED } else { 0 };
         for &rank in missing.iter().filter(|&&rank| rank != self.rank).take(few) {
             if let Some(Holder::Open(holder)) = claims::holder(self.store, rank, tree)? {
                 detail += &claims::still_held(rank, &holder);
@@ -454,22 +466,22 @@ impl Meeting<'_> {
     }
 
     /// Ranks that came, by what they said where they are; of many only their numbers.
-    fn known(&self, ranks: &[usize]) -> Result<String> {
-        if ranks.len() > FEW {
+    fn described(&self, ranks: &[usize]) -> Result<String> {
+        if ranks.len() > MAX_DESCRIBED {
             return Ok(named(ranks));
         }
-        let told = |&rank: &usize| {
+        let error_of = |&rank: &usize| {
             let rank_info = key("card", rank);
             // It may have gone since.
-            let address = if self.there(&rank_info)? { self.store.get(&rank_info)? } else { Vec::new() };
+            let address = if self.contains(&rank_info)? { self.store.get(&rank_info)? } else { Vec::new() };
             Ok(rank_label(rank, &address))
         };
-        Ok(ranks.iter().map(told).collect::<Result<Vec<_>>>()?.join(", "))
+        Ok(ranks.iter().map(error_of).collect::<Result<Vec<_>>>()?.join(", "))
     }
 
     /// What the first of these ranks do: they are asked where there is a group in which they can be.
     fn doing(&self, late: &[usize]) -> String {
-        let Some(Known { group, ranks, .. }) = self.known else { return String::new() };
+        let Some(ParentGroup { group, ranks, .. }) = self.parent_group else { return String::new() };
         let there: Vec<usize> = late.iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
         let said = group.doing(&there);
         let as_there = || format!("; as group `{}` knows them: {}", group.name(), said.join("; "));
@@ -500,13 +512,16 @@ impl Meeting<'_> {
     }
 
     /// Another rank found out why there will be no group.
-    fn told(&self, failure: StartupFailure) -> Error {
+    fn error_of(&self, failure: StartupFailure) -> Error {
         let group = self.name.to_owned();
         if let Some(rank) = failure.lost {
             // A store would wait for what is not there.
             let rank_info = key("card", rank);
-            let address =
-                if self.there(&rank_info) == Ok(true) { self.store.get(&rank_info) } else { Ok(Vec::new()) };
+            let address = if self.contains(&rank_info) == Ok(true) {
+                self.store.get(&rank_info)
+            } else {
+                Ok(Vec::new())
+            };
             let (what, advice) = (self.call.to_owned(), LOST_WHILE_MADE);
             return Error::PeerLost {
                 what,
@@ -529,27 +544,27 @@ impl Meeting<'_> {
 
     /// In place of a card, so that the others need not wait for one, however late they come. The first cause stays; but a rank
     /// that others take for lost, and that only gave up, knows a better one. Another rank's, if that is why this one failed, too.
-    fn refuse(&self, error: &Error) -> Option<StartupFailure> {
+    fn publish_failure(&self, error: &Error) -> Option<StartupFailure> {
         if self.size == 1 {
             return None;
         }
         let failure = self.failure(error);
-        let first = match self.refusal() {
+        let first = match self.published_failure() {
             Ok(said) => said.is_none_or(|said| said.lost == Some(self.rank)),
             Err(_) => false,
         };
         if first {
-            let _ = self.store.set(REFUSED, &failure.encode(self.rank));
+            let _ = self.store.set(FAILURE_KEY, &failure.encode(self.rank));
         }
         // Who has not found out yet reads it whenever it comes.
-        let all = self.fail_together(failure.lost.as_slice());
+        let all = self.wait_for_peers(failure.lost.as_slice());
         let others = |(by, cause): &(Option<usize>, StartupFailure)| {
             *by != Some(self.rank) && cause.lost != Some(self.rank)
         };
-        let cause = failure.lost.and_then(|_| self.refused().ok()?.filter(others)).map(|(_, cause)| cause);
+        let cause = failure.lost.and_then(|_| self.published().ok()?.filter(others)).map(|(_, cause)| cause);
         // A conflict stays: two processes share this rank, and the other one may not have read it.
         if all && first && cause.is_none() && self.found.borrow().is_none() {
-            let _ = self.store.set(REFUSED, b"");
+            let _ = self.store.set(FAILURE_KEY, b"");
         }
         cause
     }
@@ -558,14 +573,14 @@ impl Meeting<'_> {
     /// have found out, too: what follows is often the end of its process, and, with rank 0, of the store. The keys stay: all
     /// that one could do to a later group is to end a wait like this one. Who is `missing` finds out nothing.
     /// Whether all others have.
-    fn fail_together(&self, missing: &[usize]) -> bool {
+    fn wait_for_peers(&self, missing: &[usize]) -> bool {
         let begun = Instant::now();
         let _ = self.store.set(&key("failed", self.rank), b"");
         let missing: BTreeSet<usize> = missing.iter().copied().collect();
         let all: Vec<String> =
             (0..self.size).filter(|rank| !missing.contains(rank)).map(|rank| key("failed", rank)).collect();
         let mut pause = FIRST_PAUSE;
-        while begun.elapsed() < FAIL_TOGETHER && !interrupted() {
+        while begun.elapsed() < PEER_FAILURE_WAIT && !interrupted() {
             match self.store.has(&all) {
                 Ok(false) => {}
                 outcome => return outcome.is_ok(),
@@ -580,5 +595,5 @@ impl Meeting<'_> {
 /// "rank 5", "ranks 5, 7-9".
 fn named(ranks: &[usize]) -> String {
     let s = if ranks.len() == 1 { "" } else { "s" };
-    format!("rank{s} {}", ranges(ranks, ROOM))
+    format!("rank{s} {}", ranges(ranks, MAX_RANK_LIST))
 }

@@ -10,12 +10,12 @@ use crate::error::{Error, Result};
 
 /// What a rank asks of a split: its color, if it wants a group, and its key.
 #[derive(Clone, Copy, PartialEq)]
-struct Asked {
+struct SplitRequest {
     color: Option<i64>,
     key: i64,
 }
 
-impl Asked {
+impl SplitRequest {
     const BYTES: usize = 17;
 
     fn to_bytes(self) -> Vec<u8> {
@@ -31,17 +31,17 @@ impl Asked {
 }
 
 /// The ranks of one color in the order of the new group.
-fn members(asked: &[Asked], color: Option<i64>) -> Vec<usize> {
+fn members(requests: &[SplitRequest], color: Option<i64>) -> Vec<usize> {
     let mut members: Vec<usize> =
-        (0..asked.len()).filter(|&rank| color.is_some() && asked[rank].color == color).collect();
-    members.sort_by_key(|&rank| (asked[rank].key, rank));
+        (0..requests.len()).filter(|&rank| color.is_some() && requests[rank].color == color).collect();
+    members.sort_by_key(|&rank| (requests[rank].key, rank));
     members
 }
 
 /// All groups of the split.
-fn groups(asked: &[Asked]) -> Vec<Vec<usize>> {
-    let colors: BTreeSet<i64> = asked.iter().filter_map(|asked| asked.color).collect();
-    colors.into_iter().map(|color| members(asked, Some(color))).collect()
+fn groups(requests: &[SplitRequest]) -> Vec<Vec<usize>> {
+    let colors: BTreeSet<i64> = requests.iter().filter_map(|requests| requests.color).collect();
+    colors.into_iter().map(|color| members(requests, Some(color))).collect()
 }
 
 impl Communicator {
@@ -53,23 +53,25 @@ impl Communicator {
     /// As a collective of this group; what keeps a rank from its part of a group is raised on every rank of that.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Communicator>> {
         let me = self.rank();
-        let asked = self.one_call("split", || self.bytes_of_all(Asked { color, key }.to_bytes()))?;
-        let asked: Vec<Asked> = asked.chunks(Asked::BYTES).map(Asked::from_bytes).collect();
-        let members = members(&asked, color);
+        let requests = self
+            .abort_on_interrupt("split", || self.all_gather_bytes(SplitRequest { color, key }.to_bytes()))?;
+        let requests: Vec<SplitRequest> =
+            requests.chunks(SplitRequest::BYTES).map(SplitRequest::from_bytes).collect();
+        let members = members(&requests, color);
         let name = format!("{}/split {} of color {}", self.name(), self.sequence(), color.unwrap_or(0));
-        let siblings = groups(&asked);
+        let siblings = groups(&requests);
         let pending = members.iter().position(|&rank| rank == me).map(|rank| {
             let canonical = need_canonical_order(Config::get()?, &name, &self.nodes(), &members, &siblings);
             let timeout = self.timeout(&Options::default());
-            let made = Pending::ordered(&name, rank, members.len(), timeout, canonical);
-            made.map(|pending| pending.called("split"))
+            let made = Pending::with_order(&name, rank, members.len(), timeout, canonical);
+            made.map(|pending| pending.for_call("split"))
         });
         let text = match &pending {
             None => Ok(Vec::new()),
             Some(Ok(pending)) => Ok(pending.rank_info()),
             Some(Err(error)) => Err(error.to_string()),
         };
-        let texts = self.one_call("split", || self.texts_of_all(text))?;
+        let texts = self.abort_on_interrupt("split", || self.all_gather_text(text))?;
         let Some(pending) = pending.transpose()? else { return Ok(None) };
         let rank_info = |&rank: &usize| {
             texts[rank].clone().map_err(|reason| {
@@ -84,15 +86,15 @@ impl Communicator {
     }
 
     /// Every rank's card, or why it has none.
-    fn texts_of_all(&self, mine: Result<Vec<u8>, String>) -> Result<Vec<Result<Vec<u8>, String>>> {
+    fn all_gather_text(&self, mine: Result<Vec<u8>, String>) -> Result<Vec<Result<Vec<u8>, String>>> {
         let (fine, mut mine) = (mine.is_ok(), mine.unwrap_or_else(String::into_bytes));
-        let lengths = self.bytes_of_all((mine.len() as u32).to_le_bytes().to_vec())?;
+        let lengths = self.all_gather_bytes((mine.len() as u32).to_le_bytes().to_vec())?;
         let length = |at: &[u8]| u32::from_le_bytes([at[0], at[1], at[2], at[3]]) as usize;
         let lengths: Vec<usize> = lengths.chunks(4).map(length).collect();
         let room = 1 + lengths.iter().max().unwrap_or(&0);
         mine.insert(0, u8::from(fine));
         mine.resize(room, 0);
-        let all = self.bytes_of_all(mine)?;
+        let all = self.all_gather_bytes(mine)?;
         let text = |(all, &length): (&[u8], &usize)| {
             let text = all[1..=length].to_vec();
             if all[0] != 0 { Ok(text) } else { Err(String::from_utf8_lossy(&text).into_owned()) }

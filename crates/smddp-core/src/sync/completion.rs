@@ -1,4 +1,4 @@
-//! The handle of a call under way.
+//! Completion of an asynchronous call.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -9,17 +9,17 @@ use std::time::Duration;
 use super::{AtomicBool, AtomicI64, Condvar, Mutex, MutexGuard, Ordering};
 use crate::error::{Error, Result};
 
-/// What a caller wants held until its call is over.
-pub type Keep = Box<dyn Any + Send + Sync>;
+/// Object that a caller keeps alive until its call is over.
+pub type KeepAlive = Box<dyn Any + Send + Sync>;
 type Callback = Box<dyn FnOnce() + Send>;
 
-/// The part of a work that the driver and the waiters share.
+/// State of a call, shared by the engine and waiting threads.
 #[derive(Default)]
-pub(crate) struct Shared {
+pub(crate) struct Completion {
     done: AtomicBool,
-    /// All of it is on a device.
+    /// All work of the call is on a device.
     enqueued: AtomicBool,
-    /// It uses private copies of its buffers.
+    /// The operation uses private copies of its buffers.
     detached: AtomicBool,
     error: OnceLock<Error>,
     source: AtomicI64,
@@ -29,16 +29,16 @@ pub(crate) struct Shared {
 
 #[derive(Default)]
 struct State {
-    keep: Option<Keep>,
+    keep: Option<KeepAlive>,
     callbacks: Vec<Callback>,
-    /// Those that wait for no more than its being on a device.
-    early: Vec<Callback>,
-    /// Threads that sleep until something changes: with none there is nobody to call the kernel for.
-    sleepers: usize,
+    /// Callbacks for the time when all work is on a device.
+    on_enqueued_callbacks: Vec<Callback>,
+    /// Number of sleeping threads. Without any, a notification would be a needless system call.
+    waiters: usize,
 }
 
-impl Shared {
-    pub(crate) fn new(keep: Option<Keep>) -> Self {
+impl Completion {
+    pub(crate) fn new(keep: Option<KeepAlive>) -> Self {
         Self {
             source: AtomicI64::new(-1),
             state: Mutex::new(State { keep, ..State::default() }),
@@ -59,45 +59,45 @@ impl Shared {
             let _ = self.error.set(error);
         }
         let mut state = self.lock();
-        // Release: whoever sees it done sees the output.
+        // Release: a thread that sees `done` sees the output.
         self.done.store(true, Ordering::Release);
-        let early = std::mem::take(&mut state.early);
+        let on_enqueued_callbacks = std::mem::take(&mut state.on_enqueued_callbacks);
         let callbacks = std::mem::take(&mut state.callbacks);
-        // Dropped outside the lock: it may run foreign code.
+        // Dropped outside the lock, because it may run code of the caller.
         let keep = state.keep.take();
-        if state.sleepers > 0 {
+        if state.waiters > 0 {
             self.changed.notify_all();
         }
         drop(state);
-        early.into_iter().chain(callbacks).for_each(foreign);
-        foreign(|| drop(keep));
+        on_enqueued_callbacks.into_iter().chain(callbacks).for_each(run_callback);
+        run_callback(|| drop(keep));
     }
 
-    /// All of it is on a device.
+    /// Records that all work of the call is on a device.
     pub(crate) fn enqueued(&self) {
         let mut state = self.lock();
         self.enqueued.store(true, Ordering::Release);
-        let early = std::mem::take(&mut state.early);
-        if state.sleepers > 0 {
+        let on_enqueued_callbacks = std::mem::take(&mut state.on_enqueued_callbacks);
+        if state.waiters > 0 {
             self.changed.notify_all();
         }
         drop(state);
-        early.into_iter().for_each(foreign);
+        on_enqueued_callbacks.into_iter().for_each(run_callback);
     }
 
-    /// The operation uses `copies` from now on; the caller's buffers are released.
-    pub(crate) fn detach(&self, copies: Keep) {
+    /// Records that the operation uses `copies` from now on, and releases the caller's buffers.
+    pub(crate) fn detach(&self, copies: KeepAlive) {
         let mut state = self.lock();
         let keep = state.keep.replace(copies);
         self.detached.store(true, Ordering::Release);
-        if state.sleepers > 0 {
+        if state.waiters > 0 {
             self.changed.notify_all();
         }
         drop(state);
-        foreign(|| drop(keep));
+        run_callback(|| drop(keep));
     }
 
-    /// True once the caller's buffers are released: the operation is over, or it uses copies of them.
+    /// Returns true once the caller's buffers are released: the operation is over, or it uses copies of them.
     pub(crate) fn is_released(&self) -> bool {
         self.is_done() || self.detached.load(Ordering::Acquire)
     }
@@ -114,19 +114,20 @@ impl Shared {
         usize::try_from(self.source.load(Ordering::Relaxed)).ok()
     }
 
-    /// Sleeps until the call is done, or on a device where that is what the caller waits for (`enqueued`), or the time is up.
+    /// Sleeps until the call is done, or `at_most`. If `enqueued`, also ends when all work of the call is on a
+    /// device.
     pub(crate) fn sleep(&self, at_most: Duration, enqueued: bool) {
         let mut state = self.lock();
         let reached = enqueued && self.enqueued.load(Ordering::Acquire);
         if !self.is_done() && !reached {
-            state.sleepers += 1;
+            state.waiters += 1;
             let (mut state, _) =
                 self.changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
-            state.sleepers -= 1;
+            state.waiters -= 1;
         }
     }
 
-    /// Calls back once when done; at once if it is done already.
+    /// Calls `callback` once when the call is done; immediately if it is done already.
     pub(crate) fn on_done(&self, callback: Callback) {
         let mut state = self.lock();
         if self.is_done() {
@@ -137,38 +138,40 @@ impl Shared {
         }
     }
 
-    /// The same when all of it is on a device, or it is done.
+    /// Calls `callback` once when all work is on a device or the call is done; immediately if that is the case
+    /// already.
     pub(crate) fn on_enqueued(&self, callback: Callback) {
         let mut state = self.lock();
         if self.is_done() || self.enqueued.load(Ordering::Acquire) {
             drop(state);
             callback();
         } else {
-            state.early.push(callback);
+            state.on_enqueued_callbacks.push(callback);
         }
     }
 }
 
-/// Runs what is not ours. Where it panics, its own caller is told so by the panic's message; the group is as well as before.
-fn foreign(what: impl FnOnce()) {
+/// Runs a callback of the caller. A panic in it is reported by the panic's own message and does not affect the
+/// group.
+fn run_callback(what: impl FnOnce()) {
     let _ = catch_unwind(AssertUnwindSafe(what));
 }
 
-/// Whether a signal waits to be handled (Ctrl-C); asked by waiting threads a few times a second.
+/// Check for a pending signal (Ctrl-C), called by waiting threads a few times a second.
 static INTERRUPT: OnceLock<fn() -> bool> = OnceLock::new();
 
-/// Sets the check that lets waiting calls give way to a signal. The first one set stays.
+/// Sets the check that interrupts waiting calls after a signal. Only the first call has an effect.
 pub fn set_interrupt(check: fn() -> bool) {
     let _ = INTERRUPT.set(check);
 }
 
 thread_local! {
-    /// Set while this thread checks for a signal, and thus in the program's handlers.
+    /// True while this thread checks for a signal, and thus in the program's signal handlers.
     static CHECKING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs the program's signal handlers, which may call the core. Returns true where the wait is to end, also because the check
-/// panicked: the caller's buffers may be in use.
+/// Runs the program's signal handlers, which may call the core. Returns true if the wait must end, also after a
+/// panic in the check, because the caller's buffers may be in use.
 pub fn interrupted() -> bool {
     let outer = CHECKING.replace(true);
     let check = || INTERRUPT.get().is_some_and(|check| check());

@@ -1,17 +1,17 @@
-//! Tests of [`crate::sync::completion`]. They are not in its file, which the models compile as well.
+//! Tests of [`crate::sync::completion`], in a separate file because the models compile that one.
 
 use std::time::{Duration, Instant};
 
-use crate::sync::completion::Shared;
+use crate::sync::completion::Completion;
 
 #[test]
-fn waiting_for_a_call_on_a_device_returns_if_it_is_enqueued_already() {
-    let shared = Shared::new(None);
+fn enqueued_call_does_not_sleep() {
+    let shared = Completion::new(None);
     shared.enqueued();
     let begun = Instant::now();
     shared.sleep(Duration::from_secs(60), true);
     assert!(begun.elapsed() < Duration::from_secs(30));
-    // The same call is not done.
+    // The call is enqueued but not done.
     shared.sleep(Duration::from_millis(1), false);
     assert!(!shared.is_done());
 }

@@ -1,53 +1,55 @@
-//! The order of a team's jobs: one stands, helpers come in and leave, and it is over when it is closed and nobody is inside.
+//! Access to the jobs of a helper pool. One job is open at a time; helpers enter and leave it. The job is over when
+//! it is closed and no helper is inside.
 
 use super::{AtomicU32, Ordering, fence};
 
 #[derive(Default)]
-pub(crate) struct Turns {
-    /// Odd while a job stands; each has another.
-    turn: AtomicU32,
-    /// Helpers that look at the job, or are about to find out that they are late.
-    inside: AtomicU32,
+pub(crate) struct JobGate {
+    /// Generation of the job: odd while a job is open, and different for each job.
+    generation: AtomicU32,
+    /// Number of helpers inside a job, or about to find out that it is closed.
+    helpers: AtomicU32,
 }
 
-impl Turns {
-    /// From now on a job stands; who comes in sees what was written before. By the leader, where none does.
+impl JobGate {
+    /// Opens a job; helpers that enter see all earlier writes. Called by the leader while no job is open.
     pub(crate) fn open(&self) {
-        self.turn.fetch_add(1, Ordering::Release);
-        // Whoever has fallen asleep is seen to, or sees this.
+        self.generation.fetch_add(1, Ordering::Release);
+        // Either the leader sees a sleeping helper and wakes it, or the helper sees this generation.
         fence(Ordering::SeqCst);
     }
 
-    /// Nobody comes in any more: who is inside is seen by [`Self::empty`] from now on.
+    /// Closes the job. Helpers inside it are visible to [`Self::is_empty`] from now on; no further helper enters.
     pub(crate) fn close(&self) {
-        self.turn.fetch_add(1, Ordering::Relaxed);
+        self.generation.fetch_add(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Whether all have left; what they did is seen then.
-    pub(crate) fn empty(&self) -> bool {
-        self.inside.load(Ordering::Acquire) == 0
+    /// Returns true if all helpers have left. Their writes are visible then.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.helpers.load(Ordering::Acquire) == 0
     }
 
-    /// The turn of a job that stands, if it is another than `last`.
-    pub(crate) fn news(&self, last: u32) -> Option<u32> {
-        let turn = self.turn.load(Ordering::Relaxed);
-        (turn % 2 == 1 && turn != last).then_some(turn)
+    /// Returns the generation of the open job if it differs from `last`.
+    pub(crate) fn open_job(&self, last: u32) -> Option<u32> {
+        let generation = self.generation.load(Ordering::Relaxed);
+        (generation % 2 == 1 && generation != last).then_some(generation)
     }
 
-    /// Whether the job of that turn stands, until [`Self::leave`] at the least; called once for each that does.
-    pub(crate) fn enter(&self, turn: u32) -> bool {
-        self.inside.fetch_add(1, Ordering::Relaxed);
-        // Either this sees that the job is closed, or the leader that somebody is inside.
+    /// Enters the job of that generation. If this returns true, the job stays open to the helper until
+    /// [`Self::leave`]. Called once per open job.
+    pub(crate) fn enter(&self, generation: u32) -> bool {
+        self.helpers.fetch_add(1, Ordering::Relaxed);
+        // Either this thread sees that the job is closed, or the leader sees that a helper is inside.
         fence(Ordering::SeqCst);
-        let stands = self.turn.load(Ordering::Acquire) == turn;
-        if !stands {
+        let is_open = self.generation.load(Ordering::Acquire) == generation;
+        if !is_open {
             self.leave();
         }
-        stands
+        is_open
     }
 
     pub(crate) fn leave(&self) {
-        self.inside.fetch_sub(1, Ordering::Release);
+        self.helpers.fetch_sub(1, Ordering::Release);
     }
 }

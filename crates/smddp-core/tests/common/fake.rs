@@ -27,6 +27,6 @@ impl Fake {
         let [me, mut other] = self.prepared;
         other.trust_rank_info(&infos[0]);
         let Joined { group: link, nodes, .. } = me.connect(infos).unwrap();
-        (Communicator::over(link, &nodes, "fake", timeout), other)
+        (Communicator::from_group(link, &nodes, "fake", timeout), other)
     }
 }

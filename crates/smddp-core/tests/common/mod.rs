@@ -216,7 +216,7 @@ pub(crate) fn over<T: Send>(
             .into_iter()
             .map(|Joined { group: link, nodes, .. }| {
                 let body = &body;
-                scope.spawn(move || body(&Communicator::over(link, &nodes, "test", timeout)))
+                scope.spawn(move || body(&Communicator::from_group(link, &nodes, "test", timeout)))
             })
             .collect();
         handles.into_iter().map(|h| h.join().unwrap()).collect()

@@ -42,7 +42,7 @@ pub(crate) fn ranks_on<T: Send>(
                 scope.spawn(move || {
                     become_process(rank);
                     let device = open_device(which(rank));
-                    let comm = Communicator::over(link, &nodes, "test", timeout);
+                    let comm = Communicator::from_group(link, &nodes, "test", timeout);
                     let stream = device.create_stream().unwrap();
                     let rank = Rank { device, comm, stream };
                     let result = body(&rank);

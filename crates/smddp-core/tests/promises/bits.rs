@@ -103,7 +103,7 @@ fn network_changes_the_segments_but_not_the_bits() {
                         assert!(comm.set_network(NetworkEstimate { network, origin: Origin::Configured }));
                     }
                     let out = reduce(comm, collective, dtype, RedOp::Sum, bytes, false);
-                    let taken = comm.taken();
+                    let taken = comm.path_counters();
                     (out, comm.path(collective, dtype, bytes), taken[0].variant)
                 })
             };

@@ -319,7 +319,7 @@ fn ranks_that_leave_in_good_order_delete_their_claims_alone() {
             of_another_process(&store, 1);
         }
         thread::scope(|scope| {
-            comms.iter().for_each(|(_, comm)| _ = scope.spawn(|| comm.finish(TIMEOUT).unwrap()));
+            comms.iter().for_each(|(_, comm)| _ = scope.spawn(|| comm.shutdown_checked(TIMEOUT).unwrap()));
         });
         assert_eq!(claims(), usize::from(another), "a claim of another process stays");
     }

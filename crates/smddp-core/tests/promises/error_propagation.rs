@@ -45,7 +45,7 @@ pub(crate) fn rank(me: &RankProcess) {
     };
     // Exactly once: every rank forwards the text unchanged.
     assert_eq!(
-        error.to_string().matches("the last error that it knew of").count(),
+        error.to_string().matches("its last recorded error").count(),
         usize::from(me.rank != 1),
         "{error}"
     );

@@ -89,7 +89,7 @@ fn leave_after(wire: usize, calls: &[Vec<Action>]) -> Vec<Result<()>> {
     let gate = Gate::new(calls.len());
     on(wire, calls.len(), |comm| {
         let outcome = calls[comm.rank()].iter().try_for_each(|step| run_action(comm, step));
-        let left = comm.finish(TIMEOUT);
+        let left = comm.shutdown_checked(TIMEOUT);
         gate.wait();
         outcome.and(left)
     })
@@ -222,7 +222,7 @@ fn message_with_another_tag_raises_on_the_receiver() {
             };
             // Between nodes the sender gets no notice.
             let notified = in_a_node || comm.rank() == 1;
-            let left = comm.finish(if notified { TIMEOUT } else { Duration::from_secs(2) });
+            let left = comm.shutdown_checked(if notified { TIMEOUT } else { Duration::from_secs(2) });
             gate.wait();
             outcome.and(left)
         });
@@ -247,11 +247,11 @@ fn recv_without_a_send_is_not_a_mismatch() {
                 // SAFETY: the buffer outlives the group, which ends the call.
                 let work = unsafe { comm.recv(ptr, 3, DType::F32, Some(0), 7, Options::default()) }.unwrap();
                 assert!(work.wait(Some(Duration::from_millis(10))).is_err());
-                assert_eq!(comm.finish(Duration::from_millis(200)), Ok(()));
+                assert_eq!(comm.shutdown_checked(Duration::from_millis(200)), Ok(()));
                 let error = work.wait(None).unwrap_err();
                 assert!(matches!(error, Error::Closed { .. } | Error::PeerLost { rank: 0, .. }), "{error}");
             } else {
-                assert_eq!(comm.finish(TIMEOUT), Ok(()));
+                assert_eq!(comm.shutdown_checked(TIMEOUT), Ok(()));
             }
             gate.wait();
         });
@@ -262,7 +262,10 @@ fn recv_without_a_send_is_not_a_mismatch() {
 fn unreceived_message_error_names_the_ranks() {
     for outcome in leave_after(1, &[vec![Action::Sent(&[5, 6])], vec![Action::Received(&[6])], vec![]]) {
         let text = outcome.unwrap_err().to_string();
-        assert!(text.contains("rank 0") && text.contains("sent 2") && text.contains("asked for 1"), "{text}");
+        assert!(
+            text.contains("rank 0") && text.contains("sent 2") && text.contains("posted 1 recv"),
+            "{text}"
+        );
     }
 }
 
@@ -288,7 +291,7 @@ fn departure_of_one_rank_respects_its_timeout() {
             run(comm, make(Collective::Broadcast)).unwrap();
             if comm.rank() == 0 {
                 let begun = Instant::now();
-                assert_eq!(comm.finish(Duration::from_millis(100)), Ok(()));
+                assert_eq!(comm.shutdown_checked(Duration::from_millis(100)), Ok(()));
                 assert!(begun.elapsed() >= Duration::from_millis(100) && begun.elapsed() < TIMEOUT / 2);
             }
             gate.wait();
@@ -313,7 +316,7 @@ fn departure_during_a_collective_succeeds_and_is_reported() {
             on(wire, size, |comm| {
                 run(comm, make(Collective::AllReduce)).unwrap();
                 if comm.rank() == 1 {
-                    assert_eq!(comm.finish(TIMEOUT), Ok(()));
+                    assert_eq!(comm.shutdown_checked(TIMEOUT), Ok(()));
                 } else {
                     let error = run(comm, make(Collective::AllReduce)).unwrap_err();
                     assert!(matches!(&error, Error::PeerLost { rank: 1, .. }), "{error}");

@@ -289,7 +289,7 @@ fn signal_handler_may_call_the_interrupted_group() {
                 let nested = comm.clone();
                 HANDLER.set(Some(Box::new(move || {
                     if closes {
-                        return nested.finish(TIMEOUT).unwrap();
+                        return nested.shutdown_checked(TIMEOUT).unwrap();
                     }
                     let outcome = nested.barrier(Options::default());
                     assert!(matches!(outcome, Err(Error::Timeout { .. })), "{outcome:?}");

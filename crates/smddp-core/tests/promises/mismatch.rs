@@ -289,7 +289,7 @@ fn message_with_another_tag_raises_on_its_sender_before_it_leaves() {
                 }
             };
             let outcome = called.unwrap().map_or(Ok(()), |work| work.wait(None));
-            let error = outcome.and_then(|()| comm.finish(TIMEOUT)).unwrap_err();
+            let error = outcome.and_then(|()| comm.shutdown_checked(TIMEOUT)).unwrap_err();
             let text = error.to_string();
             assert!(matches!(error, Error::Mismatch { .. }), "rank {}: {text}", comm.rank());
             for tag in ["tag 3", "tag 4"] {

@@ -25,7 +25,7 @@ pub(crate) fn rank(me: &RankProcess) {
     let error = comm.barrier(Options::default()).unwrap_err();
     let Error::PeerLost { rank, ref how, .. } = error else { panic!("not a loss: {error}") };
     assert_eq!(rank, VICTIMS[0], "{error}");
-    assert!(how.contains(&format!("gone, too: rank {}", VICTIMS[1])), "{error}");
+    assert!(how.contains(&format!("also lost: rank {}", VICTIMS[1])), "{error}");
     me.report("done");
 }
 

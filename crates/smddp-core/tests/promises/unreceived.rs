@@ -59,7 +59,7 @@ fn outcomes(wire: Wire, size: usize, count: usize, waits: Waiting, late: bool) -
             }
             outcome = call(comm, waits, &mut data);
         }
-        let left = comm.finish(TIMEOUT);
+        let left = comm.shutdown_checked(TIMEOUT);
         drop(sent);
         gate.wait();
         outcome.and(left)
@@ -132,7 +132,7 @@ fn a_rank_whose_messages_were_received_leaves_at_once() {
                 received.wait();
                 let begun = Instant::now();
                 match comm.rank() {
-                    0 => assert_eq!(comm.finish(TIMEOUT), Ok(())),
+                    0 => assert_eq!(comm.shutdown_checked(TIMEOUT), Ok(())),
                     1 => {}
                     _ => {
                         let outcome =

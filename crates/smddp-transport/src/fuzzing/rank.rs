@@ -135,7 +135,7 @@ impl Rank {
         if let Some(free_slot) = self.net.free_slot(out) {
             self.check_owned(free_slot, bytes, "a cell to be filled");
             // SAFETY: a cell of the operation's memory, as was just seen; one thread.
-            unsafe { cell.write_bytes(sent as u8, bytes) };
+            unsafe { free_slot.write_bytes(sent as u8, bytes) };
             self.net.publish(out, bytes);
             self.sends_open[out].1 += 1;
         }

@@ -415,7 +415,7 @@ impl Group {
 
     /// Returns true if `rank`, of another node, announces no further messages. Payload of announced messages may still be pending.
     pub fn p2p_is_finished(&self, rank: usize) -> bool {
-        self.path_to(rank).is_err_and(|net| net.p2p_is_finished(rank))
+        self.path_to(rank).is_err_and(|net| net.all_announced(rank))
     }
 
     /// Returns ranks that are lost, have left or have aborted the group, and mismatched calls. Call it while this rank waits: it starts

@@ -751,7 +751,7 @@ impl Inbound {
 
     /// Records a mismatch: the frame belongs to a completed operation, or to a channel that this rank does not read.
     fn record_mismatch(&mut self, peer: usize, frame: &Frame) {
-        let theirs = CallFingerprint { call: frame.call, count: frame.count };
+        let theirs = CallFingerprint { call: frame.what, count: frame.count };
         let mine = match self.completed.iter().find(|(seq, _)| *seq == frame.seq) {
             Some(&(_, fingerprint)) => fingerprint,
             None if frame.seq == self.seq => self.fingerprint,
@@ -768,7 +768,7 @@ impl Inbound {
         } else {
             self.completed.iter().find(|(seq, _)| *seq == frame.seq).map(|&(_, fingerprint)| fingerprint)
         };
-        if mine.is_some_and(|mine| mine != CallFingerprint { call: frame.call, count: frame.count }) {
+        if mine.is_some_and(|mine| mine != CallFingerprint { call: frame.what, count: frame.count }) {
             self.record_mismatch(peer, frame);
         }
     }
@@ -786,7 +786,7 @@ impl Inbound {
             return Target::Discard;
         };
         let (i, progress) = (&self.layout.recvs[recv_channel], &mut self.flow.recvs[recv_channel]);
-        let theirs = CallFingerprint { call: frame.call, count: frame.count };
+        let theirs = CallFingerprint { call: frame.what, count: frame.count };
         if theirs != self.fingerprint {
             progress.mismatch = Some(Mismatch { rank: peer, theirs, bytes: None });
         } else if frame.total != i.spec.bytes || frame.bytes > i.spec.cell as u64 {
@@ -860,7 +860,7 @@ impl Sink for Inbound {
             // The reason arrives on each class in use: the first arrival counts.
             Kind::Abort if frame.bytes <= MAX_ABORT_REPORT as u64 => Target::Discard,
             Kind::Abort => self.reject(peer, "an abort reason that is too long"),
-            Kind::Leave if frame.bytes > LONGEST_ERROR as u64 => {
+            Kind::Leave if frame.bytes > MAX_ERROR_BYTES as u64 => {
                 self.reject(peer, "a last error that is too long")
             }
             // Accepted once, on the class of messages.

@@ -195,7 +195,7 @@ impl RemoteMessages {
 
     /// Records an announced message; the error describes a protocol violation.
     pub(super) fn announced(&mut self, peer: usize, frame: &Frame) -> Result<(), &'static str> {
-        let envelope = Envelope { tag: frame.count, dtype: frame.dtype, bytes: frame.total };
+        let envelope = Envelope { tag: frame.count, dtype: frame.what, bytes: frame.total };
         let eager = frame.index == Frame::FOLLOWS;
         if eager && envelope.bytes > EAGER_LIMIT as u64 || usize::try_from(envelope.bytes).is_err() {
             return Err("a message of an impossible size");
@@ -302,7 +302,7 @@ impl MessageTransport for RemoteMessages {
         );
         let frame = Frame {
             index: if eager { Frame::FOLLOWS } else { 0 },
-            dtype: envelope.dtype,
+            what: envelope.dtype,
             count: envelope.tag,
             total: envelope.bytes,
             ..Frame::new(Kind::Announce, stream)

@@ -303,7 +303,7 @@ impl MessageTransport for LocalMessages {
         *taken += 1;
         // Published once per quarter of the ring: the sender has enough entries, and fewer cache lines move between the ranks.
         if taken.is_multiple_of(RING_ENTRIES / 4) {
-            memory.counter(*notify).publish(*taken);
+            memory.counter(*ring).publish(*taken);
             self.ranks.notify(from);
         }
         // An empty message has no fragments and needs no state.

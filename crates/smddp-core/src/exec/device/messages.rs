@@ -232,7 +232,9 @@ impl DeviceExecutor<'_> {
                 // The offset comes from another process and is not trusted.
                 let outside = || {
                     let (rank, offset) = (local.rank, local.offset);
-                    ExecError::Peer(format!("rank {rank} sent offset {offset}, which is outside of its exported memory"))
+                    ExecError::Peer(format!(
+                        "rank {rank} sent offset {offset}, which is outside of its exported memory"
+                    ))
                 };
                 let mut at = (0..from.before).map(whole).sum::<usize>();
                 taken

@@ -21,7 +21,7 @@ pub(crate) use self::ring::Outcome;
 use self::ring::Ring;
 use self::snapshot::RecorderSnapshot;
 use crate::call::fingerprint::mix;
-use crate::call::message_label::Label;
+use crate::call::message_label::MessageLabel;
 pub use crate::observe::counters::Counters;
 pub(crate) use crate::observe::counters::PathCounters;
 use crate::sync::lock;
@@ -35,7 +35,7 @@ pub(crate) struct Recorder {
     path: String,
     /// Collectives.
     ring: Ring,
-    /// Sends and recvs, numbered in posting order. Their fingerprints are those of [`Label`].
+    /// Sends and recvs, numbered in posting order. Their fingerprints are those of [`MessageLabel`].
     messages: Ring,
     counters: Arc<PathCounters>,
     failed: OnceLock<String>,
@@ -106,7 +106,7 @@ impl Recorder {
 
     /// Records a posted send or recv.
     #[inline]
-    pub(crate) fn posted(&self, seq: u64, label: &Label, bytes: usize) {
+    pub(crate) fn posted(&self, seq: u64, label: &MessageLabel, bytes: usize) {
         self.messages.submit(seq, label.fingerprint(), bytes as u64, ticks(), false);
     }
 
@@ -243,8 +243,7 @@ mod tests {
 
     #[test]
     fn rank_in_no_call_reports_a_recent_failure_of_another_group() {
-        let [queried, finished, failed, pending] =
-            ["queried", "finished", "failed", "pending"].map(recorder);
+        let [queried, finished, failed, pending] = ["queried", "finished", "failed", "pending"].map(recorder);
         let description = || doing(query_key("queried", 0));
         record_call(&finished, Collective::Barrier, Some(Outcome::Ok));
         assert!(!description().contains(" failed "), "{}", description());
@@ -252,7 +251,11 @@ mod tests {
         let failure = ", and all_gather #0 of group `failed` failed 0.0 s ago";
         assert!(description().contains(failure), "{}", description());
         record_call(&pending, Collective::AllReduce, None);
-        assert!(description().contains(", but in all_reduce #0 of group `pending` for "), "{}", description());
+        assert!(
+            description().contains(", but in all_reduce #0 of group `pending` for "),
+            "{}",
+            description()
+        );
         assert!(description().contains(failure), "{}", description());
         record_call(&queried, Collective::AllGather, Some(Outcome::Failed));
         assert!(description().contains(" (all_gather #0 failed 0.0 s ago)"), "{}", description());

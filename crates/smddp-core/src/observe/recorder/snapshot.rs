@@ -2,7 +2,7 @@
 
 use super::ring::{Entry, Outcome, Ring};
 use crate::call::fingerprint;
-use crate::call::message_label::Label;
+use crate::call::message_label::MessageLabel;
 
 #[derive(Clone, Copy)]
 pub(super) enum RecorderSnapshot {
@@ -37,7 +37,7 @@ impl RecorderSnapshot {
                 _ => fingerprint::call(entry.fingerprint),
             },
             Self::Message(entry) => {
-                Label::of(entry.fingerprint).map_or_else(|| self.call(), |label| label.numbered())
+                MessageLabel::of(entry.fingerprint).map_or_else(|| self.call(), |label| label.numbered())
             }
         }
     }
@@ -46,7 +46,7 @@ impl RecorderSnapshot {
     pub(super) fn call(&self) -> String {
         match self {
             Self::Collective(entry) => fingerprint::call(entry.fingerprint),
-            Self::Message(entry) => Label::of(entry.fingerprint)
+            Self::Message(entry) => MessageLabel::of(entry.fingerprint)
                 .map_or_else(|| "an unknown message".to_owned(), |label| label.call(entry.bytes)),
         }
     }

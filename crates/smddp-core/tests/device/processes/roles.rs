@@ -56,7 +56,7 @@ pub(crate) fn in_a_format(me: &RankProcess) {
             let job = Job::new((&gpu, &comm), collective, count, 0, (Kind::Mapped, in_place));
             job.run().unwrap_or_else(|e| panic!("{collective:?} {count}: {e}"));
         }
-        let taken = comm.taken().into_iter().filter(|taken| taken.collective == collective);
+        let taken = comm.path_counters().into_iter().filter(|taken| taken.collective == collective);
         let coded: u64 = taken.filter(|taken| taken.variant.1.is_some()).map(|taken| taken.operations).sum();
         // The comparison runs the same number on host memory.
         assert_eq!(coded, 4, "{collective:?}: all except the small calls");

@@ -18,7 +18,7 @@ impl Sink for RecordingSink {
         Target::At(self.target)
     }
     fn received(&mut self, peer: usize, frame: &Frame) {
-        self.received.push((peer, frame.index));
+        self.arrived.push((peer, frame.index));
     }
     fn sent(&mut self, _: Ticket) {}
 }
