@@ -283,7 +283,7 @@ def arguments(comm: smddp.Communicator) -> None:
         (ValueError, "recv: timeout must be", lambda: comm.recv(ones, 0, timeout=-1.0)),
         (TypeError, "MaskedArray", lambda: comm.all_reduce(np.ma.masked_equal(ones.copy(), 2))),
         (ValueError, "counts", lambda: comm.all_gather(ones, out=ones.copy(), counts=[1] * (size + 1))),
-        (ValueError, f"not divisible into {size}", lambda: comm.reduce_scatter(np.ones(size + 1)) if size > 1 else cut()),
+        (ValueError, f"divisible into {size}", lambda: comm.reduce_scatter(np.ones(size + 1)) if size > 1 else cut()),
         (ValueError, "timeout must be", lambda: comm.set_timeout(0)),
         (ValueError, "unknown collective 'allreduce'", lambda: comm.path("allreduce", 8)),
         (TypeError, "unexpected keyword", lambda: comm.all_reduce(ones, asynchronous=True)),
@@ -296,7 +296,7 @@ def arguments(comm: smddp.Communicator) -> None:
 
 
 def cut() -> None:
-    raise ValueError("not divisible into 1: one rank has all elements")
+    raise ValueError("divisible into 1: one rank has all elements")
 
 
 def deadline(comm: smddp.Communicator) -> None:
