@@ -9,7 +9,7 @@ import pytest
 from hosts import wires
 from ranks.pool import Pool
 
-from backend.every_case import ONE_NODE, all_cases
+from backend.every_case import ONE_NODE, all_cases, sizes_across
 
 QUICK = {
     "test_all_gather_into_tensor_puts_each_block_in_its_place",
@@ -27,9 +27,7 @@ def _cases() -> list:
     found = []
     for device in DEVICES:
         for module, name, test in all_cases():
-            # Sizes of a single-size case are kept; otherwise three or four ranks suffice.
-            several = [size for size in test.sizes if size > 1]
-            sizes = several if len(several) == 1 else [3, 4]
+            sizes = sizes_across(test.sizes, [3, 4])
             for size in sizes:
                 quick = name in QUICK and size == sizes[-1] and (not device or "large" in name)
                 marks = [] if quick else [pytest.mark.slow]

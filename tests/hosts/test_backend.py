@@ -7,7 +7,7 @@ runs with all four ranks, and with three where that makes hosts of unequal size.
 from __future__ import annotations
 
 import pytest
-from backend.every_case import ONE_NODE, all_cases
+from backend.every_case import ONE_NODE, all_cases, sizes_across
 from ranks.cases import case_names
 
 from hosts.pool import Labs
@@ -54,13 +54,6 @@ QUICK["fabric"] = {
 }
 
 
-def _sizes(sizes: tuple[int, ...], shape: tuple[int, int]) -> list[int]:
-    several = [size for size in sizes if size > 1]
-    if len(several) == 1:
-        return several
-    return [3, 4] if shape == (2, 2) else [4]
-
-
 def _param(lab: tuple[str, int, int], *values, name: str):
     wire, hosts, procs = lab
     quick = (hosts, procs) == SHAPES[0] and name in QUICK[wire]
@@ -74,7 +67,7 @@ def backend_cases() -> list:
     found = []
     for lab in LABS:
         for module, name, test in all_cases():
-            sizes = _sizes(test.sizes, lab[1:])
+            sizes = sizes_across(test.sizes, [3, 4] if lab[1:] == (2, 2) else [4])
             found += [(size, lab, module, name, test.seconds) for size in sizes]
     found.sort(key=lambda row: (LABS.index(row[1]), row[0]))
     return [_param(lab, module, name, seconds, size, name=name) for size, lab, module, name, seconds in found]

@@ -192,8 +192,9 @@ class Pool(RankProcesses):
         return f"ended with status {self._processes[member].exitcode}\n{self._tail(member)}"
 
     def output(self) -> str:
-        """Returns the output of all ranks since their start."""
-        return "\n".join(self.log(rank).read_text(errors="replace") for rank in range(self.size))
+        """Returns the output of all ranks since their start; "" after a failed case, which removes it."""
+        logs = [self.log(rank) for rank in range(self.size)]
+        return "\n".join(log.read_text(errors="replace") for log in logs if log.exists())
 
     def close(self, kill: bool = False) -> None:
         for pipe in self._pipes.values():
