@@ -29,7 +29,7 @@ pub use rank_info::{RankInfo, RankInfoError, host_name};
 pub use shm::{SharedPage, ZeroCopySource};
 pub use token::Token;
 
-/// Locks `mutex`, poisoned or not: a panic under these locks leaves no state that would be unsafe to use.
+/// Locks `mutex` even after a panic: no state that a panic leaves under these locks is worse than a failure here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -49,7 +49,7 @@ impl Routes {
     }
 
     /// Returns the ranks of other nodes.
-    pub(super) fn elsewhere(&self) -> Vec<usize> {
+    pub(super) fn remote_ranks(&self) -> Vec<usize> {
         (0..self.size()).filter(|&rank| self.local[rank].is_none()).collect()
     }
 

@@ -1,4 +1,4 @@
-//! Transports of a rank to other nodes, and the selection of the one that a group uses.
+//! Transports of a rank to other nodes, and the selection of the transport that a group uses.
 
 use std::sync::Arc;
 

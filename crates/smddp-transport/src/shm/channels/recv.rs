@@ -86,7 +86,7 @@ impl LocalChannels {
     }
 
     /// Sets the receive target of a channel whose messages the kernel reads: `bytes` bytes at `at`, with `stride` bytes from one
-    /// message to the next. The target belongs to the operation just begun and must stay valid until it ends.
+    /// message to the next. The target belongs to the operation just begun and must remain valid until it ends.
     pub(crate) fn set_recv_target(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
         self.recv_targets.set(recv_channel, at, bytes, stride);
     }
