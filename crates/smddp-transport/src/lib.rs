@@ -1,7 +1,7 @@
 //! Transport of bytes between the ranks of one group.
 //!
-//! A [`Group`] is one rank's end of a communicator: shared memory with the ranks of its node, and a wire to the ranks of other
-//! nodes if there are any.
+//! A [`Group`] is one rank's end of a communicator. It has shared memory with the ranks of its node, and a wire to the ranks of
+//! other nodes if there are any.
 
 pub mod bootstrap;
 mod close_on_fork;

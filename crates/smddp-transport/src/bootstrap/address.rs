@@ -24,7 +24,7 @@ pub(super) struct TreeAddress {
     /// Random id of this rank in this attempt.
     pub(super) id: Id,
     /// Creation time in nanoseconds since the boot.
-    pub(super) made: u64,
+    pub(super) created: u64,
     /// Reach of its unix socket: kernel boot, network namespace and user id.
     pub(super) boot: String,
     pub(super) netns: u64,
@@ -32,7 +32,7 @@ pub(super) struct TreeAddress {
     pub(super) socket: Vec<u8>,
     pub(super) tcp: Option<SocketAddr>,
     /// Rank 0's: the group token, which a job secret still changes where there is one.
-    pub(super) shared: Option<Token>,
+    pub(super) shared_token: Option<Token>,
 }
 
 impl TreeAddress {
@@ -44,7 +44,7 @@ impl TreeAddress {
     /// Returns true if this record is not older than `other`, and so does not belong to an earlier attempt. The times are comparable on
     /// one host only.
     pub(super) fn is_newer_than(&self, other: &Self) -> bool {
-        self.is_local(other) && self.made >= other.made
+        self.is_local(other) && self.created >= other.created
     }
 
     /// Returns true if both ranks use the same loopback interface and the same abstract unix sockets.

@@ -123,5 +123,5 @@ pub fn bootstrap(bytes: &[u8]) {
         assert!(tree.incoming.len() <= MAX_INCOMING && tree.children.keys().all(|&child| child == CHILD));
     }
     // Arbitrary address records, to which the rank does not connect.
-    let _ = (tree.set_parent(token, bytes, Instant::now()), tree.shared(bytes).is_ok());
+    let _ = (tree.set_parent(token, bytes, Instant::now()), tree.shared_token(bytes).is_ok());
 }

@@ -15,8 +15,8 @@
 //! the store therefore cannot connect ranks of different attempts.
 //!
 //! A process without the token cannot change the exchanged information. Address records have an authentication code under the job
-//! secret ([`address::Records`]), frames have one under a key of their connection ([`link`]), and messages relayed through the
-//! store have one under the token.
+//! secret ([`address::Records`]). Frames have one under a key of their connection ([`link`]). Messages relayed through the store
+//! have one under the token.
 
 mod address;
 mod claim;
@@ -117,11 +117,11 @@ enum ParentLink {
     /// The address record is not known yet.
     Unknown,
     Connecting {
-        call: ParentCall,
+        attempt: ParentAttempt,
         next: Instant,
     },
     Connected {
-        call: ParentCall,
+        attempt: ParentAttempt,
         link: TreeLink,
     },
     /// The parent is unreachable. `relay_tag`: authentication code of this rank's message, once it was relayed through the store.
@@ -130,7 +130,7 @@ enum ParentLink {
     },
 }
 
-struct ParentCall {
+struct ParentAttempt {
     address: TreeAddress,
     /// Bytes of the address record, and the time at which they were read.
     bytes: Vec<u8>,
@@ -154,7 +154,7 @@ pub struct RankTree {
     /// Connections of second processes of connected ranks. They are kept open and not read.
     duplicates: Vec<TreeLink>,
     children: BTreeMap<usize, ChildLink>,
-    above: ParentLink,
+    parent_link: ParentLink,
     /// Liveness probes of ranks that have no connection here and may have ended.
     probes: BTreeMap<usize, LivenessProbe>,
     /// Set once this rank's message to its parent was sent or relayed.
@@ -193,14 +193,14 @@ impl RankTree {
                 pid: rank_info.pid,
                 process_id: address::process_id(),
                 size: rank_info.size,
-                made: address::now(),
+                created: address::now(),
                 id,
                 boot,
                 netns,
                 uid: rank_info.uid,
                 socket,
                 tcp: address,
-                shared: rank_info.token.clone(),
+                shared_token: rank_info.token.clone(),
             },
             records: Records { size, key: secret.map(Token::of_secret) },
             token,
@@ -209,7 +209,7 @@ impl RankTree {
             incoming: Vec::new(),
             duplicates: Vec::new(),
             children: BTreeMap::new(),
-            above: if rank == 0 { ParentLink::Absent } else { ParentLink::Unknown },
+            parent_link: if rank == 0 { ParentLink::Absent } else { ParentLink::Unknown },
             probes: BTreeMap::new(),
             sent_up: false,
             last_error: String::new(),
@@ -224,8 +224,8 @@ impl RankTree {
     }
 
     /// Returns the group token in rank 0's address record. An error text continues "rank 0 has ...".
-    pub(crate) fn shared(&self, first: &[u8]) -> Result<Token, String> {
-        self.records.open(0, first)?.shared.ok_or_else(|| "an address without a token".to_owned())
+    pub(crate) fn shared_token(&self, first: &[u8]) -> Result<Token, String> {
+        self.records.open(0, first)?.shared_token.ok_or_else(|| "an address without a token".to_owned())
     }
 
     /// Returns the description of this process for error texts.
@@ -260,9 +260,9 @@ impl RankTree {
 
     /// Returns true if the address records of rank 0 and of the parent must be read, or read again.
     pub fn needs_addresses(&self, now: Instant) -> bool {
-        match &self.above {
+        match &self.parent_link {
             ParentLink::Unknown => true,
-            ParentLink::Connecting { call, .. } => now.duration_since(call.read) >= SUSPECT_AFTER,
+            ParentLink::Connecting { attempt, .. } => now.duration_since(attempt.read) >= SUSPECT_AFTER,
             _ => false,
         }
     }
@@ -277,14 +277,14 @@ impl RankTree {
         let address = self.records.open(self.parent().unwrap_or(0), parent)?;
         self.token = Some(token);
         // The same record again must not restart the timeouts.
-        let (since, next, was_reachable, new) = match &self.above {
-            ParentLink::Connecting { call, next } if call.bytes == parent => {
-                (call.since, *next, call.was_reachable, false)
+        let (since, next, was_reachable, new) = match &self.parent_link {
+            ParentLink::Connecting { attempt, next } if attempt.bytes == parent => {
+                (attempt.since, *next, attempt.was_reachable, false)
             }
             _ => (now, now, false, true),
         };
-        let call = ParentCall { address, bytes: parent.to_vec(), read: now, since, was_reachable };
-        self.above = ParentLink::Connecting { call, next };
+        let attempt = ParentAttempt { address, bytes: parent.to_vec(), read: now, since, was_reachable };
+        self.parent_link = ParentLink::Connecting { attempt, next };
         Ok(new)
     }
 
@@ -310,14 +310,14 @@ impl RankTree {
         if self.outcome.is_some() {
             return Vec::new();
         }
-        let above = match &self.above {
+        let parent_link = match &self.parent_link {
             ParentLink::Absent | ParentLink::Connected { .. } => None,
             ParentLink::Unknown | ParentLink::Connecting { .. } | ParentLink::Unreached { .. } => {
                 self.parent()
             }
         };
         let mut ranks = self.unconnected();
-        ranks.extend(above);
+        ranks.extend(parent_link);
         ranks.retain(|rank| !self.probes.get(rank).is_some_and(LivenessProbe::is_connected));
         ranks
     }
@@ -331,9 +331,9 @@ impl RankTree {
         patience: Duration,
         now: Instant,
     ) -> Result<(), String> {
-        let was_reachable = match &self.above {
-            ParentLink::Connecting { call, .. } => {
-                self.parent() == Some(rank) && call.was_reachable && call.bytes == bytes
+        let was_reachable = match &self.parent_link {
+            ParentLink::Connecting { attempt, .. } => {
+                self.parent() == Some(rank) && attempt.was_reachable && attempt.bytes == bytes
             }
             _ => false,
         };
@@ -367,25 +367,25 @@ impl RankTree {
 
     /// Returns, once, the message that must be relayed to an unreachable parent, and the reason why it is unreachable.
     pub fn take_relay(&mut self) -> Option<(Vec<u8>, String)> {
-        let unreached = matches!(self.above, ParentLink::Unreached { relay_tag: None });
+        let unreached = matches!(self.parent_link, ParentLink::Unreached { relay_tag: None });
         if !unreached || !self.pending_children().is_empty() {
             return None;
         }
         let mut bytes = self.encode_upward();
         let tag = self.token.as_ref()?.tag(&[UP, &rank_bytes(self.rank), &bytes]);
         bytes.extend(tag);
-        (self.above, self.sent_up) = (ParentLink::Unreached { relay_tag: Some(tag) }, true);
+        (self.parent_link, self.sent_up) = (ParentLink::Unreached { relay_tag: Some(tag) }, true);
         Some((bytes, std::mem::take(&mut self.last_error)))
     }
 
     /// Returns true if the result must be relayed to this rank.
     pub fn is_unreached(&self) -> bool {
-        matches!(self.above, ParentLink::Unreached { relay_tag: Some(_) }) && self.outcome.is_none()
+        matches!(self.parent_link, ParentLink::Unreached { relay_tag: Some(_) }) && self.outcome.is_none()
     }
 
     /// Accepts the relayed result of an unreachable parent.
     pub fn accept_result(&mut self, bytes: &[u8]) {
-        let ParentLink::Unreached { relay_tag: Some(up) } = self.above else { return };
+        let ParentLink::Unreached { relay_tag: Some(up) } = self.parent_link else { return };
         match self.verified(DOWN, &up, bytes) {
             Some((text, _)) => self.settle(text),
             None => self.fail(tampered(self.parent().unwrap_or(0))),
@@ -429,7 +429,7 @@ impl RankTree {
     pub fn poll(&mut self, now: Instant) -> Option<&TreeResult> {
         self.accept_children(now);
         self.read_children();
-        self.call_parent(now);
+        self.connect_parent(now);
         self.probes.values_mut().for_each(|probe| probe.poll(now));
         if self.rank == 0 && self.outcome.is_none() && self.rank_infos.len() == self.size {
             let rank_infos = std::mem::take(&mut self.rank_infos);
@@ -438,7 +438,7 @@ impl RankTree {
         self.send();
         let sending = self.links().any(|link| !link.is_flushed());
         // A reachable parent waits for this rank and must receive its failure, too.
-        let parent_unnotified = match (&self.outcome, &self.above) {
+        let parent_unnotified = match (&self.outcome, &self.parent_link) {
             (Some(Err(failure)), _) if failure.lost.is_some() && failure.lost == self.parent() => false,
             (Some(Err(_)), ParentLink::Connecting { .. }) => true,
             (Some(Err(_)), ParentLink::Connected { link, .. }) => !link.is_flushed(),
@@ -452,7 +452,7 @@ impl RankTree {
         if self.outcome.is_some() {
             return;
         }
-        if let ParentLink::Connected { link, .. } = &mut self.above {
+        if let ParentLink::Connected { link, .. } = &mut self.parent_link {
             link.send_text(&encode_payload(&Err(failure.clone())));
             self.sent_up = true;
         }
@@ -471,7 +471,7 @@ impl RankTree {
 
     /// Waits until progress is possible, at most `at_most` from `now` on.
     pub fn wait(&self, at_most: Duration, now: Instant) {
-        let (parent, at_most) = match &self.above {
+        let (parent, at_most) = match &self.parent_link {
             ParentLink::Connected { link, .. } => (Some(link), at_most),
             ParentLink::Connecting { next, .. } => (None, at_most.min(next.saturating_duration_since(now))),
             _ => (None, at_most),
@@ -528,7 +528,7 @@ impl RankTree {
             }
         }
         if self.incoming.len() == MAX_INCOMING {
-            self.incoming.retain(|stream| now.duration_since(stream.since) < GREETING_TIMEOUT);
+            self.incoming.retain(|link| now.duration_since(link.since) < GREETING_TIMEOUT);
         }
     }
 
@@ -546,12 +546,12 @@ impl RankTree {
     /// Returns true if incoming connections are processed: once this rank's link to its parent is authenticated, or is unlikely to be
     /// soon.
     fn accepts_children(&self, now: Instant) -> bool {
-        match &self.above {
+        match &self.parent_link {
             ParentLink::Absent | ParentLink::Unreached { .. } => true,
             ParentLink::Unknown => false,
-            ParentLink::Connecting { call, .. } => now.duration_since(call.since) >= 2 * SUSPECT_AFTER,
-            ParentLink::Connected { link, call } => {
-                link.is_authenticated() || now.duration_since(call.since) >= 2 * SUSPECT_AFTER
+            ParentLink::Connecting { attempt, .. } => now.duration_since(attempt.since) >= 2 * SUSPECT_AFTER,
+            ParentLink::Connected { link, attempt } => {
+                link.is_authenticated() || now.duration_since(attempt.since) >= 2 * SUSPECT_AFTER
             }
         }
     }
@@ -582,27 +582,28 @@ impl RankTree {
     }
 
     /// Connects to the parent, and retries a failed attempt until `PARENT_TIMEOUT`.
-    fn call_parent(&mut self, now: Instant) {
-        if let ParentLink::Connected { link, call } = &self.above
+    fn connect_parent(&mut self, now: Instant) {
+        if let ParentLink::Connected { link, attempt } = &self.parent_link
             && !link.is_authenticated()
-            && now.duration_since(call.since) >= PARENT_TIMEOUT
+            && now.duration_since(attempt.since) >= PARENT_TIMEOUT
         {
             self.last_error = "it does not answer".to_owned();
-            self.above = ParentLink::Unreached { relay_tag: None };
+            self.parent_link = ParentLink::Unreached { relay_tag: None };
         }
-        if let (ParentLink::Connecting { call: ParentCall { address, .. }, next }, Some(token)) =
-            (&self.above, &self.token)
+        if let (ParentLink::Connecting { attempt: ParentAttempt { address, .. }, next }, Some(token)) =
+            (&self.parent_link, &self.token)
             && now >= *next
         {
             let link = TreeLink::connect(address, &self.address, self.rank, token, now);
-            let above = std::mem::replace(&mut self.above, ParentLink::Unreached { relay_tag: None });
-            let ParentLink::Connecting { call, .. } = above else { return };
+            let parent_link =
+                std::mem::replace(&mut self.parent_link, ParentLink::Unreached { relay_tag: None });
+            let ParentLink::Connecting { attempt, .. } = parent_link else { return };
             match link {
-                Ok(link) => self.above = ParentLink::Connected { call, link },
+                Ok(link) => self.parent_link = ParentLink::Connected { attempt, link },
                 Err(error) => {
                     self.last_error = error.to_string();
-                    if now.duration_since(call.since) < PARENT_TIMEOUT {
-                        self.above = ParentLink::Connecting { call, next: now + RETRY_INTERVAL };
+                    if now.duration_since(attempt.since) < PARENT_TIMEOUT {
+                        self.parent_link = ParentLink::Connecting { attempt, next: now + RETRY_INTERVAL };
                     }
                 }
             }
@@ -615,7 +616,7 @@ impl RankTree {
         let (max_bytes, ready) =
             (self.max_bytes(), !self.sent_up && (failed || self.pending_children().is_empty()));
         let upward = if ready { self.encode_upward() } else { Vec::new() };
-        let ParentLink::Connected { link, .. } = &mut self.above else { return };
+        let ParentLink::Connected { link, .. } = &mut self.parent_link else { return };
         if ready {
             link.send_text(&upward);
             self.sent_up = true;
@@ -624,7 +625,7 @@ impl RankTree {
         if self.outcome.is_some() {
             // The parent has closed the connection and cannot receive the failure.
             if greeted.is_err() {
-                self.above = ParentLink::Absent;
+                self.parent_link = ParentLink::Absent;
             }
             return;
         }
@@ -635,11 +636,11 @@ impl RankTree {
             Ok(Some(bytes)) => self.settle(&bytes),
             Err(error) if known => self.fail(connection_lost(self.parent().unwrap_or(0), &error)),
             Err(error) => {
-                let above = std::mem::replace(&mut self.above, ParentLink::Absent);
-                let ParentLink::Connected { mut call, link } = above else { return };
-                call.was_reachable |= link.was_reachable();
+                let parent_link = std::mem::replace(&mut self.parent_link, ParentLink::Absent);
+                let ParentLink::Connected { mut attempt, link } = parent_link else { return };
+                attempt.was_reachable |= link.was_reachable();
                 (self.sent_up, self.last_error) = (false, error.to_string());
-                self.above = ParentLink::Connecting { call, next: now + RETRY_INTERVAL };
+                self.parent_link = ParentLink::Connecting { attempt, next: now + RETRY_INTERVAL };
             }
         }
     }
@@ -651,7 +652,7 @@ impl RankTree {
                 child.link = None;
             }
         }
-        if let ParentLink::Connected { link, .. } = &mut self.above {
+        if let ParentLink::Connected { link, .. } = &mut self.parent_link {
             let _ = link.write();
         }
     }
@@ -851,7 +852,8 @@ mod tests {
     fn death_of_a_child_ends_the_exchange_immediately() {
         let mut trees = trees(10);
         call_parents(&mut trees);
-        while !matches!(&trees[9].above, ParentLink::Connected { link, .. } if link.is_authenticated()) {
+        while !matches!(&trees[9].parent_link, ParentLink::Connected { link, .. } if link.is_authenticated())
+        {
             // Rank 0 waits for the other ranks, which are not polled.
             for rank in [0, 8, 9] {
                 let _ = trees[rank].poll(Instant::now());
@@ -868,7 +870,7 @@ mod tests {
     /// an earlier attempt.
     fn without_the_last(seen: Option<Instant>) -> (RankTree, Vec<u8>) {
         let mut trees = trees(10);
-        trees[9].address.made = 0;
+        trees[9].address.created = 0;
         let address = trees[9].address();
         assert!(trees[8].suspects().contains(&9));
         if let Some(now) = seen {

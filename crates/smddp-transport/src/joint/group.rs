@@ -572,7 +572,7 @@ impl Remote {
 impl Drop for Group {
     fn drop(&mut self) {
         // A forked child holds a copy: the connections belong to the parent.
-        if self.local.ours()
+        if self.local.is_owned()
             && let Some(remote) = &mut self.remote
         {
             remote.net.leave();

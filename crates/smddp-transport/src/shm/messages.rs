@@ -78,7 +78,7 @@ struct AllRead {
 impl Release for AllRead {
     fn released(&self) -> bool {
         self.memory.count(self.region + LINE).told() >= self.fragments
-            || self.ranks.remotes[self.to].has_finished()
+            || self.ranks.peers[self.to].has_finished()
     }
 }
 
@@ -120,8 +120,8 @@ impl LocalMessages {
     pub(super) fn new(home: Option<GroupHome>, ranks: Arc<LocalRanks>) -> Self {
         Self {
             home,
-            rings: vec![Ring::default(); ranks.remotes.len()],
-            inbound: vec![(0, 0); ranks.remotes.len()],
+            rings: vec![Ring::default(); ranks.peers.len()],
+            inbound: vec![(0, 0); ranks.peers.len()],
             ranks,
             outgoing: Slab::new(),
             incoming: Slab::new(),
@@ -184,7 +184,7 @@ impl GroupHome {
         let cell = if bytes <= INLINE_PAYLOAD { bytes } else { FRAGMENT.min(bytes) };
         let want =
             FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= INLINE_PAYLOAD { 1 } else { FRAGMENTS };
-        // Every message must be able to progress, if necessary in small fragments and past the cap of the pool: the receiver may
+        // Every message must be able to progress, if necessary in small fragments and past the cap of the pool. The receiver may
         // need the message that was announced last.
         let least = want.min(FIRST_CELL + 2 * MIN_FRAGMENT);
         let memory = &self.endpoint.memory;
@@ -267,11 +267,11 @@ impl MessageTransport for LocalMessages {
     }
 
     fn next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
-        let remote = self.ranks.remotes.get(from)?;
-        let memory = remote.memory();
+        let peer = self.ranks.peers.get(from)?;
+        let memory = peer.memory();
         let (ring, taken) = &mut self.inbound[from];
         if *ring == 0 {
-            let found = memory.count(remote.block + MAIL + 8 * self.ranks.me).told();
+            let found = memory.count(peer.block + MAIL + 8 * self.ranks.me).told();
             if found == 0 {
                 return None;
             }
@@ -315,7 +315,7 @@ impl MessageTransport for LocalMessages {
             Incoming::Inline { body, bytes } => return Some((body.as_ptr().cast(), *bytes)),
             Incoming::Slots(cells) => cells,
         };
-        let memory = self.ranks.remotes[from].memory();
+        let memory = self.ranks.peers[from].memory();
         if !cells.is_single() && memory.count(cells.region).told() <= cells.taken {
             return None;
         }
@@ -330,7 +330,7 @@ impl MessageTransport for LocalMessages {
             Some(Incoming::Inline { .. }) => true,
             Some(Incoming::Slots(cells)) => {
                 cells.taken += 1;
-                self.ranks.remotes[from].memory().count(cells.region + LINE).tell(cells.taken);
+                self.ranks.peers[from].memory().count(cells.region + LINE).tell(cells.taken);
                 self.ranks.notify(from);
                 cells.taken as usize * cells.cell >= cells.bytes
             }

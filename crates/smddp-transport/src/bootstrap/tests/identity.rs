@@ -132,7 +132,7 @@ fn relayed() -> (Vec<RankTree>, Vec<u8>) {
     let mut trees = trees(2);
     let token = trees[0].token.clone();
     trees[1].token = token;
-    trees[1].above = ParentLink::Unreached { relay_tag: None };
+    trees[1].parent_link = ParentLink::Unreached { relay_tag: None };
     let up = trees[1].take_relay().unwrap().0;
     (trees, up)
 }
