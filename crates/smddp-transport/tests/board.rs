@@ -1,4 +1,4 @@
-//! What ranks of a node share besides messages: pages of words, and what one process lends another over its socket.
+//! Shared pages of flags between the ranks of a node, and memory exports over the sockets of their processes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,50 +26,50 @@ fn from_hex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-fn word(shared_page: &SharedPage, rank: usize, index: usize) -> &AtomicU64 {
+fn flag(shared_page: &SharedPage, rank: usize, index: usize) -> &AtomicU64 {
     let page = shared_page.page(rank).unwrap();
     assert!(page.addr().is_multiple_of(page_size()) && SharedPage::PAGE.is_multiple_of(page_size()));
-    // SAFETY: within the page, which lives as long as the board; reached as an atomic by all.
+    // SAFETY: within the page, which lives as long as `shared_page`; all ranks access it as an atomic.
     unsafe { AtomicU64::from_ptr(page.cast::<u64>().add(index)) }
 }
 
-fn until(what: &str, mut done: impl FnMut() -> bool) {
+fn until(failure: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < LIMIT, "{what}");
+        assert!(begun.elapsed() < LIMIT, "{failure}");
         std::thread::yield_now();
     }
 }
 
-/// Rank 0 and rank 1 in two processes that talk in lines.
+/// Creates one of two ranks in two processes that exchange text lines.
 fn shared_page(
     rank: usize,
     from: &mut impl BufRead,
     to: &mut impl Write,
 ) -> (LocalChannels, Arc<SharedPage>) {
     let mut prepared = Prepared::new(rank, 2, CAP, Vec::new()).unwrap();
-    say(to, &to_hex(&prepared.rank_info().to_bytes()));
-    let theirs = RankInfo::from_bytes(&from_hex(&hear(from))).unwrap();
+    send_line(to, &to_hex(&prepared.rank_info().to_bytes()));
+    let theirs = RankInfo::from_bytes(&from_hex(&receive_line(from))).unwrap();
     let mut rank_infos = vec![prepared.rank_info().clone(), theirs];
     if rank == 1 {
         rank_infos.swap(0, 1);
     }
     prepared.trust_rank_info(&rank_infos[0]);
-    // Nobody is called who does not hear yet.
-    say(to, "hears");
-    hear(from);
+    // No rank connects before the other one accepts connections.
+    send_line(to, "ready");
+    receive_line(from);
     let link = prepared.connect(rank_infos).unwrap();
     let shared_page = link.shared_page(vec![Some(0), Some(1)]).unwrap();
     (link, shared_page)
 }
 
-fn say(to: &mut impl Write, line: &str) {
+fn send_line(to: &mut impl Write, line: &str) {
     to.write_all(format!("\n@{line}\n").as_bytes()).unwrap();
     to.flush().unwrap();
 }
 
-/// The next line that is meant for this.
-fn hear(from: &mut impl BufRead) -> String {
+/// Returns the next line of the protocol between the two processes.
+fn receive_line(from: &mut impl BufRead) -> String {
     loop {
         let mut line = String::new();
         assert!(from.read_line(&mut line).unwrap() > 0, "the other process ended");
@@ -102,12 +102,12 @@ impl Drop for Ended {
     }
 }
 
-/// Rank 1: lends things under numbers that it says, and is asked by way of words.
-fn lender() {
+/// Rank 1: exports memory, sends the tokens, and communicates through flags.
+fn exporter_process() {
     let (mut from, mut to) = (BufReader::new(io::stdin()), io::stdout());
     let (_link, shared_page) = shared_page(1, &mut from, &mut to);
     let times = Arc::new(AtomicUsize::new(0));
-    let asked = times.clone();
+    let calls = times.clone();
     let bytes = |count: usize, fds: usize| {
         move || {
             let fds = (0..fds).map(|i| file(&format!("file {i}"))).collect();
@@ -116,31 +116,31 @@ fn lender() {
     };
     let tokens = [
         shared_page.export(Box::new(move || {
-            asked.fetch_add(1, Ordering::SeqCst);
+            calls.fetch_add(1, Ordering::SeqCst);
             bytes(3, 2)()
         })),
         shared_page.export(Box::new(bytes(MemoryExport::MOST_BYTES, MemoryExport::MOST_FDS))),
         shared_page.export(Box::new(bytes(MemoryExport::MOST_BYTES + 1, 0))),
         shared_page.export(Box::new(bytes(0, MemoryExport::MOST_FDS + 1))),
-        shared_page.export(Box::new(|| Err(io::Error::other("it is not for you")))),
+        shared_page.export(Box::new(|| Err(io::Error::other("export refused")))),
         shared_page.export(Box::new(bytes(1, 0))),
     ];
     shared_page.withdraw(tokens[5]);
-    say(&mut to, &tokens.map(|token| token.to_string()).join(" "));
-    // Its page is the one that the other process sees as this rank's, and so the other way round.
-    until("rank 0 writes its word", || word(&shared_page, 0, 511).load(Ordering::Acquire) == 7);
-    word(&shared_page, 1, 3).store(8, Ordering::Release);
-    assert_eq!(word(&shared_page, 1, 511).load(Ordering::Acquire), 0);
-    hear(&mut from);
-    assert_eq!(times.load(Ordering::SeqCst), 2, "made anew for each who asks");
+    send_line(&mut to, &tokens.map(|token| token.to_string()).join(" "));
+    // Both processes see the same two pages.
+    until("rank 0 does not write its flag", || flag(&shared_page, 0, 511).load(Ordering::Acquire) == 7);
+    flag(&shared_page, 1, 3).store(8, Ordering::Release);
+    assert_eq!(flag(&shared_page, 1, 511).load(Ordering::Acquire), 0);
+    receive_line(&mut from);
+    assert_eq!(times.load(Ordering::SeqCst), 2, "each import calls the exporter");
 }
 
 #[test]
-fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shared() {
+fn exports_or_their_errors_reach_another_process_and_pages_are_shared() {
     if std::env::var(CHILD).is_ok() {
-        return lender();
+        return exporter_process();
     }
-    let name = "what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shared";
+    let name = "exports_or_their_errors_reach_another_process_and_pages_are_shared";
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
@@ -151,13 +151,13 @@ fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shar
     let (mut to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
     let (mut from, mut child) = (BufReader::new(from), Ended(child));
     let (_link, shared_page) = shared_page(0, &mut from, &mut to);
-    let tokens: Vec<u64> = hear(&mut from).split(' ').map(|token| token.parse().unwrap()).collect();
+    let tokens: Vec<u64> = receive_line(&mut from).split(' ').map(|token| token.parse().unwrap()).collect();
 
     for _ in 0..2 {
-        let lent = shared_page.import(1, tokens[0]).unwrap();
-        assert_eq!(lent.bytes, [0, 1, 2]);
-        let texts: Vec<String> = lent.fds.into_iter().map(contents).collect();
-        assert_eq!(texts, ["file 0", "file 1"], "in their order");
+        let imported = shared_page.import(1, tokens[0]).unwrap();
+        assert_eq!(imported.bytes, [0, 1, 2]);
+        let texts: Vec<String> = imported.fds.into_iter().map(contents).collect();
+        assert_eq!(texts, ["file 0", "file 1"], "descriptors keep their order");
     }
     let most = shared_page.import(1, tokens[1]).unwrap();
     assert!(most.bytes.iter().enumerate().all(|(i, &byte)| byte == i as u8));
@@ -170,17 +170,17 @@ fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shar
     let refused = |token: u64| shared_page.import(1, token).unwrap_err().to_string();
     assert!(refused(tokens[2]).contains("are more than one answer holds"), "{}", refused(tokens[2]));
     assert!(refused(tokens[3]).contains("are more than one answer holds"), "{}", refused(tokens[3]));
-    assert_eq!(refused(tokens[4]), "it is not for you");
+    assert_eq!(refused(tokens[4]), "export refused");
     for unknown in [tokens[5], 1 << 40] {
         assert_eq!(refused(unknown), format!("nothing is lent under number {unknown}"));
     }
     assert_eq!(shared_page.import(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
 
-    word(&shared_page, 0, 511).store(7, Ordering::Release);
-    until("rank 1 writes its word", || word(&shared_page, 1, 3).load(Ordering::Acquire) == 8);
-    say(&mut to, "over");
+    flag(&shared_page, 0, 511).store(7, Ordering::Release);
+    until("rank 1 does not write its flag", || flag(&shared_page, 1, 3).load(Ordering::Acquire) == 8);
+    send_line(&mut to, "over");
     assert!(child.0.wait().unwrap().success());
-    // Nobody is there any more: an error at once, not a wait.
+    // The process has ended: the import fails immediately instead of waiting.
     let begun = Instant::now();
     shared_page.import(1, tokens[0]).unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());

@@ -1,4 +1,4 @@
-//! What groups took comes back when they are gone.
+//! Release of the shared memory of groups after they have ended.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ fn pair() -> [LocalChannels; 2] {
     [a, b].map(|p| p.connect(rank_infos.clone()).unwrap())
 }
 
-/// One message each way through cells of `bytes`.
+/// Exchanges one message in each direction through cells of `bytes` bytes.
 fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
     let channel_layout = |peer: usize| Channels {
         send_channels: vec![SendChannel {
@@ -37,17 +37,17 @@ fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
         depth: (1, 1),
         window: 1,
     };
-    let head = CallFingerprint { call: 7, count: 1 };
+    let fingerprint = CallFingerprint { call: 7, count: 1 };
     for (rank, link) in links.iter_mut().enumerate() {
-        assert!(link.begin(seq, head, &Arc::new(channel_layout(1 - rank)), &[]));
+        assert!(link.begin(seq, fingerprint, &Arc::new(channel_layout(1 - rank)), &[]));
         let cell = link.cell(0).unwrap();
-        // SAFETY: the cell is this link's and has `bytes` bytes.
+        // SAFETY: the cell belongs to this rank and has `bytes` bytes.
         unsafe { cell.write_bytes(rank as u8 + 1, bytes) };
         link.publish(0);
     }
     for (rank, link) in links.iter_mut().enumerate() {
         let message = link.message(0).unwrap().unwrap();
-        // SAFETY: the message holds `bytes` bytes until it is released.
+        // SAFETY: the message has `bytes` bytes and is valid until it is released.
         let ends = unsafe { (message.read(), message.add(bytes - 1).read()) };
         assert_eq!(ends, ((2 - rank) as u8, (2 - rank) as u8));
         link.release(0);
@@ -62,27 +62,27 @@ fn resident() -> usize {
 }
 
 #[test]
-fn control_blocks_rings_and_regions_come_back_when_groups_are_gone() {
+fn ended_groups_release_control_blocks_rings_and_regions() {
     let endpoint = Endpoint::get(CAP).unwrap();
     let mut early = None;
-    for turn in 0..4000 {
+    for round in 0..4000 {
         let mut links = pair();
         for seq in 0..3 {
-            let large = if turn % 40 == 0 { 2 << 20 } else { 9_000 };
-            exchange(&mut links, seq, [100, 70_000, large][(turn + seq as usize) % 3]);
+            let large = if round % 40 == 0 { 2 << 20 } else { 9_000 };
+            exchange(&mut links, seq, [100, 70_000, large][(round + seq as usize) % 3]);
         }
-        // A letter that nobody takes, and one that was begun.
-        let open = links[0].p2p().announce(1, Envelope { tag: 1, dtype: 0, bytes: 5000 }).unwrap();
-        links[0].p2p().send_slot(open).unwrap();
-        links[0].p2p().publish(open, 5000);
-        links[0].p2p().close(open);
+        // One message that is not received, and one that is only announced.
+        let message = links[0].p2p().announce(1, Envelope { tag: 1, dtype: 0, bytes: 5000 }).unwrap();
+        links[0].p2p().send_slot(message).unwrap();
+        links[0].p2p().publish(message, 5000);
+        links[0].p2p().close(message);
         links[1].p2p().announce(0, Envelope { tag: 2, dtype: 0, bytes: 1 << 20 }).unwrap();
         drop(links);
-        if turn == 1000 {
+        if round == 1000 {
             early = Some((endpoint.staging(), resident()));
         }
     }
-    // 4,000 pairs of control blocks and rings would not fit their quarter of a gigabyte without coming back.
+    // 4,000 pairs of control blocks and rings fit their 256 MiB only if they are reused.
     let (staging, pages) = early.unwrap();
     assert_eq!(endpoint.staging(), staging);
     assert_eq!(endpoint.staging().2, 0, "the reserve is in use");

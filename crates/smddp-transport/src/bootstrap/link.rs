@@ -178,14 +178,15 @@ impl TreeLink {
                 LinkState::Authenticated(_) => return Ok(true),
                 LinkState::Accepted => {
                     let Some(token) = token else { return Ok(false) };
-                    let whole = self.receive_exact(GREETING_BYTES)?;
+                    let complete = self.receive_exact(GREETING_BYTES)?;
                     self.check_greeting(me)?;
-                    if !whole {
+                    if !complete {
                         return Ok(false);
                     }
-                    let words = std::mem::take(&mut self.received);
-                    self.from = u32::from_le_bytes([words[12], words[13], words[14], words[15]]) as usize;
-                    let (challenge, reply) = Challenge::new(token.clone(), words)?;
+                    let received = std::mem::take(&mut self.received);
+                    self.from =
+                        u32::from_le_bytes([received[12], received[13], received[14], received[15]]) as usize;
+                    let (challenge, reply) = Challenge::new(token.clone(), received)?;
                     self.out.extend_from_slice(&reply);
                     self.state = LinkState::Challenged(challenge);
                     self.write()?;
@@ -204,10 +205,12 @@ impl TreeLink {
                 }
                 LinkState::Connecting(_) => {
                     self.write()?;
-                    let whole = self.receive_exact(REPLY)?;
+                    let complete = self.receive_exact(REPLY)?;
                     let LinkState::Connecting(claim) = &self.state else { continue };
                     claim.heeds(&self.received)?;
-                    let Some(reply) = self.received.first_chunk().filter(|_| whole) else { return Ok(false) };
+                    let Some(reply) = self.received.first_chunk().filter(|_| complete) else {
+                        return Ok(false);
+                    };
                     self.out.extend_from_slice(&claim.prove(reply)?);
                     let keys = claim.keys(reply);
                     self.received = Vec::new();
@@ -231,8 +234,8 @@ impl TreeLink {
     fn check_greeting(&self, me: &Id) -> io::Result<()> {
         let expected = [&MAGIC[..], &PROTOCOL.to_le_bytes()].concat();
         let both = self.received.len().min(expected.len());
-        let meant = self.received.get(16..32).is_none_or(|meant| meant == me);
-        match self.received[..both] == expected[..both] && meant {
+        let is_to_me = self.received.get(16..32).is_none_or(|id| id == me);
+        match self.received[..both] == expected[..both] && is_to_me {
             true => Ok(()),
             false => Err(unauthenticated(
                 "it is not an smddp rank, has another version, or connects to another rank",
@@ -240,10 +243,10 @@ impl TreeLink {
         }
     }
 
-    /// Reads until `all` bytes are buffered and none beyond. Returns true if all have arrived.
-    fn receive_exact(&mut self, all: usize) -> io::Result<bool> {
-        while self.received.len() < all {
-            if !self.receive(all - self.received.len())? {
+    /// Reads until `bytes` bytes are buffered and none beyond. Returns true if all have arrived.
+    fn receive_exact(&mut self, bytes: usize) -> io::Result<bool> {
+        while self.received.len() < bytes {
+            if !self.receive(bytes - self.received.len())? {
                 return Ok(false);
             }
         }

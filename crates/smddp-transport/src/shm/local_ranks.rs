@@ -35,7 +35,7 @@ pub(super) struct GroupHome {
 pub(super) struct LocalRank {
     pub(super) process: Option<Arc<PeerProcess>>,
     /// Doorbell and memory of this process, for a rank that is one of its threads.
-    pub(super) home: Doorbell,
+    pub(super) doorbell: Doorbell,
     pub(super) block: usize,
     pub(super) nonce: u64,
     pub(super) rank_info: RankInfo,
@@ -43,7 +43,7 @@ pub(super) struct LocalRank {
 
 impl LocalRank {
     pub(super) fn memory(&self) -> &Memory {
-        self.process.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
+        self.process.as_ref().map_or_else(|| self.doorbell.memory(), |p| &p.memory)
     }
     /// Returns the id of its process; `None` for a process in another PID namespace.
     pub(super) fn pid(&self) -> Option<Pid> {
@@ -55,7 +55,7 @@ impl LocalRank {
     }
     /// Wakes the sleeping threads of its process.
     pub(super) fn notify(&self) {
-        notify_at(self.memory(), self.process.as_ref().map_or_else(|| self.home.event(), |p| p.event()));
+        notify_at(self.memory(), self.process.as_ref().map_or_else(|| self.doorbell.event(), |p| p.event()));
     }
     pub(super) fn flag(&self, at: usize) -> &AtomicU64 {
         self.memory().word64(self.block + at)

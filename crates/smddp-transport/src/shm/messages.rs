@@ -130,7 +130,7 @@ impl LocalMessages {
     }
 
     /// Returns the condition for releasing `region`: rank `to` has read that number of fragments.
-    fn read(
+    fn release_condition(
         &self,
         GroupHome { endpoint, .. }: &GroupHome,
         region: usize,
@@ -153,8 +153,8 @@ impl LocalMessages {
         let Envelope { tag, dtype, bytes } = out.envelope;
         [tag, dtype, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
         if let Some(Region { offset, .. }) = out.region {
-            let place = [offset as u64, out.cell as u64, out.depth];
-            place.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
+            let location = [offset as u64, out.cell as u64, out.depth];
+            location.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
         }
         // Release: a receiver that sees the number also sees the announcement.
         memory.count(at).tell(out.number + 1);
@@ -170,14 +170,14 @@ impl LocalMessages {
         let Some(home @ GroupHome { endpoint, nonce, .. }) = &self.home else { return };
         endpoint.pool.disown(&endpoint.memory, nonce ^ MESSAGE_OWNER);
         for (to, ring) in rings.iter().enumerate().filter(|(_, ring)| ring.at > 0) {
-            endpoint.control.give(ring.at, RING_BYTES, self.read(home, ring.at, u64::MAX, to));
+            endpoint.control.give(ring.at, RING_BYTES, self.release_condition(home, ring.at, u64::MAX, to));
         }
     }
 }
 
 impl GroupHome {
     /// Allocates memory for a message of `bytes` bytes. Returns the region (`None` for an inline message) and the fragment size.
-    fn region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
+    fn allocate_region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
         if bytes <= BESIDE {
             return Some((None, bytes));
         }
@@ -211,7 +211,7 @@ impl MessageTransport for LocalMessages {
             }
         }
         let bytes = usize::try_from(envelope.bytes).ok()?;
-        let (region, cell) = home.region(bytes)?;
+        let (region, cell) = home.allocate_region(bytes)?;
         let depth =
             region.map_or(1, |r| ((r.bytes - FIRST_CELL) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
         if let Some(Region { offset, .. }) = region {
@@ -260,7 +260,7 @@ impl MessageTransport for LocalMessages {
         if let (Some(home), Some(out)) = (&self.home, self.outgoing.try_remove(message as usize))
             && let Some(region) = out.region
         {
-            let release = self.read(home, region.offset, out.fragments, out.to);
+            let release = self.release_condition(home, region.offset, out.fragments, out.to);
             let GroupHome { endpoint, nonce, .. } = home;
             endpoint.pool.retire(&endpoint.memory, nonce ^ MESSAGE_OWNER, region, release);
         }

@@ -103,8 +103,9 @@ impl Prepared {
             } else {
                 Some(connect_process(endpoint, token.as_ref(), &self.rank_info, &rank_info)?)
             };
-            let (home, block) = (endpoint.doorbell(), usize::try_from(rank_info.block).unwrap_or(usize::MAX));
-            let peer = LocalRank { process, home, block, nonce: rank_info.nonce, rank_info };
+            let (doorbell, block) =
+                (endpoint.doorbell(), usize::try_from(rank_info.block).unwrap_or(usize::MAX));
+            let peer = LocalRank { process, doorbell, block, nonce: rank_info.nonce, rank_info };
             // Later reads of the block have no bounds check.
             if !peer.memory().holds(block, block_bytes(self.rank_info.size as usize)) {
                 let RankInfo { rank, host, pid, .. } = peer.rank_info;
