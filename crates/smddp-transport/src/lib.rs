@@ -1,7 +1,7 @@
 //! Transport of bytes between the ranks of one group.
 //!
-//! A [`Group`] is one rank's end of a communicator: shared memory with the ranks of its node, and a wire to the ranks of other
-//! nodes if there are any.
+//! A [`Group`] is one rank's end of a communicator. It has shared memory with the ranks of its node, and a wire to the ranks of
+//! other nodes if there are any.
 
 pub mod bootstrap;
 mod close_on_fork;
@@ -29,7 +29,7 @@ pub use rank_info::{RankInfo, RankInfoError, host_name};
 pub use shm::{SharedPage, ZeroCopySource};
 pub use token::Token;
 
-/// Locks `mutex`, poisoned or not: a panic under these locks leaves no state that would be unsafe to use.
+/// Locks `mutex` even after a panic: no state that a panic leaves under these locks is worse than a failure here.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -17,7 +17,7 @@ pub trait MessageTransport {
     fn announce(&mut self, to: usize, envelope: Envelope) -> Option<MessageId>;
     /// Returns the next free slot of an outgoing message: its address and its size in bytes.
     fn send_slot(&mut self, message: MessageId) -> Option<(*mut u8, usize)>;
-    /// Sends a message that was just announced from `at` instead of through slots. The whole payload at `at` must stay unchanged
+    /// Sends a message that was just announced from `at` instead of through slots. The whole payload at `at` must remain unchanged
     /// until [`Self::is_sent`] returns true or the group releases user buffers. `false`: the message needs slots.
     fn send_in_place(&mut self, _message: MessageId, _at: *const u8) -> bool {
         false

@@ -1,4 +1,4 @@
-//! Memory shared by the ranks of a node besides messages: shared pages, and exports from one process to another over its socket.
+//! Shared pages of flags between the ranks of a node, and memory exports over the sockets of their processes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -29,47 +29,47 @@ fn from_hex(text: &str) -> Vec<u8> {
 fn flag(shared_page: &SharedPage, rank: usize, index: usize) -> &AtomicU64 {
     let page = shared_page.page(rank).unwrap();
     assert!(page.addr().is_multiple_of(page_size()) && SharedPage::PAGE.is_multiple_of(page_size()));
-    // SAFETY: within the page, which lives as long as the shared page object; all accesses are atomic.
+    // SAFETY: within the page, which lives as long as `shared_page`; all ranks access it as an atomic.
     unsafe { AtomicU64::from_ptr(page.cast::<u64>().add(index)) }
 }
 
-fn wait_until(condition: &str, mut done: impl FnMut() -> bool) {
+fn until(failure: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
-        assert!(begun.elapsed() < LIMIT, "timeout: {condition}");
+        assert!(begun.elapsed() < LIMIT, "{failure}");
         std::thread::yield_now();
     }
 }
 
-/// Connects rank 0 and rank 1 in two processes, which exchange lines of text.
+/// Creates one of two ranks in two processes that exchange text lines.
 fn shared_page(
     rank: usize,
     from: &mut impl BufRead,
     to: &mut impl Write,
 ) -> (LocalChannels, Arc<SharedPage>) {
     let mut prepared = Prepared::new(rank, 2, CAP, Vec::new()).unwrap();
-    write_line(to, &to_hex(&prepared.rank_info().to_bytes()));
-    let theirs = RankInfo::from_bytes(&from_hex(&read_line(from))).unwrap();
+    send_line(to, &to_hex(&prepared.rank_info().to_bytes()));
+    let theirs = RankInfo::from_bytes(&from_hex(&receive_line(from))).unwrap();
     let mut rank_infos = vec![prepared.rank_info().clone(), theirs];
     if rank == 1 {
         rank_infos.swap(0, 1);
     }
     prepared.trust_rank_info(&rank_infos[0]);
-    // A process is contacted only after it listens.
-    write_line(to, "listening");
-    read_line(from);
+    // No rank connects before the other one accepts connections.
+    send_line(to, "ready");
+    receive_line(from);
     let link = prepared.connect(rank_infos).unwrap();
     let shared_page = link.shared_page(vec![Some(0), Some(1)]).unwrap();
     (link, shared_page)
 }
 
-fn write_line(to: &mut impl Write, line: &str) {
+fn send_line(to: &mut impl Write, line: &str) {
     to.write_all(format!("\n@{line}\n").as_bytes()).unwrap();
     to.flush().unwrap();
 }
 
-/// Returns the next line that the other process sent with `write_line`.
-fn read_line(from: &mut impl BufRead) -> String {
+/// Returns the next line of the protocol between the two processes.
+fn receive_line(from: &mut impl BufRead) -> String {
     loop {
         let mut line = String::new();
         assert!(from.read_line(&mut line).unwrap() > 0, "the other process ended");
@@ -79,7 +79,6 @@ fn read_line(from: &mut impl BufRead) -> String {
     }
 }
 
-/// Creates a memory file with these contents.
 fn file(contents: &str) -> OwnedFd {
     let fd = rustix::fs::memfd_create(c"lent", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let mut file = std::fs::File::from(fd);
@@ -94,22 +93,21 @@ fn contents(fd: OwnedFd) -> String {
     text
 }
 
-/// Kills the child process when dropped.
-struct KillOnDrop(Child);
+struct Ended(Child);
 
-impl Drop for KillOnDrop {
+impl Drop for Ended {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Rank 1: exports memory, sends the tokens as a line, and signals through flags.
-fn exporter() {
+/// Rank 1: exports memory, sends the tokens, and communicates through flags.
+fn exporter_process() {
     let (mut from, mut to) = (BufReader::new(io::stdin()), io::stdout());
     let (_link, shared_page) = shared_page(1, &mut from, &mut to);
     let times = Arc::new(AtomicUsize::new(0));
-    let requests = times.clone();
+    let calls = times.clone();
     let bytes = |count: usize, fds: usize| {
         move || {
             let fds = (0..fds).map(|i| file(&format!("file {i}"))).collect();
@@ -118,31 +116,31 @@ fn exporter() {
     };
     let tokens = [
         shared_page.export(Box::new(move || {
-            requests.fetch_add(1, Ordering::SeqCst);
+            calls.fetch_add(1, Ordering::SeqCst);
             bytes(3, 2)()
         })),
         shared_page.export(Box::new(bytes(MemoryExport::MOST_BYTES, MemoryExport::MOST_FDS))),
         shared_page.export(Box::new(bytes(MemoryExport::MOST_BYTES + 1, 0))),
         shared_page.export(Box::new(bytes(0, MemoryExport::MOST_FDS + 1))),
-        shared_page.export(Box::new(|| Err(io::Error::other("access denied")))),
+        shared_page.export(Box::new(|| Err(io::Error::other("export refused")))),
         shared_page.export(Box::new(bytes(1, 0))),
     ];
     shared_page.withdraw(tokens[5]);
-    write_line(&mut to, &tokens.map(|token| token.to_string()).join(" "));
-    // Each rank's page is the same memory in both processes.
-    wait_until("rank 0 writes its flag", || flag(&shared_page, 0, 511).load(Ordering::Acquire) == 7);
+    send_line(&mut to, &tokens.map(|token| token.to_string()).join(" "));
+    // Both processes see the same two pages.
+    until("rank 0 does not write its flag", || flag(&shared_page, 0, 511).load(Ordering::Acquire) == 7);
     flag(&shared_page, 1, 3).store(8, Ordering::Release);
     assert_eq!(flag(&shared_page, 1, 511).load(Ordering::Acquire), 0);
-    read_line(&mut from);
-    assert_eq!(times.load(Ordering::SeqCst), 2, "one export per request");
+    receive_line(&mut from);
+    assert_eq!(times.load(Ordering::SeqCst), 2, "each import calls the exporter");
 }
 
 #[test]
-fn exports_or_errors_reach_the_importer_and_pages_are_shared() {
+fn exports_or_their_errors_reach_another_process_and_pages_are_shared() {
     if std::env::var(CHILD).is_ok() {
-        return exporter();
+        return exporter_process();
     }
-    let name = "exports_or_errors_reach_the_importer_and_pages_are_shared";
+    let name = "exports_or_their_errors_reach_another_process_and_pages_are_shared";
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture", "--test-threads=1"])
         .env(CHILD, "1")
@@ -151,15 +149,15 @@ fn exports_or_errors_reach_the_importer_and_pages_are_shared() {
         .spawn()
         .unwrap();
     let (mut to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-    let (mut from, mut child) = (BufReader::new(from), KillOnDrop(child));
+    let (mut from, mut child) = (BufReader::new(from), Ended(child));
     let (_link, shared_page) = shared_page(0, &mut from, &mut to);
-    let tokens: Vec<u64> = read_line(&mut from).split(' ').map(|token| token.parse().unwrap()).collect();
+    let tokens: Vec<u64> = receive_line(&mut from).split(' ').map(|token| token.parse().unwrap()).collect();
 
     for _ in 0..2 {
         let imported = shared_page.import(1, tokens[0]).unwrap();
         assert_eq!(imported.bytes, [0, 1, 2]);
         let texts: Vec<String> = imported.fds.into_iter().map(contents).collect();
-        assert_eq!(texts, ["file 0", "file 1"], "in their order");
+        assert_eq!(texts, ["file 0", "file 1"], "descriptors keep their order");
     }
     let most = shared_page.import(1, tokens[1]).unwrap();
     assert!(most.bytes.iter().enumerate().all(|(i, &byte)| byte == i as u8));
@@ -172,17 +170,17 @@ fn exports_or_errors_reach_the_importer_and_pages_are_shared() {
     let refused = |token: u64| shared_page.import(1, token).unwrap_err().to_string();
     assert!(refused(tokens[2]).contains("are more than one answer holds"), "{}", refused(tokens[2]));
     assert!(refused(tokens[3]).contains("are more than one answer holds"), "{}", refused(tokens[3]));
-    assert_eq!(refused(tokens[4]), "access denied");
+    assert_eq!(refused(tokens[4]), "export refused");
     for unknown in [tokens[5], 1 << 40] {
         assert_eq!(refused(unknown), format!("nothing is lent under number {unknown}"));
     }
     assert_eq!(shared_page.import(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
 
     flag(&shared_page, 0, 511).store(7, Ordering::Release);
-    wait_until("rank 1 writes its flag", || flag(&shared_page, 1, 3).load(Ordering::Acquire) == 8);
-    write_line(&mut to, "over");
+    until("rank 1 does not write its flag", || flag(&shared_page, 1, 3).load(Ordering::Acquire) == 8);
+    send_line(&mut to, "over");
     assert!(child.0.wait().unwrap().success());
-    // The exporter has exited: an error at once, without a wait.
+    // The process has ended: the import fails immediately instead of waiting.
     let begun = Instant::now();
     shared_page.import(1, tokens[0]).unwrap_err();
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());

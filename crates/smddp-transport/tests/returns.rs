@@ -1,4 +1,4 @@
-//! Release of memory by closed groups.
+//! Release of the shared memory of groups after they have ended.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ fn pair() -> [LocalChannels; 2] {
     [a, b].map(|p| p.connect(rank_infos.clone()).unwrap())
 }
 
-/// Exchanges one message in each direction, through slots of `bytes` bytes.
+/// Exchanges one message in each direction through cells of `bytes` bytes.
 fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
     let channel_layout = |peer: usize| Channels {
         send_channels: vec![SendChannel {
@@ -37,17 +37,17 @@ fn exchange(links: &mut [LocalChannels; 2], seq: u64, bytes: usize) {
         depth: (1, 1),
         window: 1,
     };
-    let head = CallFingerprint { call: 7, count: 1 };
+    let fingerprint = CallFingerprint { call: 7, count: 1 };
     for (rank, link) in links.iter_mut().enumerate() {
-        assert!(link.begin(seq, head, &Arc::new(channel_layout(1 - rank)), &[]));
+        assert!(link.begin(seq, fingerprint, &Arc::new(channel_layout(1 - rank)), &[]));
         let cell = link.cell(0).unwrap();
-        // SAFETY: the slot belongs to this link and has `bytes` bytes.
+        // SAFETY: the cell belongs to this rank and has `bytes` bytes.
         unsafe { cell.write_bytes(rank as u8 + 1, bytes) };
         link.publish(0);
     }
     for (rank, link) in links.iter_mut().enumerate() {
         let message = link.message(0).unwrap().unwrap();
-        // SAFETY: the message holds `bytes` bytes until it is released.
+        // SAFETY: the message has `bytes` bytes and is valid until it is released.
         let ends = unsafe { (message.read(), message.add(bytes - 1).read()) };
         assert_eq!(ends, ((2 - rank) as u8, (2 - rank) as u8));
         link.release(0);
@@ -62,7 +62,7 @@ fn resident() -> usize {
 }
 
 #[test]
-fn closed_groups_release_control_blocks_rings_and_regions() {
+fn ended_groups_release_control_blocks_rings_and_regions() {
     let endpoint = Endpoint::get(CAP).unwrap();
     let mut early = None;
     for round in 0..4000 {
@@ -71,7 +71,7 @@ fn closed_groups_release_control_blocks_rings_and_regions() {
             let large = if round % 40 == 0 { 2 << 20 } else { 9_000 };
             exchange(&mut links, seq, [100, 70_000, large][(round + seq as usize) % 3]);
         }
-        // A message without a receiver, and an unfinished one.
+        // One message that is not received, and one that is only announced.
         let message = links[0].p2p().announce(1, Envelope { tag: 1, dtype: 0, bytes: 5000 }).unwrap();
         links[0].p2p().send_slot(message).unwrap();
         links[0].p2p().publish(message, 5000);
@@ -82,7 +82,7 @@ fn closed_groups_release_control_blocks_rings_and_regions() {
             early = Some((endpoint.staging(), resident()));
         }
     }
-    // 4,000 pairs of control blocks and rings exceed their quarter of a gigabyte unless they are released.
+    // 4,000 pairs of control blocks and rings fit their 256 MiB only if they are reused.
     let (staging, pages) = early.unwrap();
     assert_eq!(endpoint.staging(), staging);
     assert_eq!(endpoint.staging().2, 0, "the reserve is in use");

@@ -103,7 +103,7 @@ impl Pending {
     }
 
     /// Has it call its parent: addresses of rank 0 and of the parent. Whether the parent's is a new one.
-    pub(crate) fn call_parent(
+    pub(crate) fn connect_parent(
         &mut self,
         tree: &mut RankTree,
         first: &[u8],
@@ -111,7 +111,7 @@ impl Pending {
         now: Instant,
     ) -> Result<bool> {
         let making = |reason| Error::Topology(format!("making group `{}`: {reason}", self.name));
-        self.prepared.call_parent(tree, first, parent, now).map_err(making)
+        self.prepared.connect_parent(tree, first, parent, now).map_err(making)
     }
 
     /// What rank 0's card says lets others be heard here, before they have all cards: where [`Pending::connect`] is not the next

@@ -302,7 +302,7 @@ impl RankExchange<'_> {
                 {
                     return Err(self.conflict(format!("group '{}' {reason}", self.name)));
                 }
-                moved = pending.call_parent(tree, first, last, now)?;
+                moved = pending.connect_parent(tree, first, last, now)?;
             }
         }
         if let Some((words, reason)) = tree.take_relay() {

@@ -1,4 +1,4 @@
-//! Where a rank can be found while its group is made, as the store has it.
+//! Address records: addresses of ranks in the store while their group is created.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use crate::token::{PROTOCOL, Token};
 pub(super) struct TreeAddress {
     pub(super) protocol: u32,
     pub(super) version: String,
-    /// Whose it is, for people.
+    /// Host and process, for error texts.
     pub(super) host: String,
     pub(super) pid: u32,
     /// Random id of its process: processes of different pid namespaces may have the same pid.
     pub(super) process_id: [u8; 8],
-    /// Ranks of its group.
+    /// Size of its group.
     pub(super) size: u32,
-    /// Which rank of which attempt this is.
+    /// Random id of this rank in this attempt.
     pub(super) id: ProcessUid,
-    /// When it was made, in nanoseconds since the boot.
-    pub(super) made: u64,
+    /// Creation time in nanoseconds since the boot.
+    pub(super) created: u64,
     /// Reach of its unix socket: kernel boot, network namespace and user id.
     pub(super) boot: String,
     pub(super) netns: u64,
@@ -32,18 +32,19 @@ pub(super) struct TreeAddress {
     pub(super) socket: Vec<u8>,
     pub(super) tcp: Option<SocketAddr>,
     /// Rank 0's: the group token, which a job secret still changes where there is one.
-    pub(super) shared: Option<Token>,
+    pub(super) shared_token: Option<Token>,
 }
 
 impl TreeAddress {
-    /// "pid 812 on host h1".
+    /// Returns "pid 812 on host h1".
     pub(super) fn process(&self) -> String {
         format!("pid {} on host {}", self.pid, self.host)
     }
 
-    /// Whether its rank came after the one with that address: then it is none of an earlier attempt. Only a host's own clock tells.
-    pub(super) fn came_after(&self, other: &Self) -> bool {
-        self.is_local(other) && self.made >= other.made
+    /// Returns true if this record is not older than `other`, and so does not belong to an earlier attempt. The times are comparable on
+    /// one host only.
+    pub(super) fn is_newer_than(&self, other: &Self) -> bool {
+        self.is_local(other) && self.created >= other.created
     }
 
     /// Returns true if both ranks use the same loopback interface and the same abstract unix sockets.
@@ -62,7 +63,8 @@ impl TreeAddress {
     }
 }
 
-/// Seals and verifies the address records of one group with the job secret. Without a job secret, records are not authenticated.
+/// Authenticates and verifies the address records of one group with the job secret. Without a job secret, records are not
+/// authenticated.
 pub(super) struct Records {
     pub(super) size: usize,
     pub(super) key: Option<Token>,
@@ -73,7 +75,7 @@ impl Records {
         [b"smddp address record", size, rank, record]
     }
 
-    /// The record of `rank` as the store holds it: with its authentication code behind it.
+    /// Encodes the record of `rank` for the store, followed by its authentication code.
     pub(super) fn seal(&self, rank: usize, address: &TreeAddress) -> Vec<u8> {
         let mut record = postcard::to_allocvec(address).unwrap_or_default();
         if let Some(key) = &self.key {
@@ -84,7 +86,7 @@ impl Records {
         record
     }
 
-    /// The address in a record of `rank`. An error continues "rank 3 has ...".
+    /// Decodes and verifies a record of `rank`. An error text continues "rank 3 has ...".
     pub(super) fn open(&self, rank: usize, bytes: &[u8]) -> Result<TreeAddress, String> {
         let (address, tag) = parse_address(bytes)?;
         let record = &bytes[..bytes.len() - tag.len()];
@@ -103,21 +105,21 @@ impl Records {
     }
 }
 
-/// The address in a record, and the authentication code behind it. Versions are compared before anything else.
+/// Splits a record into address and authentication code. Compares the versions before it decodes the rest.
 pub(super) fn parse_address(bytes: &[u8]) -> Result<(TreeAddress, &[u8]), String> {
-    let nonsense = |_| format!("{} bytes that are no address", bytes.len());
-    let ((protocol, version), _) = postcard::take_from_bytes::<(u32, &str)>(bytes).map_err(nonsense)?;
+    let malformed = |_| format!("a malformed address record ({} bytes)", bytes.len());
+    let ((protocol, version), _) = postcard::take_from_bytes::<(u32, &str)>(bytes).map_err(malformed)?;
     let mine = env!("CARGO_PKG_VERSION");
     if (protocol, version) != (PROTOCOL, mine) {
         return Err(format!(
             "another version of smddp: {version} with protocol {protocol} there, {mine} with protocol {PROTOCOL} here"
         ));
     }
-    postcard::take_from_bytes(bytes).map_err(nonsense)
+    postcard::take_from_bytes(bytes).map_err(malformed)
 }
 
-/// The address as it is stored, which nothing verifies: for messages to people.
-pub(super) fn stated(bytes: &[u8]) -> Option<TreeAddress> {
+/// Decodes a record without verification, for error texts.
+pub(super) fn parse_unverified(bytes: &[u8]) -> Option<TreeAddress> {
     parse_address(bytes).ok().map(|(address, _)| address)
 }
 
@@ -135,13 +137,13 @@ pub(super) fn process_id() -> [u8; 8] {
     PROCESS_ID.get().0
 }
 
-/// Nanoseconds since the boot.
+/// Returns the nanoseconds since the boot.
 pub(super) fn now() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::try_from(now).map_or(0, |now| now.as_nanos() as u64)
 }
 
-/// "rank 3 (host h1, pid 812)", out of its address.
+/// Returns "rank 3 (host h1, pid 812)" from its address record.
 pub fn rank_label(rank: usize, address: &[u8]) -> String {
     match parse_address(address) {
         Ok((TreeAddress { host, pid, .. }, _)) => format!("rank {rank} (host {host}, pid {pid})"),

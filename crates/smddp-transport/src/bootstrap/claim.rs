@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 
 use super::RankTree;
-use super::address::stated;
+use super::address::parse_unverified;
 use super::link::dial;
 use crate::close_on_fork::CloseOnFork;
 
@@ -22,14 +22,14 @@ pub enum Holder {
 }
 
 impl RankTree {
-    /// Ends the exchange of cards and keeps the claim on the rank.
+    /// Ends the exchange of rank information and keeps the claim on the rank.
     pub fn into_claim(mut self) -> Claim {
         Claim { _listener: (!self.listeners.is_empty()).then(|| self.listeners.swap_remove(0)) }
     }
 
     /// The process that joined with the address record `record`. `None` if that is this process, or has left the group.
     pub fn holder(&self, record: &[u8]) -> Option<Holder> {
-        let (other, mine) = (stated(record)?, &self.address);
+        let (other, mine) = (parse_unverified(record)?, &self.address);
         if !other.is_local(mine) {
             return Some(Holder::Unknown(other.process()));
         }

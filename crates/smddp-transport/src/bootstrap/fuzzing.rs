@@ -1,4 +1,4 @@
-//! What comes to a rank's sockets while its group is made, and out of the store.
+//! Fuzz target: data that a rank receives from its sockets and from the store while its group is created.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -6,7 +6,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::OnceLock;
 
 use super::link::Session;
-use super::link::{WORDS, hello_of};
+use super::link::{GREETING_BYTES, greeting_of};
 use super::*;
 use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
@@ -17,7 +17,7 @@ use crate::token::{Initiator, Responder};
 const ME: usize = 8;
 const SIZE: usize = 10;
 const CHILD: usize = 9;
-/// Connections to it at once.
+/// Maximum number of simultaneous connections to the rank.
 const MOST: usize = 6;
 
 fn rank_info() -> &'static RankInfo {
@@ -28,37 +28,37 @@ fn rank_info() -> &'static RankInfo {
     })
 }
 
-/// Who is at the other end of a connection, if he has the token.
+/// Other end of a connection.
 enum Other {
     Child(Initiator),
     Parent,
-    Stranger,
-    /// Past the proof: its frames have right codes.
-    Known(Session),
+    Unauthenticated,
+    /// Authenticated: its frames have valid authentication codes.
+    Authenticated(Session),
 }
 
 impl Other {
     /// Returns the answer to these bytes, if there is one.
-    fn answer(&mut self, words: &[u8]) -> Option<Vec<u8>> {
-        let (session, said) = match self {
+    fn answer(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
+        let (session, reply_bytes) = match self {
             Self::Child(claim) => {
-                let reply = words.first_chunk()?;
-                let (said, keys) = (claim.prove(reply).ok()?, claim.keys(reply));
-                (Session::new(keys.initiator, keys.responder), said.to_vec())
+                let reply = bytes.first_chunk()?;
+                let (reply_bytes, keys) = (claim.prove(reply).ok()?, claim.keys(reply));
+                (Session::new(keys.initiator, keys.responder), reply_bytes.to_vec())
             }
-            Self::Parent if words.len() == WORDS => {
-                let (challenge, reply) = Responder::new(known_token(), words.to_vec()).ok()?;
+            Self::Parent if bytes.len() == GREETING_BYTES => {
+                let (challenge, reply) = Responder::new(known_token(), bytes.to_vec()).ok()?;
                 let keys = challenge.keys();
                 (Session::new(keys.responder, keys.initiator), reply.to_vec())
             }
             _ => return None,
         };
-        *self = Self::Known(session);
-        Some(said)
+        *self = Self::Authenticated(session);
+        Some(reply_bytes)
     }
 }
 
-/// Several callers, a parent and a store that say anything, in any order.
+/// Runs a rank against several connections, a parent and a store that send arbitrary data in any order.
 pub fn bootstrap(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     let (token, new) = (known_token(), || RankTree::new(rank_info(), None, None));
@@ -74,9 +74,9 @@ pub fn bootstrap(bytes: &[u8]) {
             0 if others.len() < MOST => {
                 let stream = UnixStream::connect_addr(&mine).expect("a listener");
                 let from = [ME + 1, ME, 0, u32::MAX as usize][script.below(4)];
-                let claim = Initiator::new(&token, &hello_of(from, &tree.address.id)).expect("random bytes");
+                let claim = Initiator::new(&token, &greeting_of(from, &tree.address.id)).expect("random bytes");
                 let other = match script.below(4) {
-                    0 => Other::Stranger,
+                    0 => Other::Unauthenticated,
                     _ => {
                         let _ = crate::socket_io::send_all(&stream, claim.greeting());
                         Other::Child(claim)
@@ -95,11 +95,11 @@ pub fn bootstrap(bytes: &[u8]) {
             _ if !others.is_empty() => {
                 let at = script.below(others.len());
                 let (stream, other) = &mut others[at];
-                let words = script.take(usize::from(step));
+                let bytes = script.take(usize::from(step));
                 let mut frame = Vec::new();
                 match other {
-                    Other::Known(session) if script.yes() => session.seal(words, &mut frame),
-                    _ => frame.extend([&(script.number() as u32).to_le_bytes(), words].concat()),
+                    Other::Authenticated(session) if script.yes() => session.seal(bytes, &mut frame),
+                    _ => frame.extend([&(script.number() as u32).to_le_bytes(), bytes].concat()),
                 }
                 frame.truncate(if script.yes() { frame.len() } else { script.below(frame.len()) });
                 let _ = crate::socket_io::send_all(&*stream, &frame);
@@ -113,15 +113,15 @@ pub fn bootstrap(bytes: &[u8]) {
             assert_eq!(rank_infos.len(), SIZE);
         }
         for (stream, other) in &mut others {
-            let mut heard = [0; 4096];
-            let got = stream.set_nonblocking(true).and_then(|()| stream.read(&mut heard)).unwrap_or(0);
-            if let Some(answer) = other.answer(&heard[..got]) {
+            let mut buffer = [0; 4096];
+            let got = stream.set_nonblocking(true).and_then(|()| stream.read(&mut buffer)).unwrap_or(0);
+            if let Some(answer) = other.answer(&buffer[..got]) {
                 let _ = crate::socket_io::send_all(&*stream, &answer);
             }
             let _ = stream.set_nonblocking(false).and_then(|()| stream.flush());
         }
-        assert!(tree.callers.len() <= MAX_INCOMING && tree.children.keys().all(|&child| child == CHILD));
+        assert!(tree.incoming.len() <= MAX_INCOMING && tree.children.keys().all(|&child| child == CHILD));
     }
-    // Nobody is called there.
-    let _ = (tree.set_parent(token, bytes, Instant::now()), tree.shared(bytes).is_ok());
+    // Arbitrary address records, to which the rank does not connect.
+    let _ = (tree.set_parent(token, bytes, Instant::now()), tree.shared_token(bytes).is_ok());
 }

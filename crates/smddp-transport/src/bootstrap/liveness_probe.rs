@@ -1,41 +1,41 @@
-//! Whether a rank that has not called yet is still there: a connection to its listener on which nobody says anything, and which
-//! the system ends with its process.
+//! Liveness probe of a rank that has not connected yet: an idle connection to its listener, which the system closes when its process
+//! ends.
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use super::address::TreeAddress;
-use super::link::{dial, waits};
+use super::link::{dial, would_block};
 use crate::close_on_fork::CloseOnFork;
 
 pub(super) struct LivenessProbe {
-    /// As it was read.
+    /// Bytes of the address record.
     bytes: Vec<u8>,
     address: TreeAddress,
     socket: Option<CloseOnFork<OwnedFd>>,
-    /// Somebody listens there, or did.
-    pub(super) stood: bool,
-    /// Since when nobody does.
-    refused: Option<Instant>,
+    /// Set once the listener was seen.
+    pub(super) was_reachable: bool,
+    /// Time since when connections are refused.
+    refused_since: Option<Instant>,
 }
 
 impl LivenessProbe {
-    /// For the rank with that address, which `bytes` held.
+    /// Creates the probe of a rank. `bytes`: its address record; `address`: the decoded record.
     pub(super) fn new(bytes: &[u8], address: TreeAddress) -> Self {
-        Self { bytes: bytes.to_vec(), address, socket: None, stood: false, refused: None }
+        Self { bytes: bytes.to_vec(), address, socket: None, was_reachable: false, refused_since: None }
     }
 
-    pub(super) fn is_of(&self, bytes: &[u8]) -> bool {
+    pub(super) fn has_record(&self, bytes: &[u8]) -> bool {
         self.bytes == bytes
     }
 
-    pub(super) fn came_after(&self, mine: &TreeAddress) -> bool {
-        self.address.came_after(mine)
+    pub(super) fn is_newer_than(&self, mine: &TreeAddress) -> bool {
+        self.address.is_newer_than(mine)
     }
 
-    /// Whether its end would be seen here.
-    pub(super) fn stands(&self) -> bool {
+    /// Returns true if this connection would show the end of the process.
+    pub(super) fn is_connected(&self) -> bool {
         self.socket.is_some()
     }
 
@@ -43,50 +43,53 @@ impl LivenessProbe {
         self.socket.as_ref().map(|socket| socket.as_fd())
     }
 
-    /// Its address was read once more and is still the same: knocks there. Whether nobody is there any more.
-    pub(super) fn finds_nobody(&mut self, mine: &TreeAddress, patience: Duration, now: Instant) -> bool {
+    /// Probes the address after it was read again and is unchanged. Returns true if the rank has ended.
+    pub(super) fn is_dead(&mut self, mine: &TreeAddress, patience: Duration, now: Instant) -> bool {
         if self.socket.is_some() {
             return false;
         }
-        // Refused before that, and again now.
-        let twice = self.refused.is_some();
+        // Refused before, so a second refusal now confirms it.
+        let twice = self.refused_since.is_some();
         match dial(&self.address, mine) {
             Ok(socket) => self.socket = Some(socket),
-            Err(error) => self.took(&error, now),
+            Err(error) => self.record_error(&error, now),
         }
-        self.look(now);
-        twice && self.refused.is_some_and(|since| self.stood || now.duration_since(since) >= patience)
+        self.poll(now);
+        twice
+            && self
+                .refused_since
+                .is_some_and(|since| self.was_reachable || now.duration_since(since) >= patience)
     }
 
-    /// What became of the connection.
-    pub(super) fn look(&mut self, now: Instant) {
+    /// Checks the state of the connection.
+    pub(super) fn poll(&mut self, now: Instant) {
         let Some(socket) = self.socket.as_deref() else { return };
         let outcome = rustix::io::read(socket, &mut [0_u8; 64]).map_err(io::Error::from);
         match outcome {
-            Err(error) if waits(&error) => {
-                // One that is still being made has nobody at its other end.
+            Err(error) if would_block(&error) => {
+                // A connection that is not established yet has no peer name.
                 if rustix::net::getpeername(socket).is_ok() {
-                    (self.stood, self.refused) = (true, None);
+                    (self.was_reachable, self.refused_since) = (true, None);
                 }
             }
             Ok(1..) => {}
             Ok(0) => self.socket = None,
             Err(error) => {
                 self.socket = None;
-                self.took(&error, now);
+                self.record_error(&error, now);
             }
         }
     }
 
-    /// No connection came of it.
-    fn took(&mut self, error: &io::Error, now: Instant) {
+    /// Records the error of a connection attempt.
+    fn record_error(&mut self, error: &io::Error, now: Instant) {
         match error.kind() {
             ErrorKind::ConnectionRefused => {
-                self.refused.get_or_insert(now);
+                self.refused_since.get_or_insert(now);
             }
-            // Its queue is full: somebody listens.
-            ErrorKind::WouldBlock => (self.stood, self.refused) = (true, None),
-            // A way that does not lead there says nothing of the rank.
+            // The queue is full, so the listener exists.
+            ErrorKind::WouldBlock => (self.was_reachable, self.refused_since) = (true, None),
+            // Other errors concern the path, not the rank.
             _ => {}
         }
     }

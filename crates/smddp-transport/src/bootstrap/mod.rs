@@ -1,21 +1,22 @@
-//! How the cards of a new group's ranks reach all of them: up a tree of connections and down again.
+//! Exchange of rank information when a group is created: an all-gather over a tree of connections.
 //!
 //! ```text
-//! store      each rank sets its address, and reads its parent's             small values, each read a few times
-//! tree       the cards of a rank and of all below it  -> parent
-//!            parent  -> all cards                                           every rank talks to a few others
+//! store      each rank sets its address record and reads its parent's       small values, each read a few times
+//! tree       information of a rank and of its subtree  -> parent
+//!            parent  -> information of all ranks                            each rank has a few connections
 //! ```
 //!
-//! So a store with one server carries the same few bytes for every rank, however many there are; all else goes from
-//! rank to rank: through unix sockets on a host, over TCP between hosts. What a rank without such a way to its parent has
-//! to say is handed to whoever drives this ([`RankTree::take_relay`]), who may carry it some other way.
+//! A store with one server therefore transfers the same few bytes per rank at any group size. All other data goes from rank to
+//! rank: through unix sockets on a host, over TCP between hosts. If a rank cannot connect to its parent, the caller relays its
+//! message, for example through the store ([`RankTree::take_relay`]).
 //!
-//! Rank 0's address also has what makes the group's token, which nothing else carries. Both ends of each connection show that
-//! they have it before a card moves, from the root down: so what the store still has of an earlier attempt unites nobody.
+//! Rank 0's address record also contains the group token, which nothing else transfers. Both ends of each connection prove that
+//! they have the token before any rank information moves, from the root down. Records of an earlier attempt that are still in
+//! the store therefore cannot connect ranks of different attempts.
 //!
-//! Nobody without the token changes what ranks learn of each other: address records carry a code under the job secret
-//! ([`address::Records`]), frames one under a key of their connection ([`link`]), and cards that go through the store one under
-//! the token.
+//! A process without the token cannot change the exchanged information. Address records have an authentication code under the job
+//! secret ([`address::Records`]). Frames have one under a key of their connection ([`link`]). Messages relayed through the store
+//! have one under the token.
 
 mod address;
 mod claim;
@@ -41,32 +42,32 @@ use crate::process::{ProcessUid, listen, random};
 use crate::token::{PROTOCOL, TAG, Token, is_unauthenticated};
 use crate::warning::warn;
 pub use address::rank_label;
-use address::{Records, TreeAddress, stated};
+use address::{Records, TreeAddress, parse_unverified};
 pub use claim::{Claim, Holder};
 use link::TreeLink;
 use liveness_probe::LivenessProbe;
 
-/// Largest card; that of an EFA rank with 32 rails takes a tenth.
+/// Maximum size of one rank's information in bytes. That of an EFA rank with 32 rails takes a tenth.
 const MAX_RANK_INFO: usize = 32 << 10;
-/// The same without what a frame adds to each, for the rank that makes it.
+/// Maximum size of the rank information that a rank provides, in bytes, without the overhead of a frame.
 pub const MAX_RECORD: usize = MAX_RANK_INFO - 64;
-/// Callers that have not shown who they are. The others wait in the listeners' queues.
+/// Maximum number of accepted connections that are not authenticated yet. Further ones wait in the listeners' queues.
 const MAX_INCOMING: usize = 256;
-/// One that has kept others waiting for so long makes room.
+/// Age at which an unauthenticated connection is closed while the maximum number is reached.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(1);
-/// A parent that cannot be called by then is not reached at all.
+/// Time after which a parent without an authenticated connection counts as unreachable.
 pub const PARENT_TIMEOUT: Duration = Duration::from_secs(3);
-/// An address that leads nowhere for so long may be of an earlier attempt: there may be another one by now.
+/// Time without a connection after which an address record may belong to an earlier attempt and is read again.
 const SUSPECT_AFTER: Duration = Duration::from_millis(500);
-/// Between two attempts.
+/// Interval between two connection attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why there will be no group.
+/// Reason why the group cannot be created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartupFailure {
-    /// Ranks that did not come in time, if that is why.
+    /// Ranks that did not join in time, if that is the reason.
     pub missing: Vec<usize>,
-    /// The rank that came and is gone, if that is why; then `reason` says how that showed.
+    /// Rank that was lost after it had joined, if that is the reason. `reason` then describes how the loss was detected.
     pub lost: Option<usize>,
     pub reason: String,
 }
@@ -80,12 +81,12 @@ impl StartupFailure {
         Self { missing: Vec::new(), lost: Some(rank), reason }
     }
 
-    /// For the others, by some other way than this.
+    /// Encodes the failure, reported by `rank`, for the store.
     pub fn encode(&self, rank: usize) -> Vec<u8> {
         postcard::to_allocvec(&(rank, self)).unwrap_or_default()
     }
 
-    /// Who said it, if it is said in these words, and what.
+    /// Decodes a failure and the rank that reported it. Other bytes become the reason of a failure without a rank.
     pub fn decode(bytes: &[u8]) -> (Option<usize>, Self) {
         match postcard::from_bytes(bytes) {
             Ok((rank, failure)) => (Some(rank), failure),
@@ -94,49 +95,49 @@ impl StartupFailure {
     }
 }
 
-/// What goes up: nothing at first, then the cards of a rank and of all below it. What comes down: all. Or a failure.
-type Words = Result<Vec<(u32, Vec<u8>)>, StartupFailure>;
+/// Payload of a message: upwards the information of a rank and of its subtree, downwards that of all ranks; or a failure.
+type Payload = Result<Vec<(u32, Vec<u8>)>, StartupFailure>;
 
-/// The cards of all ranks, in rank order.
+/// Information of all ranks in rank order, or a failure.
 pub type TreeResult = Result<Vec<Vec<u8>>, StartupFailure>;
 
-/// A rank below this one.
+/// A child in the tree.
 struct ChildLink {
-    /// `None`: it has no connection here, or none any more.
+    /// `None` if the child has no connection, or its connection was closed.
     link: Option<TreeLink>,
-    /// Whether it has said what it has.
-    heard: bool,
-    /// Authentication code of what the store carried up for it, which the answer refers to.
-    carried: Option<[u8; TAG]>,
+    /// Set once the child has sent its information.
+    reported: bool,
+    /// Authentication code of the child's message that was relayed through the store. The reply is bound to it.
+    relay_tag: Option<[u8; TAG]>,
 }
 
 enum ParentLink {
-    /// Rank 0.
+    /// No parent: this is rank 0, or the parent has closed the connection after a failure.
     Absent,
-    /// Its address is not known yet.
+    /// The address record is not known yet.
     Unknown,
-    Calling {
-        call: ParentCall,
+    Connecting {
+        attempt: ParentAttempt,
         next: Instant,
     },
-    Talking {
-        call: ParentCall,
+    Connected {
+        attempt: ParentAttempt,
         link: TreeLink,
     },
-    /// It cannot be reached; `carried`: the authentication code of what went up through the store.
+    /// The parent is unreachable. `relay_tag`: authentication code of this rank's message, once it was relayed through the store.
     Unreached {
-        carried: Option<[u8; TAG]>,
+        relay_tag: Option<[u8; TAG]>,
     },
 }
 
-struct ParentCall {
+struct ParentAttempt {
     address: TreeAddress,
-    /// As it was read, and when.
+    /// Bytes of the address record, and the time at which they were read.
     bytes: Vec<u8>,
     read: Instant,
     since: Instant,
-    /// A connection to it stood: it is there, or was.
-    stood: bool,
+    /// Set once a connection was established: the parent runs, or ran.
+    was_reachable: bool,
 }
 
 /// One rank's part of the tree.
@@ -146,27 +147,28 @@ pub struct RankTree {
     address: TreeAddress,
     records: Records,
     token: Option<Arc<Token>>,
-    /// A connection was rejected, and that was logged.
-    met: bool,
+    /// Set once a rejected connection was logged.
+    reject_logged: bool,
     listeners: Vec<CloseOnFork<OwnedFd>>,
-    callers: Vec<TreeLink>,
+    incoming: Vec<TreeLink>,
     /// Connections of second processes of connected ranks. They are kept open and not read.
     duplicates: Vec<TreeLink>,
     children: BTreeMap<usize, ChildLink>,
-    above: ParentLink,
-    /// Ranks that have no connection here and may be gone.
-    knocks: BTreeMap<usize, LivenessProbe>,
-    /// Whether everything has gone up.
-    told: bool,
-    /// Why the last call to the parent came to nothing.
-    trouble: String,
-    /// Cards of this rank and of those below.
+    parent_link: ParentLink,
+    /// Liveness probes of ranks that have no connection here and may have ended.
+    probes: BTreeMap<usize, LivenessProbe>,
+    /// Set once this rank's message to its parent was sent or relayed.
+    sent_up: bool,
+    /// Error of the last connection attempt to the parent.
+    last_error: String,
+    /// Information of this rank and of its subtree.
     rank_infos: BTreeMap<usize, Vec<u8>>,
     outcome: Option<TreeResult>,
 }
 
 impl RankTree {
-    /// For the rank with that card. Nobody is called yet. `token`: rank 0's; `secret`: the job's own, if there is one.
+    /// Opens the listeners of the rank with that information; connects to no other rank yet. `token`: group token, at rank 0 only;
+    /// `secret`: job secret, if there is one.
     pub(crate) fn new(
         rank_info: &RankInfo,
         token: Option<Arc<Token>>,
@@ -175,7 +177,7 @@ impl RankTree {
         let (rank, size, id) = (rank_info.rank as usize, rank_info.size as usize, random());
         let socket = [b"smddp-cards-", ProcessUid::as_slice(&id)].concat();
         let mut listeners = vec![CloseOnFork::new(listen(&socket)?.into())];
-        // The path that the group's own connections will take.
+        // The same interface as the group's later connections.
         let ip = rank_info.offer.tcp.as_ref().ok().map(|(address, _)| address.socket.ip());
         let tcp = ip.and_then(|ip| listen_at(ip).ok());
         let address = tcp.as_ref().and_then(|listener| listener.local_addr().ok());
@@ -191,55 +193,55 @@ impl RankTree {
                 pid: rank_info.pid,
                 process_id: address::process_id(),
                 size: rank_info.size,
-                made: address::now(),
+                created: address::now(),
                 id,
                 boot,
                 netns,
                 uid: rank_info.uid,
                 socket,
                 tcp: address,
-                shared: rank_info.token.clone(),
+                shared_token: rank_info.token.clone(),
             },
             records: Records { size, key: secret.map(Token::from_secret) },
             token,
-            met: false,
+            reject_logged: false,
             listeners,
-            callers: Vec::new(),
+            incoming: Vec::new(),
             duplicates: Vec::new(),
             children: BTreeMap::new(),
-            above: if rank == 0 { ParentLink::Absent } else { ParentLink::Unknown },
-            knocks: BTreeMap::new(),
-            told: false,
-            trouble: String::new(),
+            parent_link: if rank == 0 { ParentLink::Absent } else { ParentLink::Unknown },
+            probes: BTreeMap::new(),
+            sent_up: false,
+            last_error: String::new(),
             rank_infos: BTreeMap::from([(rank, rank_info.without_token())]),
             outcome: None,
         })
     }
 
-    /// What this rank's children must get, for [`RankTree::set_parent`].
+    /// Returns the address record of this rank, which its children need for [`RankTree::set_parent`].
     pub fn address(&self) -> Vec<u8> {
         self.records.seal(self.rank, &self.address)
     }
 
-    /// The token that rank 0 shares, out of its address. An error continues "rank 0 has ...".
-    pub(crate) fn shared(&self, first: &[u8]) -> Result<Token, String> {
-        self.records.open(0, first)?.shared.ok_or_else(|| "an address without a token".to_owned())
+    /// Returns the group token in rank 0's address record. An error text continues "rank 0 has ...".
+    pub(crate) fn shared_token(&self, first: &[u8]) -> Result<Token, String> {
+        self.records.open(0, first)?.shared_token.ok_or_else(|| "an address without a token".to_owned())
     }
 
-    /// This process, as errors name it.
+    /// Returns the description of this process for error texts.
     pub fn process(&self) -> String {
         self.address.process()
     }
 
-    /// Another process that has stored its address as this rank's, and this one: "pid 5 on host a and pid 7 on host b".
+    /// Returns both processes if another one stored its address record for this rank: "pid 5 on host a and pid 7 on host b".
     pub fn rank_conflict(&self, stored: &[u8]) -> Option<String> {
-        let other = stated(stored).filter(|other| other.id != self.address.id)?;
+        let other = parse_unverified(stored).filter(|other| other.id != self.address.id)?;
         Some(format!("{} and {}", self.address.process(), other.process()))
     }
 
-    /// The difference, where the address of `rank` belongs to a group of another size than this one.
+    /// Describes the conflict if the address record of `rank` belongs to a group of another size.
     pub fn size_conflict(&self, rank: usize, address: &[u8]) -> Option<String> {
-        let (mine, other) = (&self.address, stated(address)?);
+        let (mine, other) = (&self.address, parse_unverified(address)?);
         (mine.size != other.size).then(|| {
             format!(
                 "has two world sizes: {} on rank {rank} ({}) and {} on rank {} ({})",
@@ -256,16 +258,16 @@ impl RankTree {
         tree_shape::parent(self.rank)
     }
 
-    /// Whether the addresses of rank 0 and of the parent are still to come, or to be read again.
+    /// Returns true if the address records of rank 0 and of the parent must be read, or read again.
     pub fn needs_addresses(&self, now: Instant) -> bool {
-        match &self.above {
+        match &self.parent_link {
             ParentLink::Unknown => true,
-            ParentLink::Calling { call, .. } => now.duration_since(call.read) >= SUSPECT_AFTER,
+            ParentLink::Connecting { attempt, .. } => now.duration_since(attempt.read) >= SUSPECT_AFTER,
             _ => false,
         }
     }
 
-    /// `token`: what came of what rank 0 shares; `parent`: the address of the parent. Whether it is a new one.
+    /// Sets the group token and the address record of the parent. Returns true if the record is a new one.
     pub(crate) fn set_parent(
         &mut self,
         token: Arc<Token>,
@@ -274,52 +276,54 @@ impl RankTree {
     ) -> Result<bool, String> {
         let address = self.records.open(self.parent().unwrap_or(0), parent)?;
         self.token = Some(token);
-        // The same again is no new beginning.
-        let (since, next, stood, new) = match &self.above {
-            ParentLink::Calling { call, next } if call.bytes == parent => {
-                (call.since, *next, call.stood, false)
+        // The same record again must not restart the timeouts.
+        let (since, next, was_reachable, new) = match &self.parent_link {
+            ParentLink::Connecting { attempt, next } if attempt.bytes == parent => {
+                (attempt.since, *next, attempt.was_reachable, false)
             }
             _ => (now, now, false, true),
         };
-        let call = ParentCall { address, bytes: parent.to_vec(), read: now, since, stood };
-        self.above = ParentLink::Calling { call, next };
+        let attempt = ParentAttempt { address, bytes: parent.to_vec(), read: now, since, was_reachable };
+        self.parent_link = ParentLink::Connecting { attempt, next };
         Ok(new)
     }
 
-    /// Children that have not been heard.
-    fn awaited(&self) -> Vec<usize> {
-        let heard = |child: &usize| self.children.get(child).is_some_and(|child| child.heard);
-        tree_shape::children(self.rank, self.size).filter(|child| !heard(child)).collect()
+    /// Returns the children that have not sent their information.
+    fn pending_children(&self) -> Vec<usize> {
+        let reported = |child: &usize| self.children.get(child).is_some_and(|child| child.reported);
+        tree_shape::children(self.rank, self.size).filter(|child| !reported(child)).collect()
     }
 
     fn is_connected(&self, child: usize) -> bool {
         self.children.get(&child).is_some_and(|child| child.link.is_some())
     }
 
-    /// Children that have not been heard and have no connection here.
+    /// Returns the children without a connection that have not sent their information.
     pub fn unconnected(&self) -> Vec<usize> {
-        let mut awaited = self.awaited();
-        awaited.retain(|child| !self.children.contains_key(child));
-        awaited
+        let mut pending_children = self.pending_children();
+        pending_children.retain(|child| !self.children.contains_key(child));
+        pending_children
     }
 
-    /// Ranks whose address tells whether they are still there, which nothing else does: for [`RankTree::probe`].
+    /// Returns ranks without a connection, whose liveness only a probe of their address can show: for [`RankTree::probe`].
     pub fn suspects(&self) -> Vec<usize> {
         if self.outcome.is_some() {
             return Vec::new();
         }
-        let above = match &self.above {
-            ParentLink::Absent | ParentLink::Talking { .. } => None,
-            ParentLink::Unknown | ParentLink::Calling { .. } | ParentLink::Unreached { .. } => self.parent(),
+        let parent_link = match &self.parent_link {
+            ParentLink::Absent | ParentLink::Connected { .. } => None,
+            ParentLink::Unknown | ParentLink::Connecting { .. } | ParentLink::Unreached { .. } => {
+                self.parent()
+            }
         };
         let mut ranks = self.unconnected();
-        ranks.extend(above);
-        ranks.retain(|rank| !self.knocks.get(rank).is_some_and(LivenessProbe::stands));
+        ranks.extend(parent_link);
+        ranks.retain(|rank| !self.probes.get(rank).is_some_and(LivenessProbe::is_connected));
         ranks
     }
 
-    /// What the store has as the address of a rank that is doubted. One at which somebody listened and nobody does any more is of a
-    /// rank that is gone; one at which nobody ever did may be of an earlier attempt, and is given so long: `patience`.
+    /// Probes a suspect rank at the address record that the store contains. If its listener existed and is now closed, the rank is
+    /// lost. If it was never seen, the record may belong to an earlier attempt, and the rank is lost after `patience`.
     pub fn probe(
         &mut self,
         rank: usize,
@@ -327,87 +331,90 @@ impl RankTree {
         patience: Duration,
         now: Instant,
     ) -> Result<(), String> {
-        let stood = match &self.above {
-            ParentLink::Calling { call, .. } => {
-                self.parent() == Some(rank) && call.stood && call.bytes == bytes
+        let was_reachable = match &self.parent_link {
+            ParentLink::Connecting { attempt, .. } => {
+                self.parent() == Some(rank) && attempt.was_reachable && attempt.bytes == bytes
             }
             _ => false,
         };
-        if !self.knocks.get(&rank).is_some_and(|probe| probe.is_of(bytes)) {
-            self.knocks.insert(rank, LivenessProbe::new(bytes, self.records.open(rank, bytes)?));
+        if !self.probes.get(&rank).is_some_and(|probe| probe.has_record(bytes)) {
+            self.probes.insert(rank, LivenessProbe::new(bytes, self.records.open(rank, bytes)?));
         }
-        if let Some(probe) = self.knocks.get_mut(&rank) {
-            probe.stood |= stood || probe.came_after(&self.address);
-            if probe.finds_nobody(&self.address, patience, now) {
+        if let Some(probe) = self.probes.get_mut(&rank) {
+            probe.was_reachable |= was_reachable || probe.is_newer_than(&self.address);
+            if probe.is_dead(&self.address, patience, now) {
                 self.fail(StartupFailure::lost(
                     rank,
-                    "ended, or gave up, before the group was made".to_owned(),
+                    "ended, or gave up, before the group was created".to_owned(),
                 ));
             }
         }
         Ok(())
     }
 
-    /// Whom this rank waits for: children that have something to say, or to hear; else the parent.
+    /// Returns the ranks that this rank waits for: children that must send or receive a message; otherwise the parent.
     pub fn missing(&self) -> Vec<usize> {
-        let deaf = |child: &ChildLink| child.link.as_ref().is_some_and(|link| !link.said());
-        let mut ranks = self.awaited();
+        let unflushed = |child: &ChildLink| child.link.as_ref().is_some_and(|link| !link.is_flushed());
+        let mut ranks = self.pending_children();
         ranks.extend(
-            self.children.iter().filter(|(_, child)| child.heard && deaf(child)).map(|(rank, _)| *rank),
+            self.children
+                .iter()
+                .filter(|(_, child)| child.reported && unflushed(child))
+                .map(|(rank, _)| *rank),
         );
         if ranks.is_empty() { self.parent().into_iter().collect() } else { ranks }
     }
 
-    /// What goes up, once, and why: where there is no connection to the parent.
+    /// Returns, once, the message that must be relayed to an unreachable parent, and the reason why it is unreachable.
     pub fn take_relay(&mut self) -> Option<(Vec<u8>, String)> {
-        let unreached = matches!(self.above, ParentLink::Unreached { carried: None });
-        if !unreached || !self.awaited().is_empty() {
+        let unreached = matches!(self.parent_link, ParentLink::Unreached { relay_tag: None });
+        if !unreached || !self.pending_children().is_empty() {
             return None;
         }
-        let mut bytes = self.upward();
+        let mut bytes = self.encode_upward();
         let tag = self.token.as_ref()?.tag(&[UP, &rank_bytes(self.rank), &bytes]);
         bytes.extend(tag);
-        (self.above, self.told) = (ParentLink::Unreached { carried: Some(tag) }, true);
-        Some((bytes, std::mem::take(&mut self.trouble)))
+        (self.parent_link, self.sent_up) = (ParentLink::Unreached { relay_tag: Some(tag) }, true);
+        Some((bytes, std::mem::take(&mut self.last_error)))
     }
 
-    /// Whether what comes down has to be carried here.
+    /// Returns true if the result must be relayed to this rank.
     pub fn is_unreached(&self) -> bool {
-        matches!(self.above, ParentLink::Unreached { carried: Some(_) }) && self.outcome.is_none()
+        matches!(self.parent_link, ParentLink::Unreached { relay_tag: Some(_) }) && self.outcome.is_none()
     }
 
-    /// What the parent says, where there is no connection to it.
+    /// Accepts the relayed result of an unreachable parent.
     pub fn accept_result(&mut self, bytes: &[u8]) {
-        let ParentLink::Unreached { carried: Some(up) } = self.above else { return };
+        let ParentLink::Unreached { relay_tag: Some(up) } = self.parent_link else { return };
         match self.verified(DOWN, &up, bytes) {
             Some((text, _)) => self.settle(text),
-            None => self.fail(altered(self.parent().unwrap_or(0))),
+            None => self.fail(tampered(self.parent().unwrap_or(0))),
         }
     }
 
-    /// Why there will be no group, as far as it is known.
+    /// Returns the reason why the group cannot be created, once it is known.
     pub fn failure(&self) -> Option<&StartupFailure> {
         self.outcome.as_ref()?.as_ref().err()
     }
 
-    /// What that child says, which has no connection here.
+    /// Accepts the relayed message of a child without a connection.
     pub fn accept_relayed(&mut self, child: usize, bytes: &[u8]) {
         let Some((text, tag)) = self.verified(UP, &rank_bytes(child), bytes) else {
-            return self.fail(altered(child));
+            return self.fail(tampered(child));
         };
-        self.children.insert(child, ChildLink { link: None, heard: true, carried: Some(*tag) });
-        self.take(child, text);
+        self.children.insert(child, ChildLink { link: None, reported: true, relay_tag: Some(*tag) });
+        self.accept_rank_infos(child, text);
     }
 
-    /// Messages for the children without a connection here, once the outcome is known.
+    /// Returns the messages that must be relayed to children without a connection, once the result is known.
     pub fn result_to_relay(&self) -> Vec<(usize, Vec<u8>)> {
         let (Some(outcome), Some(token)) = (&self.outcome, &self.token) else { return Vec::new() };
-        let text = downward(outcome);
-        let carried = self.children.iter().filter_map(|(rank, child)| Some((*rank, child.carried?)));
-        carried.map(|(rank, up)| (rank, [&text[..], &token.tag(&[DOWN, &up, &text])].concat())).collect()
+        let text = encode_downward(outcome);
+        let relay_tag = self.children.iter().filter_map(|(rank, child)| Some((*rank, child.relay_tag?)));
+        relay_tag.map(|(rank, up)| (rank, [&text[..], &token.tag(&[DOWN, &up, &text])].concat())).collect()
     }
 
-    /// The text and the authentication code of what the store carried, if the code is right for that label and subject.
+    /// Splits a relayed message into text and authentication code. `None` if the code does not verify for `label` and `subject`.
     fn verified<'a>(
         &self,
         label: &[u8],
@@ -418,113 +425,116 @@ impl RankTree {
         self.token.as_ref()?.verifies(&[label, subject, text], tag).then_some((text, tag))
     }
 
-    /// Moves on what can be moved; what came of it, once all children have it too.
+    /// Makes progress on all connections. Returns the result once it was sent to all connected children.
     pub fn poll(&mut self, now: Instant) -> Option<&TreeResult> {
-        self.admit(now);
-        self.hear_children();
-        self.call_parent(now);
-        self.knocks.values_mut().for_each(|probe| probe.look(now));
+        self.accept_children(now);
+        self.read_children();
+        self.connect_parent(now);
+        self.probes.values_mut().for_each(|probe| probe.poll(now));
         if self.rank == 0 && self.outcome.is_none() && self.rank_infos.len() == self.size {
             let rank_infos = std::mem::take(&mut self.rank_infos);
             self.finish(Ok(rank_infos.into_values().collect()));
         }
         self.send();
-        let busy = self.talks().any(|link| !link.said());
-        // The parent waits for this rank, and hears of its end too, if it can be reached.
-        let unheard = match (&self.outcome, &self.above) {
+        let sending = self.links().any(|link| !link.is_flushed());
+        // A reachable parent waits for this rank and must receive its failure, too.
+        let parent_unnotified = match (&self.outcome, &self.parent_link) {
             (Some(Err(failure)), _) if failure.lost.is_some() && failure.lost == self.parent() => false,
-            (Some(Err(_)), ParentLink::Calling { .. }) => true,
-            (Some(Err(_)), ParentLink::Talking { link, .. }) => !link.said(),
+            (Some(Err(_)), ParentLink::Connecting { .. }) => true,
+            (Some(Err(_)), ParentLink::Connected { link, .. }) => !link.is_flushed(),
             _ => false,
         };
-        self.outcome.as_ref().filter(|_| !busy && !unheard)
+        self.outcome.as_ref().filter(|_| !sending && !parent_unnotified)
     }
 
-    /// Tells those to whom there is a connection why there will be no group. The first cause goes round, and no other.
+    /// Ends the exchange and sends the failure to all connected ranks. Only the first failure is recorded and sent.
     pub fn fail(&mut self, failure: StartupFailure) {
         if self.outcome.is_some() {
             return;
         }
-        if let ParentLink::Talking { link, .. } = &mut self.above {
-            link.say(&words(&Err(failure.clone())));
-            self.told = true;
+        if let ParentLink::Connected { link, .. } = &mut self.parent_link {
+            link.send_text(&encode_payload(&Err(failure.clone())));
+            self.sent_up = true;
         }
         self.finish(Err(failure));
         self.send();
     }
 
-    fn talks(&self) -> impl Iterator<Item = &TreeLink> {
+    fn links(&self) -> impl Iterator<Item = &TreeLink> {
         self.children.values().filter_map(|child| child.link.as_ref())
     }
 
-    /// Bytes of the longest frame.
-    fn most(&self) -> usize {
+    /// Returns the maximum length of a frame in bytes.
+    fn max_bytes(&self) -> usize {
         self.size * MAX_RANK_INFO
     }
 
-    /// Waits until something can be moved, from `now` on for that long at most.
+    /// Waits until progress is possible, at most `at_most` from `now` on.
     pub fn wait(&self, at_most: Duration, now: Instant) {
-        let (parent, at_most) = match &self.above {
-            ParentLink::Talking { link, .. } => (Some(link), at_most),
-            ParentLink::Calling { next, .. } => (None, at_most.min(next.saturating_duration_since(now))),
+        let (parent, at_most) = match &self.parent_link {
+            ParentLink::Connected { link, .. } => (Some(link), at_most),
+            ParentLink::Connecting { next, .. } => (None, at_most.min(next.saturating_duration_since(now))),
             _ => (None, at_most),
         };
-        // Callers keep what they say until they can be heard, and listeners their queues.
-        let heard = if self.hears(now) { self.callers.as_slice() } else { &[] };
-        let talks = self.talks().chain(parent).chain(heard);
-        let talks = talks.map(|link| PollFd::from_borrowed_fd(link.as_fd(), link.events()));
-        let open = if self.callers.len() < MAX_INCOMING { self.listeners.as_slice() } else { &[] };
+        // Incoming connections that cannot be processed yet keep their data, and listeners keep their queues.
+        let incoming = if self.accepts_children(now) { self.incoming.as_slice() } else { &[] };
+        let links = self.links().chain(parent).chain(incoming);
+        let links = links.map(|link| PollFd::from_borrowed_fd(link.as_fd(), link.events()));
+        let open = if self.incoming.len() < MAX_INCOMING { self.listeners.as_slice() } else { &[] };
         let listeners = open.iter().map(|one| PollFd::from_borrowed_fd(one.as_fd(), PollFlags::IN));
-        let knocks = self.knocks.values().filter_map(LivenessProbe::socket);
-        let knocks = knocks.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN));
-        let mut fds: Vec<PollFd<'_>> = talks.chain(listeners).chain(knocks).collect();
-        // Interrupted or refused: whatever is ready is so the next time, too.
+        let probes = self.probes.values().filter_map(LivenessProbe::socket);
+        let probes = probes.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = links.chain(listeners).chain(probes).collect();
+        // After an interrupt or an error, the next call finds the same descriptors ready.
         let _ = poll(&mut fds, Timespec::try_from(at_most).ok().as_ref());
     }
 
-    /// Callers that say whose child they are, and what it has.
-    fn admit(&mut self, now: Instant) {
+    /// Accepts connections of children and authenticates them.
+    fn accept_children(&mut self, now: Instant) {
         let mut unauthenticated = Vec::new();
         for listener in &self.listeners {
-            // What this process lacks (descriptors) may come back: whoever waits goes on waiting.
-            while self.callers.len() < MAX_INCOMING
+            // A shortage of descriptors may be temporary: pending connections remain in the queue.
+            while self.incoming.len() < MAX_INCOMING
                 && let Ok(link) = TreeLink::accept(listener.as_fd(), now)
             {
                 match link.check_user() {
-                    Ok(()) => self.callers.push(link),
+                    Ok(()) => self.incoming.push(link),
                     Err(error) => unauthenticated.push(error),
                 }
             }
         }
         unauthenticated.iter().for_each(|error| self.reject(error));
-        if !self.hears(now) {
+        if !self.accepts_children(now) {
             return;
         }
-        for mut link in std::mem::take(&mut self.callers) {
-            match link.greet(&self.address.id, self.token.as_ref()).map(|known| (known, link.from)) {
-                Ok((false, _)) => self.callers.push(link),
-                Ok((true, child)) if self.awaited().contains(&child) && !self.is_connected(child) => {
-                    // It comes too late for a group that there will not be.
+        for mut link in std::mem::take(&mut self.incoming) {
+            match link.handshake(&self.address.id, self.token.as_ref()).map(|known| (known, link.from)) {
+                Ok((false, _)) => self.incoming.push(link),
+                Ok((true, child))
+                    if self.pending_children().contains(&child) && !self.is_connected(child) =>
+                {
+                    // The group has failed before this child connected.
                     if let Some(outcome) = &self.outcome {
-                        link.say(&downward(outcome));
+                        link.send_text(&encode_downward(outcome));
                     }
-                    self.children.insert(child, ChildLink { link: Some(link), heard: false, carried: None });
+                    self.children
+                        .insert(child, ChildLink { link: Some(link), reported: false, relay_tag: None });
                 }
                 Err(error) if is_unauthenticated(&error) => self.reject(&error),
-                // A second process of that rank: the store shows it, and the end of either connection would look like a lost parent.
+                // A second process of that rank: the store shows it, and the end of either connection would appear as a lost parent.
                 Ok((true, _)) if self.duplicates.len() < MAX_INCOMING => self.duplicates.push(link),
-                // A second connection of a child, or one that was closed.
+                // A second connection of a child, or a closed connection.
                 Ok(_) | Err(_) => {}
             }
         }
-        if self.callers.len() == MAX_INCOMING {
-            self.callers.retain(|caller| now.duration_since(caller.since) < GREETING_TIMEOUT);
+        if self.incoming.len() == MAX_INCOMING {
+            self.incoming.retain(|link| now.duration_since(link.since) < GREETING_TIMEOUT);
         }
     }
 
     /// Logs the first rejected connection: repeated ones must not fill the log.
     fn reject(&mut self, reason: &io::Error) {
-        if !std::mem::replace(&mut self.met, true) {
+        if !std::mem::replace(&mut self.reject_logged, true) {
             warn(&format!(
                 "rejected a connection to rank {} while the group is made: {reason}. The job continues; further rejected \
                  connections are not logged (docs/security.md)",
@@ -533,127 +543,130 @@ impl RankTree {
         }
     }
 
-    /// Whether callers are answered: once this rank's own way up stands, or it is known that there will be none soon.
-    fn hears(&self, now: Instant) -> bool {
-        match &self.above {
+    /// Returns true if incoming connections are processed: once this rank's link to its parent is authenticated, or is unlikely to be
+    /// soon.
+    fn accepts_children(&self, now: Instant) -> bool {
+        match &self.parent_link {
             ParentLink::Absent | ParentLink::Unreached { .. } => true,
             ParentLink::Unknown => false,
-            ParentLink::Calling { call, .. } => now.duration_since(call.since) >= 2 * SUSPECT_AFTER,
-            ParentLink::Talking { link, call } => {
-                link.known() || now.duration_since(call.since) >= 2 * SUSPECT_AFTER
+            ParentLink::Connecting { attempt, .. } => now.duration_since(attempt.since) >= 2 * SUSPECT_AFTER,
+            ParentLink::Connected { link, attempt } => {
+                link.is_authenticated() || now.duration_since(attempt.since) >= 2 * SUSPECT_AFTER
             }
         }
     }
 
-    /// Once it has said what it has, a child is silent, unless it fails.
-    fn hear_children(&mut self) {
-        let (most, mut said) = (self.most(), Vec::new());
+    /// Reads the messages of all connected children. A child sends one message, and another one only after a failure.
+    fn read_children(&mut self) {
+        let (max_bytes, mut received) = (self.max_bytes(), Vec::new());
         if self.outcome.is_some() {
             return;
         }
         for (rank, child) in &mut self.children {
             let Some(link) = &mut child.link else { continue };
-            match link.read(most) {
+            match link.read(max_bytes) {
                 Ok(None) => {}
                 Ok(Some(bytes)) => {
-                    child.heard = true;
-                    said.push((*rank, Ok(bytes)));
+                    child.reported = true;
+                    received.push((*rank, Ok(bytes)));
                 }
-                Err(error) => said.push((*rank, Err(hung_up(*rank, &error)))),
+                Err(error) => received.push((*rank, Err(connection_lost(*rank, &error)))),
             }
         }
-        for (rank, words) in said {
-            match words {
-                Ok(bytes) => self.take(rank, &bytes),
+        for (rank, message) in received {
+            match message {
+                Ok(bytes) => self.accept_rank_infos(rank, &bytes),
                 Err(failure) => self.fail(failure),
             }
         }
     }
 
-    /// A call that did not come through is made again for a while.
-    fn call_parent(&mut self, now: Instant) {
-        if let ParentLink::Talking { link, call } = &self.above
-            && !link.known()
-            && now.duration_since(call.since) >= PARENT_TIMEOUT
+    /// Connects to the parent, and retries a failed attempt until `PARENT_TIMEOUT`.
+    fn connect_parent(&mut self, now: Instant) {
+        if let ParentLink::Connected { link, attempt } = &self.parent_link
+            && !link.is_authenticated()
+            && now.duration_since(attempt.since) >= PARENT_TIMEOUT
         {
-            self.trouble = "it does not answer".to_owned();
-            self.above = ParentLink::Unreached { carried: None };
+            self.last_error = "it does not answer".to_owned();
+            self.parent_link = ParentLink::Unreached { relay_tag: None };
         }
-        if let (ParentLink::Calling { call: ParentCall { address, .. }, next }, Some(token)) =
-            (&self.above, &self.token)
+        if let (ParentLink::Connecting { attempt: ParentAttempt { address, .. }, next }, Some(token)) =
+            (&self.parent_link, &self.token)
             && now >= *next
         {
-            let link = TreeLink::call(address, &self.address, self.rank, token, now);
-            let above = std::mem::replace(&mut self.above, ParentLink::Unreached { carried: None });
-            let ParentLink::Calling { call, .. } = above else { return };
+            let link = TreeLink::connect(address, &self.address, self.rank, token, now);
+            let parent_link =
+                std::mem::replace(&mut self.parent_link, ParentLink::Unreached { relay_tag: None });
+            let ParentLink::Connecting { attempt, .. } = parent_link else { return };
             match link {
-                Ok(link) => self.above = ParentLink::Talking { call, link },
+                Ok(link) => self.parent_link = ParentLink::Connected { attempt, link },
                 Err(error) => {
-                    self.trouble = error.to_string();
-                    if now.duration_since(call.since) < PARENT_TIMEOUT {
-                        self.above = ParentLink::Calling { call, next: now + RETRY_INTERVAL };
+                    self.last_error = error.to_string();
+                    if now.duration_since(attempt.since) < PARENT_TIMEOUT {
+                        self.parent_link = ParentLink::Connecting { attempt, next: now + RETRY_INTERVAL };
                     }
                 }
             }
         }
-        self.talk_to_parent(now);
+        self.exchange_with_parent(now);
     }
 
-    fn talk_to_parent(&mut self, now: Instant) {
+    fn exchange_with_parent(&mut self, now: Instant) {
         let failed = matches!(self.outcome, Some(Err(_)));
-        let (most, ready) = (self.most(), !self.told && (failed || self.awaited().is_empty()));
-        let upward = if ready { self.upward() } else { Vec::new() };
-        let ParentLink::Talking { link, .. } = &mut self.above else { return };
+        let (max_bytes, ready) =
+            (self.max_bytes(), !self.sent_up && (failed || self.pending_children().is_empty()));
+        let upward = if ready { self.encode_upward() } else { Vec::new() };
+        let ParentLink::Connected { link, .. } = &mut self.parent_link else { return };
         if ready {
-            link.say(&upward);
-            self.told = true;
+            link.send_text(&upward);
+            self.sent_up = true;
         }
-        let greeted = link.greet(&self.address.id, None);
+        let greeted = link.handshake(&self.address.id, None);
         if self.outcome.is_some() {
-            // Nobody is left there who could hear of it.
+            // The parent has closed the connection and cannot receive the failure.
             if greeted.is_err() {
-                self.above = ParentLink::Absent;
+                self.parent_link = ParentLink::Absent;
             }
             return;
         }
-        let outcome = greeted.and_then(|_| link.write()).and_then(|()| link.read(most));
-        let known = link.known();
+        let outcome = greeted.and_then(|_| link.write()).and_then(|()| link.read(max_bytes));
+        let known = link.is_authenticated();
         match outcome {
             Ok(None) => {}
             Ok(Some(bytes)) => self.settle(&bytes),
-            Err(error) if known => self.fail(hung_up(self.parent().unwrap_or(0), &error)),
+            Err(error) if known => self.fail(connection_lost(self.parent().unwrap_or(0), &error)),
             Err(error) => {
-                let above = std::mem::replace(&mut self.above, ParentLink::Absent);
-                let ParentLink::Talking { mut call, link } = above else { return };
-                call.stood |= link.stood();
-                (self.told, self.trouble) = (false, error.to_string());
-                self.above = ParentLink::Calling { call, next: now + RETRY_INTERVAL };
+                let parent_link = std::mem::replace(&mut self.parent_link, ParentLink::Absent);
+                let ParentLink::Connected { mut attempt, link } = parent_link else { return };
+                attempt.was_reachable |= link.was_reachable();
+                (self.sent_up, self.last_error) = (false, error.to_string());
+                self.parent_link = ParentLink::Connecting { attempt, next: now + RETRY_INTERVAL };
             }
         }
     }
 
     fn send(&mut self) {
-        // Who does not take it is not there any more, and needs nothing.
+        // A child whose connection fails has ended and needs no result.
         for child in self.children.values_mut() {
             if child.link.as_mut().is_some_and(|link| link.write().is_err()) {
                 child.link = None;
             }
         }
-        if let ParentLink::Talking { link, .. } = &mut self.above {
+        if let ParentLink::Connected { link, .. } = &mut self.parent_link {
             let _ = link.write();
         }
     }
 
-    fn upward(&self) -> Vec<u8> {
+    fn encode_upward(&self) -> Vec<u8> {
         if let Some(Err(failure)) = &self.outcome {
-            return words(&Err(failure.clone()));
+            return encode_payload(&Err(failure.clone()));
         }
         let rank_infos = self.rank_infos.iter().map(|(rank, rank_info)| (*rank as u32, rank_info.clone()));
-        words(&Ok(rank_infos.collect()))
+        encode_payload(&Ok(rank_infos.collect()))
     }
 
-    /// What a child has.
-    fn take(&mut self, child: usize, bytes: &[u8]) {
+    /// Records the rank information in a child's message, or its failure.
+    fn accept_rank_infos(&mut self, child: usize, bytes: &[u8]) {
         match parse(child, bytes) {
             Ok(rank_infos) => {
                 for (rank, rank_info) in rank_infos {
@@ -666,7 +679,7 @@ impl RankTree {
         }
     }
 
-    /// What the parent says.
+    /// Ends the exchange with the parent's message.
     fn settle(&mut self, bytes: &[u8]) {
         let parent = self.parent().unwrap_or(0);
         let outcome = parse(parent, bytes).and_then(|rank_infos| {
@@ -674,7 +687,7 @@ impl RankTree {
             match rank_infos.len() == self.size {
                 true => Ok(rank_infos.into_values().collect()),
                 false => Err(StartupFailure::of(format!(
-                    "rank {parent} has {} cards for {} ranks",
+                    "rank {parent} sent the information of {} ranks, expected {}",
                     rank_infos.len(),
                     self.size
                 ))),
@@ -684,9 +697,9 @@ impl RankTree {
     }
 
     fn finish(&mut self, outcome: TreeResult) {
-        let bytes = downward(&outcome);
+        let bytes = encode_downward(&outcome);
         for link in self.children.values_mut().filter_map(|child| child.link.as_mut()) {
-            link.say(&bytes);
+            link.send_text(&bytes);
         }
         self.outcome = Some(outcome);
     }
@@ -698,17 +711,18 @@ fn listen_at(ip: IpAddr) -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-fn words(words: &Words) -> Vec<u8> {
-    postcard::to_allocvec(words).unwrap_or_default()
+fn encode_payload(payload: &Payload) -> Vec<u8> {
+    postcard::to_allocvec(payload).unwrap_or_default()
 }
 
-/// What that rank says.
-fn parse(from: usize, bytes: &[u8]) -> Words {
-    let nonsense = || StartupFailure::of(format!("rank {from} sent {} bytes that are no cards", bytes.len()));
-    postcard::from_bytes(bytes).unwrap_or_else(|_| Err(nonsense()))
+/// Decodes a message of rank `from`.
+fn parse(from: usize, bytes: &[u8]) -> Payload {
+    let malformed =
+        || StartupFailure::of(format!("rank {from} sent a malformed message ({} bytes)", bytes.len()));
+    postcard::from_bytes(bytes).unwrap_or_else(|_| Err(malformed()))
 }
 
-/// Parts of the authentication code of what the store carries from a child to its parent, and of the answer to it.
+/// Labels in the authentication code of a message that is relayed from a child to its parent, and of the reply.
 const UP: &[u8] = b"smddp carried up";
 const DOWN: &[u8] = b"smddp carried down";
 
@@ -716,24 +730,29 @@ fn rank_bytes(rank: usize) -> [u8; 8] {
     (rank as u64).to_le_bytes()
 }
 
-fn altered(rank: usize) -> StartupFailure {
+fn tampered(rank: usize) -> StartupFailure {
     StartupFailure::of(format!(
-        "the cards of rank {rank} in the store do not verify under the group's token: they were changed there"
+        "messages of rank {rank} in the store do not verify under the group's token: they were changed there"
     ))
 }
 
-fn hung_up(rank: usize, error: &io::Error) -> StartupFailure {
+fn connection_lost(rank: usize, error: &io::Error) -> StartupFailure {
     if is_unauthenticated(error) {
-        return StartupFailure::of(format!("cards of rank {rank}: {error}"));
+        return StartupFailure::of(format!("message of rank {rank}: {error}"));
     }
-    StartupFailure::lost(rank, format!("hung up before all cards were there ({error}): it ended, or gave up"))
+    StartupFailure::lost(
+        rank,
+        format!(
+            "closed its connection before the exchange of rank information was complete ({error}): it ended, or gave up"
+        ),
+    )
 }
 
-fn downward(outcome: &TreeResult) -> Vec<u8> {
+fn encode_downward(outcome: &TreeResult) -> Vec<u8> {
     let numbered = |rank_infos: &Vec<Vec<u8>>| {
         rank_infos.iter().enumerate().map(|(rank, rank_info)| (rank as u32, rank_info.clone())).collect()
     };
-    words(&outcome.as_ref().map(numbered).map_err(Clone::clone))
+    encode_payload(&outcome.as_ref().map(numbered).map_err(Clone::clone))
 }
 
 #[cfg(test)]
@@ -748,7 +767,7 @@ mod tests {
     use crate::fuzzing::feed::options;
     use crate::joint::Prepared;
 
-    /// The shortest time there is.
+    /// The smallest time step.
     const MOMENT: Duration = Duration::from_nanos(1);
 
     fn trees(size: usize) -> Vec<RankTree> {
@@ -756,12 +775,12 @@ mod tests {
         (0..size).map(|one| rank(one).tree().unwrap()).collect()
     }
 
-    /// All ranks take turns until each has an outcome.
+    /// Polls all ranks repeatedly until each has a result.
     fn outcomes(trees: &mut [RankTree]) -> Vec<TreeResult> {
         let begun = Instant::now();
         let mut found = vec![None; trees.len()];
         while found.iter().any(Option::is_none) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "it goes on for ever");
+            assert!(begun.elapsed() < Duration::from_secs(60), "the exchange does not end");
             for (tree, found) in trees.iter_mut().zip(&mut found) {
                 let now = Instant::now();
                 tree.wait(Duration::from_micros(100), now);
@@ -780,23 +799,23 @@ mod tests {
         }
     }
 
-    fn stranger(tree: &RankTree) -> UnixStream {
+    fn unauthenticated_stream(tree: &RankTree) -> UnixStream {
         let address = std::os::unix::net::SocketAddr::from_abstract_name(&tree.address.socket).unwrap();
         UnixStream::connect_addr(&address).unwrap()
     }
 
     #[test]
-    fn strangers_keep_nobody_from_meeting() {
+    fn unauthenticated_connections_do_not_block_the_exchange() {
         let mut trees = trees(12);
-        let mut callers = Vec::new();
+        let mut incoming = Vec::new();
         for length in 0..80 {
-            let mut caller = stranger(&trees[0]);
-            // No words, some of them, all of them, and more than that.
-            let mut bytes = link::hello_of(1, &trees[0].address.id);
+            let mut stream = unauthenticated_stream(&trees[0]);
+            // An empty greeting, a part of it, all of it, and more than that.
+            let mut bytes = link::greeting_of(1, &trees[0].address.id);
             bytes.truncate(length);
             bytes.resize(2 * length, 0xff);
-            caller.write_all(&bytes).unwrap();
-            callers.push(caller);
+            stream.write_all(&bytes).unwrap();
+            incoming.push(stream);
         }
         call_parents(&mut trees);
         for outcome in outcomes(&mut trees) {
@@ -805,35 +824,37 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_from_a_child_is_a_failure_of_all_and_no_more() {
-        for words in [&[0xff; 40][..], &[0], &[0, 3, 1, 2], &[1, 0, 200]] {
+    fn malformed_message_of_a_child_fails_all_ranks() {
+        for malformed in [&[0xff; 40][..], &[0], &[0, 3, 1, 2], &[1, 0, 200]] {
             let mut trees = trees(10);
             call_parents(&mut trees);
-            // In the name of rank 9, whose parent is rank 8.
+            // Connects as rank 9, whose parent is rank 8.
             let (token, address) = (trees[0].token.clone().unwrap(), trees[8].address());
             let address = trees[8].records.open(8, &address).unwrap();
-            let mut child = TreeLink::call(&address, &trees[9].address, 9, &token, Instant::now()).unwrap();
-            child.say(words);
+            let mut child =
+                TreeLink::connect(&address, &trees[9].address, 9, &token, Instant::now()).unwrap();
+            child.send_text(malformed);
             trees.truncate(9);
-            while !(child.greet(&address.id, None).unwrap() && child.said()) {
+            while !(child.handshake(&address.id, None).unwrap() && child.is_flushed()) {
                 child.write().unwrap();
                 for tree in &mut trees {
                     let _ = tree.poll(Instant::now());
                 }
             }
             for outcome in outcomes(&mut trees) {
-                let reason = format!("rank 9 sent {} bytes that are no cards", words.len());
-                assert_eq!(outcome.unwrap_err(), StartupFailure::of(reason), "{words:?}");
+                let reason = format!("rank 9 sent a malformed message ({} bytes)", malformed.len());
+                assert_eq!(outcome.unwrap_err(), StartupFailure::of(reason), "{malformed:?}");
             }
         }
     }
 
     #[test]
-    fn a_child_that_dies_ends_the_meeting_at_once() {
+    fn death_of_a_child_ends_the_exchange_immediately() {
         let mut trees = trees(10);
         call_parents(&mut trees);
-        while !matches!(&trees[9].above, ParentLink::Talking { link, .. } if link.known()) {
-            // Without the others, for which rank 0 waits.
+        while !matches!(&trees[9].parent_link, ParentLink::Connected { link, .. } if link.is_authenticated())
+        {
+            // Rank 0 waits for the other ranks, which are not polled.
             for rank in [0, 8, 9] {
                 let _ = trees[rank].poll(Instant::now());
             }
@@ -845,10 +866,11 @@ mod tests {
         }
     }
 
-    /// Rank 8 of ten, and the address of rank 9, which is gone and came before it: so it may be of an earlier attempt.
+    /// Returns rank 8 of ten, and the address record of rank 9, which has ended. The record is older than rank 8, so it may belong to
+    /// an earlier attempt.
     fn without_the_last(seen: Option<Instant>) -> (RankTree, Vec<u8>) {
         let mut trees = trees(10);
-        trees[9].address.made = 0;
+        trees[9].address.created = 0;
         let address = trees[9].address();
         assert!(trees[8].suspects().contains(&9));
         if let Some(now) = seen {
@@ -863,7 +885,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_was_seen_and_goes_before_it_has_called_is_lost_at_once() {
+    fn probed_rank_that_ends_before_it_connects_is_lost_immediately() {
         let now = Instant::now();
         let (mut tree, address) = without_the_last(Some(now));
         for _ in 0..4 {
@@ -876,7 +898,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_nobody_saw_is_lost_once_nobody_was_there_for_so_long_and_no_moment_earlier() {
+    fn unseen_rank_is_lost_after_its_patience_and_not_before() {
         let (now, patience) = (Instant::now(), Duration::from_secs(5));
         let (mut tree, address) = without_the_last(None);
         for waited in [Duration::ZERO, patience - MOMENT] {
@@ -888,7 +910,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_does_not_answer_is_not_reached_once_its_time_is_up_and_no_moment_earlier() {
+    fn silent_parent_is_unreachable_after_the_timeout_and_not_before() {
         let (mut trees, now) = (trees(2), Instant::now());
         let (token, address) = (trees[0].token.clone().unwrap(), trees[0].address());
         assert!(trees[1].set_parent(token.clone(), &address, now).unwrap());
@@ -896,10 +918,10 @@ mod tests {
             assert_eq!(
                 trees[1].needs_addresses(now + waited),
                 lost,
-                "its address is to be read again: {waited:?}"
+                "its address must be read again: {waited:?}"
             );
         }
-        // The same address, read again, is no new beginning.
+        // The same address, read again, does not restart the timeouts.
         assert!(!trees[1].set_parent(token, &address, now + SUSPECT_AFTER).unwrap());
         assert!(!trees[1].needs_addresses(now + SUSPECT_AFTER));
         for waited in [SUSPECT_AFTER, PARENT_TIMEOUT - MOMENT] {
@@ -911,11 +933,11 @@ mod tests {
     }
 
     #[test]
-    fn strangers_that_take_all_the_room_make_some_once_they_were_silent_for_so_long_and_no_moment_earlier() {
+    fn unauthenticated_connections_at_the_limit_are_closed_after_the_timeout_and_not_before() {
         let (mut trees, now) = (trees(2), Instant::now());
         let mut unauthenticated = Vec::new();
         for _ in 0..MAX_INCOMING {
-            unauthenticated.push(stranger(&trees[0]));
+            unauthenticated.push(unauthenticated_stream(&trees[0]));
             let _ = trees[0].poll(now);
         }
         for (waited, left) in [
@@ -925,13 +947,13 @@ mod tests {
             (2 * GREETING_TIMEOUT, 0),
         ] {
             let _ = trees[0].poll(now + waited);
-            assert_eq!(trees[0].callers.len(), left, "{waited:?}");
+            assert_eq!(trees[0].incoming.len(), left, "{waited:?}");
         }
         drop(unauthenticated);
     }
 
     #[test]
-    fn a_rank_of_the_same_host_that_came_after_this_one_is_of_no_earlier_attempt() {
+    fn newer_record_of_the_same_host_belongs_to_this_attempt() {
         let mut trees = trees(10);
         let address = trees[9].address();
         trees.truncate(9);
@@ -942,7 +964,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_comes_again_is_not_the_one_that_went() {
+    fn restarted_rank_is_not_lost() {
         let mut trees = trees(10);
         let address = trees[9].address();
         trees[8].probe(9, &address, Duration::MAX, Instant::now()).unwrap();

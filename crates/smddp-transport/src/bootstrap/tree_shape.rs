@@ -1,8 +1,7 @@
-//! The tree that cards go up and down: in rank order, a chunk of ranks under its first one, those in a wide tree. Ranks of a
-//! node mostly follow each other, so most connections stay in it.
+//! Shape of the bootstrap tree. Consecutive ranks form chunks: the first rank of a chunk is the parent of its other ranks, and the
+//! first ranks form a wide tree. Ranks of a node are mostly consecutive, so most connections are within a node.
 
-/// Ranks of a chunk, and chunks under a chunk: a rank has at most `2 * WIDTH - 1` children, and the tree of 8,192 ranks five
-/// levels.
+/// Ranks per chunk, and child chunks per chunk. A rank has at most `2 * WIDTH - 1` children; a tree of 8,192 ranks has five levels.
 const WIDTH: usize = 8;
 
 pub(super) fn parent(rank: usize) -> Option<usize> {
@@ -16,10 +15,10 @@ pub(super) fn parent(rank: usize) -> Option<usize> {
 
 pub(super) fn children(rank: usize, size: usize) -> impl Iterator<Item = usize> {
     let first = rank.is_multiple_of(WIDTH);
-    let mates = (rank + 1..rank + WIDTH).filter(move |_| first);
+    let chunk_ranks = (rank + 1..rank + WIDTH).filter(move |_| first);
     let below = rank / WIDTH * WIDTH + 1;
     let chunks = (below..below + WIDTH).map(|chunk| chunk * WIDTH).filter(move |_| first);
-    mates.chain(chunks).filter(move |&child| child < size)
+    chunk_ranks.chain(chunks).filter(move |&child| child < size)
 }
 
 #[cfg(test)]
@@ -27,20 +26,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_hangs_on_rank_0_by_a_few_steps_and_has_few_children() {
+    fn every_rank_reaches_rank_0_in_few_steps_and_has_few_children() {
         for size in (1..300).chain([1023, 1024, 8192]) {
-            let mut heard = vec![0; size];
+            let mut visits = vec![0; size];
             for rank in 0..size {
                 let below: Vec<usize> = children(rank, size).collect();
                 assert!(below.len() < 2 * WIDTH);
                 for child in below {
                     assert_eq!(parent(child), Some(rank), "{child} of {size}");
-                    heard[child] += 1;
+                    visits[child] += 1;
                 }
                 let up = std::iter::successors(parent(rank), |&above| parent(above));
                 assert!(up.count() <= 5, "{rank} of {size}");
             }
-            assert!(heard[0] == 0 && heard[1..].iter().all(|&times| times == 1), "{size}");
+            assert!(visits[0] == 0 && visits[1..].iter().all(|&times| times == 1), "{size}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Cards of other ranks, as a store hands them over.
 
 use crate::RankInfo;
-use crate::joint::fuzzing::judge;
+use crate::joint::fuzzing::evaluate;
 
 /// Cards one behind the other, each with its length in front: those of a group.
 pub fn rank_info(bytes: &[u8]) {
@@ -16,5 +16,5 @@ pub fn rank_info(bytes: &[u8]) {
             rank_infos.push(rank_info);
         }
     }
-    judge(&rank_infos);
+    evaluate(&rank_infos);
 }

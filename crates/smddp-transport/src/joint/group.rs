@@ -99,7 +99,7 @@ impl Group {
     /// Begins operation `seq`: allocates its memory and publishes its fingerprint. `false`: not yet, or never because of a fault
     /// (an operation that needs nothing of other ranks would not detect it otherwise).
     ///
-    /// `sources`: zero-copy sources of channels for which [`RoutedChannels::may_be_source`] holds, ascending. Their memory must stay
+    /// `sources`: zero-copy sources of channels for which [`RoutedChannels::may_be_source`] holds, ascending. Their memory must remain
     /// unchanged until the operation ends. [`Self::cell`] returns that memory if the readers can read it, else an ordinary cell.
     #[inline]
     pub fn begin(
@@ -145,7 +145,7 @@ impl Group {
         }
     }
 
-    /// Sends `bytes` bytes at `payload` instead of a cell. They must stay unchanged until the operation ends or
+    /// Sends `bytes` bytes at `payload` instead of a cell. They must remain unchanged until the operation ends or
     /// [`Self::release_user_buffers`] is called. For send channels with [`RoutedChannels::sends_in_place`].
     #[inline]
     pub fn publish_from(&mut self, channel: usize, payload: *const u8, bytes: usize) {
@@ -206,7 +206,7 @@ impl Group {
         }
     }
 
-    /// Compares the headers of all writers, including those that sent nothing here, with this rank's. `false`: headers are missing, or
+    /// Compares the headers of all writers, including writers without a message here, with this rank's. `false`: headers are missing, or
     /// zero-copy messages are still unread.
     #[inline]
     pub fn settle(&mut self) -> Result<bool, Mismatch> {
@@ -282,8 +282,10 @@ impl Group {
     pub fn straggler_query(&mut self) {
         let Some(remote) = &mut self.remote else { return };
         let (local, routes) = (&self.local, &self.routes);
-        let mates = || (0..routes.size()).filter_map(|rank| routes.local_index(rank));
-        remote.net.query_stragglers(&routes.elsewhere(), |seq| mates().any(|mate| !local.arrived(mate, seq)));
+        let node_indices = || (0..routes.size()).filter_map(|rank| routes.local_index(rank));
+        remote.net.query_stragglers(&routes.remote_ranks(), |seq| {
+            node_indices().any(|index| !local.arrived(index, seq))
+        });
     }
 
     /// Queries only `ranks`, when this rank waits for something else than an operation.
@@ -338,11 +340,11 @@ impl Group {
         self.remote.as_ref().map_or_else(Vec::new, |remote| remote.net.silent_hosts())
     }
 
-    /// Calls `does` with the message transport to `rank` and its number in that transport.
-    fn p2p<T>(&mut self, rank: usize, does: impl FnOnce(&mut dyn MessageTransport, usize) -> T) -> T {
+    /// Calls `call` with the message transport to `rank` and its number in that transport.
+    fn p2p<T>(&mut self, rank: usize, call: impl FnOnce(&mut dyn MessageTransport, usize) -> T) -> T {
         match (self.routes.local_index(rank), &mut self.remote) {
-            (None, Some(remote)) => remote.net.p2p(|transport| does(transport, rank)),
-            (local, _) => does(self.local.p2p(), local.unwrap_or(rank)),
+            (None, Some(remote)) => remote.net.p2p(|transport| call(transport, rank)),
+            (local, _) => call(self.local.p2p(), local.unwrap_or(rank)),
         }
     }
 
@@ -404,7 +406,7 @@ impl Group {
         self.path_to(rank).is_ok()
     }
 
-    /// Notifies `rank`, if it is on another node, that this rank announces no further messages to it, although it stays in the group.
+    /// Notifies `rank`, if it is on another node, that this rank announces no further messages to it, although it remains in the group.
     pub fn p2p_announce_last(&mut self, rank: usize) {
         if self.routes.local_index(rank).is_none()
             && let Some(remote) = &mut self.remote
@@ -438,15 +440,15 @@ impl Group {
     /// Watches ranks that this rank waits for outside of this group: detects their deaths from `now` on, if called repeatedly.
     pub fn watch(&mut self, ranks: &[usize], now: Instant) {
         let Some(remote) = &mut self.remote else { return };
-        let elsewhere = ranks.iter().filter(|&&rank| self.routes.local_index(rank).is_none());
-        elsewhere.for_each(|&rank| remote.net.watch(rank, now));
+        let remote_ranks = ranks.iter().filter(|&&rank| self.routes.local_index(rank).is_none());
+        remote_ranks.for_each(|&rank| remote.net.watch(rank, now));
     }
 
     /// Aborts the group and reports `reason` to the other ranks, truncated to [`crate::MAX_ABORT_REPORT`] bytes.
     pub fn abort(&mut self, reason: &str) {
         self.local.abort(reason);
         if let Some(remote) = &mut self.remote {
-            remote.net.abort(reason, &self.routes.elsewhere());
+            remote.net.abort(reason, &self.routes.remote_ranks());
         }
     }
 
@@ -579,7 +581,7 @@ impl Remote {
 impl Drop for Group {
     fn drop(&mut self) {
         // A forked child holds a copy: the connections belong to the parent.
-        if self.local.ours()
+        if self.local.is_owned()
             && let Some(remote) = &mut self.remote
         {
             remote.net.leave();

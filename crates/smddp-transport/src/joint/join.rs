@@ -104,14 +104,14 @@ impl Prepared {
 
     /// Connects `tree` to its parent. `first`, `parent`: address records of rank 0 and of the parent. Returns true if the parent's
     /// record is a new one. An error names the rank whose record is invalid.
-    pub fn call_parent(
+    pub fn connect_parent(
         &mut self,
         tree: &mut RankTree,
         first: &[u8],
         parent: &[u8],
         now: Instant,
     ) -> Result<bool, String> {
-        let shared = tree.shared(first).map_err(|reason| format!("rank 0 has {reason}"))?;
+        let shared = tree.shared_token(first).map_err(|reason| format!("rank 0 has {reason}"))?;
         let token = self.trust(&shared);
         tree.set_parent(token, parent, now)
             .map_err(|reason| format!("rank {} has {reason}", tree.parent().unwrap_or(0)))
@@ -148,7 +148,7 @@ impl Prepared {
             self.trust_rank_info(&rank_infos[0]);
             if self.token.is_none() {
                 return Err(JoinError::Nodes(
-                    "the rank information of rank 0 has no group token: it was changed on its way".to_owned(),
+                    "the rank information of rank 0 has no group token: it was changed in transit".to_owned(),
                 ));
             }
         }

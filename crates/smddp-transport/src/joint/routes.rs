@@ -49,7 +49,7 @@ impl Routes {
     }
 
     /// Returns the ranks of other nodes.
-    pub(super) fn elsewhere(&self) -> Vec<usize> {
+    pub(super) fn remote_ranks(&self) -> Vec<usize> {
         (0..self.size()).filter(|&rank| self.local[rank].is_none()).collect()
     }
 
@@ -131,20 +131,20 @@ pub struct RoutedChannels {
     /// Channels on this node, with ranks as node indices. Channels keep their numbers; those without a reader here are empty.
     pub(super) local: Arc<Channels>,
     pub(super) remote: Option<Arc<ChannelRoutes>>,
-    /// Straggler queries are not answered with the beginning of this call.
+    /// Replies to straggler queries omit that this rank has begun this call.
     pub(super) unannounced: bool,
 }
 
 impl RoutedChannels {
-    /// Returns the same routes for a call that only ends this rank's part in the group: to the other ranks, this rank has not begun
+    /// Returns the same routes for a call that only ends this rank's part in the group. To the other ranks, this rank has not begun
     /// their next call.
     #[must_use]
     pub fn unannounced(self) -> Self {
         Self { unannounced: true, ..self }
     }
 
-    /// Returns true if the messages of a send channel can be sent from the call's memory: all its readers are on other nodes, and
-    /// the wire can send from any memory.
+    /// Returns true if the messages of a send channel can be sent from the call's memory. This requires that all its readers are on
+    /// other nodes, and that the wire can send from any memory.
     pub fn sends_in_place(&self, channel: usize) -> bool {
         let routes = self.remote.as_ref().filter(|routes| routes.direct);
         routes.is_some_and(|routes| matches!(routes.sends[channel], SendRoute { shm: false, net: Some(_) }))

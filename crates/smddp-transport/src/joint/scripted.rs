@@ -30,24 +30,24 @@ pub(super) struct Scripted {
     messages: u64,
     name: String,
     /// Destination of the last message.
-    last: usize,
+    last_peer: usize,
     /// Tickets of messages that were not sent because the rank had died.
-    left: Vec<Ticket>,
+    unsent: Vec<Ticket>,
 }
 
 impl Scripted {
     pub(super) fn new(wire: Box<dyn Wire>, script: WireScript) -> Self {
-        Self { name: wire.name(), wire: Some(wire), script, messages: 0, last: 0, left: Vec::new() }
+        Self { name: wire.name(), wire: Some(wire), script, messages: 0, last_peer: 0, unsent: Vec::new() }
     }
 
     /// Counts a sent frame and applies the script.
-    fn tells(&mut self, peer: usize, frame: &Frame) {
+    fn record_send(&mut self, peer: usize, frame: &Frame) {
         self.messages += u64::from(matches!(frame.kind, Kind::Data | Kind::Fragment));
         if frame.kind == Kind::Abort {
             self.script.aborted.fetch_add(1, Ordering::SeqCst);
         }
         if self.wire.is_some() && self.script.death.is_some_and(|death| death <= self.messages) {
-            (self.wire, self.last) = (None, peer);
+            (self.wire, self.last_peer) = (None, peer);
         }
     }
 
@@ -67,16 +67,16 @@ impl Wire for Scripted {
     }
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        self.tells(peer, frame);
+        self.record_send(peer, frame);
         match &mut self.wire {
             // SAFETY: the caller fulfils the same contract.
             Some(wire) => unsafe { wire.send(peer, frame, payload, ticket) },
-            None => self.left.push(ticket),
+            None => self.unsent.push(ticket),
         }
     }
 
     unsafe fn post(&mut self, peer: usize, frame: &Frame, payload: *const u8) {
-        self.tells(peer, frame);
+        self.record_send(peer, frame);
         if let Some(wire) = &mut self.wire {
             // SAFETY: the caller fulfils the same contract.
             unsafe { wire.post(peer, frame, payload) };
@@ -85,7 +85,7 @@ impl Wire for Scripted {
 
     fn poll(&mut self, sink: &mut dyn Sink) -> bool {
         self.panic_by_script();
-        self.left.drain(..).for_each(|ticket| sink.sent(ticket));
+        self.unsent.drain(..).for_each(|ticket| sink.sent(ticket));
         let moved = self.wire.as_mut().is_some_and(|wire| wire.poll(sink));
         moved || self.script.busy
     }
@@ -105,7 +105,7 @@ impl Wire for Scripted {
     fn broken(&self) -> Vec<Broken> {
         match &self.wire {
             Some(wire) => wire.broken(),
-            None => vec![Broken { peer: self.last, reason: "this rank has died by script".to_owned() }],
+            None => vec![Broken { peer: self.last_peer, reason: "this rank has died by script".to_owned() }],
         }
     }
 

@@ -1,4 +1,4 @@
-//! Transports of a rank to other nodes, and the selection of the one that a group uses.
+//! Transports of a rank to other nodes, and the selection of the transport that a group uses.
 
 use std::sync::Arc;
 
@@ -36,10 +36,10 @@ impl LocalTransports {
         size: usize,
         options: &TransportOptions,
     ) -> (Self, TransportOffer) {
-        let (mut transports, between) = (Self::default(), options.inter_node);
+        let (mut transports, inter_node) = (Self::default(), options.inter_node);
         let mut offer = TransportOffer::none("SMDDP_TRANSPORT forbids it");
         // A group on a fabric uses TCP to detect the end of a peer's process.
-        if between != InterNode::Nothing {
+        if inter_node != InterNode::Nothing {
             offer.tcp = TcpEndpoint::get(
                 endpoint,
                 &options.interface,
@@ -52,13 +52,13 @@ impl LocalTransports {
                 (transports.group_listener.insert(tcp.group_listener(rank, size)).address.clone(), loopback)
             });
         }
-        if between == InterNode::Fabric || between == InterNode::Auto && may_have_efa() {
+        if inter_node == InterNode::Fabric || inter_node == InterNode::Auto && may_have_efa() {
             offer.fabric = engine(endpoint, size, options).and_then(|engine| {
                 let (wire, address) = FabricWire::prepare(&engine, rank, size, size - 1)?;
                 transports.fabric = Some(wire);
                 Ok(address)
             });
-        } else if between == InterNode::Auto {
+        } else if inter_node == InterNode::Auto {
             offer.fabric = Err("no EFA device".to_owned());
         }
         (transports, offer)
@@ -104,7 +104,7 @@ impl LocalTransports {
         let (mut log_lines, mut watches) = (Vec::new(), None);
         let listeners = self.group_listener.and_then(|group_listener| {
             let address_of = |rank_info: &RankInfo| match fabric {
-                true => watchable(rank_info, &rank_infos[me]),
+                true => liveness_address(rank_info, &rank_infos[me]),
                 false => rank_info.offer.tcp.clone().ok().map(|(address, _)| address),
             };
             let address = |rank_info: &RankInfo| address_of(rank_info).filter(|_| other(rank_info));
@@ -138,7 +138,7 @@ impl LocalTransports {
         };
         if let Some(required) = &options.require {
             let path = wire.name();
-            if !path.split([' ', ',']).any(|word| word == required) {
+            if !path.split([' ', ',']).any(|part| part == required) {
                 let reason = missing.map_or_else(String::new, |(rank_info, reason)| {
                     format!("; {}: {reason}", rank_info.name())
                 });
@@ -171,7 +171,7 @@ fn engine(
 }
 
 /// Returns the address for a liveness connection to that rank's process, if this rank can reach it.
-fn watchable(rank_info: &RankInfo, mine: &RankInfo) -> Option<TcpAddress> {
+fn liveness_address(rank_info: &RankInfo, mine: &RankInfo) -> Option<TcpAddress> {
     let (address, loopback) = rank_info.offer.tcp.as_ref().ok()?;
     let local = (&rank_info.boot, rank_info.netns) == (&mine.boot, mine.netns);
     (local || !loopback).then(|| address.clone())

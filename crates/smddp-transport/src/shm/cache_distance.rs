@@ -5,14 +5,16 @@
 //! There, taking a line back from the reader's cache costs several times the copy. Streaming stores only invalidate the line
 //! and are up to four times faster.
 //!
-//! The distance may change while a job runs, so it is measured repeatedly: as the time until the store to a channel's
-//! counter is visible to all. The caches of waiting readers hold the line of that counter.
+//! The distance may change while a job runs, so it is measured repeatedly. The measure is the time until the store to a
+//! channel's counter is visible to all. The caches of waiting readers hold the line of that counter.
 
 use std::time::Duration;
 
 /// Threshold between the measured times, which include the clock.
-/// Local: 30 to 50 ns on Zen 4 (round trip 55 ns), 30 to 110 ns on Cascade Lake, where all cores of a socket share the last level
-/// over a mesh (round trip 205 to 235 ns). Remote: 130 to 160 ns (Zen 4, round trip 330 ns).
+///
+/// - Local caches on Zen 4: 30 to 50 ns (round trip 55 ns).
+/// - Local caches on Cascade Lake, whose cores share the last level over a mesh: 30 to 110 ns (round trip 205 to 235 ns).
+/// - Remote caches on Zen 4: 130 to 160 ns (round trip 330 ns).
 const REMOTE_STORE_TIME: Duration = Duration::from_nanos(115);
 
 /// The last eight measurements, one bit each.
@@ -34,8 +36,8 @@ impl CacheDistance {
             return;
         }
         self.history = self.history << 1 | u8::from(took > REMOTE_STORE_TIME);
-        // A remote reader that has not polled yet appears local, but a local one never appears remote: few slow stores are stronger
-        // evidence than many fast ones.
+        // A remote reader that has not polled yet appears local, but a local one never appears remote. Few slow stores are therefore
+        // stronger evidence than many fast ones.
         match self.history.count_ones() {
             3.. => self.remote = true,
             0 => self.remote = false,

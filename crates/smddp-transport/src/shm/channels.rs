@@ -48,8 +48,8 @@ pub struct LocalChannels {
     seq: u64,
     fingerprint: CallFingerprint,
     region: Option<Region>,
-    outs: Vec<LocalSend>,
-    ins: Vec<LocalRecv>,
+    sends: Vec<LocalSend>,
+    recvs: Vec<LocalRecv>,
     recv_targets: RecvTargets,
     /// Channels of the operation begun last.
     channel_layout: Arc<Channels>,
@@ -65,7 +65,7 @@ pub struct LocalChannels {
     idle_polls: u32,
     distance: CacheDistance,
     /// Number of messages in large cells.
-    large: u32,
+    large_messages: u32,
     messages: LocalMessages,
     left: bool,
     /// Set once devices know the addresses of this group's shared pages.
@@ -75,9 +75,9 @@ pub struct LocalChannels {
 
 impl LocalChannels {
     pub(super) fn new(home: Option<GroupHome>, ranks: LocalRanks) -> Self {
-        let (me, size, ranks) = (ranks.me, ranks.remotes.len().max(1), Arc::new(ranks));
+        let (me, size, ranks) = (ranks.me, ranks.peers.len().max(1), Arc::new(ranks));
         if let Some(home) = &home
-            && ranks.remotes.iter().all(|remote| remote.readable_pid().is_some())
+            && ranks.peers.iter().all(|peer| peer.readable_pid().is_some())
         {
             home.endpoint.memory.flag32(home.block + STATE).fetch_or(READS_PEERS, Ordering::Release);
         }
@@ -90,8 +90,8 @@ impl LocalChannels {
             seq: 0,
             fingerprint: CallFingerprint::default(),
             region: None,
-            outs: Vec::new(),
-            ins: Vec::new(),
+            sends: Vec::new(),
+            recvs: Vec::new(),
             recv_targets: RecvTargets::default(),
             channel_layout: Arc::default(),
             unchecked: Vec::new(),
@@ -101,7 +101,7 @@ impl LocalChannels {
             pending_notify: false,
             idle_polls: 0,
             distance: CacheDistance::default(),
-            large: 0,
+            large_messages: 0,
             messages: LocalMessages::new(home.clone(), ranks.clone()),
             left: false,
             retained_pages: Arc::default(),
@@ -129,7 +129,7 @@ impl LocalChannels {
     }
 
     /// Returns false in a forked child, which holds a copy of its parent's group.
-    pub(crate) fn ours(&self) -> bool {
+    pub(crate) fn is_owned(&self) -> bool {
         self.forks == fork::generation()
     }
 
@@ -159,11 +159,11 @@ impl LocalChannels {
             if rank == self.me || self.begun[rank] > before {
                 continue;
             }
-            let remote = &self.ranks.remotes[rank];
-            let tag = remote.slot(self.layout, before).tag().read();
+            let peer = &self.ranks.peers[rank];
+            let tag = peer.slot(self.layout, before).tag().read();
             if tag > before {
                 self.begun[rank] = tag;
-            } else if remote.done().read() < before && !remote.has_finished() {
+            } else if peer.done().read() < before && !peer.has_finished() {
                 return false;
             }
         }
@@ -172,8 +172,8 @@ impl LocalChannels {
 
     /// Returns true if a rank has aborted the group, or has died before it began operation `seq`.
     fn has_failure(&self, seq: u64) -> bool {
-        self.ranks.remotes.iter().enumerate().any(|(rank, remote)| {
-            rank != self.me && (remote.state() & ABORTED != 0 || remote.is_dead() && !self.arrived(rank, seq))
+        self.ranks.peers.iter().enumerate().any(|(rank, peer)| {
+            rank != self.me && (peer.state() & ABORTED != 0 || peer.is_dead() && !self.arrived(rank, seq))
         })
     }
 
@@ -181,17 +181,17 @@ impl LocalChannels {
     fn check_fingerprints(&mut self) -> bool {
         let (ranks, size, mismatch) = (&self.ranks, self.layout, &mut self.mismatch);
         self.unchecked.retain(|unchecked| {
-            let remote = &ranks.remotes[unchecked.rank];
-            let (tag, found) = remote.slot(size, unchecked.seq).read_if_current(unchecked.seq, remote.done());
-            if let Some((what, count)) = found {
-                let theirs = CallFingerprint { call: what, count };
+            let peer = &ranks.peers[unchecked.rank];
+            let (tag, found) = peer.slot(size, unchecked.seq).read_if_current(unchecked.seq, peer.done());
+            if let Some((call, count)) = found {
+                let theirs = CallFingerprint { call, count };
                 if theirs != unchecked.fingerprint && mismatch.is_none() {
                     let found = Mismatch { rank: unchecked.rank, theirs, bytes: None };
                     *mismatch =
                         Some(Fault::Mismatch { seq: unchecked.seq, mine: unchecked.fingerprint, found });
                 }
             }
-            tag <= unchecked.seq && !remote.has_finished()
+            tag <= unchecked.seq && !peer.has_finished()
         });
         self.mismatch.is_none()
     }
@@ -219,8 +219,8 @@ impl LocalChannels {
         }
         self.seq = seq;
         let slot = self.slot(seq);
-        self.outs.clear();
-        // Channels with empty blocks only carry no message, but the header must still be published.
+        self.sends.clear();
+        // Channels whose blocks are all empty carry no message, but the header must still be published.
         let carries = channel_layout.send_channels.iter().any(|send_channel| send_channel.messages > 0);
         let mut stage = 0;
         if !channel_layout.inline && carries {
@@ -232,15 +232,15 @@ impl LocalChannels {
         if !Arc::ptr_eq(&self.channel_layout, channel_layout) {
             self.channel_layout = channel_layout.clone();
         }
-        self.ins.clear();
-        self.ins.resize(channel_layout.recv_channels.len(), LocalRecv::default());
+        self.recvs.clear();
+        self.recvs.resize(channel_layout.recv_channels.len(), LocalRecv::default());
         self.recv_targets.clear();
         let Some(GroupHome { endpoint, .. }) = &self.home else { return true };
         let header = Slot(endpoint.memory.flags(slot));
         header.write((fingerprint.call, fingerprint.count, stage));
         if channel_layout.inline && carries {
             // The header is published together with the payload.
-            self.outs.push(LocalSend {
+            self.sends.push(LocalSend {
                 lines: 0,
                 cells: slot + SLOT_HEADER,
                 cell: SLOT_BYTES,
@@ -260,8 +260,8 @@ impl LocalChannels {
     }
 
     pub fn settle(&mut self) -> Result<bool, Mismatch> {
-        for recv_channel in 0..self.ins.len() {
-            if !self.ins[recv_channel].resolved && !self.resolve(recv_channel)? {
+        for recv_channel in 0..self.recvs.len() {
+            if !self.recvs[recv_channel].resolved && !self.resolve(recv_channel)? {
                 return Ok(false);
             }
         }
@@ -270,7 +270,7 @@ impl LocalChannels {
         }
         let Some(GroupHome { endpoint, .. }) = &self.home else { return Ok(true) };
         let unread = |out: &LocalSend| out.zero_copy && out.read_by_all(&endpoint.memory) < out.messages;
-        if self.outs.iter().any(unread) {
+        if self.sends.iter().any(unread) {
             self.count_idle_poll();
             return Ok(false);
         }
@@ -297,25 +297,25 @@ impl LocalChannels {
     /// Returns true if `rank` has begun operation `seq` or a later one.
     pub fn arrived(&self, rank: usize, seq: u64) -> bool {
         self.home.is_none() || rank == self.me || {
-            let remote = &self.ranks.remotes[rank];
-            remote.done().read() > seq
-                || (seq..seq + SLOTS).any(|s| remote.slot(self.layout, s).tag().read() == s + 1)
+            let peer = &self.ranks.peers[rank];
+            peer.done().read() > seq
+                || (seq..seq + SLOTS).any(|s| peer.slot(self.layout, s).tag().read() == s + 1)
         }
     }
 
     /// Returns the process id of a rank; `None` for a process in another PID namespace.
     pub(crate) fn pid(&self, rank: usize) -> Option<Pid> {
-        self.ranks.remotes.get(rank)?.pid()
+        self.ranks.peers.get(rank)?.pid()
     }
 
     /// Returns the address of a rank's process.
     pub(crate) fn process(&self, rank: usize) -> Option<&ProcessAddress> {
-        self.ranks.remotes.get(rank).map(|remote| &remote.rank_info.process)
+        self.ranks.peers.get(rank).map(|peer| &peer.rank_info.process)
     }
 
     /// Returns the last error of a rank's process and its age.
     pub(crate) fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
-        self.ranks.remotes.get(rank)?.last_error()
+        self.ranks.peers.get(rank)?.last_error()
     }
 
     pub fn has_distant_readers(&self) -> bool {
@@ -329,9 +329,9 @@ impl LocalChannels {
     }
 
     pub fn fingerprint_of(&self, rank: usize, seq: u64) -> Option<CallFingerprint> {
-        let remote = self.ranks.remotes.get(rank)?;
-        let (what, count, _) = remote.slot(self.layout, seq).read(seq)?;
-        Some(CallFingerprint { call: what, count })
+        let peer = self.ranks.peers.get(rank)?;
+        let (call, count, _) = peer.slot(self.layout, seq).read(seq)?;
+        Some(CallFingerprint { call, count })
     }
 
     /// Returns the point-to-point messages with the ranks of this node.
@@ -344,19 +344,19 @@ impl LocalChannels {
         let mut dead: Vec<(u64, usize)> = Vec::new();
         let mut faults: Vec<Fault> =
             self.mismatch.iter().chain(&self.peer_fault).chain(&self.messages.peer_fault).cloned().collect();
-        for (rank, remote) in self.ranks.remotes.iter().enumerate() {
+        for (rank, peer) in self.ranks.peers.iter().enumerate() {
             if rank == self.me {
                 continue;
             }
             // Read before the state: a rank that leaves the group and then exits is reported as departed, not as lost.
-            let ended = remote.is_dead();
-            let same = remote.flag(NONCE).load(Ordering::Acquire) == remote.nonce;
-            if same && remote.state() & ABORTED != 0 {
-                faults.push(Fault::Aborted { rank, reason: remote.reason() });
-            } else if !remote.is_open() {
+            let ended = peer.is_dead();
+            let same = peer.flag(NONCE).load(Ordering::Acquire) == peer.nonce;
+            if same && peer.state() & ABORTED != 0 {
+                faults.push(Fault::Aborted { rank, reason: peer.reason() });
+            } else if !peer.is_open() {
                 faults.push(Fault::Left { rank });
             } else if ended {
-                dead.push((remote.record_death().unwrap_or(u64::MAX), rank));
+                dead.push((peer.record_death().unwrap_or(u64::MAX), rank));
             }
         }
         dead.sort_unstable();

@@ -33,9 +33,9 @@ pub(super) struct GroupHome {
 
 /// One rank of the group: the shared memory of its process, and its control block in that memory.
 pub(super) struct LocalRank {
-    pub(super) peer: Option<Arc<PeerProcess>>,
+    pub(super) process: Option<Arc<PeerProcess>>,
     /// Doorbell and memory of this process, for a rank that is one of its threads.
-    pub(super) home: Doorbell,
+    pub(super) doorbell: Doorbell,
     pub(super) block: usize,
     pub(super) nonce: u64,
     pub(super) rank_info: RankInfo,
@@ -43,19 +43,19 @@ pub(super) struct LocalRank {
 
 impl LocalRank {
     pub(super) fn memory(&self) -> &SharedMemory {
-        self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
+        self.process.as_ref().map_or_else(|| self.doorbell.memory(), |p| &p.memory)
     }
     /// Returns the id of its process; `None` for a process in another PID namespace.
     pub(super) fn pid(&self) -> Option<Pid> {
-        self.peer.as_ref().map_or_else(|| Some(getpid()), |peer| peer.pid)
+        self.process.as_ref().map_or_else(|| Some(getpid()), |process| process.pid)
     }
     /// Returns the process id for `process_vm_readv`; `None` if this process may not read its memory.
     pub(super) fn readable_pid(&self) -> Option<Pid> {
-        self.peer.as_ref().map_or_else(|| Some(getpid()), |peer| peer.readable)
+        self.process.as_ref().map_or_else(|| Some(getpid()), |process| process.readable)
     }
     /// Wakes the sleeping threads of its process.
     pub(super) fn notify(&self) {
-        notify_at(self.memory(), self.peer.as_ref().map_or_else(|| self.home.event(), |p| p.event()));
+        notify_at(self.memory(), self.process.as_ref().map_or_else(|| self.doorbell.event(), |p| p.event()));
     }
     pub(super) fn flag(&self, at: usize) -> &AtomicU64 {
         self.memory().flag64(self.block + at)
@@ -82,7 +82,7 @@ impl LocalRank {
     }
     /// Returns true if its process has ended and no longer accesses any memory.
     fn has_ended(&self) -> bool {
-        self.peer.as_ref().is_some_and(|p| p.ended.load(Ordering::Acquire))
+        self.process.as_ref().is_some_and(|p| p.ended.load(Ordering::Acquire))
     }
     /// Returns true if its process has ended or is about to end, and writes nothing more.
     pub(super) fn is_dead(&self) -> bool {
@@ -90,11 +90,11 @@ impl LocalRank {
     }
     /// Returns the position of its death among the deaths that this process has observed.
     fn death_order(&self) -> Option<u64> {
-        self.peer.as_ref()?.death_order()
+        self.process.as_ref()?.death_order()
     }
     /// Records the death of its process if necessary, and returns its position.
     pub(super) fn record_death(&self) -> Option<u64> {
-        self.peer.as_ref().map(|peer| peer.mark_dead())
+        self.process.as_ref().map(|process| process.mark_dead())
     }
     /// Returns its abort report.
     pub(super) fn reason(&self) -> String {
@@ -102,7 +102,7 @@ impl LocalRank {
     }
     /// Returns the last error of its process and its age.
     pub(super) fn last_error(&self) -> Option<(Duration, String)> {
-        read_from(&self.peer.as_ref()?.memory)
+        read_from(&self.process.as_ref()?.memory)
     }
     /// Returns true if this rank will not read anything more in this group.
     pub(super) fn has_finished(&self) -> bool {
@@ -112,7 +112,7 @@ impl LocalRank {
 
 /// Ranks of the group on this node. Pending release conditions keep them alive.
 pub(super) struct LocalRanks {
-    pub(super) remotes: Vec<LocalRank>,
+    pub(super) peers: Vec<LocalRank>,
     pub(super) me: usize,
 }
 
@@ -120,20 +120,20 @@ impl LocalRanks {
     /// Notifies a rank if it sleeps. Call it after publishing data for that rank.
     pub(super) fn notify(&self, rank: usize) {
         order::Doorbell::publish_fence();
-        self.remotes[rank].notify();
+        self.peers[rank].notify();
     }
 
     /// Returns true if all other ranks may read this rank's memory.
     pub(super) fn all_read(&self) -> bool {
-        let mut others = self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me);
-        others.all(|(_, remote)| remote.state() & READS_PEERS != 0)
+        let mut others = self.peers.iter().enumerate().filter(|(rank, _)| *rank != self.me);
+        others.all(|(_, peer)| peer.state() & READS_PEERS != 0)
     }
 
     /// Notifies all other ranks that sleep.
     pub(super) fn notify_all(&self) {
         order::Doorbell::publish_fence();
-        for (_, remote) in self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me) {
-            remote.notify();
+        for (_, peer) in self.peers.iter().enumerate().filter(|(rank, _)| *rank != self.me) {
+            peer.notify();
         }
     }
 }
@@ -152,8 +152,8 @@ pub(super) struct AllFinished {
 
 impl ReleaseCondition for AllFinished {
     fn released(&self) -> bool {
-        self.ranks.remotes.iter().enumerate().all(|(rank, remote)| {
-            rank == self.ranks.me || remote.done().read() >= self.operations || remote.has_finished()
+        self.ranks.peers.iter().enumerate().all(|(rank, peer)| {
+            rank == self.ranks.me || peer.done().read() >= self.operations || peer.has_finished()
         })
     }
 }

@@ -78,7 +78,7 @@ struct AllRead {
 impl ReleaseCondition for AllRead {
     fn released(&self) -> bool {
         self.memory.counter(self.region + LINE).read() >= self.fragments
-            || self.ranks.remotes[self.to].has_finished()
+            || self.ranks.peers[self.to].has_finished()
     }
 }
 
@@ -120,8 +120,8 @@ impl LocalMessages {
     pub(super) fn new(home: Option<GroupHome>, ranks: Arc<LocalRanks>) -> Self {
         Self {
             home,
-            rings: vec![Ring::default(); ranks.remotes.len()],
-            inbound: vec![(0, 0, 0); ranks.remotes.len()],
+            rings: vec![Ring::default(); ranks.peers.len()],
+            inbound: vec![(0, 0, 0); ranks.peers.len()],
             ranks,
             outgoing: Slab::new(),
             incoming: Slab::new(),
@@ -130,7 +130,7 @@ impl LocalMessages {
     }
 
     /// Returns the condition for releasing `region`: rank `to` has read that number of fragments.
-    fn read(
+    fn release_condition(
         &self,
         GroupHome { endpoint, .. }: &GroupHome,
         region: usize,
@@ -153,8 +153,8 @@ impl LocalMessages {
         let Envelope { tag, dtype, bytes } = out.envelope;
         [tag, dtype, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
         if let Some(Region { offset, .. }) = out.region {
-            let place = [offset as u64, out.cell as u64, out.depth];
-            place.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
+            let location = [offset as u64, out.cell as u64, out.depth];
+            location.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
         }
         // Release: a receiver that sees the number also sees the announcement.
         memory.counter(at).publish(out.number + 1);
@@ -170,21 +170,21 @@ impl LocalMessages {
         let Some(home @ GroupHome { endpoint, nonce, .. }) = &self.home else { return };
         endpoint.pool.disown(&endpoint.memory, nonce ^ MESSAGE_OWNER);
         for (to, ring) in rings.iter().enumerate().filter(|(_, ring)| ring.at > 0) {
-            endpoint.control.give(ring.at, RING_BYTES, self.read(home, ring.at, u64::MAX, to));
+            endpoint.control.give(ring.at, RING_BYTES, self.release_condition(home, ring.at, u64::MAX, to));
         }
     }
 }
 
 impl GroupHome {
     /// Allocates memory for a message of `bytes` bytes. Returns the region (`None` for an inline message) and the fragment size.
-    fn region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
+    fn allocate_region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
         if bytes <= INLINE_BYTES {
             return Some((None, bytes));
         }
         let cell = if bytes <= INLINE_PAYLOAD { bytes } else { FRAGMENT.min(bytes) };
         let want =
             FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= INLINE_PAYLOAD { 1 } else { FRAGMENTS };
-        // Every message must be able to progress, if necessary in small fragments and past the cap of the pool: the receiver may
+        // Every message must be able to progress, if necessary in small fragments and past the cap of the pool. The receiver may
         // need the message that was announced last.
         let least = want.min(FIRST_CELL + 2 * MIN_FRAGMENT);
         let memory = &self.endpoint.memory;
@@ -212,7 +212,7 @@ impl MessageTransport for LocalMessages {
             }
         }
         let bytes = usize::try_from(envelope.bytes).ok()?;
-        let (region, cell) = home.region(bytes)?;
+        let (region, cell) = home.allocate_region(bytes)?;
         let depth =
             region.map_or(1, |r| ((r.bytes - FIRST_CELL) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
         if let Some(Region { offset, .. }) = region {
@@ -261,18 +261,18 @@ impl MessageTransport for LocalMessages {
         if let (Some(home), Some(out)) = (&self.home, self.outgoing.try_remove(message as usize))
             && let Some(region) = out.region
         {
-            let release = self.read(home, region.offset, out.fragments, out.to);
+            let release = self.release_condition(home, region.offset, out.fragments, out.to);
             let GroupHome { endpoint, nonce, .. } = home;
             endpoint.pool.retire(&endpoint.memory, nonce ^ MESSAGE_OWNER, region, release);
         }
     }
 
     fn next_announced(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
-        let remote = self.ranks.remotes.get(from)?;
-        let memory = remote.memory();
+        let peer = self.ranks.peers.get(from)?;
+        let memory = peer.memory();
         let (ring, taken, _) = &mut self.inbound[from];
         if *ring == 0 {
-            let found = memory.counter(remote.block + MESSAGE_RINGS + 8 * self.ranks.me).read();
+            let found = memory.counter(peer.block + MESSAGE_RINGS + 8 * self.ranks.me).read();
             if found == 0 {
                 return None;
             }
@@ -316,7 +316,7 @@ impl MessageTransport for LocalMessages {
             Incoming::Inline { body, bytes } => return Some((body.as_ptr().cast(), *bytes)),
             Incoming::Slots(cells) => cells,
         };
-        let memory = self.ranks.remotes[from].memory();
+        let memory = self.ranks.peers[from].memory();
         if !cells.is_single() && memory.counter(cells.region).read() <= cells.taken {
             return None;
         }
@@ -331,7 +331,7 @@ impl MessageTransport for LocalMessages {
             Some(Incoming::Inline { .. }) => true,
             Some(Incoming::Slots(cells)) => {
                 cells.taken += 1;
-                self.ranks.remotes[from].memory().counter(cells.region + LINE).publish(cells.taken);
+                self.ranks.peers[from].memory().counter(cells.region + LINE).publish(cells.taken);
                 self.ranks.notify(from);
                 cells.taken as usize * cells.cell >= cells.bytes
             }

@@ -49,8 +49,8 @@ impl Prepared {
         })?;
         // Unique among the control blocks of all processes.
         let nonce = u64::from_le_bytes(random()) | 1;
-        // Release: a process that sees by this nonce that the block's previous group has ended here may assume that this process has
-        // finished its reads in that group.
+        // Release: this nonce shows other processes that the block's previous group has ended here. They may then assume that this
+        // process has finished its reads in that group.
         endpoint.memory.flag64(block + NONCE).store(nonce, Ordering::Release);
         endpoint.memory.flag32(block + STATE).store(OPEN, Ordering::Release);
         let mut rank_info =
@@ -93,30 +93,31 @@ impl Prepared {
         }
         let me = rank_infos.iter().position(|rank_info| rank_info.rank == self.rank_info.rank).unwrap_or(0);
         let Some(GroupHome { endpoint, token, .. }) = &self.home else {
-            return Ok(LocalChannels::new(self.home, LocalRanks { remotes: Vec::new(), me }));
+            return Ok(LocalChannels::new(self.home, LocalRanks { peers: Vec::new(), me }));
         };
-        let mut remotes = Vec::with_capacity(rank_infos.len());
+        let mut peers = Vec::with_capacity(rank_infos.len());
         for rank_info in rank_infos {
             // Ranks that are threads of this process need no mapping.
-            let peer = if rank_info.process.id == endpoint.address.id {
+            let process = if rank_info.process.id == endpoint.address.id {
                 None
             } else {
                 Some(connect_process(endpoint, token.as_ref(), &self.rank_info, &rank_info)?)
             };
-            let (home, block) = (endpoint.doorbell(), usize::try_from(rank_info.block).unwrap_or(usize::MAX));
-            let remote = LocalRank { peer, home, block, nonce: rank_info.nonce, rank_info };
+            let (doorbell, block) =
+                (endpoint.doorbell(), usize::try_from(rank_info.block).unwrap_or(usize::MAX));
+            let peer = LocalRank { process, doorbell, block, nonce: rank_info.nonce, rank_info };
             // Later reads of the block have no bounds check.
-            if !remote.memory().contains(block, block_bytes(self.rank_info.size as usize)) {
-                let RankInfo { rank, host, pid, .. } = remote.rank_info;
+            if !peer.memory().contains(block, block_bytes(self.rank_info.size as usize)) {
+                let RankInfo { rank, host, pid, .. } = peer.rank_info;
                 let reason = format!(
                     "its rank information has a control block at offset {block}, outside of its memory"
                 );
                 return Err(Unreachable { rank: rank as usize, host, pid, ended: false, reason });
             }
-            remotes.push(remote);
+            peers.push(peer);
         }
         endpoint.deaths.refresh();
-        Ok(LocalChannels::new(self.home, LocalRanks { remotes, me }))
+        Ok(LocalChannels::new(self.home, LocalRanks { peers, me }))
     }
 }
 

@@ -27,15 +27,15 @@ impl SharedPage {
     /// Size of a rank's page in bytes.
     pub const PAGE: usize = PAGE;
 
-    fn remote(&self, rank: usize) -> Option<&LocalRank> {
-        self.ranks.remotes.get((*self.places.get(rank)?)?)
+    fn peer(&self, rank: usize) -> Option<&LocalRank> {
+        self.ranks.peers.get((*self.places.get(rank)?)?)
     }
 
     /// Returns the page of `rank`; `None` for a rank of another node. It consists of whole kernel pages, is zero at first, must be
     /// accessed as eight-byte atomics, and lives as long as `self`.
     pub fn page(&self, rank: usize) -> Option<*mut u8> {
-        let remote = self.remote(rank)?;
-        Some(remote.memory().at(remote.block + shared_page_at(self.layout), PAGE))
+        let peer = self.peer(rank)?;
+        Some(peer.memory().at(peer.block + shared_page_at(self.layout), PAGE))
     }
 
     /// Keeps the pages reserved after the group has ended, because devices know their addresses.
@@ -54,11 +54,11 @@ impl SharedPage {
 
     /// Imports an export of `rank`. Waits a few seconds at most for its process.
     pub fn import(&self, rank: usize, token: u64) -> io::Result<MemoryExport> {
-        let remote = self.remote(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
-        match remote.peer {
+        let peer = self.peer(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
+        match peer.process {
             // A thread of this process.
             None => self.endpoint.exports.create(token),
-            Some(_) => self.endpoint.import(&remote.rank_info.process, &self.token, token),
+            Some(_) => self.endpoint.import(&peer.rank_info.process, &self.token, token),
         }
     }
 }

@@ -1,11 +1,11 @@
-//! An attacker between the ranks, or with write access to the store, who lacks the token: the group is refused with a reason.
+//! Tests of an attacker without the token between the ranks or with write access to the store: the group fails with a reason.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread::JoinHandle;
 
-use super::super::link::{WORDS, hello_of};
+use super::super::link::{GREETING_BYTES, greeting_of};
 use super::*;
 use crate::token::{PROOF, REPLY};
 
@@ -17,21 +17,21 @@ fn connect(socket: &[u8]) -> UnixStream {
 }
 
 fn pass(from: &mut UnixStream, to: &mut UnixStream, bytes: usize) -> Option<Vec<u8>> {
-    let mut words = vec![0; bytes];
-    from.read_exact(&mut words).ok()?;
-    to.write_all(&words).ok()?;
-    Some(words)
+    let mut buffer = vec![0; bytes];
+    from.read_exact(&mut buffer).ok()?;
+    to.write_all(&buffer).ok()?;
+    Some(buffer)
 }
 
 /// Change of the first frame of a child by a relay: length, text and authentication code.
 type Tamper = fn(&mut Vec<u8>);
 
-/// Passes on the proofs of a child and its parent, then the child's frame as changed, then whatever the parent says.
+/// Relays the proofs of a child and its parent, then the changed frame of the child, then all data of the parent.
 fn relay(listener: UnixListener, parent: Vec<u8>, tamper: Tamper) -> JoinHandle<Option<()>> {
     std::thread::spawn(move || {
         let mut child = listener.accept().ok()?.0;
         let mut parent = connect(&parent);
-        pass(&mut child, &mut parent, WORDS)?;
+        pass(&mut child, &mut parent, GREETING_BYTES)?;
         pass(&mut parent, &mut child, REPLY)?;
         pass(&mut child, &mut parent, PROOF)?;
         let mut frame = vec![0; 4];
@@ -127,26 +127,26 @@ fn address_records_are_bound_to_job_secret_rank_and_size() {
     assert_ne!(record, tree(8, 20, Some(SECRET)).address());
 }
 
-/// Both ranks of a group that the store carries, up to what the child says.
-fn carried() -> (Vec<RankTree>, Vec<u8>) {
+/// Returns both ranks of a group whose messages are relayed through the store, and the message of the child.
+fn relayed() -> (Vec<RankTree>, Vec<u8>) {
     let mut trees = trees(2);
     let token = trees[0].token.clone();
     trees[1].token = token;
-    trees[1].above = ParentLink::Unreached { carried: None };
+    trees[1].parent_link = ParentLink::Unreached { relay_tag: None };
     let up = trees[1].take_relay().unwrap().0;
     (trees, up)
 }
 
 #[test]
-fn cards_that_the_store_carries_cannot_be_changed_exchanged_or_repeated() {
+fn relayed_messages_cannot_be_changed_exchanged_or_repeated() {
     let reason = |tree: &RankTree| tree.failure().map(|failure| failure.reason.clone()).unwrap_or_default();
-    let (mut trees, up) = carried();
+    let (mut trees, up) = relayed();
     trees[0].accept_relayed(1, &up);
     let _ = trees[0].poll(Instant::now());
     let (child, down) = trees[0].result_to_relay().swap_remove(0);
     assert_eq!(child, 1);
     for (tampered, at) in [(&up, 5), (&up, up.len() - 1), (&down, 5), (&down, down.len() - 1)] {
-        let (mut trees, _) = carried();
+        let (mut trees, _) = relayed();
         let mut bytes = tampered.clone();
         bytes[at] ^= 1;
         let rank = usize::from(tampered == &down);
@@ -156,12 +156,12 @@ fn cards_that_the_store_carries_cannot_be_changed_exchanged_or_repeated() {
         }
         assert!(reason(&trees[rank]).contains("do not verify under the group's token"), "byte {at}");
     }
-    // In another rank's name, and the answer to another attempt.
-    let (mut other, _) = carried();
+    // A message under another rank's number, and the reply to another attempt.
+    let (mut other, _) = relayed();
     other[0].token = trees[0].token.clone();
     other[0].accept_relayed(2, &up);
     assert!(reason(&other[0]).contains("rank 2"), "{}", reason(&other[0]));
-    let (mut other, _) = carried();
+    let (mut other, _) = relayed();
     other[1].token = trees[0].token.clone();
     other[1].accept_result(&down);
     assert!(reason(&other[1]).contains("do not verify"), "{}", reason(&other[1]));
@@ -170,14 +170,14 @@ fn cards_that_the_store_carries_cannot_be_changed_exchanged_or_repeated() {
 }
 
 #[test]
-fn startup_sockets_answer_no_other_user() {
+fn startup_sockets_reject_other_users() {
     if !rustix::process::geteuid().is_root() {
         println!("not tried: only root can become another user");
         return;
     }
     let mut tree = trees(2).swap_remove(0);
-    let words = hello_of(1, &tree.address.id);
-    // Both are made before the fork: the child must not allocate what another thread holds.
+    let buffer = greeting_of(1, &tree.address.id);
+    // Created before the fork: the child must not allocate, because another thread may hold the allocator's lock.
     let mut stream = UnixStream::pair().unwrap().0;
     let address = SocketAddr::from_abstract_name(&tree.address.socket).unwrap();
     let mut answer = [0; REPLY];
@@ -187,7 +187,7 @@ fn startup_sockets_answer_no_other_user() {
         // SAFETY: changes this child only.
         let changed = unsafe { libc::setuid(65534) } == 0;
         let connected = UnixStream::connect_addr(&address).map(|other| stream = other).is_ok();
-        let _ = stream.write_all(&words);
+        let _ = stream.write_all(&buffer);
         let _ = stream.write_all(&[3; crate::token::NONCE]);
         let received = matches!(stream.read(&mut answer), Ok(1..));
         // SAFETY: ends the child at once.
@@ -196,11 +196,11 @@ fn startup_sockets_answer_no_other_user() {
     let (mut status, begun) = (0, Instant::now());
     // SAFETY: our own child; `status` is this thread's.
     while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
-        assert!(begun.elapsed() < DEADLINE, "the child is held");
+        assert!(begun.elapsed() < DEADLINE, "the child does not end");
         let now = Instant::now();
         tree.wait(Duration::from_millis(1), now);
         let _ = tree.poll(now);
     }
     assert_eq!(status, 0, "a process of another user got an answer");
-    assert!(tree.met && tree.callers.is_empty());
+    assert!(tree.reject_logged && tree.incoming.is_empty());
 }

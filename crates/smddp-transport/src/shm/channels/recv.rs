@@ -12,6 +12,7 @@ use crate::{CallFingerprint, Fault, Mismatch};
 pub(super) struct LocalRecv {
     pub(super) resolved: bool,
     pub(super) at: Channel,
+    /// Number of messages that this rank has released.
     pub(super) taken: u64,
     /// Number of messages that are known to be published.
     pub(super) published: u64,
@@ -25,21 +26,21 @@ impl LocalChannels {
     /// Reads the writer's header and locates the channel. Returns false if the header is not published yet.
     pub(super) fn resolve(&mut self, recv_channel: usize) -> Result<bool, Mismatch> {
         let want = self.channel_layout.recv_channels[recv_channel];
-        let remote = &self.ranks.remotes[want.rank];
-        let Some((what, count, stage)) = remote.slot(self.layout, self.seq).read(self.seq) else {
+        let peer = &self.ranks.peers[want.rank];
+        let Some((call, count, stage)) = peer.slot(self.layout, self.seq).read(self.seq) else {
             return Ok(false);
         };
         self.begun[want.rank] = self.seq + 1;
-        let theirs = CallFingerprint { call: what, count };
+        let theirs = CallFingerprint { call, count };
         if theirs != self.fingerprint {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
         let found = if self.channel_layout.inline {
-            let cells = remote.block + slot_at(self.layout, self.seq) + SLOT_HEADER;
+            let cells = peer.block + slot_at(self.layout, self.seq) + SLOT_HEADER;
             let at = Channel { cells, cell: SLOT_BYTES, depth: 1, ..Channel::default() };
             LocalRecv { resolved: true, at, published: 1, ..LocalRecv::default() }
         } else {
-            let memory = remote.memory();
+            let memory = peer.memory();
             let region = stage as usize;
             // A writer without a region sends nothing on this channel.
             let at =
@@ -58,17 +59,17 @@ impl LocalChannels {
             let ack = at.acks || want.messages > at.depth;
             LocalRecv { resolved: true, at, ack, ..LocalRecv::default() }
         };
-        self.ins[recv_channel] = found;
+        self.recvs[recv_channel] = found;
         Ok(true)
     }
 
     pub fn message(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
-        if !self.ins[recv_channel].resolved && !self.resolve(recv_channel)? {
+        if !self.recvs[recv_channel].resolved && !self.resolve(recv_channel)? {
             self.count_idle_poll();
             return Ok(None);
         }
-        let memory = self.ranks.remotes[self.channel_layout.recv_channels[recv_channel].rank].memory();
-        let found = &mut self.ins[recv_channel];
+        let memory = self.ranks.peers[self.channel_layout.recv_channels[recv_channel].rank].memory();
+        let found = &mut self.recvs[recv_channel];
         if found.taken >= found.published {
             found.published = memory.counter(found.at.lines).read();
             if found.taken >= found.published {
@@ -86,7 +87,7 @@ impl LocalChannels {
     }
 
     /// Sets the receive target of a channel whose messages the kernel reads: `bytes` bytes at `at`, with `stride` bytes from one
-    /// message to the next. The target belongs to the operation just begun and must stay valid until it ends.
+    /// message to the next. The target belongs to the operation just begun and must remain valid until it ends.
     pub(crate) fn set_recv_target(&mut self, recv_channel: usize, at: *mut u8, bytes: usize, stride: usize) {
         self.recv_targets.set(recv_channel, at, bytes, stride);
     }
@@ -98,30 +99,30 @@ impl LocalChannels {
 
     /// Reads the next message of a channel whose writer sends from memory that is not shared. `None` if the read failed.
     fn fetch(&mut self, recv_channel: usize) -> Option<*const u8> {
-        let LocalRecv { at, taken, fetched, .. } = self.ins[recv_channel];
+        let LocalRecv { at, taken, fetched, .. } = self.recvs[recv_channel];
         let want = self.channel_layout.recv_channels[recv_channel];
         let first = usize::try_from(taken).ok()?.checked_mul(at.cell)?;
         // `resolve` has compared the payload size of the writer with the expected one. The last message may be shorter.
         let bytes = usize::try_from(want.bytes).ok()?.checked_sub(first)?.min(at.cell);
         let to = self.recv_targets.address_of(recv_channel, at.cell, first, bytes);
         if fetched <= taken {
-            let remote = &self.ranks.remotes[want.rank];
-            // SAFETY: `to` is either the receive target of these bytes, which only this channel writes until the operation ends, or the
-            // buffer of this channel, which is at least as long as the message.
-            let read = remote
+            let peer = &self.ranks.peers[want.rank];
+            // SAFETY: `to` is the receive target of these bytes, or the buffer of this channel, which is at least as long as the message.
+            // Only this channel writes there until the operation ends.
+            let read = peer
                 .readable_pid()
                 .map(|pid| unsafe { single_copy::read(pid, at.cells.wrapping_add(first), to, bytes) });
             match read {
-                Some(Ok(())) => self.ins[recv_channel].fetched = taken + 1,
+                Some(Ok(())) => self.recvs[recv_channel].fetched = taken + 1,
                 // The writer aborted or died, which `faults` reports.
-                _ if remote.state() & ABORTED != 0 || remote.is_dead() => return None,
+                _ if peer.state() & ABORTED != 0 || peer.is_dead() => return None,
                 Some(Err(error)) if error.raw_os_error() == Some(libc::ESRCH) => return None,
                 found => {
                     let reason = found
                         .and_then(Result::err)
                         .map_or_else(|| "not permitted".to_owned(), |error| error.to_string());
                     let how = format!(
-                        "it sends from memory that cannot be read here ({reason}); SMDDP_SINGLE_COPY=0 does without"
+                        "it sends from memory that cannot be read here ({reason}); set SMDDP_SINGLE_COPY=0 to disable single copy"
                     );
                     self.peer_fault.get_or_insert(Fault::Unreachable { rank: want.rank, reason: how });
                     return None;
@@ -133,21 +134,21 @@ impl LocalChannels {
 
     pub fn release(&mut self, recv_channel: usize) {
         let want = self.channel_layout.recv_channels[recv_channel];
-        let found = &mut self.ins[recv_channel];
+        let found = &mut self.recvs[recv_channel];
         found.taken += 1;
         // Zero-copy messages were read from the writer's own memory, whose content is guaranteed only while the writer is healthy.
-        let remote = &self.ranks.remotes[want.rank];
-        if found.at.acks && !remote.is_healthy() {
+        let peer = &self.ranks.peers[want.rank];
+        if found.at.acks && !peer.is_healthy() {
             self.corrupted = true;
             // After an abort `faults` reports the reason of the writer.
-            if remote.state() & ABORTED == 0 {
+            if peer.state() & ABORTED == 0 {
                 let how = "ended its call before this rank had read its memory".to_owned();
                 self.peer_fault.get_or_insert(Fault::Lost { rank: want.rank, how });
             }
             return;
         }
         if found.ack {
-            remote.memory().counter(found.at.lines + LINE * (1 + want.reader)).publish(found.taken);
+            peer.memory().counter(found.at.lines + LINE * (1 + want.reader)).publish(found.taken);
             self.ranks.notify(want.rank);
         }
     }

@@ -105,7 +105,7 @@ impl LocalChannels {
         let memory = &endpoint.memory;
         let mut line = channel_layout.send_channels.len() * ENTRY;
         let mut cell = fixed.next_multiple_of(GRAIN);
-        self.outs.clear();
+        self.sends.clear();
         for (channel, send_channel) in channel_layout.send_channels.iter().enumerate() {
             let messages = send_channel.messages as usize;
             let in_cells = send_channel.cell.next_multiple_of(LINE);
@@ -132,7 +132,7 @@ impl LocalChannels {
                 let read = if reader == SendChannel::REMOTE { u64::MAX } else { 0 };
                 memory.flag64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
             }
-            self.outs.push(LocalSend {
+            self.sends.push(LocalSend {
                 lines: region.offset + line,
                 cells: if kind == IN_PRIVATE_MEMORY { cells } else { region.offset + cells },
                 cell: cell_bytes,
@@ -152,7 +152,7 @@ impl LocalChannels {
 
     pub fn cell(&mut self, channel: usize) -> Option<*mut u8> {
         let memory = &self.home.as_ref()?.endpoint.memory;
-        let out = &mut self.outs[channel];
+        let out = &mut self.sends[channel];
         if out.sent.saturating_sub(out.read) >= out.depth {
             out.read = out.read_by_all(memory);
             // A reader that reports more messages than were sent corrupts its own messages only.
@@ -168,7 +168,7 @@ impl LocalChannels {
 
     pub fn publish(&mut self, channel: usize) {
         let Some(GroupHome { endpoint, .. }) = &self.home else { return };
-        let out = &mut self.outs[channel];
+        let out = &mut self.sends[channel];
         debug_assert!(out.sent < out.messages);
         out.sent += 1;
         let (counter, value) = if self.channel_layout.inline {
@@ -179,8 +179,8 @@ impl LocalChannels {
         // Waiting readers poll this line, so their caches hold it. The time to take it back is a measure of their distance. The
         // barriers are cheap compared with a large cell.
         let large = !self.channel_layout.inline && !out.zero_copy && out.cell >= MEASURED;
-        self.large = self.large.wrapping_add(large.into());
-        let begun = (large && self.large.is_multiple_of(MEASURED_EVERY)).then(|| {
+        self.large_messages = self.large_messages.wrapping_add(large.into());
+        let begun = (large && self.large_messages.is_multiple_of(MEASURED_EVERY)).then(|| {
             fence(Ordering::SeqCst);
             Instant::now()
         });
