@@ -143,7 +143,7 @@ fn whoever_answers_without_the_token_gets_no_frame() {
         Err(ConnectError::Local(reason)) => panic!("{reason}"),
         Ok(_) => panic!("it is called"),
     };
-    assert!(reason.contains("does not know this group's token"), "{reason}");
+    assert!(reason.contains("does not have this group's token"), "{reason}");
     answering.join().unwrap();
 }
 
@@ -166,7 +166,7 @@ fn of_all_last_words_one_alone_makes_a_connection_and_each_other_says_why_there_
         };
         let wanted = match word {
             CLOSED => "it has closed its end of the group",
-            REJECTED => "it has a connection of this rank already",
+            REJECTED => "it already has a connection of this rank",
             _ => "invalid data",
         };
         assert!(reason.contains(wanted) && reason.contains(&address.to_string()), "{word}: {reason}");

@@ -88,7 +88,7 @@ fn a_changed_bit_ends_the_group_and_changes_no_number() {
         let onlooker = Onlooker { changes: Some(FIRST_WORDS + at), ..Onlooker::default() };
         match onlooker.between(true).exchange() {
             Err(Fault::Lost { how, .. }) => {
-                assert!(how.contains("was not sealed by that rank") || how.contains("closed"), "{how}")
+                assert!(how.contains("was not encrypted by that rank") || how.contains("closed"), "{how}")
             }
             other => panic!("byte {at}: {other:?}"),
         }
