@@ -229,6 +229,7 @@ impl TcpWire {
         Some(conn)
     }
 
+    /// Removes a connection that ended, and records its end unless this rank had switched to another one.
     fn end(&mut self, at: usize, reason: String) {
         if let Some(conn) = self.remove(at).filter(|conn| !conn.retired) {
             self.peers[conn.peer].end(reason);
