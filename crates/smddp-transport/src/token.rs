@@ -6,8 +6,8 @@
 //! initiator -> responder   proof: MAC over another label, the greeting and the responder's nonce
 //! ```
 //!
-//! Each MAC is HMAC-SHA-256 under the token. A replayed handshake fails, because each end uses a new nonce. A handshake is valid
-//! for one listener, direction and purpose only, because the greeting names them.
+//! Each MAC is HMAC-SHA-256 under the token. A replayed handshake fails, because each end uses a new nonce. A handshake
+//! is valid for one listener, direction and purpose only, because the greeting names them.
 
 use std::io;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-/// Protocol version. Increase it with every change of the shared layout, the handshake or the bytes after the handshake.
+/// Protocol version. Increase it with every change of the shared layout, the handshake or the bytes after the
+/// handshake.
 pub const PROTOCOL: u32 = 9;
 /// Size of a nonce, in bytes. In the greeting the nonce follows the initiator's hello.
 pub(crate) const NONCE: usize = 32;
@@ -54,12 +55,14 @@ impl Token {
         random_secret().map(Self)
     }
 
-    /// Derives a token from this one, which the store carries, and a secret that the store does not have. A process needs both.
+    /// Derives a token from this one, which the store carries, and a secret that the store does not have. A process
+    /// needs both.
     pub(crate) fn with(&self, secret: &[u8]) -> Self {
         Self(self.mac(&[b"smddp job token", secret]).finalize().into_bytes().into())
     }
 
-    /// Returns the key for address records of ranks that share the job secret. It does not depend on the store's contents.
+    /// Returns the key for address records of ranks that share the job secret. It does not depend on the store's
+    /// contents.
     pub(crate) fn from_secret(secret: &[u8]) -> Self {
         Self([0; 32]).with(secret)
     }
@@ -155,7 +158,8 @@ impl Initiator {
         &self.greeting
     }
 
-    /// Returns an error if these bytes cannot be the beginning of a reply. A peer with another protocol may send less than one.
+    /// Returns an error if these bytes cannot be the beginning of a reply. A peer with another protocol may send less
+    /// than one.
     pub(crate) fn check_reply_prefix(&self, reply: &[u8]) -> io::Result<()> {
         let Some(head) = reply.first_chunk::<12>() else { return Ok(()) };
         if head[..8] != self.greeting[..8] {

@@ -12,8 +12,8 @@ pub(crate) enum Kind {
     Data = 1,
     /// The sender has read `index` messages in total of the receiver's send channel `channel` in operation `seq`.
     Credit = 2,
-    /// Start of message `seq`: `what` is the element type, `count` the tag, `total` its size in bytes. `channel` is unused.
-    /// `index` is [`Frame::FOLLOWS`] if the message's only fragment is the next frame.
+    /// Start of message `seq`: `what` is the element type, `count` the tag, `total` its size in bytes. `channel` is
+    /// unused. `index` is [`Frame::FOLLOWS`] if the message's only fragment is the next frame.
     Announce = 3,
     /// The receiver of message `seq` has room for `index` fragments in total.
     Grant = 4,
@@ -21,8 +21,9 @@ pub(crate) enum Kind {
     Fragment = 5,
     /// The sender aborts the group; the payload is the reason.
     Abort = 6,
-    /// The sender leaves the group: its last frame on class `channel`. `index` is the bit set of the classes that it used.
-    /// On the class of messages the payload is the last error of its process, if any, and `total` its age in nanoseconds.
+    /// The sender leaves the group: its last frame on class `channel`. `index` is the bit set of the classes that it
+    /// used. On the class of messages the payload is the last error of its process, if any, and `total` its age in
+    /// nanoseconds.
     Leave = 7,
     /// The sender waits for the receiver in operation `seq`; `what` is its call.
     WaitNotice = 8,

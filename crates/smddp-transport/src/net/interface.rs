@@ -1,7 +1,7 @@
 //! Selection of the network interface and address that a process uses between nodes.
 //!
-//! The selection is a pure function of a filter and a list of interfaces, which [`machine::interfaces`] reads from the kernel.
-//! Only the core reads the settings; it passes their values here.
+//! The selection is a pure function of a filter and a list of interfaces, which [`machine::interfaces`] reads from the
+//! kernel. Only the core reads the settings; it passes their values here.
 
 pub mod machine;
 mod pattern;
@@ -66,8 +66,8 @@ impl Address {
         }
     }
 
-    /// Returns the rank of the address in the selection; lower is better. IPv4 is first, because most clusters are configured
-    /// for it. Link-local addresses are last.
+    /// Returns the rank of the address in the selection; lower is better. IPv4 is first, because most clusters are
+    /// configured for it. Link-local addresses are last.
     fn rank(self) -> u8 {
         match self.ip {
             _ if self.link_local() => 3,
@@ -254,7 +254,8 @@ impl<'a> Candidate<'a> {
         INTERNAL_PREFIXES.iter().any(|prefix| self.interface.name.starts_with(prefix))
     }
 
-    /// Sort key: interfaces between hosts first, then those with an address that is not link-local, then by speed, then by index.
+    /// Sort key: interfaces between hosts first, then those with an address that is not link-local, then by speed, then
+    /// by index.
     fn order(&self, named: bool) -> (bool, bool, bool, std::cmp::Reverse<u32>, u32) {
         let Interface { loopback, speed_mbit, index, .. } = *self.interface;
         let speed = std::cmp::Reverse(speed_mbit.unwrap_or(0));

@@ -2,8 +2,8 @@
 
 /// List of interface names or name prefixes.
 ///
-/// `eth,ens` matches names with these prefixes and `=eth0,eth1` these exact names. `^docker,lo` and `^=docker0` match all other
-/// names. gloo's lists have exact names.
+/// `eth,ens` matches names with these prefixes and `=eth0,eth1` these exact names. `^docker,lo` and `^=docker0` match
+/// all other names. gloo's lists have exact names.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Pattern {
     exclude: bool,

@@ -1,5 +1,5 @@
-//! Hello of a connection: both ranks, the purpose and the protocol version. A nonce follows it, and then each end's proof that it
-//! has the group's token.
+//! Hello of a connection: both ranks, the purpose and the protocol version. A nonce follows it, and then each end's
+//! proof that it has the group's token.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -74,13 +74,13 @@ impl Hello {
     }
 }
 
-/// Verdict of the listener after the handshake: the connection is accepted. Before this byte the listener may close a connection
-/// because too many are incoming; that does not mean that a process ended.
+/// Verdict of the listener after the handshake: the connection is accepted. Before this byte the listener may close a
+/// connection because too many are incoming; that does not mean that a process ended.
 pub(crate) const ACCEPTED: u8 = 2;
 /// Verdict: the connection is rejected, for example because the rank already has one.
 pub(crate) const REJECTED: u8 = 3;
-/// Verdict: this end of the group is closed. Liveness connections receive it later, when the group closes. A process that dies
-/// sends nothing.
+/// Verdict: this end of the group is closed. Liveness connections receive it later, when the group closes. A process
+/// that dies sends nothing.
 pub(crate) const CLOSED: u8 = 1;
 
 /// Returns true if the bytes may be the beginning of a hello.
@@ -90,8 +90,8 @@ pub(super) fn has_greeting_prefix(bytes: &[u8]) -> bool {
     bytes[..both] == expected[..both]
 }
 
-/// Decodes a hello. Returns `None` for another protocol or version, which needs no reply: the ranks compared versions when they
-/// created the group.
+/// Decodes a hello. Returns `None` for another protocol or version, which needs no reply: the ranks compared versions
+/// when they created the group.
 pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<Hello> {
     let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if &bytes[..8] != MAGIC || number(8) != PROTOCOL {

@@ -15,7 +15,8 @@ pub(super) struct ClassSink<'a> {
     pub(super) left: bool,
     /// The peer's `Move` frame arrived: its last frame over this connection.
     pub(super) peer_moved: bool,
-    /// The peer's `Move` frame arrived earlier, over its other connection. `Moved` waits for it, to keep the frames in order.
+    /// The peer's `Move` frame arrived earlier, over its other connection. `Moved` waits for it, to keep the frames in
+    /// order.
     move_received: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Connection attempts to a peer, until the connection can carry frames. Retries transient errors, and distinguishes local errors
-//! from the loss of the peer.
+//! Connection attempts to a peer, until the connection can carry frames. Retries transient errors, and distinguishes
+//! local errors from the loss of the peer.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -12,11 +12,11 @@ use crate::close_on_fork::CloseOnFork;
 
 /// Time to retry after a local error, which may pass: other threads close files, and ports become free.
 pub(super) const LOCAL_ERROR_RETRY: Duration = Duration::from_secs(5);
-/// Time to retry a refused connection. A full accept queue or a firewall may refuse once. A process that ended refuses for ever,
-/// and has to be detected.
+/// Time to retry a refused connection. A full accept queue or a firewall may refuse once. A process that ended refuses
+/// for ever, and has to be detected.
 pub(super) const REFUSED_RETRY: Duration = Duration::from_millis(400);
-/// Time to retry after the listener closed the connection in the handshake. Its process is alive, but has too many incoming
-/// connections, or no longer has a record of the group.
+/// Time to retry after the listener closed the connection in the handshake. Its process is alive, but has too many
+/// incoming connections, or no longer has a record of the group.
 const RESET_RETRY: Duration = Duration::from_secs(2);
 /// Time between two attempts.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(20);

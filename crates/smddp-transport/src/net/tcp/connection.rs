@@ -48,8 +48,8 @@ impl QueuedPayload {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Owned(bytes) => bytes,
-            // SAFETY: readable and unchanged until its ticket is reported or the user buffers are released, by the contract of
-            // `Wire::send`.
+            // SAFETY: readable and unchanged until its ticket is reported or the user buffers are released, by the
+            // contract of `Wire::send`.
             Self::Borrowed(address, bytes) => unsafe { std::slice::from_raw_parts(*address, *bytes) },
         }
     }
@@ -104,8 +104,8 @@ impl Connection {
         Self { awaits_first_frame: true, ..Self::new(peer, class, Link::Connecting(Box::new(connecting))) }
     }
 
-    /// Creates a connection that the peer opened, after its handshake. `peer_timeout`: time without any answer after which the
-    /// peer's host counts as lost.
+    /// Creates a connection that the peer opened, after its handshake. `peer_timeout`: time without any answer after
+    /// which the peer's host counts as lost.
     pub(super) fn accept(accepted: FrameConnection, peer_timeout: Duration) -> io::Result<Self> {
         configure(&accepted.stream, peer_timeout, Keepalive::Slow)?;
         Ok(Self {
@@ -236,7 +236,7 @@ impl Connection {
         }
     }
 
-    /// Writes queued frames and reports the tickets of those that are sent. Returns true if there was progress.
+    /// Writes queued frames and reports the tickets of sent frames. Returns true if there was progress.
     pub(super) fn flush(&mut self, sent: &mut dyn FnMut(Ticket)) -> bool {
         let mut moved = false;
         if self.seal.is_some() {
@@ -334,8 +334,8 @@ impl Connection {
         }
     }
 
-    /// Returns true if received data is pending that the kernel no longer reports: decrypted bytes, or a frame for which the sink
-    /// had no target.
+    /// Returns true if received data is pending that the kernel no longer reports: decrypted bytes, or a frame for
+    /// which the sink had no target.
     pub(super) fn has_buffered(&self) -> bool {
         self.reader.blocked() || self.seal.as_ref().is_some_and(|seal| seal.decryptor.has_plaintext())
     }
@@ -359,8 +359,9 @@ impl Connection {
         self.registered_events.get() & libc::POLLIN != 0
     }
 
-    /// Registers these events with epoll, under the number `at`. Without events it removes the connection, so that epoll does not
-    /// report even its end. Does nothing for a connection that is not established. Returns false if epoll failed.
+    /// Registers these events with epoll, under the number `at`. Without events it removes the connection, so that
+    /// epoll does not report even its end. Does nothing for a connection that is not established. Returns false if
+    /// epoll failed.
     pub(super) fn register(&self, epoll: &OwnedFd, at: usize, events: i16) -> bool {
         let Some(socket) = self.open().filter(|_| events != self.registered_events.get()) else {
             return true;
@@ -393,8 +394,9 @@ impl Connection {
         self.queue.iter().filter_map(|item| item.ticket)
     }
 
-    /// Returns true if the peer's kernel has acknowledged everything that was sent. Closing earlier can lose data: if unread data
-    /// of the peer is pending, the kernel resets the connection. A connection that was reset acknowledges nothing more.
+    /// Returns true if the peer's kernel has acknowledged everything that was sent. Closing earlier can lose data: if
+    /// unread data of the peer is pending, the kernel resets the connection. A connection that was reset acknowledges
+    /// nothing more.
     pub(super) fn acknowledged(&self) -> bool {
         /// State number in the kernel.
         const TCP_CLOSE: u8 = 7;
@@ -402,8 +404,8 @@ impl Connection {
             || tcp_info(self.fd()).is_none_or(|i| i.tcpi_state == TCP_CLOSE)
     }
 
-    /// Returns the time since the peer's host last sent anything, if it should send something: bytes are in flight to it or queued
-    /// for it. (A host with a zero receive window answers window probes, at increasing intervals.)
+    /// Returns the time since the peer's host last sent anything, if it should send something: bytes are in flight to
+    /// it or queued for it. (A host with a zero receive window answers window probes, at increasing intervals.)
     pub(super) fn silent_time(&self) -> Option<Duration> {
         let waits = self.open().is_some_and(|socket| !self.is_written() || unacknowledged(socket));
         waits.then(|| self.since_last_receive()).flatten()
@@ -416,7 +418,8 @@ impl Connection {
         Some(Duration::from_millis(last.into()))
     }
 
-    /// Returns the largest payload of a packet, in bytes, if the kernel has retransmitted at least twice without an acknowledgement.
+    /// Returns the largest payload of a packet, in bytes, if the kernel has retransmitted at least twice without an
+    /// acknowledgement.
     pub(super) fn retransmitted_packet(&self) -> Option<u32> {
         let info = tcp_info(self.open()?.as_raw_fd())?;
         (info.tcpi_unacked > 0 && info.tcpi_retransmits >= 2).then_some(info.tcpi_snd_mss)
@@ -424,8 +427,8 @@ impl Connection {
 
     /// Returns the kernel's minimum round-trip time on this connection.
     pub(super) fn round_trip(&self) -> Option<Duration> {
-        /// Offset of `tcpi_min_rtt` in the kernel's `tcp_info`, in bytes. The value is in microseconds; all ones: nothing was
-        /// acknowledged yet.
+        /// Offset of `tcpi_min_rtt` in the kernel's `tcp_info`, in bytes. The value is in microseconds; all ones:
+        /// nothing was acknowledged yet.
         const MIN_RTT: usize = 148;
         let socket = self.open()?.as_raw_fd();
         let mut info = [0u8; MIN_RTT + 4];
@@ -481,8 +484,8 @@ fn tcp_info(fd: RawFd) -> Option<libc::tcp_info> {
     (result == 0).then(|| unsafe { info.assume_init() })
 }
 
-/// Returns the send buffer size to request so that `bytes` bytes may be in flight. Returns `None` if the kernel's autotuning allows
-/// as much, or more than a request may set: a request turns autotuning off.
+/// Returns the send buffer size to request so that `bytes` bytes may be in flight. Returns `None` if the kernel's
+/// autotuning allows as much, or more than a request may set: a request turns autotuning off.
 pub(super) fn required_send_buffer(bytes: usize) -> Option<usize> {
     let limits = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").ok()?;
     let tuned: usize = limits.split_whitespace().nth(2)?.parse().ok()?;

@@ -1,5 +1,5 @@
-//! One connection attempt: a non-blocking connect and the handshake in which both ends prove that they have the group's token.
-//! Classifies errors as transient, local or a host that does not respond.
+//! One connection attempt: a non-blocking connect and the handshake in which both ends prove that they have the group's
+//! token. Classifies errors as transient, local or a host that does not respond.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -27,14 +27,14 @@ pub(crate) fn connect(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>>
 pub(super) enum Keepalive {
     /// Within the peer timeout. For connections that never have data in flight.
     Fast,
-    /// Several times the peer timeout. While this rank waits, data is in flight or a liveness connection detects a lost host.
-    /// Among hundreds of connections that a busy host probes at the same time, a few lose all of the first probes, and data
-    /// that the other end sent would be lost with the connection.
+    /// Several times the peer timeout. While this rank waits, data is in flight or a liveness connection detects a lost
+    /// host. If a busy host probes hundreds of connections at the same time, a few of them lose all of the first
+    /// probes. An earlier end would lose data that the other end sent over them.
     Slow,
 }
 
-/// Sets the options of a connection. Keepalive probes detect a lost host on an idle connection, and `host_liveness` detects one on
-/// a busy connection. `peer_timeout`: time without any answer after which a host counts as lost.
+/// Sets the options of a connection. Keepalive probes detect a lost host on an idle connection, and `host_liveness`
+/// detects one on a busy connection. `peer_timeout`: time without any answer after which a host counts as lost.
 pub(super) fn configure(socket: &TcpStream, peer_timeout: Duration, probes: Keepalive) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
@@ -59,8 +59,9 @@ pub(super) fn set_keepalive(socket: &TcpStream, peer_timeout: Duration, probes: 
     Ok(())
 }
 
-/// Sets TCP_USER_TIMEOUT, after which the kernel ends a connection with unacknowledged bytes. The kernel also ends one whose peer
-/// keeps its receive window closed. So the limit is for connection attempts and liveness connections; others use `None`.
+/// Sets TCP_USER_TIMEOUT, after which the kernel ends a connection with unacknowledged bytes. The kernel also ends one
+/// whose peer keeps its receive window closed. So the limit is for connection attempts and liveness connections; others
+/// use `None`.
 pub(super) fn set_user_timeout(socket: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
     let millis = limit.map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX));
     Ok(sockopt::set_tcp_user_timeout(socket, millis)?)
@@ -84,8 +85,8 @@ pub(super) struct Dial {
 }
 
 impl Dial {
-    /// Connects the rank with that credential to rank `to`. `peer_timeout`: time without any answer after which a host counts as
-    /// lost.
+    /// Connects the rank with that credential to rank `to`. `peer_timeout`: time without any answer after which a host
+    /// counts as lost.
     pub(super) fn new(
         credential: &Credential,
         (to, address): (usize, &TcpAddress),
@@ -110,7 +111,8 @@ impl Dial {
         })
     }
 
-    /// Returns the keys for the bytes after the handshake, if the connection is encrypted. Valid once both ends are authenticated.
+    /// Returns the keys for the bytes after the handshake, if the connection is encrypted. Valid once both ends are
+    /// authenticated.
     pub(super) fn keys(&self) -> Option<Keys> {
         self.encrypts.then(|| self.initiator.keys(&self.reply))
     }
@@ -142,7 +144,8 @@ impl Dial {
         Ok(self.accepted)
     }
 
-    /// Reads the listener's reply. A listener that closes the connection instead has too many incoming ones, and may accept a retry.
+    /// Reads the listener's reply. A listener that closes the connection instead has too many incoming ones, and may
+    /// accept a retry.
     fn read_reply(&mut self) -> io::Result<()> {
         match (&*self.socket).read(&mut self.reply[self.received..]) {
             Ok(0) => return Err(ErrorKind::ConnectionReset.into()),
@@ -176,9 +179,9 @@ impl Dial {
         }
     }
 
-    /// Checks that the connection is still open, before bytes that cannot be sent again. If this process was stopped in between,
-    /// the listener may have closed the connection, and then nothing is lost. The check also returns the result of the connect,
-    /// which the socket reports only once.
+    /// Checks that the connection is still open, before bytes that cannot be sent again. If this process was stopped in
+    /// between, the listener may have closed the connection, and then nothing is lost. The check also returns the
+    /// result of the connect, which the socket reports only once.
     fn check_open(&self) -> io::Result<()> {
         use ErrorKind::{Interrupted, NotConnected, WouldBlock};
         match self.socket.peek(&mut [0]) {

@@ -52,8 +52,8 @@ pub(super) struct FrameConnection {
 /// Accepted connections that carry frames.
 #[derive(Default)]
 struct Classes {
-    /// (peer rank, class) of every connection that was accepted or is no longer needed. Each is accepted at most once, so that a
-    /// repeated hello cannot replace a connection between two ranks.
+    /// (peer rank, class) of every connection that was accepted or is no longer needed. Each is accepted at most once,
+    /// so that a repeated hello cannot replace a connection between two ranks.
     seen: HashSet<(usize, usize)>,
     /// Connections that the group has not taken yet.
     waiting: Vec<FrameConnection>,
@@ -68,7 +68,8 @@ struct Watchers {
     closed: bool,
 }
 
-/// Maximum number of liveness connections per rank of the group. A connection that broke in the network may still seem open here.
+/// Maximum number of liveness connections per rank of the group. A connection that broke in the network may still seem
+/// open here.
 const WATCHERS_PER_RANK: usize = 4;
 /// Maximum number of logged rejections, so that a peer that retries does not fill the log.
 const MAX_LOGGED_REJECTIONS: u64 = 8;
@@ -186,8 +187,8 @@ impl Drop for GroupListener {
     }
 }
 
-/// Group for the thread that accepts connections. Its token outlives the group for a while, so that a late peer receives an
-/// authenticated verdict that the group is closed.
+/// Group for the thread that accepts connections. Its token outlives the group for a while, so that a late peer
+/// receives an authenticated verdict that the group is closed.
 struct RegisteredGroup {
     /// The group's rank here.
     me: usize,
@@ -389,8 +390,9 @@ impl Drop for TcpEndpoint {
     }
 }
 
-/// Raises the soft limit on open files to the hard limit. A rank of a large group may need a connection to every other rank, and
-/// many systems allow 1,024 by default. The limit is never lowered again, because other code may hold descriptors above the old one.
+/// Raises the soft limit on open files to the hard limit. A rank of a large group may need a connection to every other
+/// rank, and many systems allow 1,024 by default. The limit is never lowered again, because other code may hold
+/// descriptors above the old one.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

@@ -28,8 +28,8 @@ pub(super) struct Reader {
     state: Reading,
 }
 
-// SAFETY: the address in `Reading::Payload` is memory that the sink provided for this frame. Only the owner of the wire, one
-// thread at a time, writes to it.
+// SAFETY: the address in `Reading::Payload` is memory that the sink provided for this frame. Only the owner of the
+// wire, one thread at a time, writes to it.
 unsafe impl Send for Reader {}
 
 /// Result of a poll.
@@ -59,7 +59,8 @@ impl Reader {
         }
     }
 
-    /// Directs the rest of a collective's payload to the new address, after its memory and the received bytes in it have moved.
+    /// Directs the rest of a collective's payload to the new address, after its memory and the received bytes in it
+    /// have moved.
     pub(super) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
         if let Reading::Payload(frame, Some(address), _) = &mut self.state
             && frame.kind == Kind::Data
@@ -101,8 +102,8 @@ impl Reader {
         if moved { ReadOutcome::Moved } else { ReadOutcome::Nothing }
     }
 
-    /// Reads once from the socket: the rest of the current payload into its target, and the bytes after it into the buffer.
-    /// Returns the number of bytes, and true if the socket may have more.
+    /// Reads once from the socket: the rest of the current payload into its target, and the bytes after it into the
+    /// buffer. Returns the number of bytes, and true if the socket may have more.
     fn fill(&mut self, socket: &mut impl Read) -> io::Result<(usize, bool)> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -112,8 +113,8 @@ impl Reader {
         }
         if let Reading::Payload(frame, Some(address), read_bytes) = &mut self.state {
             let rest = frame.bytes as usize - *read_bytes;
-            // SAFETY: the sink provided `frame.bytes` bytes at this address, which belong to the reader until the frame is
-            // delivered. The buffer is empty while a payload is received, so nothing is overwritten.
+            // SAFETY: the sink provided `frame.bytes` bytes at this address, which belong to the reader until the frame
+            // is delivered. The buffer is empty while a payload is received, so nothing is overwritten.
             let target = unsafe { std::slice::from_raw_parts_mut(address.wrapping_add(*read_bytes), rest) };
             let (wanted, n) = (
                 rest + BUFFER,

@@ -1,10 +1,11 @@
 //! Detection of lost hosts of peers for which this rank waits, or that do not read.
 //!
-//! On a connection without data in flight, the kernel's keepalive detects a lost host late (`Keepalive::Slow`). On a connection
-//! with data in flight, the peer may be busy and not read for a long time, with a zero receive window, without being lost. Its
-//! kernel answers window probes at increasing intervals, so the connection shows a lost host late or never. TCP_USER_TIMEOUT would
-//! end the connection in both cases. So if a peer's host is silent for a while, this module opens a second connection without data
-//! in flight. If that fails, or its keepalive probes are not answered, the host is lost.
+//! On a connection without data in flight, the kernel's keepalive detects a lost host late (`Keepalive::Slow`). On a
+//! connection with data in flight, a peer that is alive may be busy and not read for a long time, with a zero receive
+//! window. Its kernel answers window probes at increasing intervals, so the connection shows a lost host late or never.
+//! TCP_USER_TIMEOUT would end the connection in both cases. So if a peer's host is silent for a while, this module
+//! opens a second connection without data in flight. If that fails, or its keepalive probes are not answered, the host
+//! is lost.
 
 use std::time::{Duration, Instant};
 
@@ -91,8 +92,8 @@ impl HostLiveness {
                 silent_peers.push(*peer);
                 false
             }
-            // The peer's frame connections report an ended process or a closed group. For another error a new connection
-            // decides.
+            // The peer's frame connections report an ended process or a closed group. For another error a new
+            // connection decides.
             LivenessEvent::Ended(_) | LivenessEvent::Closed => false,
         });
         silent_peers

@@ -1,5 +1,5 @@
-//! Detection of ended peer processes, by an idle connection to the process's listener. The kernel closes it with the process,
-//! whatever the state of the wire's own connections.
+//! Detection of ended peer processes, by an idle connection to the process's listener. The kernel closes it with the
+//! process, whatever the state of the wire's own connections.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
@@ -18,12 +18,15 @@ const WATCH_AFTER: Duration = Duration::from_millis(200);
 const WAIT_GAP: Duration = Duration::from_millis(100);
 /// Time between two connection attempts to a peer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// Time to wait for frames that a peer sent before it closed its end of the group. The peer itself waits for their delivery, too.
+/// Time to wait for frames that a peer sent before it closed its end of the group. The peer itself waits for their
+/// delivery, too.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
-/// Maximum number of arbitrary ranks to watch because this rank waits for them. As many ranks that follow this one are watched in
-/// addition, so that some rank watches each awaited rank. A rank that detects an end reports it to the others.
+/// Maximum number of arbitrary ranks to watch because this rank waits for them. As many ranks that follow this one are
+/// watched in addition, so that some rank watches each awaited rank. A rank that detects an end reports it to the
+/// others.
 pub(super) const MAX_WATCHED: usize = 64;
-/// Number of ranks to try, one after the other, to find out if connections are possible at all. The first ones may be dead.
+/// Number of ranks to try, one after the other, to find out if connections are possible at all. The first ones may be
+/// dead.
 const MAX_PROBED: usize = 8;
 
 /// State of a peer's process.
@@ -48,7 +51,8 @@ pub(crate) struct ProcessLiveness {
     peers: Vec<PeerLiveness>,
     /// Number of peers in the state [`PeerLiveness::Connected`].
     connected: usize,
-    /// A connection succeeded, so a refused one means that the process has ended. Some networks refuse every connection.
+    /// A connection succeeded, so a refused one means that the process has ended. Some networks refuse every
+    /// connection.
     reachable: bool,
     /// Number of following ranks that were tried for `reachable`.
     probed: usize,
@@ -176,8 +180,8 @@ impl ProcessLiveness {
                 LivenessEvent::Ended(error) if connected => {
                     PeerLiveness::Lost(now + DRAIN_GRACE, reason(&error))
                 }
-                // The listener closed the connection in the handshake: it has too many incoming connections, or its process
-                // ended, which the next attempt shows.
+                // The listener closed the connection in the handshake: it has too many incoming connections, or its
+                // process ended, which the next attempt shows.
                 LivenessEvent::Ended(_) if host_accepted => {
                     PeerLiveness::Unknown(now.checked_sub(RETRY_INTERVAL - WAIT_GAP).unwrap_or(now))
                 }
@@ -302,7 +306,10 @@ mod tests {
         let mut liveness = liveness_of(vec![address(&listener)]);
         let theirs = std::thread::scope(|scope| {
             let responder = scope.spawn(|| welcome(listener.accept().unwrap().0));
-            let connected = |w: &ProcessLiveness| matches!(&w.peers[1], PeerLiveness::Connected(LivenessConnection(dial)) if dial.connected());
+            let connected = |w: &ProcessLiveness| match &w.peers[1] {
+                PeerLiveness::Connected(LivenessConnection(dial)) => dial.connected(),
+                _ => false,
+            };
             wait(&mut liveness, 1, now, connected);
             responder.join().unwrap()
         });
@@ -378,9 +385,8 @@ mod tests {
         let silence = io::Error::from(io::ErrorKind::TimedOut);
         assert!(matches!(liveness.connect_failed(1, &silence, now), PeerLiveness::Unknown(_)));
         known_hosts::record(host);
-        assert!(
-            matches!(liveness.connect_failed(1, &silence, now), PeerLiveness::Lost(at, reason) if at == now && reason == SILENT)
-        );
+        let state = liveness.connect_failed(1, &silence, now);
+        assert!(matches!(state, PeerLiveness::Lost(at, reason) if at == now && reason == SILENT));
         // A local error does not show the state of the host.
         let local = io::Error::from(io::ErrorKind::OutOfMemory);
         assert!(matches!(liveness.connect_failed(1, &local, now), PeerLiveness::Unknown(_)));

@@ -4,10 +4,11 @@
 //! length of the plaintext (u32, little endian) | ciphertext | tag of 16 bytes over both
 //! ```
 //!
-//! The cipher is AES-256-GCM of `ring`. Each direction of each connection has a separate key, derived from the group's token and
-//! both ends' nonces ([`crate::token::Keys`]). So the record number is a nonce that is never reused. A record that was replayed,
-//! dropped, reordered or changed fails authentication. After [`RECORDS_PER_KEY`] records both ends derive the next key and discard
-//! the last one, far below the limit of data per key (RFC 8446, section 5.5).
+//! The cipher is AES-256-GCM of `ring`. Each direction of each connection has a separate key, derived from the group's
+//! token and both ends' nonces ([`crate::token::Keys`]). So the record number is a nonce that is never reused. A record
+//! that was replayed, dropped, reordered or changed fails authentication. Both ends derive the
+//! next key after [`RECORDS_PER_KEY`] records and discard the last one. That is well below the limit of data per key
+//! (RFC 8446, section 5.5).
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
@@ -240,7 +241,8 @@ impl Seal {
     }
 }
 
-/// Reader of a socket's decrypted stream. It reads as much as is available: a short count means that the socket is empty.
+/// Reader of a socket's decrypted stream. It reads as much as is available: a short count means that the socket is
+/// empty.
 pub(super) struct Decrypted<'a> {
     decryptor: &'a mut Decryptor,
     socket: &'a TcpStream,

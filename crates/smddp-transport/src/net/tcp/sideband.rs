@@ -58,8 +58,8 @@ impl Sideband {
         self.addresses.get(peer)?.as_ref()
     }
 
-    /// Creates a query of the operations that `peers` have started, in that order. It leaves out peers without an address. Used
-    /// once a deadline has passed.
+    /// Creates a query of the operations that `peers` have started, in that order. It leaves out peers without an
+    /// address. Used once a deadline has passed.
     pub(crate) fn straggler_query(&self, peers: &[usize]) -> StragglerQuery {
         let address = |&peer: &usize| Some((peer, self.address(peer)?.clone()));
         StragglerQuery::new(self.credential.clone(), peers.iter().filter_map(address))

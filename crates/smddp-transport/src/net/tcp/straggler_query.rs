@@ -12,7 +12,8 @@ use super::seal::{Decryptor, Encryptor};
 use crate::process::status::LONGEST_WORDS;
 use crate::token::Keys;
 
-/// Time after which a host that has not accepted the connection counts as silent. The kernel retransmits a lost SYN after 1 s.
+/// Time after which a host that has not accepted the connection counts as silent. The kernel retransmits a lost SYN
+/// after 1 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Time after which a process that has not replied counts as unresponsive.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);

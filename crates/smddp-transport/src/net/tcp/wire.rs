@@ -25,10 +25,10 @@ use crate::net::wire::{Broken, Sink, Ticket, Wire};
 struct PeerState {
     /// Connection for sending to the peer, by class.
     sends: [Option<usize>; CLASSES],
-    /// The peer has switched from its own connection to the one that this rank opened, by class.
+    /// The peer has switched from its own connection to the connection that this rank opened, by class.
     move_received: [bool; CLASSES],
-    /// A connection to the peer ended: the time of the first check after that, and the reason. The peer may have left in good
-    /// order over another connection.
+    /// A connection to the peer ended: the time of the first check after that, and the reason. The peer may have left
+    /// in good order over another connection.
     ended: Option<(Option<Instant>, String)>,
     left: bool,
     /// Time of the last call of `watch` for the peer.
@@ -69,8 +69,8 @@ const UNEXPECTED_INTERVAL: u32 = 8;
 const MAX_EVENTS: usize = 256;
 /// Time after the last call of `watch` until a peer no longer counts as awaited. A rank that waits calls it more often.
 const AWAIT_EXPIRY: Duration = Duration::from_secs(1);
-/// Time to wait for a leave frame after a connection of the peer ended. The frame may arrive over another connection, which the
-/// service thread may not have passed to the wire yet, even if no other connection exists here.
+/// Time to wait for a leave frame after a connection of the peer ended. The frame may arrive over another connection,
+/// also if the wire has none yet: the service thread may not have passed it on.
 pub(super) const LEAVE_GRACE: Duration = Duration::from_millis(250);
 
 impl TcpWire {
@@ -188,7 +188,8 @@ impl TcpWire {
         }
     }
 
-    /// Uses this connection, which the peer opened, instead of this rank's connection attempt, if the peer cannot have received it.
+    /// Uses this connection, which the peer opened, instead of this rank's connection attempt, if the peer cannot have
+    /// received it.
     fn take_over(&mut self, at: usize) -> bool {
         let Some((peer, class)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.class)) else {
             return false;
@@ -211,7 +212,7 @@ impl TcpWire {
         for (at, kind) in [(old, Kind::Move), (at, Kind::Moved)] {
             if let Some(conn) = &mut self.conns[at] {
                 conn.retired = kind == Kind::Move;
-                // SAFETY: there is no payload.
+                // SAFETY: no payload.
                 unsafe { conn.send(&Frame::new(kind, 0), std::ptr::null(), 0) };
             }
         }
@@ -356,7 +357,7 @@ impl Wire for TcpWire {
                 }
             }
         }
-        // The end of a connection is no failure after a leave frame.
+        // After a leave frame, the end of a connection is not a failure.
         for peer in &mut self.peers {
             if peer.ended.is_some() && (peer.left || peer.broken.is_some()) {
                 peer.ended = None;
@@ -445,7 +446,7 @@ impl Wire for TcpWire {
         let mut all = true;
         for (at, conn) in self.conns.iter().enumerate().filter_map(|(at, conn)| Some((at, conn.as_ref()?))) {
             match conn.is_connecting() {
-                // Between two connection attempts there is no descriptor.
+                // Between two connection attempts no descriptor exists.
                 true => fds.extend((conn.fd() >= 0).then(|| (conn.fd(), conn.connect_events()))),
                 false => all &= conn.register(&self.epoll, at, conn.events()),
             }

@@ -55,7 +55,7 @@ fn frame_without_a_target_is_received_at_the_first_poll_with_one() {
         listeners.iter().map(|listener| feed::welcome(listener.accept().unwrap().0)).collect::<Vec<_>>()
     });
     for peer in 1..=PEERS {
-        // SAFETY: there is no payload.
+        // SAFETY: no payload.
         unsafe { wire.send(peer, &Frame::new(Kind::Credit, 0), std::ptr::null(), 0) };
     }
     let begun = Instant::now();

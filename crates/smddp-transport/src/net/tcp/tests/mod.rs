@@ -50,7 +50,8 @@ impl Pair {
         Self { groups, group_listeners, token, seq: 0 }
     }
 
-    /// Exchanges one number in each direction, as in an all_reduce of one element. Returns the number that each rank received.
+    /// Exchanges one number in each direction, as in an all_reduce of one element. Returns the number that each rank
+    /// received.
     fn exchange(&mut self) -> Result<[u64; 2], Fault> {
         let (seq, begun) = (self.seq, Instant::now());
         self.seq += 1;

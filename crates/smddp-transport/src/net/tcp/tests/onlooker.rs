@@ -88,8 +88,8 @@ fn encrypted_traffic_hides_the_data() {
 
 #[test]
 fn changed_bit_fails_the_group_and_changes_no_data() {
-    // Bytes of the length, the ciphertext and the tag of the first record. (A length that is slightly larger would only make the
-    // receiver wait, as for delayed bytes.)
+    // Bytes of the length, the ciphertext and the tag of the first record. (A length that is slightly larger would only
+    // make the receiver wait, as for delayed bytes.)
     for at in [3, 4, 50, 80] {
         let onlooker = Onlooker { changes: Some(HANDSHAKE + at), ..Onlooker::default() };
         match onlooker.between(true).exchange() {
