@@ -198,7 +198,7 @@ def over_a_fabric_with_little_locked_memory(its: dict[str, Any]) -> None:
     its["core"]["between_nodes"] = "rail efa0; fabric: efa; rails: efa0"
 
 
-LONELY = "tcp lo 127.0.0.1 (there is no other); other hosts cannot reach it"
+LONELY = "tcp lo 127.0.0.1 (the only usable interface); other hosts cannot reach it"
 LOOPBACK = {"name": "h1", "addresses": ["127.0.1.1", "::1"], "error": None}
 
 

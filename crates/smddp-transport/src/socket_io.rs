@@ -1,17 +1,18 @@
-//! Bytes into a socket, in a process that may have SIGPIPE at its default: without `MSG_NOSIGNAL` a peer that has closed its end
-//! would end it. Of the standard library's writes that of a `TcpStream` alone has it, and none of several slices.
+//! Socket writes with `MSG_NOSIGNAL`. In a process with the default action for SIGPIPE, a write to a socket that the
+//! peer has closed would end the process. In the standard library only `TcpStream::write` sets the flag, and no
+//! vectored write does.
 
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
-/// What one call takes of the slices, one behind the other.
+/// Sends the concatenated slices with one system call. Returns the number of bytes that it accepted.
 pub(crate) fn send(socket: impl AsFd, slices: &[IoSlice<'_>]) -> io::Result<usize> {
     Ok(sendmsg(socket, slices, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?)
 }
 
-/// All of them, into a socket that blocks.
+/// Sends all bytes to a blocking socket.
 pub(crate) fn send_all(socket: impl AsFd, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match send(&socket, &[IoSlice::new(bytes)]) {
@@ -30,18 +31,18 @@ pub(crate) mod tests {
     use std::mem::MaybeUninit;
     use std::os::unix::net::UnixStream;
 
-    /// Whether `writes` brings this thread a SIGPIPE. In a thread of its own, which holds it back.
-    pub(crate) fn signalled(writes: impl FnOnce() + Send) -> bool {
+    /// Returns true if `writes` raises SIGPIPE. Runs it in a separate thread that blocks the signal.
+    pub(crate) fn raises_sigpipe(writes: impl FnOnce() + Send) -> bool {
         let work = || {
             let mut set = MaybeUninit::<libc::sigset_t>::uninit();
-            // SAFETY: the functions fill the set that they are given and change this thread's mask alone.
+            // SAFETY: the functions initialize the set that they receive and change this thread's mask only.
             unsafe {
                 libc::sigemptyset(set.as_mut_ptr());
                 libc::sigaddset(set.as_mut_ptr(), libc::SIGPIPE);
                 libc::pthread_sigmask(libc::SIG_BLOCK, set.as_ptr(), std::ptr::null_mut());
             }
             writes();
-            // SAFETY: as above; what waits for a thread goes with it.
+            // SAFETY: as above. A signal pending for a thread ends with the thread.
             unsafe {
                 libc::sigpending(set.as_mut_ptr());
                 libc::sigismember(set.as_ptr(), libc::SIGPIPE) == 1
@@ -51,12 +52,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_gone_is_an_error_and_no_signal() {
-        let found = signalled(|| {
+    fn write_to_a_closed_peer_returns_an_error_without_a_signal() {
+        let raised = raises_sigpipe(|| {
             let (ours, theirs) = UnixStream::pair().unwrap();
             drop(theirs);
             assert_eq!(send_all(&ours, b"k").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
         });
-        assert!(!found);
+        assert!(!raised);
     }
 }

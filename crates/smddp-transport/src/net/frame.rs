@@ -1,36 +1,37 @@
-//! The header in front of every payload between nodes: 64 bytes, little endian.
+//! Header of every payload between nodes: 64 bytes, little endian.
 
-/// Bytes of an encoded header.
+/// Size of an encoded header, in bytes.
 pub(crate) const HEADER: usize = 64;
 
-/// What a frame is.
+/// Type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// Message `index` of `channel` in operation `seq`; `what`, `count` are the writer's header, `total` the
-    /// channel's bytes in the whole operation.
+    /// Message `index` of `channel` in operation `seq`. `what` and `count` are the sender's call fingerprint.
+    /// `total` is the channel's size in the whole operation, in bytes.
     Data = 1,
-    /// `index` messages of my `channel` in operation `seq` are read.
+    /// The sender has read `index` messages in total of the receiver's send channel `channel` in operation `seq`.
     Credit = 2,
-    /// Message `seq` begins: `channel` unused, `what` the element type, `count` the tag, `total` its bytes; `index` is
-    /// [`Frame::FOLLOWS`] where its only piece comes next.
+    /// Start of message `seq`: `what` is the element type, `count` the tag, `total` its size in bytes. `channel` is
+    /// unused. `index` is [`Frame::FOLLOWS`] if the message's only fragment is the next frame.
     Announce = 3,
-    /// The receiver of message `seq` has room for `index` pieces in all.
+    /// The receiver of message `seq` has room for `index` fragments in total.
     Grant = 4,
-    /// Piece `index` of message `seq`.
+    /// Fragment `index` of message `seq`.
     Fragment = 5,
-    /// The sender declares the group dead; the payload says why.
+    /// The sender aborts the group; the payload is the reason.
     Abort = 6,
-    /// The sender leaves in good order: its last frame on class `channel`, of the classes whose bits `index` has. On the
-    /// messages' class the payload is its process's last error, `total` nanoseconds old, if it had one.
+    /// The sender leaves the group: its last frame on class `channel`. `index` is the bit set of the classes that it
+    /// used. On the class of messages the payload is the last error of its process, if any, and `total` its age in
+    /// nanoseconds.
     Leave = 7,
-    /// The sender waits for the receiver in operation `seq`, which is `what`.
+    /// The sender waits for the receiver in operation `seq`; `what` is its call.
     WaitNotice = 8,
-    /// The sender's last frame over this connection.
+    /// Last frame of the sender over this connection.
     Move = 9,
-    /// The sender's first frame over this connection: `Move` is its last over another one.
+    /// First frame of the sender over this connection; `Move` is its last frame over another one.
     Moved = 10,
-    /// The sender is about to leave together with all others, and has announced its last message.
+    /// The sender leaves together with all other ranks, and has announced its last message.
     LastMessage = 11,
 }
 
@@ -50,44 +51,46 @@ impl Kind {
     ];
 }
 
+/// Decoded frame header. [`Kind`] defines the fields of each type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub(crate) kind: Kind,
     pub(crate) channel: u32,
     pub(crate) seq: u64,
     pub(crate) index: u64,
-    /// Payload that follows.
+    /// Size of the payload that follows, in bytes.
     pub(crate) bytes: u64,
     pub(crate) what: u64,
     pub(crate) count: u64,
     pub(crate) total: u64,
 }
 
-/// "smddp" and a version, so that a stream out of step is found at once.
+/// Magic number and version. They detect a stream that is not at a frame boundary.
 const MAGIC: u32 = 0x5d0d_0001;
 
-/// Classes between two ranks.
+/// Number of frame classes between two ranks.
 pub(crate) const CLASSES: usize = 2;
-/// The one of messages, and of bad news.
+/// Class of point-to-point messages and abort reports.
 pub(crate) const MESSAGES: usize = 1;
+/// Class of collectives.
 pub(crate) const COLLECTIVES: usize = 0;
 
 impl Frame {
-    /// What waits on one class holds up nothing on the other: a collective's data may have to wait for its reader to
-    /// make that call, and messages between the two go on meanwhile.
+    /// Returns the class of the frame. Classes do not block each other: data of a collective may have to wait until its
+    /// receiver makes that call, while messages between the two ranks proceed.
     pub(crate) const fn class(&self) -> usize {
         match self.kind {
             Kind::Data | Kind::Credit | Kind::WaitNotice | Kind::Move | Kind::Moved => 0,
-            // The last frames of every class that was used.
+            // Sent on every class that was used.
             Kind::Leave | Kind::Abort => self.channel as usize,
             Kind::Announce | Kind::Grant | Kind::Fragment | Kind::LastMessage => MESSAGES,
         }
     }
 
-    /// Of an `Announce`'s `index`.
+    /// Value of `index` in an `Announce` whose only fragment is the next frame.
     pub(crate) const FOLLOWS: u64 = 1;
 
-    /// Whether the next frame on its class is sent at once: they may go together.
+    /// Returns true if the next frame on the class follows at once, so that both can be sent together.
     pub(crate) const fn announces(&self) -> bool {
         matches!(self.kind, Kind::Announce) && self.index == Self::FOLLOWS && self.total > 0
     }
@@ -98,7 +101,7 @@ impl Frame {
 
     pub(crate) fn encode(&self) -> [u8; HEADER] {
         let mut out = [0; HEADER];
-        let words = [
+        let fields = [
             u64::from(MAGIC) | (self.kind as u64) << 32,
             u64::from(self.channel),
             self.seq,
@@ -108,21 +111,21 @@ impl Frame {
             self.count,
             self.total,
         ];
-        for (chunk, word) in out.chunks_exact_mut(8).zip(words) {
-            chunk.copy_from_slice(&word.to_le_bytes());
+        for (chunk, field) in out.chunks_exact_mut(8).zip(fields) {
+            chunk.copy_from_slice(&field.to_le_bytes());
         }
         out
     }
 
-    /// `None`: this is no frame.
+    /// Returns `None` for an invalid header.
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
-        let mut words = [0; HEADER / 8];
-        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        let mut fields = [0; HEADER / 8];
+        for (field, chunk) in fields.iter_mut().zip(bytes.chunks_exact(8)) {
             let mut eight = [0; 8];
             eight.copy_from_slice(chunk);
-            *word = u64::from_le_bytes(eight);
+            *field = u64::from_le_bytes(eight);
         }
-        let [first, channel, seq, index, bytes, what, count, total] = words;
+        let [first, channel, seq, index, bytes, what, count, total] = fields;
         let kind = Kind::ALL.into_iter().find(|&k| k as u64 == first >> 32)?;
         (first as u32 == MAGIC).then_some(Self {
             kind,
@@ -142,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_comes_back_as_it_went() {
+    fn decoding_an_encoded_frame_returns_it() {
         for kind in Kind::ALL {
             let frame = Frame {
                 kind,

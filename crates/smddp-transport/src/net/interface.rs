@@ -1,7 +1,7 @@
-//! Which network interface, and which of its addresses, a process uses between nodes.
+//! Selection of the network interface and address that a process uses between nodes.
 //!
-//! The choice is a pure function of what was asked for and of a list of interfaces; [`machine::interfaces`] makes
-//! that list. What was asked for comes as values: the settings are read by the core alone.
+//! The selection is a pure function of a filter and a list of interfaces, which [`machine::interfaces`] reads from the
+//! kernel. Only the core reads the settings; it passes their values here.
 
 pub mod machine;
 mod pattern;
@@ -11,27 +11,27 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use pattern::Pattern;
 
-/// The settings that name interfaces; the first that is set counts.
+/// Settings that name interfaces. The first that is set applies.
 pub const NAMES: [&str; 3] = ["SMDDP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"];
 
-/// Names of interfaces that join virtual machines and containers of this host, not hosts.
-const INNER: [&str; 7] = ["docker", "br-", "virbr", "veth", "cni", "lxc", "podman"];
+/// Name prefixes of interfaces that connect virtual machines and containers of this host, not hosts.
+const INTERNAL_PREFIXES: [&str; 7] = ["docker", "br-", "virbr", "veth", "cni", "lxc", "podman"];
 
-/// One interface of this machine.
+/// Network interface of this machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     pub name: String,
     pub index: u32,
-    /// Administratively up and with a carrier.
+    /// Administratively up, and with a carrier.
     pub up: bool,
     pub loopback: bool,
-    /// Of the link, in Mbit/s, where the driver tells it.
+    /// Speed of the link in Mbit/s, if the driver reports it.
     pub speed_mbit: Option<u32>,
-    /// In the kernel's order; link-local IPv6 ones with their scope.
+    /// Addresses in the kernel's order. Link-local IPv6 addresses have their scope id.
     pub addresses: Vec<Address>,
 }
 
-/// An IP address, with the scope id that a link-local IPv6 one needs (else 0).
+/// IP address, with the scope id that a link-local IPv6 address needs (0 for other addresses).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     pub ip: IpAddr,
@@ -39,7 +39,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// An endpoint at this address.
+    /// Returns the socket address with that port.
     pub fn with_port(self, port: u16) -> SocketAddr {
         match self.ip {
             IpAddr::V4(ip) => (ip, port).into(),
@@ -47,8 +47,8 @@ impl Address {
         }
     }
 
-    /// A peer's endpoint as this address's host has to write it: scope ids count interfaces of one host, so a
-    /// link-local endpoint gets the one of the interface that is used here.
+    /// Returns a peer's socket address as this host has to use it. Scope ids number the interfaces of one host, so a
+    /// link-local address gets the scope id of the interface selected here.
     pub fn reaches(self, peer: SocketAddr) -> SocketAddr {
         match peer {
             SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
@@ -58,7 +58,7 @@ impl Address {
         }
     }
 
-    /// Reaches only what hangs on the same link.
+    /// Returns true if only hosts on the same link can reach the address.
     fn link_local(self) -> bool {
         match self.ip {
             IpAddr::V4(ip) => ip.is_link_local(),
@@ -66,7 +66,8 @@ impl Address {
         }
     }
 
-    /// Lower is better: IPv4 first, as most clusters are set up for it; what leaves the link before what does not.
+    /// Returns the rank of the address in the selection; lower is better. IPv4 is first, because most clusters are
+    /// configured for it. Link-local addresses are last.
     fn rank(self) -> u8 {
         match self.ip {
             _ if self.link_local() => 3,
@@ -90,7 +91,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Which kind of address; `SMDDP_SOCKET_FAMILY`.
+/// Address family to select (`SMDDP_SOCKET_FAMILY`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AddressFamily {
     #[default]
@@ -100,7 +101,7 @@ pub enum AddressFamily {
 }
 
 impl AddressFamily {
-    /// `AF_INET` or `AF_INET6`, as NCCL spells them.
+    /// Parses `AF_INET` or `AF_INET6`, NCCL's spelling.
     pub fn from_setting(value: &str) -> Option<Self> {
         match value.trim().to_ascii_uppercase().as_str() {
             "AF_INET" => Some(Self::V4),
@@ -128,7 +129,7 @@ impl fmt::Display for AddressFamily {
     }
 }
 
-/// Which interfaces the user named, and by which setting.
+/// Interfaces that the user named, and the name of the setting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InterfaceFilter {
     pub value: Option<String>,
@@ -136,7 +137,7 @@ pub struct InterfaceFilter {
 }
 
 impl InterfaceFilter {
-    /// The first of [`NAMES`] that `lookup` has a value for; an empty value counts as none.
+    /// Returns the first of [`NAMES`] for which `lookup` has a value. An empty value counts as unset.
     pub fn first(lookup: impl Fn(&str) -> Option<String>) -> Self {
         NAMES
             .into_iter()
@@ -148,21 +149,21 @@ impl InterfaceFilter {
     }
 }
 
-/// The interface that is used, and why.
+/// Selected interface, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedInterface {
     pub name: String,
     pub address: Address,
-    /// Of the link, in Mbit/s, where the driver tells it.
+    /// Speed of the link in Mbit/s, if the driver reports it.
     pub speed_mbit: Option<u32>,
-    /// Nobody else reaches this address: of no use to a job that spans hosts.
+    /// Other hosts cannot reach this address, so a job that spans hosts cannot use it.
     pub loopback: bool,
-    /// "NCCL_SOCKET_IFNAME=eth", "the fastest of eth0, eth1": for logs and errors.
+    /// Reason for logs and errors: "NCCL_SOCKET_IFNAME=eth", "the fastest of eth0, eth1".
     pub reason: String,
 }
 
 impl fmt::Display for SelectedInterface {
-    /// "eth0 10.77.0.1, 10000 Mbit/s (the only one)".
+    /// Formats the interface: "eth0 10.77.0.1, 10000 Mbit/s (the only one between hosts)".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.name, self.address)?;
         if let Some(speed) = self.speed_mbit {
@@ -172,40 +173,40 @@ impl fmt::Display for SelectedInterface {
     }
 }
 
-/// Why no interface can be used. `there` lists what this machine has.
+/// Reason for which no interface can be used. `available` lists the interfaces of this machine.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    #[error("{from}={value:?} matches no network interface of this host, which has {there}")]
-    NoMatch { from: &'static str, value: String, there: String },
+    #[error("{from}={value:?} matches no network interface of this host, which has {available}")]
+    NoMatch { from: &'static str, value: String, available: String },
     #[error(
-        "{from}={value:?} leaves no network interface that is up and has an {family}address; this host has {there}"
+        "{from}={value:?} leaves no network interface that is up and has an {family}address; this host has {available}"
     )]
-    Unusable { from: &'static str, value: String, family: AddressFamily, there: String },
-    #[error("no network interface of this host is up and has an {family}address; it has {there}")]
-    Nothing { family: AddressFamily, there: String },
+    Unusable { from: &'static str, value: String, family: AddressFamily, available: String },
+    #[error("no network interface of this host is up and has an {family}address; it has {available}")]
+    Nothing { family: AddressFamily, available: String },
     #[error("{from}={value:?} is not a list of interfaces: {reason}")]
     Syntax { from: &'static str, value: String, reason: &'static str },
     #[error("cannot read this host's network interfaces: {0}")]
     Machine(String),
 }
 
-/// The interface and address to use on this machine.
-pub fn choose(wanted: &InterfaceFilter, family: AddressFamily) -> Result<SelectedInterface, Error> {
+/// Selects the interface and address to use on this machine.
+pub fn choose(filter: &InterfaceFilter, family: AddressFamily) -> Result<SelectedInterface, Error> {
     let interfaces = machine::interfaces().map_err(|e| Error::Machine(e.to_string()))?;
-    choose_from(&interfaces, wanted, family)
+    choose_from(&interfaces, filter, family)
 }
 
-/// The interface and address to use, of `interfaces`.
+/// Selects the interface and address to use from `interfaces`.
 pub fn choose_from(
     interfaces: &[Interface],
-    wanted: &InterfaceFilter,
+    filter: &InterfaceFilter,
     family: AddressFamily,
 ) -> Result<SelectedInterface, Error> {
     let pattern =
-        match &wanted.value {
+        match &filter.value {
             Some(value) => Some(
-                Pattern::parse(value, wanted.from == "GLOO_SOCKET_IFNAME")
-                    .map_err(|reason| Error::Syntax { from: wanted.from, value: value.clone(), reason })?,
+                Pattern::parse(value, filter.from == "GLOO_SOCKET_IFNAME")
+                    .map_err(|reason| Error::Syntax { from: filter.from, value: value.clone(), reason })?,
             ),
             None => None,
         };
@@ -213,18 +214,18 @@ pub fn choose_from(
         interfaces.iter().filter(|i| pattern.as_ref().is_none_or(|p| p.matches(&i.name))).collect();
     let mut usable: Vec<Candidate<'_>> =
         named.iter().copied().filter_map(|i| Candidate::new(i, family)).collect();
-    // The pattern decides, where it says which: a bridge that was asked for is as good as any other.
+    // A bridge that the pattern names explicitly is not ranked behind other interfaces.
     let chosen_by_name = pattern.as_ref().is_some_and(Pattern::is_include_list);
     usable.sort_by_key(|c| c.order(chosen_by_name));
 
     let Some(best) = usable.first() else {
-        let there = listing(interfaces);
-        return Err(match (&wanted.value, named.is_empty()) {
-            (Some(value), true) => Error::NoMatch { from: wanted.from, value: value.clone(), there },
+        let available = listing(interfaces);
+        return Err(match (&filter.value, named.is_empty()) {
+            (Some(value), true) => Error::NoMatch { from: filter.from, value: value.clone(), available },
             (Some(value), false) => {
-                Error::Unusable { from: wanted.from, value: value.clone(), family, there }
+                Error::Unusable { from: filter.from, value: value.clone(), family, available }
             }
-            (None, _) => Error::Nothing { family, there },
+            (None, _) => Error::Nothing { family, available },
         });
     };
     Ok(SelectedInterface {
@@ -232,11 +233,11 @@ pub fn choose_from(
         address: best.address,
         speed_mbit: best.interface.speed_mbit,
         loopback: best.interface.loopback,
-        reason: reason(&usable, wanted, chosen_by_name),
+        reason: reason(&usable, filter, chosen_by_name),
     })
 }
 
-/// An interface that can be used, with the best of its addresses.
+/// Usable interface, with its best address.
 struct Candidate<'a> {
     interface: &'a Interface,
     address: Address,
@@ -249,21 +250,22 @@ impl<'a> Candidate<'a> {
         interface.up.then_some(Self { interface, address })
     }
 
-    fn inner(&self) -> bool {
-        INNER.iter().any(|prefix| self.interface.name.starts_with(prefix))
+    fn is_internal(&self) -> bool {
+        INTERNAL_PREFIXES.iter().any(|prefix| self.interface.name.starts_with(prefix))
     }
 
-    /// Between hosts first; then where more than the own link is reached; then by speed; then by index.
+    /// Sort key: interfaces between hosts first, then those with an address that is not link-local, then by speed, then
+    /// by index.
     fn order(&self, named: bool) -> (bool, bool, bool, std::cmp::Reverse<u32>, u32) {
         let Interface { loopback, speed_mbit, index, .. } = *self.interface;
         let speed = std::cmp::Reverse(speed_mbit.unwrap_or(0));
-        (loopback, !named && self.inner(), self.address.link_local(), speed, index)
+        (loopback, !named && self.is_internal(), self.address.link_local(), speed, index)
     }
 }
 
-/// In words why the first of `usable`, which is sorted, was taken.
-fn reason(usable: &[Candidate<'_>], wanted: &InterfaceFilter, chosen_by_name: bool) -> String {
-    let asked = wanted.value.as_ref().map(|value| format!("{}={value}", wanted.from));
+/// Describes why the first of `usable`, which is sorted, was selected.
+fn reason(usable: &[Candidate<'_>], filter: &InterfaceFilter, chosen_by_name: bool) -> String {
+    let requested = filter.value.as_ref().map(|value| format!("{}={value}", filter.from));
     let first = usable[0].order(chosen_by_name);
     let equals: Vec<&Candidate<'_>> = usable
         .iter()
@@ -274,32 +276,32 @@ fn reason(usable: &[Candidate<'_>], wanted: &InterfaceFilter, chosen_by_name: bo
         .collect();
     let reason = if equals.len() > 1 {
         let names: Vec<&str> = equals.iter().map(|c| c.interface.name.as_str()).collect();
-        let quicker = equals[1].order(chosen_by_name).3 != first.3;
-        let what = if quicker { "fastest" } else { "first of the fastest" };
-        Some(format!("the {what} of {}", names.join(", ")))
+        let faster = equals[1].order(chosen_by_name).3 != first.3;
+        let choice = if faster { "fastest" } else { "first of the fastest" };
+        Some(format!("the {choice} of {}", names.join(", ")))
     } else if first.0 && !chosen_by_name {
-        Some("there is no other".to_owned())
-    } else if asked.is_none() {
+        Some("the only usable interface".to_owned())
+    } else if requested.is_none() {
         Some("the only one between hosts".to_owned())
     } else {
         None
     };
-    [asked, reason].into_iter().flatten().collect::<Vec<_>>().join("; ")
+    [requested, reason].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
-/// "lo (127.0.0.1, ::1), eth0 (10.0.0.5), ib0 (down)".
+/// Formats interfaces: "lo (127.0.0.1, ::1), eth0 (10.0.0.5), ib0 (down)".
 pub fn listing(interfaces: &[Interface]) -> String {
     if interfaces.is_empty() {
         return "none".to_owned();
     }
     let each = interfaces.iter().map(|i| {
-        let mut words: Vec<String> = i.addresses.iter().map(Address::to_string).collect();
+        let mut facts: Vec<String> = i.addresses.iter().map(Address::to_string).collect();
         if !i.up {
-            words.insert(0, "down".to_owned());
-        } else if words.is_empty() {
-            words.push("no address".to_owned());
+            facts.insert(0, "down".to_owned());
+        } else if facts.is_empty() {
+            facts.push("no address".to_owned());
         }
-        format!("{} ({})", i.name, words.join(", "))
+        format!("{} ({})", i.name, facts.join(", "))
     });
     each.collect::<Vec<_>>().join(", ")
 }

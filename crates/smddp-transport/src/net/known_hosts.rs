@@ -1,5 +1,5 @@
-//! Hosts with which this process has had a connection. One of them that answers no call any more has fallen silent; one that
-//! never did may be out of reach, as where a network takes other packets than those of TCP alone.
+//! Hosts with which this process has had a connection. If such a host stops responding, it is lost. A host without an
+//! earlier connection may be unreachable, for example in a network that does not carry TCP.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -10,10 +10,12 @@ use crate::lock;
 
 static HOSTS: PerProcess<Mutex<HashSet<IpAddr>>> = PerProcess::new();
 
+/// Records a connection to that host.
 pub(crate) fn record(host: IpAddr) {
     lock(HOSTS.get()).insert(host);
 }
 
+/// Returns true if this process has had a connection to that host.
 pub(crate) fn contains(host: IpAddr) -> bool {
     lock(HOSTS.get()).contains(&host)
 }

@@ -1,4 +1,4 @@
-//! Between nodes: frames over a wire, and channels, credits and messages on top of them.
+//! Inter-node transport: frames over a wire, and channels, credits and messages on top of it.
 
 pub(crate) mod channels;
 pub mod fabric;

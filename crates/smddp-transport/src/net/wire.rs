@@ -1,125 +1,131 @@
-//! What a wire between nodes does: frames go from this rank to ranks of other nodes, for one communicator.
+//! Interface of a wire: sends the frames of one communicator from this rank to ranks of other nodes.
 
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use super::frame::Frame;
 
-/// A sent payload's number, given by the sender; told again when its memory is free.
+/// Number of a sent payload, assigned by the sender. The wire reports it when the payload's memory is free.
 pub(crate) type Ticket = u64;
 
-/// What a process said before its end may still be under way over a wire when that end is seen.
+/// Time to wait for frames that a process sent before its end was detected.
 pub(crate) const DRAIN_GRACE: Duration = Duration::from_millis(250);
 
-/// Payloads up to this many bytes may lie anywhere and are copied (or gone) when `send` returns; larger ones stay unchanged
-/// until their ticket comes back, or [`Wire::release_user_buffers`]. They lie in the process's staging memory, or anywhere if the wire
-/// [`Wire::copies`].
+/// Largest payload that `send` copies or sends before it returns, in bytes; it may be in any memory. The memory of a
+/// larger payload must not change until its ticket is reported or until [`Wire::release_user_buffers`]. A larger
+/// payload is in the process's staging memory, or in any memory if [`Wire::copies`] returns true.
 pub(crate) const INLINE_PAYLOAD: usize = 8 << 10;
 
-/// Where an arriving payload goes.
+/// Destination of a received payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// To this address, which has room for all of it. Over [`INLINE_PAYLOAD`] bytes it lies in the staging memory, or anywhere if the
-    /// wire [`Wire::copies`].
+    /// Write it to this address, which has room for the whole payload. For more than [`INLINE_PAYLOAD`] bytes the
+    /// address is in the staging memory, or in any memory if [`Wire::copies`] returns true.
     At(*mut u8),
-    /// Nowhere yet: ask again at a later poll. Nothing behind it on that class of the pair is delivered meanwhile.
+    /// No target yet: the wire asks again at a later poll. Until then it delivers no later frame of that class and
+    /// peer.
     Later,
-    /// Nowhere: the payload is dropped, the frame is still delivered.
+    /// Discard the payload. The frame is still delivered.
     Discard,
 }
 
-/// Whoever owns a wire's ends: takes what arrives.
+/// Owner of a wire: receives its frames and completions.
 pub(crate) trait Sink {
+    /// Returns the target of the frame's payload.
     fn target(&mut self, peer: usize, frame: &Frame) -> Target;
-    /// The frame is here, its payload where `place` said. Called once for each frame, in the order of its class.
+    /// Delivers a frame whose payload is at its target. Called once for each frame, in the order of its class.
     fn received(&mut self, peer: usize, frame: &Frame);
-    /// The payload's memory is free again.
+    /// Reports that the memory of a sent payload is free.
     fn sent(&mut self, ticket: Ticket);
-    /// Classes (bits) on which something is waited for; what comes on others may wait for a few looks.
+    /// Returns the bit set of classes on which this rank expects frames. The wire may read other classes less often.
     fn expected(&self) -> u8 {
         u8::MAX
     }
 }
 
-/// A peer that cannot be reached any more, and why.
+/// Peer that is no longer reachable, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
     pub(crate) peer: usize,
     pub(crate) reason: String,
 }
 
-/// One rank's end of one communicator's frames. Between an ordered pair of ranks the frames of a class ([`Frame::class`])
-/// arrive in the order in which they were sent, exactly once; whatever has no order (EFA) is put in order inside the wire. One owner at a time.
-/// Nothing blocks.
+/// One rank's endpoint for the frames of one communicator.
+///
+/// Between an ordered pair of ranks, the frames of a class ([`Frame::class`]) arrive exactly once and in the order in
+/// which they were sent. A wire over an unordered transport (EFA) restores the order. One thread at a time owns a wire.
+/// No method blocks.
 pub(crate) trait Wire: Send {
-    /// "tcp eth0 10.77.0.1", "fabric efa (libfabric 2.4), 4 rails": for logs and errors.
+    /// Returns the name for logs and errors: "tcp eth0 10.77.0.1", "fabric efa (libfabric 2.4), 4 rails".
     fn name(&self) -> String;
-    /// Queues a frame and its payload of `frame.bytes`, and sends at once what can be sent at once. Connects when
-    /// first needed. `ticket` comes back through `Sink::sent`, at the earliest in the next `poll`.
+    /// Queues a frame and its payload of `frame.bytes` bytes, and sends what can be sent at once. The first frame opens
+    /// the connection. `Sink::sent` reports `ticket`, at the earliest in the next `poll`.
     ///
     /// # Safety
-    /// `payload` points at `frame.bytes` readable bytes, which keep to the rule of [`INLINE_PAYLOAD`].
+    /// `payload` points to `frame.bytes` readable bytes, which follow the rule of [`INLINE_PAYLOAD`].
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket);
-    /// Sends a frame whose payload may lie anywhere, whatever its size, and is copied or gone when this returns. For wires that
-    /// [`Wire::copies`].
+    /// Sends a frame with a payload of any size in any memory. The payload is sent or copied when this returns. Only
+    /// for wires whose [`Wire::copies`] returns true.
     ///
     /// # Safety
-    /// `payload` points at `frame.bytes` readable bytes.
+    /// `payload` points to `frame.bytes` readable bytes.
     unsafe fn post(&mut self, _peer: usize, _frame: &Frame, _payload: *const u8) {
-        debug_assert!(false, "this wire takes messages from the staging memory alone");
+        debug_assert!(false, "this wire sends from the staging memory only");
     }
-    /// Moves on what can be moved on, and tells the sink; whether anything moved. Looks at no clock: what needs the time waits
-    /// for [`Wire::check`].
+    /// Sends and receives what is ready, and reports it to the sink. Returns true if there was progress. Reads no
+    /// clock: work that depends on the time is in [`Wire::check`].
     fn poll(&mut self, sink: &mut dyn Sink) -> bool;
-    /// Sends at once what can be sent at once, without a look at what comes in.
+    /// Sends what can be sent at once, without receiving.
     fn push(&mut self, _sink: &mut dyn Sink) {}
-    /// Makes sure that the death of `peer` will be noticed though nothing is sent to it: this rank waits for it. `elsewhere`:
-    /// something besides the wire tells of it, too.
+    /// Enables detection of the death of `peer`, for which this rank waits, even if this rank sends nothing to it.
+    /// `elsewhere`: another mechanism than the wire detects it, too.
     fn watch(&mut self, peer: usize, elsewhere: bool, now: Instant);
-    /// Looks for peers that are gone, and does what is due by `now`. Called now and then while this rank waits for anything.
+    /// Detects lost peers and does what is due by `now`. Called at intervals while this rank waits.
     fn check(&mut self, _now: Instant) {}
-    /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.
+    /// Returns the peers found broken until now. A peer that leaves in good order has sent its `Kind::Leave` frame
+    /// before.
     fn broken(&self) -> Vec<Broken>;
-    /// For so long after a peer was found broken what it said before may still arrive: why its group failed, perhaps.
+    /// Returns how long, after a peer was found broken, frames that it sent before may still arrive. They may have the
+    /// abort reason of its group.
     fn drain_grace(&self) -> Duration {
         Duration::ZERO
     }
-    /// A peer that this process cannot reach for want of something of its own, and of what. The peer may be well.
+    /// Returns a peer that this process cannot reach because of a local error, and the error. The peer may be alive.
     fn local_error(&self) -> Option<(usize, String)> {
         None
     }
-    /// Classes (bits) of which there is a connection with that peer already, by whomever it was made.
+    /// Returns the bit set of classes that have a connection with the peer, whichever rank opened it.
     fn connected_classes(&self, _peer: usize) -> u8 {
         0
     }
-    /// Whether a payload's memory is free long before its reader has it: something on the way took a copy. Then payloads may
-    /// leave from any memory and arrive in any.
+    /// Returns true if the transport copies payloads, so that a payload's memory is free before its receiver has it.
+    /// Payloads may then be sent from any memory and received into any memory.
     fn copies(&self) -> bool {
         false
     }
-    /// Memory outside the staging memory is its owner's again: what is still to be sent from there is copied, and what
-    /// still comes for it is dropped.
+    /// Releases memory outside the staging memory: copies payloads that are still to be sent from it, and discards
+    /// payloads that still arrive for it.
     fn release_user_buffers(&mut self) {}
-    /// Memory outside the staging memory has moved: what is still to be sent from there is copied, and what still comes for a
-    /// collective arrives at the new address.
+    /// Follows memory outside the staging memory that has moved: copies payloads that are still to be sent from it.
+    /// Payloads that still arrive for a collective go to the new address.
     fn relocate(&mut self, _moved: &dyn Fn(*mut u8) -> *mut u8) {}
-    /// The quickest there and back to `peer` that the kernel has seen, if one sees any.
+    /// Returns the kernel's minimum round-trip time to `peer`, if it measures one.
     fn round_trip(&self, _peer: usize) -> Option<Duration> {
         None
     }
-    /// Peers that do not acknowledge what is sent to them, however often the kernel sends it again, and the largest payload of
-    /// a packet to them, in bytes.
+    /// Returns peers that do not acknowledge retransmitted packets, each with the largest payload of a packet to it, in
+    /// bytes.
     fn unacknowledged(&self) -> Vec<(usize, u32)> {
         Vec::new()
     }
-    /// So many bytes may be on their way to a peer at once.
+    /// Sets the number of bytes that may be in flight to a peer at once.
     fn expect(&mut self, _bytes: usize) {}
-    /// Descriptors whose readiness (`events`: libc::POLLIN, POLLOUT) ends a sleep. `false`: this wire has to be
-    /// polled, nobody may sleep long.
+    /// Adds the descriptors whose readiness (`events`: libc::POLLIN, POLLOUT) ends a sleep. Returns `false` if this
+    /// wire has to be polled, so that no thread may sleep long.
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool;
-    /// Whether all that was sent is out of this process's hands.
+    /// Returns true if everything that was sent has left this process.
     fn drained(&self) -> bool;
-    /// Whether that holds for all messages: payloads of a dead group may stay where they are for ever.
+    /// Returns true if every message has left this process. Payloads of a dead group may remain queued for ever.
     fn messages_drained(&self) -> bool {
         self.drained()
     }
@@ -127,9 +133,9 @@ pub(crate) trait Wire: Send {
     fn is_connecting(&self) -> bool {
         false
     }
-    /// The group is dead: what still arrives is of no use to anybody.
+    /// Stops receiving payloads, because the group is dead.
     fn abandon(&mut self) {}
-    /// Nothing more will be sent: whether everything has arrived that would be lost if this wire were dropped.
+    /// Ends sending. Returns true once everything has arrived that would be lost if this wire were dropped.
     fn finish(&mut self) -> bool {
         self.drained()
     }

@@ -1,44 +1,47 @@
-//! NCCL's way of naming interfaces, and gloo's.
+//! Interface patterns in NCCL's and gloo's syntax.
 
-/// `eth,ens`: names that begin so; `=eth0,eth1`: these names; `^docker,lo` and `^=docker0`: all but those. gloo's
-/// lists are names in full.
+/// List of interface names or name prefixes.
+///
+/// `eth,ens` matches names with these prefixes and `=eth0,eth1` these exact names. `^docker,lo` and `^=docker0` match
+/// all other names. gloo's lists have exact names.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Pattern {
     exclude: bool,
     exact: bool,
-    words: Vec<String>,
+    entries: Vec<String>,
 }
 
 impl Pattern {
-    /// `exact`: words without `=` are names in full, too. The error says what is wrong with `value`.
+    /// Parses a list. `exact`: entries without `=` are exact names, too. The error is the problem with `value`.
     pub(super) fn parse(value: &str, exact: bool) -> Result<Self, &'static str> {
         let rest = value.trim();
         let (exclude, rest) = rest.strip_prefix('^').map_or((false, rest), |r| (true, r));
         let (marked, rest) = rest.strip_prefix('=').map_or((false, rest), |r| (true, r));
-        // The mark stands once, at the head; people repeat it all the same, and can mean nothing else.
-        let head: &[char] = if exclude { &['^', '='] } else { &['='] };
-        let words: Vec<String> = rest
+        // The markers belong at the start of the list. Accept repeated markers, which are unambiguous.
+        let markers: &[char] = if exclude { &['^', '='] } else { &['='] };
+        let entries: Vec<String> = rest
             .split(',')
-            .map(|word| word.trim().trim_start_matches(head))
-            .filter(|word| !word.is_empty())
+            .map(|entry| entry.trim().trim_start_matches(markers))
+            .filter(|entry| !entry.is_empty())
             .map(str::to_owned)
             .collect();
-        if words.is_empty() {
-            return Err("it names none");
+        if entries.is_empty() {
+            return Err("it has no interface name");
         }
-        if words.iter().any(|word| word.contains(['^', '='])) {
-            return Err("^ and = stand at its beginning only");
+        if entries.iter().any(|entry| entry.contains(['^', '='])) {
+            return Err("'^' and '=' are allowed at its start only");
         }
-        // "^lo,docker" is NCCL's, wherever it is found: docker0 is meant.
-        Ok(Self { exclude, exact: marked || (exact && !exclude), words })
+        // "^lo,docker" is NCCL's syntax in any setting, so "docker" is a prefix that excludes docker0.
+        Ok(Self { exclude, exact: marked || (exact && !exclude), entries })
     }
 
     pub(super) fn matches(&self, name: &str) -> bool {
-        let met = |word: &String| if self.exact { name == word } else { name.starts_with(word.as_str()) };
-        self.words.iter().any(met) != self.exclude
+        let listed =
+            |entry: &String| if self.exact { name == entry } else { name.starts_with(entry.as_str()) };
+        self.entries.iter().any(listed) != self.exclude
     }
 
-    /// Says which to take, not which to leave.
+    /// Returns true if the list has the interfaces to use, not the ones to exclude.
     pub(super) const fn is_include_list(&self) -> bool {
         !self.exclude
     }
@@ -48,7 +51,7 @@ impl Pattern {
 mod tests {
     use super::*;
 
-    fn taken(value: &str, exact: bool) -> Vec<&'static str> {
+    fn matching(value: &str, exact: bool) -> Vec<&'static str> {
         let pattern = Pattern::parse(value, exact).unwrap();
         ["lo", "eth0", "eth1", "eth10", "ens5", "docker0"]
             .into_iter()
@@ -57,32 +60,32 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_the_beginning_of_a_name() {
-        assert_eq!(taken("eth1,ens", false), ["eth1", "eth10", "ens5"]);
-        assert_eq!(taken(" eth1 , ens ", false), ["eth1", "eth10", "ens5"]);
+    fn entry_is_a_prefix() {
+        assert_eq!(matching("eth1,ens", false), ["eth1", "eth10", "ens5"]);
+        assert_eq!(matching(" eth1 , ens ", false), ["eth1", "eth10", "ens5"]);
     }
 
     #[test]
-    fn an_equals_sign_asks_for_the_name_in_full() {
-        assert_eq!(taken("=eth1,ens5", false), ["eth1", "ens5"]);
-        assert_eq!(taken("=eth1,=ens5", false), ["eth1", "ens5"]);
+    fn equals_sign_selects_exact_names() {
+        assert_eq!(matching("=eth1,ens5", false), ["eth1", "ens5"]);
+        assert_eq!(matching("=eth1,=ens5", false), ["eth1", "ens5"]);
     }
 
     #[test]
-    fn a_caret_leaves_names_out() {
-        assert_eq!(taken("^docker,lo", false), ["eth0", "eth1", "eth10", "ens5"]);
-        assert_eq!(taken("^=eth1,lo", false), ["eth0", "eth10", "ens5", "docker0"]);
-        assert_eq!(taken("^docker,^lo", false), ["eth0", "eth1", "eth10", "ens5"]);
+    fn caret_excludes_names() {
+        assert_eq!(matching("^docker,lo", false), ["eth0", "eth1", "eth10", "ens5"]);
+        assert_eq!(matching("^=eth1,lo", false), ["eth0", "eth10", "ens5", "docker0"]);
+        assert_eq!(matching("^docker,^lo", false), ["eth0", "eth1", "eth10", "ens5"]);
     }
 
     #[test]
-    fn gloos_list_holds_names_in_full_and_may_leave_out_as_nccls_does() {
-        assert_eq!(taken("eth1,ens5", true), ["eth1", "ens5"]);
-        assert_eq!(taken("^lo,docker", true), ["eth0", "eth1", "eth10", "ens5"]);
+    fn gloo_list_has_exact_names_and_accepts_nccl_exclusions() {
+        assert_eq!(matching("eth1,ens5", true), ["eth1", "ens5"]);
+        assert_eq!(matching("^lo,docker", true), ["eth0", "eth1", "eth10", "ens5"]);
     }
 
     #[test]
-    fn a_value_that_is_no_list_is_refused() {
+    fn malformed_list_is_rejected() {
         for value in ["^", "=", "^=", ",", "eth0,^lo", "eth=0"] {
             assert!(Pattern::parse(value, false).is_err(), "{value}");
         }

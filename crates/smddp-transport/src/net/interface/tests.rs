@@ -18,10 +18,10 @@ fn interface(index: u32, name: &str, speed: Option<u32>, addresses: &[&str]) -> 
     }
 }
 
-/// A machine with one of everything.
+/// Machine with one interface of each kind.
 fn machine() -> Vec<Interface> {
-    let mut dead = interface(7, "eth3", Some(400_000), &["10.9.0.1"]);
-    dead.up = false;
+    let mut down = interface(7, "eth3", Some(400_000), &["10.9.0.1"]);
+    down.up = false;
     vec![
         interface(1, "lo", None, &["127.0.0.1", "::1"]),
         interface(2, "docker0", Some(100_000), &["172.17.0.1"]),
@@ -29,11 +29,11 @@ fn machine() -> Vec<Interface> {
         interface(4, "eth1", Some(25_000), &["10.1.0.1"]),
         interface(5, "eth2", Some(25_000), &["10.2.0.1"]),
         interface(6, "ib0", Some(100_000), &["fe80::6%6"]),
-        dead,
+        down,
     ]
 }
 
-fn chosen(
+fn choose_with(
     interfaces: &[Interface],
     value: Option<&str>,
     family: AddressFamily,
@@ -42,45 +42,45 @@ fn chosen(
 }
 
 fn name(interfaces: &[Interface], value: Option<&str>) -> String {
-    chosen(interfaces, value, AddressFamily::Any).unwrap().name
+    choose_with(interfaces, value, AddressFamily::Any).unwrap().name
 }
 
 #[test]
-fn the_fastest_link_is_taken_and_the_lowest_index_of_equals() {
-    let choice = chosen(&machine(), None, AddressFamily::Any).unwrap();
+fn fastest_link_is_selected_then_lowest_index() {
+    let choice = choose_with(&machine(), None, AddressFamily::Any).unwrap();
     assert_eq!((choice.name.as_str(), choice.speed_mbit, choice.loopback), ("eth1", Some(25_000), false));
     assert_eq!(choice.reason, "the first of the fastest of eth1, eth2, eth0");
     assert_eq!(choice.to_string(), format!("eth1 10.1.0.1, 25000 Mbit/s ({})", choice.reason));
 }
 
 #[test]
-fn a_name_decides_over_speed() {
+fn named_interface_overrides_speed() {
     assert_eq!(name(&machine(), Some("eth0")), "eth0");
     assert_eq!(name(&machine(), Some("=docker0")), "docker0");
     assert_eq!(name(&machine(), Some("^eth1,eth2")), "eth0");
     assert_eq!(
-        chosen(&machine(), Some("=eth2"), AddressFamily::Any).unwrap().reason,
+        choose_with(&machine(), Some("=eth2"), AddressFamily::Any).unwrap().reason,
         "SMDDP_SOCKET_IFNAME==eth2"
     );
 }
 
 #[test]
-fn bridges_of_this_host_come_after_links_between_hosts() {
+fn host_internal_bridges_rank_after_links_between_hosts() {
     let only = [machine().remove(0), machine().remove(1)];
     assert_eq!(name(&only, None), "docker0");
     assert_eq!(name(&[only[1].clone(), machine().remove(2)], None), "eth0");
 }
 
 #[test]
-fn an_interface_that_reaches_its_own_link_alone_comes_after_others() {
+fn link_local_interface_ranks_after_others() {
     assert_eq!(name(&machine(), Some("eth0,ib0")), "eth0");
-    let choice = chosen(&machine(), Some("ib0"), AddressFamily::Any).unwrap();
+    let choice = choose_with(&machine(), Some("ib0"), AddressFamily::Any).unwrap();
     assert_eq!(choice.address.with_port(7).to_string(), "[fe80::6%6]:7");
 }
 
 #[test]
-fn a_peer_on_the_same_link_is_reached_through_the_interface_of_this_host() {
-    let mine = chosen(&machine(), Some("ib0"), AddressFamily::Any).unwrap().address;
+fn link_local_peer_address_gets_this_hosts_scope_id() {
+    let mine = choose_with(&machine(), Some("ib0"), AddressFamily::Any).unwrap().address;
     let text = |peer: &str| mine.reaches(peer.parse().unwrap()).to_string();
     assert_eq!(text("[fe80::9%2]:7"), "[fe80::9%6]:7");
     assert_eq!(text("[2001:db8::9]:7"), "[2001:db8::9]:7");
@@ -88,30 +88,30 @@ fn a_peer_on_the_same_link_is_reached_through_the_interface_of_this_host() {
 }
 
 #[test]
-fn loopback_is_taken_when_named_or_alone_and_always_flagged() {
-    let named = chosen(&machine(), Some("lo"), AddressFamily::Any).unwrap();
+fn loopback_is_selected_when_named_or_alone_and_always_flagged() {
+    let named = choose_with(&machine(), Some("lo"), AddressFamily::Any).unwrap();
     assert_eq!((named.name.as_str(), named.loopback), ("lo", true));
-    let alone = chosen(&machine()[..1], None, AddressFamily::Any).unwrap();
-    assert_eq!((alone.loopback, alone.reason.as_str()), (true, "there is no other"));
-    let left = chosen(&machine(), Some("^eth,ib,docker"), AddressFamily::Any).unwrap();
-    assert!(left.loopback && left.reason.contains("no other"), "{left:?}");
+    let alone = choose_with(&machine()[..1], None, AddressFamily::Any).unwrap();
+    assert_eq!((alone.loopback, alone.reason.as_str()), (true, "the only usable interface"));
+    let left = choose_with(&machine(), Some("^eth,ib,docker"), AddressFamily::Any).unwrap();
+    assert!(left.loopback && left.reason.contains("the only usable interface"), "{left:?}");
 }
 
 #[test]
-fn the_family_decides_which_address() {
-    let ip = |family| chosen(&machine(), Some("=eth0"), family).unwrap().address.ip.to_string();
+fn address_family_selects_the_address() {
+    let ip = |family| choose_with(&machine(), Some("=eth0"), family).unwrap().address.ip.to_string();
     assert_eq!(ip(AddressFamily::Any), "10.0.0.1");
     assert_eq!(ip(AddressFamily::V4), "10.0.0.1");
     assert_eq!(ip(AddressFamily::V6), "2001:db8::1");
-    // The fast ones have no address of that kind.
-    assert_eq!(chosen(&machine(), None, AddressFamily::V6).unwrap().name, "eth0");
+    // The faster interfaces have no IPv6 address.
+    assert_eq!(choose_with(&machine(), None, AddressFamily::V6).unwrap().name, "eth0");
     assert_eq!(AddressFamily::from_setting("af_inet6"), Some(AddressFamily::V6));
     assert_eq!(AddressFamily::from_setting("inet"), None);
 }
 
 #[test]
-fn an_unknown_name_is_told_with_its_setting_and_what_there_is() {
-    let text = chosen(&machine(), Some("nosuch0"), AddressFamily::Any).unwrap_err().to_string();
+fn unknown_name_error_has_the_setting_and_the_interfaces() {
+    let text = choose_with(&machine(), Some("nosuch0"), AddressFamily::Any).unwrap_err().to_string();
     for part in [
         "SMDDP_SOCKET_IFNAME=\"nosuch0\"",
         "eth0 (fe80::1%3, 2001:db8::1, 10.0.0.1)",
@@ -122,19 +122,19 @@ fn an_unknown_name_is_told_with_its_setting_and_what_there_is() {
 }
 
 #[test]
-fn an_interface_that_is_down_or_lacks_the_family_is_told_so() {
-    for (value, family, word) in
+fn interface_that_is_down_or_lacks_the_family_is_reported() {
+    for (value, family, reason) in
         [("=eth3", AddressFamily::Any, "up"), ("=eth1", AddressFamily::V6, "IPv6 address")]
     {
-        let text = chosen(&machine(), Some(value), family).unwrap_err().to_string();
-        assert!(text.contains(value) && text.contains(word), "{text}");
+        let text = choose_with(&machine(), Some(value), family).unwrap_err().to_string();
+        assert!(text.contains(value) && text.contains(reason), "{text}");
     }
-    let text = chosen(&[], None, AddressFamily::Any).unwrap_err().to_string();
+    let text = choose_with(&[], None, AddressFamily::Any).unwrap_err().to_string();
     assert!(text.ends_with("it has none"), "{text}");
 }
 
 #[test]
-fn the_first_setting_that_has_a_value_counts() {
+fn first_setting_with_a_value_applies() {
     let lookup = |name: &str| match name {
         "SMDDP_SOCKET_IFNAME" => Some(" ".to_owned()),
         "GLOO_SOCKET_IFNAME" => Some("eth1".to_owned()),
@@ -148,21 +148,21 @@ fn the_first_setting_that_has_a_value_counts() {
 }
 
 #[test]
-fn gloos_setting_in_nccls_syntax_is_understood() {
-    let wanted = InterfaceFilter { value: Some("^lo,docker".to_owned()), from: GLOO };
-    assert_eq!(choose_from(&machine(), &wanted, AddressFamily::Any).unwrap().name, "eth1");
-    let wanted = InterfaceFilter { value: Some("eth".to_owned()), from: GLOO };
-    let text = choose_from(&machine(), &wanted, AddressFamily::Any).unwrap_err().to_string();
+fn gloo_setting_accepts_nccl_syntax() {
+    let filter = InterfaceFilter { value: Some("^lo,docker".to_owned()), from: GLOO };
+    assert_eq!(choose_from(&machine(), &filter, AddressFamily::Any).unwrap().name, "eth1");
+    let filter = InterfaceFilter { value: Some("eth".to_owned()), from: GLOO };
+    let text = choose_from(&machine(), &filter, AddressFamily::Any).unwrap_err().to_string();
     assert!(text.contains("GLOO_SOCKET_IFNAME=\"eth\""), "{text}");
 }
 
 #[test]
-fn this_machine_has_something_to_choose_or_says_what_it_has() {
+fn this_machine_has_an_interface_or_lists_its_interfaces() {
     match choose(&InterfaceFilter { value: None, from: SMDDP }, AddressFamily::Any) {
         Ok(choice) => {
-            // What is chosen exists: a socket can be bound to it.
+            // A socket can be bound to the selected address.
             std::net::TcpListener::bind(choice.address.with_port(0))
-                .expect("the chosen address is this host's");
+                .expect("the selected address belongs to this host");
         }
         Err(e) => assert!(e.to_string().contains("no network interface"), "{e}"),
     }

@@ -1,5 +1,5 @@
-//! The first bytes of a connection: who calls whom, and in which version. A nonce follows them, and each end's proof that it has
-//! the group's token.
+//! Hello of a connection: both ranks, the purpose and the protocol version. A nonce follows it, and then each end's
+//! proof that it has the group's token.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,47 +10,48 @@ use crate::net::frame::CLASSES;
 use crate::process::{PROTOCOL, ProcessUid};
 use crate::token::Token;
 
-/// How a rank is reached: its process's address and the number of the group's door there, which is no secret.
+/// Address of a rank: the socket address of its process, and the id of the group's listener there, which is not secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TcpAddress {
     pub(crate) socket: SocketAddr,
     pub(crate) group_listener: ProcessUid,
 }
 
-/// Who calls: that rank, under its group's token.
+/// Identity of a connecting rank, and its group's token.
 #[derive(Clone, Debug)]
 pub(crate) struct Credential {
     pub(crate) rank: usize,
     pub(crate) token: Arc<Token>,
-    /// What it says and hears is sealed.
+    /// The connection is encrypted in both directions.
     pub(crate) encrypts: bool,
 }
 
+/// Size of a hello, in bytes.
 pub(crate) const HELLO: usize = 40;
 const MAGIC: &[u8; 8] = b"smddp-tc";
 
-/// What a caller wants.
+/// Purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To send frames of this class.
+    /// Frames of this class.
     Frames(usize),
-    /// To hear how many operations the group has begun there.
+    /// Query of the number of operations that the rank has started in the group.
     Query,
-    /// To notice the end of the group there, or of the process.
+    /// Detection of the end of the rank's group or process.
     Watch,
 }
 
 const QUERY: u32 = u32::MAX;
 const WATCH: u32 = u32::MAX - 1;
 
-/// Both ends of a connection and its purpose. Both ends' proofs cover it.
+/// First bytes of a connection: both ends and the purpose. The proofs of both ends cover it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// The group's end at the listener.
+    /// Id of the group's listener in the accepting process.
     pub(crate) group_listener: ProcessUid,
-    /// Rank of the caller.
+    /// Rank that opens the connection.
     pub(crate) from: usize,
-    /// Rank of the listener.
+    /// Rank that accepts it.
     pub(crate) to: usize,
     pub(crate) purpose: Purpose,
 }
@@ -73,22 +74,24 @@ impl Hello {
     }
 }
 
-/// What a listener says to a caller that has shown who it is: its connection is taken up. Until then it may be hung up on
-/// because there are too many callers, which is no sign of anybody's end.
+/// Verdict of the listener after the handshake: the connection is accepted. Before this byte the listener may close a
+/// connection because too many are incoming; that does not mean that a process ended.
 pub(crate) const ACCEPTED: u8 = 2;
-/// What it says instead: whoever it is, this connection is one too many.
+/// Verdict: the connection is rejected, for example because the rank already has one.
 pub(crate) const REJECTED: u8 = 3;
-/// Or that, and to watchers later: this end of the group is closed. A process that dies says nothing.
+/// Verdict: this end of the group is closed. Liveness connections receive it later, when the group closes. A process
+/// that dies sends nothing.
 pub(crate) const CLOSED: u8 = 1;
 
-/// Whether these may be the first of such words.
+/// Returns true if the bytes may be the beginning of a hello.
 pub(super) fn has_greeting_prefix(bytes: &[u8]) -> bool {
     let expected = [&MAGIC[..], &PROTOCOL.to_le_bytes()].concat();
     let both = bytes.len().min(expected.len());
     bytes[..both] == expected[..both]
 }
 
-/// Returns `None` for another protocol or version. Versions were compared when the group was made, so no reply is needed.
+/// Decodes a hello. Returns `None` for another protocol or version, which needs no reply: the ranks compared versions
+/// when they created the group.
 pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<Hello> {
     let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if &bytes[..8] != MAGIC || number(8) != PROTOCOL {

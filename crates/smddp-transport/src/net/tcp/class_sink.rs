@@ -1,25 +1,36 @@
-//! What a connection's frames say of the connection itself; everything else is the sink's.
+//! Sink of one connection: handles the frames about the connection itself, and forwards all other frames.
 
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Sink, Target, Ticket};
 
-/// Notes who says goodbye, and hands everything on.
+/// Records leave and switch frames of one connection, and forwards all other frames to the wire's sink.
 pub(super) struct ClassSink<'a> {
     sink: &'a mut dyn Sink,
     class: usize,
-    /// Something came that no rank sends here: nothing more is taken from this connection.
+    /// An invalid frame arrived: the connection receives nothing more.
     pub(super) malformed: bool,
-    /// Anything came besides `Move` and `Moved`.
+    /// A frame other than `Move` and `Moved` arrived.
     pub(super) received_any: bool,
+    /// The peer's `Leave` frame arrived.
     pub(super) left: bool,
-    /// Its last frame over the connection that it turned from was heard: over this one, or before.
+    /// The peer's `Move` frame arrived: its last frame over this connection.
     pub(super) peer_moved: bool,
-    may_move: bool,
+    /// The peer's `Move` frame arrived earlier, over its other connection. `Moved` waits for it, to keep the frames in
+    /// order.
+    move_received: bool,
 }
 
 impl<'a> ClassSink<'a> {
-    pub(super) fn new(sink: &'a mut dyn Sink, class: usize, may_move: bool) -> Self {
-        Self { sink, class, malformed: false, received_any: false, left: false, peer_moved: false, may_move }
+    pub(super) fn new(sink: &'a mut dyn Sink, class: usize, move_received: bool) -> Self {
+        Self {
+            sink,
+            class,
+            malformed: false,
+            received_any: false,
+            left: false,
+            peer_moved: false,
+            move_received,
+        }
     }
 
     fn reject(&mut self) -> Target {
@@ -32,9 +43,9 @@ impl Sink for ClassSink<'_> {
     fn target(&mut self, peer: usize, frame: &Frame) -> Target {
         match frame.kind {
             Kind::Moved | Kind::Move if frame.bytes > 0 => self.reject(),
-            Kind::Moved if !self.may_move => Target::Later,
+            Kind::Moved if !self.move_received => Target::Later,
             Kind::Moved | Kind::Move => Target::Discard,
-            // The order of its class is all that a frame can rely on.
+            // Frames are ordered within a class only, so a frame of another class is invalid here.
             _ if frame.class() != self.class => self.reject(),
             _ => self.sink.target(peer, frame),
         }

@@ -1,5 +1,5 @@
-//! Calling a peer: a connection on its way, until frames may go over it. What may pass is tried again; and trouble of this process
-//! is told from the loss of a peer.
+//! Connection attempts to a peer, until the connection can carry frames. Retries transient errors, and distinguishes
+//! local errors from the loss of the peer.
 
 use std::io::{self, ErrorKind};
 use std::net::TcpStream;
@@ -10,51 +10,54 @@ use super::dial::{Dial, Keepalive, advice, is_local_error, set_keepalive, set_us
 use super::seal::Seal;
 use crate::close_on_fork::CloseOnFork;
 
-/// What this process lacks may come back: other threads close files, ports are given back.
+/// Time to retry after a local error, which may pass: other threads close files, and ports become free.
 pub(super) const LOCAL_ERROR_RETRY: Duration = Duration::from_secs(5);
-/// A full queue or a firewall may refuse a caller once; a process that is gone does so for ever, and has to be noticed.
+/// Time to retry a refused connection. A full accept queue or a firewall may refuse once. A process that ended refuses
+/// for ever, and has to be detected.
 pub(super) const REFUSED_RETRY: Duration = Duration::from_millis(400);
-/// Who hangs up is there. It has too many callers, who may be sent away for their silence; or it has forgotten the group.
+/// Time to retry after the listener closed the connection in the handshake. Its process is alive, but has too many
+/// incoming connections, or no longer has a record of the group.
 const RESET_RETRY: Duration = Duration::from_secs(2);
-/// Between two attempts.
+/// Time between two attempts.
 pub(super) const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Why there is no connection.
+/// Reason for a failed connection.
 #[derive(Debug)]
 pub(super) enum ConnectError {
-    /// The peer cannot be reached any more.
+    /// The peer is no longer reachable.
     PeerLost(String),
-    /// This process lacks something; nothing is known of the peer.
+    /// Local error, such as a missing descriptor. The peer's state is unknown.
     Local(String),
 }
 
-/// A connection, and what its bytes are sealed with, if they are.
+/// Established connection, and its encryption if it is encrypted.
 pub(super) type Connected = (Option<Box<Seal>>, CloseOnFork<TcpStream>);
 
+/// Connection to a peer while it is being established.
 pub(super) struct Connecting {
     credential: Credential,
     peer: usize,
     address: TcpAddress,
     purpose: Purpose,
-    /// A host that answers no call for so long is gone.
+    /// Time without an answer after which a host counts as lost.
     peer_timeout: Duration,
     attempt: Attempt,
-    /// The group was there at one of the attempts.
+    /// In an earlier attempt the peer's process had the group.
     group_seen: bool,
-    /// Since when it fails.
+    /// Time of the first failed attempt.
     failing_since: Option<Instant>,
 }
 
 enum Attempt {
-    /// It is made when the call goes on.
+    /// Starts at the next poll.
     Due,
     Dialing(Dial),
-    /// It came to this, which may pass. `local`: this process lacks something.
+    /// Failed with an error that may be transient. `local`: it is an error of this process or host.
     Failed {
         error: io::Error,
         local: bool,
     },
-    /// The next one is not before that.
+    /// The next attempt starts at this time.
     Waiting(Instant),
 }
 
@@ -88,23 +91,23 @@ impl Connecting {
         self.dial_in_progress().map(|dial| &*dial.socket)
     }
 
-    /// Whether the peer's group cannot have it yet.
+    /// Returns true if the peer's group cannot have received the connection yet.
     pub(super) fn is_unreceived(&self) -> bool {
         self.dial_in_progress().is_none_or(|dial| !dial.proof_sent())
     }
 
-    /// What it waits for, where there is a socket.
+    /// Returns the poll events that it waits for, if it has a socket.
     pub(super) fn events(&self) -> i16 {
         self.dial_in_progress().map_or(libc::POLLOUT, Dial::events)
     }
 
-    /// The connection, once both ends have shown who they are.
+    /// Advances the attempt. Returns the connection once both ends are authenticated.
     pub(super) fn poll(&mut self) -> Result<Option<Connected>, ConnectError> {
         let mut dial = match std::mem::replace(&mut self.attempt, Attempt::Due) {
             Attempt::Dialing(dial) => dial,
             Attempt::Due => match self.dial() {
                 Ok(dial) => dial,
-                // Found out without asking anybody.
+                // The local system call failed; nothing was sent to the peer.
                 Err(error) => {
                     let local = is_local_error(&error) || error.raw_os_error() == Some(libc::ENETUNREACH);
                     return self.attempt_failed(error, local).map(|()| None);
@@ -131,13 +134,13 @@ impl Connecting {
         }
     }
 
-    /// From now on frames go over it.
+    /// Sets the options of a connection that carries frames from now on.
     fn open(&self, socket: &TcpStream) -> io::Result<()> {
         set_user_timeout(socket, None)?;
         set_keepalive(socket, self.peer_timeout, Keepalive::Slow)
     }
 
-    /// What the time brings: another attempt is due, or there were enough of them.
+    /// Starts another attempt if one is due, or returns the error once the time for retries has passed.
     pub(super) fn check(&mut self, now: Instant) -> Result<(), ConnectError> {
         match &self.attempt {
             Attempt::Failed { error, local } => {
@@ -157,7 +160,7 @@ impl Connecting {
         Dial::new(&self.credential, (self.peer, &self.address), self.purpose, self.peer_timeout)
     }
 
-    /// What may pass is held against the time at the next check.
+    /// Records a failed attempt for the next check, which has the time. Returns an error that is never retried at once.
     fn attempt_failed(&mut self, error: io::Error, local: bool) -> Result<(), ConnectError> {
         if self.retry_limit(&error, local).is_zero() {
             return Err(self.error(&error, local));
@@ -166,6 +169,7 @@ impl Connecting {
         Ok(())
     }
 
+    /// Returns how long attempts that fail with this error are repeated.
     fn retry_limit(&self, error: &io::Error, local: bool) -> Duration {
         match error.kind() {
             _ if local => LOCAL_ERROR_RETRY,
@@ -188,13 +192,13 @@ impl Connecting {
 
 #[cfg(test)]
 impl Connecting {
-    /// As if the rank were stopped before it says anything.
+    /// Opens the socket and sends nothing, like a rank that is stopped before its first bytes.
     pub(super) fn connect_only(&mut self) -> io::Result<()> {
         self.attempt = Attempt::Dialing(self.dial()?);
         Ok(())
     }
 
-    /// As if an attempt had failed with this error.
+    /// Acts as if an attempt had failed with this error.
     pub(super) fn simulate_failure(&mut self, error: io::Error) -> Result<(), ConnectError> {
         let local = is_local_error(&error);
         self.attempt_failed(error, local)

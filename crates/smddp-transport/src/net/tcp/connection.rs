@@ -1,4 +1,4 @@
-//! One connection: what waits to be written, and the reader.
+//! One connection for frames: its link, its send queue and its frame reader.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -20,16 +20,17 @@ use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{INLINE_PAYLOAD, Sink, Ticket};
 use crate::socket_io::send;
 
-/// The head of a frame, and its payload.
+/// Frame in the send queue.
 struct QueuedFrame {
     head: [u8; HEADER],
     payload: QueuedPayload,
+    /// Bytes of head and payload that were written.
     written: usize,
     ticket: Option<Ticket>,
 }
 
 impl QueuedFrame {
-    /// What is lent is its owner's again.
+    /// Copies a borrowed payload, so that its owner may reuse the memory.
     fn copy_payload(&mut self) {
         if let QueuedPayload::Borrowed(..) = self.payload {
             self.payload = QueuedPayload::Owned(self.payload.bytes().into());
@@ -39,7 +40,7 @@ impl QueuedFrame {
 
 enum QueuedPayload {
     Owned(Box<[u8]>),
-    /// Memory that stays as it is until the ticket is told, or all of it is let go.
+    /// Memory that does not change until its ticket is reported or the user buffers are released.
     Borrowed(*const u8, usize),
 }
 
@@ -47,20 +48,21 @@ impl QueuedPayload {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Owned(bytes) => bytes,
-            // SAFETY: readable and unchanged until its ticket is told or it is let go, which is the promise of `Wire::send`.
+            // SAFETY: readable and unchanged until its ticket is reported or the user buffers are released, by the
+            // contract of `Wire::send`.
             Self::Borrowed(address, bytes) => unsafe { std::slice::from_raw_parts(*address, *bytes) },
         }
     }
 }
 
 enum Link {
-    /// Nothing goes over it yet.
+    /// Not established; it carries no frames yet.
     Connecting(Box<Connecting>),
     Open(CloseOnFork<TcpStream>),
 }
 
 impl Link {
-    /// Also while it is being made; `None` between two attempts.
+    /// Returns the socket, also while connecting; `None` between two attempts.
     fn socket(&self) -> Option<&TcpStream> {
         match self {
             Self::Connecting(connecting) => connecting.socket(),
@@ -69,39 +71,41 @@ impl Link {
     }
 }
 
+/// Connection with one peer for the frames of one class.
 pub(super) struct Connection {
     pub(super) peer: usize,
     pub(super) class: usize,
     link: Link,
-    /// What its bytes are sealed with, if they are.
+    /// Encryption, if the connection is encrypted.
     seal: Option<Box<Seal>>,
     queue: VecDeque<QueuedFrame>,
-    /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
-    send_closed: bool,
-    /// This rank has made it, and the peer has not sent anything over it yet.
-    pub(super) first_frame_due: bool,
-    /// This rank has turned to another connection: the end of this one means nothing.
+    /// A write failed. Frames that the peer sent before are still read, because they may have the reason.
+    send_failed: bool,
+    /// This rank opened the connection, and no frame of the peer has arrived over it.
+    pub(super) awaits_first_frame: bool,
+    /// This rank has switched to another connection, so the end of this one is not a failure.
     pub(super) retired: bool,
     reader: Reader,
-    /// The kernel says that there is something to read.
+    /// Epoll reported the socket as readable.
     pub(super) ready: bool,
-    /// Events of which the wire's epoll tells.
+    /// Events registered with the wire's epoll.
     registered_events: Cell<i16>,
 }
 
-// SAFETY: lent payloads are plain memory that outlives its entry; one thread at a time owns the wire.
+// SAFETY: borrowed payloads are plain memory that outlives its queue entry; one thread at a time owns the wire.
 unsafe impl Send for Connection {}
 
-/// Payloads that one system call takes.
+/// Maximum number of frames in one system call.
 const MAX_GATHERED: usize = 16;
 
 impl Connection {
-    /// Calls a peer.
+    /// Creates a connection that this rank opens.
     pub(super) fn connect(peer: usize, class: usize, connecting: Connecting) -> Self {
-        Self { first_frame_due: true, ..Self::new(peer, class, Link::Connecting(Box::new(connecting))) }
+        Self { awaits_first_frame: true, ..Self::new(peer, class, Link::Connecting(Box::new(connecting))) }
     }
 
-    /// A peer that has called and said hello. `peer_timeout`: its host is gone if it answers nothing for so long.
+    /// Creates a connection that the peer opened, after its handshake. `peer_timeout`: time without any answer after
+    /// which the peer's host counts as lost.
     pub(super) fn accept(accepted: FrameConnection, peer_timeout: Duration) -> io::Result<Self> {
         configure(&accepted.stream, peer_timeout, Keepalive::Slow)?;
         Ok(Self {
@@ -117,8 +121,8 @@ impl Connection {
             link,
             seal: None,
             queue: VecDeque::new(),
-            send_closed: false,
-            first_frame_due: false,
+            send_failed: false,
+            awaits_first_frame: false,
             retired: false,
             reader: Reader::new(),
             ready: false,
@@ -126,7 +130,7 @@ impl Connection {
         }
     }
 
-    /// Goes on making the connection. `Ok`: whether it is made, now or before.
+    /// Advances the connection attempt. Returns true if the connection is established.
     pub(super) fn step(&mut self) -> Result<bool, ConnectError> {
         let Link::Connecting(connecting) = &mut self.link else { return Ok(true) };
         if let Some((seal, socket)) = connecting.poll()? {
@@ -136,7 +140,7 @@ impl Connection {
         Ok(false)
     }
 
-    /// What the time brings for a connection that is being made.
+    /// Does what is due for a connection attempt by `now`: a retry, or its failure.
     pub(super) fn check(&mut self, now: Instant) -> Result<(), ConnectError> {
         match &mut self.link {
             Link::Connecting(connecting) => connecting.check(now),
@@ -144,7 +148,7 @@ impl Connection {
         }
     }
 
-    /// What a connection that is being made waits for.
+    /// Returns the poll events of a connection attempt.
     pub(super) fn connect_events(&self) -> i16 {
         match &self.link {
             Link::Connecting(connecting) => connecting.events(),
@@ -156,17 +160,17 @@ impl Connection {
         matches!(self.link, Link::Connecting(_))
     }
 
-    /// A call of which the peer's group cannot know yet.
+    /// Returns true for a connection attempt that the peer's group cannot have received yet.
     pub(super) fn is_unreceived(&self) -> bool {
         matches!(&self.link, Link::Connecting(connecting) if connecting.is_unreceived())
     }
 
-    /// Sends what waits on another connection, over which nothing went.
+    /// Takes the send queue of another connection, over which nothing was sent.
     pub(super) fn take_over(&mut self, other: Self) {
         self.queue = other.queue;
     }
 
-    /// Connected, with nothing in the way of what is sent next.
+    /// Returns the socket of an established connection.
     fn open(&self) -> Option<&TcpStream> {
         match &self.link {
             Link::Open(socket) => Some(socket),
@@ -174,34 +178,34 @@ impl Connection {
         }
     }
 
-    /// Sends a frame, or puts it behind what waits already. `true`: the payload's memory is free.
+    /// Sends a frame, or appends it to the send queue. Returns true if the payload's memory is free.
     ///
     /// # Safety
     /// As for `Wire::send`.
     pub(super) unsafe fn send(&mut self, frame: &Frame, payload: *const u8, ticket: Ticket) -> bool {
-        if self.send_closed {
+        if self.send_failed {
             return true;
         }
         let (head, bytes) = (frame.encode(), frame.bytes as usize);
         let borrowed = QueuedPayload::Borrowed(payload, bytes);
         let mut written = 0;
-        let whole = if bytes > 0 { borrowed.bytes() } else { &[] };
-        // What only announces the next frame goes with it, at the next poll.
+        let body = if bytes > 0 { borrowed.bytes() } else { &[] };
+        // An announcement of the next frame is queued, so that the next poll sends both together.
         if self.queue.is_empty()
             && !frame.announces()
             && let Link::Open(socket) = &self.link
         {
             let sent = match &mut self.seal {
                 Some(seal) => {
-                    let taken = seal.encryptor.encrypt([&head, whole]);
-                    seal.encryptor.write_to(socket).map(|_| taken)
+                    let encrypted = seal.encryptor.encrypt([&head, body]);
+                    seal.encryptor.write_to(socket).map(|_| encrypted)
                 }
-                None => zero_if_blocked(send(&**socket, &[IoSlice::new(&head), IoSlice::new(whole)])),
+                None => zero_if_blocked(send(&**socket, &[IoSlice::new(&head), IoSlice::new(body)])),
             };
             match sent {
                 Ok(n) => written = n,
                 Err(_) => {
-                    self.send_closed = true;
+                    self.send_failed = true;
                     return true;
                 }
             }
@@ -210,18 +214,18 @@ impl Connection {
             }
         }
         let copied = bytes <= INLINE_PAYLOAD;
-        let payload = if copied { QueuedPayload::Owned(whole.into()) } else { borrowed };
+        let payload = if copied { QueuedPayload::Owned(body.into()) } else { borrowed };
         let ticket = (!copied).then_some(ticket);
         self.queue.push_back(QueuedFrame { head, payload, written, ticket });
         copied
     }
 
-    /// Sends a frame behind what waits already, all at once as far as the kernel takes it; what is left of it is copied.
+    /// Appends a frame to the queue and sends what the kernel accepts. Copies the rest of the payload.
     ///
     /// # Safety
     /// As for `Wire::post`.
     pub(super) unsafe fn post(&mut self, frame: &Frame, payload: *const u8, sent: &mut dyn FnMut(Ticket)) {
-        if self.send_closed {
+        if self.send_failed {
             return;
         }
         let payload = QueuedPayload::Borrowed(payload, frame.bytes as usize);
@@ -232,11 +236,11 @@ impl Connection {
         }
     }
 
-    /// Writes what waits; tells the tickets of what is gone. Whether anything moved.
+    /// Writes queued frames and reports the tickets of sent frames. Returns true if there was progress.
     pub(super) fn flush(&mut self, sent: &mut dyn FnMut(Ticket)) -> bool {
         let mut moved = false;
         if self.seal.is_some() {
-            return self.flush_sealed(sent);
+            return self.flush_encrypted(sent);
         }
         let Link::Open(socket) = &self.link else { return false };
         while !self.queue.is_empty() {
@@ -249,7 +253,7 @@ impl Connection {
                 wanted += pair[0].len() + pair[1].len();
             }
             let Ok(written) = zero_if_blocked(send(&**socket, &slices)) else {
-                self.close_send(sent);
+                self.fail_send(sent);
                 return true;
             };
             moved |= written > 0;
@@ -271,15 +275,15 @@ impl Connection {
         moved
     }
 
-    /// The same, sealed: whose records hold a frame's last byte, that frame's memory is free.
-    fn flush_sealed(&mut self, sent: &mut dyn FnMut(Ticket)) -> bool {
+    /// Variant of `flush` for an encrypted connection. A payload's memory is free once its last byte is encrypted.
+    fn flush_encrypted(&mut self, sent: &mut dyn FnMut(Ticket)) -> bool {
         let mut moved = false;
         loop {
             let (Link::Open(socket), Some(seal)) = (&self.link, &mut self.seal) else { return moved };
             match seal.encryptor.write_to(socket) {
-                Ok(pushed) => moved |= pushed > 0,
+                Ok(written) => moved |= written > 0,
                 Err(_) => {
-                    self.close_send(sent);
+                    self.fail_send(sent);
                     return true;
                 }
             }
@@ -290,9 +294,9 @@ impl Connection {
                 let (head, body) = (&item.head, item.payload.bytes());
                 let rest = [&head[item.written.min(HEADER)..], &body[item.written.saturating_sub(HEADER)..]];
                 let length = rest[0].len() + rest[1].len();
-                let taken = seal.encryptor.encrypt(rest);
-                item.written += taken;
-                if taken < length {
+                let encrypted = seal.encryptor.encrypt(rest);
+                item.written += encrypted;
+                if encrypted < length {
                     break;
                 }
                 item.ticket.into_iter().for_each(&mut *sent);
@@ -301,20 +305,20 @@ impl Connection {
         }
     }
 
-    /// The peer takes nothing any more.
-    fn close_send(&mut self, sent: &mut dyn FnMut(Ticket)) {
-        self.send_closed = true;
+    /// Handles a failed write: frees the queue and reports all its tickets.
+    fn fail_send(&mut self, sent: &mut dyn FnMut(Ticket)) {
+        self.send_failed = true;
         self.queue.drain(..).filter_map(|item| item.ticket).for_each(sent);
         self.seal.iter_mut().for_each(|seal| seal.encryptor.discard());
     }
 
-    /// Lent memory is its owner's again.
+    /// Implements [`crate::net::wire::Wire::release_user_buffers`].
     pub(super) fn release_user_buffers(&mut self) {
         self.queue.iter_mut().for_each(QueuedFrame::copy_payload);
         self.reader.release_user_buffers();
     }
 
-    /// Memory of collectives has moved.
+    /// Implements [`crate::net::wire::Wire::relocate`].
     pub(super) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
         self.queue.iter_mut().for_each(QueuedFrame::copy_payload);
         self.reader.relocate(moved);
@@ -330,125 +334,129 @@ impl Connection {
         }
     }
 
-    /// Whether something that has come is still to be read, of which the kernel knows nothing any more: sealed bytes that were
-    /// opened, or a frame that the sink had no place for.
+    /// Returns true if received data is pending that the kernel no longer reports: decrypted bytes, or a frame for
+    /// which the sink had no target.
     pub(super) fn has_buffered(&self) -> bool {
         self.reader.blocked() || self.seal.as_ref().is_some_and(|seal| seal.decryptor.has_plaintext())
     }
 
-    /// Everything is the kernel's.
-    fn written(&self) -> bool {
+    /// Returns true if the kernel has accepted everything that was sent.
+    fn is_written(&self) -> bool {
         self.queue.is_empty() && self.seal.as_ref().is_none_or(|seal| seal.encryptor.is_empty())
     }
 
     pub(super) fn idle(&self) -> bool {
-        self.written() && self.open().is_some()
+        self.is_written() && self.open().is_some()
     }
 
-    /// Of nobody's, which `poll` skips, between two attempts to make it.
+    /// Returns the descriptor; -1, which `poll` skips, between two connection attempts.
     pub(super) fn fd(&self) -> RawFd {
         self.link.socket().map_or(-1, AsRawFd::as_raw_fd)
     }
 
-    /// Whether epoll tells what comes in.
+    /// Returns true if epoll reports incoming data.
     pub(super) fn is_registered(&self) -> bool {
         self.registered_events.get() & libc::POLLIN != 0
     }
 
-    /// From now on epoll tells of these events (none: not even of the end) of this connection, which is made, as number `at`; whether it
-    /// does, or there is none.
+    /// Registers these events with epoll, under the number `at`. Without events it removes the connection, so that
+    /// epoll does not report even its end. Does nothing for a connection that is not established. Returns false if
+    /// epoll failed.
     pub(super) fn register(&self, epoll: &OwnedFd, at: usize, events: i16) -> bool {
         let Some(socket) = self.open().filter(|_| events != self.registered_events.get()) else {
             return true;
         };
         let data = EventData::new_u64(at as u64);
-        // The events' numbers are those of poll.
+        // Epoll and poll use the same event numbers.
         let flags = EventFlags::from_bits_truncate(u32::from(events.cast_unsigned()));
         let done = match (self.registered_events.get(), events) {
             (0, _) => epoll::add(epoll, socket, data, flags),
             (_, 0) => epoll::delete(epoll, socket),
             _ => epoll::modify(epoll, socket, data, flags),
         };
-        // Where the kernel has no room for it, the connection is tried at every look.
+        // If the kernel has no memory for it, every poll tries the connection.
         self.registered_events.set(if done.is_ok() { events } else { 0 });
         done.is_ok()
     }
 
-    /// Events worth waking up for.
+    /// Returns the events that should end a sleep.
     pub(super) fn events(&self) -> i16 {
         if self.open().is_none() {
             return libc::POLLOUT;
         }
         let read = if self.reader.blocked() { 0 } else { libc::POLLIN };
-        let write = if self.written() { 0 } else { libc::POLLOUT };
+        let write = if self.is_written() { 0 } else { libc::POLLOUT };
         read | write
     }
 
-    /// Tickets of what will never be sent.
+    /// Returns the tickets of frames that will never be sent.
     pub(super) fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
         self.queue.iter().filter_map(|item| item.ticket)
     }
 
-    /// Whether the peer's kernel has all that was sent. Closing before that loses it where the peer has sent something
-    /// that nobody read: the kernel then resets the connection. On one that was reset nothing more is acknowledged.
+    /// Returns true if the peer's kernel has acknowledged everything that was sent. Closing earlier can lose data: if
+    /// unread data of the peer is pending, the kernel resets the connection. A connection that was reset acknowledges
+    /// nothing more.
     pub(super) fn acknowledged(&self) -> bool {
-        /// As the kernel numbers the states.
+        /// State number in the kernel.
         const TCP_CLOSE: u8 = 7;
         !self.open().is_some_and(unacknowledged)
             || tcp_info(self.fd()).is_none_or(|i| i.tcpi_state == TCP_CLOSE)
     }
 
-    /// How long the peer's host has said nothing, where it has something to say: bytes are under way to it, or wait for
-    /// room. (Where its room is used up, it answers a question for more at ever longer intervals.)
+    /// Returns the time since the peer's host last sent anything, if it should send something: bytes are in flight to
+    /// it or queued for it. (A host with a zero receive window answers window probes, at increasing intervals.)
     pub(super) fn silent_time(&self) -> Option<Duration> {
-        let waits = self.open().is_some_and(|socket| !self.written() || unacknowledged(socket));
+        let waits = self.open().is_some_and(|socket| !self.is_written() || unacknowledged(socket));
         waits.then(|| self.since_last_receive()).flatten()
     }
 
-    /// How long nothing has come from the peer's host, neither bytes nor an acknowledgement.
+    /// Returns the time since the peer's host last sent data or an acknowledgement.
     pub(super) fn since_last_receive(&self) -> Option<Duration> {
         let info = tcp_info(self.open()?.as_raw_fd())?;
         let last = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
         Some(Duration::from_millis(last.into()))
     }
 
-    /// Largest payload of a packet, in bytes, if the kernel has sent one again at least twice without an acknowledgement.
+    /// Returns the largest payload of a packet, in bytes, if the kernel has retransmitted at least twice without an
+    /// acknowledgement.
     pub(super) fn retransmitted_packet(&self) -> Option<u32> {
         let info = tcp_info(self.open()?.as_raw_fd())?;
         (info.tcpi_unacked > 0 && info.tcpi_retransmits >= 2).then_some(info.tcpi_snd_mss)
     }
 
-    /// The quickest there and back that the kernel has seen on this connection.
+    /// Returns the kernel's minimum round-trip time on this connection.
     pub(super) fn round_trip(&self) -> Option<Duration> {
-        /// Where the kernel's account has it, in microseconds; all ones: nothing was acknowledged yet.
+        /// Offset of `tcpi_min_rtt` in the kernel's `tcp_info`, in bytes. The value is in microseconds; all ones:
+        /// nothing was acknowledged yet.
         const MIN_RTT: usize = 148;
         let socket = self.open()?.as_raw_fd();
-        let mut account = [0u8; MIN_RTT + 4];
-        let mut bytes = account.len() as libc::socklen_t;
+        let mut info = [0u8; MIN_RTT + 4];
+        let mut bytes = info.len() as libc::socklen_t;
         // SAFETY: TCP_INFO writes at most `bytes` bytes; the socket is open.
         let result = unsafe {
             libc::getsockopt(
                 socket,
                 libc::IPPROTO_TCP,
                 libc::TCP_INFO,
-                account.as_mut_ptr().cast(),
+                info.as_mut_ptr().cast(),
                 &raw mut bytes,
             )
         };
-        let known = result == 0 && bytes as usize == account.len();
-        let quickest = u32::from_ne_bytes(*account.last_chunk()?);
-        (known && quickest != u32::MAX).then(|| Duration::from_micros(quickest.into()))
+        let available = result == 0 && bytes as usize == info.len();
+        let minimum = u32::from_ne_bytes(*info.last_chunk()?);
+        (available && minimum != u32::MAX).then(|| Duration::from_micros(minimum.into()))
     }
 
-    /// The kernel may keep so many bytes that are on their way.
+    /// Sets the size of the kernel's send buffer.
     pub(super) fn set_send_buffer(&self, bytes: usize) {
-        // Refused, the connection goes on as it is.
+        // An error leaves the buffer as it is.
         if let Some(socket) = self.link.socket() {
             let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
         }
     }
 
-    /// Nothing more will be sent.
+    /// Ends the sending direction of the connection.
     pub(super) fn shut_down_send(&self) {
         if let Some(socket) = self.open() {
             let _ = socket.shutdown(std::net::Shutdown::Write);
@@ -456,7 +464,7 @@ impl Connection {
     }
 }
 
-/// Whether the peer's kernel lacks bytes that were sent.
+/// Returns true if sent bytes are not acknowledged.
 fn unacknowledged(socket: &TcpStream) -> bool {
     let mut waiting: libc::c_int = 0;
     // SAFETY: TIOCOUTQ writes one int; the socket is open.
@@ -464,24 +472,24 @@ fn unacknowledged(socket: &TcpStream) -> bool {
     result == 0 && waiting > 0
 }
 
-/// What the kernel knows of a connection.
+/// Returns the kernel's state of a connection.
 fn tcp_info(fd: RawFd) -> Option<libc::tcp_info> {
     let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
     let mut bytes = size_of::<libc::tcp_info>() as libc::socklen_t;
-    // SAFETY: TCP_INFO writes at most `bytes` bytes, which the structure has.
+    // SAFETY: TCP_INFO writes at most `bytes` bytes, the size of the structure.
     let result = unsafe {
         libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut bytes)
     };
-    // SAFETY: numbers alone, of which zero is one; an older kernel leaves the last ones so.
+    // SAFETY: the structure has integers only, for which zero is valid. An older kernel does not write its last fields.
     (result == 0).then(|| unsafe { info.assume_init() })
 }
 
-/// What a connection has to ask for so that `bytes` may be on their way; `None` where the kernel's own tuning gives as
-/// much, or more than may be asked for: who asks gives it up.
+/// Returns the send buffer size to request so that `bytes` bytes may be in flight. Returns `None` if the kernel's
+/// autotuning allows as much, or more than a request may set: a request turns autotuning off.
 pub(super) fn required_send_buffer(bytes: usize) -> Option<usize> {
     let limits = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").ok()?;
     let tuned: usize = limits.split_whitespace().nth(2)?.parse().ok()?;
-    // Its own records of the bytes count too; of what is asked for it gives twice as much.
+    // The kernel counts its bookkeeping too, and doubles a requested size.
     if 2 * bytes <= tuned {
         return None;
     }
@@ -506,29 +514,28 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_how_long_the_way_is_once_something_was_acknowledged() {
+    fn round_trip_time_is_available_after_the_first_acknowledgement() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let ours = accepted(socket).unwrap();
-        let quickest = ours.round_trip().unwrap();
-        assert!(quickest < Duration::from_secs(10), "{quickest:?}");
+        let minimum = ours.round_trip().unwrap();
+        assert!(minimum < Duration::from_secs(10), "{minimum:?}");
     }
 
-    /// After how long the kernel gives it up where no probe is answered, at the latest.
+    /// Returns the time after which the kernel ends a connection whose keepalive probes are not answered.
     fn detection_time(socket: &TcpStream) -> Duration {
-        let between = sockopt::tcp_keepintvl(socket).unwrap() * sockopt::tcp_keepcnt(socket).unwrap();
-        sockopt::tcp_keepidle(socket).unwrap() + between
+        let probing = sockopt::tcp_keepintvl(socket).unwrap() * sockopt::tcp_keepcnt(socket).unwrap();
+        sockopt::tcp_keepidle(socket).unwrap() + probing
     }
 
     #[test]
-    fn lost_probes_end_a_connection_that_only_watches_in_time_and_one_for_frames_no_sooner_than_four_times_that()
-     {
+    fn keepalive_ends_liveness_connections_fast_and_frame_connections_slowly() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address =
             TcpAddress { socket: listener.local_addr().unwrap(), group_listener: crate::process::random() };
         let peer_timeout = Duration::from_secs(10);
-        let dialed = Dial::new(&credential(0), (1, &address), Purpose::Watch, peer_timeout).unwrap();
-        assert!(detection_time(&dialed.socket) <= peer_timeout);
+        let dial = Dial::new(&credential(0), (1, &address), Purpose::Watch, peer_timeout).unwrap();
+        assert!(detection_time(&dial.socket) <= peer_timeout);
         let accepted = Connection::accept(
             FrameConnection {
                 rank: 1,
@@ -539,23 +546,23 @@ mod tests {
             peer_timeout,
         );
         assert!(detection_time(accepted.unwrap().open().unwrap()) >= 4 * peer_timeout);
-        let mut calling = Connecting::new(credential(0), (1, address), Purpose::Frames(0), peer_timeout);
-        let called = std::thread::scope(|scope| {
-            let answering = scope.spawn(|| accept_peer(listener.accept().unwrap().0));
+        let mut connecting = Connecting::new(credential(0), (1, address), Purpose::Frames(0), peer_timeout);
+        let connected = std::thread::scope(|scope| {
+            let responder = scope.spawn(|| accept_peer(listener.accept().unwrap().0));
             let until = Instant::now() + Duration::from_secs(10);
             loop {
-                assert!(Instant::now() < until, "nobody answers");
-                if let Some((_, socket)) = calling.poll().unwrap() {
-                    drop(answering.join().unwrap());
+                assert!(Instant::now() < until, "no answer");
+                if let Some((_, socket)) = connecting.poll().unwrap() {
+                    drop(responder.join().unwrap());
                     break socket;
                 }
             }
         });
-        assert!(detection_time(&called) >= 4 * peer_timeout);
+        assert!(detection_time(&connected) >= 4 * peer_timeout);
     }
 
     #[test]
-    fn a_connection_asks_for_room_only_where_that_gives_more() {
+    fn send_buffer_is_requested_only_if_larger_than_autotuning() {
         assert_eq!(required_send_buffer(64 << 10), None);
         if let Some(bytes) = required_send_buffer(1 << 30) {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -568,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_for_an_end_that_is_closed_are_not_waited_for() {
+    fn bytes_to_a_closed_peer_count_as_acknowledged() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut ours = accepted(socket).unwrap();
@@ -578,7 +585,7 @@ mod tests {
         ours.shut_down_send();
         let until = Instant::now() + Duration::from_secs(10);
         while !ours.acknowledged() {
-            assert!(Instant::now() < until, "an answer is waited for that never comes");
+            assert!(Instant::now() < until, "it still waits for an acknowledgement");
             std::thread::yield_now();
         }
     }
@@ -596,46 +603,46 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_is_its_owners_again_once_it_is_let_go_and_is_sent_as_it_was() {
+    fn payload_is_sent_unchanged_after_its_buffer_is_released() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut ours = accepted(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
         let (mut theirs, _) = listener.accept().unwrap();
-        // More than the kernel takes while nobody reads.
-        let mut borrowed = vec![7u8; 64 << 20];
-        let frame = Frame { bytes: borrowed.len() as u64, ..Frame::new(Kind::Data, 0) };
-        // SAFETY: unchanged until it is let go.
-        assert!(!unsafe { ours.send(&frame, borrowed.as_ptr(), 3) }, "all of it is gone at once");
+        // More than the kernel accepts while the peer does not read.
+        let mut buffer = vec![7u8; 64 << 20];
+        let frame = Frame { bytes: buffer.len() as u64, ..Frame::new(Kind::Data, 0) };
+        // SAFETY: unchanged until it is released.
+        assert!(!unsafe { ours.send(&frame, buffer.as_ptr(), 3) }, "everything was sent at once");
         ours.release_user_buffers();
-        borrowed.fill(9);
-        let wanted = HEADER + borrowed.len();
+        buffer.fill(9);
+        let wanted = HEADER + buffer.len();
         let reader = std::thread::spawn(move || {
             let mut got = vec![0; wanted];
             io::Read::read_exact(&mut theirs, &mut got).map(|()| got)
         });
         let (mut sink, until) = (Tickets(Vec::new()), Instant::now() + Duration::from_secs(20));
         while !ours.idle() {
-            assert!(Instant::now() < until, "it does not get out");
+            assert!(Instant::now() < until, "the frame is not sent");
             ours.flush(&mut |ticket| sink.sent(ticket));
         }
         let got = reader.join().unwrap().unwrap();
-        assert!(got[HEADER..].iter().all(|&byte| byte == 7), "it was read after it was let go");
+        assert!(got[HEADER..].iter().all(|&byte| byte == 7), "the buffer was read after its release");
         assert_eq!(sink.0, [3]);
     }
 
     #[test]
-    fn writing_to_an_end_that_is_closed_raises_no_signal() {
+    fn writing_to_a_closed_peer_raises_no_signal() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let found = crate::socket_io::tests::signalled(|| {
+        let raised = crate::socket_io::tests::raises_sigpipe(|| {
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let mut ours = accepted(socket).unwrap();
             drop(listener.accept().unwrap());
             let until = Instant::now() + Duration::from_secs(10);
-            while !ours.send_closed {
-                assert!(Instant::now() < until, "no error of a connection whose other end is closed");
+            while !ours.send_failed {
+                assert!(Instant::now() < until, "writing to a closed peer returned no error");
                 // SAFETY: no payload.
                 unsafe { ours.send(&Frame::new(Kind::Leave, 0), std::ptr::null(), 0) };
             }
         });
-        assert!(!found, "SIGPIPE, which ends a process that does not ignore it");
+        assert!(!raised, "SIGPIPE was raised");
     }
 }

@@ -1,6 +1,5 @@
-//! A connection that is being made, until both ends have shown that they have the group's token: nothing waits, and what comes of
-//! it shows when it is used. What may pass is told from what
-//! this process lacks, and both from a host that is silent.
+//! One connection attempt: a non-blocking connect and the handshake in which both ends prove that they have the group's
+//! token. Classifies errors as transient, local or a host that does not respond.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -13,6 +12,7 @@ use crate::close_on_fork::CloseOnFork;
 use crate::net::known_hosts;
 use crate::token::{Initiator, Keys, PROOF, REPLY};
 
+/// Starts a non-blocking connect.
 pub(crate) fn connect(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -23,17 +23,18 @@ pub(crate) fn connect(address: SocketAddr) -> io::Result<CloseOnFork<TcpStream>>
     }
 }
 
-/// How soon the kernel gives up a connection over which nothing is under way.
+/// Time after which the kernel ends an idle connection whose probes are not answered.
 pub(super) enum Keepalive {
-    /// Within the time after which a host that answers nothing is gone: nothing is ever under way over it.
+    /// Within the peer timeout. For connections that never have data in flight.
     Fast,
-    /// Late: where anything is waited for, something is under way or another connection tells. Of hundreds on a busy host that
-    /// are probed at the same moments, a few lose all of the first probes, and what the other end sent would be lost with them.
+    /// Several times the peer timeout. While this rank waits, data is in flight or a liveness connection detects a lost
+    /// host. If a busy host probes hundreds of connections at the same time, a few of them lose all of the first
+    /// probes. An earlier end would lose data that the other end sent over them.
     Slow,
 }
 
-/// Sets the options of a connection. Keepalive probes detect a vanished host on an idle connection, and `silence` detects one
-/// on a busy connection. `peer_timeout`: time without any answer after which a host counts as lost.
+/// Sets the options of a connection. Keepalive probes detect a lost host on an idle connection, and `host_liveness`
+/// detects one on a busy connection. `peer_timeout`: time without any answer after which a host counts as lost.
 pub(super) fn configure(socket: &TcpStream, peer_timeout: Duration, probes: Keepalive) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
@@ -41,7 +42,8 @@ pub(super) fn configure(socket: &TcpStream, peer_timeout: Duration, probes: Keep
     set_keepalive(socket, peer_timeout, probes)
 }
 
-/// In whole seconds, at least one of each: half of the time until the first probe, then as many as lie between.
+/// Sets the keepalive probes, in whole seconds of at least one. The first probe is sent after half of the timeout. With
+/// [`Keepalive::Fast`] the others fill the rest of it.
 pub(super) fn set_keepalive(socket: &TcpStream, peer_timeout: Duration, probes: Keepalive) -> io::Result<()> {
     let (idle, total) = ((peer_timeout / 2).as_secs().max(1), peer_timeout.as_secs());
     let (interval, count) = match probes {
@@ -57,32 +59,34 @@ pub(super) fn set_keepalive(socket: &TcpStream, peer_timeout: Duration, probes: 
     Ok(())
 }
 
-/// Ends a connection on which bytes are not acknowledged for that long. The kernel does so as well where the peer
-/// acknowledges everything and takes nothing more: so this is for calls and for what always finds room, and `None` for the
-/// rest.
+/// Sets TCP_USER_TIMEOUT, after which the kernel ends a connection with unacknowledged bytes. The kernel also ends one
+/// whose peer keeps its receive window closed. So the limit is for connection attempts and liveness connections; others
+/// use `None`.
 pub(super) fn set_user_timeout(socket: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
     let millis = limit.map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX));
     Ok(sockopt::set_tcp_user_timeout(socket, millis)?)
 }
 
-/// A connection up to the last of its first words.
+/// Connection attempt, up to the verdict of the listener.
 pub(super) struct Dial {
     pub(super) socket: CloseOnFork<TcpStream>,
     host: IpAddr,
     initiator: Initiator,
     encrypts: bool,
-    /// Of its words.
+    /// Bytes of the greeting that were sent.
     sent: usize,
     reply: [u8; REPLY],
+    /// Bytes of the reply that were received.
     received: usize,
-    /// What is said to the reply, and how much of that is.
+    /// Proof that answers the reply, and the number of its bytes that were sent.
     proof: Option<([u8; PROOF], usize)>,
-    /// The listener has handed it to the group.
+    /// The listener has accepted the connection and passed it to the group.
     accepted: bool,
 }
 
 impl Dial {
-    /// From the rank with that credential to rank `to`. A host that answers nothing for `peer_timeout` is not there.
+    /// Connects the rank with that credential to rank `to`. `peer_timeout`: time without any answer after which a host
+    /// counts as lost.
     pub(super) fn new(
         credential: &Credential,
         (to, address): (usize, &TcpAddress),
@@ -107,25 +111,26 @@ impl Dial {
         })
     }
 
-    /// Of what is said and heard from now on, where it is to be encrypted. Both ends have shown who they are.
+    /// Returns the keys for the bytes after the handshake, if the connection is encrypted. Valid once both ends are
+    /// authenticated.
     pub(super) fn keys(&self) -> Option<Keys> {
         self.encrypts.then(|| self.initiator.keys(&self.reply))
     }
 
-    /// Goes on with the first words; whether all are said.
+    /// Advances the handshake. Returns true once the listener has accepted the connection.
     pub(super) fn advance(&mut self) -> io::Result<bool> {
-        let words = self.initiator.greeting();
+        let greeting = self.initiator.greeting();
         if self.sent == 0 {
             self.check_open()?;
         }
-        if self.sent < words.len() {
-            let written = zero_if_blocked((&*self.socket).write(&words[self.sent..]))?;
+        if self.sent < greeting.len() {
+            let written = zero_if_blocked((&*self.socket).write(&greeting[self.sent..]))?;
             if self.sent == 0 && written > 0 {
                 known_hosts::record(self.host);
             }
             self.sent += written;
         }
-        if self.sent == words.len() && self.proof.is_none() {
+        if self.sent == greeting.len() && self.proof.is_none() {
             self.read_reply()?;
         }
         if let Some((proof, sent)) = &mut self.proof
@@ -139,7 +144,8 @@ impl Dial {
         Ok(self.accepted)
     }
 
-    /// What the listener answers. One that hangs up instead has no place for this caller now: it may have one later.
+    /// Reads the listener's reply. A listener that closes the connection instead has too many incoming ones, and may
+    /// accept a retry.
     fn read_reply(&mut self) -> io::Result<()> {
         match (&*self.socket).read(&mut self.reply[self.received..]) {
             Ok(0) => return Err(ErrorKind::ConnectionReset.into()),
@@ -153,7 +159,7 @@ impl Dial {
         Ok(())
     }
 
-    /// What the listener says to the proof.
+    /// Reads the listener's verdict on the proof.
     fn read_verdict(&mut self) -> io::Result<()> {
         let mut verdict = [0];
         match (&*self.socket).read(&mut verdict) {
@@ -166,15 +172,16 @@ impl Dial {
                 }
                 _ if verdict == [CLOSED] => Err(closed_error()),
                 _ if verdict == [REJECTED] => {
-                    Err(io::Error::other("it has a connection of this rank already"))
+                    Err(io::Error::other("it already has a connection of this rank"))
                 }
                 _ => Err(ErrorKind::InvalidData.into()),
             },
         }
     }
 
-    /// Before words that cannot be said again: who was stopped meanwhile may find that the other end has hung up. Nothing is lost then. And what
-    /// became of the call itself is told once, to whoever asks first.
+    /// Checks that the connection is still open, before bytes that cannot be sent again. If this process was stopped in
+    /// between, the listener may have closed the connection, and then nothing is lost. The check also returns the
+    /// result of the connect, which the socket reports only once.
     fn check_open(&self) -> io::Result<()> {
         use ErrorKind::{Interrupted, NotConnected, WouldBlock};
         match self.socket.peek(&mut [0]) {
@@ -184,30 +191,30 @@ impl Dial {
         }
     }
 
-    /// Whether its host has taken up the connection.
+    /// Returns true if the peer's host has accepted the TCP connection.
     pub(super) fn host_accepted(&self) -> bool {
         self.sent > 0
     }
 
-    /// What it waits for: room for its words, or the other end's.
+    /// Returns the poll events that the handshake waits for.
     pub(super) fn events(&self) -> i16 {
         let sending =
             self.sent < self.initiator.greeting().len() || matches!(self.proof, Some((_, 0..PROOF)));
         if sending { libc::POLLOUT } else { libc::POLLIN }
     }
 
-    /// All is said: the listener may hand it to the group at any time.
+    /// Returns true if the whole proof is sent, so that the listener may pass the connection to the group at any time.
     pub(super) fn proof_sent(&self) -> bool {
         matches!(self.proof, Some((_, PROOF)))
     }
 
-    /// Both ends have shown who they are, and the listener has handed the connection to the group.
+    /// Returns true if both ends are authenticated and the listener has passed the connection to the group.
     pub(super) fn connected(&self) -> bool {
         self.accepted
     }
 }
 
-/// What a non-blocking write came to; a connection that is still being made takes nothing yet.
+/// Returns 0 bytes for a non-blocking call that would block or was interrupted.
 pub(super) fn zero_if_blocked(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
@@ -215,25 +222,25 @@ pub(super) fn zero_if_blocked(result: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-/// The group is closed there, in good order.
+/// Returns the error for a group that the peer closed in good order.
 fn closed_error() -> io::Error {
     io::Error::new(ErrorKind::ConnectionAborted, "it has closed its end of the group")
 }
 
-/// Whether that is how a call ended.
+/// Returns true for an error of [`closed_error`].
 pub(super) fn is_closed(error: &io::Error) -> bool {
     error.kind() == ErrorKind::ConnectionAborted && error.raw_os_error().is_none()
 }
 
-/// Whether a connection ended because nobody answers at the other end.
+/// Returns true if a connection failed because the peer's host does not respond.
 pub(super) fn is_host_silent(error: &io::Error) -> bool {
     use ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
     matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable)
 }
 
-pub(super) const SILENT: &str = "its host does not answer any more";
+pub(super) const SILENT: &str = "its host does not respond";
 
-/// Whether an error says something of this process or host alone.
+/// Returns true for an error of this process or host, which does not depend on the peer.
 pub(super) fn is_local_error(error: &io::Error) -> bool {
     const HERE: [i32; 10] = [
         libc::EMFILE,
@@ -250,7 +257,7 @@ pub(super) fn is_local_error(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|code| HERE.contains(&code))
 }
 
-/// What to try where this process lacks something.
+/// Returns advice for a local error.
 pub(super) fn advice(error: &io::Error) -> &'static str {
     match error.raw_os_error().unwrap_or(0) {
         libc::EMFILE => {
@@ -258,16 +265,16 @@ pub(super) fn advice(error: &io::Error) -> &'static str {
         }
         libc::ENFILE => "this host has no file descriptor left: raise fs.file-max",
         libc::EADDRNOTAVAIL | libc::EADDRINUSE => {
-            "this host has no port left for another connection (net.ipv4.ip_local_port_range), or its address is gone \
+            "this host has no free port for another connection (net.ipv4.ip_local_port_range), or its address was removed \
              (`ip addr`)"
         }
         libc::ENOBUFS | libc::ENOMEM => {
             "this host's kernel has no memory for another socket: free some, or raise net.ipv4.tcp_mem"
         }
-        libc::EACCES | libc::EPERM => "a firewall or a policy of this host forbids it",
+        libc::EACCES | libc::EPERM => "a firewall or a security policy of this host forbids it",
         libc::ENETDOWN | libc::ENETUNREACH | libc::EAFNOSUPPORT => {
-            "this host has no way there: look at `ip addr` and `ip route`, or name an interface in SMDDP_SOCKET_IFNAME"
+            "this host has no route to it: check `ip addr` and `ip route`, or name an interface in SMDDP_SOCKET_IFNAME"
         }
-        _ => "look at what this host lacks",
+        _ => "check the resource limits of this host",
     }
 }

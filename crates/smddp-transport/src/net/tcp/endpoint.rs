@@ -1,4 +1,4 @@
-//! This process as other nodes reach it: one listening socket, and a door for each group.
+//! This process's endpoint for other nodes: one listening socket, and a listener id for each group.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
@@ -22,26 +22,26 @@ use crate::process::{Doorbell, Endpoint, ProcessUid, random};
 use crate::token::{NONCE, Responder, Token};
 use crate::warning::{info, warn};
 
-/// A connection that is not wanted, and why.
+/// Rejected connection, and the reason.
 type Rejected = (CloseOnFork<TcpStream>, &'static str);
 
-/// What others want of one group here.
+/// Accepted connections of one group of this process, until the group takes them.
 #[derive(Default)]
 pub(super) struct PendingConnections {
     me: usize,
     size: usize,
     classes: Mutex<Classes>,
     has_new: AtomicBool,
-    /// Operations that this rank has begun, for those who ask.
+    /// Operations that this rank has started, for straggler queries.
     pub(super) begun: AtomicU64,
-    /// What questions about this rank are about.
+    /// Subject of the status text in replies to straggler queries.
     pub(super) subject: AtomicU64,
     watchers: Mutex<Watchers>,
-    /// Callers that were sent away.
+    /// Number of rejected connections.
     rejected: AtomicU64,
 }
 
-/// A peer's connection for frames of one class.
+/// Connection of a peer for the frames of one class.
 pub(super) struct FrameConnection {
     pub(super) rank: usize,
     pub(super) class: usize,
@@ -49,33 +49,34 @@ pub(super) struct FrameConnection {
     pub(super) seal: Option<Box<Seal>>,
 }
 
-/// Connections that carry frames.
+/// Accepted connections that carry frames.
 #[derive(Default)]
 struct Classes {
-    /// (rank of the caller, class) of all that ever came, or that will not: each comes once at most. So whoever says the
-    /// same hello again does not get between two ranks.
+    /// (peer rank, class) of every connection that was accepted or is no longer needed. Each is accepted at most once,
+    /// so that a repeated hello cannot replace a connection between two ranks.
     seen: HashSet<(usize, usize)>,
-    /// With their connections, those that the group has not taken yet.
+    /// Connections that the group has not taken yet.
     waiting: Vec<FrameConnection>,
-    /// Nobody takes any more.
+    /// The group takes no more connections.
     closed: bool,
 }
 
-/// Those who want to notice when this group's end is closed.
+/// Liveness connections of peers, which report when this end of the group closes.
 #[derive(Default)]
 struct Watchers {
     streams: Vec<CloseOnFork<TcpStream>>,
     closed: bool,
 }
 
-/// Watchers of one group, for each of its ranks: a connection that broke on its way may still look whole here.
-const WATCHERS: usize = 4;
-/// Of callers sent away, so many are told of: whoever calls again and again does not fill the log.
-const MAX_LOGGED: u64 = 8;
+/// Maximum number of liveness connections per rank of the group. A connection that broke in the network may still seem
+/// open here.
+const WATCHERS_PER_RANK: usize = 4;
+/// Maximum number of logged rejections, so that a peer that retries does not fill the log.
+const MAX_LOGGED_REJECTIONS: u64 = 8;
 
-fn send_byte(mut caller: &TcpStream, word: u8) {
-    // One byte fits any socket buffer.
-    let _ = caller.write_all(&[word]);
+fn send_byte(mut stream: &TcpStream, byte: u8) {
+    // One byte fits in any socket buffer.
+    let _ = stream.write_all(&[byte]);
 }
 
 impl Watchers {
@@ -85,14 +86,14 @@ impl Watchers {
             return Ok(());
         }
         if self.streams.len() >= limit {
-            // They say nothing: what can be read is their end.
+            // Peers send nothing over these connections, so a readable one has ended.
             self.streams.retain(|watcher| {
                 let outcome = (&**watcher).read(&mut [0]);
                 matches!(outcome, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
             });
         }
         if self.streams.len() >= limit {
-            return Err((stream, "it watches too often"));
+            return Err((stream, "it has too many liveness connections"));
         }
         send_byte(&stream, ACCEPTED);
         self.streams.push(stream);
@@ -101,6 +102,7 @@ impl Watchers {
 }
 
 impl PendingConnections {
+    /// Returns the connections that were accepted since the last call.
     pub(super) fn take(&self) -> Vec<FrameConnection> {
         if !self.has_new.swap(false, Ordering::Acquire) {
             return Vec::new();
@@ -108,48 +110,51 @@ impl PendingConnections {
         std::mem::take(&mut lock(&self.classes).waiting)
     }
 
-    /// That rank sends over a connection that was made here: so it never calls for that class.
+    /// Records that the rank uses the connection that this rank opened for the class, and will not open one.
     pub(super) fn mark_connected(&self, rank: usize, class: usize) {
         lock(&self.classes).seen.insert((rank, class));
     }
 
-    /// The wire is gone: those that wait, and whoever comes, are hung up on.
+    /// Closes the waiting connections and all later ones, because the wire is closed.
     pub(super) fn close(&self) {
         let mut classes = lock(&self.classes);
         classes.closed = true;
         classes.waiting.clear();
     }
 
-    fn class(&self, call: FrameConnection) -> Result<(), Rejected> {
+    fn add(&self, connection: FrameConnection) -> Result<(), Rejected> {
         let mut classes = lock(&self.classes);
         if classes.closed {
-            send_byte(&call.stream, CLOSED);
+            send_byte(&connection.stream, CLOSED);
             return Ok(());
         }
-        if !classes.seen.insert((call.rank, call.class)) {
-            return Err((call.stream, "that rank is connected already, and its first connection goes on"));
+        if !classes.seen.insert((connection.rank, connection.class)) {
+            return Err((
+                connection.stream,
+                "that rank is already connected, and keeps its first connection",
+            ));
         }
-        // Before anything that the group sends over it.
-        send_byte(&call.stream, ACCEPTED);
-        classes.waiting.push(call);
+        // The verdict comes before any frame that the group sends.
+        send_byte(&connection.stream, ACCEPTED);
+        classes.waiting.push(connection);
         self.has_new.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Sends a caller away that may be no rank of the group.
+    /// Rejects and logs a connection, which may not be from a rank of the group.
     pub(super) fn reject(&self, rank: usize, stream: &TcpStream, reason: &str) {
         send_byte(stream, REJECTED);
-        if self.rejected.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED {
+        if self.rejected.fetch_add(1, Ordering::Relaxed) < MAX_LOGGED_REJECTIONS {
             let from = stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string());
             warn(&format!(
-                "rank {}: a call from {from} in the name of rank {rank} is refused: {reason}",
+                "rejected a connection to rank {} from {from} that claims to be rank {rank}: {reason}",
                 self.me
             ));
         }
     }
 }
 
-/// A group's place at the endpoint, from the moment its card is written.
+/// A group's listener at the endpoint, from the time when its rank info is written.
 pub(crate) struct GroupListener {
     pub(crate) endpoint: Arc<TcpEndpoint>,
     pub(super) pending: Arc<PendingConnections>,
@@ -157,10 +162,11 @@ pub(crate) struct GroupListener {
     pub(crate) address: TcpAddress,
 }
 
-/// What callers at a door must have; nobody is heard there before it is known.
+/// Token that connections to a group's listener must have. Until it is set, the listener accepts none.
 type SharedToken = Arc<Mutex<Option<Arc<Token>>>>;
 
 impl GroupListener {
+    /// Sets the group's token.
     pub(crate) fn trust(&self, token: &Arc<Token>) {
         *lock(&self.token) = Some(token.clone());
     }
@@ -172,7 +178,7 @@ impl GroupListener {
 
 impl Drop for GroupListener {
     fn drop(&mut self) {
-        // In a forked child these are the parent's, which goes on.
+        // In a forked child these are copies of the parent's connections, which the parent still uses.
         if self.endpoint.is_own_process() {
             let mut watchers = lock(&self.pending.watchers);
             watchers.closed = true;
@@ -181,8 +187,8 @@ impl Drop for GroupListener {
     }
 }
 
-/// What the thread that answers callers knows of a door. Its token outlives the group for a while: who comes late is told that
-/// the group is closed, and by nobody else.
+/// Group for the thread that accepts connections. Its token outlives the group for a while, so that a late peer
+/// receives an authenticated verdict that the group is closed.
 struct RegisteredGroup {
     /// The group's rank here.
     me: usize,
@@ -190,17 +196,17 @@ struct RegisteredGroup {
     token: SharedToken,
 }
 
-/// Doors that are remembered, live ones apart.
+/// Number of listener ids above which those of closed groups are removed.
 const MAX_REMEMBERED: usize = 256;
 
-/// The groups of this process, for the thread that answers callers.
+/// Groups of this process, for the thread that accepts connections.
 #[derive(Default)]
 struct RegisteredGroups {
     by_id: Mutex<HashMap<ProcessUid, RegisteredGroup>>,
     closed: AtomicBool,
 }
 
-/// Who they are and what they want is in their hello.
+/// Host of incoming TCP connections. Their hello has the rank and the purpose.
 struct TcpHost {
     groups: Arc<RegisteredGroups>,
     doorbell: Doorbell,
@@ -219,7 +225,7 @@ impl IncomingHost for TcpHost {
     fn token(&self, words: &[u8]) -> Option<Arc<Token>> {
         let hello = parse(words.first_chunk()?)?;
         let groups = lock(&self.groups.by_id);
-        // A caller that means another rank has wrong addresses: its messages must not reach this one.
+        // A peer that addresses another rank has wrong addresses, and its messages must not reach this rank.
         let group = groups.get(&hello.group_listener).filter(|group| group.me == hello.to)?;
         lock(&group.token).clone()
     }
@@ -230,7 +236,7 @@ impl IncomingHost for TcpHost {
         address.map_or_else(|| "an unknown address".to_owned(), |address| address.to_string())
     }
 
-    /// Hands the connection to its group, if that is still here.
+    /// Passes the connection to its group, if the group still exists.
     fn accept(
         &self,
         caller: CloseOnFork<OwnedFd>,
@@ -246,24 +252,24 @@ impl IncomingHost for TcpHost {
             return None;
         };
         if rank >= pending.size || rank == pending.me {
-            pending.reject(rank, &stream, "no other rank of this group has that number");
+            pending.reject(rank, &stream, "the group has no other rank with that number");
             return None;
         }
         let outcome = match purpose {
             Purpose::Frames(class) => {
-                let call = FrameConnection { rank, class, stream, seal: keys.map(Seal::for_responder) };
-                pending.class(call).inspect(|()| self.doorbell.notify())
+                let connection = FrameConnection { rank, class, stream, seal: keys.map(Seal::for_responder) };
+                pending.add(connection).inspect(|()| self.doorbell.notify())
             }
             Purpose::Query => {
-                // So few bytes fit any socket buffer.
+                // The reply fits in any socket buffer.
                 let begun = pending.begun.load(Ordering::Acquire);
                 let doing = respond(StatusQuery::Doing(pending.subject.load(Ordering::Relaxed)));
-                // At once: what follows a byte alone would wait until that is acknowledged.
-                let answer = [&[ACCEPTED], &*straggler_query::encode_reply(begun, &doing, keys)].concat();
-                let _ = (&*stream).write_all(&answer);
+                // One write for both: data after a single byte would wait for its acknowledgement (Nagle).
+                let reply = [&[ACCEPTED], &*straggler_query::encode_reply(begun, &doing, keys)].concat();
+                let _ = (&*stream).write_all(&reply);
                 Ok(())
             }
-            Purpose::Watch => lock(&pending.watchers).add(stream, WATCHERS * pending.size),
+            Purpose::Watch => lock(&pending.watchers).add(stream, WATCHERS_PER_RANK * pending.size),
         };
         if let Err((stream, reason)) = outcome {
             pending.reject(rank, &stream, reason);
@@ -276,18 +282,19 @@ impl IncomingHost for TcpHost {
     }
 
     fn resource_error(&self, error: &io::Error) -> String {
-        format!("ranks of other nodes cannot be answered: {error}; they wait. {}", advice(error))
+        format!("cannot accept connections of other nodes: {error}; their ranks wait. {}", advice(error))
     }
 }
 
+/// TCP endpoint of this process.
 pub(crate) struct TcpEndpoint {
     pub(crate) interface: SelectedInterface,
-    /// A host that answers nothing for so long is gone.
+    /// Time without any answer after which a host counts as lost.
     pub(super) peer_timeout: Duration,
-    /// Frames and answers are sealed.
+    /// Frames and query replies are encrypted.
     pub(super) encrypts: bool,
     socket: SocketAddr,
-    /// Until callers are answered.
+    /// Present until [`TcpEndpoint::serve`].
     listener: Mutex<Option<CloseOnFork<TcpListener>>>,
     groups: Arc<RegisteredGroups>,
     endpoint: Arc<Endpoint>,
@@ -295,7 +302,7 @@ pub(crate) struct TcpEndpoint {
 }
 
 impl TcpEndpoint {
-    /// The process's listener on that interface; the first group's settings count.
+    /// Returns the endpoint of this process, and creates it if needed. The settings of the first group apply.
     pub(crate) fn get(
         endpoint: &Arc<Endpoint>,
         filter: &InterfaceFilter,
@@ -317,7 +324,7 @@ impl TcpEndpoint {
         Ok(endpoint)
     }
 
-    /// Nobody is answered before [`TcpEndpoint::serve`].
+    /// Creates the listening socket. No connection is accepted before [`TcpEndpoint::serve`].
     fn new(
         endpoint: Arc<Endpoint>,
         interface: SelectedInterface,
@@ -325,7 +332,7 @@ impl TcpEndpoint {
         encrypts: bool,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(interface.address.with_port(0))?;
-        // The standard library's backlog of 128 is short for the first collective of a large group.
+        // The standard library's backlog of 128 is too small for the first collective of a large group.
         rustix::net::listen(&listener, 4096)?;
         listener.set_nonblocking(true)?;
         Ok(Self {
@@ -340,12 +347,12 @@ impl TcpEndpoint {
         })
     }
 
-    /// Not an ancestor's, of which a fork has left a copy here.
+    /// Returns false in a forked child, whose copy belongs to an ancestor.
     pub(super) fn is_own_process(&self) -> bool {
         self.fork_generation == fork::generation()
     }
 
-    /// For rank `me` of a group of `size`.
+    /// Registers a listener for rank `me` of a group of `size` ranks.
     pub(crate) fn group_listener(self: &Arc<Self>, me: usize, size: usize) -> GroupListener {
         let (group_listener, pending) =
             (random(), Arc::new(PendingConnections { me, size, ..PendingConnections::default() }));
@@ -362,7 +369,7 @@ impl TcpEndpoint {
         GroupListener { endpoint: self.clone(), pending, token, address }
     }
 
-    /// Answers callers from now on: a group does span nodes.
+    /// Starts accepting connections, because a group spans nodes.
     pub(crate) fn serve(&self) {
         raise_descriptor_limit();
         if let Some(listener) = lock(&self.listener).take() {
@@ -375,7 +382,7 @@ impl TcpEndpoint {
 
 impl Drop for TcpEndpoint {
     fn drop(&mut self) {
-        // A forked child has no such thread, and shares the parent's eventfd.
+        // A forked child has no service thread, and shares the parent's eventfd.
         if self.is_own_process() {
             self.groups.closed.store(true, Ordering::Release);
             self.endpoint.service.wake();
@@ -383,8 +390,9 @@ impl Drop for TcpEndpoint {
     }
 }
 
-/// Raises the soft limit on open files to the hard one: a rank of a large group may need a connection to every other one, and many
-/// systems allow 1,024 by default. The limit is never lowered again, since other code may hold descriptors above the old one.
+/// Raises the soft limit on open files to the hard limit. A rank of a large group may need a connection to every other
+/// rank, and many systems allow 1,024 by default. The limit is never lowered again, because other code may hold
+/// descriptors above the old one.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

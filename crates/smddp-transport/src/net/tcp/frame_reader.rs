@@ -1,39 +1,42 @@
-//! The receiving side of a connection: frames out of a byte stream, payloads straight to where they belong.
+//! Receiving side of a connection: decodes frames of a byte stream, and reads payloads directly into their targets.
 
 use std::io::{self, IoSliceMut, Read};
 
 use crate::net::frame::{Frame, HEADER, Kind};
 use crate::net::wire::{Sink, Target};
 
+/// Size of the receive buffer, in bytes.
 const BUFFER: usize = 64 << 10;
-/// One connection gives way to the others after this many bytes.
+/// Bytes after which one connection yields to the others.
 const MAX_READ_PER_POLL: usize = 4 << 20;
 
-/// Where the frame under way stands.
+/// State of the frame that is being received.
 enum Reading {
     Header,
-    /// The sink has not said where the payload goes.
+    /// The sink has no target for the payload yet.
     AwaitingTarget(Frame),
-    /// So many bytes of the payload are there; the address is `None` where they are dropped.
+    /// Target of the payload (`None`: it is discarded) and number of its bytes that were received.
     Payload(Frame, Option<*mut u8>, usize),
 }
 
+/// Frame decoder of one connection.
 pub(super) struct Reader {
     buffer: Box<[u8]>,
+    /// Bytes `start..end` of the buffer are received and not decoded.
     start: usize,
     end: usize,
     state: Reading,
 }
 
-// SAFETY: the address in `Reading::Payload` is memory that the sink gave for this frame; only whoever owns the wire, one
-// thread at a time, reads into it.
+// SAFETY: the address in `Reading::Payload` is memory that the sink provided for this frame. Only the owner of the
+// wire, one thread at a time, writes to it.
 unsafe impl Send for Reader {}
 
-/// What a round of reading came to.
+/// Result of a poll.
 pub(super) enum ReadOutcome {
     Moved,
     Nothing,
-    /// The stream is at its end, or broken.
+    /// The stream ended or failed, with the reason.
     Ended(String),
 }
 
@@ -42,12 +45,12 @@ impl Reader {
         Self { buffer: vec![0; BUFFER].into(), start: 0, end: 0, state: Reading::Header }
     }
 
-    /// Whether it waits for the sink, not for the peer.
+    /// Returns true if the reader waits for the sink, not for the peer.
     pub(super) fn blocked(&self) -> bool {
         matches!(self.state, Reading::AwaitingTarget(_))
     }
 
-    /// The memory of collectives and messages is their owners' again: the rest of a payload for it is dropped.
+    /// Discards the rest of a payload for user memory, which its owner may reuse from now on.
     pub(super) fn release_user_buffers(&mut self) {
         if let Reading::Payload(frame, address, _) = &mut self.state
             && matches!(frame.kind, Kind::Data | Kind::Fragment)
@@ -56,7 +59,8 @@ impl Reader {
         }
     }
 
-    /// Memory of collectives has moved, with what has arrived in it: the rest of a payload arrives at the new address.
+    /// Directs the rest of a collective's payload to the new address, after its memory and the received bytes in it
+    /// have moved.
     pub(super) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
         if let Reading::Payload(frame, Some(address), _) = &mut self.state
             && frame.kind == Kind::Data
@@ -65,7 +69,7 @@ impl Reader {
         }
     }
 
-    /// Reads and delivers what is there.
+    /// Reads and delivers what the socket has.
     pub(super) fn poll(&mut self, socket: &mut impl Read, peer: usize, sink: &mut dyn Sink) -> ReadOutcome {
         let (mut moved, mut read) = (false, 0);
         loop {
@@ -81,7 +85,7 @@ impl Reader {
                 Ok((n, full)) => {
                     (moved, read) = (true, read + n);
                     if !full {
-                        // The stream was emptied; another look costs a system call and finds nothing.
+                        // The socket is empty, so skip another system call.
                         return match self.deliver(peer, sink) {
                             Ok(_) => ReadOutcome::Moved,
                             Err(reason) => ReadOutcome::Ended(reason),
@@ -98,8 +102,8 @@ impl Reader {
         if moved { ReadOutcome::Moved } else { ReadOutcome::Nothing }
     }
 
-    /// One read from the socket: (bytes, whether there may be more). The payload under way goes to its place, whatever
-    /// comes behind it into the buffer.
+    /// Reads once from the socket: the rest of the current payload into its target, and the bytes after it into the
+    /// buffer. Returns the number of bytes, and true if the socket may have more.
     fn fill(&mut self, socket: &mut impl Read) -> io::Result<(usize, bool)> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -109,12 +113,12 @@ impl Reader {
         }
         if let Reading::Payload(frame, Some(address), read_bytes) = &mut self.state {
             let rest = frame.bytes as usize - *read_bytes;
-            // SAFETY: the sink gave `frame.bytes` bytes at this address, ours until the frame has arrived; the buffer
-            // is empty while a payload is under way, so nothing is overwritten.
-            let place = unsafe { std::slice::from_raw_parts_mut(address.wrapping_add(*read_bytes), rest) };
+            // SAFETY: the sink provided `frame.bytes` bytes at this address, which belong to the reader until the frame
+            // is delivered. The buffer is empty while a payload is received, so nothing is overwritten.
+            let target = unsafe { std::slice::from_raw_parts_mut(address.wrapping_add(*read_bytes), rest) };
             let (wanted, n) = (
                 rest + BUFFER,
-                socket.read_vectored(&mut [IoSliceMut::new(place), IoSliceMut::new(&mut self.buffer)])?,
+                socket.read_vectored(&mut [IoSliceMut::new(target), IoSliceMut::new(&mut self.buffer)])?,
             );
             *read_bytes += n.min(rest);
             (self.start, self.end) = (0, n.saturating_sub(rest));
@@ -125,7 +129,7 @@ impl Reader {
         Ok((n, self.end == BUFFER))
     }
 
-    /// Takes frames out of the buffer; whether any arrived or went on.
+    /// Decodes frames from the buffer. Returns true if there was progress.
     fn deliver(&mut self, peer: usize, sink: &mut dyn Sink) -> Result<bool, String> {
         let mut moved = false;
         loop {
@@ -134,7 +138,7 @@ impl Reader {
                     let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER>() else {
                         return Ok(moved);
                     };
-                    let frame = Frame::decode(header).ok_or("it sent something that is no frame")?;
+                    let frame = Frame::decode(header).ok_or("it sent an invalid frame header")?;
                     self.start += HEADER;
                     self.state = Reading::AwaitingTarget(frame);
                 }
@@ -148,7 +152,7 @@ impl Reader {
                     if let Some(address) = address
                         && chunk > 0
                     {
-                        // SAFETY: as in `fill`; the source is our buffer.
+                        // SAFETY: as in `fill`; the source is the reader's buffer.
                         unsafe {
                             std::ptr::copy_nonoverlapping(
                                 self.buffer[self.start..].as_ptr(),
@@ -176,10 +180,10 @@ mod tests {
     use super::*;
     use crate::net::wire::Ticket;
 
-    /// Everything goes to one place.
-    struct Place(*mut u8, u32);
+    /// Sink with one target for all payloads, and the number of received frames.
+    struct OneTarget(*mut u8, u32);
 
-    impl Sink for Place {
+    impl Sink for OneTarget {
         fn target(&mut self, _: usize, _: &Frame) -> Target {
             Target::At(self.0)
         }
@@ -189,28 +193,28 @@ mod tests {
         fn sent(&mut self, _: Ticket) {}
     }
 
-    /// A socket that has no more than this.
-    struct Some<'a>(&'a [u8]);
+    /// Socket that has these bytes and no more.
+    struct Bytes<'a>(&'a [u8]);
 
-    impl Read for Some<'_> {
+    impl Read for Bytes<'_> {
         fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
             if self.0.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { self.0.read(into) }
         }
     }
 
     #[test]
-    fn memory_that_is_let_go_is_not_written_any_more() {
+    fn released_memory_is_not_written() {
         const BYTES: usize = 100_000;
         for kind in [Kind::Data, Kind::Fragment] {
             let frame = Frame { bytes: BYTES as u64, ..Frame::new(kind, 0) };
             let stream = [&frame.encode()[..], &[7; BYTES]].concat();
             let (first, rest) = stream.split_at(HEADER + BYTES / 2);
             let mut memory = vec![0u8; BYTES];
-            let (mut reader, mut place) = (Reader::new(), Place(memory.as_mut_ptr(), 0));
-            reader.poll(&mut Some(first), 0, &mut place);
+            let (mut reader, mut sink) = (Reader::new(), OneTarget(memory.as_mut_ptr(), 0));
+            reader.poll(&mut Bytes(first), 0, &mut sink);
             reader.release_user_buffers();
-            reader.poll(&mut Some(rest), 0, &mut place);
-            assert_eq!(place.1, 1, "the frame itself is delivered");
+            reader.poll(&mut Bytes(rest), 0, &mut sink);
+            assert_eq!(sink.1, 1, "the frame itself is delivered");
             assert_eq!(memory.iter().filter(|&&byte| byte == 7).count(), BYTES / 2, "{kind:?}");
         }
     }

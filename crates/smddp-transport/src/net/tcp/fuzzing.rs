@@ -1,4 +1,4 @@
-//! The inner borders of the sockets.
+//! Fuzz targets for the TCP transport: hello decoding and straggler queries.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,8 +19,8 @@ pub(crate) fn hello(bytes: &[u8]) {
     }
 }
 
-/// Where the ranks that are asked are reached.
-fn elsewhere() -> &'static TcpListener {
+/// Returns the listener at the address of all queried ranks.
+fn shared_listener() -> &'static TcpListener {
     static LISTENER: OnceLock<TcpListener> = OnceLock::new();
     LISTENER.get_or_init(|| {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a loopback interface");
@@ -29,19 +29,19 @@ fn elsewhere() -> &'static TcpListener {
     })
 }
 
-/// Ranks are asked, of which some answer anything.
+/// Queries ranks, some of which send arbitrary replies.
 pub(crate) fn straggler_query(script: &mut Script<'_>) {
-    let listener = elsewhere();
+    let listener = shared_listener();
     let Ok(socket) = listener.local_addr() else { return };
-    let asked = 1 + script.below(6);
+    let queried = 1 + script.below(6);
     let address = |peer: usize| (peer, TcpAddress { socket, group_listener: [peer as u8; 16] });
-    let mut straggler_query = StragglerQuery::new(credential(0), (1..=asked).map(address));
+    let mut query = StragglerQuery::new(credential(0), (1..=queried).map(address));
     let mut streams: Vec<TcpStream> = Vec::new();
-    while let Some(what) = script.step() {
-        match what % 4 {
+    while let Some(step) = script.step() {
+        match step % 4 {
             0 | 1 => {
-                for (peer, _) in straggler_query.poll(Duration::ZERO, Instant::now()) {
-                    assert!((1..=asked).contains(&peer), "rank {peer} was not asked");
+                for (peer, _) in query.poll(Duration::ZERO, Instant::now()) {
+                    assert!((1..=queried).contains(&peer), "rank {peer} was not queried");
                 }
             }
             2 => {
@@ -52,14 +52,14 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
             }
             _ => {
                 let Some(at) = script.below(6).checked_rem(streams.len()) else { continue };
-                const WORDS: usize = HELLO + NONCE;
-                let mut question = [0; WORDS];
-                match streams[at].read(&mut question) {
-                    Ok(WORDS) => {
-                        assert!(question.first_chunk().and_then(address::parse).is_some());
-                        // Some of them have the token.
+                const GREETING: usize = HELLO + NONCE;
+                let mut greeting = [0; GREETING];
+                match streams[at].read(&mut greeting) {
+                    Ok(GREETING) => {
+                        assert!(greeting.first_chunk().and_then(address::parse).is_some());
+                        // Most of them have the token.
                         if script.below(4) > 0 {
-                            let _ = streams[at].write(&responder_reply(&question));
+                            let _ = streams[at].write(&responder_reply(&greeting));
                             let _ = streams[at].write(&[address::ACCEPTED]);
                         }
                     }
@@ -73,8 +73,8 @@ pub(crate) fn straggler_query(script: &mut Script<'_>) {
             }
         }
     }
-    // Those that nobody took up are not the next input's.
-    drop(straggler_query);
+    // Drop connections that were not accepted, so that the next input does not see them.
+    drop(query);
     while listener.accept().is_ok() {}
 }
 
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kept_first_messages_are_of_this_protocol() {
+    fn corpus_hellos_match_the_protocol_version() {
         let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/hello");
         for file in std::fs::read_dir(folder).unwrap() {
             let path = file.unwrap().path();

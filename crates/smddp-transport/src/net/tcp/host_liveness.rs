@@ -1,10 +1,11 @@
-//! Whether the host of a peer that is waited for, or that takes nothing more, still answers.
+//! Detection of lost hosts of peers for which this rank waits, or that do not read.
 //!
-//! Where nothing is under way nothing would be missed: the kernel's own probes of such a connection come late (`Probes::Late`).
-//! A peer that does something else takes no bytes, and its window stays shut for as long as that takes: no loss. The kernel
-//! acknowledges for it, at ever longer intervals, so the connection itself shows late or never that the host is gone; and
-//! a limit of the kernel's (TCP_USER_TIMEOUT) ends both alike. So a second connection, over which nothing is under way, is
-//! made where nothing is heard for a while: if it cannot be made, or its probes are not answered, nobody is there.
+//! On a connection without data in flight, the kernel's keepalive detects a lost host late (`Keepalive::Slow`). On a
+//! connection with data in flight, a peer that is alive may be busy and not read for a long time, with a zero receive
+//! window. Its kernel answers window probes at increasing intervals, so the connection shows a lost host late or never.
+//! TCP_USER_TIMEOUT would end the connection in both cases. So if a peer's host is silent for a while, this module
+//! opens a second connection without data in flight. If that fails, or its keepalive probes are not answered, the host
+//! is lost.
 
 use std::time::{Duration, Instant};
 
@@ -13,27 +14,29 @@ use super::dial::is_host_silent;
 use super::process_liveness::{LivenessConnection, LivenessEvent, MAX_WATCHED, is_close_successor};
 use super::sideband::Sideband;
 
+/// Time limits of the detection.
 #[derive(Clone, Copy)]
 pub(super) struct HostLivenessLimits {
-    /// A peer from whose host nothing is heard for so long is looked after.
+    /// Time without data or acknowledgements after which a second connection probes the host.
     pub(super) silent: Duration,
-    /// A host that answers nothing for so long is gone.
+    /// Time without any answer after which a host counts as lost.
     pub(super) lost: Duration,
-    /// Looks are this far apart.
+    /// Time between two polls.
     pub(super) interval: Duration,
 }
 
 impl HostLivenessLimits {
-    /// Such that a host is found gone within `peer_timeout`, the pauses between two looks included.
+    /// Returns limits that detect a lost host within `peer_timeout`, including the time between two polls.
     pub(super) fn within(peer_timeout: Duration) -> Self {
         Self { silent: peer_timeout / 3, lost: peer_timeout / 2, interval: peer_timeout / 20 }
     }
 }
 
+/// State of the detection for one wire.
 pub(super) struct HostLiveness {
     limits: HostLivenessLimits,
     last_poll: Option<Instant>,
-    /// By peer.
+    /// Second connections, each with its peer.
     probes: Vec<(usize, LivenessConnection)>,
 }
 
@@ -42,7 +45,7 @@ impl HostLiveness {
         Self { limits, last_poll: None, probes: Vec::new() }
     }
 
-    /// Peers whose hosts have been found gone. `awaited`: those for which this rank waits.
+    /// Returns peers whose hosts were found lost. `awaited`: peers for which this rank waits.
     pub(super) fn poll<'a>(
         &mut self,
         sideband: &Sideband,
@@ -63,7 +66,7 @@ impl HostLiveness {
             .collect();
         peers.sort_unstable();
         peers.dedup();
-        // A word over any connection is a sign of life.
+        // Data or an acknowledgement over any connection shows that the host is alive.
         let since_last_receive = |peer: usize| {
             conns.clone().filter(|conn| conn.peer == peer).filter_map(Connection::since_last_receive).min()
         };
@@ -89,8 +92,8 @@ impl HostLiveness {
                 silent_peers.push(*peer);
                 false
             }
-            // A process that is gone or a group that is closed shows on its own connections. What else it is, another
-            // connection tells.
+            // The peer's frame connections report an ended process or a closed group. For another error a new
+            // connection decides.
             LivenessEvent::Ended(_) | LivenessEvent::Closed => false,
         });
         silent_peers

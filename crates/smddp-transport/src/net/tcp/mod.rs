@@ -1,16 +1,16 @@
-//! Frames over our own sockets: the default between nodes.
+//! TCP transport: frames over TCP sockets, the default between nodes.
 //!
-//! A process listens once, on the chosen interface; a communicator has its own connections, made when first needed
-//! and used in both directions. A rank sends to a peer over one connection only, so the order of its frames is the
-//! order of that stream. Where both ends of a pair have called each other, they turn to the connection that the lower
-//! rank made: acknowledgements then travel with the data of the other direction. A rank calls once for each class, so a
-//! second call in its name is refused and the first goes on.
+//! A process has one listening socket, on the selected interface. Each communicator has its own connections, which are
+//! opened on first use and carry both directions. A rank sends the frames of a class to a peer over one connection
+//! only, so their order is the order of that stream. If both ranks of a pair have connected to each other, both switch
+//! to the connection that the lower rank opened: TCP acknowledgements then travel with the data of the other direction.
+//! A rank connects once per class, so a second connection that claims its rank is rejected and the first one is kept.
 //!
-//! Only the silence of a host ends a connection, never a peer that takes nothing for a while (`silence`). What may pass is
-//! tried again, and what this process lacks is told as that (`call`).
+//! A connection fails if the peer's host does not respond, never because the peer does not read for a while
+//! (`host_liveness`). Transient connection errors are retried, and local errors are reported as local (`connecting`).
 //!
-//! A group that uses another wire has such a listener, too: connections over which nothing is sent tell of a process's
-//! end (`watch`), and the service thread answers for a rank that does not drive (`straggler_query`).
+//! A group that uses another wire has such a listener, too. Idle connections detect the end of a peer's process
+//! (`process_liveness`), and the service thread answers queries for a rank that makes no progress (`straggler_query`).
 
 pub(crate) mod address;
 mod class_sink;

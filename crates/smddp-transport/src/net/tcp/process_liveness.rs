@@ -1,5 +1,5 @@
-//! Noticing that a peer's process is gone: a connection to its listener over which nothing is sent. The kernel ends it
-//! with the process, whatever the wire's own connections do.
+//! Detection of ended peer processes, by an idle connection to the process's listener. The kernel closes it with the
+//! process, whatever the state of the wire's own connections.
 
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,60 +12,65 @@ use super::sideband::Sideband;
 use crate::net::known_hosts;
 use crate::net::wire::{Broken, DRAIN_GRACE};
 
-/// A peer that keeps this rank waiting so long is watched.
+/// Time that this rank waits for a peer before it opens a liveness connection.
 const WATCH_AFTER: Duration = Duration::from_millis(200);
-/// Peers that are waited for at intervals longer than this are waited for anew.
+/// Gap between two waits for a peer after which the second counts as a new wait.
 const WAIT_GAP: Duration = Duration::from_millis(100);
-/// Where no connection could be made, another is tried after this time.
+/// Time between two connection attempts to a peer.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
-/// What a rank sent before it closed its end of the group is on its way, and it has waited for that itself.
+/// Time to wait for frames that a peer sent before it closed its end of the group. The peer itself waits for their
+/// delivery, too.
 const CLOSE_GRACE: Duration = Duration::from_secs(5);
-/// Ranks that are watched because they keep this one waiting; besides, as many that follow it are, so that everyone who
-/// is waited for is watched by somebody. Who notices tells the others.
+/// Maximum number of arbitrary ranks to watch because this rank waits for them. As many ranks that follow this one are
+/// watched in addition, so that some rank watches each awaited rank. A rank that detects an end reports it to the
+/// others.
 pub(super) const MAX_WATCHED: usize = 64;
-/// Ranks that are asked, one after the other, whether connections can be made at all: the first of them may be the dead.
+/// Number of ranks to try, one after the other, to find out if connections are possible at all. The first ones may be
+/// dead.
 const MAX_PROBED: usize = 8;
 
-/// What is known of a peer's process.
+/// State of a peer's process.
 enum PeerLiveness {
-    /// Since when this rank waits for it, and when that was last said.
+    /// This rank has waited for it since `since`; `last` is the time of the last call of `watch`.
     Awaited {
         since: Instant,
         last: Instant,
     },
-    /// Connected, or about to be.
+    /// Connected or connecting.
     Connected(LivenessConnection),
-    /// Another connection is tried later.
+    /// A connection attempt failed at this time; another one follows.
     Unknown(Instant),
-    /// Gone, from when on, and why.
+    /// Ended: the time from which it is reported, and the reason.
     Lost(Instant, String),
     Unwatched,
 }
 
-/// All that one rank of a group watches.
+/// Process detection of one rank in one group.
 pub(crate) struct ProcessLiveness {
     sideband: Arc<Sideband>,
     peers: Vec<PeerLiveness>,
+    /// Number of peers in the state [`PeerLiveness::Connected`].
     connected: usize,
-    /// A connection was made: so a refused one means that nobody is there. A network may refuse all of them.
+    /// A connection succeeded, so a refused one means that the process has ended. Some networks refuse every
+    /// connection.
     reachable: bool,
-    /// Ranks after this one that were asked for that.
+    /// Number of following ranks that were tried for `reachable`.
     probed: usize,
 }
 
-/// One connection.
+/// Idle connection to the listener of a peer's process.
 pub(super) struct LivenessConnection(Dial);
 
-/// What a look at it found.
+/// Result of a poll of a liveness connection.
 pub(super) enum LivenessEvent {
     Alive,
-    /// The group is closed there, in good order.
+    /// The peer closed its end of the group in good order.
     Closed,
     Ended(io::Error),
 }
 
 impl LivenessConnection {
-    /// Nobody being there is found within `peer_timeout`.
+    /// Connects to a peer. The kernel reports a lost host within `peer_timeout`.
     pub(super) fn connect(
         credential: &Credential,
         peer: (usize, &TcpAddress),
@@ -100,11 +105,11 @@ impl ProcessLiveness {
         Self { sideband, peers, connected: 0, reachable: false, probed: 0 }
     }
 
-    /// This rank waits for that peer.
+    /// Records that this rank waits for the peer. A rank that waits calls it at short intervals.
     pub(crate) fn watch(&mut self, peer: usize, now: Instant) {
         let (me, size) = (self.sideband.me, self.peers.len());
         if !self.reachable && self.connected == 0 {
-            // Shows whether connections can be made here at all, at first while all is well.
+            // Finds out if connections are possible at all, at first while all processes are alive.
             let mut others =
                 (1..size).map(|i| (me + i) % size).filter(|&p| self.sideband.address(p).is_some());
             if let Some(next) = others.nth(self.probed).filter(|_| self.probed < MAX_PROBED) {
@@ -135,20 +140,20 @@ impl ProcessLiveness {
         let Some(address) = self.sideband.address(peer) else { return };
         let (credential, peer_timeout) = (self.sideband.credential(), self.sideband.peer_timeout());
         self.peers[peer] = match LivenessConnection::connect(credential, (peer, address), peer_timeout) {
-            Ok(watch) => {
+            Ok(connection) => {
                 self.connected += 1;
-                PeerLiveness::Connected(watch)
+                PeerLiveness::Connected(connection)
             }
             Err(error) => self.connect_failed(peer, &error, now),
         };
     }
 
-    /// No connection came about.
+    /// Returns the state of a peer after a failed connection attempt.
     fn connect_failed(&self, peer: usize, error: &io::Error, now: Instant) -> PeerLiveness {
         let host_seen =
             || self.sideband.address(peer).is_some_and(|to| known_hosts::contains(to.socket.ip()));
         if error.kind() == io::ErrorKind::ConnectionRefused && (self.reachable || host_seen()) {
-            return PeerLiveness::Lost(now + DRAIN_GRACE, "its process listens no more".to_owned());
+            return PeerLiveness::Lost(now + DRAIN_GRACE, "its process no longer listens".to_owned());
         }
         if is_host_silent(error) && host_seen() {
             return PeerLiveness::Lost(now, SILENT.to_owned());
@@ -156,18 +161,18 @@ impl ProcessLiveness {
         PeerLiveness::Unknown(now)
     }
 
-    /// Looks at all connections.
+    /// Polls all liveness connections.
     pub(crate) fn check(&mut self, now: Instant) {
         if self.connected == 0 {
             return;
         }
         let was_reachable = self.reachable;
         for peer in 0..self.peers.len() {
-            let PeerLiveness::Connected(watch) = &mut self.peers[peer] else { continue };
-            let (found, connected, host_accepted) =
-                (watch.poll(), watch.0.connected(), watch.0.host_accepted());
+            let PeerLiveness::Connected(connection) = &mut self.peers[peer] else { continue };
+            let (event, connected, host_accepted) =
+                (connection.poll(), connection.0.connected(), connection.0.host_accepted());
             self.reachable |= host_accepted;
-            let state = match found {
+            let state = match event {
                 LivenessEvent::Alive => continue,
                 LivenessEvent::Closed => {
                     PeerLiveness::Lost(now + CLOSE_GRACE, "it closed its end of the group".to_owned())
@@ -175,7 +180,8 @@ impl ProcessLiveness {
                 LivenessEvent::Ended(error) if connected => {
                     PeerLiveness::Lost(now + DRAIN_GRACE, reason(&error))
                 }
-                // It hung up in the handshake: too many strangers, or its end, which the next call shows.
+                // The listener closed the connection in the handshake: it has too many incoming connections, or its
+                // process ended, which the next attempt shows.
                 LivenessEvent::Ended(_) if host_accepted => {
                     PeerLiveness::Unknown(now.checked_sub(RETRY_INTERVAL - WAIT_GAP).unwrap_or(now))
                 }
@@ -185,14 +191,14 @@ impl ProcessLiveness {
             self.connected -= 1;
         }
         if self.reachable && !was_reachable {
-            // Who refused a connection before that means more now: it is called again at once.
+            // A refused connection now means an ended process, so retry peers that refused one before.
             let long_ago = now.checked_sub(RETRY_INTERVAL).unwrap_or(now);
             let unknown = self.peers.iter_mut().filter(|peer| matches!(peer, PeerLiveness::Unknown(_)));
             unknown.for_each(|peer| *peer = PeerLiveness::Unknown(long_ago));
         }
     }
 
-    /// Peers whose processes are gone, and all that they sent has had its time; the first to go first.
+    /// Returns peers whose processes have ended and whose grace period has passed, in the order of its end.
     pub(crate) fn broken(&self, now: Instant) -> Vec<Broken> {
         let lost = |(peer, known): (usize, &PeerLiveness)| match known {
             PeerLiveness::Lost(at, reason) if *at <= now => {
@@ -205,7 +211,7 @@ impl ProcessLiveness {
         lost.into_iter().map(|(_, broken)| broken).collect()
     }
 
-    /// Descriptors that end a sleep.
+    /// Adds the descriptors whose readiness ends a sleep.
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) {
         if self.connected > 0 {
             fds.extend(self.peers.iter().filter_map(|peer| match peer {
@@ -218,13 +224,13 @@ impl ProcessLiveness {
     }
 }
 
-/// Whether that peer follows this rank so closely that it is watched however many are.
+/// Returns true if the peer is one of the next [`MAX_WATCHED`] ranks, which are watched in any case.
 pub(super) fn is_close_successor(me: usize, peer: usize, size: usize) -> bool {
     (peer + size - me) % size <= MAX_WATCHED
 }
 
 fn reason(error: &io::Error) -> String {
-    // With the process, the kernel closes its connections: in order, or not if something was left unread.
+    // The kernel closes the connections of an ended process, with a reset if data was unread.
     if is_host_silent(error) { SILENT.to_owned() } else { "its process ended".to_owned() }
 }
 
@@ -253,177 +259,178 @@ mod tests {
         TcpAddress { socket: listener.local_addr().unwrap(), group_listener: crate::process::random() }
     }
 
-    /// Rank 0 of a group whose others are at these addresses.
-    fn watches(others: Vec<TcpAddress>) -> ProcessLiveness {
+    /// Creates the detection of rank 0 in a group whose other ranks have these addresses.
+    fn liveness_of(others: Vec<TcpAddress>) -> ProcessLiveness {
         let group_listener = endpoint().group_listener(0, 1 + others.len());
         group_listener.trust(&known_token());
         let addresses = std::iter::once(None).chain(others.into_iter().map(Some));
         ProcessLiveness::new(Arc::new(Sideband::new(0, group_listener, addresses).unwrap()))
     }
 
-    /// The shortest time there is.
+    /// Smallest time step.
     const MOMENT: Duration = Duration::from_nanos(1);
 
-    /// Waits for that peer, as a rank in a collective does, and at that time goes on to, until `over`.
+    /// Waits for the peer like a rank in a collective until `over` returns true. The time remains `now`.
     fn wait(
-        watches: &mut ProcessLiveness,
+        liveness: &mut ProcessLiveness,
         peer: usize,
         now: Instant,
         over: impl Fn(&ProcessLiveness) -> bool,
     ) {
         let begun = Instant::now();
-        while !over(watches) {
-            assert!(begun.elapsed() < DEADLINE, "nothing was noticed");
-            watches.watch(peer, now);
-            watches.check(now);
+        while !over(liveness) {
+            assert!(begun.elapsed() < DEADLINE, "nothing was detected");
+            liveness.watch(peer, now);
+            liveness.check(now);
             let mut fds = Vec::new();
-            watches.interest(&mut fds);
+            liveness.interest(&mut fds);
             std::thread::yield_now();
         }
     }
 
-    /// Waits for that peer for so long from that time on that it is watched; the time that it is then.
-    fn wait_long(watches: &mut ProcessLiveness, peer: usize, from: Instant) -> Instant {
+    /// Waits for the peer, from that time, until it is watched. Returns the time at the end.
+    fn wait_long(liveness: &mut ProcessLiveness, peer: usize, from: Instant) -> Instant {
         for waited in [Duration::ZERO, WAIT_GAP, WATCH_AFTER] {
-            watches.watch(peer, from + waited);
+            liveness.watch(peer, from + waited);
         }
         from + WATCH_AFTER
     }
 
-    fn is_dead(watches: &ProcessLiveness, peer: usize) -> bool {
-        matches!(watches.peers[peer], PeerLiveness::Lost(..))
+    fn is_lost(liveness: &ProcessLiveness, peer: usize) -> bool {
+        matches!(liveness.peers[peer], PeerLiveness::Lost(..))
     }
 
     #[test]
-    fn a_process_that_ends_without_a_word_is_told_once_what_it_sent_has_had_its_time_and_no_moment_earlier() {
+    fn ended_process_is_reported_exactly_after_the_drain_grace() {
         let (listener, now) = (TcpListener::bind("127.0.0.1:0").unwrap(), Instant::now());
-        let mut watches = watches(vec![address(&listener)]);
+        let mut liveness = liveness_of(vec![address(&listener)]);
         let theirs = std::thread::scope(|scope| {
-            let answering = scope.spawn(|| accept_peer(listener.accept().unwrap().0));
-            let connected = |w: &ProcessLiveness| matches!(&w.peers[1], PeerLiveness::Connected(LivenessConnection(dial)) if dial.connected());
-            wait(&mut watches, 1, now, connected);
-            answering.join().unwrap()
+            let responder = scope.spawn(|| accept_peer(listener.accept().unwrap().0));
+            let connected = |w: &ProcessLiveness| match &w.peers[1] {
+                PeerLiveness::Connected(LivenessConnection(dial)) => dial.connected(),
+                _ => false,
+            };
+            wait(&mut liveness, 1, now, connected);
+            responder.join().unwrap()
         });
         drop((theirs, listener));
-        wait(&mut watches, 1, now, |w| is_dead(w, 1));
-        assert_eq!(watches.broken(now + DRAIN_GRACE - MOMENT), vec![]);
+        wait(&mut liveness, 1, now, |w| is_lost(w, 1));
+        assert_eq!(liveness.broken(now + DRAIN_GRACE - MOMENT), vec![]);
         let broken = Broken { peer: 1, reason: "its process ended".to_owned() };
-        assert_eq!(watches.broken(now + DRAIN_GRACE), [broken]);
+        assert_eq!(liveness.broken(now + DRAIN_GRACE), [broken]);
     }
 
     #[test]
-    fn who_was_hung_up_on_before_its_first_word_has_seen_no_death() {
+    fn connection_closed_before_the_greeting_is_not_a_process_end() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut watch =
+        let mut connection =
             LivenessConnection::connect(&credential(0), (1, &address(&listener)), DEADLINE).unwrap();
         drop(listener.accept().unwrap());
-        assert!(matches!(watch.poll(), LivenessEvent::Ended(_)));
-        assert!(!watch.0.connected());
+        assert!(matches!(connection.poll(), LivenessEvent::Ended(_)));
+        assert!(!connection.0.connected());
     }
 
     #[test]
-    fn who_was_hung_up_on_after_its_last_word_has_seen_no_death() {
+    fn connection_closed_after_the_proof_is_not_a_process_end() {
         let (listener, now) = (TcpListener::bind("127.0.0.1:0").unwrap(), Instant::now());
-        let mut watches = watches(vec![address(&listener)]);
+        let mut liveness = liveness_of(vec![address(&listener)]);
         std::thread::scope(|scope| {
-            let answering = scope.spawn(|| drop(accept_proof(listener.accept().unwrap().0)));
-            wait(&mut watches, 1, now, |w| matches!(w.peers[1], PeerLiveness::Unknown(_)));
-            answering.join().unwrap();
+            let responder = scope.spawn(|| drop(accept_proof(listener.accept().unwrap().0)));
+            wait(&mut liveness, 1, now, |w| matches!(w.peers[1], PeerLiveness::Unknown(_)));
+            responder.join().unwrap();
         });
-        assert_eq!(watches.broken(now + DEADLINE), vec![]);
+        assert_eq!(liveness.broken(now + DEADLINE), vec![]);
     }
 
-    /// Two ranks, of which the first or the second is gone.
-    fn two_of_whom_one_is_gone(lost: usize) -> (TcpListener, ProcessLiveness) {
+    /// Creates the detection for two peers, of which one has ended.
+    fn two_peers_with_one_ended(lost: usize) -> (TcpListener, ProcessLiveness) {
         let mut listeners: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addresses = listeners.iter().map(address).collect();
         drop(listeners.remove(lost - 1));
-        (listeners.remove(0), watches(addresses))
+        (listeners.remove(0), liveness_of(addresses))
     }
 
     #[test]
-    fn a_listener_that_is_gone_means_a_process_that_is_gone_where_connections_can_be_made_whichever_it_is() {
+    fn closed_listener_means_an_ended_process_if_connections_are_possible() {
         for lost in [1, 2] {
-            let (_other, mut watches) = two_of_whom_one_is_gone(lost);
-            let now = wait_long(&mut watches, lost, Instant::now());
-            // It is not left alone for a while, though it was perhaps called before anybody else was reached.
-            wait(&mut watches, lost, now, |w| is_dead(w, lost));
-            assert_eq!(watches.broken(now + DRAIN_GRACE)[0].peer, lost);
+            let (_other, mut liveness) = two_peers_with_one_ended(lost);
+            let now = wait_long(&mut liveness, lost, Instant::now());
+            // It is tried again at once, even if it refused before another peer was reached.
+            wait(&mut liveness, lost, now, |w| is_lost(w, lost));
+            assert_eq!(liveness.broken(now + DRAIN_GRACE)[0].peer, lost);
         }
     }
 
     #[test]
-    fn where_no_connection_can_be_made_nobody_is_gone_and_another_is_tried_after_its_time_and_no_moment_earlier()
-     {
-        // A host of its own: one that has answered this process before would be gone.
+    fn without_any_connection_no_process_counts_as_ended_and_retries_follow_the_interval() {
+        // A separate address, because a host that this process has reached before would count as lost.
         let (only, now) = (TcpListener::bind("127.77.0.2:0").unwrap(), Instant::now());
         let addresses = vec![address(&only)];
         drop(only);
-        let mut refused = watches(addresses);
+        let mut refused = liveness_of(addresses);
         let unknown = |w: &ProcessLiveness| matches!(w.peers[1], PeerLiveness::Unknown(at) if at == now);
         wait(&mut refused, 1, now, unknown);
         refused.watch(1, now + RETRY_INTERVAL - MOMENT);
-        assert!(unknown(&refused), "it is called too soon");
+        assert!(unknown(&refused), "it retries too soon");
         refused.watch(1, now + RETRY_INTERVAL);
-        assert!(!unknown(&refused), "it is not called again");
+        assert!(!unknown(&refused), "it does not retry");
         assert_eq!(refused.broken(now + DEADLINE), vec![]);
     }
 
     #[test]
-    fn a_host_that_answers_no_call_is_gone_where_it_has_answered_one_before_and_perhaps_out_of_reach_else() {
+    fn silent_host_is_lost_only_if_it_was_reached_before() {
         let host = "127.77.0.1".parse().unwrap();
         let address = TcpAddress { socket: (host, 9).into(), group_listener: crate::process::random() };
-        let (watches, now) = (watches(vec![address]), Instant::now());
+        let (liveness, now) = (liveness_of(vec![address]), Instant::now());
         let silence = io::Error::from(io::ErrorKind::TimedOut);
-        assert!(matches!(watches.connect_failed(1, &silence, now), PeerLiveness::Unknown(_)));
+        assert!(matches!(liveness.connect_failed(1, &silence, now), PeerLiveness::Unknown(_)));
         known_hosts::record(host);
-        assert!(
-            matches!(watches.connect_failed(1, &silence, now), PeerLiveness::Lost(at, reason) if at == now && reason == SILENT)
-        );
-        // What this process lacks says nothing of the host.
-        let lacks = io::Error::from(io::ErrorKind::OutOfMemory);
-        assert!(matches!(watches.connect_failed(1, &lacks, now), PeerLiveness::Unknown(_)));
+        let state = liveness.connect_failed(1, &silence, now);
+        assert!(matches!(state, PeerLiveness::Lost(at, reason) if at == now && reason == SILENT));
+        // A local error does not show the state of the host.
+        let local = io::Error::from(io::ErrorKind::OutOfMemory);
+        assert!(matches!(liveness.connect_failed(1, &local, now), PeerLiveness::Unknown(_)));
     }
 
     #[test]
-    fn an_end_that_is_closed_in_good_order_is_no_death_before_its_last_words_have_had_their_time() {
+    fn closed_group_is_reported_exactly_after_the_close_grace() {
         let (theirs, now) = (endpoint().group_listener(1, 2), Instant::now());
         theirs.trust(&known_token());
-        let mut watches = watches(vec![theirs.address.clone()]);
-        wait(&mut watches, 1, now, |w| w.reachable);
+        let mut liveness = liveness_of(vec![theirs.address.clone()]);
+        wait(&mut liveness, 1, now, |w| w.reachable);
         drop(theirs);
-        wait(&mut watches, 1, now, |w| is_dead(w, 1));
-        assert_eq!(watches.broken(now + CLOSE_GRACE - MOMENT), vec![]);
+        wait(&mut liveness, 1, now, |w| is_lost(w, 1));
+        assert_eq!(liveness.broken(now + CLOSE_GRACE - MOMENT), vec![]);
         let broken = Broken { peer: 1, reason: "it closed its end of the group".to_owned() };
-        assert_eq!(watches.broken(now + CLOSE_GRACE), [broken]);
+        assert_eq!(liveness.broken(now + CLOSE_GRACE), [broken]);
     }
 
-    fn connected(watches: &ProcessLiveness) -> Vec<bool> {
-        watches.peers.iter().map(|peer| matches!(peer, PeerLiveness::Connected(_))).collect()
+    fn connected(liveness: &ProcessLiveness) -> Vec<bool> {
+        liveness.peers.iter().map(|peer| matches!(peer, PeerLiveness::Connected(_))).collect()
     }
 
     #[test]
-    fn nobody_is_watched_who_keeps_nobody_waiting_so_long_except_the_next_rank() {
+    fn only_the_next_rank_is_watched_before_a_long_wait() {
         let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let mut watches = watches(listeners.iter().map(address).collect());
+        let mut liveness = liveness_of(listeners.iter().map(address).collect());
         let begun = Instant::now();
         for waited in [Duration::ZERO, WAIT_GAP, WATCH_AFTER - MOMENT] {
-            watches.watch(3, begun + waited);
-            watches.check(begun + waited);
-            assert_eq!(connected(&watches), [false, true, false, false], "{waited:?}");
+            liveness.watch(3, begun + waited);
+            liveness.check(begun + waited);
+            assert_eq!(connected(&liveness), [false, true, false, false], "{waited:?}");
         }
-        watches.watch(3, begun + WATCH_AFTER);
-        assert_eq!(connected(&watches), [false, true, false, true]);
+        liveness.watch(3, begun + WATCH_AFTER);
+        assert_eq!(connected(&liveness), [false, true, false, true]);
     }
 
     #[test]
-    fn who_is_waited_for_now_and_then_is_waited_for_anew_each_time() {
+    fn separated_waits_do_not_add_up() {
         let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let mut watches = watches(listeners.iter().map(address).collect());
+        let mut liveness = liveness_of(listeners.iter().map(address).collect());
         let begun = Instant::now();
         for times in 0..9 {
-            watches.watch(3, begun + times * (WAIT_GAP + MOMENT));
+            liveness.watch(3, begun + times * (WAIT_GAP + MOMENT));
         }
-        assert_eq!(connected(&watches), [false, true, false, false]);
+        assert_eq!(connected(&liveness), [false, true, false, false]);
     }
 }

@@ -1,13 +1,14 @@
-//! What nobody on the way can read or change, where `SMDDP_ENCRYPT` asks for it: a stream cut into sealed records.
+//! Encryption of a connection (`SMDDP_ENCRYPT`): a stream of authenticated, encrypted records.
 //!
 //! ```text
-//! length of the text (u32, little endian) | the text, encrypted | a tag of 16 bytes over both
+//! length of the plaintext (u32, little endian) | ciphertext | tag of 16 bytes over both
 //! ```
 //!
-//! The cipher is AES-256-GCM of `ring`. Each direction of each connection has a key of its own, made of the group's token and
-//! both ends' nonces ([`crate::token::Keys`]), so a record's number is a nonce that never comes twice; a record that was
-//! recorded, left out, moved or changed does not open. After [`RECORDS_PER_KEY`] records both ends make the next key of the last and
-//! forget that one, far below what one key may encrypt (RFC 8446, section 5.5).
+//! The cipher is AES-256-GCM of `ring`. Each direction of each connection has a separate key, derived from the group's
+//! token and both ends' nonces ([`crate::token::Keys`]). So the record number is a nonce that is never reused. A record
+//! that was replayed, dropped, reordered or changed fails authentication. Both ends derive the
+//! next key after [`RECORDS_PER_KEY`] records and discard the last one. That is well below the limit of data per key
+//! (RFC 8446, section 5.5).
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read};
 use std::net::TcpStream;
@@ -18,16 +19,16 @@ use super::dial::zero_if_blocked;
 use crate::socket_io::send;
 use crate::token::{Key, Keys};
 
-/// The longest text of a record.
+/// Maximum plaintext of a record, in bytes.
 const MAX_RECORD: usize = 64 << 10;
 const LENGTH: usize = 4;
 const TAG: usize = 16;
-/// So much waits for the socket, before more is sealed.
+/// Bytes that may wait for the socket. Above this limit nothing more is encrypted.
 const MAX_BUFFERED: usize = 4 * MAX_RECORD;
-/// Records under one key.
+/// Number of records under one key.
 const RECORDS_PER_KEY: u64 = 1 << 20;
 
-/// One direction's key, and the number of its next record.
+/// Key of one direction, and the number of its next record.
 struct Direction {
     secret: Key,
     key: LessSafeKey,
@@ -35,7 +36,7 @@ struct Direction {
 }
 
 fn cipher(secret: &Key) -> LessSafeKey {
-    // The only error is a key of another length than the algorithm's.
+    // The only error is a wrong key length.
     let key = UnboundKey::new(&AES_256_GCM, secret.bytes()).unwrap_or_else(|_| unreachable!("32 bytes"));
     LessSafeKey::new(key)
 }
@@ -57,11 +58,12 @@ impl Direction {
     }
 }
 
-/// The sending end.
+/// Sending end of an encrypted stream.
 pub(super) struct Encryptor {
     direction: Direction,
-    /// Records, of which the socket has taken the first bytes.
+    /// Encrypted records for the socket.
     buffered: Vec<u8>,
+    /// Bytes of `buffered` that the socket has accepted.
     sent: usize,
 }
 
@@ -70,12 +72,12 @@ impl Encryptor {
         Self { direction: Direction::new(secret), buffered: Vec::new(), sent: 0 }
     }
 
-    /// Nothing waits for the socket.
+    /// Returns true if nothing waits for the socket.
     pub(super) fn is_empty(&self) -> bool {
         self.buffered.is_empty()
     }
 
-    /// Seals what there is room for of the parts, one behind the other; how many bytes that was.
+    /// Encrypts as much of the concatenated parts as the buffer has room for. Returns the number of plaintext bytes.
     pub(super) fn encrypt(&mut self, parts: [&[u8]; 2]) -> usize {
         let total = parts[0].len() + parts[1].len();
         let mut encrypted = 0;
@@ -88,22 +90,22 @@ impl Encryptor {
             }
             let (length_prefix, plaintext) = self.buffered[from..].split_at_mut(LENGTH);
             let nonce = self.direction.nonce();
-            let ciphertext =
+            let tag =
                 self.direction.key.seal_in_place_separate_tag(nonce, Aad::from(&*length_prefix), plaintext);
-            // The only error is a text of more than 64 GiB.
-            let tag = ciphertext.unwrap_or_else(|_| unreachable!("a short text"));
+            // The only error is a plaintext of more than 64 GiB.
+            let tag = tag.unwrap_or_else(|_| unreachable!("a short plaintext"));
             self.buffered.extend(tag.as_ref());
             encrypted += length;
         }
         encrypted
     }
 
-    /// All that was sealed, for who has no socket to push it into.
+    /// Returns the encrypted records, for a caller that sends them itself.
     pub(super) fn into_bytes(self) -> Vec<u8> {
         self.buffered
     }
 
-    /// Writes what waits; how many bytes the socket took.
+    /// Writes buffered records. Returns the number of bytes that the socket accepted.
     pub(super) fn write_to(&mut self, socket: &TcpStream) -> io::Result<usize> {
         let before = self.sent;
         while self.sent < self.buffered.len() {
@@ -119,25 +121,26 @@ impl Encryptor {
         Ok(pushed)
     }
 
-    /// Nothing more will be sent.
+    /// Drops buffered records after a failed write.
     pub(super) fn discard(&mut self) {
         (self.buffered, self.sent) = (Vec::new(), 0);
     }
 }
 
-/// Bytes `at..at + length` of two parts, one behind the other.
+/// Returns bytes `at..at + length` of the two concatenated parts.
 fn cut(parts: [&[u8]; 2], at: usize, length: usize) -> [&[u8]; 2] {
     let first = parts[0].len();
     let end = at + length;
     [&parts[0][at.min(first)..end.min(first)], &parts[1][at.saturating_sub(first)..end.saturating_sub(first)]]
 }
 
-/// The receiving end.
+/// Receiving end of an encrypted stream.
 pub(super) struct Decryptor {
     direction: Direction,
     buffer: Box<[u8]>,
-    /// Of the buffer: text that nobody has taken yet, and behind it what has come and is not opened.
+    /// Part of the buffer with plaintext that was not read yet.
     plaintext: std::ops::Range<usize>,
+    /// Part of the buffer after it, with received records that are not decrypted.
     ciphertext: std::ops::Range<usize>,
 }
 
@@ -147,17 +150,17 @@ impl Decryptor {
         Self { direction: Direction::new(secret), buffer, plaintext: 0..0, ciphertext: 0..0 }
     }
 
-    /// What can be read of that socket, as text.
+    /// Returns a reader of the socket's decrypted stream.
     pub(super) fn reader<'a>(&'a mut self, socket: &'a TcpStream) -> Decrypted<'a> {
         Decrypted { decryptor: self, socket }
     }
 
-    /// Whether there is something to be read, whatever the socket has.
+    /// Returns true if plaintext, or a complete record, is available without the socket.
     pub(super) fn has_plaintext(&self) -> bool {
         !self.plaintext.is_empty() || self.next_length().is_ok_and(|length| length.is_some())
     }
 
-    /// The length of the next record's text, if all of it is here.
+    /// Returns the plaintext length of the next record, if the whole record is in the buffer.
     fn next_length(&self) -> io::Result<Option<usize>> {
         let here = &self.buffer[self.ciphertext.clone()];
         let Some(length) = here.first_chunk::<LENGTH>() else { return Ok(None) };
@@ -168,13 +171,13 @@ impl Decryptor {
         Ok((here.len() >= LENGTH + length + TAG).then_some(length))
     }
 
-    /// Opens the next record, reading for it what the socket has. `false`: the stream is at its end.
+    /// Decrypts the next record, and reads from the socket if needed. Returns false at the end of the stream.
     fn decrypt_next(&mut self, socket: &TcpStream) -> io::Result<bool> {
         let length = loop {
             if let Some(length) = self.next_length()? {
                 break length;
             }
-            // Of one record at most: the rest of the buffer has room for another.
+            // At most one record is incomplete, so the buffer has room for another.
             self.buffer.copy_within(self.ciphertext.clone(), 0);
             self.ciphertext = 0..self.ciphertext.len();
             match (&*socket).read(&mut self.buffer[self.ciphertext.end..])? {
@@ -200,7 +203,7 @@ impl Decryptor {
             if self.plaintext.is_empty() {
                 match self.decrypt_next(socket) {
                     Ok(true) => {}
-                    // What is here comes first; the next look finds the rest out once more.
+                    // Deliver the plaintext read until now; the next read finds the end again.
                     Ok(false) => break,
                     Err(error) if read_bytes > 0 && error.kind() == ErrorKind::WouldBlock => break,
                     Err(error) => return Err(error),
@@ -216,7 +219,7 @@ impl Decryptor {
     }
 }
 
-/// Both ends of a connection here.
+/// Encryption state of one connection, for both directions.
 pub(super) struct Seal {
     pub(super) encryptor: Encryptor,
     pub(super) decryptor: Decryptor,
@@ -238,7 +241,8 @@ impl Seal {
     }
 }
 
-/// A socket that is read as text. As much is read as there is: a short count says that the socket is empty.
+/// Reader of a socket's decrypted stream. It reads as much as is available: a short count means that the socket is
+/// empty.
 pub(super) struct Decrypted<'a> {
     decryptor: &'a mut Decryptor,
     socket: &'a TcpStream,
@@ -268,7 +272,10 @@ impl Read for Decrypted<'_> {
 }
 
 fn authentication_error() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, "what came was not sealed by that rank, or was changed on its way")
+    io::Error::new(
+        ErrorKind::InvalidData,
+        "authentication of received data failed: it was not encrypted by that rank, or was changed in transit",
+    )
 }
 
 #[cfg(test)]
@@ -303,10 +310,10 @@ mod tests {
         (0..count).map(|i| (i * 7 + i / 251) as u8).collect()
     }
 
-    /// What comes of that stream, and its error if one ends it.
-    fn read(decryptor: &mut Decryptor, socket: &TcpStream, most: usize) -> (Vec<u8>, Option<io::Error>) {
+    /// Reads the stream. Returns its plaintext, and the error that ended it, if any.
+    fn read(decryptor: &mut Decryptor, socket: &TcpStream, limit: usize) -> (Vec<u8>, Option<io::Error>) {
         let (mut found, mut chunk) = (Vec::new(), vec![0; 1000]);
-        while found.len() < most {
+        while found.len() < limit {
             match decryptor.reader(socket).read(&mut chunk) {
                 Ok(0) => return (found, None),
                 Ok(count) => found.extend(&chunk[..count]),
@@ -318,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_arrive_as_they_were_and_look_like_nothing_on_their_way() {
+    fn stream_is_decrypted_unchanged_and_its_ciphertext_hides_the_plaintext() {
         for count in [0, 1, MAX_RECORD - 1, MAX_RECORD, MAX_RECORD + 1, 3 * MAX_RECORD + 5, 6 * MAX_RECORD] {
             let [mut ours, mut theirs] = ends();
             let [writer, into] = pair();
@@ -344,7 +351,7 @@ mod tests {
         assert!(!ours.encryptor.into_bytes().windows(8).any(|window| window == [7; 8]));
     }
 
-    /// Three records of 100 bytes each.
+    /// Returns three records of 100 bytes each.
     fn records(ours: &mut Seal) -> Vec<u8> {
         for part in bytes(300).chunks(100) {
             assert_eq!(ours.encryptor.encrypt([part, &[]]), 100);
@@ -360,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn every_changed_bit_every_record_that_is_moved_left_out_or_comes_twice_is_an_error() {
+    fn changed_reordered_dropped_and_replayed_records_are_errors() {
         let one = LENGTH + 100 + TAG;
         let [initiator, responder] = keys();
         let stream = records(&mut Seal::for_initiator(initiator.clone()));
@@ -379,9 +386,9 @@ mod tests {
         for order in [vec![1, 0, 2], vec![0, 2], vec![0, 0, 1, 2], vec![0, 1, 1]] {
             let moved: Vec<u8> = order.iter().flat_map(|&i| record(i).to_vec()).collect();
             let error = decrypted(&mut fresh(), &moved).1.unwrap();
-            assert!(error.to_string().contains("not sealed by that rank"), "{order:?}: {error}");
+            assert!(error.to_string().contains("not encrypted by that rank"), "{order:?}: {error}");
         }
-        // What this end has sealed itself, another connection's, and a stream that ends within a record.
+        // Records of this end itself, records of another connection, and a stream that ends within a record.
         assert!(decrypted(&mut Seal::for_initiator(initiator).decryptor, &stream).1.is_some());
         assert!(decrypted(&mut ends()[1].decryptor, &stream).1.is_some());
         assert!(decrypted(&mut fresh(), &stream[..stream.len() - 1]).1.is_some());

@@ -1,4 +1,4 @@
-//! The ranks of a group at their processes' listeners: this one's door, and where the others are called.
+//! Listeners of a group's ranks: this rank's listener, and the addresses of the others.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -8,17 +8,17 @@ use super::endpoint::GroupListener;
 use super::straggler_query::StragglerQuery;
 use crate::net::interface::SelectedInterface;
 
+/// TCP listeners of a group. A group with another wire uses them for liveness connections and straggler queries.
 pub(crate) struct Sideband {
     pub(super) me: usize,
     pub(super) group_listener: GroupListener,
     credential: Credential,
-    /// By rank; `None` for those that are not reached this way.
+    /// Addresses by rank; `None` for a rank that is not reachable this way.
     addresses: Vec<Option<TcpAddress>>,
 }
 
 impl Sideband {
-    /// From here on callers are answered: the group does span nodes.
-    /// `None`: the door has no token yet.
+    /// Starts accepting connections, because the group spans nodes. Returns `None` if the listener has no token yet.
     pub(crate) fn new(
         me: usize,
         group_listener: GroupListener,
@@ -40,12 +40,12 @@ impl Sideband {
         &self.group_listener.endpoint.interface
     }
 
-    /// A host that answers nothing for so long is gone.
+    /// Returns the time without any answer after which a host counts as lost.
     pub(super) fn peer_timeout(&self) -> Duration {
         self.group_listener.endpoint.peer_timeout
     }
 
-    /// What this rank calls the others with.
+    /// Returns the identity that this rank uses in connections to others.
     pub(super) fn credential(&self) -> &Credential {
         &self.credential
     }
@@ -58,19 +58,19 @@ impl Sideband {
         self.addresses.get(peer)?.as_ref()
     }
 
-    /// Questions to `peers`, in that order, what they have begun, though they do not drive; whom nobody can ask is left out.
-    /// Asked when a deadline has passed.
+    /// Creates a query of the operations that `peers` have started, in that order. It leaves out peers without an
+    /// address. Used once a deadline has passed.
     pub(crate) fn straggler_query(&self, peers: &[usize]) -> StragglerQuery {
         let address = |&peer: &usize| Some((peer, self.address(peer)?.clone()));
         StragglerQuery::new(self.credential.clone(), peers.iter().filter_map(address))
     }
 
-    /// What questions about this rank are about, for whoever answers them.
+    /// Sets the subject of the status text in replies to queries about this rank.
     pub(crate) fn set_query_subject(&self, subject: u64) {
         self.group_listener.pending.subject.store(subject, Ordering::Relaxed);
     }
 
-    /// Others may be told that this rank has begun so many operations.
+    /// Sets the number of operations that this rank has started, for replies to queries.
     pub(crate) fn set_started(&self, operations: u64) {
         self.group_listener.pending.begun.store(operations, Ordering::Release);
     }

@@ -1,4 +1,4 @@
-//! Asking ranks that do not drive how far they are: their processes' service threads answer.
+//! Straggler query: requests the state of ranks that make no progress. The service threads of their processes reply.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
@@ -12,30 +12,31 @@ use super::seal::{Decryptor, Encryptor};
 use crate::process::status::MAX_ACTIVITY_BYTES;
 use crate::token::Keys;
 
-/// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
+/// Time after which a host that has not accepted the connection counts as silent. The kernel retransmits a lost SYN
+/// after 1 s.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(1500);
-/// And a process that has not answered by then is not known.
+/// Time after which a process that has not replied counts as unresponsive.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// So many are asked at once: each takes a descriptor here, and one there.
+/// Maximum number of concurrent queries. Each takes one descriptor on both sides.
 const MAX_QUERIES: usize = 64;
-/// Of one process: others ask it, too.
+/// Maximum number of concurrent queries to one process, which other ranks query, too.
 const MAX_PER_PROCESS: usize = 2;
 
-/// One rank that is asked.
+/// Query of one rank.
 struct PendingQuery {
     peer: usize,
     address: TcpAddress,
     dial: Dial,
     started: Instant,
     reply: Vec<u8>,
-    /// Where it is sealed.
+    /// Decryption of the reply, if the connection is encrypted.
     decryptor: Option<Decryptor>,
 }
 
-/// Of an answer: operations begun, and the length of what it does, in words.
+/// Size of the reply's header, in bytes: number of started operations, and length of the status text.
 const REPLY_HEADER: usize = 8 + 2;
 
-/// What a rank says that is asked: the operations that it has begun, and what it does.
+/// Encodes a reply: the number of operations that the rank has started, and its status text.
 pub(super) fn encode_reply(begun: u64, doing: &str, keys: Option<Keys>) -> Vec<u8> {
     let mut reply = begun.to_le_bytes().to_vec();
     reply.extend((doing.len() as u16).to_le_bytes());
@@ -46,7 +47,7 @@ pub(super) fn encode_reply(begun: u64, doing: &str, keys: Option<Keys>) -> Vec<u
     encryptor.into_bytes()
 }
 
-/// An answer, when all of it is here.
+/// Decodes a reply. Returns `None` if it is incomplete.
 fn parse(reply: &[u8]) -> io::Result<Option<QueryReply>> {
     let Some((begun, rest)) = reply.split_first_chunk() else { return Ok(None) };
     let Some((length, text)) = rest.split_first_chunk() else { return Ok(None) };
@@ -58,22 +59,23 @@ fn parse(reply: &[u8]) -> io::Result<Option<QueryReply>> {
     Ok((text.len() == length).then(|| QueryReply { begun: u64::from_le_bytes(*begun), doing: doing() }))
 }
 
-/// What a rank said.
+/// Reply of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QueryReply {
+    /// Number of operations that the rank has started.
     pub(crate) begun: u64,
-    /// In words; empty where it says nothing.
+    /// Status text; empty if the process has none.
     pub(crate) doing: String,
 }
 
 impl PendingQuery {
-    /// Without waiting for the connection.
+    /// Starts the connection without waiting for it.
     fn new(credential: &Credential, peer: usize, address: TcpAddress, now: Instant) -> io::Result<Self> {
         let dial = Dial::new(credential, (peer, &address), Purpose::Query, REPLY_TIMEOUT)?;
         Ok(Self { peer, address, dial, started: now, reply: Vec::new(), decryptor: None })
     }
 
-    /// What there is to do now that the socket is ready; the answer when all of it is here.
+    /// Advances the query after its socket became ready. Returns the reply once it is complete.
     fn poll(&mut self) -> io::Result<Option<QueryReply>> {
         if !self.dial.connected() {
             if !self.dial.advance()? {
@@ -96,17 +98,17 @@ impl PendingQuery {
     }
 }
 
-/// What came of a question to a rank.
+/// Result of the query of one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum QueryResult {
     Replied(QueryReply),
-    /// Its host is there, and the process does not say anything: it is stopped, or has no time.
+    /// The host responds, but the process does not: it is stopped, or gets no CPU time.
     ProcessUnresponsive,
-    /// Nothing came of its host.
+    /// The host did not respond.
     HostSilent,
 }
 
-/// A round of questions, some of them under way. Who refuses or hangs up gives no answer.
+/// Queries of several ranks, some of them in progress. A rank that refuses or closes the connection has no result.
 pub(crate) struct StragglerQuery {
     credential: Credential,
     waiting: VecDeque<(usize, TcpAddress)>,
@@ -115,15 +117,15 @@ pub(crate) struct StragglerQuery {
 }
 
 impl StragglerQuery {
-    /// `peers` are asked in that order.
+    /// Queries `peers` in that order.
     pub(super) fn new(credential: Credential, peers: impl IntoIterator<Item = (usize, TcpAddress)>) -> Self {
         let waiting = peers.into_iter().collect();
         Self { credential, waiting, queries: Vec::new(), results: Vec::new() }
     }
 
-    /// Asks at `now`, and hears for at most that long; the answers that came.
+    /// Starts due queries at `now`, and waits for replies for at most `at_most`. Returns the new results.
     pub(crate) fn poll(&mut self, at_most: Duration, now: Instant) -> Vec<(usize, QueryResult)> {
-        self.query(now);
+        self.start_queries(now);
         let ready = self.ready(at_most);
         let mut next = ready.into_iter();
         let Self { queries, results, .. } = self;
@@ -131,7 +133,7 @@ impl StragglerQuery {
             let outcome = if next.next() == Some(true) { query.poll() } else { Ok(None) };
             let waited = now.duration_since(query.started);
             match outcome {
-                // That says nothing of what it has begun.
+                // The number of operations that the rank has started remains unknown.
                 Ok(None) if query.dial.host_accepted() && waited >= REPLY_TIMEOUT => {
                     results.push((query.peer, QueryResult::ProcessUnresponsive))
                 }
@@ -146,12 +148,12 @@ impl StragglerQuery {
         std::mem::take(&mut self.results)
     }
 
-    /// Whether nobody is left to ask or to hear.
+    /// Returns true if no query and no result is left.
     pub(crate) fn is_finished(&self) -> bool {
         self.waiting.is_empty() && self.queries.is_empty() && self.results.is_empty()
     }
 
-    fn query(&mut self, now: Instant) {
+    fn start_queries(&mut self, now: Instant) {
         while self.queries.len() < MAX_QUERIES {
             let free = |(_, address): &(usize, TcpAddress)| {
                 self.queries.iter().filter(|query| query.address.socket == address.socket).count()
@@ -165,7 +167,7 @@ impl StragglerQuery {
             match PendingQuery::new(&self.credential, peer, address.clone(), now) {
                 Ok(query) => self.queries.push(query),
                 Err(error) if is_host_silent(&error) => self.results.push((peer, QueryResult::HostSilent)),
-                // Those that hang up make room. Without any, nobody else can be asked.
+                // Queries that end free descriptors. Without any, no other rank can be queried.
                 Err(error) if is_local_error(&error) => {
                     match self.queries.is_empty() {
                         true => self.waiting.clear(),
@@ -178,7 +180,7 @@ impl StragglerQuery {
         }
     }
 
-    /// Which calls can go on, after at most this time.
+    /// Waits for at most that time. Returns, for each query, true if its socket is ready.
     fn ready(&self, at_most: Duration) -> Vec<bool> {
         if self.queries.is_empty() {
             return Vec::new();
@@ -188,7 +190,7 @@ impl StragglerQuery {
         let mut fds: Vec<PollFd<'_>> =
             self.queries.iter().map(|c| PollFd::new(&*c.dial.socket, events(c))).collect();
         let at_most = Timespec::try_from(at_most).ok();
-        // Interrupted or refused: whatever is ready is so the next time, too.
+        // After an error, sockets that are ready are found at the next poll.
         let _ = event::poll(&mut fds, at_most.as_ref());
         fds.iter().map(|fd| !fd.revents().is_empty()).collect()
     }
@@ -209,20 +211,20 @@ mod tests {
         QueryReply { begun: 9, doing: "waits".to_owned() }
     }
 
-    /// Answers so many callers.
-    fn serve(listener: &TcpListener, callers: usize) {
-        for _ in 0..callers {
-            let mut caller = accept_peer(listener.accept().unwrap().0);
-            // In two parts.
+    /// Replies to that many queries.
+    fn serve(listener: &TcpListener, connections: usize) {
+        for _ in 0..connections {
+            let mut stream = accept_peer(listener.accept().unwrap().0);
+            // Send the reply in two parts.
             let text = encode_reply(9, "waits", None);
-            caller.write_all(&text[..3]).unwrap();
-            caller.flush().unwrap();
-            caller.write_all(&text[3..]).unwrap();
+            stream.write_all(&text[..3]).unwrap();
+            stream.flush().unwrap();
+            stream.write_all(&text[3..]).unwrap();
         }
     }
 
     #[test]
-    fn an_answer_is_whole_or_waited_for_and_a_longer_one_is_none() {
+    fn incomplete_reply_is_awaited_and_overlong_reply_is_an_error() {
         let text = encode_reply(7, "in step\n", None);
         let whole = QueryReply { begun: 7, doing: "in step ".to_owned() };
         assert_eq!(parse(&text).unwrap(), Some(whole));
@@ -234,45 +236,46 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_keeps_nobody_from_being_heard_and_is_mute_once_his_time_is_up() {
-        let [is_host_silent, here, gone] = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let peers = vec![(3, address(&is_host_silent)), (5, address(&here)), (7, address(&gone))];
-        drop(gone);
-        let answering = std::thread::spawn(move || serve(&here, 1));
+    fn unresponsive_process_does_not_delay_other_replies_and_is_reported_after_the_timeout() {
+        let [silent, here, closed] = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let peers = vec![(3, address(&silent)), (5, address(&here)), (7, address(&closed))];
+        drop(closed);
+        let responder = std::thread::spawn(move || serve(&here, 1));
         let now = Instant::now();
-        let mut straggler_query = StragglerQuery::new(credential(0), peers);
+        let mut queries = StragglerQuery::new(credential(0), peers);
         let mut results = Vec::new();
-        let only_one = |straggler_query: &StragglerQuery| matches!(&straggler_query.queries[..], [query] if query.dial.host_accepted());
-        while !only_one(&straggler_query) {
-            results.extend(straggler_query.poll(Duration::from_millis(20), now));
+        let only_one =
+            |queries: &StragglerQuery| matches!(&queries.queries[..], [query] if query.dial.host_accepted());
+        while !only_one(&queries) {
+            results.extend(queries.poll(Duration::from_millis(20), now));
         }
-        answering.join().unwrap();
+        responder.join().unwrap();
         assert_eq!(results, [(5, QueryResult::Replied(nine()))]);
-        // The one that has taken up the connection may still answer.
-        assert_eq!(straggler_query.poll(Duration::ZERO, now + REPLY_TIMEOUT - Duration::from_nanos(1)), []);
-        assert!(!straggler_query.is_finished());
+        // The process whose host accepted the connection may still reply.
+        assert_eq!(queries.poll(Duration::ZERO, now + REPLY_TIMEOUT - Duration::from_nanos(1)), []);
+        assert!(!queries.is_finished());
         assert_eq!(
-            straggler_query.poll(Duration::ZERO, now + REPLY_TIMEOUT),
+            queries.poll(Duration::ZERO, now + REPLY_TIMEOUT),
             [(3, QueryResult::ProcessUnresponsive)]
         );
-        assert!(straggler_query.is_finished());
+        assert!(queries.is_finished());
     }
 
     #[test]
-    fn a_host_that_is_not_there_is_silent_and_a_full_hand_waits() {
-        // Addresses for documentation: nobody answers, or the network says so at once.
+    fn missing_hosts_are_silent_and_concurrency_is_limited() {
+        // Addresses reserved for documentation: no host answers, or the network reports it at once.
         let address = |i: usize| TcpAddress {
             socket: SocketAddr::from(([192, 0, 2, 1 + (i % 200) as u8], 9)),
             group_listener: Default::default(),
         };
-        let mut straggler_query =
+        let mut queries =
             StragglerQuery::new(credential(0), (0..2 * MAX_QUERIES).map(|peer| (peer, address(peer))));
         let mut most = 0;
         let mut results = Vec::new();
         let mut now = Instant::now();
-        while !straggler_query.is_finished() {
-            results.extend(straggler_query.poll(Duration::ZERO, now));
-            most = most.max(straggler_query.queries.len());
+        while !queries.is_finished() {
+            results.extend(queries.poll(Duration::ZERO, now));
+            most = most.max(queries.queries.len());
             now += CONNECT_TIMEOUT;
         }
         assert!(
@@ -282,22 +285,21 @@ mod tests {
     }
 
     #[test]
-    fn any_number_is_asked_and_one_process_a_few_times_at_once() {
+    fn queries_to_one_process_are_limited_and_all_complete() {
         let here = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = address(&here);
         let many = 303;
-        let answering = std::thread::spawn(move || serve(&here, many));
-        let mut straggler_query =
-            StragglerQuery::new(credential(0), (0..many).map(|peer| (peer, address.clone())));
-        let (mut result, now) = (vec![false; many], Instant::now());
-        while !straggler_query.is_finished() {
-            for (peer, said) in straggler_query.poll(Duration::from_millis(20), now) {
-                assert!(said == QueryResult::Replied(nine()) && !result[peer], "{peer}: {said:?}");
-                result[peer] = true;
+        let responder = std::thread::spawn(move || serve(&here, many));
+        let mut queries = StragglerQuery::new(credential(0), (0..many).map(|peer| (peer, address.clone())));
+        let (mut replied, now) = (vec![false; many], Instant::now());
+        while !queries.is_finished() {
+            for (peer, result) in queries.poll(Duration::from_millis(20), now) {
+                assert!(result == QueryResult::Replied(nine()) && !replied[peer], "{peer}: {result:?}");
+                replied[peer] = true;
             }
-            assert!(straggler_query.queries.len() <= MAX_PER_PROCESS);
+            assert!(queries.queries.len() <= MAX_PER_PROCESS);
         }
-        answering.join().unwrap();
-        assert_eq!(result, vec![true; many]);
+        responder.join().unwrap();
+        assert_eq!(replied, vec![true; many]);
     }
 }

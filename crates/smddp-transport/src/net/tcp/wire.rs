@@ -1,4 +1,4 @@
-//! The wire: a communicator's connections, by peer.
+//! TCP wire: the connections of one communicator.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -20,56 +20,57 @@ use crate::close_on_fork::CloseOnFork;
 use crate::net::frame::{CLASSES, Frame, Kind, MESSAGES};
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
 
-/// What is known of a peer.
+/// State of a peer.
 #[derive(Default)]
 struct PeerState {
-    /// The connections over which this rank sends to it, by class.
+    /// Connection for sending to the peer, by class.
     sends: [Option<usize>; CLASSES],
-    /// It has turned from its own connection to the one that this rank made.
-    moved: [bool; CLASSES],
-    /// A connection to it ended, and how; it may have left in good order over another one. With the time at which that was first
-    /// looked at.
+    /// The peer has switched from its own connection to the connection that this rank opened, by class.
+    move_received: [bool; CLASSES],
+    /// A connection to the peer ended: the time of the first check after that, and the reason. The peer may have left
+    /// in good order over another connection.
     ended: Option<(Option<Instant>, String)>,
     left: bool,
-    /// When this rank last said that it waits for it.
+    /// Time of the last call of `watch` for the peer.
     awaited: Option<Instant>,
     broken: Option<String>,
-    /// What this process lacks to reach it.
+    /// Local error because of which this process cannot reach the peer.
     local_error: Option<String>,
 }
 
 impl PeerState {
-    /// A connection to it has ended.
+    /// Records the end of a connection to the peer.
     fn end(&mut self, reason: String) {
         self.ended.get_or_insert((None, reason));
     }
 }
 
+/// Wire over TCP connections.
 pub(crate) struct TcpWire {
     sideband: Arc<Sideband>,
     peers: Vec<PeerState>,
     conns: Vec<Option<Connection>>,
-    /// Tells which connections have something, by their places in that list.
+    /// Reports connections with received data, by their index in `conns`.
     epoll: CloseOnFork<OwnedFd>,
-    /// Tickets of what was gone at once.
+    /// Tickets to report at the next poll.
     sent_tickets: Vec<Ticket>,
     host_liveness: HostLiveness,
     send_closed: bool,
     polls: u32,
-    /// What connections ask their kernel for, on long ways.
+    /// Size of the kernel's send buffer to request, for paths with a large bandwidth-delay product.
     send_buffer: Option<usize>,
 }
 
-/// From so many connections on, one system call asks which of them have something.
+/// Number of connections up to which each poll tries all of them. With more, one epoll call finds those with data.
 const MAX_POLLED_DIRECTLY: usize = 2;
-/// Where none asks, a connection on which nothing is waited for is tried at one look of so many.
+/// Without epoll, one poll in this many tries a connection on which no frame is expected.
 const UNEXPECTED_INTERVAL: u32 = 8;
-/// It tells of so many at once.
+/// Maximum number of events of one epoll call.
 const MAX_EVENTS: usize = 256;
-/// Who is waited for is named again and again, at intervals shorter than this.
+/// Time after the last call of `watch` until a peer no longer counts as awaited. A rank that waits calls it more often.
 const AWAIT_EXPIRY: Duration = Duration::from_secs(1);
-/// A goodbye over one connection may come this much later than the end of another, be it the only one so far: the
-/// process's service thread may still have the other in its hands.
+/// Time to wait for a leave frame after a connection of the peer ended. The frame may arrive over another connection,
+/// also if the wire has none yet: the service thread may not have passed it on.
 pub(super) const LEAVE_GRACE: Duration = Duration::from_millis(250);
 
 impl TcpWire {
@@ -78,6 +79,7 @@ impl TcpWire {
         Self::with(sideband, limits)
     }
 
+    /// Creates a wire with these limits.
     pub(super) fn with(sideband: Arc<Sideband>, limits: HostLivenessLimits) -> io::Result<Self> {
         Ok(Self {
             peers: (0..sideband.size()).map(|_| PeerState::default()).collect(),
@@ -92,6 +94,7 @@ impl TcpWire {
         })
     }
 
+    /// Stores a connection, and returns its index.
     fn insert(&mut self, conn: Connection) -> usize {
         if let Some(bytes) = self.send_buffer {
             conn.set_send_buffer(bytes);
@@ -104,10 +107,10 @@ impl TcpWire {
         self.conns.len() - 1
     }
 
-    /// The connection to send to `peer` over, made if need be.
+    /// Returns the connection for sending to `peer`, and opens it if needed.
     fn outgoing(&mut self, peer: usize, class: usize) -> Option<usize> {
         let known = &self.peers[peer];
-        // A connection that has ended is not made anew: what went over it is lost. Nor is one made after the group was left.
+        // A connection that ended is not reopened, because its frames are lost. After leaving the group none is opened.
         if self.send_closed || known.broken.is_some() || known.local_error.is_some() || known.ended.is_some()
         {
             return None;
@@ -120,14 +123,15 @@ impl TcpWire {
             self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.peer == peer && c.class == class));
         let found = match theirs {
             Some(found) => found,
-            // It reads nothing more, and takes no second call.
+            // The peer has left: it reads nothing more, and accepts no second connection.
             None if self.peers[peer].left => return None,
             None => {
                 let address = self.sideband.address(peer)?.clone();
                 let (credential, peer_timeout) =
                     (self.sideband.credential().clone(), self.sideband.peer_timeout());
-                let call = Connecting::new(credential, (peer, address), Purpose::Frames(class), peer_timeout);
-                self.insert(Connection::connect(peer, class, call))
+                let connecting =
+                    Connecting::new(credential, (peer, address), Purpose::Frames(class), peer_timeout);
+                self.insert(Connection::connect(peer, class, connecting))
             }
         };
         self.peers[peer].sends[class] = Some(found);
@@ -135,17 +139,21 @@ impl TcpWire {
         self.peers[peer].sends[class]
     }
 
-    /// Takes up connections that peers have made: one for each class of each, as the inbox sees to.
+    /// Takes over connections that peers opened. `PendingConnections` accepts only one per peer and class.
     fn accept_pending(&mut self) -> bool {
-        let accepted = self.sideband.group_listener.pending.take();
-        let any = !accepted.is_empty();
-        for call in accepted {
-            let peer = call.rank;
+        let connections = self.sideband.group_listener.pending.take();
+        let any = !connections.is_empty();
+        for accepted in connections {
+            let peer = accepted.rank;
             if self.sideband.address(peer).is_none() {
-                self.sideband.group_listener.pending.reject(peer, &call.stream, "that rank is on this node");
+                self.sideband.group_listener.pending.reject(
+                    peer,
+                    &accepted.stream,
+                    "that rank is on this node",
+                );
                 continue;
             }
-            match Connection::accept(call, self.sideband.peer_timeout()) {
+            match Connection::accept(accepted, self.sideband.peer_timeout()) {
                 Ok(conn) => {
                     let at = self.insert(conn);
                     if !self.take_over(at) && peer < self.sideband.me {
@@ -158,20 +166,20 @@ impl TcpWire {
         any
     }
 
-    /// Goes on making a connection; whether it is made, now or before.
+    /// Advances a connection attempt. Returns true if the connection is established.
     fn step(&mut self, at: usize) -> bool {
         let Some(conn) = &mut self.conns[at] else { return false };
         let peer = conn.peer;
         match conn.step() {
-            Ok(made) => return made,
-            Err(failed) => self.give_up(at, peer, failed),
+            Ok(established) => return established,
+            Err(error) => self.connect_failed(at, peer, error),
         }
         false
     }
 
-    /// No connection comes about.
-    fn give_up(&mut self, at: usize, peer: usize, failed: ConnectError) {
-        match failed {
+    /// Handles a failed connection attempt.
+    fn connect_failed(&mut self, at: usize, peer: usize, error: ConnectError) {
+        match error {
             ConnectError::PeerLost(reason) => self.end(at, reason),
             ConnectError::Local(reason) => {
                 self.peers[peer].local_error.get_or_insert(reason);
@@ -180,36 +188,37 @@ impl TcpWire {
         }
     }
 
-    /// Goes on over this connection, which the peer made, where this rank is still calling: nobody has heard of that call.
+    /// Uses this connection, which the peer opened, instead of this rank's connection attempt, if the peer cannot have
+    /// received it.
     fn take_over(&mut self, at: usize) -> bool {
         let Some((peer, class)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.class)) else {
             return false;
         };
         let sends = &mut self.peers[peer].sends[class];
-        let Some(call) = sends.and_then(|old| self.conns[old].take_if(|conn| conn.is_unreceived())) else {
+        let Some(attempt) = sends.and_then(|old| self.conns[old].take_if(|conn| conn.is_unreceived())) else {
             return false;
         };
         *sends = Some(at);
         if let Some(conn) = &mut self.conns[at] {
-            conn.take_over(call);
+            conn.take_over(attempt);
         }
         true
     }
 
-    /// Goes on over this connection, which the peer made, where this rank has made one, too.
+    /// Switches to this connection, which the peer opened, if this rank has opened one, too.
     fn switch_to(&mut self, at: usize) {
         let Some((peer, class)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.class)) else { return };
         let Some(old) = self.peers[peer].sends[class].replace(at) else { return };
         for (at, kind) in [(old, Kind::Move), (at, Kind::Moved)] {
             if let Some(conn) = &mut self.conns[at] {
                 conn.retired = kind == Kind::Move;
-                // SAFETY: there is no payload.
+                // SAFETY: no payload.
                 unsafe { conn.send(&Frame::new(kind, 0), std::ptr::null(), 0) };
             }
         }
     }
 
-    /// Forgets a connection, and tells of what will never be sent.
+    /// Removes a connection, and reports the tickets of frames that will never be sent.
     fn remove(&mut self, at: usize) -> Option<Connection> {
         let conn = self.conns[at].take()?;
         conn.register(&self.epoll, at, 0);
@@ -221,13 +230,14 @@ impl TcpWire {
         Some(conn)
     }
 
+    /// Removes a connection that ended, and records its end unless this rank had switched to another one.
     fn end(&mut self, at: usize, reason: String) {
         if let Some(conn) = self.remove(at).filter(|conn| !conn.retired) {
             self.peers[conn.peer].end(reason);
         }
     }
 
-    /// Which connections have something to read, where asking is cheaper than trying.
+    /// Marks the connections with received data, if one epoll call costs less than trying each. Returns true if it did.
     fn poll_epoll(&mut self) -> bool {
         if self.conns.len() <= MAX_POLLED_DIRECTLY
             && self.conns.iter().flatten().count() <= MAX_POLLED_DIRECTLY
@@ -249,7 +259,7 @@ impl TcpWire {
         true
     }
 
-    /// Whoever has not said goodbye in time is gone.
+    /// Marks peers as broken whose connection ended without a leave frame within the grace period.
     fn fail_ended_peers(&mut self, now: Instant) {
         for peer in &mut self.peers {
             if let Some((since, reason)) = &mut peer.ended
@@ -265,13 +275,13 @@ impl TcpWire {
 impl Wire for TcpWire {
     fn name(&self) -> String {
         let interface = self.sideband.interface();
-        let sealed = if self.sideband.group_listener.endpoint.encrypts { ", encrypted" } else { "" };
-        format!("tcp {} {}{sealed}", interface.name, interface.address)
+        let encrypted = if self.sideband.group_listener.endpoint.encrypts { ", encrypted" } else { "" };
+        format!("tcp {} {}{encrypted}", interface.name, interface.address)
     }
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
         let conn = self.outgoing(peer, frame.class()).and_then(|at| self.conns[at].as_mut());
-        // SAFETY: the caller's promise, which is the same.
+        // SAFETY: this function has the same contract.
         if conn.is_none_or(|conn| unsafe { conn.send(frame, payload, ticket) }) {
             self.sent_tickets.push(ticket);
         }
@@ -281,7 +291,7 @@ impl Wire for TcpWire {
         if let Some(at) = self.outgoing(peer, frame.class())
             && let Some(conn) = self.conns[at].as_mut()
         {
-            // SAFETY: the caller's promise, which is the same.
+            // SAFETY: this function has the same contract.
             unsafe { conn.post(frame, payload, &mut |ticket| self.sent_tickets.push(ticket)) };
         }
     }
@@ -295,7 +305,7 @@ impl Wire for TcpWire {
         let epoll_polled = self.poll_epoll();
         self.polls = self.polls.wrapping_add(1);
         let awaited = match sink.expected() {
-            // Each of these tries would be a system call.
+            // Skip classes without expected frames, because each try is a system call.
             some if some != 0 && !epoll_polled && !self.polls.is_multiple_of(UNEXPECTED_INTERVAL) => some,
             _ => u8::MAX,
         };
@@ -315,25 +325,25 @@ impl Wire for TcpWire {
                 continue;
             }
             let (peer, class) = (conn.peer, conn.class);
-            let mut class_sink = ClassSink::new(sink, class, self.peers[peer].moved[class]);
+            let mut class_sink = ClassSink::new(sink, class, self.peers[peer].move_received[class]);
             let outcome = conn.read(&mut class_sink);
             if !conn.is_registered() && conn.events() == libc::POLLIN {
                 conn.register(&self.epoll, at, libc::POLLIN);
             }
-            // What has come already is tried again at each look: the kernel will not tell of it.
+            // Try buffered data again at each poll, because the kernel does not report it.
             conn.ready |= conn.has_buffered();
             let ClassSink { received_any, left, peer_moved, malformed, .. } = class_sink;
-            if received_any && std::mem::take(&mut conn.first_frame_due) {
+            if received_any && std::mem::take(&mut conn.awaits_first_frame) {
                 self.sideband.group_listener.pending.mark_connected(peer, class);
             }
             self.peers[peer].left |= left;
             if malformed || peer_moved && self.peers[peer].sends[class] == Some(at) {
-                self.end(at, "it sent a frame that does not belong there".to_owned());
+                self.end(at, "it sent a frame that is invalid on this connection".to_owned());
                 moved = true;
                 continue;
             }
             if peer_moved {
-                self.peers[peer].moved[class] = true;
+                self.peers[peer].move_received[class] = true;
                 self.remove(at);
                 moved = true;
                 continue;
@@ -347,7 +357,7 @@ impl Wire for TcpWire {
                 }
             }
         }
-        // Ends that mean nothing.
+        // After a leave frame, the end of a connection is not a failure.
         for peer in &mut self.peers {
             if peer.ended.is_some() && (peer.left || peer.broken.is_some()) {
                 peer.ended = None;
@@ -376,7 +386,7 @@ impl Wire for TcpWire {
             let peer = conn.peer;
             match conn.check(now) {
                 Ok(()) => _ = self.step(at),
-                Err(failed) => self.give_up(at, peer, failed),
+                Err(error) => self.connect_failed(at, peer, error),
             }
         }
         self.fail_ended_peers(now);
@@ -436,7 +446,7 @@ impl Wire for TcpWire {
         let mut all = true;
         for (at, conn) in self.conns.iter().enumerate().filter_map(|(at, conn)| Some((at, conn.as_ref()?))) {
             match conn.is_connecting() {
-                // Between two attempts there is none.
+                // Between two connection attempts no descriptor exists.
                 true => fds.extend((conn.fd() >= 0).then(|| (conn.fd(), conn.connect_events()))),
                 false => all &= conn.register(&self.epoll, at, conn.events()),
             }
@@ -460,7 +470,7 @@ impl Wire for TcpWire {
         if !self.drained() {
             return false;
         }
-        // An end of the stream is acknowledged at once, and with it all that was before.
+        // The kernel acknowledges the end of the stream at once, and with it all data before.
         if !std::mem::replace(&mut self.send_closed, true) {
             self.conns.iter().flatten().for_each(Connection::shut_down_send);
         }
@@ -476,7 +486,7 @@ impl Wire for TcpWire {
 
 impl Drop for TcpWire {
     fn drop(&mut self) {
-        // A forked child's copies: hanging up would end the parent's connections.
+        // In a forked child these are copies: a shutdown would end the parent's connections.
         if !self.sideband.group_listener.endpoint.is_own_process() {
             return;
         }

@@ -1,4 +1,4 @@
-//! A frame for which there is no place yet.
+//! A frame for which the sink has no target yet.
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -13,31 +13,31 @@ use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Sink, Target, Ticket, Wire};
 use crate::process::Endpoint;
 
-/// Peers: more than are read at every look, so the kernel is asked which of them have something.
+/// Number of peers: so many that the wire uses epoll.
 const PEERS: usize = 4;
 
-/// Has a place from a certain moment on, as where an operation has yet to begin.
+/// Sink that has a target once `open` is set, like an operation that starts later.
 #[derive(Default)]
 struct Late {
     open: bool,
-    asked: u32,
-    arrived: Vec<usize>,
-    place: [u8; 8],
+    queried: u32,
+    received: Vec<usize>,
+    buffer: [u8; 8],
 }
 
 impl Sink for Late {
     fn target(&mut self, _: usize, _: &Frame) -> Target {
-        self.asked += 1;
-        if self.open { Target::At(self.place.as_mut_ptr()) } else { Target::Later }
+        self.queried += 1;
+        if self.open { Target::At(self.buffer.as_mut_ptr()) } else { Target::Later }
     }
     fn received(&mut self, peer: usize, _: &Frame) {
-        self.arrived.push(peer);
+        self.received.push(peer);
     }
     fn sent(&mut self, _: Ticket) {}
 }
 
 #[test]
-fn a_frame_that_had_no_place_is_taken_at_the_first_look_that_has_one() {
+fn frame_without_a_target_is_received_at_the_first_poll_with_one() {
     let lo = InterfaceFilter { value: Some("=lo".to_owned()), from: "a test" };
     let endpoint =
         TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, AddressFamily::Any, PEER_TIMEOUT, false)
@@ -51,28 +51,28 @@ fn a_frame_that_had_no_place_is_taken_at_the_first_look_that_has_one() {
     let addresses = std::iter::once(None).chain(listeners.iter().map(address));
     let mut wire = TcpWire::new(Arc::new(Sideband::new(0, group_listener, addresses).unwrap())).unwrap();
     let mut sink = Late::default();
-    let answering = std::thread::spawn(move || {
+    let responder = std::thread::spawn(move || {
         listeners.iter().map(|listener| feed::accept_peer(listener.accept().unwrap().0)).collect::<Vec<_>>()
     });
     for peer in 1..=PEERS {
-        // SAFETY: there is no payload.
+        // SAFETY: no payload.
         unsafe { wire.send(peer, &Frame::new(Kind::Credit, 0), std::ptr::null(), 0) };
     }
     let begun = Instant::now();
-    while !answering.is_finished() || !wire.drained() {
+    while !responder.is_finished() || !wire.drained() {
         assert!(begun.elapsed() < DEADLINE);
         wire.poll(&mut sink);
     }
-    let mut peers = answering.join().unwrap();
+    let mut peers = responder.join().unwrap();
     let frame = Frame { bytes: 8, ..Frame::new(Kind::Data, 0) };
     peers[2].write_all(&[&frame.encode()[..], &[7; 8]].concat()).unwrap();
-    while sink.asked == 0 {
+    while sink.queried == 0 {
         assert!(begun.elapsed() < DEADLINE);
         wire.poll(&mut sink);
     }
-    assert_eq!(sink.arrived, []);
+    assert_eq!(sink.received, []);
     sink.open = true;
-    // Nothing more comes over that connection: who sleeps now is woken by nobody.
+    // No more data arrives over that connection, so a poll that skipped it would sleep for ever.
     assert!(wire.poll(&mut sink));
-    assert_eq!((sink.arrived, sink.place), (vec![3], [7; 8]));
+    assert_eq!((sink.received, sink.buffer), (vec![3], [7; 8]));
 }

@@ -1,4 +1,4 @@
-//! What a rank writes that no rank writes.
+//! Malformed frames of an authenticated peer.
 
 use std::io::Write;
 use std::net::Shutdown;
@@ -9,28 +9,28 @@ use crate::fuzzing::feed::{BYTES, CELL, Feed, HEAD, header};
 
 const DATA: u8 = 1;
 const CREDIT: u8 = 2;
-const LETTER: u8 = 3;
-const READY: u8 = 4;
-const PIECE: u8 = 5;
-const POISON: u8 = 6;
+const ANNOUNCE: u8 = 3;
+const GRANT: u8 = 4;
+const FRAGMENT: u8 = 5;
+const ABORT: u8 = 6;
 const LEAVE: u8 = 7;
-const HAIL: u8 = 8;
+const WAIT_NOTICE: u8 = 8;
 const MOVE: u8 = 9;
 const MOVED: u8 = 10;
 
-/// Message `index` of the operation under way, of so many bytes.
+/// Encodes message `index` of operation `seq`, with a payload of `bytes` bytes.
 fn data(seq: u64, index: u64, bytes: u64) -> Vec<u8> {
     frame(DATA, 0, [seq, index, bytes, HEAD.call, HEAD.count, BYTES])
 }
 
-/// A frame and as many bytes as it says, if they are few.
+/// Encodes a frame and its payload. A payload of more than 200,000 bytes is cut to 1,000.
 fn frame(kind: u8, channel: u32, fields: [u64; 6]) -> Vec<u8> {
     let bytes = if fields[2] <= 200_000 { fields[2] as usize } else { 1000 };
     [&header(kind, channel, fields)[..], &vec![0x5a; bytes]].concat()
 }
 
-/// What comes of bytes on a class.
-fn after(class: usize, bytes: &[Vec<u8>]) -> (Feed, Vec<Fault>) {
+/// Sends bytes on a class. Returns the receiver and its faults.
+fn faults_after(class: usize, bytes: &[Vec<u8>]) -> (Feed, Vec<Fault>) {
     let mut feed = Feed::new();
     let mut stream = feed.connect(class);
     feed.poll();
@@ -47,12 +47,12 @@ fn after(class: usize, bytes: &[Vec<u8>]) -> (Feed, Vec<Fault>) {
 }
 
 #[test]
-fn what_no_rank_sends_is_an_error_that_names_who_sent_it() {
-    let (cell, most) = (CELL as u64, u64::MAX);
+fn malformed_frames_are_faults_that_name_the_sender() {
+    let (cell, max) = (CELL as u64, u64::MAX);
     let long = 200_000;
     let cases: Vec<(&str, usize, Vec<Vec<u8>>)> = vec![
-        ("a later message first", 0, vec![data(0, 1, cell)]),
-        ("the last number", 0, vec![data(0, most, cell)]),
+        ("a message out of order", 0, vec![data(0, 1, cell)]),
+        ("the largest message number", 0, vec![data(0, max, cell)]),
         ("a message twice", 0, vec![data(0, 0, cell), data(0, 0, cell)]),
         (
             "one message too many",
@@ -60,42 +60,45 @@ fn what_no_rank_sends_is_an_error_that_names_who_sent_it() {
             vec![data(0, 0, cell), data(0, 1, cell), data(0, 2, 4000), data(0, 3, 1)],
         ),
         ("data on the class of messages", 1, vec![data(0, 0, cell)]),
-        ("poison on the other class", 0, vec![frame(POISON, 1, [0, 0, 5, 0, 0, 0])]),
-        ("a credit with bytes", 0, vec![frame(CREDIT, 0, [0, 1, 5, 0, 0, 0])]),
-        ("a credit with endless bytes", 0, vec![frame(CREDIT, 0, [0, 1, most, 0, 0, 0])]),
-        ("endless words", 1, vec![frame(POISON, 1, [0, 0, most, 0, 0, 0])]),
-        ("long words", 1, vec![frame(POISON, 1, [0, 0, 1 << 20, 0, 0, 0])]),
-        ("a goodbye of another class", 0, vec![frame(LEAVE, 7, [0, 1, 0, 0, 0, 0])]),
-        ("a goodbye of no class", 1, vec![frame(LEAVE, u32::MAX, [0, 1, 0, 0, 0, 0])]),
-        ("an endless short message", 1, vec![frame(LETTER, 0, [5, 1, 0, 0, 3, most])]),
-        ("a long short message", 1, vec![frame(LETTER, 0, [5, 1, 0, 0, 3, long])]),
+        ("an abort on the other class", 0, vec![frame(ABORT, 1, [0, 0, 5, 0, 0, 0])]),
+        ("a credit with a payload", 0, vec![frame(CREDIT, 0, [0, 1, 5, 0, 0, 0])]),
+        ("a credit with an endless payload", 0, vec![frame(CREDIT, 0, [0, 1, max, 0, 0, 0])]),
+        ("an endless abort report", 1, vec![frame(ABORT, 1, [0, 0, max, 0, 0, 0])]),
+        ("a long abort report", 1, vec![frame(ABORT, 1, [0, 0, 1 << 20, 0, 0, 0])]),
+        ("a leave of another class", 0, vec![frame(LEAVE, 7, [0, 1, 0, 0, 0, 0])]),
+        ("a leave of an invalid class", 1, vec![frame(LEAVE, u32::MAX, [0, 1, 0, 0, 0, 0])]),
+        ("an endless inline message", 1, vec![frame(ANNOUNCE, 0, [5, 1, 0, 0, 3, max])]),
+        ("a long inline message", 1, vec![frame(ANNOUNCE, 0, [5, 1, 0, 0, 3, long])]),
         (
-            "a stream twice",
+            "a message announced twice",
             1,
-            vec![frame(LETTER, 0, [5, 0, 0, 0, 3, long]), frame(LETTER, 0, [5, 0, 0, 0, 3, 9])],
+            vec![frame(ANNOUNCE, 0, [5, 0, 0, 0, 3, long]), frame(ANNOUNCE, 0, [5, 0, 0, 0, 3, 9])],
         ),
-        ("a piece of nothing", 1, vec![frame(PIECE, 0, [5, 0, 9, 0, 0, 0])]),
+        ("a fragment without an announcement", 1, vec![frame(FRAGMENT, 0, [5, 0, 9, 0, 0, 0])]),
         (
-            "a piece that nobody asked for",
+            "a fragment beyond the grant",
             1,
-            vec![frame(LETTER, 0, [5, 0, 0, 0, 3, 1 << 40]), frame(PIECE, 0, [5, 40, 128 << 10, 0, 0, 0])],
-        ),
-        (
-            "a piece out of order",
-            1,
-            vec![frame(LETTER, 0, [5, 1, 0, 0, 3, 90]), frame(PIECE, 0, [5, most, 90, 0, 0, 0])],
+            vec![
+                frame(ANNOUNCE, 0, [5, 0, 0, 0, 3, 1 << 40]),
+                frame(FRAGMENT, 0, [5, 40, 128 << 10, 0, 0, 0]),
+            ],
         ),
         (
-            "a short piece",
+            "a fragment out of order",
             1,
-            vec![frame(LETTER, 0, [5, 1, 0, 0, 3, 90]), frame(PIECE, 0, [5, 0, 89, 0, 0, 0])],
+            vec![frame(ANNOUNCE, 0, [5, 1, 0, 0, 3, 90]), frame(FRAGMENT, 0, [5, max, 90, 0, 0, 0])],
         ),
-        ("a turn with bytes", 0, vec![frame(MOVE, 0, [0, 0, 3, 0, 0, 0])]),
-        ("a turn where there is no other way", 0, vec![frame(MOVE, 0, [0; 6])]),
-        ("no frame", 0, vec![vec![0xee; 64]]),
+        (
+            "a short fragment",
+            1,
+            vec![frame(ANNOUNCE, 0, [5, 1, 0, 0, 3, 90]), frame(FRAGMENT, 0, [5, 0, 89, 0, 0, 0])],
+        ),
+        ("a switch with a payload", 0, vec![frame(MOVE, 0, [0, 0, 3, 0, 0, 0])]),
+        ("a switch without another connection", 0, vec![frame(MOVE, 0, [0; 6])]),
+        ("an invalid header", 0, vec![vec![0xee; 64]]),
     ];
     for (name, class, bytes) in cases {
-        let (feed, faults) = after(class, &bytes);
+        let (feed, faults) = faults_after(class, &bytes);
         assert!(
             matches!(&faults[..], [Fault::Lost { rank: 0, .. }, ..]),
             "{name}: {faults:?}, {} messages read",
@@ -105,18 +108,18 @@ fn what_no_rank_sends_is_an_error_that_names_who_sent_it() {
 }
 
 #[test]
-fn what_a_rank_may_send_is_no_error() {
+fn valid_frames_are_not_faults() {
     let cell = CELL as u64;
     let cases = [
         (0, vec![data(0, 0, cell), data(0, 1, cell), data(0, 2, 4000)], 3),
         (0, vec![data(u64::MAX, 0, cell)], 0),
         (0, vec![data(1, 0, cell)], 0),
         (0, vec![frame(CREDIT, 0, [0, u64::MAX, 0, 0, 0, 0]), frame(CREDIT, 99, [7, 1, 0, 0, 0, 0])], 0),
-        (1, vec![frame(READY, 0, [9, u64::MAX, 0, 0, 0, 0]), frame(READY, 1, [9, 0, 0, 0, 0, u64::MAX])], 0),
-        (1, vec![frame(LETTER, 0, [5, 1, 0, 0, 3, 90]), frame(PIECE, 0, [5, 0, 90, 0, 0, 0])], 0),
-        (1, vec![frame(LETTER, 0, [u64::MAX, 0, 0, 0, 3, u64::MAX])], 0),
+        (1, vec![frame(GRANT, 0, [9, u64::MAX, 0, 0, 0, 0]), frame(GRANT, 1, [9, 0, 0, 0, 0, u64::MAX])], 0),
+        (1, vec![frame(ANNOUNCE, 0, [5, 1, 0, 0, 3, 90]), frame(FRAGMENT, 0, [5, 0, 90, 0, 0, 0])], 0),
+        (1, vec![frame(ANNOUNCE, 0, [u64::MAX, 0, 0, 0, 3, u64::MAX])], 0),
         (0, vec![frame(MOVED, 0, [0; 6]), data(0, 0, cell)], 0),
-        (0, vec![frame(HAIL, 0, [u64::MAX, 0, 0, 1, 2, 3])], 0),
+        (0, vec![frame(WAIT_NOTICE, 0, [u64::MAX, 0, 0, 1, 2, 3])], 0),
     ];
     for (case, (class, bytes, read)) in cases.into_iter().enumerate() {
         let mut feed = Feed::new();
@@ -129,20 +132,20 @@ fn what_a_rank_may_send_is_no_error() {
             feed.poll();
         }
         let mut faults = feed.settle(std::slice::from_ref(&stream));
-        // What is held back would be told by then.
+        // A fault that is held back for the grace period would be reported by then.
         faults.extend(feed.poll_at(Instant::now() + 2 * LEAVE_GRACE));
         assert_eq!((feed.read, &faults[..]), (read, &[][..]), "case {case}");
     }
 }
 
 #[test]
-fn who_hangs_up_in_the_middle_of_a_frame_is_lost_once_a_goodbye_has_had_its_time_and_no_moment_earlier() {
+fn connection_closed_within_a_frame_is_a_loss_exactly_after_the_leave_grace() {
     let (mut feed, now) = (Feed::new(), Instant::now());
     let mut stream = feed.connect(0);
     stream.write_all(&data(0, 0, CELL as u64)[..70]).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     stream.set_nonblocking(true).unwrap();
-    // Whoever has noticed hangs up, too.
+    // A rank that has detected the close closes its end, too.
     while !matches!(stream.read(&mut [0; 64]), Ok(0)) {
         assert_eq!(feed.poll_at(now), []);
     }
@@ -153,7 +156,7 @@ fn who_hangs_up_in_the_middle_of_a_frame_is_lost_once_a_goodbye_has_had_its_time
     assert!(matches!(&faults[..], [Fault::Lost { rank: 0, .. }]), "{faults:?}");
 }
 
-/// The next number of a row that looks like chance.
+/// Returns the next pseudo-random number (splitmix64).
 fn next(seed: &mut u64) -> u64 {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *seed;
@@ -163,14 +166,14 @@ fn next(seed: &mut u64) -> u64 {
 }
 
 #[test]
-fn any_frames_in_any_order_on_any_connections_are_an_error_at_worst() {
-    const TELLING: [u64; 12] = [0, 1, 2, 3, 5, 8, 64, CELL as u64, BYTES, 128 << 10, 1 << 62, u64::MAX];
+fn random_frames_on_any_connections_are_faults_at_worst() {
+    const INTERESTING: [u64; 12] = [0, 1, 2, 3, 5, 8, 64, CELL as u64, BYTES, 128 << 10, 1 << 62, u64::MAX];
     for start in 0..150 {
         let mut seed = start;
         let mut feed = Feed::new();
         let mut streams: Vec<TcpStream> = [0, 1, 0, 1].into_iter().map(|class| feed.connect(class)).collect();
         for _ in 0..24 {
-            let mut field = || TELLING[next(&mut seed) as usize % TELLING.len()];
+            let mut field = || INTERESTING[next(&mut seed) as usize % INTERESTING.len()];
             let fields = [field() % 4, field(), field(), field(), field(), field()];
             let fields = if next(&mut seed).is_multiple_of(2) {
                 [0, fields[1] % 3, fields[2] % 6000, HEAD.call, HEAD.count, BYTES]
@@ -179,7 +182,7 @@ fn any_frames_in_any_order_on_any_connections_are_an_error_at_worst() {
             };
             let kind = (next(&mut seed) % 10) as u8 + 1;
             let bytes = frame(kind, (next(&mut seed) % 3) as u32, fields);
-            // Cut anywhere: what is left out comes with the next frame.
+            // Cut the frame; the next frame continues in its place.
             let cut = bytes.len() - (next(&mut seed) as usize % 3) * (bytes.len() / 5);
             let at = next(&mut seed) as usize % streams.len();
             let _ = streams[at].set_nonblocking(true);

@@ -1,4 +1,4 @@
-//! Calls that do not come through.
+//! Connection attempts that fail.
 
 use std::net::{SocketAddr, TcpListener};
 
@@ -16,35 +16,35 @@ fn to(address: SocketAddr) -> Connecting {
     Connecting::new(credential(0), (1, address), Purpose::Frames(0), PEER_TIMEOUT)
 }
 
-/// Goes on until something comes of it. Time passes between attempts only.
-fn outcome(call: &mut Connecting) -> Result<CloseOnFork<TcpStream>, ConnectError> {
+/// Polls until the attempt succeeds or fails. The time advances between attempts only.
+fn outcome(connecting: &mut Connecting) -> Result<CloseOnFork<TcpStream>, ConnectError> {
     let (begun, mut now) = (Instant::now(), Instant::now());
     loop {
-        assert!(begun.elapsed() < DEADLINE, "nothing comes of the call");
-        if let Some((_, socket)) = call.poll()? {
+        assert!(begun.elapsed() < DEADLINE, "the attempt does not end");
+        if let Some((_, socket)) = connecting.poll()? {
             return Ok(socket);
         }
-        match call.socket() {
+        match connecting.socket() {
             Some(_) => std::thread::yield_now(),
             None => {
-                call.check(now)?;
+                connecting.check(now)?;
                 now += RETRY_INTERVAL;
             }
         }
     }
 }
 
-/// Makes an attempt, which fails, and holds it against that time.
-fn fails_at(call: &mut Connecting, now: Instant) -> Result<(), ConnectError> {
+/// Makes an attempt, which fails, and checks it at that time.
+fn fails_at(connecting: &mut Connecting, now: Instant) -> Result<(), ConnectError> {
     while {
-        assert!(call.poll()?.is_none(), "somebody answers");
-        call.socket().is_some()
+        assert!(connecting.poll()?.is_none(), "the attempt succeeded");
+        connecting.socket().is_some()
     } {}
-    call.check(now)
+    connecting.check(now)
 }
 
-/// An address that refuses until somebody listens there.
-fn refusing() -> (std::os::fd::OwnedFd, SocketAddr) {
+/// Returns an address that refuses connections until its socket listens.
+fn refusing_address() -> (std::os::fd::OwnedFd, SocketAddr) {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
     let address = TcpListener::from(socket.try_clone().unwrap()).local_addr().unwrap();
@@ -52,132 +52,135 @@ fn refusing() -> (std::os::fd::OwnedFd, SocketAddr) {
 }
 
 #[test]
-fn a_refused_call_is_made_again() {
-    let (socket, address) = refusing();
-    let mut call = to(address);
-    assert!(matches!(call.poll(), Ok(None)));
+fn refused_connection_is_retried() {
+    let (socket, address) = refusing_address();
+    let mut connecting = to(address);
+    assert!(matches!(connecting.poll(), Ok(None)));
     rustix::net::listen(&socket, 8).unwrap();
-    let answering = std::thread::spawn(move || accept_peer(TcpListener::from(socket).accept().unwrap().0));
-    assert!(outcome(&mut call).is_ok());
-    answering.join().unwrap();
+    let responder = std::thread::spawn(move || accept_peer(TcpListener::from(socket).accept().unwrap().0));
+    assert!(outcome(&mut connecting).is_ok());
+    responder.join().unwrap();
 }
 
 #[test]
-fn who_refuses_calls_for_so_long_is_gone_and_no_moment_earlier() {
-    let (_socket, address) = refusing();
-    let (mut call, begun) = (to(address), Instant::now());
-    assert!(fails_at(&mut call, begun).is_ok());
-    // Nobody is called again at once.
-    assert!(call.check(begun + RETRY_INTERVAL).is_ok());
-    assert!(fails_at(&mut call, begun + connecting::REFUSED_RETRY - Duration::from_nanos(1)).is_ok());
-    assert!(call.check(begun + connecting::REFUSED_RETRY + RETRY_INTERVAL).is_ok());
-    let reason = match fails_at(&mut call, begun + connecting::REFUSED_RETRY) {
+fn peer_that_refuses_is_lost_exactly_after_the_retry_time() {
+    let (_socket, address) = refusing_address();
+    let (mut connecting, begun) = (to(address), Instant::now());
+    assert!(fails_at(&mut connecting, begun).is_ok());
+    // The next attempt waits for the retry interval.
+    assert!(connecting.check(begun + RETRY_INTERVAL).is_ok());
+    assert!(fails_at(&mut connecting, begun + connecting::REFUSED_RETRY - Duration::from_nanos(1)).is_ok());
+    assert!(connecting.check(begun + connecting::REFUSED_RETRY + RETRY_INTERVAL).is_ok());
+    let reason = match fails_at(&mut connecting, begun + connecting::REFUSED_RETRY) {
         Err(ConnectError::PeerLost(reason)) => reason,
         Err(ConnectError::Local(reason)) => panic!("{reason}"),
-        Ok(()) => panic!("it is waited for"),
+        Ok(()) => panic!("it still retries"),
     };
     assert!(reason.contains("refused") && reason.contains(&address.to_string()), "{reason}");
 }
 
 #[test]
-fn who_was_hung_up_on_before_its_first_word_calls_again() {
+fn connection_closed_before_the_greeting_is_retried() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut call = to(listener.local_addr().unwrap());
-    call.connect_only().unwrap();
-    // It was stopped meanwhile, and the other end has lost patience.
+    let mut connecting = to(listener.local_addr().unwrap());
+    connecting.connect_only().unwrap();
+    // This process was stopped, and the listener has closed the silent connection.
     drop(listener.accept().unwrap());
-    let answering = std::thread::spawn(move || accept_peer(listener.accept().unwrap().0));
-    assert!(outcome(&mut call).is_ok());
-    answering.join().unwrap();
+    let responder = std::thread::spawn(move || accept_peer(listener.accept().unwrap().0));
+    assert!(outcome(&mut connecting).is_ok());
+    responder.join().unwrap();
 }
 
-/// There are too many callers: who has shown who it is may be hung up on all the same, and has lost nobody.
+/// A listener with too many incoming connections may close even an authenticated one, which is not the loss of a peer.
 #[test]
-fn who_was_hung_up_on_after_its_last_word_calls_again() {
+fn connection_closed_after_the_proof_is_retried() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut call = to(listener.local_addr().unwrap());
-    let answering = std::thread::spawn(move || {
+    let mut connecting = to(listener.local_addr().unwrap());
+    let responder = std::thread::spawn(move || {
         for _ in 0..3 {
             drop(feed::accept_proof(listener.accept().unwrap().0));
         }
         accept_peer(listener.accept().unwrap().0)
     });
-    assert!(outcome(&mut call).is_ok());
-    answering.join().unwrap();
+    assert!(outcome(&mut connecting).is_ok());
+    responder.join().unwrap();
 }
 
 #[test]
-fn a_group_that_is_closed_says_so_to_who_calls_late() {
-    // The process goes on, and listens.
+fn late_connection_to_a_closed_group_reports_the_close() {
+    // The process continues to listen.
     let [_other, pair] = [Pair::new(), Pair::new()];
     let (group_listener, token) = (pair.group_listeners[1].clone(), pair.token.clone());
     drop(pair);
     let credential = Credential { rank: 0, token, encrypts: false };
-    let mut call = Connecting::new(credential, (1, group_listener), Purpose::Frames(1), DEADLINE);
-    // At once: the time does not matter.
+    let mut connecting = Connecting::new(credential, (1, group_listener), Purpose::Frames(1), DEADLINE);
+    // The report does not depend on the time.
     let outcome = loop {
-        match call.poll() {
-            Ok(None) => assert!(call.socket().is_some(), "it is called again"),
+        match connecting.poll() {
+            Ok(None) => assert!(connecting.socket().is_some(), "it retries"),
             outcome => break outcome,
         }
     };
-    let Err(ConnectError::PeerLost(reason)) = outcome else { panic!("it was taken up") };
+    let Err(ConnectError::PeerLost(reason)) = outcome else { panic!("it was accepted") };
     assert!(reason.contains("it has closed its end of the group"), "{reason}");
 }
 
 #[test]
-fn whoever_answers_without_the_token_gets_no_frame() {
+fn peer_without_the_token_gets_no_frame() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut call = to(listener.local_addr().unwrap());
-    let answering = std::thread::spawn(move || {
+    let mut connecting = to(listener.local_addr().unwrap());
+    let responder = std::thread::spawn(move || {
         let mut theirs = listener.accept().unwrap().0;
-        let mut words = vec![0; HELLO + NONCE];
-        theirs.read_exact(&mut words).unwrap();
+        let mut greeting = vec![0; HELLO + NONCE];
+        theirs.read_exact(&mut greeting).unwrap();
         let other = Arc::new(Token::random().unwrap());
-        std::io::Write::write_all(&mut theirs, &Responder::new(other, words).unwrap().1).unwrap();
-        // Nothing comes.
+        std::io::Write::write_all(&mut theirs, &Responder::new(other, greeting).unwrap().1).unwrap();
+        // It sends nothing more.
         assert_eq!(theirs.read(&mut [0; 1]).unwrap_or(0), 0);
     });
-    let reason = match outcome(&mut call) {
+    let reason = match outcome(&mut connecting) {
         Err(ConnectError::PeerLost(reason)) => reason,
         Err(ConnectError::Local(reason)) => panic!("{reason}"),
-        Ok(_) => panic!("it is called"),
+        Ok(_) => panic!("it is connected"),
     };
-    assert!(reason.contains("does not know this group's token"), "{reason}");
-    answering.join().unwrap();
+    assert!(reason.contains("does not have this group's token"), "{reason}");
+    responder.join().unwrap();
 }
 
 #[test]
-fn of_all_last_words_one_alone_makes_a_connection_and_each_other_says_why_there_is_none() {
+fn only_the_accepting_verdict_connects_and_any_other_reports_an_error() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
-    let answering = std::thread::spawn(move || {
-        for word in 0..=u8::MAX {
+    let responder = std::thread::spawn(move || {
+        for verdict in 0..=u8::MAX {
             let mut theirs = feed::accept_proof(listener.accept().unwrap().0);
-            std::io::Write::write_all(&mut theirs, &[word]).unwrap();
+            std::io::Write::write_all(&mut theirs, &[verdict]).unwrap();
         }
     });
-    for word in 0..=u8::MAX {
-        let reason = match (outcome(&mut to(address)), word) {
+    for verdict in 0..=u8::MAX {
+        let reason = match (outcome(&mut to(address)), verdict) {
             (Ok(_), ACCEPTED) => continue,
             (Err(ConnectError::PeerLost(reason)), _) => reason,
-            (Ok(_), _) => panic!("{word} makes a connection"),
-            (Err(ConnectError::Local(reason)), _) => panic!("{word} is this process's fault: {reason}"),
+            (Ok(_), _) => panic!("verdict {verdict} makes a connection"),
+            (Err(ConnectError::Local(reason)), _) => panic!("verdict {verdict} is a local error: {reason}"),
         };
-        let wanted = match word {
+        let wanted = match verdict {
             CLOSED => "it has closed its end of the group",
-            REJECTED => "it has a connection of this rank already",
+            REJECTED => "it already has a connection of this rank",
             _ => "invalid data",
         };
-        assert!(reason.contains(wanted) && reason.contains(&address.to_string()), "{word}: {reason}");
+        assert!(
+            reason.contains(wanted) && reason.contains(&address.to_string()),
+            "verdict {verdict}: {reason}"
+        );
     }
-    answering.join().unwrap();
+    responder.join().unwrap();
 }
 
 #[test]
-fn what_this_process_lacks_is_no_loss_of_a_peer() {
+fn local_error_is_not_the_loss_of_a_peer() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    for (code, word) in [
+    for (code, advice) in [
         (libc::EMFILE, "ulimit -n"),
         (libc::ENFILE, "fs.file-max"),
         (libc::EADDRNOTAVAIL, "ip_local_port_range"),
@@ -186,28 +189,28 @@ fn what_this_process_lacks_is_no_loss_of_a_peer() {
         (libc::EPERM, "firewall"),
         (libc::ENETDOWN, "ip route"),
     ] {
-        let mut call = to(listener.local_addr().unwrap());
+        let mut connecting = to(listener.local_addr().unwrap());
         let (begun, error) = (Instant::now(), std::io::Error::from_raw_os_error(code));
-        // For a while it may pass.
+        // It is retried for a while.
         for waited in [Duration::ZERO, LOCAL_ERROR_RETRY - Duration::from_nanos(1)] {
             let again = std::io::Error::from_raw_os_error(code);
             assert!(
-                call.simulate_failure(again).and_then(|()| call.check(begun + waited)).is_ok(),
+                connecting.simulate_failure(again).and_then(|()| connecting.check(begun + waited)).is_ok(),
                 "{error}"
             );
         }
         let again = std::io::Error::from_raw_os_error(code);
         let Err(ConnectError::Local(reason)) =
-            call.simulate_failure(again).and_then(|()| call.check(begun + LOCAL_ERROR_RETRY))
+            connecting.simulate_failure(again).and_then(|()| connecting.check(begun + LOCAL_ERROR_RETRY))
         else {
-            panic!("{error} is told as a loss, or not at all")
+            panic!("{error} is reported as a loss, or not at all")
         };
-        assert!(reason.contains(word) && reason.contains(&error.to_string()), "{reason}");
-        // And it did pass.
+        assert!(reason.contains(advice) && reason.contains(&error.to_string()), "{reason}");
+        // Afterwards a connection succeeds.
         let theirs = listener.try_clone().unwrap();
-        let answering = std::thread::spawn(move || accept_peer(theirs.accept().unwrap().0));
+        let responder = std::thread::spawn(move || accept_peer(theirs.accept().unwrap().0));
         assert!(outcome(&mut to(listener.local_addr().unwrap())).is_ok());
-        answering.join().unwrap();
+        responder.join().unwrap();
     }
 }
 

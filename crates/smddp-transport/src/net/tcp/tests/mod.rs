@@ -1,4 +1,4 @@
-//! A live endpoint, and raw sockets that say what no rank says.
+//! Tests of a live endpoint with raw sockets that send malformed data.
 
 mod again;
 mod bytes;
@@ -19,10 +19,10 @@ use crate::token::Token;
 use crate::{CallFingerprint, Channels, Fault, Group, RankInfo, RecvChannel, SendChannel};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Longer than anything that these tests hold up.
+/// Longer than any delay in these tests.
 const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Two ranks of this process, each a node of its own.
+/// Two ranks of this process, each as a separate node.
 struct Pair {
     groups: [Group; 2],
     group_listeners: [TcpAddress; 2],
@@ -35,11 +35,11 @@ impl Pair {
         Self::with(|_| {}, |_| {})
     }
 
-    /// With other means and cards than usual.
-    fn with(means_of: impl Fn(&mut TransportOptions), rank_info_of: impl Fn(&mut RankInfo)) -> Self {
+    /// Creates the ranks with changed options and rank infos.
+    fn with(options_of: impl Fn(&mut TransportOptions), rank_info_of: impl Fn(&mut RankInfo)) -> Self {
         let prepared = [0, 1].map(|rank| {
             let mut options = options(rank);
-            means_of(&mut options);
+            options_of(&mut options);
             Prepared::new(rank, 2, Vec::new(), &options).unwrap()
         });
         let group_listeners = [group_listener(&prepared[0]), group_listener(&prepared[1])];
@@ -50,14 +50,15 @@ impl Pair {
         Self { groups, group_listeners, token, seq: 0 }
     }
 
-    /// One number each way, as in an all_reduce of one element; what each rank then has of the other.
+    /// Exchanges one number in each direction, as in an all_reduce of one element. Returns the number that each rank
+    /// received.
     fn exchange(&mut self) -> Result<[u64; 2], Fault> {
         let (seq, begun) = (self.seq, Instant::now());
         self.seq += 1;
         let (mut opened, mut got) = ([false; 2], [None; 2]);
         let mut ended = [false; 2];
         while ended != [true; 2] {
-            assert!(begun.elapsed() < DEADLINE, "the ranks do not come to an end: {got:?}");
+            assert!(begun.elapsed() < DEADLINE, "the exchange does not end: {got:?}");
             for (rank, group) in self.groups.iter_mut().enumerate() {
                 group.poll_network();
                 if let Some(fault) = group.faults(Instant::now()).pop() {
@@ -68,13 +69,13 @@ impl Pair {
                     opened[rank] = group.begin(seq, CallFingerprint { call: 7, count: 1 }, &routed, &[]);
                     if opened[rank] {
                         let cell = group.cell(0).unwrap().cast::<u64>();
-                        // SAFETY: the cell is this group's, aligned, and has eight bytes.
+                        // SAFETY: the cell belongs to this group, is aligned, and has eight bytes.
                         unsafe { cell.write(number(rank, seq)) };
                         group.publish(0, 8);
                     }
                 } else if got[rank].is_none() {
                     if let Some(message) = group.message(0).unwrap() {
-                        // SAFETY: it holds eight bytes until it is released.
+                        // SAFETY: the message has eight bytes until it is released.
                         got[rank] = Some(unsafe { message.cast::<u64>().read() });
                         group.release(0);
                     }
@@ -87,16 +88,16 @@ impl Pair {
         Ok(got.map(Option::unwrap))
     }
 
-    /// A call by somebody who has the token.
+    /// Opens an authenticated connection.
     fn call(&self, to: usize, from: usize, class: usize) -> TcpStream {
         feed::connect(&self.group_listeners[to], &self.token, (from, to), class)
     }
 
-    /// Exchanges go well and bring what was sent.
-    fn goes_on(&mut self) {
+    /// Checks that exchanges succeed and return the numbers that were sent.
+    fn check_exchanges(&mut self) {
         for _ in 0..3 {
-            let want = [number(1, self.seq), number(0, self.seq)];
-            assert_eq!(self.exchange(), Ok(want));
+            let expected = [number(1, self.seq), number(0, self.seq)];
+            assert_eq!(self.exchange(), Ok(expected));
         }
     }
 }
@@ -122,8 +123,8 @@ fn channel_layout(peer: usize) -> Channels {
     }
 }
 
-/// Whether the other end hangs up on this one.
-fn is_hung_up_on(stream: &TcpStream) -> bool {
+/// Returns true if the other end closes the connection.
+fn is_closed_by_peer(stream: &TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut rest = [0; 64];
     loop {

@@ -1,4 +1,4 @@
-//! Somebody between two hosts, who sees what they send each other and may change it.
+//! Attacker between two hosts, who reads their traffic and may change it.
 
 use std::io::Write;
 use std::net::{Shutdown, SocketAddr, TcpListener};
@@ -6,58 +6,60 @@ use std::sync::Mutex;
 
 use super::*;
 
-/// What a caller says before its first frame.
-const FIRST_WORDS: usize = 40 + 32 + 32;
+/// Size of the initiator's part of the handshake, in bytes: hello, nonce, proof.
+const HANDSHAKE: usize = 40 + 32 + 32;
 
 #[derive(Clone, Default)]
 struct Onlooker {
     seen: Arc<Mutex<Vec<u8>>>,
-    /// Turns a bit of this byte of each caller's.
+    /// Flips a bit of this byte of each initiator's stream.
     changes: Option<usize>,
 }
 
 impl Onlooker {
-    /// Where callers of `target` come by.
-    fn before(&self, target: SocketAddr) -> SocketAddr {
+    /// Starts a proxy of `target`, and returns its address.
+    fn proxy(&self, target: SocketAddr) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let this = self.clone();
         std::thread::spawn(move || {
-            for caller in listener.incoming().map_while(Result::ok) {
-                let Ok(called) = TcpStream::connect(target) else { return };
-                let ends = [caller, called];
+            for incoming in listener.incoming().map_while(Result::ok) {
+                let Ok(outgoing) = TcpStream::connect(target) else { return };
+                let ends = [incoming, outgoing];
                 let copies = ends.each_ref().map(|end| end.try_clone().unwrap());
-                for (way, (from, to)) in ends.into_iter().zip(copies.into_iter().rev()).enumerate() {
+                for (direction, (from, to)) in ends.into_iter().zip(copies.into_iter().rev()).enumerate() {
                     let this = this.clone();
-                    std::thread::spawn(move || this.pass_on(from, to, this.changes.filter(|_| way == 0)));
+                    std::thread::spawn(move || {
+                        this.forward(from, to, this.changes.filter(|_| direction == 0))
+                    });
                 }
             }
         });
         address
     }
 
-    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream, changes: Option<usize>) {
-        let (mut passed, mut piece) = (0, [0; 1 << 16]);
-        while let Ok(count @ 1..) = from.read(&mut piece) {
-            if let Some(at) = changes.filter(|at| (passed..passed + count).contains(at)) {
-                piece[at - passed] ^= 4;
+    fn forward(&self, mut from: TcpStream, mut to: TcpStream, changes: Option<usize>) {
+        let (mut forwarded, mut chunk) = (0, [0; 1 << 16]);
+        while let Ok(count @ 1..) = from.read(&mut chunk) {
+            if let Some(at) = changes.filter(|at| (forwarded..forwarded + count).contains(at)) {
+                chunk[at - forwarded] ^= 4;
             }
-            passed += count;
-            self.seen.lock().unwrap().extend(&piece[..count]);
-            if to.write_all(&piece[..count]).is_err() {
+            forwarded += count;
+            self.seen.lock().unwrap().extend(&chunk[..count]);
+            if to.write_all(&chunk[..count]).is_err() {
                 break;
             }
         }
         let _ = to.shutdown(Shutdown::Write);
     }
 
-    /// Two ranks that reach each other through here alone.
+    /// Creates two ranks that reach each other only through the proxies.
     fn between(&self, encrypts: bool) -> Pair {
         Pair::with(
             |options| options.encrypts = encrypts,
             |rank_info| {
                 let (address, _) = rank_info.offer.tcp.as_mut().unwrap();
-                address.socket = self.before(address.socket);
+                address.socket = self.proxy(address.socket);
             },
         )
     }
@@ -68,27 +70,31 @@ impl Onlooker {
 }
 
 #[test]
-fn encrypted_numbers_are_seen_by_nobody_on_their_way() {
+fn encrypted_traffic_hides_the_data() {
     for encrypts in [false, true] {
         let onlooker = Onlooker::default();
         let mut pair = onlooker.between(encrypts);
-        pair.goes_on();
+        pair.check_exchanges();
         assert_eq!(pair.groups[0].network_path().contains("encrypted"), encrypts);
         for rank in [0, 1] {
-            assert_eq!(onlooker.has_seen(number(rank, 1)), !encrypts, "rank {rank}'s, {encrypts}");
+            assert_eq!(
+                onlooker.has_seen(number(rank, 1)),
+                !encrypts,
+                "data of rank {rank}, encrypted: {encrypts}"
+            );
         }
     }
 }
 
 #[test]
-fn a_changed_bit_ends_the_group_and_changes_no_number() {
-    // Of the length, the text and the tag of the first record. (A length that is a little longer is waited for, as bytes are
-    // that somebody holds back.)
+fn changed_bit_fails_the_group_and_changes_no_data() {
+    // Bytes of the length, the ciphertext and the tag of the first record. (A length that is slightly larger would only
+    // make the receiver wait, as for delayed bytes.)
     for at in [3, 4, 50, 80] {
-        let onlooker = Onlooker { changes: Some(FIRST_WORDS + at), ..Onlooker::default() };
+        let onlooker = Onlooker { changes: Some(HANDSHAKE + at), ..Onlooker::default() };
         match onlooker.between(true).exchange() {
             Err(Fault::Lost { how, .. }) => {
-                assert!(how.contains("was not sealed by that rank") || how.contains("closed"), "{how}")
+                assert!(how.contains("was not encrypted by that rank") || how.contains("closed"), "{how}")
             }
             other => panic!("byte {at}: {other:?}"),
         }

@@ -1,4 +1,4 @@
-//! Callers without the token, and callers that have it, in the name of a rank that is connected already.
+//! Connections without the token, and connections with it that initiator a rank that is already connected.
 
 use std::io::Write;
 
@@ -7,12 +7,12 @@ use super::*;
 use crate::fuzzing::feed::header;
 use crate::token::{Initiator, NONCE, PROOF, REPLY};
 
-/// First message of rank 0 to rank 1 at that endpoint.
+/// Returns the hello of rank 0 to rank 1 at that listener.
 fn to_rank_1(group_listener: &TcpAddress, purpose: Purpose) -> Hello {
     Hello { group_listener: group_listener.group_listener, from: 0, to: 1, purpose }
 }
 
-/// Frames of a stranger: poison, goodbye, data of the next operation, a stream that turns elsewhere.
+/// Returns frames of an unauthenticated peer: abort, leave, data of the next operation, switch to another connection.
 fn frames(seq: u64) -> Vec<(usize, Vec<u8>)> {
     let frame =
         |kind, channel, fields, payload: &[u8]| [&header(kind, channel, fields)[..], payload].concat();
@@ -30,171 +30,175 @@ fn frames(seq: u64) -> Vec<(usize, Vec<u8>)> {
 }
 
 #[test]
-fn a_second_connection_in_a_ranks_name_is_refused_and_the_first_goes_on() {
+fn second_connection_of_a_rank_is_rejected_and_the_first_is_kept() {
     for case in 0..frames(0).len() {
         for (from, to) in [(0, 1), (1, 0)] {
             let mut pair = Pair::new();
-            pair.goes_on();
+            pair.check_exchanges();
             let (class, bytes) = frames(pair.seq).swap_remove(case);
-            // The class of messages is connected when it is first used.
+            // The connection for messages opens on first use.
             let first = (class == 1).then(|| pair.call(to, from, class));
             let mut second = pair.call(to, from, class);
             let _ = second.write_all(&bytes);
             for group in &mut pair.groups {
                 group.poll_network();
             }
-            pair.goes_on();
-            assert!(is_hung_up_on(&second), "case {case}: it is listened to");
-            pair.goes_on();
+            pair.check_exchanges();
+            assert!(is_closed_by_peer(&second), "case {case}: it is accepted");
+            pair.check_exchanges();
             drop((first, second));
         }
     }
 }
 
 #[test]
-fn unfinished_words_on_many_connections_in_one_name_harm_nobody() {
+fn unfinished_frames_on_many_connections_of_one_rank_do_no_harm() {
     for round in 0..40 {
         let mut pair = Pair::new();
-        pair.goes_on();
+        pair.check_exchanges();
         let bytes = 1000 - round * 16;
-        let mut callers: Vec<TcpStream> = Vec::new();
+        let mut connections: Vec<TcpStream> = Vec::new();
         for _ in 0..5 {
-            let mut caller = pair.call(1, 0, 1);
-            let _ = caller.write_all(&header(6, 1, [0, 0, bytes, 0, 0, 0]));
-            let _ = caller.write_all(&[b'x'; 10]);
+            let mut connection = pair.call(1, 0, 1);
+            let _ = connection.write_all(&header(6, 1, [0, 0, bytes, 0, 0, 0]));
+            let _ = connection.write_all(&[b'x'; 10]);
             pair.groups[1].poll_network();
-            callers.push(caller);
+            connections.push(connection);
         }
         for part in 0..5 {
-            for caller in &mut callers {
-                // Those that were sent away notice it here.
-                let _ = caller.write_all(&[0xa5; 60]);
+            for connection in &mut connections {
+                // Writes on rejected connections fail here.
+                let _ = connection.write_all(&[0xa5; 60]);
                 pair.groups[1].poll_network();
             }
             drop(vec![vec![1u8; bytes as usize]; part]);
         }
-        pair.goes_on();
-        let refused = callers[1..].iter().filter(|caller| is_hung_up_on(caller)).count();
-        assert_eq!(refused, callers.len() - 1, "round {round}");
+        pair.check_exchanges();
+        let refused = connections[1..].iter().filter(|connection| is_closed_by_peer(connection)).count();
+        assert_eq!(refused, connections.len() - 1, "round {round}");
     }
 }
 
 #[test]
-fn nobody_is_a_rank_that_the_group_does_not_have_there() {
+fn connection_that_claims_an_invalid_rank_is_rejected() {
     let mut pair = Pair::new();
-    pair.goes_on();
+    pair.check_exchanges();
     for from in [1, 2, 7, usize::from(u16::MAX), u32::MAX as usize] {
-        assert!(is_hung_up_on(&pair.call(1, from, 0)), "rank {from} is listened to");
+        assert!(is_closed_by_peer(&pair.call(1, from, 0)), "rank {from} is accepted");
     }
-    pair.goes_on();
+    pair.check_exchanges();
 }
 
 #[test]
-fn silent_callers_keep_nobody_from_being_heard_and_are_bounded() {
+fn silent_connections_are_limited_and_do_not_block_others() {
     let mut pair = Pair::new();
     let group_listener = pair.group_listeners[1].clone();
     let mut silent: Vec<TcpStream> =
         (0..300).map(|_| TcpStream::connect(group_listener.socket).unwrap()).collect();
-    // Whoever says all but the last byte has said nothing.
+    // A hello without its last byte does not count.
     let half = to_rank_1(&group_listener, Purpose::Frames(0)).to_bytes();
     let _ = silent[299].write_all(&half[..39]);
-    pair.goes_on();
-    assert!(is_hung_up_on(&silent[0]), "the oldest of 300 silent callers is kept");
-    pair.goes_on();
+    pair.check_exchanges();
+    assert!(is_closed_by_peer(&silent[0]), "the oldest of 300 silent connections is kept");
+    pair.check_exchanges();
 }
 
-/// What somebody says who connects there, and what he hears, up to the end of it.
-fn told(group_listener: &TcpAddress, words: &[u8]) -> Vec<u8> {
+/// Sends bytes to a listener. Returns everything that it replies until it closes the connection.
+fn replies_to(group_listener: &TcpAddress, sent: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(group_listener.socket).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    let _ = stream.write_all(words);
-    let mut heard = Vec::new();
-    let _ = stream.read_to_end(&mut heard);
-    heard
+    let _ = stream.write_all(sent);
+    let mut received = Vec::new();
+    let _ = stream.read_to_end(&mut received);
+    received
 }
 
 #[test]
-fn without_the_token_nothing_that_is_said_reaches_the_group() {
+fn unauthenticated_data_does_not_reach_the_group() {
     let mut pair = Pair::new();
-    pair.goes_on();
+    pair.check_exchanges();
     let group_listener = pair.group_listeners[1].clone();
-    // The rank itself is connected for the class of data, so the recording takes nobody's place.
+    // The rank itself has its connection for collectives, so the recorded handshake does not take its place.
     let purposes = [Purpose::Frames(0), Purpose::Query, Purpose::Watch];
     for (_, frame) in frames(pair.seq) {
-        // Frames alone, and behind a hello with which a rank would begin: they are no proof.
+        // Frames alone, and frames after a valid hello: neither proves anything.
         let (class, later) = (frame.len() % 2, frame.clone());
-        for words in [
+        for bytes in [
             frame,
             [&to_rank_1(&group_listener, Purpose::Frames(class)).to_bytes()[..], &[0; NONCE], &later]
                 .concat(),
         ] {
             let stream = TcpStream::connect(group_listener.socket).unwrap();
-            (&stream).write_all(&words).unwrap();
-            // It may be sent away before.
+            (&stream).write_all(&bytes).unwrap();
+            // The listener may close the connection earlier.
             let _ = stream.shutdown(std::net::Shutdown::Write);
-            assert!(is_hung_up_on(&stream));
+            assert!(is_closed_by_peer(&stream));
         }
-        pair.goes_on();
+        pair.check_exchanges();
     }
     for purpose in purposes {
-        // A whole exchange that was recorded, said again: as it was, and to another door.
-        let (recorded, said) = feed::authenticate(&group_listener, &pair.token, (0, 1), purpose);
+        // Replay of a recorded handshake, to the same listener and to another one.
+        let (recorded, sent) = feed::authenticate(&group_listener, &pair.token, (0, 1), purpose);
         drop(recorded);
-        assert_eq!(said.len(), HELLO + NONCE + PROOF);
+        assert_eq!(sent.len(), HELLO + NONCE + PROOF);
         assert_eq!(
-            told(&group_listener, &said).len(),
+            replies_to(&group_listener, &sent).len(),
             REPLY,
-            "{purpose:?}: heard more than the listener's own proof"
+            "{purpose:?}: it received more than the listener's reply"
         );
-        assert_eq!(told(&pair.group_listeners[0], &said).len(), REPLY);
-        // Another token, and one that is right for another purpose, another rank, another door.
-        let claim =
+        assert_eq!(replies_to(&pair.group_listeners[0], &sent).len(), REPLY);
+        // Another token, and the group's token with another listener id or rank.
+        let initiator =
             Initiator::new(&feed::known_token(), &to_rank_1(&group_listener, purpose).to_bytes()).unwrap();
-        assert_eq!(told(&group_listener, &[claim.greeting(), &[9; PROOF]].concat()).len(), REPLY);
+        assert_eq!(replies_to(&group_listener, &[initiator.greeting(), &[9; PROOF]].concat()).len(), REPLY);
         let unknown = Hello { group_listener: [9; 16], ..to_rank_1(&group_listener, purpose) };
         let unknown = Initiator::new(&pair.token, &unknown.to_bytes()).unwrap();
-        assert_eq!(told(&group_listener, unknown.greeting()).len(), 0, "a door that nobody has");
+        assert_eq!(replies_to(&group_listener, unknown.greeting()).len(), 0, "unknown listener id");
         for to in [0, 2, u32::MAX as usize] {
             let other = Hello { to, ..to_rank_1(&group_listener, purpose) };
             let other = Initiator::new(&pair.token, &other.to_bytes()).unwrap();
-            assert_eq!(told(&group_listener, other.greeting()).len(), 0, "rank 1 answers for rank {to}");
+            assert_eq!(
+                replies_to(&group_listener, other.greeting()).len(),
+                0,
+                "rank 1 replies for rank {to}"
+            );
         }
     }
-    // The rank itself is not shut out by all that, nor taken for connected.
-    pair.goes_on();
+    // The rank itself is neither locked out nor counted as connected.
+    pair.check_exchanges();
 }
 
 #[test]
-fn a_crowd_of_strangers_leaves_the_job_as_it_is() {
+fn many_unauthenticated_connections_do_not_affect_the_group() {
     let mut pair = Pair::new();
-    pair.goes_on();
+    pair.check_exchanges();
     let group_listener = pair.group_listeners[1].clone();
     let half = [&to_rank_1(&group_listener, Purpose::Watch).to_bytes()[..], &[1; NONCE]].concat();
-    let callers: Vec<TcpStream> = (0..500)
-        .map(|one| {
+    let connections: Vec<TcpStream> = (0..500)
+        .map(|index| {
             let mut stream = TcpStream::connect(group_listener.socket).unwrap();
-            // Silent, garbage, a hello without an end, one without a proof, and one in pieces.
-            let words: &[u8] = match one % 5 {
+            // Silent, garbage, an incomplete hello, a hello without a proof, and a hello byte by byte.
+            let bytes: &[u8] = match index % 5 {
                 0 => &[],
                 1 => &[0xa5; 4000],
                 2 => &half[..30],
                 3 => &half,
                 _ => &half[..1],
             };
-            let _ = stream.write_all(words);
+            let _ = stream.write_all(bytes);
             stream
         })
         .collect();
-    // A trickle: a byte with each exchange.
+    // One byte with each exchange.
     for at in 1..20 {
-        for mut stream in callers.iter().skip(4).step_by(5) {
+        for mut stream in connections.iter().skip(4).step_by(5) {
             let _ = stream.write(&half[at..=at]);
         }
-        pair.goes_on();
+        pair.check_exchanges();
     }
-    // Whoever has the token comes in beside them.
-    let mut asked = feed::authenticate(&group_listener, &pair.token, (0, 1), Purpose::Query).0;
-    asked.read_exact(&mut [0; 8]).unwrap();
-    drop(callers);
-    pair.goes_on();
+    // An authenticated connection is accepted at the same time.
+    let mut query = feed::authenticate(&group_listener, &pair.token, (0, 1), Purpose::Query).0;
+    query.read_exact(&mut [0; 8]).unwrap();
+    drop(connections);
+    pair.check_exchanges();
 }
