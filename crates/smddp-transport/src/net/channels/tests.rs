@@ -122,22 +122,22 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
         // A message arrives.
         let total = bytes as u64;
         assert_eq!(receive(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Drop);
-        let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
-        assert!(net.p2p(|mail| mail.land(1, stream, at)));
+        let (_, stream) = net.p2p(|messages| messages.next(1)).unwrap();
+        assert!(net.p2p(|messages| messages.land(1, stream, at)));
         assert_eq!(receive(&mut net, fragment(0, FRAGMENT)), Target::Here(at));
-        assert!(!net.p2p(|mail| mail.landed(1, stream)));
+        assert!(!net.p2p(|messages| messages.landed(1, stream)));
         // Another message is sent, as far as its receiver has granted.
         let envelope = Envelope { tag: 0, what: 0, bytes: total };
-        let sent = net.p2p(|mail| mail.open(1, envelope)).unwrap();
-        assert!(net.p2p(|mail| mail.lend(sent, at)));
-        assert!(!net.p2p(|mail| mail.gone(sent)));
+        let sent = net.p2p(|messages| messages.open(1, envelope)).unwrap();
+        assert!(net.p2p(|messages| messages.lend(sent, at)));
+        assert!(!net.p2p(|messages| messages.gone(sent)));
         receive(&mut net, Frame { index: 1, ..Frame::new(Kind::Ready, sent) });
-        assert!(!net.p2p(|mail| mail.gone(sent)));
+        assert!(!net.p2p(|messages| messages.gone(sent)));
         assert_eq!(in_flight().last(), Some(&(at.cast_const(), FRAGMENT)));
         if release_user_buffers {
             net.release_user_buffers();
             receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
-            net.p2p(|mail| mail.gone(sent));
+            net.p2p(|messages| messages.gone(sent));
             assert_eq!(
                 in_flight().last().map(|&(_, bytes)| bytes),
                 Some(0),
@@ -147,15 +147,15 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
             break;
         }
         receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
-        assert!(!net.p2p(|mail| mail.gone(sent)));
+        assert!(!net.p2p(|messages| messages.gone(sent)));
         assert_eq!(in_flight().last(), Some(&(at.wrapping_add(FRAGMENT).cast_const(), 5)));
         line.with(|line| std::mem::take(&mut line.going))
             .iter()
             .for_each(|&(ticket, ..)| net.state.sent(ticket));
-        assert!(net.p2p(|mail| mail.gone(sent)), "all fragments are sent");
-        net.p2p(|mail| mail.close(sent));
+        assert!(net.p2p(|messages| messages.gone(sent)), "all fragments are sent");
+        net.p2p(|messages| messages.close(sent));
         assert_eq!(receive(&mut net, fragment(1, 5)), Target::Here(at.wrapping_add(FRAGMENT)));
-        assert!(net.p2p(|mail| mail.landed(1, stream)));
+        assert!(net.p2p(|messages| messages.landed(1, stream)));
     }
     assert_eq!(net.faults(Instant::now()), []);
 }
@@ -168,22 +168,25 @@ fn short_message_with_a_waiting_receiver_is_deferred_once() {
         net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
         let mut memory = vec![0u8; 50_000];
         if waits {
-            assert!(net.p2p(|mail| mail.next(1)).is_none());
+            assert!(net.p2p(|messages| messages.next(1)).is_none());
         }
         let total = memory.len() as u64;
         receive(&mut net, Frame { index: Frame::FOLLOWS, total, ..Frame::new(Kind::Announce, 4) });
         let fragment = Frame { bytes: total, ..Frame::new(Kind::Piece, 4) };
         if waits {
             assert_eq!(receive(&mut net, fragment), Target::Later);
-            let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
-            assert!(net.p2p(|mail| mail.land(1, stream, memory.as_mut_ptr())));
+            let (_, stream) = net.p2p(|messages| messages.next(1)).unwrap();
+            assert!(net.p2p(|messages| messages.land(1, stream, memory.as_mut_ptr())));
             assert_eq!(receive(&mut net, fragment), Target::Here(memory.as_mut_ptr()));
-            assert!(net.p2p(|mail| mail.landed(1, stream)));
+            assert!(net.p2p(|messages| messages.landed(1, stream)));
         } else {
             assert!(matches!(receive(&mut net, fragment), Target::Here(at) if at != memory.as_mut_ptr()));
-            let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
-            assert!(!net.p2p(|mail| mail.land(1, stream, memory.as_mut_ptr())), "it already has a region");
-            assert_eq!(net.p2p(|mail| mail.piece(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
+            let (_, stream) = net.p2p(|messages| messages.next(1)).unwrap();
+            assert!(
+                !net.p2p(|messages| messages.land(1, stream, memory.as_mut_ptr())),
+                "it already has a region"
+            );
+            assert_eq!(net.p2p(|messages| messages.piece(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
         }
     }
 }
