@@ -205,8 +205,8 @@ impl FabricEndpoint {
         let plain = Header::new(HeaderKind::Fetched, self.id);
         // First: the peers wait for this memory.
         while !self.peers[peer].fetched.is_empty() && self.may_send(peer) {
-            let most = (self.peers[peer].message - MESSAGE_HEADER) / 8;
-            let count = self.peers[peer].fetched.len().min(most);
+            let limit = (self.peers[peer].message - MESSAGE_HEADER) / 8;
+            let count = self.peers[peer].fetched.len().min(limit);
             let ids: Vec<u8> =
                 self.peers[peer].fetched[..count].iter().flat_map(|i| i.to_le_bytes()).collect();
             let mut start = [0; MESSAGE_HEADER];
