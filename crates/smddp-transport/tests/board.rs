@@ -56,7 +56,7 @@ fn shared_page(
     }
     prepared.trust_rank_info(&rank_infos[0]);
     // A process is contacted only after it listens.
-    write_line(to, "listening");
+    write_line(to, "ready");
     read_line(from);
     let link = prepared.connect(rank_infos).unwrap();
     let shared_page = link.shared_page(vec![Some(0), Some(1)]).unwrap();

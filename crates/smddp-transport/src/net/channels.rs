@@ -542,8 +542,8 @@ impl RemoteChannels {
         }
     }
 
-    /// Sends the abort reason. `remote`: all ranks of other nodes. A rank without traffic so far may still wait for this rank in
-    /// another call.
+    /// Sends the abort reason. `remote`: all ranks of other nodes. A rank without traffic yet may still wait for this rank in another
+    /// call.
     pub(crate) fn abort(&mut self, reason: &str, remote: &[usize]) {
         if std::mem::replace(&mut self.aborted, true) {
             return;

@@ -126,7 +126,7 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
         assert!(net.p2p(|messages| messages.land(1, stream, at)));
         assert_eq!(receive(&mut net, fragment(0, FRAGMENT)), Target::Here(at));
         assert!(!net.p2p(|messages| messages.landed(1, stream)));
-        // Another message is sent, as far as its receiver has granted.
+        // Another message is sent, up to the fragments that its receiver has granted.
         let envelope = Envelope { tag: 0, what: 0, bytes: total };
         let sent = net.p2p(|messages| messages.open(1, envelope)).unwrap();
         assert!(net.p2p(|messages| messages.lend(sent, at)));

@@ -80,7 +80,7 @@ impl FabricEndpoint {
     fn finish_operation(&mut self, op: Operation, failed: Option<&str>, number: u32) {
         let (peer, rail) = match op {
             Operation::Receive { buffer, rail } => {
-                self.fail(failed.unwrap_or("a receive buffer came back without a message"));
+                self.fail(failed.unwrap_or("a receive buffer was returned without a message"));
                 return self.recycle_buffer(rail, buffer);
             }
             Operation::Send { buffer, peer } => {

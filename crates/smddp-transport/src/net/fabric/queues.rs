@@ -99,7 +99,7 @@ mod tests {
     const USED: usize = 128;
 
     #[test]
-    fn receive_buffers_stay_within_budget_for_any_number_of_peers() {
+    fn receive_buffers_fit_the_budget_for_any_number_of_peers() {
         // The limits that a larger device is opened with.
         let limits = RailLimits {
             message: 8192,
