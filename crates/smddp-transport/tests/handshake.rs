@@ -145,7 +145,7 @@ fn wrong_magic_version_or_recipient_gets_no_reply() {
         hello(b"smddp-in", PROTOCOL + 7, [1; 16], [2; 16]),
         // A valid hello for another process.
         hello(b"smddp-in", PROTOCOL, [1; 16], [2; 16]),
-        b"GET / HTTP/1.1\r\nHost: somebody-else.example\r\n\r\n".to_vec(),
+        b"GET / HTTP/1.1\r\nHost: other.example\r\n\r\n".to_vec(),
     ] {
         let mut stream = dial(&name);
         stream.write_all(&bytes).unwrap();

@@ -88,7 +88,7 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
     let head = Header {
         kind: what,
         credits: script.number() as u32,
-        counted: script.below(4) > 0,
+        uses_credit: script.below(4) > 0,
         endpoint: ENGINE + from as u64 + u64::from(script.below(32) == 0),
         group: if script.below(32) == 0 { script.number() as u32 } else { group },
         rank: if script.below(32) == 0 { script.number() as u32 } else { from as u32 },

@@ -111,7 +111,7 @@ pub(crate) struct RemoteParts {
 /// Progress of the wait notice in the operation under way.
 #[derive(Default)]
 enum WaitNotice {
-    /// This rank waits for no peer.
+    /// No wait was observed in this operation.
     #[default]
     Idle,
     /// Start of the wait.
@@ -338,7 +338,7 @@ impl RemoteChannels {
     pub(crate) fn next_message(&mut self, recv_channel: usize) -> Result<Option<*const u8>, Mismatch> {
         let progress = &self.state.flow.recvs[recv_channel];
         match progress.mismatch {
-            Some(bad) => Err(bad),
+            Some(mismatch) => Err(mismatch),
             None if progress.received > progress.released => {
                 Ok(self.state.recv_address(recv_channel, progress.released, 0).map(<*mut u8>::cast_const))
             }
@@ -367,15 +367,15 @@ impl RemoteChannels {
 
     /// Returns true once all fingerprints are checked and all sends are complete: nothing drives the operation afterwards.
     pub(crate) fn settle(&mut self) -> Result<bool, Mismatch> {
-        if let Some(bad) = self.state.flow.recvs.iter().find_map(|progress| progress.mismatch) {
-            return Err(bad);
+        if let Some(mismatch) = self.state.flow.recvs.iter().find_map(|progress| progress.mismatch) {
+            return Err(mismatch);
         }
         if self.state.flow.recvs.iter().any(|progress| !progress.confirmed) {
             return Ok(false);
         }
         // This operation must not succeed after a detected mismatch or an abort.
-        let well = !self.has_mismatch() && !self.is_aborted(self.state.seq);
-        Ok(well && self.state.in_flight == 0 && self.wire.drained())
+        let intact = !self.has_mismatch() && !self.is_aborted(self.state.seq);
+        Ok(intact && self.state.in_flight == 0 && self.wire.drained())
     }
 
     pub(crate) fn end(&mut self) {
@@ -404,7 +404,7 @@ impl RemoteChannels {
         self.state.open && self.state.seq == seq && self.state.pending_readers().any(|reader| reader == rank)
     }
 
-    /// Sets the state that replies to queries about this rank describe.
+    /// Sets the number that status queries about this rank pass to the process's responder.
     pub(crate) fn set_query_subject(&self, set_query_subject: u64) {
         if let Some(sideband) = &self.sideband {
             sideband.set_query_subject(set_query_subject);
@@ -517,8 +517,8 @@ impl RemoteChannels {
         broken
     }
 
-    /// Sends the fingerprint of the operation under way to the ranks that it waits for. They may be in another call that sends
-    /// nothing to this rank: they then report the mismatch.
+    /// Sends the fingerprint of the operation under way to the ranks that it waits for, once per operation and after
+    /// `WAIT_NOTICE_DELAY`. A rank in another call, which sends nothing to this rank, then detects the mismatch.
     fn wait_notice(&mut self, awaited: &[usize], now: Instant) {
         match self.wait_notice {
             _ if !self.state.open => return,
@@ -542,8 +542,8 @@ impl RemoteChannels {
         }
     }
 
-    /// Sends the abort reason. `remote`: all ranks of other nodes. A rank without traffic so far may still wait for this rank in
-    /// another call.
+    /// Sends the abort reason. `remote`: all ranks of other nodes. A rank without traffic yet may still wait for this rank in another
+    /// call.
     pub(crate) fn abort(&mut self, reason: &str, remote: &[usize]) {
         if std::mem::replace(&mut self.aborted, true) {
             return;
@@ -580,9 +580,9 @@ impl RemoteChannels {
     fn abort_recipients(&self, remote: &[usize]) -> Vec<usize> {
         let state = &self.state;
         let size = state.peers.len();
-        let away = |rank: usize| rank.abs_diff(state.me).min(size - rank.abs_diff(state.me));
+        let distance = |rank: usize| rank.abs_diff(state.me).min(size - rank.abs_diff(state.me));
         let chosen = |rank: usize| {
-            state.peers[rank].contacted || size <= MAX_DIRECT_ABORTS || away(rank).is_power_of_two()
+            state.peers[rank].contacted || size <= MAX_DIRECT_ABORTS || distance(rank).is_power_of_two()
         };
         remote.iter().copied().filter(|&rank| !state.peers[rank].left && chosen(rank)).collect()
     }

@@ -122,22 +122,22 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
         // A message arrives.
         let total = bytes as u64;
         assert_eq!(receive(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Target::Discard);
-        let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
-        assert!(net.p2p(|mail| mail.receive_into(1, stream, at)));
+        let (_, stream) = net.p2p(|messages| messages.next_announced(1)).unwrap();
+        assert!(net.p2p(|messages| messages.receive_into(1, stream, at)));
         assert_eq!(receive(&mut net, fragment(0, FRAGMENT)), Target::At(at));
-        assert!(!net.p2p(|mail| mail.is_received(1, stream)));
-        // Another message is sent, as far as its receiver has granted.
+        assert!(!net.p2p(|messages| messages.is_received(1, stream)));
+        // Another message is sent, up to the fragments that its receiver has granted.
         let envelope = Envelope { tag: 0, dtype: 0, bytes: total };
-        let sent = net.p2p(|mail| mail.announce(1, envelope)).unwrap();
-        assert!(net.p2p(|mail| mail.send_in_place(sent, at)));
-        assert!(!net.p2p(|mail| mail.is_sent(sent)));
+        let sent = net.p2p(|messages| messages.announce(1, envelope)).unwrap();
+        assert!(net.p2p(|messages| messages.send_in_place(sent, at)));
+        assert!(!net.p2p(|messages| messages.is_sent(sent)));
         receive(&mut net, Frame { index: 1, ..Frame::new(Kind::Grant, sent) });
-        assert!(!net.p2p(|mail| mail.is_sent(sent)));
+        assert!(!net.p2p(|messages| messages.is_sent(sent)));
         assert_eq!(in_flight().last(), Some(&(at.cast_const(), FRAGMENT)));
         if release_user_buffers {
             net.release_user_buffers();
             receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
-            net.p2p(|mail| mail.is_sent(sent));
+            net.p2p(|messages| messages.is_sent(sent));
             assert_eq!(
                 in_flight().last().map(|&(_, bytes)| bytes),
                 Some(0),
@@ -147,15 +147,15 @@ fn message_is_zero_copy_on_both_sides_until_user_buffers_are_released() {
             break;
         }
         receive(&mut net, Frame { index: 2, ..Frame::new(Kind::Grant, sent) });
-        assert!(!net.p2p(|mail| mail.is_sent(sent)));
+        assert!(!net.p2p(|messages| messages.is_sent(sent)));
         assert_eq!(in_flight().last(), Some(&(at.wrapping_add(FRAGMENT).cast_const(), 5)));
         line.with(|line| std::mem::take(&mut line.outbound))
             .iter()
             .for_each(|&(ticket, ..)| net.state.sent(ticket));
-        assert!(net.p2p(|mail| mail.is_sent(sent)), "all fragments are sent");
-        net.p2p(|mail| mail.close(sent));
+        assert!(net.p2p(|messages| messages.is_sent(sent)), "all fragments are sent");
+        net.p2p(|messages| messages.close(sent));
         assert_eq!(receive(&mut net, fragment(1, 5)), Target::At(at.wrapping_add(FRAGMENT)));
-        assert!(net.p2p(|mail| mail.is_received(1, stream)));
+        assert!(net.p2p(|messages| messages.is_received(1, stream)));
     }
     assert_eq!(net.faults(Instant::now()), []);
 }
@@ -168,25 +168,25 @@ fn short_message_with_a_waiting_receiver_is_deferred_once() {
         net.state.messages = RemoteMessages::new(2, net.state.staging.sibling(), true);
         let mut memory = vec![0u8; 50_000];
         if waits {
-            assert!(net.p2p(|mail| mail.next_announced(1)).is_none());
+            assert!(net.p2p(|messages| messages.next_announced(1)).is_none());
         }
         let total = memory.len() as u64;
         receive(&mut net, Frame { index: Frame::FOLLOWS, total, ..Frame::new(Kind::Announce, 4) });
         let fragment = Frame { bytes: total, ..Frame::new(Kind::Fragment, 4) };
         if waits {
             assert_eq!(receive(&mut net, fragment), Target::Later);
-            let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
-            assert!(net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())));
+            let (_, stream) = net.p2p(|messages| messages.next_announced(1)).unwrap();
+            assert!(net.p2p(|messages| messages.receive_into(1, stream, memory.as_mut_ptr())));
             assert_eq!(receive(&mut net, fragment), Target::At(memory.as_mut_ptr()));
-            assert!(net.p2p(|mail| mail.is_received(1, stream)));
+            assert!(net.p2p(|messages| messages.is_received(1, stream)));
         } else {
             assert!(matches!(receive(&mut net, fragment), Target::At(at) if at != memory.as_mut_ptr()));
-            let (_, stream) = net.p2p(|mail| mail.next_announced(1)).unwrap();
+            let (_, stream) = net.p2p(|messages| messages.next_announced(1)).unwrap();
             assert!(
-                !net.p2p(|mail| mail.receive_into(1, stream, memory.as_mut_ptr())),
+                !net.p2p(|messages| messages.receive_into(1, stream, memory.as_mut_ptr())),
                 "it already has a region"
             );
-            assert_eq!(net.p2p(|mail| mail.recv_slot(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
+            assert_eq!(net.p2p(|messages| messages.recv_slot(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
         }
     }
 }

@@ -68,7 +68,7 @@ pub(super) struct RemoteEndpoint {
     pub(super) message: usize,
     /// Set once this process has opened the peer's window, with receive buffers for all of it.
     pub(super) window_opened: bool,
-    /// Set once a message of the peer was received: the peer has opened the window of this process.
+    /// Set once a message of the peer was received: the peer has then opened this process's window.
     pub(super) peer_window_open: bool,
     /// Messages that the peer can receive now.
     pub(super) credits: u32,
@@ -83,7 +83,7 @@ pub(super) struct RemoteEndpoint {
     /// Unanswered pings, and the time of the last ping.
     pub(super) unanswered_pings: u32,
     pub(super) last_ping: Option<Instant>,
-    /// Set once a message was sent to the peer or received from it.
+    /// Set once a message to the peer was sent successfully.
     pub(super) contacted: bool,
     /// Time since which pings cannot be posted although nothing is in flight to the peer.
     pub(super) unreachable_since: Option<Instant>,
@@ -369,7 +369,7 @@ impl FabricEndpoint {
             known.message = (address.message as usize).min(self.message);
         }
         // The peer may have sent messages before its address was known.
-        self.list(peer);
+        self.mark_active(peer);
         Ok(peer)
     }
 
@@ -455,8 +455,8 @@ impl FabricEndpoint {
         })
     }
 
-    /// Probes a rank that this process waits for, with a ping. `elsewhere`: the caller also detects lost processes and hosts in
-    /// another way; a peer that accepts no messages is then taken for busy or stopped.
+    /// Pings a rank that this process waits for. `elsewhere`: something else also detects lost processes and hosts. A peer that
+    /// accepts no messages then counts as busy or stopped, not as lost.
     pub(crate) fn watch(&mut self, number: u32, rank: usize, elsewhere: bool, now: Instant) {
         let member = self.groups.get(&number).and_then(|g| g.members.get(rank)?.as_ref());
         let Some(peer) = member.map(|m| m.peer) else { return };

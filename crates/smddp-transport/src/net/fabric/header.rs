@@ -48,7 +48,7 @@ impl HeaderKind {
 pub(crate) struct Header {
     pub(crate) kind: HeaderKind,
     /// Set if the message used a credit.
-    pub(crate) counted: bool,
+    pub(crate) uses_credit: bool,
     /// Number of credits that the message returns to its receiver: messages received since the last return, or the rest of
     /// the window.
     pub(crate) credits: u32,
@@ -64,13 +64,13 @@ pub(crate) struct Header {
 impl Header {
     /// Creates a header without a group. [`Self::seal`] adds the fields that are known only at sending time.
     pub(crate) fn new(kind: HeaderKind, endpoint: u64) -> Self {
-        Self { kind, counted: false, credits: 0, endpoint, group: 0, rank: 0, seq: 0 }
+        Self { kind, uses_credit: false, credits: 0, endpoint, group: 0, rank: 0, seq: 0 }
     }
 
     pub(crate) fn encode(&self, out: &mut [u8]) {
         out[..2].copy_from_slice(&MAGIC.to_le_bytes());
         out[2] = self.kind as u8;
-        out[3] = u8::from(self.counted);
+        out[3] = u8::from(self.uses_credit);
         out[4..8].copy_from_slice(&self.credits.to_le_bytes());
         out[8..16].copy_from_slice(&self.endpoint.to_le_bytes());
         out[16..20].copy_from_slice(&self.group.to_le_bytes());
@@ -86,7 +86,7 @@ impl Header {
         let kind = HeaderKind::ALL.into_iter().find(|&w| w as u64 == first >> 16 & 0xff)?;
         (first as u16 == MAGIC).then_some(Self {
             kind,
-            counted: first >> 24 & 1 == 1,
+            uses_credit: first >> 24 & 1 == 1,
             credits: (first >> 32) as u32,
             endpoint,
             group: ids as u32,
@@ -97,8 +97,8 @@ impl Header {
 
     /// Writes the fields that are known only at sending time into an encoded header: the credits, and whether the message uses
     /// one.
-    pub(crate) fn seal(message: &mut [u8], credits: u32, counted: bool) {
-        message[3] = u8::from(counted);
+    pub(crate) fn seal(message: &mut [u8], credits: u32, uses_credit: bool) {
+        message[3] = u8::from(uses_credit);
         message[4..8].copy_from_slice(&credits.to_le_bytes());
     }
 }
@@ -126,7 +126,7 @@ mod tests {
             head.encode(&mut bytes);
             assert_eq!(Header::decode(&bytes), Some(head));
             Header::seal(&mut bytes, 11, true);
-            assert_eq!(Header::decode(&bytes), Some(Header { credits: 11, counted: true, ..head }));
+            assert_eq!(Header::decode(&bytes), Some(Header { credits: 11, uses_credit: true, ..head }));
             assert_eq!(Header::decode(&bytes[..MESSAGE_HEADER - 1]), None);
         }
         assert_eq!(Header::decode(&[0; MESSAGE_HEADER]), None);

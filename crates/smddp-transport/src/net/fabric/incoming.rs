@@ -31,7 +31,7 @@ impl FabricEndpoint {
         self.events = events;
         moved |= self.deliver(number, sink);
         moved |= self.post_transfers();
-        moved |= self.pump();
+        moved |= self.flush_queued();
         self.post_receive_buffers();
         let sent = self.groups.get_mut(&number).map(|g| std::mem::take(&mut g.sent)).unwrap_or_default();
         for ticket in sent {
@@ -80,7 +80,7 @@ impl FabricEndpoint {
     fn finish_operation(&mut self, op: Operation, failed: Option<&str>, number: u32) {
         let (peer, rail) = match op {
             Operation::Receive { buffer, rail } => {
-                self.fail(failed.unwrap_or("a receive buffer came back without a message"));
+                self.fail(failed.unwrap_or("a receive buffer was returned without a message"));
                 return self.recycle_buffer(rail, buffer);
             }
             Operation::Send { buffer, peer } => {
@@ -103,7 +103,7 @@ impl FabricEndpoint {
             (Operation::Read { group, rank, seq, .. }, None) => {
                 if let Some(offer) = self.transfer_completed(group, rank, seq, group != number) {
                     self.peers[peer].fetched.push(offer);
-                    self.list(peer);
+                    self.mark_active(peer);
                 }
             }
             (Operation::Write { offer, .. }, None) => self.write_completed(offer),
@@ -145,7 +145,7 @@ impl FabricEndpoint {
         let peer = self.peer(head.endpoint);
         let p = &mut self.peers[peer];
         p.credits = p.credits.saturating_add(head.credits);
-        p.pending_release += u32::from(head.counted);
+        p.pending_release += u32::from(head.uses_credit);
         p.peer_window_open = true;
         match head.kind {
             HeaderKind::Ping => p.pending_pongs += 1,
@@ -158,7 +158,7 @@ impl FabricEndpoint {
             || p.pending_release >= self.window / 2
             || head.credits > 0 && !p.outgoing.is_empty()
         {
-            self.list(peer);
+            self.mark_active(peer);
         }
         let body = &message[MESSAGE_HEADER..];
         let result = match head.kind {
@@ -320,7 +320,7 @@ impl FabricEndpoint {
             }
             (Payload::Remote(offered), Target::Discard) => {
                 self.peers[peer].fetched.push(offered.id);
-                self.list(peer);
+                self.mark_active(peer);
                 item.stage = Arrival::Placed;
             }
             (Payload::Remote(offered), Target::At(at)) => {

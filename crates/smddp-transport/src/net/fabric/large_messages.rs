@@ -82,7 +82,7 @@ impl FabricEndpoint {
         };
         let offered = Offered { id, writes: writes.then(|| self.one_sided()), at };
         let (head, body) = (frame.encode(), offered.encode());
-        self.ordered(number, rank, peer, HeaderKind::Offer, [&head, &body]);
+        self.send_ordered(number, rank, peer, HeaderKind::Offer, [&head, &body]);
     }
 
     /// Completes an offer: its memory is free again.
@@ -146,7 +146,7 @@ impl FabricEndpoint {
                 .flat_map(u64::to_le_bytes)
                 .collect();
             let head = Header::new(HeaderKind::Grant, self.id);
-            self.message(peer, head, [&body, &[]]);
+            self.send_message(peer, head, [&body, &[]]);
             return Ok(1);
         }
         let fragment = fragment(bytes, self.busy.len(), self.one_sided());

@@ -50,7 +50,7 @@ impl FabricEndpoint {
             };
             let kind = if first { HeaderKind::First } else { HeaderKind::More };
             let body = [if first { &head[..] } else { &[] }, piece];
-            self.ordered(number, rank, peer, kind, body);
+            self.send_ordered(number, rank, peer, kind, body);
             from += part;
             if from >= bytes {
                 break;
@@ -62,7 +62,7 @@ impl FabricEndpoint {
     }
 
     /// Sends a message in the order of its pair.
-    pub(super) fn ordered(
+    pub(super) fn send_ordered(
         &mut self,
         number: u32,
         rank: usize,
@@ -75,21 +75,21 @@ impl FabricEndpoint {
         let Some(member) = group.members[rank].as_mut() else { return };
         let head = Header { group: member.group, rank: me, seq: member.next, ..Header::new(kind, self.id) };
         member.next += 1;
-        self.message(peer, head, body);
+        self.send_message(peer, head, body);
     }
 
     /// Sends a message, or queues it if it cannot be posted now.
-    pub(super) fn message(&mut self, peer: usize, head: Header, body: [&[u8]; 2]) {
+    pub(super) fn send_message(&mut self, peer: usize, head: Header, body: [&[u8]; 2]) {
         self.open_window(peer);
         let mut start = [0; MESSAGE_HEADER];
         head.encode(&mut start);
         let parts = [&start[..], body[0], body[1]];
-        if self.peers[peer].outgoing.is_empty() && self.may_send(peer) && self.launch(peer, &parts, true) {
+        if self.peers[peer].outgoing.is_empty() && self.may_send(peer) && self.post_send(peer, &parts, true) {
             return;
         }
         if self.peers[peer].broken.is_none() {
             self.peers[peer].outgoing.push_back(parts.concat());
-            self.list(peer);
+            self.mark_active(peer);
         }
     }
 
@@ -103,7 +103,7 @@ impl FabricEndpoint {
     }
 
     /// Posts a message; returns false if the queue is full.
-    fn launch(&mut self, peer: usize, parts: &[&[u8]], counted: bool) -> bool {
+    fn post_send(&mut self, peer: usize, parts: &[&[u8]], uses_credit: bool) -> bool {
         let buffer = match self.sends.take(self.rails[0].as_mut()) {
             Ok(buffer) => buffer,
             Err(reason) => {
@@ -128,7 +128,7 @@ impl FabricEndpoint {
             message[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        Header::seal(message, self.peers[peer].pending_release, counted);
+        Header::seal(message, self.peers[peer].pending_release, uses_credit);
         let to = self.peers[peer].to[0];
         let context = self.context(Operation::Send { buffer, peer });
         // SAFETY: the buffer belongs to the operation until its completion, and lives as long as the rail.
@@ -147,7 +147,7 @@ impl FabricEndpoint {
                 let p = &mut self.peers[peer];
                 p.pending_release = 0;
                 p.sending += 1;
-                if counted {
+                if uses_credit {
                     p.credits = p.credits.saturating_sub(1);
                 }
                 self.busy[0] += 1;
@@ -168,21 +168,21 @@ impl FabricEndpoint {
         }
     }
 
-    pub(super) fn list(&mut self, peer: usize) {
+    pub(super) fn mark_active(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.peers[peer].listed, true) {
             self.active.push_back(peer);
         }
     }
 
     /// Sends queued messages, and returns credits in batches.
-    pub(super) fn pump(&mut self) -> bool {
+    pub(super) fn flush_queued(&mut self) -> bool {
         let mut moved = false;
         // Peers with a full queue are served last in the next call.
         let mut late = Vec::new();
         for _ in 0..self.active.len() {
             let Some(peer) = self.active.pop_front() else { break };
             let rejections = self.rejections[0];
-            moved |= self.pump_peer(peer);
+            moved |= self.flush_peer(peer);
             let p = &self.peers[peer];
             let more = p.pending_pongs > 0
                 || !p.outgoing.is_empty()
@@ -200,18 +200,18 @@ impl FabricEndpoint {
         moved
     }
 
-    fn pump_peer(&mut self, peer: usize) -> bool {
+    fn flush_peer(&mut self, peer: usize) -> bool {
         let mut moved = false;
         let plain = Header::new(HeaderKind::Fetched, self.id);
         // First: the peers wait for this memory.
         while !self.peers[peer].fetched.is_empty() && self.may_send(peer) {
-            let most = (self.peers[peer].message - MESSAGE_HEADER) / 8;
-            let count = self.peers[peer].fetched.len().min(most);
+            let limit = (self.peers[peer].message - MESSAGE_HEADER) / 8;
+            let count = self.peers[peer].fetched.len().min(limit);
             let ids: Vec<u8> =
                 self.peers[peer].fetched[..count].iter().flat_map(|i| i.to_le_bytes()).collect();
             let mut start = [0; MESSAGE_HEADER];
             plain.encode(&mut start);
-            if !self.launch(peer, &[&start, &ids], true) {
+            if !self.post_send(peer, &[&start, &ids], true) {
                 return moved;
             }
             let fetched = &mut self.peers[peer].fetched;
@@ -221,26 +221,26 @@ impl FabricEndpoint {
         while self.may_send(peer)
             && let Some(next) = self.peers[peer].outgoing.pop_front()
         {
-            if !self.launch(peer, &[&next], true) {
+            if !self.post_send(peer, &[&next], true) {
                 self.peers[peer].outgoing.push_front(next);
                 return moved;
             }
             moved = true;
         }
-        while self.peers[peer].pending_pongs > 0 && self.uncounted(peer, HeaderKind::Pong) {
+        while self.peers[peer].pending_pongs > 0 && self.send_uncredited(peer, HeaderKind::Pong) {
             self.peers[peer].pending_pongs -= 1;
             moved = true;
         }
         // Each of these messages returns half a window, so at most two are in flight. The peer has buffers for them beyond the
         // window.
         if self.peers[peer].pending_release >= self.window / 2 {
-            moved |= self.uncounted(peer, HeaderKind::Credit);
+            moved |= self.send_uncredited(peer, HeaderKind::Credit);
         }
         moved
     }
 
     /// Sends a message that needs no credit once the receiver has opened its window; returns false if it has to wait.
-    fn uncounted(&mut self, peer: usize, kind: HeaderKind) -> bool {
+    fn send_uncredited(&mut self, peer: usize, kind: HeaderKind) -> bool {
         self.open_window(peer);
         let p = &self.peers[peer];
         let room =
@@ -250,12 +250,12 @@ impl FabricEndpoint {
         }
         let mut start = [0; MESSAGE_HEADER];
         Header::new(kind, self.id).encode(&mut start);
-        self.launch(peer, &[&start], !p.peer_window_open)
+        self.post_send(peer, &[&start], !p.peer_window_open)
     }
 
     /// Sends a ping; returns false if it has to wait.
     pub(super) fn ping(&mut self, peer: usize, now: Instant) -> bool {
-        let sent = self.uncounted(peer, HeaderKind::Ping);
+        let sent = self.send_uncredited(peer, HeaderKind::Ping);
         if sent {
             let p = &mut self.peers[peer];
             p.unanswered_pings += 1;

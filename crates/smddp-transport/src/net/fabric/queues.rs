@@ -79,11 +79,11 @@ pub(super) fn choose_window(limits: &RailLimits, rails: usize, peers: usize, bud
     let mut best = (2, largest);
     for size in sizes {
         let queues = Queues::new(limits);
-        let most = budget / size;
-        let buffers = most.min(queues.receives).saturating_sub(queues.immediates);
+        let limit = budget / size;
+        let buffers = limit.min(queues.receives).saturating_sub(queues.immediates);
         let window = (buffers / peers).saturating_sub(UNCREDITED).min(MAX_WINDOW) & !1;
         best = (window.max(2) as u32, size);
-        if window >= 4 || most >= queues.receives {
+        if window >= 4 || limit >= queues.receives {
             break;
         }
     }
@@ -99,7 +99,7 @@ mod tests {
     const USED: usize = 128;
 
     #[test]
-    fn receive_buffers_stay_within_budget_for_any_number_of_peers() {
+    fn receive_buffers_fit_the_budget_for_any_number_of_peers() {
         // The limits that a larger device is opened with.
         let limits = RailLimits {
             message: 8192,

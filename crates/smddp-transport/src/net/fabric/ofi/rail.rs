@@ -144,11 +144,11 @@ impl OfiRail {
             self.limits.writes &= emulated == 0;
         }
         // Since version 2.0, each kind of operation has a limit.
-        if let Some(most) = self.option::<usize>(FI_OPT_MAX_MSG_SIZE).filter(|&m| m > 0) {
-            self.limits.message = most;
+        if let Some(limit) = self.option::<usize>(FI_OPT_MAX_MSG_SIZE).filter(|&m| m > 0) {
+            self.limits.message = limit;
         }
-        if let Some(most) = self.option::<usize>(FI_OPT_MAX_RMA_SIZE).filter(|&m| m > 0) {
-            self.limits.one_sided = most;
+        if let Some(limit) = self.option::<usize>(FI_OPT_MAX_RMA_SIZE).filter(|&m| m > 0) {
+            self.limits.one_sided = limit;
         }
         let mut address = vec![0; 256];
         let mut len = address.len();

@@ -115,7 +115,7 @@ impl Srd {
         lock(&self.0)
     }
 
-    /// Violated rules so far, with descriptions.
+    /// Violated rules, with descriptions.
     pub fn violations(&self) -> Vec<(Rule, String)> {
         self.world().violations.clone()
     }
