@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use super::credentials::{check_user, proc_is_ours};
-use super::handshake::{ProcessAddress, listen, name_of};
+use super::handshake::{ProcessAddress, describe_peer, listen};
 use super::incoming::{self, Stage};
 use crate::close_on_fork::CloseOnFork;
 use crate::socket_io::send_all;
@@ -113,7 +113,7 @@ impl incoming::IncomingHost for StatusHost {
     }
 
     fn name(&self, caller: BorrowedFd<'_>) -> String {
-        name_of(caller)
+        describe_peer(caller)
     }
 
     fn accept(
