@@ -28,7 +28,7 @@ fn null() -> OwnedFd {
     File::open("/dev/null").expect("/dev/null").into()
 }
 
-/// Returns a host that has a valid export under number 1 and one that exceeds the limit under number 2.
+/// Returns a host with a valid export under number 1 and an oversized export under number 2.
 fn host() -> ProcessHost {
     static EXPORTS: OnceLock<Arc<Exports>> = OnceLock::new();
     let exports = EXPORTS.get_or_init(|| {

@@ -33,7 +33,7 @@ pub(crate) trait IncomingHost: Send {
     fn check_allowed(&self, _socket: BorrowedFd<'_>) -> io::Result<()> {
         Ok(())
     }
-    /// Returns true if the bytes received so far may begin a greeting. Otherwise the connection is rejected before its greeting is complete.
+    /// Returns true if the received bytes may begin a greeting. Otherwise the connection is rejected before its greeting is complete.
     fn is_greeting(&self, _words: &[u8]) -> bool {
         true
     }
@@ -66,7 +66,7 @@ pub(crate) trait IncomingHost: Send {
 pub(crate) enum Stage {
     /// Receives the greeting: sender, target and request.
     Greeting(Vec<u8>),
-    /// Receives the proof of the token; the bytes so far.
+    /// Receives the proof of the token; the received bytes.
     Proof(Box<Challenge>, Vec<u8>),
     /// Sends the rest of a reply for which the socket had no room.
     Reply(Vec<u8>),

@@ -267,18 +267,18 @@ mod tests {
     fn discard_releases_only_whole_pages() {
         let page = page_size();
         let (memory, _fd) = SharedMemory::create(6 * page).unwrap();
-        let flags = |memory: &SharedMemory| -> Vec<u64> {
+        let values = |memory: &SharedMemory| -> Vec<u64> {
             (0..12).map(|half| memory.flag64(half * page / 2).load(Ordering::Relaxed)).collect()
         };
         let fill = || (0..12).for_each(|half| memory.flag64(half * page / 2).store(7, Ordering::Relaxed));
         // From the middle of page 1 to the middle of page 4: pages 2 and 3.
         fill();
         memory.discard(page + page / 2, 3 * page);
-        assert_eq!(flags(&memory), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
+        assert_eq!(values(&memory), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
         // One whole page; then a range that spans two pages and contains neither.
         fill();
         memory.discard(page, page);
         memory.discard(4 * page + page / 2, page);
-        assert_eq!(flags(&memory), [7, 7, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
+        assert_eq!(values(&memory), [7, 7, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
     }
 }
