@@ -130,8 +130,8 @@ impl incoming::IncomingHost for ProcessHost {
             let mut control = SendAncillaryBuffer::new(&mut space);
             let fds = [self.memory.as_fd(), self.doorbell.event()];
             control.push(SendAncillaryMessage::ScmRights(&fds));
-            let greeting = [io::IoSlice::new(&reply)];
-            rustix::net::sendmsg(&*socket, &greeting, &mut control, SendFlags::NOSIGNAL).ok()?;
+            let bytes = [io::IoSlice::new(&reply)];
+            rustix::net::sendmsg(&*socket, &bytes, &mut control, SendFlags::NOSIGNAL).ok()?;
             Stage::Linger
         } else {
             Stage::Reply(send_export(socket.as_fd(), &reply, self.exports.create(request)).ok()?)
@@ -162,16 +162,16 @@ pub(crate) struct MemoryReply {
 fn send_export(
     stream: BorrowedFd<'_>,
     reply: &[u8; HELLO],
-    receive_export: io::Result<MemoryExport>,
+    export: io::Result<MemoryExport>,
 ) -> io::Result<Vec<u8>> {
-    let (given, text, fds) = match receive_export {
-        Ok(receive_export) => (1, receive_export.bytes, receive_export.fds),
+    let (exported, text, fds) = match export {
+        Ok(export) => (1, export.bytes, export.fds),
         Err(error) => (0, error.to_string().into_bytes(), Vec::new()),
     };
-    let mut greeting = reply.to_vec();
-    greeting.push(given);
-    greeting.extend((text.len() as u32).to_le_bytes());
-    greeting.extend(text);
+    let mut bytes = reply.to_vec();
+    bytes.push(exported);
+    bytes.extend((text.len() as u32).to_le_bytes());
+    bytes.extend(text);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MemoryExport::MOST_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
@@ -179,9 +179,9 @@ fn send_export(
         control.push(SendAncillaryMessage::ScmRights(&borrowed));
     }
     let sent = rustix::io::retry_on_intr(|| {
-        rustix::net::sendmsg(stream, &[io::IoSlice::new(&greeting)], &mut control, SendFlags::NOSIGNAL)
+        rustix::net::sendmsg(stream, &[io::IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
     })?;
-    Ok(greeting.split_off(sent))
+    Ok(bytes.split_off(sent))
 }
 
 /// Requests the export `number` from another process.
@@ -198,9 +198,9 @@ pub(crate) fn request_export(
 /// Receives the reply to a request for an export.
 pub(crate) fn receive_export(stream: &UnixStream, peer: &ProcessUid) -> io::Result<MemoryExport> {
     let mut fds = Vec::new();
-    let mut greeting = Vec::new();
+    let mut reply = Vec::new();
     let mut part = vec![0; 4096];
-    while greeting.len() < HELLO + 5 || greeting.len() < HELLO + 5 + length(&greeting) {
+    while reply.len() < HELLO + 5 || reply.len() < HELLO + 5 + length(&reply) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MemoryExport::MOST_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let into = &mut [IoSliceMut::new(&mut part)];
@@ -216,27 +216,27 @@ pub(crate) fn receive_export(stream: &UnixStream, peer: &ProcessUid) -> io::Resu
         if got.bytes == 0 {
             return Err(io::Error::other("the peer closed the connection"));
         }
-        greeting.extend(&part[..got.bytes]);
-        if greeting.len() >= HELLO + 5 && length(&greeting) > MemoryExport::MOST_BYTES {
+        reply.extend(&part[..got.bytes]);
+        if reply.len() >= HELLO + 5 && length(&reply) > MemoryExport::MOST_BYTES {
             return Err(io::Error::other("the reply is too long"));
         }
     }
     let mut first = [0; HELLO];
-    first.copy_from_slice(&greeting[..HELLO]);
+    first.copy_from_slice(&reply[..HELLO]);
     if parse(&first)?.0 != *peer {
         return Err(io::Error::other("another process replied under this socket name"));
     }
-    let text = greeting[HELLO + 5..].to_vec();
-    if greeting[HELLO] == 0 {
-        return Err(io::Error::other(String::from_utf8_lossy(&text).into_owned()));
+    let bytes = reply[HELLO + 5..].to_vec();
+    if reply[HELLO] == 0 {
+        return Err(io::Error::other(String::from_utf8_lossy(&bytes).into_owned()));
     }
-    Ok(MemoryExport { bytes: text, fds })
+    Ok(MemoryExport { bytes, fds })
 }
 
 /// Returns the length field of a reply.
-fn length(greeting: &[u8]) -> usize {
+fn length(reply: &[u8]) -> usize {
     let mut bytes = [0; 4];
-    bytes.copy_from_slice(&greeting[HELLO + 1..HELLO + 5]);
+    bytes.copy_from_slice(&reply[HELLO + 1..HELLO + 5]);
     u32::from_le_bytes(bytes) as usize
 }
 
@@ -256,7 +256,7 @@ fn connect(
     let (mut reply, mut got) = ([0; REPLY], 0);
     while got < REPLY {
         match stream.read(&mut reply[got..]) {
-            Ok(0) => return Err(hung_up()),
+            Ok(0) => return Err(connection_closed()),
             Ok(bytes) => got += bytes,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -275,7 +275,7 @@ fn greeting(from: &ProcessUid, to: &ProcessUid, request: u64, token: &Token) -> 
     greeting
 }
 
-fn hung_up() -> io::Error {
+fn connection_closed() -> io::Error {
     io::Error::other(
         "the peer closed the connection during the handshake (another user, another job or another version?)",
     )
@@ -303,7 +303,7 @@ pub(crate) fn receive_memory(
     let into = &mut [IoSliceMut::new(&mut bytes)];
     let got = rustix::io::retry_on_intr(|| rustix::net::recvmsg(stream.as_fd(), into, &mut control, flags))?;
     if got.bytes != HELLO {
-        return Err(hung_up());
+        return Err(connection_closed());
     }
     if parse(&bytes)?.0 != *peer {
         return Err(io::Error::other("another process replied under this socket name"));

@@ -16,7 +16,7 @@ use crate::token::{Challenge, PROOF, Token};
 use crate::warning::warn;
 
 /// Time limit of a connection. A rank that was stopped meanwhile connects again.
-const STAGE_LIMIT: Duration = Duration::from_secs(10);
+const INCOMING_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum connections at a time; further ones wait in the listener's backlog.
 const MAX_INCOMING: usize = 256;
 /// Time after which an unauthenticated connection may be closed if [`MAX_INCOMING`] is reached.
@@ -34,11 +34,11 @@ pub(crate) trait IncomingHost: Send {
         Ok(())
     }
     /// Returns true if the received bytes may begin a greeting. Otherwise the connection is rejected before its greeting is complete.
-    fn is_greeting(&self, _words: &[u8]) -> bool {
+    fn is_greeting(&self, _greeting: &[u8]) -> bool {
         true
     }
     /// Returns the token that the sender of this greeting has to prove; `None` closes the connection.
-    fn token(&self, words: &[u8]) -> Option<Arc<Token>>;
+    fn token(&self, greeting: &[u8]) -> Option<Arc<Token>>;
     /// Returns true if allowed peers need no token: the service only returns status text, and the kernel identifies
     /// the peer.
     fn is_public(&self) -> bool {
@@ -52,7 +52,7 @@ pub(crate) trait IncomingHost: Send {
     fn accept(
         &self,
         socket: CloseOnFork<OwnedFd>,
-        words: &[u8],
+        greeting: &[u8],
         proof: Option<&Challenge>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)>;
     /// Returns false once the listener is no longer needed.
@@ -225,7 +225,7 @@ impl IncomingConnections {
     }
 
     fn keep(&mut self, connection: Incoming, now: Instant) {
-        if now.duration_since(connection.since) < STAGE_LIMIT {
+        if now.duration_since(connection.since) < INCOMING_LIMIT {
             self.active.push(connection);
         }
     }
@@ -234,11 +234,11 @@ impl IncomingConnections {
     fn serve(&mut self, mut connection: Incoming, now: Instant) {
         loop {
             match &mut connection.stage {
-                Stage::Greeting(words) => {
+                Stage::Greeting(greeting) => {
                     let all = self.host.greeting_bytes();
-                    match read_more(&*connection.socket, words, all) {
+                    match read_more(&*connection.socket, greeting, all) {
                         Ok(None) => return self.keep(connection, now),
-                        Ok(Some(1..)) if self.host.is_greeting(words) => {}
+                        Ok(Some(1..)) if self.host.is_greeting(greeting) => {}
                         Ok(Some(1..)) => {
                             return self.log_rejection(
                                 connection.socket.as_fd(),
@@ -247,17 +247,18 @@ impl IncomingConnections {
                         }
                         _ => return,
                     }
-                    if words.len() == all {
-                        let words = std::mem::take(words);
+                    if greeting.len() == all {
+                        let greeting = std::mem::take(greeting);
                         if self.host.is_public() {
-                            let Some((socket, stage)) = self.host.accept(connection.socket, &words, None)
+                            let Some((socket, stage)) = self.host.accept(connection.socket, &greeting, None)
                             else {
                                 return;
                             };
                             (connection.socket, connection.stage) = (socket, stage);
                             continue;
                         }
-                        let challenge = self.host.token(&words).map(|token| Challenge::new(token, words));
+                        let challenge =
+                            self.host.token(&greeting).map(|token| Challenge::new(token, greeting));
                         let Some(Ok((challenge, reply))) = challenge else { return };
                         // The reply fits in the empty send buffer.
                         if !matches!(send(&*connection.socket, &[IoSlice::new(&reply)]), Ok(sent) if sent == reply.len())
@@ -282,8 +283,8 @@ impl IncomingConnections {
                             "it does not know the token of this group",
                         );
                     }
-                    let answer = self.host.accept(connection.socket, challenge.words(), Some(challenge));
-                    let Some((socket, stage)) = answer else { return };
+                    let accepted = self.host.accept(connection.socket, challenge.words(), Some(challenge));
+                    let Some((socket, stage)) = accepted else { return };
                     (connection.socket, connection.stage) = (socket, stage);
                 }
                 Stage::Reply(bytes) if bytes.is_empty() => return,
@@ -366,9 +367,9 @@ mod tests {
     fn idle_connection_is_closed_exactly_at_its_time_limit() {
         let (mut connections, now) = (connections(), Instant::now());
         let (first, later) = (connect(&mut connections, now), connect(&mut connections, now + TICK));
-        connections.serve_ready([false; 3].into_iter(), now + STAGE_LIMIT - TICK);
+        connections.serve_ready([false; 3].into_iter(), now + INCOMING_LIMIT - TICK);
         assert!(!is_closed(&first));
-        connections.serve_ready([false; 3].into_iter(), now + STAGE_LIMIT);
+        connections.serve_ready([false; 3].into_iter(), now + INCOMING_LIMIT);
         assert_eq!([&first, &later].map(is_closed), [true, false]);
     }
 
