@@ -35,8 +35,8 @@ pub(crate) struct SharedMemory {
     pinned: AtomicBool,
 }
 
-// SAFETY: the mapping lives until `drop`, belongs to no thread, and is accessed only through atomics or through raw
-// pointers whose users order their accesses (shm/channels, shm/messages.rs).
+// SAFETY: the mapping lives until `drop` and belongs to no thread. Access uses atomics, or raw pointers whose users
+// order their accesses (shm/channels, shm/messages.rs).
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; shared references hand out atomics and raw pointers only.
 unsafe impl Sync for SharedMemory {}

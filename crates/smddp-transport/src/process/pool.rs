@@ -88,11 +88,11 @@ fn first_processor() -> String {
     String::from_utf8_lossy(&text[..read]).into_owned()
 }
 
-/// Computes the bytes of `rotation_bytes`. On AMD processors (measured: Zen 4), writing a cell that its readers still
-/// have cached costs several times the copy: 14 us for 128 KiB, and 3.3 us after their copies are evicted. Therefore
-/// it uses twice a second-level cache. On Intel processors (measured: Cascade Lake) that costs nothing, and a cell in
-/// the writer's cache is faster to write: a quarter of a second-level cache is up to twice as fast as twice one.
-/// Other processors were not measured.
+/// Computes the bytes of `rotation_bytes` from measurements. On AMD processors (Zen 4), writing a cell that its
+/// readers still have cached costs several times the copy. For 128 KiB it takes 14 us, and 3.3 us after the readers'
+/// copies are evicted. Therefore the rotation is twice a second-level cache. On Intel processors (Cascade Lake) that
+/// effect is absent, and a cell in the writer's cache is faster to write. A quarter of a second-level cache is up to
+/// twice as fast as twice one. Other processors were not measured.
 fn bytes_per_rotation(processor: &str, second_level: usize) -> usize {
     let bytes = if processor.contains("GenuineIntel") { second_level / 4 } else { 2 * second_level };
     bytes.clamp(256 << 10, 4 << 20)
@@ -102,8 +102,8 @@ fn bytes_per_rotation(processor: &str, second_level: usize) -> usize {
 const COARSE: usize = 4 * GRAIN;
 
 /// Selects one call in eight to take new pages, not in step with groups that alternate. The first touch of pages,
-/// here and by the readers, costs more than several uses of a known region (first all_gather calls of 256 KiB by two
-/// ranks: 187 us with new pages every time, 52 us with this).
+/// here and by the readers, costs more than several uses of a known region. Measured for the first calls of
+/// all_gather (256 KiB, two ranks): 187 us without this limit, 52 us with it.
 fn takes_new_pages(age: u64) -> bool {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     age.wrapping_mul(GOLDEN) >> 61 == 0
