@@ -125,7 +125,7 @@ struct RobustList {
 /// The kernel's `struct robust_list`; the last entry points to the head.
 #[repr(C)]
 struct RobustEntry {
-    advance: Cell<*const RobustEntry>,
+    next: Cell<*const RobustEntry>,
 }
 
 /// Registers the list that the kernel processes when this thread ends.
@@ -142,11 +142,11 @@ fn run(shared: &Shared, memory: &SharedMemory, doorbell: &Doorbell, ready: &Sync
         first: none(),
         offset: Cell::new(0),
         pending: std::ptr::null(),
-        entry: RobustEntry { advance: none() },
+        entry: RobustEntry { next: none() },
     };
     let entry = &raw const list.entry;
     list.first.set(entry);
-    list.entry.advance.set((&raw const list).cast());
+    list.entry.next.set((&raw const list).cast());
     list.offset.set(futex.as_ptr().addr().wrapping_sub(entry.addr()).cast_signed() as libc::c_long);
     // The kernel wakes waiters of the futex only if FUTEX_WAITERS is set.
     futex.store(gettid().as_raw_nonzero().get().cast_unsigned() | libc::FUTEX_WAITERS, Ordering::Release);
@@ -165,24 +165,24 @@ fn watch(shared: &Shared, doorbell: &Doorbell) {
     while let Some(generation) = shared.generation.current() {
         watched.append(&mut lock(&shared.added));
         let mut list = vec![entry(&shared.generation.0, generation, WaitFlags::PRIVATE)];
-        let mut died = false;
+        let mut any_died = false;
         watched.retain(|peer| {
             let Some(peer) = peer.upgrade() else { return false };
             let futex = peer.liveness_futex();
-            let life = futex.load(Ordering::Acquire);
-            if life & libc::FUTEX_OWNER_DIED != 0 {
+            let value = futex.load(Ordering::Acquire);
+            if value & libc::FUTEX_OWNER_DIED != 0 {
                 peer.mark_dead();
                 // The kernel wakes only one waiter.
                 let _ = futex::wake(futex, Flags::empty(), i32::MAX.cast_unsigned());
-                died = true;
+                any_died = true;
             }
-            let alive = life != 0 && life & libc::FUTEX_OWNER_DIED == 0;
+            let alive = value != 0 && value & libc::FUTEX_OWNER_DIED == 0;
             if alive && list.len() < MAX_WATCHED {
-                list.push(entry(futex, life, WaitFlags::empty()));
+                list.push(entry(futex, value, WaitFlags::empty()));
             }
             alive
         });
-        if died {
+        if any_died {
             doorbell.notify();
         }
         if has_waitv {
@@ -205,7 +205,7 @@ fn watch(shared: &Shared, doorbell: &Doorbell) {
     }
 }
 
-/// Waits while the futex has this value.
+/// Returns a wait entry that sleeps while the futex has this value.
 fn entry(futex: &AtomicU32, value: u32, flags: WaitFlags) -> Wait {
     let mut wait = Wait::new();
     wait.val = u64::from(value);

@@ -85,8 +85,8 @@ const SAMPLE: usize = 2 << 20;
 fn measure() -> bool {
     let me = rustix::process::getpid();
     let page = rustix::param::page_size();
-    // The kernel's copy is slowest if both buffers have the same page offset, as large tensors do; some versions of
-    // `memcpy` are too.
+    // The kernel's copy is slowest if both buffers have the same page offset, as large tensors do. On some
+    // processors `memcpy` is too.
     let [from, mut to, mut between] = [(); 3].map(|()| vec![1_u8; SAMPLE + 2 * page]);
     let begin = |at: &[u8]| page - at.as_ptr() as usize % page;
     let (source, target) = (begin(&from), begin(&to));
@@ -130,11 +130,11 @@ mod tests {
         let me = rustix::process::getpid();
         let (memory, _fd) = SharedMemory::create(1 << 16).unwrap();
         assert!(!is_permitted(me, &memory), "the field is empty");
-        let word = memory.flag64(SELF_ADDRESS);
-        word.store(word.as_ptr() as u64, Ordering::Release);
+        let field = memory.flag64(SELF_ADDRESS);
+        field.store(field.as_ptr() as u64, Ordering::Release);
         assert!(is_permitted(me, &memory));
         let other = 5_u64;
-        word.store(&raw const other as u64, Ordering::Release);
+        field.store(&raw const other as u64, Ordering::Release);
         assert!(!is_permitted(me, &memory), "the field contains another address");
     }
 }

@@ -29,7 +29,7 @@ pub(crate) const MAX_ACTIVITY_BYTES: usize = 600;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusQuery {
     /// Activity of a rank of a group, as text.
-    Doing(u64),
+    Activity(u64),
     /// State of all groups, as JSON.
     Status,
     /// State of all groups with their latest operations, as JSON.
@@ -42,7 +42,7 @@ impl StatusQuery {
         let (kind, key) = (number(8)?, number(16)?);
         match kind {
             _ if !bytes.starts_with(MAGIC) => None,
-            1 => Some(Self::Doing(key)),
+            1 => Some(Self::Activity(key)),
             2 => Some(Self::Status),
             3 => Some(Self::Dump),
             _ => None,
@@ -51,7 +51,7 @@ impl StatusQuery {
 
     fn bytes(self) -> [u8; QUERY_BYTES] {
         let (kind, key) = match self {
-            Self::Doing(key) => (1u64, key),
+            Self::Activity(key) => (1u64, key),
             Self::Status => (2, 0),
             Self::Dump => (3, 0),
         };
@@ -71,9 +71,9 @@ pub fn set_responder(responder: fn(StatusQuery) -> String) {
 }
 
 /// Returns this process's reply; an activity text is truncated to [`MAX_ACTIVITY_BYTES`].
-pub(crate) fn respond(query_kind: StatusQuery) -> String {
-    let mut text = RESPONDER.get().map_or_else(String::new, |responder| responder(query_kind));
-    if matches!(query_kind, StatusQuery::Doing(_)) {
+pub(crate) fn respond(request: StatusQuery) -> String {
+    let mut text = RESPONDER.get().map_or_else(String::new, |responder| responder(request));
+    if matches!(request, StatusQuery::Activity(_)) {
         let end = (0..=text.len().min(MAX_ACTIVITY_BYTES)).rev().find(|&at| text.is_char_boundary(at));
         text.truncate(end.unwrap_or(0));
     }
@@ -127,7 +127,7 @@ impl incoming::IncomingHost for StatusHost {
     }
 
     fn resource_error(&self, error: &io::Error) -> String {
-        format!("`smddp status` gets no reply from this process: {error}; it waits")
+        format!("`smddp status` waits for a reply of this process, which cannot accept connections: {error}")
     }
 }
 
@@ -141,21 +141,21 @@ pub(super) fn open(
     Some((CloseOnFork::new(OwnedFd::from(listener.ok()?)), StatusHost))
 }
 
-/// Sends a query to a process of this machine and user. Fails after `patience` if the thread is stopped, or if the
+/// Sends a query to a process of this machine and user. Fails after `limit` if the thread is stopped, or if the
 /// process belongs to another user.
-fn query(process: &ProcessAddress, query_kind: StatusQuery, patience: Duration) -> io::Result<String> {
-    let until = Instant::now() + patience;
+fn query(process: &ProcessAddress, request: StatusQuery, limit: Duration) -> io::Result<String> {
+    let until = Instant::now() + limit;
     let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name(process))?)?;
     check_user(&stream)?;
-    stream.set_write_timeout(Some(patience))?;
-    send_all(&stream, &query_kind.bytes())?;
+    stream.set_write_timeout(Some(limit))?;
+    send_all(&stream, &request.bytes())?;
     let (mut text, mut part) = (Vec::new(), [0; 4096]);
     loop {
         let left = until.saturating_duration_since(Instant::now());
         stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         match (&stream).read(&mut part) {
             Ok(0) => return Ok(String::from_utf8_lossy(&text).into_owned()),
-            Ok(_) if text.len() > MAX_ACTIVITY_BYTES && matches!(query_kind, StatusQuery::Doing(_)) => {
+            Ok(_) if text.len() > MAX_ACTIVITY_BYTES && matches!(request, StatusQuery::Activity(_)) => {
                 return Err(io::Error::other("the reply is too long"));
             }
             Ok(bytes) => text.extend(&part[..bytes]),
@@ -166,11 +166,11 @@ fn query(process: &ProcessAddress, query_kind: StatusQuery, patience: Duration) 
 }
 
 /// Describes the activity of a process of this node if it is known. `about` identifies the rank and its group.
-pub(crate) fn doing(process: &ProcessAddress, pid: Option<Pid>, about: u64) -> String {
-    if pid.is_some_and(stopped) {
+pub(crate) fn activity(process: &ProcessAddress, pid: Option<Pid>, about: u64) -> String {
+    if pid.is_some_and(is_stopped) {
         return STOPPED.to_owned();
     }
-    match query(process, StatusQuery::Doing(about), QUERY_TIMEOUT) {
+    match query(process, StatusQuery::Activity(about), QUERY_TIMEOUT) {
         Ok(text) if !text.is_empty() => text,
         Ok(_) => "does not report its activity".to_owned(),
         Err(_) => "does not reply (stopped, or without CPU time?)".to_owned(),
@@ -184,7 +184,7 @@ const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) const STOPPED: &str = "is stopped (by a signal or a debugger)";
 
 /// Returns true if the process with that id in this PID namespace is stopped.
-pub(crate) fn stopped(pid: Pid) -> bool {
+pub(crate) fn is_stopped(pid: Pid) -> bool {
     if !proc_is_ours() {
         return false;
     }
@@ -199,10 +199,10 @@ mod tests {
 
     #[test]
     fn queries_round_trip_and_other_bytes_are_rejected() {
-        for query_kind in [StatusQuery::Doing(7), StatusQuery::Status, StatusQuery::Dump] {
-            assert_eq!(StatusQuery::parse(&query_kind.bytes()), Some(query_kind));
+        for request in [StatusQuery::Activity(7), StatusQuery::Status, StatusQuery::Dump] {
+            assert_eq!(StatusQuery::parse(&request.bytes()), Some(request));
             for end in 0..QUERY_BYTES {
-                assert_eq!(StatusQuery::parse(&query_kind.bytes()[..end]), None);
+                assert_eq!(StatusQuery::parse(&request.bytes()[..end]), None);
             }
         }
         let mut bytes = StatusQuery::Status.bytes();
@@ -217,6 +217,6 @@ mod tests {
     fn query_to_an_absent_process_fails_immediately() {
         let begun = Instant::now();
         assert!(query(&ProcessAddress::default(), StatusQuery::Status, Duration::from_secs(9)).is_err());
-        assert!(begun.elapsed() < Duration::from_secs(3) && !Pid::from_raw(i32::MAX).is_some_and(stopped));
+        assert!(begun.elapsed() < Duration::from_secs(3) && !Pid::from_raw(i32::MAX).is_some_and(is_stopped));
     }
 }

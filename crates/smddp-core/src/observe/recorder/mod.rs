@@ -141,7 +141,7 @@ fn live() -> Vec<Arc<Recorder>> {
 
 fn answer(question: StatusQuery) -> String {
     match question {
-        StatusQuery::Doing(key) => {
+        StatusQuery::Activity(key) => {
             // Ranks ask that where a deadline has passed and this one is not there: it may not know of any failure.
             dump::write_soon();
             doing(key)

@@ -258,7 +258,7 @@ impl IncomingHost for TcpHost {
             Purpose::Ask => {
                 // So few bytes fit any socket buffer.
                 let begun = inbox.begun.load(Ordering::Acquire);
-                let doing = respond(StatusQuery::Doing(inbox.about.load(Ordering::Relaxed)));
+                let doing = respond(StatusQuery::Activity(inbox.about.load(Ordering::Relaxed)));
                 // At once: what follows a byte alone would wait until that is acknowledged.
                 let answer = [&[TAKEN], &*straggler_query::answer(begun, &doing, keys)].concat();
                 let _ = (&*stream).write_all(&answer);
