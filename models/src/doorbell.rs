@@ -1,4 +1,4 @@
-//! Models of the bell: no thread sleeps through a publication. There are no spurious wake-ups, so a lost
+//! Models of the doorbell: every waiting thread observes every publication. Spurious wake-ups do not occur, so a lost
 //! wake-up is a deadlock.
 
 macro_rules! models {
@@ -10,7 +10,7 @@ macro_rules! models {
             use crate::$over::order::{Counter, Doorbell};
             use crate::$over::sync::{AtomicU32, AtomicU64, Ordering};
 
-            /// Model of the kernel: threads that wait for the futex word to change, and a descriptor that a
+            /// Model of the kernel: threads that wait for the futex to change, and a descriptor that a
             /// notification writes.
             struct Process {
                 flags: [AtomicU32; 3],
@@ -42,11 +42,11 @@ macro_rules! models {
                 }
 
                 fn poll(&self) {
-                    let mut called = self.event.0.lock().unwrap();
-                    while !*called {
-                        called = self.event.1.wait(called).unwrap();
+                    let mut notified = self.event.0.lock().unwrap();
+                    while !*notified {
+                        notified = self.event.1.wait(notified).unwrap();
                     }
-                    *called = false;
+                    *notified = false;
                 }
 
                 fn publish(&self, index: usize) {
@@ -69,15 +69,15 @@ macro_rules! models {
                     loop {
                         let doorbell = self.doorbell();
                         let ticket = doorbell.prepare_wait();
-                        let there = Counter(&self.published[index]).read() == 1;
-                        if !there {
+                        let published = Counter(&self.published[index]).read() == 1;
+                        if !published {
                             match polls {
                                 true => doorbell.poll(ticket, || self.poll()),
                                 false => self.wait(ticket),
                             }
                         }
                         doorbell.cancel_wait();
-                        if there {
+                        if published {
                             return;
                         }
                     }

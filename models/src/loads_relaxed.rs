@@ -1,6 +1,6 @@
 //! Atomic types whose loads never acquire.
 
-crate::weak::words!(store: |order| order, load: |_| Ordering::Relaxed, fence: Some);
+crate::weak::atomics!(store: |order| order, load: |_| Ordering::Relaxed, fence: Some);
 
 pub(crate) use self::sync::*;
 pub(crate) use crate::layout;

@@ -1,6 +1,6 @@
 //! Atomic types with the orders that the code requests.
 
-crate::weak::words!(store: |order| order, load: |order| order, fence: Some);
+crate::weak::atomics!(store: |order| order, load: |order| order, fence: Some);
 
 pub(crate) use self::sync::*;
 pub(crate) use crate::layout;

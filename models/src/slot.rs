@@ -12,19 +12,19 @@ macro_rules! models {
             use crate::$over::sync::AtomicU64;
 
             struct Memory {
-                words: [AtomicU64; 4],
+                header: [AtomicU64; 4],
                 done: AtomicU64,
                 payload: UnsafeCell<u64>,
             }
 
             impl Memory {
                 fn new(header: [u64; 4], done: u64) -> Arc<Self> {
-                    let words = header.map(AtomicU64::new);
-                    Arc::new(Self { words, done: AtomicU64::new(done), payload: UnsafeCell::new(0) })
+                    let header = header.map(AtomicU64::new);
+                    Arc::new(Self { header, done: AtomicU64::new(done), payload: UnsafeCell::new(0) })
                 }
 
                 fn slot(&self) -> Slot<'_> {
-                    Slot(&self.words)
+                    Slot(&self.header)
                 }
             }
 

@@ -1,6 +1,6 @@
 //! Atomic types whose stores never release.
 
-crate::weak::words!(store: |_| Ordering::Relaxed, load: |order| order, fence: Some);
+crate::weak::atomics!(store: |_| Ordering::Relaxed, load: |order| order, fence: Some);
 
 pub(crate) use self::sync::*;
 pub(crate) use crate::layout;

@@ -1,6 +1,6 @@
 //! Atomic types without fences.
 
-crate::weak::words!(store: |order| order, load: |order| order, fence: |_| None);
+crate::weak::atomics!(store: |order| order, load: |order| order, fence: |_| None);
 
 pub(crate) use self::sync::*;
 pub(crate) use crate::layout;

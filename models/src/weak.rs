@@ -1,7 +1,7 @@
 //! loom's atomic types, with the requested memory orders or weaker ones.
 
 /// Defines the module `sync` for the included source files, with these orders in place of the requested ones.
-macro_rules! words {
+macro_rules! atomics {
     (store: $store:expr, load: $load:expr, fence: $fence:expr) => {
         pub(crate) mod sync {
             pub(crate) use loom::sync::atomic::{AtomicI64, Ordering};
@@ -14,14 +14,14 @@ macro_rules! words {
                 }
             }
 
-            macro_rules! word {
-                ($word:ident, $value:ty) => {
+            macro_rules! atomic {
+                ($name:ident, $value:ty) => {
                     #[derive(Default)]
-                    pub(crate) struct $word(loom::sync::atomic::$word);
+                    pub(crate) struct $name(loom::sync::atomic::$name);
 
-                    impl $word {
+                    impl $name {
                         pub(crate) fn new(value: $value) -> Self {
-                            Self(loom::sync::atomic::$word::new(value))
+                            Self(loom::sync::atomic::$name::new(value))
                         }
                         pub(crate) fn load(&self, order: Ordering) -> $value {
                             let load: fn(Ordering) -> Ordering = $load;
@@ -34,9 +34,9 @@ macro_rules! words {
                     }
                 };
             }
-            word!(AtomicBool, bool);
-            word!(AtomicU32, u32);
-            word!(AtomicU64, u64);
+            atomic!(AtomicBool, bool);
+            atomic!(AtomicU32, u32);
+            atomic!(AtomicU64, u64);
 
             impl AtomicU32 {
                 pub(crate) fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
@@ -52,7 +52,7 @@ macro_rules! words {
     };
 }
 
-pub(crate) use words;
+pub(crate) use atomics;
 
 pub(crate) mod error {
     #[derive(Clone, Debug)]

@@ -1,11 +1,11 @@
-//! Sockets that end with this process, though it has forked: a child's copies would keep connections open, and nobody
-//! would notice the parent's end. (What a process executes has none: they are close-on-exec.)
+//! Sockets that a forked child does not inherit. A child's copy would keep a connection open after the parent has
+//! ended, so peers would not detect the end. Executed programs inherit none of these sockets: they are close-on-exec.
 
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// One bit for each descriptor that is such a socket. Those beyond are left to the child.
+/// One bit per descriptor; set for registered sockets. A child keeps descriptors beyond the table.
 static REGISTERED: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 
 fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
@@ -13,7 +13,8 @@ fn bit(fd: RawFd) -> Option<(&'static AtomicU64, u64)> {
     Some((REGISTERED.get(fd / 64)?, 1 << (fd % 64)))
 }
 
-/// In a forked child: such sockets are none any more. Their numbers stay taken, as copies of their owners will close them.
+/// Replaces the registered sockets of a forked child by `/dev/null`. The numbers remain allocated, because the copies
+/// of their owners close them.
 pub(crate) fn forked() {
     // SAFETY: a constant string; `open` may be called between fork and exec.
     let null = unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
@@ -25,7 +26,7 @@ pub(crate) fn forked() {
         while bits != 0 {
             let fd = index as RawFd * 64 + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
-            // SAFETY: a number that an `CloseOnFork` holds open; the child has one thread, which does nothing else now.
+            // SAFETY: a `CloseOnFork` holds this number open; the child has one thread, which runs this function.
             unsafe { libc::dup3(null, fd, libc::O_CLOEXEC) };
         }
     }
@@ -33,7 +34,7 @@ pub(crate) fn forked() {
     unsafe { libc::close(null) };
 }
 
-/// A socket that forked children do not keep.
+/// Socket that forked children do not keep.
 pub(crate) struct CloseOnFork<S: AsRawFd>(S);
 
 impl<S: AsRawFd> CloseOnFork<S> {
@@ -44,10 +45,10 @@ impl<S: AsRawFd> CloseOnFork<S> {
         Self(socket)
     }
 
-    /// The same descriptor as another type.
+    /// Converts the socket to another type with the same descriptor.
     pub(crate) fn map<T: AsRawFd>(self, into: impl FnOnce(S) -> T) -> CloseOnFork<T> {
         let this = std::mem::ManuallyDrop::new(self);
-        // SAFETY: read once, as nobody drops or uses `this` any more; it belongs to this thread.
+        // SAFETY: read once; `this` is neither dropped nor used afterwards and belongs to this thread.
         CloseOnFork(into(unsafe { std::ptr::read(&raw const this.0) }))
     }
 }
@@ -61,7 +62,7 @@ impl<S: AsRawFd> Deref for CloseOnFork<S> {
 }
 
 impl<S: AsRawFd> Drop for CloseOnFork<S> {
-    /// Before the socket is closed and its number belongs to somebody else.
+    /// Clears the bit before the socket is closed, because the number may be reused afterwards.
     fn drop(&mut self) {
         if let Some((index, bit)) = bit(self.0.as_raw_fd()) {
             index.fetch_and(!bit, Ordering::AcqRel);
@@ -78,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forked_child_does_not_keep_a_connection_open() {
+    fn forked_child_does_not_keep_a_connection_open() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let ours = CloseOnFork::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let (mut theirs, _) = listener.accept().unwrap();
@@ -93,7 +94,7 @@ mod tests {
         drop(ours);
         theirs.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         let end = theirs.read(&mut [0]);
-        // SAFETY: our own child, which is still there.
+        // SAFETY: a child of this test, not yet reaped.
         unsafe {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, std::ptr::null_mut(), 0);

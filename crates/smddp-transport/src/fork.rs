@@ -1,9 +1,9 @@
-//! Forks: what of this process a child does not take over.
+//! Fork detection, and values that a forked child does not inherit.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-/// Counts forks: what was made before one is dead in the child.
+/// Number of forks. Objects created before a fork are unusable in the child.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn forked() {
@@ -11,7 +11,7 @@ extern "C" fn forked() {
     crate::close_on_fork::forked();
 }
 
-/// How often this process forked away from an ancestor since the library was first used.
+/// Returns the number of forks between this process and the ancestor in which the library was first used.
 pub fn generation() -> u32 {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -22,8 +22,8 @@ pub fn generation() -> u32 {
     FORKS.load(Ordering::Relaxed)
 }
 
-/// A value of one process: a forked child begins with a fresh one. Another thread may have held the parent's lock, or
-/// been in the middle of a change, when the child was made; the child has no such thread.
+/// Value per process; a forked child starts with a new one. At the fork, another thread may hold the parent's lock or
+/// be in the middle of a change. That thread does not exist in the child.
 pub struct PerProcess<T>(AtomicPtr<Cell<T>>);
 
 struct Cell<T> {
@@ -41,7 +41,7 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
         let generation = generation();
         let mut found = self.0.load(Ordering::Acquire);
         loop {
-            // SAFETY: null, or a leaked box: only such are ever stored, so the cell lives as long as the process.
+            // SAFETY: null or a leaked box, because only those are stored; so the cell lives as long as the process.
             if let Some(cell) = unsafe { found.as_ref() }
                 && cell.generation == generation
             {
@@ -51,7 +51,7 @@ impl<T: Default + Send + Sync + 'static> PerProcess<T> {
             found = match self.0.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) => fresh,
                 Err(other) => {
-                    // SAFETY: `fresh` came from `Box::into_raw` above and nobody else has seen it.
+                    // SAFETY: `fresh` was returned by `Box::into_raw` above and was never shared.
                     drop(unsafe { Box::from_raw(fresh) });
                     other
                 }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_forked_child_has_a_fresh_value_though_a_thread_of_the_parent_held_the_lock() {
+    fn forked_child_has_a_new_value_while_a_parent_thread_holds_the_lock() {
         static VALUE: PerProcess<Mutex<u32>> = PerProcess::new();
         *VALUE.get().lock().unwrap() = 5;
         let (started, held) = channel();
@@ -80,7 +80,7 @@ mod tests {
             drop(guard);
         });
         held.recv().unwrap();
-        // SAFETY: the child looks at one value of its own and leaves at once.
+        // SAFETY: the child reads one value and exits.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let fresh = VALUE.get().try_lock().is_ok_and(|value| *value == 0);
@@ -88,11 +88,11 @@ mod tests {
             unsafe { libc::_exit(i32::from(!fresh)) };
         }
         let mut status = 0;
-        // SAFETY: our own child.
+        // SAFETY: a child of this test.
         assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
-        assert_eq!(status, 0, "the child found its parent's value");
+        assert_eq!(status, 0, "the child read the value of its parent");
         end.send(()).unwrap();
         holder.join().unwrap();
-        assert_eq!(*VALUE.get().lock().unwrap(), 5, "the parent's is as it was");
+        assert_eq!(*VALUE.get().lock().unwrap(), 5, "the value of the parent changed");
     }
 }

@@ -1,26 +1,27 @@
-//! What somebody should know though nothing has failed. The core's log is above this crate, so it lends an ear.
+//! Warnings and information for the log. The log belongs to the core crate, which depends on this crate; it registers
+//! a hook.
 
 use std::sync::OnceLock;
 
-/// What is told.
+/// Severity of a log text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// It should be mended.
+    /// The user should correct something.
     Warning,
-    /// It is so; for who asks which way was taken.
+    /// Information, such as the selected transport.
     Info,
 }
 
 static WARN_HOOK: OnceLock<fn(Notice, &str)> = OnceLock::new();
 
-/// Whoever keeps the log hears of it from now on; the first one counts.
+/// Registers the hook that receives all texts. Later registrations are ignored.
 pub fn set_hook(hook: fn(Notice, &str)) {
     let _ = WARN_HOOK.set(hook);
 }
 
-fn emit(what: Notice, text: &str) {
+fn emit(notice: Notice, text: &str) {
     if let Some(hook) = WARN_HOOK.get() {
-        hook(what, text);
+        hook(notice, text);
     }
 }
 

@@ -1,4 +1,4 @@
-//! A fabric's device whose peers send anything.
+//! Fabric device whose peers send arbitrary messages.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -9,18 +9,18 @@ use crate::net::fabric::rail::{
     Completion, Context, LocalMemory, Posted, Rail, RailLimits, Registered, RemoteMemory,
 };
 
-/// What was handed to the device and is not over.
+/// Posted operations that are not completed.
 #[derive(Default)]
 pub(super) struct Queues {
     pub(super) receives: VecDeque<(LocalMemory, Context)>,
-    /// Sends and writes, whose memory the device reads.
+    /// Sends and writes; the device reads their memory.
     pub(super) sends: Vec<(LocalMemory, Context)>,
-    /// Reads, whose memory it writes.
+    /// Reads; the device writes their memory.
     pub(super) reads: Vec<(LocalMemory, Context)>,
     pub(super) events: Vec<Completion>,
 }
 
-// SAFETY: addresses of the engine's and the staging memory; one thread drives all.
+// SAFETY: addresses of endpoint and staging memory; one thread uses all of them.
 unsafe impl Send for Queues {}
 
 #[derive(Clone)]
@@ -38,12 +38,12 @@ impl Device {
         of(&mut lock(&self.queues))
     }
 
-    /// A message from outside, where a buffer is posted for it.
+    /// Delivers a message to the next posted receive buffer, if there is one.
     pub(super) fn message(&self, bytes: &[u8]) {
         self.with(|queues| {
             let Some((local, context)) = queues.receives.pop_front() else { return };
             let bytes = &bytes[..bytes.len().min(local.bytes)];
-            // SAFETY: a posted buffer of that size, the device's until the event is told.
+            // SAFETY: a posted buffer of that size, which the device owns until the completion is reported.
             unsafe { local.at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             queues.events.push(Completion::Received(context, bytes.len()));
         });
@@ -99,7 +99,7 @@ impl Rail for Device {
         context: Context,
     ) -> Result<Posted, String> {
         if write.is_some() {
-            // SAFETY: the caller's promise is the same.
+            // SAFETY: the contract of `send` is the same.
             return unsafe { self.send(peer, local, context) };
         }
         self.with(|queues| queues.reads.push((local, context)));

@@ -1,4 +1,4 @@
-//! Messages of other engines, in any order, and completions of what this one began.
+//! Fuzzing of the fabric transport: arbitrary messages of peer endpoints, and completions of posted operations.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,8 +11,8 @@ use crate::net::fabric::rail::Completion;
 use crate::net::fabric::registration::RegisteredStaging;
 use crate::net::fabric::wire::FabricWire;
 
-/// Engines of the peers.
-const ENGINE: u64 = 100;
+/// First endpoint number of the peers.
+const FIRST_ENDPOINT: u64 = 100;
 
 pub fn fabric(bytes: &[u8]) {
     let mut script = Script::new(bytes);
@@ -31,12 +31,12 @@ pub fn fabric(bytes: &[u8]) {
     let group = mine.group();
     let addresses: Vec<Option<FabricAddress>> = (0..SIZE)
         .map(|rank| {
-            // HeaderKind a card says.
+            // Credits and message bytes as a peer's rank info contains them.
             let (first, message) = match script.below(8) {
                 0 => (script.number() as u32, script.number() as u32),
                 _ => (8, 8192),
             };
-            let at = mine.elsewhere(ENGINE + rank as u64, first, message);
+            let at = mine.elsewhere(FIRST_ENDPOINT + rank as u64, first, message);
             (rank != ME).then_some(at)
         })
         .collect();
@@ -45,13 +45,13 @@ pub fn fabric(bytes: &[u8]) {
     }
     let mut rank = Rank::new(Box::new(wire));
     let mut next = [0; SIZE];
-    while let Some(what) = script.step() {
-        match what % 8 {
+    while let Some(action) = script.step() {
+        match action % 8 {
             0..4 => {
                 let message = message(&mut script, &mut next, group, rank.seq());
                 device.message(&message);
             }
-            4 => completed(&mut script, &device),
+            4 => complete(&mut script, &device),
             _ => rank.act(&mut script),
         }
         rank.net.poll();
@@ -61,12 +61,12 @@ pub fn fabric(bytes: &[u8]) {
             }
         });
     }
-    // The device is done with everything before its memory goes.
+    // Completes all operations before their memory is freed.
     device.with(|queues| {
-        let over = queues.sends.drain(..).map(|(_, context)| context);
-        queues.events.extend(over.map(Completion::Done));
-        let over = queues.reads.drain(..).map(|(_, context)| context);
-        queues.events.extend(over.map(Completion::Done));
+        let completed = queues.sends.drain(..).map(|(_, context)| context);
+        queues.events.extend(completed.map(Completion::Done));
+        let completed = queues.reads.drain(..).map(|(_, context)| context);
+        queues.events.extend(completed.map(Completion::Done));
     });
     rank.net.poll();
 }
@@ -76,35 +76,35 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
         return script.take(64).to_vec();
     }
     let from = peer(script);
-    let what = HeaderKind::ALL[script.below(HeaderKind::ALL.len())];
+    let kind = HeaderKind::ALL[script.below(HeaderKind::ALL.len())];
     let number = match script.below(8) {
         0 => script.number(),
         1 => next[from] + 1,
         _ => next[from],
     };
-    if what.ordered() && number == next[from] {
+    if kind.ordered() && number == next[from] {
         next[from] += 1;
     }
     let head = Header {
-        kind: what,
+        kind,
         credits: script.number() as u32,
         uses_credit: script.below(4) > 0,
-        endpoint: ENGINE + from as u64 + u64::from(script.below(32) == 0),
+        endpoint: FIRST_ENDPOINT + from as u64 + u64::from(script.below(32) == 0),
         group: if script.below(32) == 0 { script.number() as u32 } else { group },
         rank: if script.below(32) == 0 { script.number() as u32 } else { from as u32 },
         seq: number,
     };
     let mut message = vec![0; MESSAGE_HEADER];
     head.encode(&mut message);
-    match what {
+    match kind {
         HeaderKind::First | HeaderKind::Offer => {
             let mut frame = script.frame(seq);
             let payload = script.byte() as usize;
-            if what == HeaderKind::First && script.below(4) > 0 {
+            if kind == HeaderKind::First && script.below(4) > 0 {
                 frame.bytes = payload as u64;
             }
             message.extend(frame.encode());
-            if what == HeaderKind::First {
+            if kind == HeaderKind::First {
                 message.resize(message.len() + payload, 0xcd);
             } else {
                 for _ in 0..script.below(8) {
@@ -122,8 +122,8 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
     message
 }
 
-/// Something that the engine began is over, well or not, or a peer's write is here.
-fn completed(script: &mut Script<'_>, device: &Device) {
+/// Completes a posted operation, successfully or not, or delivers a peer's write.
+fn complete(script: &mut Script<'_>, device: &Device) {
     let (which, fails) = (script.below(8), script.below(16) == 0);
     let kind = script.below(8);
     let number = script.number() as u32;
@@ -132,7 +132,7 @@ fn completed(script: &mut Script<'_>, device: &Device) {
             0..3 => which.checked_rem(queues.sends.len()).map(|at| queues.sends.swap_remove(at).1),
             3..6 => which.checked_rem(queues.reads.len()).map(|at| {
                 let (local, context) = queues.reads.swap_remove(at);
-                // SAFETY: memory that was handed to the device for this; it was seen to be the group's.
+                // SAFETY: memory that was posted for this read; `check_owned` checked that it belongs to the group.
                 unsafe { local.at.write_bytes(0xef, local.bytes) };
                 context
             }),

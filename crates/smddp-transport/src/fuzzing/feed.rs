@@ -1,4 +1,4 @@
-//! A rank that is driven while somebody writes bytes of his own choice to it: for tests and fuzz targets.
+//! Rank under test whose peer writes arbitrary bytes; for tests and fuzz targets.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,14 +15,14 @@ use crate::net::tcp::address::{Credential, Hello, Purpose};
 use crate::token::{Initiator, NONCE, REPLY, Responder, Token};
 use crate::{CallFingerprint, Channels, Envelope, Fault, Group, RecvChannel, SendChannel};
 
-/// Bytes of the largest message of the operation under way, its messages, and all their bytes.
+/// Of the current operation: bytes of its largest message, number of messages, total bytes.
 pub(crate) const CELL: usize = 5_000;
 pub(crate) const MESSAGES: u64 = 3;
 pub(crate) const BYTES: u64 = 14_000;
-/// Its header.
+/// Fingerprint of the operation.
 pub(crate) const HEAD: CallFingerprint = CallFingerprint { call: 7, count: 1 };
 
-/// What may be used between ranks of one process that count as nodes of their own.
+/// Transport options for ranks of one process that act as separate nodes.
 pub(crate) fn options(rank: usize) -> TransportOptions {
     TransportOptions {
         staging: 8 << 20,
@@ -40,7 +40,7 @@ pub(crate) fn options(rank: usize) -> TransportOptions {
     }
 }
 
-/// The token of groups that are made of nothing but addresses.
+/// Returns the token of test groups that have only addresses.
 pub(crate) fn known_token() -> Arc<Token> {
     static TOKEN: OnceLock<Arc<Token>> = OnceLock::new();
     TOKEN.get_or_init(|| Arc::new(Token::random().unwrap_or_else(|error| panic!("{error}")))).clone()
@@ -50,13 +50,13 @@ pub(crate) fn credential(rank: usize) -> Credential {
     Credential { rank, token: known_token(), encrypts: false }
 }
 
-/// What a listener that has that token says to a caller's words.
+/// Returns the reply of a listener with that token to a greeting.
 pub(crate) fn responder_reply(words: &[u8]) -> [u8; REPLY] {
-    let made = Responder::new(known_token(), words.to_vec());
-    made.unwrap_or_else(|error| panic!("{error}")).1
+    let challenge = Responder::new(known_token(), words.to_vec());
+    challenge.unwrap_or_else(|error| panic!("{error}")).1
 }
 
-/// The listener's end of a connection, its caller known.
+/// Accepts a connection as a listener and authenticates the peer.
 #[cfg(test)]
 pub(crate) fn accept_peer(stream: TcpStream) -> TcpStream {
     let mut stream = accept_proof(stream);
@@ -64,25 +64,26 @@ pub(crate) fn accept_peer(stream: TcpStream) -> TcpStream {
     stream
 }
 
-/// A caller that has shown who it is, and does not know yet what comes of that.
+/// Receives a peer's greeting and proof, without confirming them.
 #[cfg(test)]
 pub(crate) fn accept_proof(mut stream: TcpStream) -> TcpStream {
     let mut words = [0; HELLO + NONCE];
-    let met = stream.read_exact(&mut words).and_then(|()| stream.write_all(&responder_reply(&words)));
-    met.and_then(|()| stream.read_exact(&mut [0; crate::token::PROOF]))
+    let received = stream.read_exact(&mut words).and_then(|()| stream.write_all(&responder_reply(&words)));
+    received
+        .and_then(|()| stream.read_exact(&mut [0; crate::token::PROOF]))
         .unwrap_or_else(|error| panic!("{error}"));
     stream
 }
 
-/// The token of the group of this rank 0.
+/// Returns the token of the group of this rank 0.
 pub(crate) fn token(first: &Prepared) -> Arc<Token> {
     match &first.rank_info().token {
         Some(token) => Arc::new(token.clone()),
-        None => panic!("rank 0 makes the token"),
+        None => panic!("rank 0 has no token"),
     }
 }
 
-/// Where that rank is called.
+/// Returns the address of that rank's listener.
 pub(crate) fn group_listener(prepared: &Prepared) -> TcpAddress {
     match &prepared.rank_info().offer.tcp {
         Ok((address, _)) => address.clone(),
@@ -90,7 +91,7 @@ pub(crate) fn group_listener(prepared: &Prepared) -> TcpAddress {
     }
 }
 
-/// A call to that door by somebody who has the token, heard.
+/// Opens an authenticated connection to the listener, accepted on return.
 pub(crate) fn connect(
     group_listener: &TcpAddress,
     token: &Arc<Token>,
@@ -98,20 +99,20 @@ pub(crate) fn connect(
     class: usize,
 ) -> TcpStream {
     let stream = authenticate(group_listener, token, (from, to), Purpose::Frames(class)).0;
-    // Callers are heard in the order in which they come.
-    let mut asked = authenticate(group_listener, token, (from, to), Purpose::Query).0;
-    let _ = asked.read(&mut [0; 8]);
+    // The listener accepts connections in order, so the reply to the second one confirms the first.
+    let mut query = authenticate(group_listener, token, (from, to), Purpose::Query).0;
+    let _ = query.read(&mut [0; 8]);
     stream
 }
 
-/// A connection past its handshake, and all that its caller said.
+/// Returns an authenticated connection and the bytes that the initiator sent.
 pub(crate) fn authenticate(
     group_listener: &TcpAddress,
     token: &Arc<Token>,
     (from, to): (usize, usize),
     purpose: Purpose,
 ) -> (TcpStream, Vec<u8>) {
-    let said = || {
+    let connected = || {
         let claim = Initiator::new(
             token,
             &Hello { group_listener: group_listener.group_listener, from, to, purpose }.to_bytes(),
@@ -120,11 +121,11 @@ pub(crate) fn authenticate(
         stream.read_exact(&mut reply)?;
         let proof = claim.prove(&reply)?;
         stream.write_all(&proof)?;
-        // Who is refused hears nothing more.
+        // A rejected connection receives nothing more.
         let _ = stream.read(&mut [0]);
         Ok((stream, [claim.greeting(), &proof].concat()))
     };
-    said().unwrap_or_else(|error: std::io::Error| panic!("no connection to {group_listener:?}: {error}"))
+    connected().unwrap_or_else(|error: std::io::Error| panic!("no connection to {group_listener:?}: {error}"))
 }
 
 fn connect_with(group_listener: &TcpAddress, words: &[u8]) -> TcpStream {
@@ -137,15 +138,15 @@ fn connect_with(group_listener: &TcpAddress, words: &[u8]) -> TcpStream {
     connected.unwrap_or_else(|error| panic!("no connection to {group_listener:?}: {error}"))
 }
 
-/// Rank 1 of two in an operation, in which each sends the other some messages. Rank 0 is whoever writes.
+/// Rank 1 of two ranks in an operation in which each sends messages to the other. The test acts as rank 0.
 pub(crate) struct Feed {
     group: Group,
     group_listener: TcpAddress,
     token: Arc<Token>,
-    /// What its card says of rank 0 stays true.
+    /// Keeps the address in rank 0's rank info valid.
     _other: Prepared,
     streams: Vec<(Envelope, u64)>,
-    /// Messages that came and went.
+    /// Received and released messages.
     pub(crate) read: u64,
     written: u64,
 }
@@ -158,7 +159,7 @@ impl Feed {
         let [mut other, me] = [0, 1].map(|rank| {
             Prepared::new(rank, 2, Vec::new(), &options(rank)).unwrap_or_else(|error| panic!("{error}"))
         });
-        // What is said to it is taken up, and read by nobody.
+        // Connections to it are accepted, but not read.
         other.trust_rank_info(&other.rank_info().clone());
         let (rank_infos, group_listener) =
             (vec![other.rank_info().clone(), me.rank_info().clone()], group_listener(&me));
@@ -184,23 +185,24 @@ impl Feed {
             window: 2,
         };
         let routed = group.route(channel_layout);
-        assert!(group.begin(0, HEAD, &routed, &[]), "the operation does not begin");
+        assert!(group.begin(0, HEAD, &routed, &[]), "the operation did not begin");
         Self { group, group_listener, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
-    /// A connection in rank 0's name that carries frames of this class (0 or 1).
+    /// Opens a connection as rank 0 for frames of this class (0 or 1).
     #[must_use]
     pub(crate) fn connect(&self, class: usize) -> TcpStream {
         connect(&self.group_listener, &self.token, (0, 1), class)
     }
 
-    /// A connection that begins with any bytes; a hello that is right has 40, and 32 of a nonce behind them.
+    /// Opens a connection that begins with arbitrary bytes. A valid hello has 40 bytes, followed by a nonce of 32
+    /// bytes.
     #[must_use]
     pub(crate) fn connect_with_bytes(&self, words: &[u8]) -> TcpStream {
         connect_with(&self.group_listener, words)
     }
 
-    /// The first words of somebody who carries frames of this class, in any rank's name.
+    /// Returns a hello for frames of this class, from any rank.
     #[must_use]
     pub(crate) fn hello(&self, from: usize, class: usize) -> Vec<u8> {
         let hello = Hello {
@@ -212,19 +214,19 @@ impl Feed {
         [&hello.to_bytes()[..], &[5; NONCE]].concat()
     }
 
-    /// One round of what a rank does that waits; what is wrong by now.
+    /// Runs one progress iteration of a waiting rank. Returns the detected faults.
     pub(crate) fn poll(&mut self) -> Vec<Fault> {
         self.poll_at(Instant::now())
     }
 
-    /// The same at that time.
+    /// Runs one progress iteration at that time.
     pub(crate) fn poll_at(&mut self, now: Instant) -> Vec<Fault> {
         self.group.poll_network();
         if self.written < MESSAGES
             && let Some(cell) = self.group.cell(0)
         {
             let left = BYTES as usize - self.written as usize * CELL;
-            // SAFETY: the cell is this rank's and has `CELL` bytes.
+            // SAFETY: this rank owns the cell of `CELL` bytes.
             unsafe { cell.write_bytes(7, left.min(CELL)) };
             self.group.publish(0, left.min(CELL));
             self.written += 1;
@@ -232,23 +234,23 @@ impl Feed {
         while self.read < MESSAGES
             && let Ok(Some(message)) = self.group.message(0)
         {
-            // SAFETY: it lies in a cell of `CELL` bytes until it is released.
+            // SAFETY: the message is in a cell of `CELL` bytes until it is released.
             std::hint::black_box(
                 unsafe { std::slice::from_raw_parts(message, CELL) }.iter().fold(0, |a, b| a ^ b),
             );
             self.group.release(0);
             self.read += 1;
         }
-        while let Some(mail) = self.group.p2p_next_announced(0) {
-            self.streams.push(mail);
+        while let Some(envelope) = self.group.p2p_next_announced(0) {
+            self.streams.push(envelope);
         }
         for at in (0..self.streams.len()).rev() {
-            let (mail, stream) = self.streams[at];
-            let mut left = mail.bytes;
+            let (envelope, stream) = self.streams[at];
+            let mut left = envelope.bytes;
             while left > 0
                 && let Some((piece, room)) = self.group.p2p_recv_slot(0, stream)
             {
-                // SAFETY: it has `room` bytes until it is released.
+                // SAFETY: the fragment has `room` bytes until it is released.
                 std::hint::black_box(unsafe { piece.add(room - 1).read() });
                 self.group.p2p_release(0, stream);
                 left -= left.min(room as u64);
@@ -261,7 +263,7 @@ impl Feed {
         self.group.faults(now)
     }
 
-    /// Turns until something is wrong, or `streams` were read to the end and nothing is.
+    /// Polls until a fault is detected, or until `streams` are read to the end without a fault.
     pub(crate) fn settle(&mut self, streams: &[TcpStream]) -> Vec<Fault> {
         let unread = |stream: &TcpStream| {
             let mut waiting = 0;
@@ -288,7 +290,8 @@ impl Default for Feed {
     }
 }
 
-/// A frame's header, by the number of its kind (1 to 10) and its fields: channel, seq, index, bytes, what, count, total.
+/// Returns an encoded frame header: number of its kind (1 to 10) and fields channel, seq, index, bytes, what, count,
+/// total.
 #[cfg(test)]
 #[must_use]
 pub(crate) fn header(kind: u8, channel: u32, [seq, index, bytes, what, count, total]: [u64; 6]) -> [u8; 64] {

@@ -1,10 +1,10 @@
-//! Records of fixed size, and answers.
+//! Fuzzing of fixed-size records and replies.
 
 use super::script::Script;
 use crate::net::frame::{Frame, HEADER};
 use crate::net::tcp::fuzzing as sockets;
 
-/// The header of a frame.
+/// Decodes a frame header.
 pub fn frame(bytes: &[u8]) {
     let Some(header) = bytes.first_chunk::<HEADER>() else { return };
     if let Some(frame) = Frame::decode(header) {
@@ -13,12 +13,12 @@ pub fn frame(bytes: &[u8]) {
     }
 }
 
-/// What a caller says first.
+/// Decodes the greeting of a TCP connection.
 pub fn hello(bytes: &[u8]) {
     sockets::hello(bytes);
 }
 
-/// What ranks answer that are asked how far they are.
+/// Decodes replies to a straggler query.
 pub fn straggler_query(bytes: &[u8]) {
     sockets::straggler_query(&mut Script::new(bytes));
 }

@@ -1,4 +1,4 @@
-//! A wire that keeps the promises of `Wire` to its sink, and whose other ends send anything.
+//! Wire that keeps the contract of `Wire` towards its sink, and whose peers send arbitrary frames.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -9,39 +9,39 @@ use crate::lock;
 use crate::net::frame::{CLASSES, Frame};
 use crate::net::wire::{Broken, INLINE_PAYLOAD, Sink, Target, Ticket, Wire};
 
-/// Frames of a class whose payloads are on their way at once.
+/// Maximum frames per class whose payloads are in transfer.
 const AHEAD: usize = 4;
 
-/// A frame on its way in.
+/// Inbound frame.
 pub(super) struct Item {
     pub(super) frame: Frame,
-    /// `None`: it has no place yet.
+    /// `None`: the sink has not assigned a target.
     pub(super) target: Option<Target>,
 }
 
-/// What the wire does at the next poll.
+/// Action of the wire in the next poll.
 pub(super) enum Order {
-    /// Asks for places on a class.
+    /// Requests targets for the frames of a class.
     Place(usize, usize),
-    /// Brings the payload of the class's first frame, and tells of it.
+    /// Delivers the payload of the class's first frame and reports its arrival.
     Arrive(usize, usize),
-    /// A payload that was sent is out of hands.
+    /// Completes a send.
     Sent(usize),
 }
 
-/// What is under way.
+/// Frames in transfer.
 #[derive(Default)]
 pub(crate) struct Line {
-    /// By peer and class.
+    /// Inbound frames by peer and class.
     pub(super) inbound: Vec<[VecDeque<Item>; CLASSES]>,
-    /// (ticket, payload, bytes) of what was sent.
+    /// (ticket, payload, bytes) of incomplete sends.
     pub(crate) outbound: Vec<(Ticket, *const u8, usize)>,
     pub(super) orders: Vec<Order>,
-    /// It takes payloads from any memory and brings them to any.
+    /// Transfers payloads from and to unregistered memory.
     pub(crate) copies: bool,
 }
 
-// SAFETY: addresses of the rank's memory; one thread drives both.
+// SAFETY: addresses of the rank's memory; one thread uses both.
 unsafe impl Send for Line {}
 
 #[derive(Clone)]
@@ -77,7 +77,7 @@ impl Line {
                 let Some(target) = class.front().and_then(|item| item.target) else { return };
                 let Some(item) = class.pop_front() else { return };
                 if let Target::At(at) = target {
-                    // SAFETY: the sink's promise, which was held against the rank's memory (`in_place`).
+                    // SAFETY: the sink returned this target, and `check_owned` checked that the rank owns it.
                     unsafe { at.write_bytes(0xab, item.frame.bytes as usize) };
                 }
                 sink.received(peer, &item.frame);
@@ -90,7 +90,7 @@ impl Line {
         }
     }
 
-    /// (address, bytes) of payloads that may be written at any time now, and of those that may be read.
+    /// Returns (address, bytes) of payloads that may be written at any time, and of payloads that may be read.
     pub(super) fn under_way(&self) -> Vec<(*const u8, usize)> {
         let items = self.inbound.iter().flatten().flatten();
         let inbound = items.filter_map(|item| match item.target {
@@ -112,7 +112,7 @@ impl Wire for Shared {
     }
 
     unsafe fn post(&mut self, _: usize, _: &Frame, _: *const u8) {
-        assert!(self.copies(), "a payload from anywhere");
+        assert!(self.copies(), "unregistered payload on a wire that does not copy");
     }
 
     fn copies(&self) -> bool {
@@ -130,9 +130,9 @@ impl Wire for Shared {
     fn poll(&mut self, sink: &mut dyn Sink) -> bool {
         self.with(|line| {
             let orders = std::mem::take(&mut line.orders);
-            let moved = !orders.is_empty();
+            let progressed = !orders.is_empty();
             orders.into_iter().for_each(|order| line.execute(order, sink));
-            moved
+            progressed
         })
     }
 

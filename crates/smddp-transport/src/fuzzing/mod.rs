@@ -1,8 +1,8 @@
-//! What comes from outside of this process, made of arbitrary bytes: a function for each border.
+//! Fuzz targets: one function per interface that receives external bytes.
 //!
-//! Each of them returns whatever the bytes are, or it has found a bug: a panic, a hang, or memory that is not its own.
-//! `fuzz/` makes a libFuzzer target of each; here they go over the corpus that is kept there and over random bytes.
-//! Built for tests and under `cfg(fuzzing)`, which cargo-fuzz sets.
+//! Each function returns for all inputs. Otherwise it has found a bug: a panic, a hang or an access to foreign
+//! memory. `fuzz/` defines a libFuzzer target for each. The tests here run them over the stored corpus and over
+//! random bytes. Compiled for tests and under `cfg(fuzzing)`, which cargo-fuzz sets.
 
 mod device;
 mod fabric;
@@ -45,12 +45,12 @@ mod tests {
         )*};
     }
 
-    // Whatever bytes arrive there, in whatever order.
+    // Arbitrary bytes in arbitrary order.
     targets!(bootstrap, rank_info, fabric, frame, hello, messages, shm, sink, straggler_query, unix);
 
     #[test]
     fn tcp() {
-        // Each makes a group, with its threads and sockets.
+        // Each input creates a group with threads and sockets.
         over("tcp", super::tcp, 100);
     }
 }

@@ -1,4 +1,4 @@
-//! A rank that keeps to the rules, over a wire that brings it anything.
+//! Rank that follows the protocol, over a wire that delivers arbitrary frames.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -15,24 +15,24 @@ pub(super) const SIZE: usize = 4;
 /// Bytes of the staging pool's cap.
 const STAGING: usize = 4 << 20;
 
-/// This process's endpoint, which all inputs share.
+/// Returns this process's endpoint, which all inputs share.
 pub(crate) fn endpoint() -> Arc<Endpoint> {
     static ENDPOINT: OnceLock<Arc<Endpoint>> = OnceLock::new();
     ENDPOINT.get_or_init(|| Endpoint::get(STAGING).expect("shared memory")).clone()
 }
 
-/// A peer's rank.
+/// Selects the rank of a peer.
 pub(super) fn peer(script: &mut Script<'_>) -> usize {
     1 + script.below(SIZE - 1)
 }
 
-/// A message of P2P under way.
-struct Moving {
+/// Point-to-point message in transfer.
+struct Transfer {
     peer: usize,
     stream: MessageId,
     bytes: u64,
-    moved: u64,
-    /// The post's own memory, where the message needs no cells.
+    transferred: u64,
+    /// Memory of the message if it is transferred without cells.
     memory: Option<Box<[u8]>>,
 }
 
@@ -43,15 +43,15 @@ pub(super) struct Rank {
     failed: bool,
     sends_open: Vec<(u64, u64, usize)>,
     receives_open: Vec<(RecvChannel, u64)>,
-    sends: Vec<Moving>,
-    receives: Vec<Moving>,
-    /// Memory that was let go, which nobody may use any more.
+    sends: Vec<Transfer>,
+    receives: Vec<Transfer>,
+    /// Released memory, which must not be accessed any more.
     released: Vec<Box<[u8]>>,
 }
 
 impl Rank {
     pub(super) fn new(wire: Box<dyn Wire>) -> Self {
-        // The number at the pool is the same for all inputs, so that they use each other's regions.
+        // All inputs use the same pool owner, so that they reuse each other's regions.
         let net = RemoteChannels::new(
             ME,
             SIZE,
@@ -67,7 +67,7 @@ impl Rank {
         self.seq
     }
 
-    /// One thing that a rank does by itself.
+    /// Executes one action of the rank.
     pub(super) fn act(&mut self, script: &mut Script<'_>) {
         match script.below(16) {
             0..3 => self.begin(script),
@@ -76,13 +76,13 @@ impl Rank {
             8 => self.end(),
             9 => self.inspect(script),
             10 => self.send(script),
-            11 => self.pieces(script),
+            11 => self.fragments(script),
             12..15 => self.p2p(script),
             _ => {
-                // Rarely: nothing goes on after it.
+                // Rare, because the rank stops afterwards.
                 if script.byte() == 0 {
                     self.failed = true;
-                    self.net.abort("this rank has had enough", &[1, 3]);
+                    self.net.abort("aborted by the script", &[1, 3]);
                     self.net.release_user_buffers();
                     let posts = self.sends.drain(..).chain(self.receives.drain(..));
                     self.released.extend(posts.filter_map(|post| post.memory));
@@ -107,7 +107,7 @@ impl Rank {
         let mut recv_channels = Vec::new();
         for channel in 0..script.below(4) {
             let (messages, cell) = (script.below(6) as u64, 1 + 97 * script.below(200));
-            // A channel has one writer, a rank one inlet of it.
+            // A channel has one writer, and a rank has one receive channel of it.
             recv_channels.push(RecvChannel {
                 rank: 1 + channel % (SIZE - 1),
                 channel,
@@ -134,7 +134,7 @@ impl Rank {
         }
         if let Some(free_slot) = self.net.free_slot(out) {
             self.check_owned(free_slot, bytes, "a cell to be filled");
-            // SAFETY: a cell of the operation's memory, as was just seen; one thread.
+            // SAFETY: `check_owned` checked the cell; single-threaded.
             unsafe { free_slot.write_bytes(sent as u8, bytes) };
             self.net.publish(out, bytes);
             self.sends_open[out].1 += 1;
@@ -180,13 +180,13 @@ impl Rank {
         }
     }
 
-    /// Asks what there is to know.
+    /// Calls all query functions.
     fn inspect(&mut self, script: &mut Script<'_>) {
         let (rank, seq) = (peer(script), self.seq + script.below(2) as u64);
         let _ = (self.net.arrived(rank, seq), self.net.fingerprint_of(rank, seq), self.net.silent_hosts());
         let _ = (self.net.busy(), self.net.name(), self.net.interest(&mut Vec::new()));
         if script.yes() {
-            // A fault ends the group; some go on for a while.
+            // A fault ends the group; some inputs continue for a while.
             self.failed |= !self.net.faults(Instant::now()).is_empty() && script.yes();
         }
     }
@@ -194,75 +194,90 @@ impl Rank {
     fn send(&mut self, script: &mut Script<'_>) {
         if self.sends.len() < 4 && !self.failed {
             let (to, bytes) = (peer(script), script.number() % (600 << 10));
-            let mail = Envelope { tag: 1, dtype: 2, bytes };
-            if let Some(stream) = self.net.p2p(|net| net.announce(to, mail)) {
+            let envelope = Envelope { tag: 1, dtype: 2, bytes };
+            if let Some(stream) = self.net.p2p(|messages| messages.announce(to, envelope)) {
                 let memory = vec![1; bytes as usize].into_boxed_slice();
-                let lent = self.net.p2p(|mail| mail.send_in_place(stream, memory.as_ptr()));
-                self.sends.push(Moving { peer: to, stream, bytes, moved: 0, memory: lent.then_some(memory) });
+                let zero_copy = self.net.p2p(|messages| messages.send_in_place(stream, memory.as_ptr()));
+                self.sends.push(Transfer {
+                    peer: to,
+                    stream,
+                    bytes,
+                    transferred: 0,
+                    memory: zero_copy.then_some(memory),
+                });
             }
         }
     }
 
-    fn pieces(&mut self, script: &mut Script<'_>) {
+    fn fragments(&mut self, script: &mut Script<'_>) {
         let Some(at) = script.below(4).checked_rem(self.sends.len()) else { return };
         if self.sends[at].memory.is_some() {
             let stream = self.sends[at].stream;
-            if !self.net.p2p(|mail| mail.is_sent(stream)) {
+            if !self.net.p2p(|messages| messages.is_sent(stream)) {
                 return;
             }
-            self.sends[at].moved = self.sends[at].bytes;
+            self.sends[at].transferred = self.sends[at].bytes;
         }
-        while self.sends[at].moved < self.sends[at].bytes {
+        while self.sends[at].transferred < self.sends[at].bytes {
             let send = &self.sends[at];
-            let Some((cell, room)) = self.net.p2p(|mail| mail.send_slot(send.stream)) else { return };
-            let piece = room.min((send.bytes - send.moved) as usize);
-            self.check_owned(cell, piece, "a piece to be filled");
-            // SAFETY: memory of that message, as was just seen; one thread.
+            let Some((send_slot, room)) = self.net.p2p(|messages| messages.send_slot(send.stream)) else { return };
+            let piece = room.min((send.bytes - send.transferred) as usize);
+            self.check_owned(send_slot, piece, "a fragment to be filled");
+            // SAFETY: `check_owned` checked the memory of this message; single-threaded.
             unsafe { cell.write_bytes(1, piece) };
-            self.net.p2p(|mail| mail.publish(send.stream, piece));
-            self.sends[at].moved += piece as u64;
+            self.net.p2p(|messages| messages.publish(send.stream, piece));
+            self.sends[at].transferred += piece as u64;
         }
         let done = self.sends.swap_remove(at);
-        self.net.p2p(|mail| mail.close(done.stream));
+        self.net.p2p(|messages| messages.close(done.stream));
     }
 
     fn p2p(&mut self, script: &mut Script<'_>) {
         let from = peer(script);
-        if let Some((mail, stream)) = self.net.p2p(|mail| mail.next_announced(from)) {
-            // What a receiver waits for has a buffer of that size; anything else is no match.
-            if mail.bytes <= 1 << 20 {
-                let mut memory = vec![0; mail.bytes as usize].into_boxed_slice();
-                let lands =
-                    script.yes() && self.net.p2p(|net| net.receive_into(from, stream, memory.as_mut_ptr()));
-                let memory = lands.then_some(memory);
-                self.receives.push(Moving { peer: from, stream, bytes: mail.bytes, moved: 0, memory });
+        if let Some((envelope, stream)) = self.net.p2p(|messages| messages.next_announced(from)) {
+            // A matching receive has a buffer of this size; larger messages match none.
+            if envelope.bytes <= 1 << 20 {
+                let mut memory = vec![0; envelope.bytes as usize].into_boxed_slice();
+                let in_place =
+                    script.yes() && self.net.p2p(|messages| messages.receive_into(from, stream, memory.as_mut_ptr()));
+                let memory = in_place.then_some(memory);
+                self.receives.push(Transfer {
+                    peer: from,
+                    stream,
+                    bytes: envelope.bytes,
+                    transferred: 0,
+                    memory,
+                });
             }
         }
         let Some(at) = script.below(4).checked_rem(self.receives.len()) else { return };
         if self.receives[at].memory.is_some() {
             let (from, stream) = (self.receives[at].peer, self.receives[at].stream);
-            if !self.net.p2p(|mail| mail.is_received(from, stream)) {
+            if !self.net.p2p(|messages| messages.is_received(from, stream)) {
                 return;
             }
-            self.receives[at].moved = self.receives[at].bytes;
+            self.receives[at].transferred = self.receives[at].bytes;
         }
-        while self.receives[at].moved < self.receives[at].bytes {
+        while self.receives[at].transferred < self.receives[at].bytes {
             let receive = &self.receives[at];
-            let Some((piece, room)) = self.net.p2p(|mail| mail.recv_slot(receive.peer, receive.stream))
+            let Some((recv_slot, room)) = self.net.p2p(|messages| messages.recv_slot(receive.peer, receive.stream))
             else {
                 return;
             };
-            let length = room.min((receive.bytes - receive.moved) as usize);
-            assert!(length > 0, "a piece of nothing would be taken for ever");
-            self.check_owned(piece, length, "a piece");
-            self.net.p2p(|mail| mail.release(receive.peer, receive.stream));
-            self.receives[at].moved += length as u64;
+            let length = room.min((receive.bytes - receive.transferred) as usize);
+            assert!(length > 0, "an empty fragment would cause an endless loop");
+            self.check_owned(piece, length, "a fragment");
+            self.net.p2p(|messages| messages.release(receive.peer, receive.stream));
+            self.receives[at].transferred += length as u64;
         }
         self.receives.swap_remove(at);
     }
 
-    /// Every byte that the rank reads or writes, and that others write for it, is in memory that is this group's.
-    pub(super) fn check_owned(&self, at: *const u8, bytes: usize, what: &str) {
-        assert!(bytes == 0 || self.net.owns(at, bytes), "{what} of {bytes} bytes is not this group's");
+    /// Checks that memory which the rank or a peer accesses belongs to the group.
+    pub(super) fn check_owned(&self, at: *const u8, bytes: usize, object: &str) {
+        assert!(
+            bytes == 0 || self.net.owns(at, bytes),
+            "{object} of {bytes} bytes is not owned by this group"
+        );
     }
 }

@@ -1,9 +1,9 @@
-//! Cards of other ranks, as a store hands them over.
+//! Fuzzing of rank infos from a store.
 
 use crate::RankInfo;
 use crate::joint::fuzzing::evaluate;
 
-/// Cards one behind the other, each with its length in front: those of a group.
+/// Parses the rank infos of a group: each has its length in front.
 pub fn rank_info(bytes: &[u8]) {
     let mut rank_infos = Vec::new();
     let mut rest = bytes;

@@ -1,10 +1,10 @@
-//! What to do next, out of arbitrary bytes.
+//! Decoder of arbitrary bytes into actions and values.
 
 use crate::net::frame::{Frame, Kind};
 
 pub(crate) struct Script<'a>(&'a [u8]);
 
-/// Where arithmetic goes wrong.
+/// Values at which arithmetic errors are likely.
 const EDGES: [u64; 16] = [
     63,
     64,
@@ -29,19 +29,19 @@ impl<'a> Script<'a> {
         Self(bytes)
     }
 
-    /// `None`: the script is over.
+    /// Returns the next byte; `None` at the end of the script.
     pub(crate) fn step(&mut self) -> Option<u8> {
         let (first, rest) = self.0.split_first()?;
         self.0 = rest;
         Some(*first)
     }
 
-    /// The next byte, or 0.
+    /// Returns the next byte, or 0 at the end.
     pub(crate) fn byte(&mut self) -> u8 {
         self.step().unwrap_or(0)
     }
 
-    /// One of `0..n`.
+    /// Returns a value in `0..n`.
     pub(crate) fn below(&mut self, n: usize) -> usize {
         usize::from(self.byte()) % n.max(1)
     }
@@ -50,7 +50,7 @@ impl<'a> Script<'a> {
         self.byte() & 1 == 1
     }
 
-    /// Mostly small, at times at an edge, at times any.
+    /// Returns mostly small values, sometimes an edge value, sometimes any.
     pub(crate) fn number(&mut self) -> u64 {
         match self.byte() {
             small @ 0..0xe0 => u64::from(small),
@@ -63,17 +63,17 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// At most `n` bytes of the script itself.
+    /// Returns up to `n` bytes of the script.
     pub(crate) fn take(&mut self, n: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(n.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// `seq`: what the receiver's operation is now.
+    /// Returns an arbitrary frame. `seq`: current operation of the receiver.
     pub(crate) fn frame(&mut self, seq: u64) -> Frame {
         let kind = Kind::ALL[self.below(Kind::ALL.len())];
-        // Mostly close to what the receiver waits for, or nothing would get far.
+        // Mostly close to the expected number; other frames are rejected early.
         let seq = match self.below(8) {
             0 => self.number(),
             1 => seq.wrapping_add(1),

@@ -1,4 +1,4 @@
-//! Shared memory in which a peer has written anything, while a rank is in the middle of something.
+//! Fuzzing of the shared-memory transport: a peer writes arbitrary values at any time.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,12 +10,12 @@ use crate::shm::LocalChannels;
 use crate::shm::fuzzing::{PeerMemory, pair};
 use crate::{CallFingerprint, Channels, Envelope, MessageId, RecvChannel, SendChannel};
 
-/// Rank 0 keeps to the rules; what rank 1 has written is up to the script.
+/// Two ranks: rank 0 follows the protocol, the script writes the memory of rank 1.
 struct Pair {
     link: LocalChannels,
     peer: PeerMemory,
     seq: u64,
-    /// (messages, sent or taken) by channel.
+    /// (messages, sent, cell bytes) and (channel, taken) by channel.
     outs: Vec<(u64, u64, usize)>,
     ins: Vec<(RecvChannel, u64)>,
     open: bool,
@@ -40,16 +40,16 @@ pub fn shm(bytes: &[u8]) {
         sends: Vec::new(),
         receives: Vec::new(),
     };
-    while let Some(what) = script.step() {
-        match what % 2 {
+    while let Some(action) = script.step() {
+        match action % 2 {
             0 => pair.write(&mut script),
-            _ => pair.step(&mut script),
+            _ => pair.act(&mut script),
         }
     }
 }
 
 impl Pair {
-    /// The peer writes some word of its own.
+    /// Writes a field of the peer's memory.
     fn write(&mut self, script: &mut Script<'_>) {
         match script.below(8) {
             0 => return self.peer.header(self.seq, script.number(), script.number() & 0xff),
@@ -65,7 +65,7 @@ impl Pair {
         word.store(value, Ordering::Release);
     }
 
-    fn step(&mut self, script: &mut Script<'_>) {
+    fn act(&mut self, script: &mut Script<'_>) {
         match script.below(12) {
             0..3 => self.begin(script),
             3 => self.publish(script),
@@ -185,43 +185,43 @@ impl Pair {
             }
         }
         let Some(at) = script.below(3).checked_rem(self.sends.len()) else { return };
-        let (stream, bytes, mut moved) = self.sends[at];
-        while moved < bytes {
-            let Some((cell, room)) = self.link.p2p().send_slot(stream) else { break };
-            let piece = room.min((bytes - moved) as usize);
+        let (stream, bytes, mut transferred) = self.sends[at];
+        while transferred < bytes {
+            let Some((send_slot, room)) = self.link.p2p().send_slot(stream) else { break };
+            let piece = room.min((bytes - transferred) as usize);
             self.check_shared(cell, piece);
             self.link.p2p().publish(stream, piece);
-            moved += piece as u64;
+            transferred += piece as u64;
         }
-        self.sends[at].2 = moved;
-        if moved == bytes {
+        self.sends[at].2 = transferred;
+        if transferred == bytes {
             self.sends.swap_remove(at);
             self.link.p2p().close(stream);
         }
     }
 
     fn p2p(&mut self) {
-        if let Some((mail, stream)) = self.link.p2p().next_announced(1)
-            && mail.bytes <= 1 << 20
+        if let Some((envelope, stream)) = self.link.p2p().next_announced(1)
+            && envelope.bytes <= 1 << 20
         {
-            self.receives.push((stream, mail.bytes, 0));
+            self.receives.push((stream, envelope.bytes, 0));
         }
         let mut at = 0;
         while at < self.receives.len() {
-            let (stream, bytes, mut moved) = self.receives[at];
-            while moved < bytes {
-                let Some((piece, room)) = self.link.p2p().recv_slot(1, stream) else { break };
-                let length = room.min((bytes - moved) as usize);
-                assert!(length > 0, "a piece of nothing would be taken for ever");
-                // What lies beside an announcement was taken with it.
+            let (stream, bytes, mut transferred) = self.receives[at];
+            while transferred < bytes {
+                let Some((recv_slot, room)) = self.link.p2p().recv_slot(1, stream) else { break };
+                let length = room.min((bytes - transferred) as usize);
+                assert!(length > 0, "an empty fragment would cause an endless loop");
+                // Inline payloads were copied with their announcement.
                 if bytes > INLINE_BYTES as u64 {
                     self.check_shared(piece, length);
                 }
                 self.link.p2p().release(1, stream);
-                moved += length as u64;
+                transferred += length as u64;
             }
-            self.receives[at].2 = moved;
-            if moved == bytes {
+            self.receives[at].2 = transferred;
+            if transferred == bytes {
                 self.receives.swap_remove(at);
             } else {
                 at += 1;
@@ -229,8 +229,8 @@ impl Pair {
         }
     }
 
-    /// All that a rank reads or writes lies in the shared memory.
+    /// Checks that memory which the rank accesses is inside the shared memory.
     fn check_shared(&self, at: *const u8, bytes: usize) {
-        assert!(self.peer.within(at, bytes), "{bytes} bytes lie outside the shared memory");
+        assert!(self.peer.within(at, bytes), "{bytes} bytes are outside the shared memory");
     }
 }

@@ -1,16 +1,16 @@
-//! Frames in any order, from several peers, for a rank that is in the middle of something.
+//! Fuzzing of the frame sink: frames in any order from several peers, during operations of a rank.
 
 use super::line::{Item, Order, Shared};
 use super::rank::{Rank, SIZE, peer};
 use super::script::Script;
 use crate::net::frame::{CLASSES, Frame, Kind};
 
-/// Frames of all kinds.
+/// Sends frames of all kinds.
 pub fn sink(bytes: &[u8]) {
     run(bytes, |script, seq| script.frame(seq));
 }
 
-/// Mostly messages of P2P, on few streams.
+/// Sends mostly point-to-point frames on few streams.
 pub fn messages(bytes: &[u8]) {
     run(bytes, |script, seq| {
         let stream = script.below(4) as u64;
@@ -37,12 +37,12 @@ fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
     let copies = script.yes();
     line.with(|line| line.copies = copies);
     let mut rank = Rank::new(Box::new(line.clone()));
-    while let Some(what) = script.step() {
-        match what % 8 {
+    while let Some(action) = script.step() {
+        match action % 8 {
             0..3 => {
                 let peer = peer(&mut script);
                 let frame = frame(&mut script, rank.seq());
-                // Whether a wire holds frames to their classes is its own affair.
+                // The sink does not depend on the wire to check the class of a frame.
                 let class =
                     if script.below(4) == 0 { script.below(CLASSES) } else { frame.class() % CLASSES };
                 line.with(|line| line.inbound[peer][class].push_back(Item { frame, target: None }));
@@ -59,16 +59,16 @@ fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
             }
             _ => rank.act(&mut script),
         }
-        // Places are held against the rank's memory before anything is written there.
+        // Executes one order at a time, so that targets are checked before they are written.
         let orders = line.with(|line| std::mem::take(&mut line.orders));
         for order in orders {
             line.with(|line| line.orders.push(order));
             rank.net.poll();
             for (at, bytes) in line.with(|line| line.under_way()) {
-                rank.check_owned(at, bytes, "a payload on its way");
+                rank.check_owned(at, bytes, "a payload in transfer");
             }
         }
     }
-    // Everything that was sent gets out; otherwise the memory would be left to it.
+    // Completes all sends; otherwise their memory would be abandoned.
     line.with(|line| line.outbound.clear());
 }

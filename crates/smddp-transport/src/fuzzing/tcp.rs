@@ -1,4 +1,4 @@
-//! Several connections at once, in one rank's name, with any bytes on each.
+//! Fuzzing of the TCP transport: several connections as one rank, with arbitrary bytes on each.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -6,29 +6,31 @@ use std::net::TcpStream;
 use super::feed::Feed;
 use super::script::Script;
 
-/// Connections at once.
-const MOST: usize = 6;
-/// Bytes of a frame's payload that come at once.
+/// Connections at a time.
+const MAX_CONNECTIONS: usize = 6;
+/// Maximum bytes of a frame's payload that are sent.
 const PAYLOAD: usize = 20 << 10;
 
 pub fn tcp(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     let mut feed = Feed::new();
     let mut streams: Vec<TcpStream> = Vec::new();
-    while let Some(what) = script.step() {
-        match what % 8 {
-            0 if streams.len() < MOST => streams.push(patient(feed.connect(script.below(2)))),
-            1 if streams.len() < MOST => streams.push(patient(caller(&mut script, &feed))),
+    while let Some(action) = script.step() {
+        match action % 8 {
+            0 if streams.len() < MAX_CONNECTIONS => streams.push(nonblocking(feed.connect(script.below(2)))),
+            1 if streams.len() < MAX_CONNECTIONS => {
+                streams.push(nonblocking(invalid_connection(&mut script, &feed)))
+            }
             0 | 1 => {
-                if let Some(at) = script.below(MOST).checked_rem(streams.len()) {
+                if let Some(at) = script.below(MAX_CONNECTIONS).checked_rem(streams.len()) {
                     streams.swap_remove(at);
                 }
             }
             2..6 => {
-                let Some(at) = script.below(MOST).checked_rem(streams.len()) else { continue };
-                let words = frame(&mut script);
-                // What the rank does not take now is lost: the next bytes begin in the middle of something.
-                let _ = streams[at].write(&words);
+                let Some(at) = script.below(MAX_CONNECTIONS).checked_rem(streams.len()) else { continue };
+                let bytes = frame(&mut script);
+                // Bytes that do not fit are lost: the next ones begin in the middle of a frame.
+                let _ = streams[at].write(&bytes);
             }
             _ => drop(feed.poll()),
         }
@@ -36,21 +38,21 @@ pub fn tcp(bytes: &[u8]) {
     feed.settle(&streams);
 }
 
-/// Somebody whose hello is nearly right, or not all there.
-fn caller(script: &mut Script<'_>, feed: &Feed) -> TcpStream {
-    let mut words = feed.hello(script.number() as usize, script.below(3));
+/// Opens a connection whose hello is almost valid or truncated.
+fn invalid_connection(script: &mut Script<'_>, feed: &Feed) -> TcpStream {
+    let mut bytes = feed.hello(script.number() as usize, script.below(3));
     for _ in 0..script.below(3) {
-        let at = script.below(words.len());
-        words[at] = script.byte();
+        let at = script.below(bytes.len());
+        bytes[at] = script.byte();
     }
-    // And a proof that is none.
+    // Appends an invalid proof.
     let more = script.below(40);
-    words.extend(script.take(more));
-    feed.connect_with_bytes(&words[..if script.yes() { words.len() } else { script.below(words.len()) }])
+    bytes.extend(script.take(more));
+    feed.connect_with_bytes(&bytes[..if script.yes() { bytes.len() } else { script.below(bytes.len()) }])
 }
 
-/// Who writes to it does not wait for the rank to read.
-fn patient(stream: TcpStream) -> TcpStream {
+/// Makes writes non-blocking.
+fn nonblocking(stream: TcpStream) -> TcpStream {
     let _ = stream.set_nonblocking(true);
     stream
 }
@@ -60,11 +62,11 @@ fn frame(script: &mut Script<'_>) -> Vec<u8> {
         return script.take(80).to_vec();
     }
     let frame = script.frame(0);
-    let mut words = frame.encode().to_vec();
+    let mut bytes = frame.encode().to_vec();
     let rest = match script.below(4) {
         0 => script.number() as usize,
         _ => frame.bytes as usize,
     };
-    words.resize(words.len() + rest.min(PAYLOAD), 0x5a);
-    words
+    bytes.resize(bytes.len() + rest.min(PAYLOAD), 0x5a);
+    bytes
 }

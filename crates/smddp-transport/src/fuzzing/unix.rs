@@ -1,4 +1,4 @@
-//! The handshake over unix sockets, from both sides.
+//! Fuzzing of the unix socket handshake, from both sides.
 
 use super::script::Script;
 use crate::process::fuzzing::{handshake_reply, incoming_connections};

@@ -310,7 +310,7 @@ impl Group {
             Err(net) => net.activity(rank).to_owned(),
             Ok(local) => {
                 let process = self.local.process(local);
-                process.map_or_else(String::new, |one| status::doing(one, self.local.pid(local), about))
+                process.map_or_else(String::new, |one| status::activity(one, self.local.pid(local), about))
             }
         }
     }
@@ -329,7 +329,7 @@ impl Group {
     pub fn stalled(&self) -> Vec<(usize, &'static str)> {
         let local = (0..self.routes.size()).filter(|&rank| {
             let pid = self.routes.local_index(rank).and_then(|local| self.local.pid(local));
-            pid.is_some_and(status::stopped)
+            pid.is_some_and(status::is_stopped)
         });
         let remote = self.remote.iter().flat_map(|remote| remote.net.unresponsive());
         local.map(|rank| (rank, status::STOPPED)).chain(remote.map(|rank| (rank, MUTE))).collect()

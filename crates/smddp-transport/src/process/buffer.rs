@@ -1,4 +1,4 @@
-//! A piece of a process's symmetric memory.
+//! Buffers in a process's symmetric memory.
 
 use std::io;
 use std::sync::Arc;
@@ -9,40 +9,40 @@ use super::layout::{GRAIN, SYMMETRIC_BYTES};
 use super::symmetric::Symmetric;
 use crate::fork;
 
-/// Of this process.
+/// Symmetric memory of this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SymmetricUsage {
-    /// Bytes of buffers, and how many there may be.
+    /// Bytes of allocated buffers, and the maximum.
     pub used: usize,
     pub most: usize,
-    /// Messages of its that were read where they lay, and not copied into cells.
+    /// Messages that peers read directly from symmetric memory, without a copy into cells.
     pub messages: u64,
 }
 
-/// Bytes of this process that the others of its node read where they lie; given back when it is dropped. A forked child has them
-/// in common with its parent.
+/// Bytes of this process that the other processes of its node read directly; released on drop. A forked child shares
+/// them with its parent.
 pub struct SymmetricBuffer {
     endpoint: Arc<Endpoint>,
     offset: usize,
-    /// Whole grains.
+    /// Allocated bytes, a multiple of `GRAIN`.
     room: usize,
     bytes: usize,
     forks: u32,
 }
 
 impl SymmetricBuffer {
-    /// `cap`: bytes of the staging pool, where this is the first that the process has of all this.
+    /// Allocates `bytes` bytes. `cap`: bytes of the staging pool, if this call creates the endpoint.
     ///
     /// # Errors
-    /// The process has no such memory, or not so much of it is free.
+    /// The process has no symmetric memory, or no contiguous free range of this size.
     pub fn new(cap: usize, bytes: usize) -> io::Result<Self> {
         let endpoint = Endpoint::get(cap)?;
         let room = bytes.max(1).checked_next_multiple_of(GRAIN).unwrap_or(usize::MAX);
         let offset = endpoint.symmetric.take(room).ok_or_else(|| {
             let SymmetricUsage { used, most, .. } = Self::usage();
             let (used, most) = (used >> 20, most >> 20);
-            let what = "bytes of symmetric memory are not free in one piece";
-            let text = format!("{bytes} {what}: {used} of {most} MiB are in use");
+            let need = "bytes of symmetric memory are not free in one piece";
+            let text = format!("{bytes} {need}: {used} of {most} MiB are in use");
             io::Error::new(io::ErrorKind::OutOfMemory, text)
         })?;
         Ok(Self { endpoint, offset, room, bytes, forks: fork::generation() })
@@ -57,7 +57,7 @@ impl SymmetricBuffer {
         })
     }
 
-    /// Aligned to pages. What it holds at first is anything.
+    /// Returns the page-aligned address. The initial contents are unspecified.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.endpoint.memory.at(self.offset, self.bytes)
     }
@@ -79,7 +79,7 @@ impl std::fmt::Debug for SymmetricBuffer {
 
 impl Drop for SymmetricBuffer {
     fn drop(&mut self) {
-        // A forked child's copy: the memory is the parent's, who may go on with it.
+        // The memory belongs to the parent, which may still use it.
         if self.forks != fork::generation() {
             return;
         }
@@ -94,14 +94,14 @@ mod tests {
     const CAP: usize = 1 << 20;
 
     #[test]
-    fn buffers_are_apart_and_their_room_is_used_again() {
+    fn buffers_do_not_overlap_and_only_their_addresses_have_offsets() {
         let first = SymmetricBuffer::new(CAP, 5_000).unwrap();
         let second = SymmetricBuffer::new(CAP, 0).unwrap();
         let (a, b) = (first.as_mut_ptr() as usize, second.as_mut_ptr() as usize);
         assert!(a.is_multiple_of(4096) && b.is_multiple_of(4096) && a.abs_diff(b) >= 4096);
         let Endpoint { memory, symmetric, .. } = &*first.endpoint;
         assert!(symmetric.offset(memory, a + 8, 4_000).is_some());
-        // Not where words may lie, not in there, and beyond its end.
+        // Misaligned, outside of symmetric memory, beyond its end, outside of shared memory.
         assert_eq!(symmetric.offset(memory, a + 1, 8), None);
         assert_eq!(symmetric.offset(memory, memory.at(0, 8) as usize, 8), None);
         assert_eq!(symmetric.offset(memory, a, SYMMETRIC_BYTES + 1), None);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_is_told_with_what_is_in_use() {
+    fn exhausted_memory_error_contains_the_usage() {
         let error = SymmetricBuffer::new(CAP, usize::MAX).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
         assert!(error.to_string().contains("MiB are in use"), "{error}");

@@ -1,7 +1,6 @@
-//! The heap of control blocks inside a process's shared memory.
+//! Allocator of control blocks in a process's shared memory.
 //!
-//! A block that is given back may still be read by slower peers, so it is used again only when its
-//! [`ReleaseCondition`] says that they are done.
+//! Slower peers may still read a released block. It is reused only after its [`ReleaseCondition`] is met.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -15,8 +14,8 @@ use crate::lock;
 struct Blocks {
     /// Free blocks by size.
     free: BTreeMap<usize, Vec<usize>>,
-    /// (offset, bytes, when)
-    leaving: Vec<(usize, usize, Arc<dyn ReleaseCondition>)>,
+    /// (offset, bytes, condition of reuse)
+    releasing: Vec<(usize, usize, Arc<dyn ReleaseCondition>)>,
     next: usize,
 }
 
@@ -26,12 +25,12 @@ pub(crate) struct ControlBlocks {
 }
 
 impl ControlBlocks {
-    /// A zeroed block. `None` when a quarter of a gigabyte of groups is live at once.
+    /// Allocates a zeroed block; `None` if [`CONTROL_BYTES`] are in use.
     pub(crate) fn take(&self, memory: &SharedMemory, bytes: usize) -> Option<usize> {
         let bytes = bytes.next_multiple_of(PAGE);
         let mut state = lock(&self.state);
         let state = &mut *state;
-        state.leaving.retain(|(offset, bytes, release)| {
+        state.releasing.retain(|(offset, bytes, release)| {
             let keep = !release.released();
             if !keep {
                 state.free.entry(*bytes).or_default().push(*offset);
@@ -49,9 +48,9 @@ impl ControlBlocks {
         Some(CONTROL + state.next - bytes)
     }
 
-    pub(crate) fn give(&self, offset: usize, bytes: usize, when: Arc<dyn ReleaseCondition>) {
+    pub(crate) fn give(&self, offset: usize, bytes: usize, condition: Arc<dyn ReleaseCondition>) {
         let mut state = lock(&self.state);
-        state.leaving.push((offset, bytes.next_multiple_of(PAGE), when));
+        state.releasing.push((offset, bytes.next_multiple_of(PAGE), condition));
     }
 }
 
@@ -69,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_used_again_is_zero() {
+    fn reused_block_is_zeroed() {
         let (memory, _fd) = SharedMemory::create(CONTROL + 4 * PAGE).unwrap();
         let control = ControlBlocks::default();
         let (block, words) =

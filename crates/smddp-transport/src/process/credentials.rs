@@ -1,4 +1,4 @@
-//! User and process id of the other end of a unix socket, as the kernel recorded them when the connection was made.
+//! User and process id of the peer of a unix socket, as the kernel recorded them at connect time.
 
 use std::io;
 use std::mem::size_of;
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::process::Pid;
 
-/// The other end of a unix socket.
+/// Credentials of the peer of a unix socket.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PeerCredentials {
     uid: u32,
@@ -48,7 +48,7 @@ impl std::fmt::Display for PeerCredentials {
     }
 }
 
-/// Checks that the other end of a unix socket runs as this process's user.
+/// Checks that the peer of a unix socket runs as this process's user.
 pub(crate) fn check_user(socket: impl AsFd) -> io::Result<PeerCredentials> {
     let (found, mine) = (PeerCredentials::of(socket)?, rustix::process::geteuid().as_raw());
     match found.uid == mine {
@@ -57,14 +57,16 @@ pub(crate) fn check_user(socket: impl AsFd) -> io::Result<PeerCredentials> {
     }
 }
 
-/// This process's user id as the parent of its user namespace numbers it. Users of two rootless containers may both be 0 inside.
+/// Returns this process's user id in the parent of its user namespace. Users of two rootless containers may both be 0
+/// inside.
 pub(crate) fn outer_uid() -> u32 {
     let uid = rustix::process::geteuid().as_raw();
     let map = std::fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     map.lines().find_map(|line| mapped(line, uid)).unwrap_or(uid)
 }
 
-/// `uid` outside, if that line of a uid_map (first id inside, first id outside, count) has it.
+/// Returns `uid` mapped to the parent namespace, if this line of a uid_map (first id inside, first id outside, count)
+/// contains it.
 fn mapped(line: &str, uid: u32) -> Option<u32> {
     let mut numbers = line.split_whitespace().map(str::parse::<u32>);
     let mut next = || numbers.next()?.ok();
@@ -73,13 +75,13 @@ fn mapped(line: &str, uid: u32) -> Option<u32> {
     outside.checked_add(offset)
 }
 
-/// The number of this process's PID namespace; 0 where that is not known.
+/// Returns the inode number of this process's PID namespace; 0 if it is unknown.
 pub(super) fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| std::os::unix::fs::MetadataExt::ino(&found))
 }
 
-/// Returns true if `/proc` shows processes under the ids that they have for this one. A process may enter a PID namespace and keep
-/// the `/proc` of its parent's.
+/// Returns true if `/proc` belongs to this process's PID namespace. A process may enter a PID namespace and keep the
+/// `/proc` of the parent namespace.
 pub(super) fn proc_is_ours() -> bool {
     let me = std::fs::read_link("/proc/self");
     me.is_ok_and(|me| me.to_str() == Some(&std::process::id().to_string()))
@@ -100,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn unreadable_credentials_are_not_taken_for_another_user() {
+    fn unreadable_credentials_are_a_separate_error() {
         let file = std::fs::File::open("/dev/null").unwrap();
         let text = check_user(&file).unwrap_err().to_string();
         assert!(text.starts_with("cannot read peer credentials: "), "{text}");

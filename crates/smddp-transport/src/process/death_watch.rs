@@ -1,11 +1,11 @@
-//! Deaths of this node's processes, known before the system has taken their memory back.
+//! Early detection of process deaths on this node, before the kernel has freed the process's memory.
 //!
-//! A process counts as ended (pidfd, sockets) only when all of its memory is freed: about a second for each 10 GB. But the first
-//! that the kernel does with a thread that ends is to mark the robust futexes it holds (get_robust_list(2)). So one thread of each
-//! process holds such a word in the process's shared memory, and sleeps until one of the words of others is marked.
+//! A pidfd or socket reports the end of a process only after all of its memory is freed: about one second per 10 GB.
+//! However, the kernel first marks the robust futexes that an exiting thread holds (get_robust_list(2)). One thread
+//! per process therefore holds such a futex in shared memory and waits until a peer's futex is marked.
 //!
-//! Whoever is marked runs no code any more; what its devices do may go on until it has ended, so memory that it may read or
-//! write is not used again before (`PeerProcess::ended`).
+//! A marked process runs no code any more. Its devices may continue until the process has ended, so memory that they
+//! may access is not reused before `PeerProcess::ended` is set.
 
 use std::cell::Cell;
 use std::mem::offset_of;
@@ -25,10 +25,11 @@ use super::peer::PeerProcess;
 use crate::warning::info;
 use crate::{fork, lock};
 
-/// What one call can wait for; further processes are told of by their pidfds alone.
+/// Maximum futexes per `futex_waitv` call, this thread's own included. Pidfds alone report the deaths of further
+/// processes.
 const MAX_WATCHED: usize = 128;
 
-/// Wakeup counter of the watching thread. The same word carries the request to stop, so the thread cannot sleep through a
+/// Wakeup counter of the watching thread. The same futex carries the request to stop, so the thread cannot sleep through a
 /// request made after it read the counter.
 #[derive(Default)]
 struct WatchGeneration(AtomicU32);
@@ -36,7 +37,7 @@ struct WatchGeneration(AtomicU32);
 impl WatchGeneration {
     const STOP: u32 = 1;
 
-    /// The value to sleep at; `None`: there is no turn any more.
+    /// Returns the value to wait on; `None` after a request to stop.
     fn current(&self) -> Option<u32> {
         let generation = self.0.load(Ordering::Acquire);
         (generation & Self::STOP == 0).then_some(generation)
@@ -59,7 +60,7 @@ struct Shared {
     added: Mutex<Vec<Weak<PeerProcess>>>,
 }
 
-/// The thread that holds this process's word and watches those of others.
+/// Handle of the thread that holds this process's futex and watches those of the peers.
 pub(crate) struct DeathWatch {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -67,28 +68,30 @@ pub(crate) struct DeathWatch {
 }
 
 impl DeathWatch {
-    /// `memory`, `doorbell`: this process's; it rings where a peer has died. Without a thread deaths are known later.
+    /// Starts the thread. `memory` and `doorbell` belong to this process; the doorbell is notified when a peer dies.
+    /// If the thread cannot be started, deaths are detected later.
     pub(crate) fn start(memory: Arc<SharedMemory>, doorbell: Doorbell) -> Self {
         let shared = Arc::new(Shared::default());
-        let theirs = shared.clone();
+        let shared_by_thread = shared.clone();
         let (ready, held) = sync_channel(1);
         let thread = std::thread::Builder::new()
             .name("smddp-deaths".to_owned())
-            .spawn(move || run(&theirs, &memory, &doorbell, &ready))
+            .spawn(move || run(&shared_by_thread, &memory, &doorbell, &ready))
             .ok();
-        // Nobody is told of this process's memory before the word says something.
+        // The futex must be held before this process publishes its address.
         if thread.is_some() {
             let _ = held.recv();
         }
         Self { shared, thread, forks: fork::generation() }
     }
 
-    /// Marks the peer, and rings, when it dies: from the next [`DeathWatch::refresh`] on.
+    /// Adds a peer. From the next [`DeathWatch::refresh`] on, its death marks it and notifies the doorbell.
     pub(crate) fn watch(&self, peer: &Arc<PeerProcess>) {
         lock(&self.shared.added).push(Arc::downgrade(peer));
     }
 
-    /// Once for all peers that were met together, since the thread then hands the kernel all of its words anew.
+    /// Restarts the wait with the added peers. One call suffices for several peers; each call passes all futexes to
+    /// the kernel again.
     pub(crate) fn refresh(&self) {
         self.shared.generation.advance();
     }
@@ -109,50 +112,50 @@ impl Drop for DeathWatch {
     }
 }
 
-/// The kernel's `struct robust_list_head`, with a list of one word at most.
+/// The kernel's `struct robust_list_head`, with at most one entry.
 #[repr(C)]
 struct RobustList {
     first: Cell<*const RobustEntry>,
-    /// From an entry to its word.
+    /// Offset from an entry to its futex.
     offset: Cell<libc::c_long>,
     pending: *const RobustEntry,
     entry: RobustEntry,
 }
 
-/// The kernel's `struct robust_list`; the last one leads back to the head.
+/// The kernel's `struct robust_list`; the last entry points to the head.
 #[repr(C)]
 struct RobustEntry {
-    advance: Cell<*const RobustEntry>,
+    next: Cell<*const RobustEntry>,
 }
 
-/// Has the kernel look at that list when this thread ends.
+/// Registers the list that the kernel processes when this thread ends.
 fn register_robust_list(list: *const RobustList) {
-    // SAFETY: the kernel reads the list when the thread ends, and only then: it is on the stack of that thread, which tells the
-    // kernel of none before it leaves. Its C library keeps a list there for mutexes of a kind that this thread has none of.
+    // SAFETY: the kernel reads the list only when the thread ends. The list is on the stack of that thread, which
+    // unregisters it before it returns. It replaces the C library's list for robust mutexes; this thread holds none.
     let _ = unsafe { libc::syscall(libc::SYS_set_robust_list, list, offset_of!(RobustList, entry)) };
 }
 
 fn run(shared: &Shared, memory: &SharedMemory, doorbell: &Doorbell, ready: &SyncSender<()>) {
-    let word = memory.flag32(LIVENESS_FUTEX);
+    let futex = memory.flag32(LIVENESS_FUTEX);
     let none = || Cell::new(std::ptr::null());
     let list = RobustList {
         first: none(),
         offset: Cell::new(0),
         pending: std::ptr::null(),
-        entry: RobustEntry { advance: none() },
+        entry: RobustEntry { next: none() },
     };
     let entry = &raw const list.entry;
     list.first.set(entry);
-    list.entry.advance.set((&raw const list).cast());
-    list.offset.set(word.as_ptr().addr().wrapping_sub(entry.addr()).cast_signed() as libc::c_long);
-    // The kernel wakes somebody who waits for the word only where it says that somebody does.
-    word.store(gettid().as_raw_nonzero().get().cast_unsigned() | libc::FUTEX_WAITERS, Ordering::Release);
+    list.entry.next.set((&raw const list).cast());
+    list.offset.set(futex.as_ptr().addr().wrapping_sub(entry.addr()).cast_signed() as libc::c_long);
+    // The kernel wakes waiters of the futex only if FUTEX_WAITERS is set.
+    futex.store(gettid().as_raw_nonzero().get().cast_unsigned() | libc::FUTEX_WAITERS, Ordering::Release);
     register_robust_list(&raw const list);
     let _ = ready.send(());
     watch(shared, doorbell);
-    // It leaves in good order: nothing is marked, and nobody need watch.
-    word.store(0, Ordering::Release);
-    let _ = futex::wake(word, Flags::empty(), i32::MAX.cast_unsigned());
+    // Orderly end: the futex is not marked, and peers stop watching it.
+    futex.store(0, Ordering::Release);
+    let _ = futex::wake(futex, Flags::empty(), i32::MAX.cast_unsigned());
     register_robust_list(std::ptr::null());
 }
 
@@ -162,50 +165,51 @@ fn watch(shared: &Shared, doorbell: &Doorbell) {
     while let Some(generation) = shared.generation.current() {
         watched.append(&mut lock(&shared.added));
         let mut list = vec![entry(&shared.generation.0, generation, WaitFlags::PRIVATE)];
-        let mut died = false;
+        let mut any_died = false;
         watched.retain(|peer| {
             let Some(peer) = peer.upgrade() else { return false };
-            let word = peer.liveness_futex();
-            let life = word.load(Ordering::Acquire);
-            if life & libc::FUTEX_OWNER_DIED != 0 {
+            let futex = peer.liveness_futex();
+            let value = futex.load(Ordering::Acquire);
+            if value & libc::FUTEX_OWNER_DIED != 0 {
                 peer.mark_dead();
-                // The kernel wakes one of those who wait.
-                let _ = futex::wake(word, Flags::empty(), i32::MAX.cast_unsigned());
-                died = true;
+                // The kernel wakes only one waiter.
+                let _ = futex::wake(futex, Flags::empty(), i32::MAX.cast_unsigned());
+                any_died = true;
             }
-            let lives = life != 0 && life & libc::FUTEX_OWNER_DIED == 0;
-            if lives && list.len() < MAX_WATCHED {
-                list.push(entry(word, life, WaitFlags::empty()));
+            let alive = value != 0 && value & libc::FUTEX_OWNER_DIED == 0;
+            if alive && list.len() < MAX_WATCHED {
+                list.push(entry(futex, value, WaitFlags::empty()));
             }
-            lives
+            alive
         });
-        if died {
+        if any_died {
             doorbell.notify();
         }
         if has_waitv {
-            // A peer's memory may go while this thread sleeps: the kernel has looked the words up by then, or refuses the list.
+            // A peer's memory may be unmapped during the wait: the kernel has resolved the addresses by then, or
+            // rejects the list.
             match futex::waitv(&list, WaitvFlags::empty(), None, ClockId::Monotonic) {
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::FAULT) => {}
                 Err(reason) => {
                     info(&format!(
-                        "deaths on this node are known only when the system has freed the dead process's memory: this kernel or \
-                         its seccomp filter has no futex_waitv ({reason}; Linux 5.16 has)"
+                        "process deaths on this node are detected only after the kernel has freed the process's memory: this \
+                         kernel (older than Linux 5.16) or its seccomp filter has no futex_waitv ({reason})"
                     ));
                     has_waitv = false;
                 }
             }
         } else {
-            // This process is watched by others at best.
+            // Peers may still watch this process.
             let _ = futex::wait(&shared.generation.0, Flags::PRIVATE, generation, None);
         }
     }
 }
 
-/// Sleeps where the word has that value.
-fn entry(word: &AtomicU32, value: u32, flags: WaitFlags) -> Wait {
+/// Returns a wait entry that sleeps while the futex has this value.
+fn entry(futex: &AtomicU32, value: u32, flags: WaitFlags) -> Wait {
     let mut wait = Wait::new();
     wait.val = u64::from(value);
-    wait.uaddr = WaitPtr::new(word.as_ptr().cast());
+    wait.uaddr = WaitPtr::new(futex.as_ptr().cast());
     wait.flags = WaitFlags::SIZE_U32 | flags;
     wait
 }
@@ -214,9 +218,9 @@ fn entry(word: &AtomicU32, value: u32, flags: WaitFlags) -> Wait {
 mod tests {
     use super::*;
 
-    /// Between a look and the sleep anything may happen.
+    /// A request may arrive between the read of the counter and the wait.
     #[test]
-    fn nobody_sleeps_at_the_value_of_before_a_turn_or_the_end() {
+    fn counter_value_read_before_a_request_is_stale() {
         let generation = WatchGeneration::default();
         let before = generation.current().unwrap();
         generation.advance();
@@ -225,6 +229,6 @@ mod tests {
         generation.stop();
         assert!(generation.0.load(Ordering::Relaxed) != after && generation.current().is_none());
         generation.advance();
-        assert_eq!(generation.current(), None, "a later turn takes nothing back");
+        assert_eq!(generation.current(), None, "a later wakeup revoked the request to stop");
     }
 }

@@ -1,4 +1,4 @@
-//! The bell of a process: where its threads sleep while nothing moves, and what other processes wake them by.
+//! Doorbell of a process: its threads wait on it while no data arrives, and other processes notify it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -14,14 +14,15 @@ use super::memory::{SharedMemory, system_call_error};
 use super::order;
 use crate::lock;
 
-/// A process's bell: whoever publishes something rings it if anybody sleeps there. Sleepers that also wait for
-/// descriptors (sockets) are woken through an eventfd, the others by a futex.
+/// Wait object of a process. A publisher notifies it if a thread is waiting. Waiters that also poll descriptors
+/// (sockets) are woken through an eventfd, the others through a futex.
 #[derive(Clone)]
 pub(crate) struct Doorbell {
     memory: Arc<SharedMemory>,
     event: Arc<OwnedFd>,
-    /// What else those threads poll that poll the eventfd. The first to wake empties it, and one that has looked, but does not
-    /// poll yet, would miss the ring: so that one passes it on to each of these.
+    /// Descriptors of the threads that poll the eventfd. The first thread to wake drains the eventfd. A thread that
+    /// has checked its ticket, but does not poll yet, would miss the notification. The first thread therefore
+    /// forwards it to each of these descriptors.
     pollers: Arc<Mutex<Pollers>>,
 }
 
@@ -32,7 +33,7 @@ struct Pollers {
 }
 
 impl Doorbell {
-    /// The bell in that memory, this process's.
+    /// Creates the doorbell in `memory`, which belongs to this process.
     pub(crate) fn new(memory: Arc<SharedMemory>) -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let event = event.map_err(|reason| system_call_error("eventfd2", reason))?;
@@ -43,7 +44,7 @@ impl Doorbell {
         flags(&self.memory)
     }
 
-    /// I am about to sleep; see [`crate::Sleeper::prepare_wait`].
+    /// Announces a wait; see [`crate::Sleeper::prepare_wait`].
     pub(crate) fn prepare_wait(&self) -> u32 {
         self.flags().prepare_wait()
     }
@@ -60,21 +61,23 @@ impl Doorbell {
         &self.memory
     }
 
-    /// Sleeps until the bell rings after that ticket was taken, one of `fds` is ready for its events, or the time is up.
+    /// Sleeps until a notification after the ticket, until one of `fds` is ready for its events, or for at most
+    /// `at_most`.
     pub(crate) fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
         self.sleep_after(ticket, fds, at_most, || {});
     }
 
-    /// The same. `before`: what happens, where descriptors are polled, between the last look at the ticket and that.
+    /// Implements `sleep`. `before`: test hook between the ticket check and the poll of the descriptors.
     fn sleep_after(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration, before: impl FnOnce()) {
         match fds {
-            // Any outcome (woken, changed, timed out, interrupted) sends the caller back to look again.
+            // After any outcome (woken, changed, timed out, interrupted) the caller polls again.
             [] => {
                 let time = Timespec::try_from(at_most).ok();
                 let _ = futex::wait(self.flags().flag, futex::Flags::empty(), ticket, time.as_ref());
             }
             _ => {
-                // Before the look at the ticket: whoever empties the eventfd after a later ring knows of this thread.
+                // Registers before the ticket check: a thread that drains the eventfd after a later notification
+                // finds this thread in the list.
                 let mine = self.enter();
                 self.flags().poll(ticket, || {
                     before();
@@ -85,7 +88,8 @@ impl Doorbell {
         }
     }
 
-    /// This thread's own descriptor while it polls. Where there is none to be had, a ring may be heard at the end of the time.
+    /// Registers a descriptor of this thread while it polls. Without one (descriptor limit), the thread may observe a
+    /// notification only after its timeout.
     fn enter(&self) -> Option<Arc<OwnedFd>> {
         let mut pollers = lock(&self.pollers);
         let spare = pollers.spare.pop();
@@ -107,36 +111,36 @@ impl Doorbell {
         let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
         let mut list = Vec::with_capacity(fds.len() + 2);
         list.push(entry(self.event.as_raw_fd(), libc::POLLIN));
-        // A negative one is passed over.
+        // `ppoll` ignores negative descriptors.
         list.push(entry(mine.map_or(-1, AsRawFd::as_raw_fd), libc::POLLIN));
         list.extend(fds.iter().map(|&(fd, events)| entry(fd, events)));
         let time = libc::timespec {
             tv_sec: at_most.as_secs().cast_signed(),
             tv_nsec: i64::from(at_most.subsec_nanos()),
         };
-        // SAFETY: the list is ours and as long as we say. A descriptor that another thread closed meanwhile ends the
-        // sleep at worst; every outcome sends the caller back to look again.
+        // SAFETY: this function owns the list of the given length. If another thread closes a descriptor meanwhile,
+        // the sleep ends early at worst; after every outcome the caller polls again.
         unsafe {
             libc::ppoll(list.as_mut_ptr(), list.len() as libc::nfds_t, &raw const time, std::ptr::null())
         };
         if list[0].revents != 0 {
             let _ = rustix::io::read(&*self.event, &mut [0u8; 8]);
-            self.pass_on(mine);
+            self.forward_notification(mine);
         }
         if let Some(mine) = mine.filter(|_| list[1].revents != 0) {
             let _ = rustix::io::read(mine, &mut [0u8; 8]);
         }
     }
 
-    /// Wakes the other pollers.
-    fn pass_on(&self, mine: Option<&OwnedFd>) {
+    /// Wakes the other polling threads.
+    fn forward_notification(&self, mine: Option<&OwnedFd>) {
         let mine = mine.map(AsRawFd::as_raw_fd);
         for other in lock(&self.pollers).polling.iter().filter(|other| Some(other.as_raw_fd()) != mine) {
             let _ = rustix::io::write(other, &1u64.to_ne_bytes());
         }
     }
 
-    /// Rings whether or not somebody sleeps.
+    /// Notifies unconditionally.
     pub(crate) fn notify(&self) {
         notify_all(&self.memory, self.event());
     }
@@ -157,7 +161,8 @@ fn notify_all(memory: &SharedMemory, event: BorrowedFd<'_>) {
     });
 }
 
-/// Rings the bell of the process that owns `memory` if anybody may sleep there; after [`order::Doorbell::published`].
+/// Notifies the process that owns `memory` if a thread may be waiting; called after
+/// [`order::Doorbell::publish_fence`].
 #[inline]
 pub(crate) fn notify_at(memory: &SharedMemory, event: BorrowedFd<'_>) {
     if flags(memory).has_waiters() {
@@ -165,22 +170,23 @@ pub(crate) fn notify_at(memory: &SharedMemory, event: BorrowedFd<'_>) {
     }
 }
 
-/// The bell of this process; a group of one rank has none.
+/// Doorbell of this process; `None` in a group of one rank.
 #[derive(Clone)]
 pub struct Sleeper(pub(crate) Option<Doorbell>);
 
 impl Sleeper {
-    /// True if [`Self::sleep`] sleeps; in a group of one rank it returns at once.
+    /// Returns true if [`Self::sleep`] sleeps. In a group of one rank it returns immediately.
     pub fn can_sleep(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Wakes all who sleep.
+    /// Wakes all waiting threads.
     pub fn notify(&self) {
         self.0.iter().for_each(Doorbell::notify);
     }
 
-    /// The same; costs little where nobody does. Whoever does not sleep yet sees what this thread did before.
+    /// Wakes all waiting threads; cheap without any. A thread that is not waiting yet observes this thread's earlier
+    /// writes in its final poll.
     pub fn notify_if_waiting(&self) {
         if let Some(doorbell) = &self.0 {
             order::Doorbell::publish_fence();
@@ -188,13 +194,14 @@ impl Sleeper {
         }
     }
 
-    /// I am about to sleep: what is published from here on rings. One more look at the wires comes now, which sees what was
-    /// published before; then [`Sleeper::sleep`] with this ticket, unless there was something; then [`Sleeper::cancel_wait`].
+    /// Announces a wait: later publications notify this thread. The caller then polls once more, which observes
+    /// earlier publications. If that finds nothing, it calls [`Sleeper::sleep`] with this ticket. In both cases it
+    /// ends with [`Sleeper::cancel_wait`].
     pub fn prepare_wait(&self) -> u32 {
         self.0.as_ref().map_or(0, Doorbell::prepare_wait)
     }
 
-    /// Sleeps until it rings after `ticket` was taken, one of `fds` is ready, or the time is up.
+    /// Sleeps until a notification after `ticket`, until one of `fds` is ready, or for at most `at_most`.
     pub fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
         self.0.iter().for_each(|doorbell| doorbell.sleep(ticket, fds, at_most));
     }
@@ -212,28 +219,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_published_between_the_last_look_and_the_sleep_wakes() {
+    fn publication_between_the_final_poll_and_the_sleep_wakes() {
         let doorbell = Doorbell::new(Arc::new(SharedMemory::create(1 << 20).unwrap().0)).unwrap();
         for fds in [&[][..], &[(doorbell.event().as_raw_fd(), 0)]] {
             let ticket = doorbell.prepare_wait();
-            // Here is the last look, which sees nothing. Then somebody publishes.
+            // The final poll would find nothing here. Then a peer publishes.
             order::Doorbell::publish_fence();
             notify_at(doorbell.memory(), doorbell.event());
             let begun = Instant::now();
             doorbell.sleep(ticket, fds, Duration::from_secs(20));
             doorbell.cancel_wait();
-            assert!(begun.elapsed() < Duration::from_secs(10), "it sleeps its time out");
+            assert!(begun.elapsed() < Duration::from_secs(10), "the notification was lost");
         }
     }
 
     #[test]
-    fn a_ring_reaches_who_is_about_to_poll_though_another_poller_has_taken_it() {
+    fn notification_reaches_a_thread_before_its_poll_although_another_poller_drained_it() {
         let doorbell = Doorbell::new(Arc::new(SharedMemory::create(1 << 20).unwrap().0)).unwrap();
         let fds = &[(doorbell.event().as_raw_fd(), 0)][..];
-        let [mine, other] = [doorbell.prepare_wait(), doorbell.prepare_wait()];
+        let [ticket, other] = [doorbell.prepare_wait(), doorbell.prepare_wait()];
         let begun = Instant::now();
-        doorbell.sleep_after(mine, fds, Duration::from_secs(20), || {
-            // It has not rung when this thread looks. Then it does, and the other thread is quicker.
+        doorbell.sleep_after(ticket, fds, Duration::from_secs(20), || {
+            // The ticket check of this thread finds no notification. Then one arrives, and the other thread drains
+            // it.
             std::thread::scope(|scope| {
                 let polling = scope.spawn(|| doorbell.sleep(other, fds, Duration::from_secs(20)));
                 while doorbell.flags().pollers.load(Ordering::Relaxed) < 2 {
@@ -243,16 +251,16 @@ mod tests {
                 polling.join().unwrap();
             });
         });
-        assert!(begun.elapsed() < Duration::from_secs(10), "it sleeps its time out");
+        assert!(begun.elapsed() < Duration::from_secs(10), "the notification was lost");
     }
 
     #[test]
-    fn what_one_poller_passes_on_is_passed_on_by_nobody() {
+    fn forwarded_notification_is_not_forwarded_again() {
         let doorbell = Doorbell::new(Arc::new(SharedMemory::create(1 << 20).unwrap().0)).unwrap();
         let fds = &[(doorbell.event().as_raw_fd(), 0)][..];
         doorbell.prepare_wait();
         notify_at(doorbell.memory(), doorbell.event());
-        // Old rings are slept through once they were heard, by any number of threads.
+        // Consumed notifications do not wake later sleeps, for any number of threads.
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
@@ -262,7 +270,7 @@ mod tests {
                         begun.elapsed()
                     };
                     let slept = (0..20).filter(|_| sleeps() >= Duration::from_millis(50)).count();
-                    assert!(slept > 10, "{slept} of 20 sleeps were left alone");
+                    assert!(slept > 10, "{slept} of 20 sleeps lasted their full time");
                 });
             }
         });

@@ -1,4 +1,4 @@
-//! This process as its peers see it: its memory, its name, its bell, and whom it knows.
+//! Endpoint of this process: shared memory, address, doorbell, exports and known peers.
 
 use std::collections::HashMap;
 use std::io;
@@ -40,7 +40,7 @@ pub struct Endpoint {
     pub(crate) single_copies: AtomicU64,
     pub(crate) service: Service,
     pub(crate) deaths: DeathWatch,
-    /// What other processes of this node may ask for.
+    /// Exports that other processes of this node may request.
     pub(crate) exports: Arc<Exports>,
     pub(crate) tokens: Arc<TokenRegistry>,
     peers: Mutex<HashMap<ProcessUid, Weak<PeerProcess>>>,
@@ -50,11 +50,11 @@ pub struct Endpoint {
 
 static CURRENT: PerProcess<Mutex<Weak<Endpoint>>> = PerProcess::new();
 
-/// Ranks of a host where the launcher does not give their number.
+/// Assumed ranks per host if the launcher does not set their number.
 const RANKS: usize = 8;
 
-/// Memory that other processes can map, as large as the limits of this one allow; where they or a forbidden system call allow none,
-/// memory of this process alone.
+/// Allocates memory that other processes can map, as large as the limits of this process allow. If the limits or a
+/// forbidden system call prevent that, allocates private memory.
 fn allocate(cap: usize, ranks: usize) -> io::Result<(SharedMemory, Option<OwnedFd>, Room)> {
     let (fixed, limits) = (STAGING + Pool::span(cap, 0), Limits::of_this_process());
     let shared = Room::fitting(fixed, ranks, limits).map_err(io::Error::other).and_then(|room| {
@@ -71,7 +71,7 @@ fn allocate(cap: usize, ranks: usize) -> io::Result<(SharedMemory, Option<OwnedF
     })
 }
 
-/// Bytes from the system's generator.
+/// Returns bytes of the system's random generator.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
@@ -79,12 +79,13 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 }
 
 impl Endpoint {
-    /// The process's endpoint, made on first use. `cap`: bytes of the staging pool.
+    /// Returns the process's endpoint, created on first use. `cap`: bytes of the staging pool.
     pub fn get(cap: usize) -> io::Result<Arc<Self>> {
         Self::with_local_ranks(cap, RANKS)
     }
 
-    /// The same, in a process whose host has `ranks` ranks: a limit of its address space must hold the memory of all of them.
+    /// Returns the endpoint of a process whose host has `ranks` ranks. An address-space limit must fit the memory of
+    /// all of them.
     pub(crate) fn with_local_ranks(cap: usize, ranks: usize) -> io::Result<Arc<Self>> {
         let mut cell = lock(CURRENT.get());
         if let Some(endpoint) = cell.upgrade() {
@@ -95,12 +96,12 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Returns true if other processes of this host can map its memory. If not, the network reaches them.
+    /// Returns true if other processes of this host can map its memory. Otherwise they communicate over the network.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared
     }
 
-    /// The endpoint if there is one.
+    /// Returns the endpoint if it exists.
     pub fn existing() -> Option<Arc<Self>> {
         lock(CURRENT.get()).upgrade()
     }
@@ -153,8 +154,8 @@ impl Endpoint {
         })
     }
 
-    /// The process at an address, its memory mapped; known ones are found again, whichever token they were reached under. Its
-    /// death is known early from the next look of `deaths` on.
+    /// Returns the process at an address, with its memory mapped. A known process is reused, even if it was opened
+    /// under another token. Early death detection starts with the next `DeathWatch::refresh`.
     pub(crate) fn open_peer(
         &self,
         address: &ProcessAddress,
@@ -168,11 +169,11 @@ impl Endpoint {
         let ended = Arc::new(AtomicBool::new(false));
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         if pid.is_none() {
-            static NOTED: AtomicBool = AtomicBool::new(false);
-            if !NOTED.swap(true, Ordering::Relaxed) {
+            static REPORTED: AtomicBool = AtomicBool::new(false);
+            if !REPORTED.swap(true, Ordering::Relaxed) {
                 info(
                     "ranks of this node are in other PID namespaces: memory is shared with them, but large messages from them \
-                     take two copies, and their ends are detected by their connections",
+                     need two copies, and the ends of these ranks are detected by their connections",
                 );
             }
         }
@@ -197,7 +198,7 @@ impl Endpoint {
         Ok(peer)
     }
 
-    /// What the process at an address lends under that number.
+    /// Requests the export `number` from the process at an address.
     pub(crate) fn import(
         &self,
         address: &ProcessAddress,
@@ -207,17 +208,17 @@ impl Endpoint {
         handshake::request_export(address, &self.address.id, token, number)
     }
 
-    /// The largest piece of staging memory that an operation can ever have where the cap is `cap`.
+    /// Returns the largest staging region in bytes that an operation can get if the cap is `cap`.
     pub fn max_region(cap: usize) -> usize {
         Self::existing().map_or_else(|| cap.max(RESERVE_BYTES), |endpoint| endpoint.pool.max_region())
     }
 
-    /// (cap, resident, reserve in use) of the staging pool, bytes.
+    /// Returns (cap, resident, reserve in use) of the staging pool in bytes.
     pub fn staging(&self) -> (usize, usize, usize) {
         self.pool.usage()
     }
 
-    /// Messages of this process that others read in memory that it does not share.
+    /// Number of messages of this process that peers read from private memory (`process_vm_readv`).
     pub fn single_copies(&self) -> u64 {
         self.single_copies.load(Ordering::Relaxed)
     }

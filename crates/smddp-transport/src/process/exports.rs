@@ -1,4 +1,4 @@
-//! What a process hands to others of its node on request: bytes and descriptors, by number.
+//! Exports of a process: bytes and descriptors that other processes of its node request by number.
 
 use std::collections::HashMap;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::lock;
 
-/// What is handed over.
+/// Exported bytes and descriptors.
 #[derive(Debug, Default)]
 pub struct MemoryExport {
     pub bytes: Vec<u8>,
@@ -15,12 +15,12 @@ pub struct MemoryExport {
 }
 
 impl MemoryExport {
-    /// The most of each that one request hands over.
+    /// Maximum per request.
     pub const MOST_BYTES: usize = 32 << 10;
     pub const MOST_FDS: usize = 250;
 }
 
-/// Makes what is handed over, each time somebody asks for it, on a thread of the library.
+/// Creates the export for each request, on a thread of the library.
 pub type Exporter = Box<dyn Fn() -> io::Result<MemoryExport> + Send + Sync>;
 
 #[derive(Default)]

@@ -1,5 +1,5 @@
-//! Where this process's main thread is, found out without its help: on a signal Python's faulthandler writes the frames of the
-//! thread that gets it into a pipe, and never waits for the interpreter's lock.
+//! Stack of this process's main thread, without its cooperation. On a signal, Python's faulthandler writes the stack
+//! of the receiving thread into a pipe and does not wait for the interpreter lock.
 
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
@@ -10,41 +10,42 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::fork::PerProcess;
 use crate::lock;
 
-/// A thread that has not written by then is in a system call that nothing interrupts, or has the signal blocked.
+/// Time limit for the first bytes. A slower thread is in an uninterruptible system call or blocks the signal.
 const FIRST_LIMIT: Duration = Duration::from_millis(200);
-/// What it writes comes in many small pieces; after such a pause there are no more.
+/// Pause after which the output is complete; it arrives in many small writes.
 const QUIET_LIMIT: Duration = Duration::from_millis(10);
-/// Others ask for the same at the same moment.
+/// Validity of a cached stack, because several peers query at the same time.
 const CACHE_TIME: Duration = Duration::from_millis(500);
-/// Bytes that are read, of more frames than are told.
+/// Maximum bytes to read, of more frames than are reported.
 const MAX_BYTES: usize = 16 << 10;
-/// Frames that are told, and bytes of a file's name.
+/// Reported frames, and maximum bytes of a file name.
 const MAX_FRAMES: usize = 3;
 const MAX_FILE_BYTES: usize = 80;
 
 struct Source {
     signal: i32,
     pipe: OwnedFd,
-    /// Files under these are no user's: torch's, and this library's.
+    /// Folders of torch and of this library; their frames are not the user's.
     library_folders: Vec<String>,
     cached: Option<(Instant, String)>,
 }
 
-/// Per process: a forked child inherits the handler but has no pipe, and another thread may hold the parent's lock.
+/// Per process: a forked child inherits the handler without the pipe, and another thread may hold the parent's lock.
 static SOURCE: PerProcess<Mutex<Option<Source>>> = PerProcess::new();
 
-/// From now on this signal has the main thread write its frames into the other end of `pipe`. Files under `library_folders` are not
-/// told where others are.
+/// Sets the signal that makes the main thread write its stack into the other end of `pipe`. Frames under
+/// `library_folders` are omitted if there are others.
 pub fn set_frame_source(signal: i32, pipe: OwnedFd, library_folders: Vec<String>) {
     let _ = rustix::io::ioctl_fionbio(&pipe, true);
     *lock(SOURCE.get()) = Some(Source { signal, pipe, library_folders, cached: None });
 }
 
-/// "/home/me/train.py:88 in step < /home/me/train.py:120 in main": the innermost frame of the user's first, or why there is none.
+/// Returns the stack, for example "/home/me/train.py:88 in step < /home/me/train.py:120 in main": the innermost user
+/// frame first. Without a stack it returns the reason.
 pub fn main_thread_location() -> String {
     let mut source = lock(SOURCE.get());
     let Some(source) = source.as_mut() else {
-        return "an unknown line (no stacks are taken in this process)".to_owned();
+        return "an unknown line (stack capture is not enabled in this process)".to_owned();
     };
     if let Some((at, text)) = &source.cached
         && at.elapsed() < CACHE_TIME
@@ -61,14 +62,14 @@ pub fn main_thread_location() -> String {
 
 impl Source {
     fn read(&self) -> Result<String, &'static str> {
-        // By default such a signal ends a process.
+        // The default action of the signal would end the process.
         if !has_handler(self.signal) {
-            return Err("its handler was taken away");
+            return Err("the signal handler was removed");
         }
         let mut part = [0; 4096];
         while matches!(rustix::io::read(&self.pipe, &mut part), Ok(1..)) {}
         let pid = std::process::id() as libc::pid_t;
-        // SAFETY: a signal to this process's own main thread, whose number is the process's; it is caught.
+        // SAFETY: sends a signal with a handler to this process's main thread, whose id is that of the process.
         unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, self.signal) };
         let mut text = Vec::new();
         while text.len() < MAX_BYTES {
@@ -86,14 +87,14 @@ impl Source {
             }
         }
         if text.is_empty() {
-            Err("it takes no signals")
+            Err("the main thread does not handle the signal")
         } else {
             Ok(String::from_utf8_lossy(&text).into_owned())
         }
     }
 }
 
-/// Whether the process has a handler for that signal.
+/// Returns true if the process has a handler for the signal.
 fn has_handler(signal: i32) -> bool {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
     // SAFETY: reads the action of a signal into a value of this function; any thread may do so.
@@ -106,7 +107,7 @@ fn has_handler(signal: i32) -> bool {
     handler != libc::SIG_DFL && handler != libc::SIG_IGN
 }
 
-/// What faulthandler wrote, in one line.
+/// Formats the output of faulthandler as one line.
 fn describe(text: &str, library_folders: &[String]) -> String {
     let frames: Vec<_> = text.lines().filter_map(frame).collect();
     let user =
@@ -123,7 +124,7 @@ fn describe(text: &str, library_folders: &[String]) -> String {
     if lines.is_empty() { "no line of Python".to_owned() } else { lines.join(" < ") }
 }
 
-/// `  File "train.py", line 88 in step`: the file, and "88 in step".
+/// Parses `  File "train.py", line 88 in step` into the file and "88 in step".
 fn frame(line: &str) -> Option<(&str, &str)> {
     line.trim_start().strip_prefix("File \"")?.rsplit_once("\", line ")
 }
@@ -136,7 +137,7 @@ mod tests {
                          File \"/home/me/train.py\", line 88 in step\n  File \"/home/me/train.py\", line 120 in <module>\n";
 
     #[test]
-    fn the_first_line_that_is_told_is_the_users() {
+    fn first_reported_frame_is_the_users() {
         let library_folders = ["/site/torch/".to_owned()];
         assert_eq!(
             describe(STACK, &library_folders),
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_is_told_in_bounded_words() {
+    fn description_of_any_text_is_bounded() {
         let long = format!("  File \"{}\", line 1 in {}\n", "ü/".repeat(400), "f".repeat(600));
         for text in ["", "Stack\n", "File \"", "File \"\", line ", &long.repeat(90)] {
             assert!(describe(text, &[]).len() < 4 * 2 * MAX_FILE_BYTES, "{text}");
@@ -154,11 +155,11 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_that_nobody_handles_is_not_sent() {
+    fn signals_without_a_handler_are_detected() {
         assert!(!has_handler(50) && !has_handler(0) && !has_handler(65));
     }
 
-    /// A question may hold the lock for [`FIRST_LIMIT`], and a fork may happen at any time.
+    /// A query may hold the lock for [`FIRST_LIMIT`], and a fork may happen at any time.
     #[test]
     fn forked_child_answers_while_the_parent_holds_the_lock() {
         // Created before the fork, as in a process that has a group.
@@ -169,7 +170,7 @@ mod tests {
         if child == 0 {
             // SAFETY: ends the child by a signal if it waits for a lock that no thread of it holds.
             unsafe { libc::alarm(10) };
-            let cached = main_thread_location().contains("no stacks are taken in this process");
+            let cached = main_thread_location().contains("stack capture is not enabled in this process");
             // SAFETY: as above.
             unsafe { libc::_exit(i32::from(!cached)) };
         }

@@ -1,4 +1,4 @@
-//! Callers at the unix socket, and what a caller hears there.
+//! Fuzzing of the unix socket handshake, as listener and as initiator.
 
 use std::fs::File;
 use std::io::{IoSlice, Read};
@@ -20,75 +20,75 @@ use crate::fuzzing::{Script, endpoint};
 use crate::socket_io::send;
 use crate::token::{Initiator, REPLY};
 
-const ME: [u8; 16] = [7; 16];
-/// Callers at once.
-const MOST: usize = 6;
+const OWN_ID: [u8; 16] = [7; 16];
+/// Connections at a time.
+const MAX_CONNECTIONS: usize = 6;
 
-fn nothing() -> OwnedFd {
+fn null() -> OwnedFd {
     File::open("/dev/null").expect("/dev/null").into()
 }
 
-/// This process as its callers find it, with something to lend under number 1 and something too long under 2.
+/// Returns a host with a valid export under number 1 and an oversized export under number 2.
 fn host() -> ProcessHost {
-    static LENDING: OnceLock<Arc<Exports>> = OnceLock::new();
-    let exports = LENDING.get_or_init(|| {
+    static EXPORTS: OnceLock<Arc<Exports>> = OnceLock::new();
+    let exports = EXPORTS.get_or_init(|| {
         let exports = Arc::<Exports>::default();
-        for bytes in [100, MemoryExport::MOST_BYTES + 1] {
-            exports
-                .export(Box::new(move || Ok(MemoryExport { bytes: vec![1; bytes], fds: vec![nothing()] })));
+        for length in [100, MemoryExport::MOST_BYTES + 1] {
+            exports.export(Box::new(move || Ok(MemoryExport { bytes: vec![1; length], fds: vec![null()] })));
         }
         exports
     });
     let tokens = Arc::<TokenRegistry>::default();
     tokens.add(&known_token());
     ProcessHost {
-        me: ME,
-        memory: nothing(),
+        me: OWN_ID,
+        memory: null(),
         doorbell: endpoint().doorbell(),
         exports: exports.clone(),
         tokens,
     }
 }
 
-/// Several at once, each with any words, in any pieces; those that have the token are heard further.
+/// Drives several connections with arbitrary greetings in arbitrary fragments. Valid greetings are followed by a
+/// valid proof.
 pub(crate) fn incoming_connections(script: &mut Script<'_>) {
-    let mut incoming_connections = IncomingConnections::new(CloseOnFork::new(nothing()), host());
+    let mut incoming_connections = IncomingConnections::new(CloseOnFork::new(null()), host());
     let mut streams: Vec<UnixStream> = Vec::new();
     let mut claims: Vec<Option<Initiator>> = Vec::new();
-    while let Some(what) = script.step() {
-        match what % 8 {
-            0 if streams.len() < MOST => {
+    while let Some(action) = script.step() {
+        match action % 8 {
+            0 if streams.len() < MAX_CONNECTIONS => {
                 let Ok((ours, theirs)) = UnixStream::pair() else { return };
                 let _ = theirs.set_nonblocking(true);
                 let _ = ours.set_nonblocking(true);
-                incoming_connections.admit(ours.into(), Instant::now());
+                incoming_connections.add(ours.into(), Instant::now());
                 streams.push(theirs);
                 claims.push(None);
             }
             1 | 2 => {
-                let greeting = handshake::test_greeting(&ME, script.number(), &known_token());
-                let Ok(claim) = Initiator::new(&known_token(), &greeting) else { return };
-                if let Some(at) = say(script, &streams, claim.greeting()) {
+                let bytes = handshake::test_greeting(&OWN_ID, script.number(), &known_token());
+                let Ok(claim) = Initiator::new(&known_token(), &bytes) else { return };
+                if let Some(at) = send_mutated(script, &streams, claim.greeting()) {
                     claims[at] = Some(claim);
                 }
             }
             3 => {
-                let words = script.take(60);
-                let _ = say(script, &streams, words);
+                let bytes = script.take(60);
+                let _ = send_mutated(script, &streams, bytes);
             }
             4 => {
-                let Some(at) = script.below(MOST).checked_rem(streams.len()) else { continue };
-                let mut heard = [0; 200];
-                let got = streams[at].read(&mut heard).unwrap_or(0);
+                let Some(at) = script.below(MAX_CONNECTIONS).checked_rem(streams.len()) else { continue };
+                let mut reply_bytes = [0; 200];
+                let got = streams[at].read(&mut reply_bytes).unwrap_or(0);
                 if got == REPLY
-                    && let (Some(claim), Some(reply)) = (&claims[at], heard.first_chunk())
+                    && let (Some(claim), Some(reply)) = (&claims[at], reply_bytes.first_chunk())
                     && let Ok(proof) = claim.prove(reply)
                 {
                     let _ = send(&streams[at], &[IoSlice::new(&proof)]);
                 }
             }
             5 => {
-                if let Some(at) = script.below(MOST).checked_rem(streams.len()) {
+                if let Some(at) = script.below(MAX_CONNECTIONS).checked_rem(streams.len()) {
                     streams.swap_remove(at);
                     claims.swap_remove(at);
                 }
@@ -102,48 +102,49 @@ pub(crate) fn incoming_connections(script: &mut Script<'_>) {
     }
 }
 
-/// The words, one of them changed, or the beginning of them; over which connection.
-fn say(script: &mut Script<'_>, streams: &[UnixStream], words: &[u8]) -> Option<usize> {
-    let at = script.below(MOST).checked_rem(streams.len())?;
-    let mut words = words.to_vec();
-    if script.below(8) == 0 && !words.is_empty() {
-        let at = script.below(words.len());
-        words[at] = script.byte();
+/// Sends the bytes over one of the connections, possibly with a changed byte or truncated. Returns the index of the
+/// connection.
+fn send_mutated(script: &mut Script<'_>, streams: &[UnixStream], bytes: &[u8]) -> Option<usize> {
+    let at = script.below(MAX_CONNECTIONS).checked_rem(streams.len())?;
+    let mut bytes = bytes.to_vec();
+    if script.below(8) == 0 && !bytes.is_empty() {
+        let at = script.below(bytes.len());
+        bytes[at] = script.byte();
     }
     if script.below(4) == 0 {
-        words.truncate(script.byte().into());
+        bytes.truncate(script.byte().into());
     }
-    let _ = send(&streams[at], &[IoSlice::new(&words)]);
+    let _ = send(&streams[at], &[IoSlice::new(&bytes)]);
     Some(at)
 }
 
-/// What another process says to a caller that wants its memory, or what it lends.
+/// Drives the initiator with arbitrary replies to its request for the memory or an export.
 pub(crate) fn handshake_reply(script: &mut Script<'_>) {
     let Ok((ours, theirs)) = UnixStream::pair() else { return };
     let (memory, fds) = (script.yes(), script.below(4));
-    let mut words = handshake::test_greeting(&ME, 0, &known_token())[..44].to_vec();
+    let mut bytes = handshake::test_greeting(&OWN_ID, 0, &known_token())[..44].to_vec();
     if script.below(4) == 0 {
-        let at = script.below(words.len());
-        words[at] = script.byte();
+        let at = script.below(bytes.len());
+        bytes[at] = script.byte();
     }
-    // Who speaks comes first in an answer.
-    words.copy_within(28..44, 12);
+    // A reply begins with the id of its sender.
+    bytes.copy_within(28..44, 12);
     if !memory {
-        words.push(script.byte());
-        words.extend((script.number() as u32).to_le_bytes());
+        bytes.push(script.byte());
+        bytes.extend((script.number() as u32).to_le_bytes());
     }
-    words.extend(script.take(4000));
-    let fds: Vec<OwnedFd> = (0..fds).map(|_| nothing()).collect();
+    bytes.extend(script.take(4000));
+    let fds: Vec<OwnedFd> = (0..fds).map(|_| null()).collect();
     let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !borrowed.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(&borrowed));
     }
-    let _ = rustix::net::sendmsg(&theirs, &[IoSlice::new(&words)], &mut control, SendFlags::NOSIGNAL);
+    let _ = rustix::net::sendmsg(&theirs, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL);
     drop(theirs);
     match memory {
-        true => drop(handshake::receive_memory(ours, None, &ME)),
-        false => drop(handshake::receive_export(&ours, &ME)),
+        true => drop(handshake::receive_memory(ours, None, &OWN_ID)),
+        false => drop(handshake::receive_export(&ours, &OWN_ID)),
     }
 }

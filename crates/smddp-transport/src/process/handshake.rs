@@ -1,8 +1,9 @@
-//! Strangers become peers: one exchange over an abstract unix socket that hands over the shared memory.
+//! Handshake over an abstract unix socket that hands over the shared memory of a process.
 //!
-//! The caller says who it is, whom it means to reach, what it wants and under which token it speaks. Both ends show that they
-//! have that ([`crate::token`]); then the listener answers with its identity and either its memory and its eventfd, or with
-//! something that it lends under a number. Both check magic, protocol version and that the other end runs as the same user.
+//! The initiator sends its id, the id of the target process, its request and the name of its token. Both ends prove
+//! that they know the token ([`crate::token`]). Then the listener replies with its id, and either its memory and
+//! eventfd or the export of the requested number. Both ends check the magic, the protocol version and that the peer
+//! runs as the same user.
 
 use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
@@ -28,10 +29,10 @@ use crate::close_on_fork::CloseOnFork;
 use crate::socket_io::send_all;
 use crate::token::{Initiator, NONCE, PROTOCOL, REPLY, Responder, Token};
 
-/// A process's number among all.
+/// Unique id of a process.
 pub(crate) type ProcessUid = [u8; 16];
 
-/// How the processes of its host reach a process, and the bytes of its memory.
+/// Address under which processes of the same host reach a process, and the size of its memory in bytes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct ProcessAddress {
     pub(crate) id: ProcessUid,
@@ -41,7 +42,7 @@ pub(crate) struct ProcessAddress {
 
 const MAGIC: &[u8; 8] = b"smddp-in";
 const HELLO: usize = 8 + 4 + 16 + 16;
-/// After its hello a caller says what it wants: the memory, or what is lent under that number; and its token's name.
+/// Bytes of a greeting: hello, request (the memory or the number of an export) and name of the token.
 const GREETING_BYTES: usize = HELLO + 8 + 16;
 const MEMORY: u64 = 0;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -55,7 +56,7 @@ fn hello(from: &ProcessUid, to: &ProcessUid) -> [u8; HELLO] {
     bytes
 }
 
-/// (who speaks, whom it means).
+/// Parses a hello into (sender, target).
 fn parse(bytes: &[u8; HELLO]) -> io::Result<(ProcessUid, ProcessUid)> {
     if &bytes[..8] != MAGIC {
         return Err(io::Error::other("the other end does not speak smddp"));
@@ -70,19 +71,19 @@ fn parse(bytes: &[u8; HELLO]) -> io::Result<(ProcessUid, ProcessUid)> {
     Ok((from, to))
 }
 
-/// Credentials of the other end of a unix socket, for a log.
-pub(super) fn name_of(caller: BorrowedFd<'_>) -> String {
-    PeerCredentials::of(caller).map_or_else(|error| error.to_string(), |found| found.to_string())
+/// Returns the credentials of the peer of a unix socket, for a log.
+pub(super) fn describe_peer(socket: BorrowedFd<'_>) -> String {
+    PeerCredentials::of(socket).map_or_else(|error| error.to_string(), |found| found.to_string())
 }
 
-/// A listener that does not block.
+/// Creates a non-blocking listener.
 pub(crate) fn listen(name: &[u8]) -> io::Result<UnixListener> {
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// What callers are given here.
+/// State that incoming connections can request from this process.
 pub(crate) struct ProcessHost {
     pub(crate) me: ProcessUid,
     pub(crate) memory: OwnedFd,
@@ -96,11 +97,11 @@ impl incoming::IncomingHost for ProcessHost {
         GREETING_BYTES + NONCE
     }
 
-    fn check_allowed(&self, caller: BorrowedFd<'_>) -> io::Result<()> {
-        check_user(caller).map(drop)
+    fn check_allowed(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        check_user(socket).map(drop)
     }
 
-    /// Whoever means another process is not answered either.
+    /// A connection for another process gets no reply either.
     fn is_greeting(&self, greeting: &[u8]) -> bool {
         let magic = greeting.len().min(MAGIC.len());
         greeting[..magic] == MAGIC[..magic]
@@ -111,43 +112,43 @@ impl incoming::IncomingHost for ProcessHost {
         self.tokens.find(greeting.get(HELLO + 8..)?.first_chunk()?)
     }
 
-    fn name(&self, caller: BorrowedFd<'_>) -> String {
-        name_of(caller)
+    fn name(&self, socket: BorrowedFd<'_>) -> String {
+        describe_peer(socket)
     }
 
     fn accept(
         &self,
-        caller: CloseOnFork<OwnedFd>,
+        socket: CloseOnFork<OwnedFd>,
         greeting: &[u8],
         _: Option<&Responder>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
         let (from, _) = parse(greeting.first_chunk()?).ok()?;
-        let wanted = u64::from_le_bytes(*greeting.get(HELLO..)?.first_chunk()?);
+        let request = u64::from_le_bytes(*greeting.get(HELLO..)?.first_chunk()?);
         let reply = hello(&self.me, &from);
-        let stage = if wanted == MEMORY {
+        let stage = if request == MEMORY {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             let fds = [self.memory.as_fd(), self.doorbell.event()];
             control.push(SendAncillaryMessage::ScmRights(&fds));
-            let greeting = [io::IoSlice::new(&reply)];
-            rustix::net::sendmsg(&*caller, &greeting, &mut control, SendFlags::NOSIGNAL).ok()?;
+            let bytes = [io::IoSlice::new(&reply)];
+            rustix::net::sendmsg(&*socket, &bytes, &mut control, SendFlags::NOSIGNAL).ok()?;
             Stage::Linger
         } else {
-            Stage::Reply(send_export(caller.as_fd(), &reply, self.exports.create(wanted)).ok()?)
+            Stage::Reply(send_export(socket.as_fd(), &reply, self.exports.create(request)).ok()?)
         };
-        Some((caller, stage))
+        Some((socket, stage))
     }
 
     fn resource_error(&self, error: &io::Error) -> String {
         format!(
-            "process {} cannot answer other ranks of this host: {error}; they wait (raise the limit on open files, \
-             `ulimit -n`, if that is what it lacks)",
+            "process {} cannot accept connections from other ranks of this host: {error}; they wait. If the limit on open \
+             files is the cause, raise it (`ulimit -n`)",
             std::process::id()
         )
     }
 }
 
-/// What the listener handed over.
+/// Memory and eventfd of a peer.
 pub(crate) struct MemoryReply {
     pub(crate) memory: OwnedFd,
     pub(crate) event: OwnedFd,
@@ -156,21 +157,21 @@ pub(crate) struct MemoryReply {
     pub(crate) stream: UnixStream,
 }
 
-/// Hands over what is lent, or says why not: the reply, a byte (1: it is handed over), the length of what follows. What
-/// the socket has no room for comes back.
+/// Sends an export or its error: the hello, one byte (1: exported), the length of the rest, then bytes or error text.
+/// Returns the bytes for which the socket had no room.
 fn send_export(
     stream: BorrowedFd<'_>,
     reply: &[u8; HELLO],
-    receive_export: io::Result<MemoryExport>,
+    export: io::Result<MemoryExport>,
 ) -> io::Result<Vec<u8>> {
-    let (given, text, fds) = match receive_export {
-        Ok(receive_export) => (1, receive_export.bytes, receive_export.fds),
+    let (exported, text, fds) = match export {
+        Ok(export) => (1, export.bytes, export.fds),
         Err(error) => (0, error.to_string().into_bytes(), Vec::new()),
     };
-    let mut greeting = reply.to_vec();
-    greeting.push(given);
-    greeting.extend((text.len() as u32).to_le_bytes());
-    greeting.extend(text);
+    let mut bytes = reply.to_vec();
+    bytes.push(exported);
+    bytes.extend((text.len() as u32).to_le_bytes());
+    bytes.extend(text);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MemoryExport::MOST_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
@@ -178,12 +179,12 @@ fn send_export(
         control.push(SendAncillaryMessage::ScmRights(&borrowed));
     }
     let sent = rustix::io::retry_on_intr(|| {
-        rustix::net::sendmsg(stream, &[io::IoSlice::new(&greeting)], &mut control, SendFlags::NOSIGNAL)
+        rustix::net::sendmsg(stream, &[io::IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
     })?;
-    Ok(greeting.split_off(sent))
+    Ok(bytes.split_off(sent))
 }
 
-/// Asks for what another process lends under that number.
+/// Requests the export `number` from another process.
 pub(crate) fn request_export(
     address: &ProcessAddress,
     me: &ProcessUid,
@@ -194,16 +195,16 @@ pub(crate) fn request_export(
     receive_export(&stream, &address.id)
 }
 
-/// What comes of such a question.
-pub(crate) fn receive_export(stream: &UnixStream, them: &ProcessUid) -> io::Result<MemoryExport> {
+/// Receives the reply to a request for an export.
+pub(crate) fn receive_export(stream: &UnixStream, peer: &ProcessUid) -> io::Result<MemoryExport> {
     let mut fds = Vec::new();
-    let mut greeting = Vec::new();
+    let mut reply = Vec::new();
     let mut part = vec![0; 4096];
-    while greeting.len() < HELLO + 5 || greeting.len() < HELLO + 5 + length(&greeting) {
+    while reply.len() < HELLO + 5 || reply.len() < HELLO + 5 + length(&reply) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MemoryExport::MOST_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let into = &mut [IoSliceMut::new(&mut part)];
-        // A signal to this thread is no reason to give up.
+        // Retried: signals may interrupt this thread.
         let got = rustix::io::retry_on_intr(|| {
             rustix::net::recvmsg(stream.as_fd(), into, &mut control, RecvFlags::CMSG_CLOEXEC)
         })?;
@@ -213,49 +214,49 @@ pub(crate) fn receive_export(stream: &UnixStream, them: &ProcessUid) -> io::Resu
             }
         }
         if got.bytes == 0 {
-            return Err(io::Error::other("the other end hung up"));
+            return Err(io::Error::other("the peer closed the connection"));
         }
-        greeting.extend(&part[..got.bytes]);
-        if greeting.len() >= HELLO + 5 && length(&greeting) > MemoryExport::MOST_BYTES {
-            return Err(io::Error::other("an answer that is too long"));
+        reply.extend(&part[..got.bytes]);
+        if reply.len() >= HELLO + 5 && length(&reply) > MemoryExport::MOST_BYTES {
+            return Err(io::Error::other("the reply is too long"));
         }
     }
     let mut first = [0; HELLO];
-    first.copy_from_slice(&greeting[..HELLO]);
-    if parse(&first)?.0 != *them {
-        return Err(io::Error::other("another process answers under this name"));
+    first.copy_from_slice(&reply[..HELLO]);
+    if parse(&first)?.0 != *peer {
+        return Err(io::Error::other("another process replied under this socket name"));
     }
-    let text = greeting[HELLO + 5..].to_vec();
-    if greeting[HELLO] == 0 {
-        return Err(io::Error::other(String::from_utf8_lossy(&text).into_owned()));
+    let bytes = reply[HELLO + 5..].to_vec();
+    if reply[HELLO] == 0 {
+        return Err(io::Error::other(String::from_utf8_lossy(&bytes).into_owned()));
     }
-    Ok(MemoryExport { bytes: text, fds })
+    Ok(MemoryExport { bytes, fds })
 }
 
-/// What an answer says of the length of what follows it.
-fn length(greeting: &[u8]) -> usize {
+/// Returns the length field of a reply.
+fn length(reply: &[u8]) -> usize {
     let mut bytes = [0; 4];
-    bytes.copy_from_slice(&greeting[HELLO + 1..HELLO + 5]);
+    bytes.copy_from_slice(&reply[HELLO + 1..HELLO + 5]);
     u32::from_le_bytes(bytes) as usize
 }
 
-/// Connects, says what is wanted and proves that it may be; the other end's pid comes back too.
+/// Connects, sends the greeting and proves knowledge of the token. Also returns the peer's pid.
 fn connect(
     address: &ProcessAddress,
     me: &ProcessUid,
     token: &Arc<Token>,
-    wanted: u64,
+    request: u64,
 ) -> io::Result<(UnixStream, Option<Pid>)> {
     let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&address.socket)?)?;
     let pid = check_user(&stream)?.pid;
     stream.set_read_timeout(Some(HANDSHAKE_TIMEOUT))?;
     stream.set_write_timeout(Some(HANDSHAKE_TIMEOUT))?;
-    let claim = Initiator::new(token, &greeting(me, &address.id, wanted, token))?;
+    let claim = Initiator::new(token, &greeting(me, &address.id, request, token))?;
     send_all(&stream, claim.greeting())?;
     let (mut reply, mut got) = ([0; REPLY], 0);
     while got < REPLY {
         match stream.read(&mut reply[got..]) {
-            Ok(0) => return Err(hung_up()),
+            Ok(0) => return Err(connection_closed()),
             Ok(bytes) => got += bytes,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -266,16 +267,18 @@ fn connect(
     Ok((stream, pid))
 }
 
-fn greeting(from: &ProcessUid, to: &ProcessUid, wanted: u64, token: &Token) -> [u8; GREETING_BYTES] {
+fn greeting(from: &ProcessUid, to: &ProcessUid, request: u64, token: &Token) -> [u8; GREETING_BYTES] {
     let mut greeting = [0; GREETING_BYTES];
     greeting[..HELLO].copy_from_slice(&hello(from, to));
-    greeting[HELLO..HELLO + 8].copy_from_slice(&wanted.to_le_bytes());
+    greeting[HELLO..HELLO + 8].copy_from_slice(&request.to_le_bytes());
     greeting[HELLO + 8..].copy_from_slice(&token.id());
     greeting
 }
 
-fn hung_up() -> io::Error {
-    io::Error::other("the other end hung up in the handshake (another user, another job or another version?)")
+fn connection_closed() -> io::Error {
+    io::Error::other(
+        "the peer closed the connection during the handshake (another user, another job or another version?)",
+    )
 }
 
 pub(crate) fn request_memory(
@@ -287,11 +290,11 @@ pub(crate) fn request_memory(
     receive_memory(stream, pid, &address.id)
 }
 
-/// What comes of a question for the memory.
+/// Receives the reply to a request for the memory.
 pub(crate) fn receive_memory(
     stream: UnixStream,
     pid: Option<Pid>,
-    them: &ProcessUid,
+    peer: &ProcessUid,
 ) -> io::Result<MemoryReply> {
     let mut bytes = [0; HELLO];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -300,10 +303,10 @@ pub(crate) fn receive_memory(
     let into = &mut [IoSliceMut::new(&mut bytes)];
     let got = rustix::io::retry_on_intr(|| rustix::net::recvmsg(stream.as_fd(), into, &mut control, flags))?;
     if got.bytes != HELLO {
-        return Err(hung_up());
+        return Err(connection_closed());
     }
-    if parse(&bytes)?.0 != *them {
-        return Err(io::Error::other("another process answers under this name"));
+    if parse(&bytes)?.0 != *peer {
+        return Err(io::Error::other("another process replied under this socket name"));
     }
     let mut fds = control.drain().find_map(|message| match message {
         RecvAncillaryMessage::ScmRights(fds) => Some(fds),
@@ -312,12 +315,12 @@ pub(crate) fn receive_memory(
     let mut next = || fds.as_mut().and_then(Iterator::next);
     match (next(), next()) {
         (Some(memory), Some(event)) => Ok(MemoryReply { memory, event, pid, stream }),
-        _ => Err(io::Error::other("no memory came with the answer")),
+        _ => Err(io::Error::other("the reply contained no memory")),
     }
 }
 
-/// What a caller says.
+/// Returns a greeting with an arbitrary sender.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn test_greeting(to: &ProcessUid, wanted: u64, token: &Token) -> [u8; GREETING_BYTES] {
-    greeting(&[9; 16], to, wanted, token)
+pub(crate) fn test_greeting(to: &ProcessUid, request: u64, token: &Token) -> [u8; GREETING_BYTES] {
+    greeting(&[9; 16], to, request, token)
 }

@@ -1,5 +1,6 @@
-//! Callers at one of this process's listeners, from the connection until each has what it wants: nothing before it has shown
-//! that it has the token of a group of this process. Nobody is waited for: the thread that serves them also notices deaths.
+//! Incoming connections of one listener, from accept to reply. A connection receives nothing until it has proved that
+//! it knows the token of a group of this process. All operations are non-blocking, because one thread serves all
+//! connections.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,61 +15,63 @@ use crate::socket_io::send;
 use crate::token::{PROOF, Responder, Token};
 use crate::warning::warn;
 
-/// Whoever has not got on after this time is hung up on. A rank that was stopped meanwhile calls again.
-const STAGE_LIMIT: Duration = Duration::from_secs(10);
-/// So many are served at once; the others wait in the listener's queue.
+/// Time limit of a connection. A rank that was stopped meanwhile connects again.
+const INCOMING_LIMIT: Duration = Duration::from_secs(10);
+/// Maximum connections at a time; further ones wait in the listener's backlog.
 const MAX_INCOMING: usize = 256;
-/// Where nobody else could come in, a caller that has said nothing for so long makes room.
+/// Time after which an unauthenticated connection may be closed if [`MAX_INCOMING`] is reached.
 const SILENCE_LIMIT: Duration = Duration::from_secs(1);
-/// Callers wait so long for a process that cannot take them in, and the reason is told this often at most.
+/// Pause of accept after an error such as a descriptor limit, and the minimum interval between its log texts.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Whom callers find at a listener, and what they get.
+/// Service behind a listener.
 pub(crate) trait IncomingHost: Send {
-    /// Bytes of a caller's first words.
+    /// Bytes of a greeting.
     fn greeting_bytes(&self) -> usize;
-    /// Checks who has connected, before anything is read; an error is the reason to reject the connection.
-    fn check_allowed(&self, _caller: BorrowedFd<'_>) -> io::Result<()> {
+    /// Checks the peer before anything is read. An error is the reason to reject the connection.
+    fn check_allowed(&self, _socket: BorrowedFd<'_>) -> io::Result<()> {
         Ok(())
     }
-    /// Whether these may be the first of such words: whoever speaks something else need not say all of it.
-    fn is_greeting(&self, _words: &[u8]) -> bool {
+    /// Returns true if the received bytes may begin a greeting. Otherwise the connection is rejected before its greeting is complete.
+    fn is_greeting(&self, _greeting: &[u8]) -> bool {
         true
     }
-    /// The token of which whoever says these has to show that he has it; `None`: there is nothing for him here.
-    fn token(&self, words: &[u8]) -> Option<Arc<Token>>;
-    /// Whether whoever is admitted needs no token: what callers get here is only told, and whom to is looked at by the kernel.
+    /// Returns the token that the sender of this greeting has to prove; `None` closes the connection.
+    fn token(&self, greeting: &[u8]) -> Option<Arc<Token>>;
+    /// Returns true if allowed peers need no token: the service only returns status text, and the kernel identifies
+    /// the peer.
     fn is_public(&self) -> bool {
         false
     }
-    /// Who has connected, as far as a log can tell.
-    fn name(&self, caller: BorrowedFd<'_>) -> String;
-    /// What comes of the words of a caller that has; a connection that comes back is hung up on after its last stage. `rejection_logged`: what
-    /// the caller was asked to show, where it was.
+    /// Describes the peer for a log.
+    fn name(&self, socket: BorrowedFd<'_>) -> String;
+    /// Handles an authenticated greeting. Returns the connection and its next stage, or `None` if it was closed or
+    /// moved. A returned connection is closed after its last stage. `proof`: the verified challenge, if a token was
+    /// required.
     fn accept(
         &self,
-        caller: CloseOnFork<OwnedFd>,
-        words: &[u8],
-        rejection_logged: Option<&Responder>,
+        socket: CloseOnFork<OwnedFd>,
+        greeting: &[u8],
+        proof: Option<&Responder>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)>;
-    /// Whether anybody is still at home.
+    /// Returns false once the listener is no longer needed.
     fn open(&self) -> bool {
         true
     }
-    /// What callers are in vain for while this process lacks something: "ranks of other nodes cannot be answered".
+    /// Describes the effect of a resource error on incoming connections, for a log.
     fn resource_error(&self, error: &io::Error) -> String;
 }
 
 pub(crate) enum Stage {
-    /// It says who it is, whom it means and what it wants.
+    /// Receives the greeting: sender, target and request.
     Greeting(Vec<u8>),
-    /// And shows that it may; what it has said of that.
+    /// Receives the proof of the token; the received bytes.
     Proof(Box<Responder>, Vec<u8>),
-    /// The rest of an answer for which its socket had no room.
+    /// Sends the rest of a reply for which the socket had no room.
     Reply(Vec<u8>),
-    /// It has this process's memory and looks the process up by its pid. Then it hangs up, or says that it cannot: its
-    /// connection stays then, whose end tells it of this process's end.
+    /// The peer has this process's memory and opens a pidfd of this process. Then it closes the connection, or sends
+    /// one byte if that failed: then the connection is retained, and its end reports this process's end to the peer.
     Linger,
 }
 
@@ -78,21 +81,21 @@ struct Incoming {
     stage: Stage,
 }
 
-/// All of them at one listener.
+/// Incoming connections of one listener.
 pub(crate) struct IncomingConnections {
     pub(super) host: Box<dyn IncomingHost>,
     listener: CloseOnFork<OwnedFd>,
     active: Vec<Incoming>,
-    /// Connections of those that asked to keep them.
+    /// Connections that their peers asked to retain.
     retained: Vec<CloseOnFork<OwnedFd>>,
-    /// Nobody can be taken in before.
+    /// No connection is accepted before.
     paused_until: Option<Instant>,
     reported_at: Option<Instant>,
-    /// A connection was rejected, and that was logged.
+    /// A rejected connection was logged.
     rejection_logged: bool,
 }
 
-/// What a call on a socket came to; `None`: not now.
+/// Maps a blocked or interrupted call to `None`.
 fn unless_blocked(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
     match outcome {
         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
@@ -100,12 +103,12 @@ fn unless_blocked(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// More of what a caller says, up to `all` bytes; how many, or `None`: not now.
-fn read_more(socket: impl AsFd, heard: &mut Vec<u8>, all: usize) -> io::Result<Option<usize>> {
-    let got = heard.len();
-    heard.resize(all, 0);
-    let read = unless_blocked(rustix::io::read(socket, &mut heard[got..]).map_err(Into::into));
-    heard.truncate(got + *read.as_ref().ok().and_then(Option::as_ref).unwrap_or(&0));
+/// Reads more of a message of `all` bytes. Returns the number of bytes read, or `None` if the socket has no data.
+fn read_more(socket: impl AsFd, buffer: &mut Vec<u8>, all: usize) -> io::Result<Option<usize>> {
+    let got = buffer.len();
+    buffer.resize(all, 0);
+    let read = unless_blocked(rustix::io::read(socket, &mut buffer[got..]).map_err(Into::into));
+    buffer.truncate(got + *read.as_ref().ok().and_then(Option::as_ref).unwrap_or(&0));
     read
 }
 
@@ -122,12 +125,12 @@ impl IncomingConnections {
         }
     }
 
-    /// Whether one more can be served, if need be instead of one that says nothing.
+    /// Returns true if another connection can be served, after closing an idle unauthenticated one if necessary.
     fn has_capacity(&mut self, now: Instant) -> bool {
         if self.active.len() >= MAX_INCOMING {
             let unknown = |c: &Incoming| matches!(c.stage, Stage::Greeting(_) | Stage::Proof(..));
             let silent = |c: &Incoming| unknown(c) && now.duration_since(c.since) >= SILENCE_LIMIT;
-            // They are in the order in which they came.
+            // Ordered by arrival.
             if let Some(longest) = self.active.iter().position(silent) {
                 self.active.remove(longest);
             }
@@ -135,37 +138,37 @@ impl IncomingConnections {
         self.active.len() < MAX_INCOMING
     }
 
-    /// What wakes the thread: the listener, and each caller.
+    /// Returns the descriptors to poll: the listener, then each connection.
     pub(crate) fn fds(&mut self, now: Instant) -> impl Iterator<Item = PollFd<'_>> {
         if self.paused_until.is_some_and(|until| until <= now) {
             self.paused_until = None;
         }
         let open = self.paused_until.is_none() && self.has_capacity(now);
         let listens = if open { PollFlags::IN } else { PollFlags::empty() };
-        let callers = self.active.iter().map(|caller| {
-            let waits = matches!(caller.stage, Stage::Reply(_));
+        let connections = self.active.iter().map(|connection| {
+            let waits = matches!(connection.stage, Stage::Reply(_));
             PollFd::from_borrowed_fd(
-                caller.socket.as_fd(),
+                connection.socket.as_fd(),
                 if waits { PollFlags::OUT } else { PollFlags::IN },
             )
         });
-        std::iter::once(PollFd::from_borrowed_fd(self.listener.as_fd(), listens)).chain(callers)
+        std::iter::once(PollFd::from_borrowed_fd(self.listener.as_fd(), listens)).chain(connections)
     }
 
-    /// At the latest after this time there is something to do without a sign.
+    /// Returns the time after which `serve_ready` has to be called even if no descriptor is ready.
     pub(crate) fn max_sleep(&self, now: Instant) -> Option<Duration> {
         let pause = self.paused_until.map(|until| until.saturating_duration_since(now));
         let wait = if self.active.len() < MAX_INCOMING { SILENCE_LIMIT } else { SILENCE_LIMIT / 10 };
         pause.into_iter().chain((!self.active.is_empty()).then_some(wait)).min()
     }
 
-    /// Serves those that are ready, in the order of [`IncomingConnections::fds`], and hangs up on those whose time is up.
+    /// Serves the ready connections, in the order of [`IncomingConnections::fds`], and closes the expired ones.
     pub(crate) fn serve_ready(&mut self, mut ready: impl Iterator<Item = bool>, now: Instant) {
         let listens = ready.next() == Some(true);
-        for caller in std::mem::take(&mut self.active) {
+        for connection in std::mem::take(&mut self.active) {
             match ready.next() == Some(true) {
-                true => self.serve(caller, now),
-                false => self.keep(caller, now),
+                true => self.serve(connection, now),
+                false => self.keep(connection, now),
             }
         }
         if listens {
@@ -176,14 +179,14 @@ impl IncomingConnections {
     fn accept_all(&mut self, now: Instant) {
         while self.has_capacity(now) {
             match rustix::net::accept_with(&*self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.admit(socket, now),
+                Ok(socket) => self.add(socket, now),
                 Err(error) => {
                     let error = io::Error::from(error);
                     match error.kind() {
                         ErrorKind::Interrupted | ErrorKind::ConnectionAborted => continue,
                         ErrorKind::WouldBlock => {}
-                        // Out of descriptors, most likely. The caller stays in the queue, which would wake this thread
-                        // again and again.
+                        // Most likely the descriptor limit. The connection remains in the backlog, which would wake
+                        // this thread again and again.
                         _ => self.pause(&error, now),
                     }
                     return;
@@ -200,8 +203,8 @@ impl IncomingConnections {
         }
     }
 
-    /// Somebody has connected, over a socket that does not block.
-    pub(crate) fn admit(&mut self, socket: OwnedFd, now: Instant) {
+    /// Adds a connection with a non-blocking socket.
+    pub(crate) fn add(&mut self, socket: OwnedFd, now: Instant) {
         if let Err(error) = self.host.check_allowed(socket.as_fd()) {
             return self.log_rejection(socket.as_fd(), &error.to_string());
         }
@@ -210,63 +213,64 @@ impl IncomingConnections {
     }
 
     /// Logs the first rejected connection: repeated ones must not fill the log.
-    fn log_rejection(&mut self, caller: BorrowedFd<'_>, reason: &str) {
+    fn log_rejection(&mut self, socket: BorrowedFd<'_>, reason: &str) {
         if !std::mem::replace(&mut self.rejection_logged, true) {
             warn(&format!(
                 "rejected a connection to process {} from {}: {reason}. The job continues; further rejected connections are not \
                  logged (docs/security.md)",
                 std::process::id(),
-                self.host.name(caller),
+                self.host.name(socket),
             ));
         }
     }
 
-    fn keep(&mut self, caller: Incoming, now: Instant) {
-        if now.duration_since(caller.since) < STAGE_LIMIT {
-            self.active.push(caller);
+    fn keep(&mut self, connection: Incoming, now: Instant) {
+        if now.duration_since(connection.since) < INCOMING_LIMIT {
+            self.active.push(connection);
         }
     }
 
-    /// Goes on with one as far as it goes without waiting. A caller that fails gets an error at its own end; it is no concern
-    /// of this process.
-    fn serve(&mut self, mut caller: Incoming, now: Instant) {
+    /// Advances a connection until it would block. Errors close the connection; the peer reports them.
+    fn serve(&mut self, mut connection: Incoming, now: Instant) {
         loop {
-            match &mut caller.stage {
-                Stage::Greeting(words) => {
+            match &mut connection.stage {
+                Stage::Greeting(greeting) => {
                     let all = self.host.greeting_bytes();
-                    match read_more(&*caller.socket, words, all) {
-                        Ok(None) => return self.keep(caller, now),
-                        Ok(Some(1..)) if self.host.is_greeting(words) => {}
+                    match read_more(&*connection.socket, greeting, all) {
+                        Ok(None) => return self.keep(connection, now),
+                        Ok(Some(1..)) if self.host.is_greeting(greeting) => {}
                         Ok(Some(1..)) => {
                             return self.log_rejection(
-                                caller.socket.as_fd(),
-                                "it speaks another protocol or another version of smddp",
+                                connection.socket.as_fd(),
+                                "it uses another protocol or another version of smddp",
                             );
                         }
                         _ => return,
                     }
-                    if words.len() == all {
-                        let words = std::mem::take(words);
+                    if greeting.len() == all {
+                        let greeting = std::mem::take(greeting);
                         if self.host.is_public() {
-                            let Some((socket, stage)) = self.host.accept(caller.socket, &words, None) else {
+                            let Some((socket, stage)) = self.host.accept(connection.socket, &greeting, None)
+                            else {
                                 return;
                             };
-                            (caller.socket, caller.stage) = (socket, stage);
+                            (connection.socket, connection.stage) = (socket, stage);
                             continue;
                         }
-                        let challenge = self.host.token(&words).map(|token| Responder::new(token, words));
+                        let challenge =
+                            self.host.token(&greeting).map(|token| Responder::new(token, greeting));
                         let Some(Ok((challenge, reply))) = challenge else { return };
-                        // An empty socket has room for it.
-                        if !matches!(send(&*caller.socket, &[IoSlice::new(&reply)]), Ok(sent) if sent == reply.len())
+                        // The reply fits in the empty send buffer.
+                        if !matches!(send(&*connection.socket, &[IoSlice::new(&reply)]), Ok(sent) if sent == reply.len())
                         {
                             return;
                         }
-                        caller.stage = Stage::Proof(Box::new(challenge), Vec::new());
+                        connection.stage = Stage::Proof(Box::new(challenge), Vec::new());
                     }
                 }
                 Stage::Proof(challenge, proof) => {
-                    match read_more(&*caller.socket, proof, PROOF) {
-                        Ok(None) => return self.keep(caller, now),
+                    match read_more(&*connection.socket, proof, PROOF) {
+                        Ok(None) => return self.keep(connection, now),
                         Ok(Some(1..)) => {}
                         _ => return,
                     }
@@ -275,24 +279,27 @@ impl IncomingConnections {
                     }
                     if !challenge.verifies_proof(proof) {
                         return self.log_rejection(
-                            caller.socket.as_fd(),
+                            connection.socket.as_fd(),
                             "it does not know the token of this group",
                         );
                     }
-                    let answer = self.host.accept(caller.socket, challenge.greeting(), Some(challenge));
-                    let Some((socket, stage)) = answer else { return };
-                    (caller.socket, caller.stage) = (socket, stage);
+                    let accepted = self.host.accept(connection.socket, challenge.greeting(), Some(challenge));
+                    let Some((socket, stage)) = accepted else { return };
+                    (connection.socket, connection.stage) = (socket, stage);
                 }
                 Stage::Reply(bytes) if bytes.is_empty() => return,
-                Stage::Reply(bytes) => match unless_blocked(send(&*caller.socket, &[IoSlice::new(bytes)])) {
-                    Ok(Some(sent)) => drop(bytes.drain(..sent)),
-                    Ok(None) => return self.keep(caller, now),
-                    Err(_) => return,
-                },
+                Stage::Reply(bytes) => {
+                    match unless_blocked(send(&*connection.socket, &[IoSlice::new(bytes)])) {
+                        Ok(Some(sent)) => drop(bytes.drain(..sent)),
+                        Ok(None) => return self.keep(connection, now),
+                        Err(_) => return,
+                    }
+                }
                 Stage::Linger => {
-                    match unless_blocked(rustix::io::read(&*caller.socket, &mut [0]).map_err(Into::into)) {
-                        Ok(None) => self.keep(caller, now),
-                        Ok(Some(1)) => self.retained.push(caller.socket),
+                    match unless_blocked(rustix::io::read(&*connection.socket, &mut [0]).map_err(Into::into))
+                    {
+                        Ok(None) => self.keep(connection, now),
+                        Ok(Some(1)) => self.retained.push(connection.socket),
                         _ => {}
                     }
                     return;
@@ -310,7 +317,7 @@ mod tests {
 
     use super::*;
 
-    /// The shortest time there is.
+    /// Smallest time difference.
     const TICK: Duration = Duration::from_nanos(1);
 
     struct RejectAll;
@@ -338,61 +345,61 @@ mod tests {
         }
     }
 
-    /// At something that takes nobody in.
-    fn callers() -> IncomingConnections {
+    /// Incoming connections of a listener that rejects all.
+    fn connections() -> IncomingConnections {
         IncomingConnections::new(CloseOnFork::new(File::open("/dev/null").unwrap().into()), RejectAll)
     }
 
-    /// One that says nothing.
-    fn call(callers: &mut IncomingConnections, now: Instant) -> UnixStream {
+    /// Adds a connection that sends nothing.
+    fn connect(connections: &mut IncomingConnections, now: Instant) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         theirs.set_nonblocking(true).unwrap();
-        callers.admit(ours.into(), now);
+        connections.add(ours.into(), now);
         theirs
     }
 
-    fn is_hung_up_on(mut caller: &UnixStream) -> bool {
-        matches!(caller.read(&mut [0]), Ok(0))
+    fn is_closed(mut peer: &UnixStream) -> bool {
+        matches!(peer.read(&mut [0]), Ok(0))
     }
 
     #[test]
-    fn whoever_does_not_get_on_is_hung_up_on_once_his_time_is_up_and_no_moment_earlier() {
-        let (mut callers, now) = (callers(), Instant::now());
-        let (caller, later) = (call(&mut callers, now), call(&mut callers, now + TICK));
-        callers.serve_ready([false; 3].into_iter(), now + STAGE_LIMIT - TICK);
-        assert!(!is_hung_up_on(&caller));
-        callers.serve_ready([false; 3].into_iter(), now + STAGE_LIMIT);
-        assert_eq!([&caller, &later].map(is_hung_up_on), [true, false]);
+    fn idle_connection_is_closed_exactly_at_its_time_limit() {
+        let (mut connections, now) = (connections(), Instant::now());
+        let (first, later) = (connect(&mut connections, now), connect(&mut connections, now + TICK));
+        connections.serve_ready([false; 3].into_iter(), now + INCOMING_LIMIT - TICK);
+        assert!(!is_closed(&first));
+        connections.serve_ready([false; 3].into_iter(), now + INCOMING_LIMIT);
+        assert_eq!([&first, &later].map(is_closed), [true, false]);
     }
 
     #[test]
-    fn where_nobody_else_could_come_in_the_first_to_be_silent_for_so_long_makes_room_and_no_moment_earlier() {
-        let (mut callers, now) = (callers(), Instant::now());
-        let first = call(&mut callers, now);
-        let others: Vec<_> = (1..MAX_INCOMING).map(|_| call(&mut callers, now + TICK)).collect();
-        assert_eq!(callers.fds(now + SILENCE_LIMIT - TICK).count(), 1 + MAX_INCOMING);
-        assert!(!is_hung_up_on(&first));
-        // One of them is enough.
+    fn full_list_closes_one_silent_connection_exactly_at_the_silence_limit() {
+        let (mut connections, now) = (connections(), Instant::now());
+        let first = connect(&mut connections, now);
+        let others: Vec<_> = (1..MAX_INCOMING).map(|_| connect(&mut connections, now + TICK)).collect();
+        assert_eq!(connections.fds(now + SILENCE_LIMIT - TICK).count(), 1 + MAX_INCOMING);
+        assert!(!is_closed(&first));
+        // A second call closes no further connection.
         for _ in 0..2 {
-            assert_eq!(callers.fds(now + 2 * SILENCE_LIMIT).count(), MAX_INCOMING);
+            assert_eq!(connections.fds(now + 2 * SILENCE_LIMIT).count(), MAX_INCOMING);
         }
-        assert!(is_hung_up_on(&first) && !others.iter().any(is_hung_up_on));
+        assert!(is_closed(&first) && !others.iter().any(is_closed));
     }
 
     #[test]
-    fn a_process_that_can_take_nobody_in_rests_and_tells_of_it_now_and_then() {
-        let (mut callers, begun) = (callers(), Instant::now());
+    fn accept_errors_pause_the_listener_and_are_logged_at_intervals() {
+        let (mut connections, begun) = (connections(), Instant::now());
         let mut reported_after = |waited: Duration| {
             let now = begun + waited;
-            callers.serve_ready([true].into_iter(), now);
-            assert_eq!(callers.max_sleep(now), Some(ACCEPT_PAUSE));
-            // Whoever is in the queue wakes nobody before that.
-            let _ = callers.fds(now + ACCEPT_PAUSE - TICK);
-            assert_eq!(callers.max_sleep(now + ACCEPT_PAUSE - TICK), Some(TICK));
-            let _ = callers.fds(now + ACCEPT_PAUSE);
-            assert_eq!(callers.max_sleep(now + ACCEPT_PAUSE), None);
-            callers.reported_at
+            connections.serve_ready([true].into_iter(), now);
+            assert_eq!(connections.max_sleep(now), Some(ACCEPT_PAUSE));
+            // A connection in the backlog does not wake the thread before the pause ends.
+            let _ = connections.fds(now + ACCEPT_PAUSE - TICK);
+            assert_eq!(connections.max_sleep(now + ACCEPT_PAUSE - TICK), Some(TICK));
+            let _ = connections.fds(now + ACCEPT_PAUSE);
+            assert_eq!(connections.max_sleep(now + ACCEPT_PAUSE), None);
+            connections.reported_at
         };
         assert_eq!(reported_after(Duration::ZERO), Some(begun));
         assert_eq!(reported_after(REPORT_INTERVAL), Some(begun));

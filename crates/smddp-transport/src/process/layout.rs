@@ -1,45 +1,46 @@
-//! Where things lie in a process's shared memory.
+//! Layout of a process's shared memory.
 //!
 //! ```text
-//! page 0        endpoint: bell, life, last error
-//! CONTROL..     control blocks, one per communicator, and mail rings
-//! STAGING..     the staging pool: `cap` bytes, then room for reserves beyond the cap
-//! behind it     symmetric memory: tensors
+//! page 0         endpoint: doorbell, liveness futex, last error
+//! CONTROL..      control blocks, one per communicator, and message rings
+//! STAGING..      staging pool: `cap` bytes, then address space for reserves beyond the cap
+//! behind it      symmetric memory: tensors
 //!
 //! control block of one rank in one communicator
-//!   line 0   nonce, state                 line 1  done (operations finished)
-//!   WHY      length and text of the reason, where the state has POISONED
-//!   MAIL     one offset per rank: my mail ring to it (0: none yet)
-//!   slots    SLOTS x SLOT_STRIDE: header, then payload of small operations
-//!   board    a page of words for devices
+//!   line 0         nonce, state              line 1  done (operations finished)
+//!   ABORT_REPORT   length and text of the abort reason; valid if the state contains ABORTED
+//!   MESSAGE_RINGS  one offset per rank: the message ring to that rank (0: none yet)
+//!   slots          SLOTS x SLOT_STRIDE: header, then payload of small operations
+//!   shared page    one page of flags for devices
 //!
-//! slot       tag (seq + 1, written last), what, count, stage (offset of the operation's region, 0: none), payload
-//! region     one ENTRY per channel, then per channel a line `published` and a line per reader `read`,
-//!            then the cells
-//! mail ring  line 0 messages taken (told now and then); per entry: number + 1, tag, what, bytes of a message, and its region's
-//!            offset, bytes of a cell and depth, or in their place all that it says
+//! slot           tag (seq + 1, written last), call, count, stage (offset of the operation's region, 0: none), payload
+//! region         one ENTRY per channel; then per channel one line `published` and one line `read` per reader;
+//!                then the cells
+//! message ring   line 0: messages taken (updated occasionally), messages confirmed; then per entry: number + 1, tag,
+//!                dtype, bytes of the message; then its region's offset, cell bytes and depth, or an inline payload
 //! ```
 
 use crate::MAX_ABORT_REPORT;
 
 pub(crate) const LINE: usize = 64;
-/// The largest page that a kernel of this architecture may have: what stands alone in its pages does so under each of them.
+/// Largest page size of kernels on this architecture, so that page-aligned objects share no page under any kernel.
 pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
-/// What staging memory is cut into.
+/// Allocation unit of staging memory, in bytes.
 pub(crate) const GRAIN: usize = 4 << 10;
 
 pub(crate) const DOORBELL_FLAG: usize = 64;
 pub(crate) const DOORBELL_SLEEPERS: usize = 68;
-/// Sleepers that wait for descriptors too: they are woken through the eventfd.
+/// Waiters that wait for descriptors too; they are woken through the eventfd.
 pub(crate) const DOORBELL_POLLERS: usize = 72;
 
-/// A robust futex that a thread of the process holds; 0: none does.
+/// Robust futex that a thread of the process holds; 0: not held.
 pub(crate) const LIVENESS_FUTEX: usize = 128;
 
-/// The address of this word in its own process: who reads it there through the kernel may read the rest.
+/// Address of this field in its own process. If the kernel reads it there for another process, that process may read
+/// the rest.
 pub(crate) const SELF_ADDRESS: usize = 144;
 
-/// When the process's last error was (nanoseconds of the monotonic clock), its length and text.
+/// Time of the process's last error (nanoseconds of the monotonic clock), then length and text.
 pub(crate) const ERROR_TIME: usize = 192;
 pub(crate) const ERROR_TEXT: usize = 200;
 pub(crate) const MAX_ERROR_BYTES: usize = 1200;
@@ -47,10 +48,10 @@ pub(crate) const MAX_ERROR_BYTES: usize = 1200;
 pub(crate) const CONTROL: usize = PAGE;
 pub(crate) const CONTROL_BYTES: usize = 256 << 20;
 pub(crate) const STAGING: usize = CONTROL + CONTROL_BYTES;
-/// Address space (not memory) past the cap, for the reserves of started operations.
+/// Address space (not memory) beyond the cap, for the reserves of started operations.
 pub(crate) const RESERVE_BYTES: usize = 1 << 30;
 
-/// The same behind those, for tensors that other ranks read where they lie.
+/// Address space behind the reserves, for tensors that other ranks read directly.
 pub(crate) const SYMMETRIC_BYTES: usize = 16 << 30;
 
 pub(crate) const NONCE: usize = 0;
@@ -59,14 +60,14 @@ pub(crate) const DONE: usize = LINE;
 pub(crate) const ABORT_REPORT: usize = 2 * LINE;
 pub(crate) const MESSAGE_RINGS: usize = (ABORT_REPORT + 8 + MAX_ABORT_REPORT).next_multiple_of(LINE);
 
-/// Bits of the state: a poisoned group is still to be left.
+/// Bits of the state. An aborted group is still open until it is closed.
 pub(crate) const OPEN: u32 = 1;
 pub(crate) const CLOSED: u32 = 2;
 pub(crate) const ABORTED: u32 = 4;
-/// The rank may read the memory of all others of its node.
+/// The rank can read the memory of all other ranks of its node (`process_vm_readv`).
 pub(crate) const READS_PEERS: u32 = 8;
 
-/// Operations whose headers are kept; also how far a rank may run ahead of another.
+/// Number of operations whose headers are kept, which also limits how many operations one rank may be ahead of another.
 pub(crate) const SLOTS: u64 = 4;
 pub(crate) const SLOT_HEADER: usize = 32;
 pub const SLOT_BYTES: usize = 8192;
@@ -77,22 +78,22 @@ pub(crate) const CALL: usize = 8;
 pub(crate) const COUNT: usize = 16;
 pub(crate) const STAGE: usize = 24;
 
-/// Channel entry: offset of its lines, offset of its cells, cell bytes, depth, payload bytes, and how
-/// they lie (u64 each, padded).
+/// Channel entry: offset of its lines, offset of its cells, cell bytes, depth, payload bytes and placement (u64 each,
+/// padded).
 pub(crate) const ENTRY: usize = 64;
-/// How a channel's messages lie: in cells; in symmetric memory, where readers say what they have read in any case; or, where they do, too,
-/// in memory that the writer does not share, at an address of its own.
+/// Placement of a channel's messages: in cells; in symmetric memory; or in memory that the writer does not share, at
+/// an address of the writer. In the last two cases readers always confirm what they have read.
 pub(crate) const IN_CELLS: u64 = 0;
 pub(crate) const IN_SYMMETRIC: u64 = 1;
 pub(crate) const IN_PRIVATE_MEMORY: u64 = 2;
 
 pub(crate) const RING_ENTRIES: u64 = 16;
-/// Offset, in the first line of a ring, of the number of messages that its reader has received.
+/// Offset, in the first line of a ring, of the number of messages that the receiver has received.
 pub(crate) const CONFIRMED: usize = 8;
 pub(crate) const RING_BYTES: usize = LINE * (1 + RING_ENTRIES as usize);
-/// Where in an entry the place of a message's cells is written, or the message itself.
+/// Offset, in an entry, of the location of the message's cells or of an inline payload.
 pub(crate) const BODY: usize = 32;
-/// Messages up to this many bytes lie beside their announcement.
+/// Maximum size in bytes of a message that is stored inside its announcement.
 pub(crate) const INLINE_BYTES: usize = LINE - BODY;
 
 pub(crate) const fn slots_at(size: usize) -> usize {

@@ -1,4 +1,4 @@
-//! Memory that several processes map: a sealed memfd and typed, bounds-checked windows into it.
+//! Shared memory: a sealed memfd with typed, bounds-checked access.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit};
 use super::order::Counter;
 use super::room::too_small;
 
-/// An error that names the system call and says how to permit it.
+/// Returns an error that names the system call and how to permit it.
 pub fn system_call_error(call: &str, reason: Errno) -> io::Error {
     let advice = match reason {
         Errno::PERM | Errno::ACCESS | Errno::NOSYS => {
@@ -25,24 +25,24 @@ pub fn system_call_error(call: &str, reason: Errno) -> io::Error {
     io::Error::new(io::Error::from(reason).kind(), format!("the system call {call} failed: {reason}{advice}"))
 }
 
-/// A shared mapping. Everything in it is reached as atomics or by raw pointer, never as plain references, so
-/// that another process may write at any time.
+/// Shared mapping. Access uses atomics or raw pointers, never plain references, because another process may write at
+/// any time.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
     base: *mut u8,
     len: usize,
-    /// A device may hold pages of it.
+    /// A device may have mapped pages.
     pinned: AtomicBool,
 }
 
-// SAFETY: the mapping lives until `drop`, belongs to no thread, and is only reached through atomics or through
-// raw pointers whose users say who may write when (outlets.rs, messages.rs).
+// SAFETY: the mapping lives until `drop` and belongs to no thread. Access uses atomics, or raw pointers whose users
+// order their accesses (shm/channels, shm/messages.rs).
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; shared references hand out atomics and raw pointers only.
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// New anonymous memory of `len` bytes whose size nobody can change. Pages appear when first touched.
+    /// Creates memory of `len` bytes of fixed size. Pages are allocated on first touch.
     pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("smddp", flags)
@@ -58,12 +58,12 @@ impl SharedMemory {
         Ok((Self::map(Some(fd.as_fd()), len)?, fd))
     }
 
-    /// New memory of this process alone: for what goes to other nodes.
+    /// Creates memory that is private to this process, for data of other nodes.
     pub(crate) fn private(len: usize) -> io::Result<Self> {
         Self::map(None, len)
     }
 
-    /// Maps another process's memory. A descriptor that could shrink under us is refused: it would be SIGBUS.
+    /// Maps another process's memory. Rejects a descriptor that could shrink, because accesses would raise SIGBUS.
     pub(crate) fn open(fd: impl AsFd, len: usize) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
         let size = rustix::fs::fstat(fd.as_fd())?.st_size;
@@ -76,7 +76,8 @@ impl SharedMemory {
     }
 
     fn map(fd: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
-        // SAFETY: a fresh mapping at an address the kernel picks; owned by the value returned; any thread.
+        // SAFETY: a new mapping at an address that the kernel chooses; the returned value owns it; valid on any
+        // thread.
         let base = unsafe {
             let (protection, flags) =
                 (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
@@ -102,20 +103,20 @@ impl SharedMemory {
         self.len
     }
 
-    /// Whether `bytes` bytes at `offset` lie in it, aligned for words. Asked of every place that another process names,
-    /// before it is used.
+    /// Returns true if `bytes` bytes at `offset` are inside and 8-byte aligned. Every location that another process
+    /// names is checked before use.
     #[inline]
     pub(crate) fn contains(&self, offset: usize, bytes: usize) -> bool {
         offset.is_multiple_of(8) && offset <= self.len && bytes <= self.len - offset
     }
 
-    /// How far from the beginning an address lies, if not before it.
+    /// Returns the offset of an address; `None` if it precedes the mapping.
     pub(crate) fn offset(&self, at: usize) -> Option<usize> {
         at.checked_sub(self.base as usize)
     }
 
-    /// Address of `bytes` bytes at `offset`. What another process names was looked at before ([`Self::contains`]): out of
-    /// range is a bug of this one, and stops here.
+    /// Returns the address of `bytes` bytes at `offset`. Locations from other processes were checked before
+    /// ([`Self::contains`]), so an offset out of range is a bug of this process and panics.
     #[inline]
     pub(crate) fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         assert!(
@@ -125,18 +126,18 @@ impl SharedMemory {
         self.base.wrapping_add(offset)
     }
 
-    /// A number that one rank tells others.
+    /// Returns a counter that one rank publishes to others.
     #[inline]
     pub(crate) fn counter(&self, offset: usize) -> Counter<'_> {
         Counter(self.flag64(offset))
     }
 
-    /// Words in a row.
+    /// Returns adjacent 8-byte fields.
     #[inline]
     pub(crate) fn flags<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
         let at = self.at(offset, 8 * N);
         assert!(offset.is_multiple_of(8));
-        // SAFETY: as in `flag64`; an atomic has the layout of its number, and an array that of its elements in a row.
+        // SAFETY: as in `flag64`; an atomic has the layout of its integer, and an array that of adjacent elements.
         unsafe { &*at.cast::<[AtomicU64; N]>() }
     }
 
@@ -145,7 +146,7 @@ impl SharedMemory {
         let at = self.at(offset, 8);
         assert!(offset.is_multiple_of(8));
         // SAFETY: in range and aligned (checked above; the base is page aligned); lives as long as `self`; all
-        // processes use this place as an atomic only.
+        // processes access this location only as an atomic.
         unsafe { AtomicU64::from_ptr(at.cast()) }
     }
 
@@ -157,7 +158,7 @@ impl SharedMemory {
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
-    /// Touches pages ahead of use, so that the first operation does not pay for them. Best effort.
+    /// Touches pages before use, so that the first operation does not pay for the page faults. Best effort.
     pub(crate) fn populate(&self, offset: usize, bytes: usize, write: bool) {
         let page = page_size();
         let start = offset - offset % page;
@@ -167,7 +168,8 @@ impl SharedMemory {
         let _ = unsafe { rustix::mm::madvise(self.at(start, end - start).cast(), end - start, advice) };
     }
 
-    /// Writes zeros, by words: others may look at some of them meanwhile. Whoever sees one sees all that came before as done.
+    /// Zeroes the range with 8-byte stores, because others may read it meanwhile. A reader of a zero observes all
+    /// earlier writes of this thread.
     pub(crate) fn clear(&self, offset: usize, bytes: usize) {
         fence(Ordering::Release);
         for at in (offset..offset + bytes).step_by(8) {
@@ -175,24 +177,24 @@ impl SharedMemory {
         }
     }
 
-    /// Writes a text's length and bytes, `most` of them at most, which others may read at any time: they see it whole, not at
-    /// all, or, where it takes the place of another one, perhaps a mixture of both.
+    /// Writes the length and bytes of a text, truncated to `most` bytes. Others may read it at any time: they observe
+    /// all of it or nothing, or, if it replaces another text, possibly a mixture.
     pub(crate) fn write_text(&self, offset: usize, text: &str, most: usize) {
         let bytes = &text.as_bytes()[..text.len().min(most)];
         self.flag64(offset).store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         for (i, chunk) in bytes.chunks(8).enumerate() {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.flag64(offset + 8 + 8 * i).store(u64::from_le_bytes(word), Ordering::Relaxed);
+            let mut value = [0; 8];
+            value[..chunk.len()].copy_from_slice(chunk);
+            self.flag64(offset + 8 + 8 * i).store(u64::from_le_bytes(value), Ordering::Relaxed);
         }
         self.flag64(offset).store(bytes.len() as u64, Ordering::Release);
     }
 
-    /// What [`Self::write_text`] wrote, or whatever lies there.
+    /// Reads what [`Self::write_text`] wrote; tolerates arbitrary contents.
     pub(crate) fn read_text(&self, offset: usize, most: usize) -> String {
-        let length =
-            usize::try_from(self.flag64(offset).load(Ordering::Acquire)).map_or(most, |told| told.min(most));
+        let length = usize::try_from(self.flag64(offset).load(Ordering::Acquire))
+            .map_or(most, |length| length.min(most));
         let bytes: Vec<u8> = (0..length.div_ceil(8))
             .flat_map(|i| self.flag64(offset + 8 + 8 * i).load(Ordering::Relaxed).to_le_bytes())
             .take(length)
@@ -200,7 +202,7 @@ impl SharedMemory {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// From now on a device may know any of its pages, and would go on with the old one where a page is given back.
+    /// Marks all pages as possibly mapped by a device. A device would keep using the old page after `discard`.
     pub(crate) fn pin(&self) {
         self.pinned.store(true, Ordering::Relaxed);
     }
@@ -209,22 +211,22 @@ impl SharedMemory {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// Gives the whole pages in there back to the system; they read as zero afterwards, but for emulators. The kernel would round the end up, and
-    /// take along what lies behind it.
+    /// Returns the whole pages in the range to the system; they read as zero afterwards (not under emulators). The
+    /// end is rounded down here, because the kernel would round it up and discard what follows.
     pub(crate) fn discard(&self, offset: usize, bytes: usize) {
         let page = page_size();
         let (start, end) = (offset.next_multiple_of(page), offset + bytes - (offset + bytes) % page);
         if start >= end {
             return;
         }
-        // SAFETY: in range (checked by `at`); the caller's allocator owns the range and nobody reads it any more.
+        // SAFETY: in range (checked by `at`); the caller's allocator owns the range, which has no readers.
         let _ = unsafe { libc::madvise(self.at(start, end - start).cast(), end - start, libc::MADV_REMOVE) };
     }
 }
 
 impl Drop for SharedMemory {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map` with this length, unmapped once; whoever uses pointers into it holds an Arc.
+        // SAFETY: mapped by `map` with this length and unmapped once; users of pointers into it hold an `Arc`.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
     }
 }
@@ -233,7 +235,7 @@ impl Drop for SharedMemory {
 mod tests {
     use super::*;
 
-    /// (first address, flags) of each mapping of this process whose name contains `name`.
+    /// Returns (first address, flags) of each mapping of this process whose name contains `name`.
     fn mappings(name: &str) -> Vec<(usize, String)> {
         let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let (mut found, mut first) = (Vec::new(), None);
@@ -250,33 +252,33 @@ mod tests {
     }
 
     #[test]
-    fn no_mapping_of_shared_memory_is_in_a_core_dump() {
+    fn shared_memory_is_excluded_from_core_dumps() {
         let (own, fd) = SharedMemory::create(3 * page_size()).unwrap();
         let peers = SharedMemory::open(&fd, 3 * page_size()).unwrap();
         let found = mappings("/memfd:smddp");
         for memory in [&own, &peers] {
             let (_, flags) =
-                found.iter().find(|(first, _)| *first == memory.base as usize).expect("it is mapped");
+                found.iter().find(|(first, _)| *first == memory.base as usize).expect("a mapping");
             assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
         }
     }
 
     #[test]
-    fn only_whole_pages_are_given_back() {
+    fn discard_releases_only_whole_pages() {
         let page = page_size();
         let (memory, _fd) = SharedMemory::create(6 * page).unwrap();
-        let flags = |memory: &SharedMemory| -> Vec<u64> {
+        let values = |memory: &SharedMemory| -> Vec<u64> {
             (0..12).map(|half| memory.flag64(half * page / 2).load(Ordering::Relaxed)).collect()
         };
         let fill = || (0..12).for_each(|half| memory.flag64(half * page / 2).store(7, Ordering::Relaxed));
         // From the middle of page 1 to the middle of page 4: pages 2 and 3.
         fill();
         memory.discard(page + page / 2, 3 * page);
-        assert_eq!(flags(&memory), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
-        // A whole one; and one that lies in two, neither of them whole.
+        assert_eq!(values(&memory), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
+        // One whole page; then a range that spans two pages and contains neither.
         fill();
         memory.discard(page, page);
         memory.discard(4 * page + page / 2, page);
-        assert_eq!(flags(&memory), [7, 7, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
+        assert_eq!(values(&memory), [7, 7, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
     }
 }

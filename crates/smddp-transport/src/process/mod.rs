@@ -1,4 +1,4 @@
-//! What a process has of its own, for all its groups: its memory and what is lent of it, its name, its bell, and whom it knows.
+//! State of one process that all its groups share: shared memory, exports, address, doorbell and known peers.
 
 mod buffer;
 mod control_blocks;

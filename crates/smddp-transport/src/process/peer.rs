@@ -1,4 +1,4 @@
-//! Another process of this node as this one knows it.
+//! Peer process on this node.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,25 +10,27 @@ use super::layout::LIVENESS_FUTEX;
 use super::memory::SharedMemory;
 use super::single_copy;
 
-/// Another process on this node, its memory mapped.
+/// Peer process on this node, with its memory mapped.
 pub(crate) struct PeerProcess {
     pub(crate) memory: SharedMemory,
     event: OwnedFd,
     /// `None` in another PID namespace.
     pub(crate) pid: Option<Pid>,
-    /// By which the kernel reads the rest of its memory for this process, where it does.
+    /// Pid through which the kernel reads its private memory for this process; `None` if it does not.
     pub(crate) readable: Option<Pid>,
-    /// Set by the service thread when the process is gone.
+    /// Set by the service thread when the process has ended.
     pub(crate) ended: Arc<AtomicBool>,
-    /// Set earlier, as soon as it is known that it will be: which of the deaths that this process learned of it is, from 1.
+    /// Set earlier, when its death is detected: position in the order of the deaths that this process detected, from
+    /// 1; 0: alive.
     death_order: AtomicU64,
 }
 
-/// Deaths that this process learned of.
+/// Number of deaths that this process detected.
 static DEATHS: AtomicU64 = AtomicU64::new(0);
 
 impl PeerProcess {
-    /// `event`: what wakes those who poll there. `ended`: as whoever watches it sets it. `pid`: if it has one here.
+    /// `event`: eventfd that wakes its polling threads. `ended`: set by the watcher of the process. `pid`: `None` in
+    /// another PID namespace.
     pub(super) fn new(
         memory: SharedMemory,
         event: OwnedFd,
@@ -43,7 +45,7 @@ impl PeerProcess {
         self.event.as_fd()
     }
 
-    /// It will be gone, or is: which of the deaths that this process learned of that is.
+    /// Marks the process as dead. Returns the position of its death in the order of detection.
     pub(crate) fn mark_dead(&self) -> u64 {
         self.death_order().unwrap_or_else(|| {
             let number = DEATHS.fetch_add(1, Ordering::Relaxed) + 1;
@@ -52,12 +54,12 @@ impl PeerProcess {
         })
     }
 
-    /// Which of the deaths that this process learned of is its own, if it is known that it will be gone.
+    /// Returns the position of its death in the order of detection; `None` if no death was detected.
     pub(crate) fn death_order(&self) -> Option<u64> {
         Some(self.death_order.load(Ordering::Acquire)).filter(|&number| number > 0)
     }
 
-    /// The word that one of its threads holds.
+    /// Returns the robust futex that one of its threads holds.
     pub(super) fn liveness_futex(&self) -> &AtomicU32 {
         self.memory.flag32(LIVENESS_FUTEX)
     }

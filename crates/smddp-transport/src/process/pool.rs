@@ -1,9 +1,9 @@
-//! The staging pool: one per process, shared by all its communicators, grown on use up to a cap.
+//! Staging pool: one per process, shared by all its communicators, grown on demand up to a cap.
 //!
-//! An operation takes one region and hands it back when it ends; the region is free for the next one when its
-//! readers are done with it, which the region's [`ReleaseCondition`] tells. Every started operation can have the least
-//! memory it works with, if need be from the reserve past the cap: groups that are used in different orders on
-//! different ranks therefore never wait for each other's memory.
+//! An operation takes one region and returns it when it ends. The region is reused once its readers are finished,
+//! which the region's [`ReleaseCondition`] reports. Every started operation can get its minimum memory, if necessary
+//! from the reserve beyond the cap. Therefore groups that are used in different orders on different ranks never wait
+//! for each other's memory.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -15,7 +15,7 @@ use super::layout::{GRAIN, STAGING};
 use super::memory::SharedMemory;
 use crate::lock;
 
-/// Tells when the readers of a region are done with it.
+/// Reports when the readers of a region are finished.
 pub(crate) trait ReleaseCondition: Send + Sync {
     fn released(&self) -> bool;
 }
@@ -26,10 +26,10 @@ pub(crate) struct Region {
     pub(crate) bytes: usize,
 }
 
-/// A region for an operation.
+/// Region for an operation.
 enum Chosen {
     Ready(Region),
-    /// Its pages are to be populated.
+    /// Its pages have to be populated.
     Fresh(Region),
 }
 
@@ -37,7 +37,7 @@ struct Idle {
     region: Region,
     owner: u64,
     release: Option<Arc<dyn ReleaseCondition>>,
-    /// Ascending age: the largest was handed back last.
+    /// Return order: the highest value was returned last.
     age: u64,
 }
 
@@ -52,7 +52,7 @@ impl Idle {
 
 #[derive(Default)]
 struct Ranges {
-    /// Free ranges under the cap, by offset.
+    /// Free ranges below the cap, by offset.
     free: BTreeMap<usize, usize>,
     reserve: BTreeMap<usize, usize>,
     idle: Vec<Idle>,
@@ -63,12 +63,13 @@ pub(crate) struct Pool {
     state: Mutex<Ranges>,
     cap: usize,
     reserve: usize,
-    /// Bytes ever handed out below the cap and still resident, and bytes in use of the reserve.
+    /// Bytes below the cap that were ever used and are resident, and bytes of the reserve in use.
     resident: AtomicUsize,
     reserve_used: AtomicUsize,
 }
 
-/// A communicator goes through so many bytes of regions before it uses one again; far below a third-level cache.
+/// Returns the bytes of regions that a communicator cycles through before it reuses one; well below a third-level
+/// cache.
 fn rotation_bytes() -> usize {
     static BYTES: OnceLock<usize> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -80,27 +81,29 @@ fn rotation_bytes() -> usize {
     })
 }
 
-/// What there is to know of the first processor, as far as it is needed.
+/// Returns the beginning of the first processor's description in /proc/cpuinfo.
 fn first_processor() -> String {
     let mut text = [0; 128];
     let read = std::fs::File::open("/proc/cpuinfo").and_then(|mut file| file.read(&mut text)).unwrap_or(0);
     String::from_utf8_lossy(&text[..read]).into_owned()
 }
 
-/// On AMD's processors (measured: Zen 4) writing into a cell that its readers still have in their own caches costs several times
-/// the copy itself, 128 KiB 14 us, and 3.3 us when the readers' copies are gone: so twice a second-level cache. On Intel's
-/// (measured: Cascade Lake) it costs nothing, and a cell that is still in the writer's cache is quicker to write: a quarter of one
-/// is up to twice as fast as twice one. Others have not been measured.
+/// Computes the bytes of `rotation_bytes` from measurements. On AMD processors (Zen 4), writing a cell that its
+/// readers still have cached costs several times the copy. For 128 KiB it takes 14 us, and 3.3 us after the readers'
+/// copies are evicted. Therefore the rotation is twice a second-level cache. On Intel processors (Cascade Lake) that
+/// effect is absent, and a cell in the writer's cache is faster to write. A quarter of a second-level cache is up to
+/// twice as fast as twice one. Other processors were not measured.
 fn bytes_per_rotation(processor: &str, second_level: usize) -> usize {
     let bytes = if processor.contains("GenuineIntel") { second_level / 4 } else { 2 * second_level };
     bytes.clamp(256 << 10, 4 << 20)
 }
 
-/// Regions of collectives, and the cap, are whole numbers of these.
+/// Unit of the cap and of regions for collectives, in bytes.
 const COARSE: usize = 4 * GRAIN;
 
-/// One time in eight, not in step with groups that take turns. The first touch of pages, here and by the readers, costs more than
-/// some uses of a known region (all_gather of 256 KiB by two ranks, first calls: 187 us, and 52 so).
+/// Selects one call in eight to take new pages, not in step with groups that alternate. The first touch of pages,
+/// here and by the readers, costs more than several uses of a known region. Measured for the first calls of
+/// all_gather (256 KiB, two ranks): 187 us without this limit, 52 us with it.
 fn takes_new_pages(age: u64) -> bool {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
     age.wrapping_mul(GOLDEN) >> 61 == 0
@@ -130,7 +133,7 @@ pub(super) fn give(free: &mut BTreeMap<usize, usize>, mut offset: usize, mut byt
 }
 
 impl Pool {
-    /// A pool that may grow to `cap` bytes (rounded up to its grain), with `reserve` bytes behind them.
+    /// Creates a pool that may grow to `cap` bytes (rounded up to its unit), with `reserve` bytes behind them.
     pub(crate) fn new(cap: usize, reserve: usize) -> Self {
         let cap = cap.next_multiple_of(COARSE);
         let mut state = Ranges::default();
@@ -147,23 +150,23 @@ impl Pool {
         }
     }
 
-    /// Bytes of address space behind `STAGING`.
+    /// Returns the bytes of address space behind `STAGING`.
     pub(crate) fn span(cap: usize, reserve: usize) -> usize {
         cap.next_multiple_of(COARSE) + reserve
     }
 
-    /// The largest region that can ever be had: all that lies under the cap, or all of the reserve.
+    /// Returns the size of the largest possible region: everything below the cap, or the whole reserve.
     pub(crate) fn max_region(&self) -> usize {
         self.cap.max(self.reserve)
     }
 
-    /// (cap, resident under the cap, in use of the reserve), bytes.
+    /// Returns (cap, resident below the cap, in use of the reserve) in bytes.
     pub(crate) fn usage(&self) -> (usize, usize, usize) {
         (self.cap, self.resident.load(Ordering::Relaxed), self.reserve_used.load(Ordering::Relaxed))
     }
 
-    /// `want` bytes for `owner`, or at least `least`; `None` while the owner should rather wait for its own
-    /// regions to come back, or while even the reserve is used up.
+    /// Returns `want` bytes for `owner`, or at least `least` bytes. `None` if the owner should wait for its own
+    /// regions, or if the reserve is exhausted.
     pub(crate) fn acquire(
         &self,
         memory: &SharedMemory,
@@ -214,7 +217,8 @@ impl Pool {
         self.take_reserve(state, least)
     }
 
-    /// Memory of one message: as `acquire`, but never by waiting for one's own: messages are read in any order.
+    /// Returns memory of one message. Unlike `acquire`, never makes the owner wait for its own regions, because
+    /// messages are read in any order.
     pub(crate) fn acquire_for_message(
         &self,
         memory: &SharedMemory,
@@ -251,8 +255,8 @@ impl Pool {
         Some(Chosen::Ready(Region { offset, bytes }))
     }
 
-    /// Touches the pages of a fresh region. Without the lock: that takes milliseconds for a large one, and other threads take
-    /// regions meanwhile.
+    /// Touches the pages of a new region, without the lock: a large region takes milliseconds, and other threads
+    /// acquire regions meanwhile.
     fn populate(&self, memory: &SharedMemory, chosen: Chosen) -> Option<Region> {
         match chosen {
             Chosen::Ready(region) => Some(region),
@@ -271,8 +275,7 @@ impl Pool {
         Some(Region { offset, bytes })
     }
 
-    /// Puts idle regions under the cap that nobody reads any more back into the free ranges: everybody's, or one
-    /// owner's.
+    /// Moves idle regions below the cap that have no readers to the free ranges: those of all owners, or of one.
     fn evict(&self, state: &mut Ranges, of: Option<u64>) {
         let mut i = 0;
         while i < state.idle.len() {
@@ -287,7 +290,7 @@ impl Pool {
         }
     }
 
-    /// Hands a region back; it is used again when `release` says so.
+    /// Returns a region; it is reused once `release` is met.
     pub(crate) fn retire(
         &self,
         memory: &SharedMemory,
@@ -302,7 +305,7 @@ impl Pool {
         self.sweep_reserve(&mut state, memory);
     }
 
-    /// Memory past the cap goes back to the system as soon as it can.
+    /// Returns memory beyond the cap to the system as soon as possible.
     fn sweep_reserve(&self, state: &mut Ranges, memory: &SharedMemory) {
         let mut i = 0;
         while i < state.idle.len() {
@@ -319,13 +322,14 @@ impl Pool {
         }
     }
 
-    /// From now on a device may know any page of `memory`. Behind the lock: whoever gives one back for want of this has done so.
+    /// Marks all pages of `memory` as possibly mapped by a device. Takes the lock, so that a concurrent `discard` has
+    /// finished.
     pub(crate) fn pin(&self, memory: &SharedMemory) {
         let _state = lock(&self.state);
         memory.pin();
     }
 
-    /// Forgets which regions were `owner`'s: the group is gone, any other may have them when they are released.
+    /// Removes the ownership of a closed group's regions; any group may use them once they are released.
     pub(crate) fn disown(&self, memory: &SharedMemory, owner: u64) {
         let mut state = lock(&self.state);
         for idle in &mut state.idle {
@@ -347,25 +351,25 @@ mod tests {
     use super::*;
 
     thread_local! {
-        /// Called by this thread before it populates pages.
+        /// Hook that runs before this thread populates pages.
         pub(super) static POPULATING: Cell<Option<fn(&Pool)>> = const { Cell::new(None) };
     }
 
     #[test]
-    fn pages_are_populated_without_the_lock_of_the_pool() {
+    fn pages_are_populated_without_the_pool_lock() {
         thread_local! {
-            static SEEN: Cell<usize> = const { Cell::new(0) };
+            static CALLS: Cell<usize> = const { Cell::new(0) };
         }
         let memory = memory(8 << 20);
         let pool = Pool::new(8 << 20, RESERVE_BYTES);
         POPULATING.set(Some(|pool| {
-            assert!(pool.state.try_lock().is_ok(), "another thread would wait for the pages");
-            SEEN.set(SEEN.get() + 1);
+            assert!(pool.state.try_lock().is_ok(), "the pool is locked while pages are populated");
+            CALLS.set(CALLS.get() + 1);
         }));
         pool.acquire(&memory, 1, 1 << 20, 4096).unwrap();
         pool.acquire_for_message(&memory, 1, 1 << 20, 4096).unwrap();
         POPULATING.set(None);
-        assert_eq!(SEEN.get(), 2);
+        assert_eq!(CALLS.get(), 2);
     }
 
     struct Flag(AtomicBool);
@@ -380,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn every_started_operation_gets_its_least_memory_when_the_cap_is_used_up() {
+    fn started_operations_get_their_minimum_memory_when_the_cap_is_exhausted() {
         let memory = memory(1 << 20);
         let pool = Pool::new(1 << 20, RESERVE_BYTES);
         let regions: Vec<_> =
@@ -395,11 +399,11 @@ mod tests {
         for (owner, region) in (1..40).zip(regions) {
             pool.retire(&memory, owner, region, Arc::new(Flag(AtomicBool::new(true))));
         }
-        assert_eq!(pool.usage().2, 0, "the reserve goes back to the system");
+        assert_eq!(pool.usage().2, 0, "the reserve was not returned to the system");
     }
 
     #[test]
-    fn a_region_is_not_used_again_before_its_readers_are_done() {
+    fn region_is_not_reused_before_its_readers_are_finished() {
         let memory = memory(8 << 20);
         let pool = Pool::new(8 << 20, RESERVE_BYTES);
         let first = pool.acquire(&memory, 1, 3 << 20, 4096).unwrap();
@@ -411,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_goes_through_its_memory_and_comes_to_new_pages_now_and_then() {
+    fn group_reuses_its_regions_and_occasionally_takes_new_pages() {
         let memory = memory(64 << 20);
         let pool = Pool::new(64 << 20, RESERVE_BYTES);
         let mut seen = Vec::new();
@@ -425,8 +429,12 @@ mod tests {
             }
             seen.len()
         };
-        assert!(operations(24) <= 4, "known memory first");
-        assert_eq!(operations(1_000), rotation_bytes() / (128 << 10), "then all that there may be");
+        assert!(operations(24) <= 4, "more new regions than expected");
+        assert_eq!(
+            operations(1_000),
+            rotation_bytes() / (128 << 10),
+            "not all regions of the rotation are used"
+        );
     }
 
     #[test]
@@ -443,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn freed_ranges_join_again() {
+    fn freed_ranges_are_merged() {
         let mut free = BTreeMap::from([(0, 100)]);
         let a = take(&mut free, 30).unwrap();
         let b = take(&mut free, 30).unwrap();

@@ -1,19 +1,19 @@
-//! Sizes of a process's shared memory under the limits of the process (`ulimit -v`, `ulimit -f`).
+//! Sizes of a process's shared memory under its resource limits (`ulimit -v`, `ulimit -f`).
 //!
-//! Most of the mapping is address space for later use, and every rank maps that of each other rank of its host. Without limits this
-//! costs nothing. A limited process reserves less.
+//! Most of the mapping is address space for later use, and every rank maps the memory of each other rank of its host.
+//! Without limits this costs nothing. A limited process reserves less.
 
 use rustix::process::{Resource, getrlimit};
 
 use super::layout::{RESERVE_BYTES, SYMMETRIC_BYTES};
 
-/// The smallest reserve that groups work with.
+/// Minimum reserve in bytes.
 const MIN_RESERVE: usize = 32 << 20;
-/// Symmetric memory below this is not worth its address space.
+/// Minimum symmetric memory in bytes; less is not worth its address space.
 const MIN_SYMMETRIC: usize = 16 << 20;
 const MAPPING_GRAIN: usize = 2 << 20;
 
-/// Bytes of the parts of a process's memory that adapt.
+/// Sizes in bytes of the parts that adapt to the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Room {
     pub(super) reserve: usize,
@@ -23,7 +23,7 @@ pub(super) struct Room {
 /// Limits of this process in bytes; `None`: unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Address space that is left.
+    /// Remaining address space.
     space: Option<u64>,
     file: Option<u64>,
 }
@@ -38,8 +38,8 @@ impl Limits {
 }
 
 impl Room {
-    /// Room beside `fixed` bytes for a process whose host has `ranks` ranks that all map each other's memory. Half of the address space that is left
-    /// stays for the program.
+    /// Returns sizes beside `fixed` bytes for a process whose host has `ranks` ranks that all map each other's
+    /// memory. Half of the remaining address space is left to the program.
     pub(super) fn fitting(fixed: usize, ranks: usize, limits: Limits) -> Result<Self, String> {
         let full = Self { reserve: RESERVE_BYTES, symmetric: SYMMETRIC_BYTES };
         let share = limits.space.map_or(u64::MAX, |space| space / 2 / ranks.max(1) as u64);
@@ -58,7 +58,7 @@ impl Room {
         Ok(Self { reserve: whole(reserve), symmetric })
     }
 
-    /// Room for a process that shares nothing: for what goes to other nodes.
+    /// Returns sizes for a process that shares no memory, only for data of other nodes.
     pub(super) fn private(fixed: usize, limits: Limits) -> Self {
         let fitting = Self::fitting(fixed, 1, Limits { file: None, ..limits });
         Self { symmetric: 0, ..fitting.unwrap_or(Self::least()) }
@@ -68,14 +68,14 @@ impl Room {
         Self { reserve: MIN_RESERVE, symmetric: 0 }
     }
 
-    /// Bytes of all of the memory, of which `fixed` do not adapt.
+    /// Returns the size of the whole memory, of which `fixed` bytes do not adapt.
     pub(super) fn bytes(self, fixed: usize) -> usize {
         fixed + self.reserve + self.symmetric
     }
 }
 
-/// "1 GiB of shared memory do not fit into ...": the limits of this process with their values.
-pub(super) fn too_small(what: &str, ranks: usize) -> String {
+/// Returns an error text such as "1 GiB of shared memory does not fit into ...", with the limits of this process.
+pub(super) fn too_small(need: &str, ranks: usize) -> String {
     let (mut limits, mut remedies) = (Vec::new(), Vec::new());
     if let Some(limit) = getrlimit(Resource::As).current {
         let used = address_space_in_use().map_or("an unknown part".to_owned(), |used| mib(used as usize));
@@ -91,17 +91,17 @@ pub(super) fn too_small(what: &str, ranks: usize) -> String {
     }
     let each = if ranks > 1 { format!(" for each of {ranks} ranks") } else { String::new() };
     if limits.is_empty() {
-        return format!("{what}{each}: the system has no memory for it");
+        return format!("{need}{each}: the system has no memory for it");
     }
     let (limits, remedies) = (limits.join("; "), remedies.join(", "));
-    format!("{what}{each} does not fit into the limits of this process: {limits}; raise them ({remedies})")
+    format!("{need}{each} does not fit into the limits of this process: {limits}; raise them ({remedies})")
 }
 
 fn mib(bytes: usize) -> String {
     format!("{} MiB", bytes >> 20)
 }
 
-/// Bytes that this process has mapped.
+/// Returns the bytes that this process has mapped.
 fn address_space_in_use() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/statm").ok()?;
     let pages: u64 = text.split_whitespace().next()?.parse().ok()?;
@@ -112,12 +112,12 @@ fn address_space_in_use() -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Control blocks, and a staging pool of 64 MiB.
+    /// Control blocks and a staging pool of 64 MiB.
     const FIXED: usize = 320 << 20;
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn unlimited_process_reserves_all_and_a_limited_one_what_fits_each_rank() {
+    fn limited_process_reserves_what_fits_each_rank() {
         let full = Room { reserve: RESERVE_BYTES, symmetric: SYMMETRIC_BYTES };
         let space = |space| Limits { space: Some(space), file: None };
         assert_eq!(Room::fitting(FIXED, 128, Limits::default()), Ok(full));
@@ -138,10 +138,10 @@ mod tests {
     }
 
     #[test]
-    fn too_little_is_an_error_that_names_what_is_needed() {
+    fn insufficient_limits_are_an_error_with_the_needed_size() {
         for limits in [Limits { space: Some(GIB), file: None }, Limits { space: None, file: Some(0) }] {
             let text = Room::fitting(FIXED, 2, limits).unwrap_err();
-            // Limits of the real process are named by tests/world/test_confined.py.
+            // tests/world/test_confined.py covers the limits of a real process.
             assert!(text.contains("352 MiB of shared memory for each of 2 ranks"), "{text}");
         }
     }

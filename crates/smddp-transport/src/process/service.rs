@@ -1,5 +1,6 @@
-//! The helper threads of an endpoint: one answers callers, one reports dead peers. Watched processes are behind an epoll: there are
-//! hundreds, and passing each to `poll` again would cost a third of the time that they take to meet.
+//! Threads of an endpoint: one serves incoming connections, one detects the ends of peers. Watched processes are
+//! registered with epoll. There are hundreds, and passing each to `poll` again would cost a third of the startup
+//! time.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,17 +28,17 @@ struct Watched {
     ended: Weak<AtomicBool>,
 }
 
-/// Processes and connections whose ends are waited for, and the thread's own eventfd.
+/// Watched processes and connections, and the eventfd of the watching thread.
 struct EndWatch {
     epoll: OwnedFd,
     wake: OwnedFd,
     watched: Mutex<HashMap<u64, Watched>>,
-    /// Numbers given, of which epoll tells.
+    /// Next epoll key.
     next: AtomicU64,
 }
 
 impl EndWatch {
-    /// The number of the eventfd.
+    /// Epoll key of the eventfd.
     const WAKE: u64 = u64::MAX;
 
     fn new(wake: OwnedFd) -> io::Result<Self> {
@@ -49,35 +50,35 @@ impl EndWatch {
 
     fn add(&self, new: Watched) {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        // Locked until it is in the map, since the thread may hear of it at once.
+        // Locked until it is in the map, because the thread may receive its event immediately.
         let mut watched = lock(&self.watched);
         match epoll::add(&self.epoll, &new.fd, EventData::new_u64(number), EventFlags::IN) {
             Ok(()) => drop(watched.insert(number, new)),
             Err(reason) => info(&format!(
-                "the end of a process of this node will be known at a deadline only: epoll refuses its descriptor ({reason})"
+                "the end of a process of this node will be detected only by a timeout: epoll rejected its descriptor ({reason})"
             )),
         }
     }
 
-    /// Nobody else holds their marks any more.
-    fn forget(&self) {
+    /// Removes entries whose `ended` flag has no other holder.
+    fn remove_unreferenced(&self) {
         lock(&self.watched).retain(|_, watched| {
             let held = watched.ended.strong_count() > 0;
             if !held {
-                // A forked child may have the descriptor, too: closing it would not take it out.
+                // Deleted explicitly: closing the descriptor would not remove it while a forked child has a copy.
                 let _ = epoll::delete(&self.epoll, &watched.fd);
             }
             held
         });
     }
 
-    /// Sleeps until a process has ended or the thread is woken, and marks the processes that ended. Returns whether there were
-    /// any; `None` if the program has closed the descriptors of this library (`os.closerange`).
+    /// Sleeps until a process ends or the thread is woken, and marks the ended processes. Returns whether any ended;
+    /// `None` if the program has closed the descriptors of this library (`os.closerange`).
     fn wait(&self) -> Option<bool> {
         let mut events =
             [const { epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) } }; 16];
-        let mut died = false;
-        // Of more the next turn hears.
+        let mut any_ended = false;
+        // The next call returns further events.
         let count = match epoll::wait(&self.epoll, &mut events, None) {
             Ok(count) => count,
             Err(Errno::INTR) => 0,
@@ -91,24 +92,25 @@ impl EndWatch {
             let _ = epoll::delete(&self.epoll, &ended.fd);
             if let Some(ended) = ended.ended.upgrade() {
                 ended.store(true, Ordering::Release);
-                died = true;
+                any_ended = true;
             }
         }
-        Some(died)
+        Some(any_ended)
     }
 }
 
 struct Shared {
-    /// Wakes the answering thread. [`EndWatch`] has the eventfd of the watching thread.
+    /// Wakes the thread that serves connections. [`EndWatch`] has the eventfd of the watching thread.
     wake: OwnedFd,
     stop: AtomicBool,
     ends: EndWatch,
-    /// Listeners to serve from now on.
+    /// Listeners that the thread has not taken yet.
     added: Mutex<Vec<IncomingConnections>>,
 }
 
-/// Two threads: one reports the ends of peers, the other one answers callers. An answer may take long (the main thread's frames, the
-/// export of device memory) or panic in code of others; a death is reported meanwhile.
+/// Two threads: one detects the ends of peers, the other serves incoming connections. A reply may take long (the main
+/// thread's stack, the export of device memory) or panic in foreign code; the detection of deaths continues
+/// meanwhile.
 pub(crate) struct Service {
     shared: Arc<Shared>,
     threads: [Option<JoinHandle<()>>; 2],
@@ -116,7 +118,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// `doorbell` rings where a peer has died.
+    /// Starts the threads. They notify `doorbell` when a peer ends.
     pub(crate) fn start(doorbell: Doorbell) -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let event = || eventfd(0, flags).map_err(|reason| system_call_error("eventfd2", reason));
@@ -127,21 +129,21 @@ impl Service {
             added: Mutex::default(),
         });
         let mut service = Self { shared, threads: [None, None], forks: fork::generation() };
-        // Dropping the service joins the first thread where the second one cannot be started.
-        let theirs = service.shared.clone();
-        service.threads[0] = Some(spawn("smddp-ends", move || watch_ends(&theirs, &doorbell))?);
-        let theirs = service.shared.clone();
-        service.threads[1] = Some(spawn("smddp-service", move || answer_callers(&theirs))?);
+        // If the second thread cannot be started, dropping the service joins the first.
+        let thread_shared = service.shared.clone();
+        service.threads[0] = Some(spawn("smddp-ends", move || watch_ends(&thread_shared, &doorbell))?);
+        let thread_shared = service.shared.clone();
+        service.threads[1] = Some(spawn("smddp-service", move || serve_connections(&thread_shared))?);
         Ok(service)
     }
 
-    /// Sets `ended` and rings when the process or the connection behind `fd` ends; forgets it when nobody else
-    /// holds `ended` any more.
+    /// Watches `fd`: when the process or connection behind it ends, sets `ended` and notifies the doorbell. Stops
+    /// when `ended` has no other holder.
     pub(crate) fn watch(&self, fd: OwnedFd, ended: &Arc<AtomicBool>) {
         self.shared.ends.add(Watched { fd, ended: Arc::downgrade(ended) });
     }
 
-    /// Answers callers at that listener, which does not block, for as long as its host is open.
+    /// Serves connections of a non-blocking listener while its host is open.
     pub(crate) fn serve(&self, listener: CloseOnFork<OwnedFd>, host: impl IncomingHost + 'static) {
         lock(&self.shared.added).push(IncomingConnections::new(listener, host));
         self.wake();
@@ -152,10 +154,10 @@ impl Service {
         self.wake_each();
     }
 
-    /// Wakes both threads. Returns which of them could be woken: a program may have closed the descriptors.
+    /// Wakes both threads. Returns which of them were woken: the program may have closed the descriptors.
     fn wake_each(&self) -> [bool; 2] {
         [&self.shared.ends.wake, &self.shared.wake].map(|wake| {
-            // A full counter wakes as well.
+            // A full counter wakes the thread too.
             matches!(rustix::io::write(wake, &1u64.to_ne_bytes()), Ok(_) | Err(Errno::AGAIN))
         })
     }
@@ -171,7 +173,7 @@ impl Drop for Service {
         let woken = self.wake_each();
         for (thread, woken) in self.threads.iter_mut().map(Option::take).zip(woken) {
             let Some(thread) = thread else { continue };
-            // A thread that cannot be woken may sleep until the process ends.
+            // A thread that was not woken may sleep until the process ends.
             if woken && thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -181,7 +183,7 @@ impl Drop for Service {
 
 fn watch_ends(shared: &Shared, doorbell: &Doorbell) {
     while !shared.stop.load(Ordering::Acquire) {
-        shared.ends.forget();
+        shared.ends.remove_unreferenced();
         match shared.ends.wait() {
             Some(true) => doorbell.notify(),
             Some(false) => {}
@@ -190,19 +192,19 @@ fn watch_ends(shared: &Shared, doorbell: &Doorbell) {
     }
 }
 
-fn answer_callers(shared: &Shared) {
-    let mut callers: Vec<IncomingConnections> = Vec::new();
+fn serve_connections(shared: &Shared) {
+    let mut listeners: Vec<IncomingConnections> = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
-        callers.append(&mut lock(&shared.added));
-        callers.retain(|callers| callers.host.open());
+        listeners.append(&mut lock(&shared.added));
+        listeners.retain(|listener| listener.host.open());
         let now = Instant::now();
-        let max_sleep = callers.iter().filter_map(|callers| callers.max_sleep(now)).min();
+        let max_sleep = listeners.iter().filter_map(|listener| listener.max_sleep(now)).min();
         let max_sleep = max_sleep.and_then(|max_sleep| Timespec::try_from(max_sleep).ok());
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
-        let mut counts = Vec::with_capacity(callers.len());
-        for callers in &mut callers {
+        let mut counts = Vec::with_capacity(listeners.len());
+        for listener in &mut listeners {
             let before = fds.len();
-            fds.extend(callers.fds(now));
+            fds.extend(listener.fds(now));
             counts.push(fds.len() - before);
         }
         if poll(&mut fds, max_sleep.as_ref()).is_err() {
@@ -219,15 +221,15 @@ fn answer_callers(shared: &Shared) {
             let _ = rustix::io::read(&shared.wake, &mut [0u8; 8]);
         }
         let now = Instant::now();
-        for (callers, count) in callers.iter_mut().zip(counts) {
+        for (listener, count) in listeners.iter_mut().zip(counts) {
             let ready: Vec<bool> = ready.by_ref().take(count).collect();
-            // The callers that were being served lose their connections; the listener goes on.
-            let answer = AssertUnwindSafe(|| callers.serve_ready(ready.into_iter(), now));
-            if let Err(panic) = catch_unwind(answer) {
+            // After a panic the connections that were being served are lost; the listener continues.
+            let serve = AssertUnwindSafe(|| listener.serve_ready(ready.into_iter(), now));
+            if let Err(panic) = catch_unwind(serve) {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
                 warn(&format!(
-                    "process {} could not answer another process: internal error: {text}; it goes on (please report this)",
+                    "process {} could not reply to another process: internal error: {text}; the process continues (please report this)",
                     std::process::id()
                 ));
             }
@@ -249,20 +251,20 @@ mod tests {
     use super::*;
     use crate::token::{Responder, Token};
 
-    /// A host whose answers wait until they are let go, and then panic.
-    struct Stuck {
+    /// Host whose connections block until they are released, and then panic.
+    struct Blocked {
         begun: Sender<()>,
         go: Receiver<()>,
     }
 
-    impl IncomingHost for Stuck {
+    impl IncomingHost for Blocked {
         fn greeting_bytes(&self) -> usize {
             8
         }
         fn check_allowed(&self, _: BorrowedFd<'_>) -> io::Result<()> {
             self.begun.send(()).unwrap();
             let _ = self.go.recv();
-            panic!("an answer failed (expected by this test)");
+            panic!("a reply failed (expected by this test)");
         }
         fn token(&self, _: &[u8]) -> Option<Arc<Token>> {
             None
@@ -283,8 +285,8 @@ mod tests {
         }
     }
 
-    /// A peer that ends, and whether that is known within the time that every wait of this test has.
-    fn death_is_reported(service: &Service) -> bool {
+    /// Ends a peer and returns true if its end is detected within 20 s.
+    fn end_is_detected(service: &Service) -> bool {
         let (peer, watched) = UnixStream::pair().unwrap();
         let ended = Arc::new(AtomicBool::new(false));
         service.watch(watched.into(), &ended);
@@ -297,26 +299,26 @@ mod tests {
     }
 
     #[test]
-    fn deaths_are_reported_while_an_answer_is_stuck_and_after_it_panicked() {
-        let name = format!("smddp-test-stuck-{}", std::process::id());
+    fn ends_are_detected_while_a_reply_blocks_and_after_it_panicked() {
+        let name = format!("smddp-test-blocked-{}", std::process::id());
         let service =
             Service::start(Doorbell::new(Arc::new(SharedMemory::create(PAGE).unwrap().0)).unwrap()).unwrap();
         let (begun, seen) = channel();
         let (go, wait) = channel();
         let listener = CloseOnFork::new(OwnedFd::from(listen(name.as_bytes()).unwrap()));
-        service.serve(listener, Stuck { begun, go: wait });
+        service.serve(listener, Blocked { begun, go: wait });
         let address =
             <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(
                 name.as_bytes(),
             )
             .unwrap();
-        // The second caller is served after the first one's answer panicked.
+        // The second connection is served after the first one panicked.
         for _ in 0..2 {
-            let _caller = UnixStream::connect_addr(&address).unwrap();
-            seen.recv_timeout(Duration::from_secs(20)).expect("the listener serves callers");
-            assert!(death_is_reported(&service), "a stuck answer held the report of a death up");
+            let _connection = UnixStream::connect_addr(&address).unwrap();
+            seen.recv_timeout(Duration::from_secs(20)).expect("the listener serves connections");
+            assert!(end_is_detected(&service), "a blocked reply delayed the detection");
             go.send(()).unwrap();
         }
-        assert!(death_is_reported(&service));
+        assert!(end_is_detected(&service));
     }
 }

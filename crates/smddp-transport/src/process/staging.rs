@@ -1,4 +1,4 @@
-//! What a group takes from its process's staging pool for bytes that come from, or go to, other nodes.
+//! Staging memory of a group for data from and to other nodes.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::endpoint::Endpoint;
 use super::pool::{Region, ReleaseCondition};
 
-/// Nobody else reads such a region: it is free as soon as it is handed back.
+/// Condition that is always met: no peer reads such a region, so it is free once it is returned.
 struct Unshared;
 
 impl ReleaseCondition for Unshared {
@@ -16,7 +16,7 @@ impl ReleaseCondition for Unshared {
     }
 }
 
-/// A group at the staging pool, with the region of its operation under way.
+/// Staging memory of a group, with the region of its current operation.
 pub(crate) struct StagingMemory {
     endpoint: Arc<Endpoint>,
     nonce: u64,
@@ -28,12 +28,12 @@ impl StagingMemory {
         Self { endpoint, nonce, region: None }
     }
 
-    /// Another share of the same group's.
+    /// Returns another, empty share of the same group.
     pub(crate) fn sibling(&self) -> Self {
         Self { endpoint: self.endpoint.clone(), nonce: self.nonce, region: None }
     }
 
-    /// Has at least `bytes` ready; false while the pool has none.
+    /// Reserves at least `bytes` bytes. Returns false if the pool has none at present.
     pub(crate) fn reserve(&mut self, bytes: usize) -> bool {
         if bytes == 0 || self.region.is_some_and(|region| region.bytes >= bytes) {
             return true;
@@ -44,7 +44,7 @@ impl StagingMemory {
         self.region.is_some()
     }
 
-    /// First address of what is reserved; of nothing, an address that must not be used.
+    /// Returns the address of the reserved region; a dangling address if nothing is reserved.
     pub(crate) fn base(&self) -> *mut u8 {
         self.region.map_or(std::ptr::dangling_mut(), |region| self.address(region))
     }
@@ -55,17 +55,17 @@ impl StagingMemory {
         }
     }
 
-    /// Leaves the memory to whoever may still write into it.
+    /// Gives up the region without returning it to the pool, because it may still be written.
     pub(crate) fn abandon(&mut self) {
         self.region = None;
     }
 
-    /// Memory of one message between two ranks.
+    /// Returns memory of one message between two ranks.
     pub(crate) fn take(&self, bytes: usize) -> Option<Region> {
         self.endpoint.pool.acquire_for_message(&self.endpoint.memory, self.nonce, bytes, bytes)
     }
 
-    /// Whether this share has these bytes.
+    /// Returns true if the reserved region contains these bytes.
     #[cfg(any(test, fuzzing))]
     pub(crate) fn holds(&self, at: *const u8, bytes: usize) -> bool {
         self.region.is_some_and(|region| self.region_contains(region, at, bytes))
@@ -85,7 +85,7 @@ impl StagingMemory {
         self.endpoint.pool.retire(&self.endpoint.memory, self.nonce, region, Arc::new(Unshared));
     }
 
-    /// Waits a moment for one of the descriptors.
+    /// Waits up to 10 ms for one of the descriptors.
     pub(crate) fn wait_briefly(&self, fds: &[(RawFd, i16)]) {
         let doorbell = self.endpoint.doorbell();
         doorbell.sleep(doorbell.prepare_wait(), fds, Duration::from_millis(10));

@@ -1,6 +1,6 @@
-//! Questions to a process about itself: its service thread answers, whatever the other threads do. Over an abstract unix
-//! socket whose name has the process's pid, its PID namespace and a random number; ranks of other nodes ask over their group's
-//! listener.
+//! Status queries to a process. Its service thread replies regardless of its other threads. A query uses an abstract
+//! unix socket whose name contains the pid, the PID namespace and a random number. Ranks of other nodes send queries
+//! to the listener of their group.
 
 use std::io::{self, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use super::credentials::{check_user, proc_is_ours};
-use super::handshake::{ProcessAddress, listen, name_of};
+use super::handshake::{ProcessAddress, describe_peer, listen};
 use super::incoming::{self, Stage};
 use crate::close_on_fork::CloseOnFork;
 use crate::socket_io::send_all;
@@ -20,73 +20,73 @@ use crate::token::{Responder, Token};
 use crate::warning::warn;
 
 const MAGIC: &[u8; 8] = b"smddp-q1";
-/// Its magic, what is asked, and about which rank of which group.
+/// Bytes of a query: magic, kind, and the key of a rank and its group.
 const QUERY_BYTES: usize = 8 + 8 + 8;
-/// Bytes of what a rank is said to do.
+/// Maximum bytes of an activity text.
 pub(crate) const MAX_ACTIVITY_BYTES: usize = 600;
 
-/// What is asked.
+/// Status query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusQuery {
-    /// What that rank of a group does, in words.
-    Doing(u64),
-    /// All groups, as JSON.
+    /// Activity of a rank of a group, as text.
+    Activity(u64),
+    /// State of all groups, as JSON.
     Status,
-    /// The same with the newest operations of each.
+    /// State of all groups with their latest operations, as JSON.
     Dump,
 }
 
 impl StatusQuery {
-    fn parse(words: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u64::from_le_bytes(*words.get(at..at + 8)?.first_chunk()?));
-        let (what, key) = (word(8)?, word(16)?);
-        match what {
-            _ if !words.starts_with(MAGIC) => None,
-            1 => Some(Self::Doing(key)),
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let number = |at: usize| Some(u64::from_le_bytes(*bytes.get(at..at + 8)?.first_chunk()?));
+        let (kind, key) = (number(8)?, number(16)?);
+        match kind {
+            _ if !bytes.starts_with(MAGIC) => None,
+            1 => Some(Self::Activity(key)),
             2 => Some(Self::Status),
             3 => Some(Self::Dump),
             _ => None,
         }
     }
 
-    fn words(self) -> [u8; QUERY_BYTES] {
-        let (what, key) = match self {
-            Self::Doing(key) => (1u64, key),
+    fn bytes(self) -> [u8; QUERY_BYTES] {
+        let (kind, key) = match self {
+            Self::Activity(key) => (1u64, key),
             Self::Status => (2, 0),
             Self::Dump => (3, 0),
         };
-        let mut words = [0; QUERY_BYTES];
-        words[..8].copy_from_slice(MAGIC);
-        words[8..16].copy_from_slice(&what.to_le_bytes());
-        words[16..].copy_from_slice(&key.to_le_bytes());
-        words
+        let mut bytes = [0; QUERY_BYTES];
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[8..16].copy_from_slice(&kind.to_le_bytes());
+        bytes[16..].copy_from_slice(&key.to_le_bytes());
+        bytes
     }
 }
 
 static RESPONDER: OnceLock<fn(StatusQuery) -> String> = OnceLock::new();
 
-/// Who knows the answers; the first one counts.
+/// Registers the function that answers queries. Later registrations are ignored.
 pub fn set_responder(responder: fn(StatusQuery) -> String) {
     let _ = RESPONDER.set(responder);
 }
 
-/// What this process answers; what a rank does is a line of bounded length.
-pub(crate) fn respond(question: StatusQuery) -> String {
-    let mut text = RESPONDER.get().map_or_else(String::new, |responder| responder(question));
-    if matches!(question, StatusQuery::Doing(_)) {
+/// Returns this process's reply; an activity text is truncated to [`MAX_ACTIVITY_BYTES`].
+pub(crate) fn respond(request: StatusQuery) -> String {
+    let mut text = RESPONDER.get().map_or_else(String::new, |responder| responder(request));
+    if matches!(request, StatusQuery::Activity(_)) {
         let end = (0..=text.len().min(MAX_ACTIVITY_BYTES)).rev().find(|&at| text.is_char_boundary(at));
         text.truncate(end.unwrap_or(0));
     }
     text
 }
 
-/// The name of a process's socket for questions.
+/// Returns the name of a process's status socket.
 fn name(process: &ProcessAddress) -> Vec<u8> {
-    let own = process.socket.strip_prefix(b"smddp").unwrap_or(&process.socket);
-    [b"smddp-status", own].concat()
+    let suffix = process.socket.strip_prefix(b"smddp").unwrap_or(&process.socket);
+    [b"smddp-status", suffix].concat()
 }
 
-/// Those of the same user may ask.
+/// Host of the status socket; open to processes of the same user.
 struct StatusHost;
 
 impl incoming::IncomingHost for StatusHost {
@@ -94,16 +94,16 @@ impl incoming::IncomingHost for StatusHost {
         QUERY_BYTES
     }
 
-    fn check_allowed(&self, caller: BorrowedFd<'_>) -> io::Result<()> {
-        check_user(caller).map(drop)
+    fn check_allowed(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        check_user(socket).map(drop)
     }
 
-    fn is_greeting(&self, words: &[u8]) -> bool {
-        let magic = words.len().min(MAGIC.len());
-        words[..magic] == MAGIC[..magic]
+    fn is_greeting(&self, bytes: &[u8]) -> bool {
+        let magic = bytes.len().min(MAGIC.len());
+        bytes[..magic] == MAGIC[..magic]
     }
 
-    /// No group's: `smddp status` is none of its ranks.
+    /// No token is required: `smddp status` belongs to no group.
     fn token(&self, _: &[u8]) -> Option<Arc<Token>> {
         None
     }
@@ -112,51 +112,51 @@ impl incoming::IncomingHost for StatusHost {
         true
     }
 
-    fn name(&self, caller: BorrowedFd<'_>) -> String {
-        name_of(caller)
+    fn name(&self, socket: BorrowedFd<'_>) -> String {
+        describe_peer(socket)
     }
 
     fn accept(
         &self,
-        caller: CloseOnFork<OwnedFd>,
-        words: &[u8],
+        socket: CloseOnFork<OwnedFd>,
+        bytes: &[u8],
         _: Option<&Responder>,
     ) -> Option<(CloseOnFork<OwnedFd>, Stage)> {
-        let text = respond(StatusQuery::parse(words)?);
-        Some((caller, Stage::Reply(text.into_bytes())))
+        let text = respond(StatusQuery::parse(bytes)?);
+        Some((socket, Stage::Reply(text.into_bytes())))
     }
 
     fn resource_error(&self, error: &io::Error) -> String {
-        format!("`smddp status` cannot be answered: {error}; it waits")
+        format!("`smddp status` waits for a reply of this process, which cannot accept connections: {error}")
     }
 }
 
-/// The socket where this process, which has that address, is asked.
+/// Opens the status socket of this process, whose address is `me`.
 pub(super) fn open(
     me: &ProcessAddress,
 ) -> Option<(CloseOnFork<OwnedFd>, impl incoming::IncomingHost + use<>)> {
     let listener = listen(&name(me)).inspect_err(|error| {
-        warn(&format!("`smddp status` does not see this process: it cannot listen at its socket ({error})"));
+        warn(&format!("`smddp status` cannot show this process: it cannot listen on its socket ({error})"));
     });
     Some((CloseOnFork::new(OwnedFd::from(listener.ok()?)), StatusHost))
 }
 
-/// Asks a process of this machine and user. Its thread may be stopped, or the process another user's: then it is an error,
-/// after that time at most.
-fn query(process: &ProcessAddress, question: StatusQuery, patience: Duration) -> io::Result<String> {
-    let until = Instant::now() + patience;
+/// Sends a query to a process of this machine and user. Fails after `limit` if the thread is stopped, or if the
+/// process belongs to another user.
+fn query(process: &ProcessAddress, request: StatusQuery, limit: Duration) -> io::Result<String> {
+    let until = Instant::now() + limit;
     let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name(process))?)?;
     check_user(&stream)?;
-    stream.set_write_timeout(Some(patience))?;
-    send_all(&stream, &question.words())?;
+    stream.set_write_timeout(Some(limit))?;
+    send_all(&stream, &request.bytes())?;
     let (mut text, mut part) = (Vec::new(), [0; 4096]);
     loop {
         let left = until.saturating_duration_since(Instant::now());
         stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         match (&stream).read(&mut part) {
             Ok(0) => return Ok(String::from_utf8_lossy(&text).into_owned()),
-            Ok(_) if text.len() > MAX_ACTIVITY_BYTES && matches!(question, StatusQuery::Doing(_)) => {
-                return Err(io::Error::other("an answer that is too long"));
+            Ok(_) if text.len() > MAX_ACTIVITY_BYTES && matches!(request, StatusQuery::Activity(_)) => {
+                return Err(io::Error::other("the reply is too long"));
             }
             Ok(bytes) => text.extend(&part[..bytes]),
             Err(error) if error.kind() == io::ErrorKind::Interrupted && !left.is_zero() => {}
@@ -165,31 +165,31 @@ fn query(process: &ProcessAddress, question: StatusQuery, patience: Duration) ->
     }
 }
 
-/// What a process of this node does, as far as it can be known: `about` names the rank and its group.
-pub(crate) fn doing(process: &ProcessAddress, pid: Option<Pid>, about: u64) -> String {
-    if pid.is_some_and(stopped) {
+/// Describes the activity of a process of this node if it is known. `about` identifies the rank and its group.
+pub(crate) fn activity(process: &ProcessAddress, pid: Option<Pid>, about: u64) -> String {
+    if pid.is_some_and(is_stopped) {
         return STOPPED.to_owned();
     }
-    match query(process, StatusQuery::Doing(about), QUERY_TIMEOUT) {
+    match query(process, StatusQuery::Activity(about), QUERY_TIMEOUT) {
         Ok(text) if !text.is_empty() => text,
-        Ok(_) => "does not say what it does".to_owned(),
-        Err(_) => "does not answer (stopped, or without time?)".to_owned(),
+        Ok(_) => "does not report its activity".to_owned(),
+        Err(_) => "does not reply (stopped, or without CPU time?)".to_owned(),
     }
 }
 
-/// One that is asked for its stack answers within a fraction of it.
+/// Time limit of a query; even with a stack a reply takes a fraction of it.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Of a process that does not run.
+/// Activity text of a stopped process.
 pub(crate) const STOPPED: &str = "is stopped (by a signal or a debugger)";
 
 /// Returns true if the process with that id in this PID namespace is stopped.
-pub(crate) fn stopped(pid: Pid) -> bool {
+pub(crate) fn is_stopped(pid: Pid) -> bool {
     if !proc_is_ours() {
         return false;
     }
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
-    // Its name, in brackets, may have any characters.
+    // The process name, in parentheses, may contain any characters.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
@@ -198,25 +198,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_is_read_as_it_was_written_and_nothing_else_is_one() {
-        for question in [StatusQuery::Doing(7), StatusQuery::Status, StatusQuery::Dump] {
-            assert_eq!(StatusQuery::parse(&question.words()), Some(question));
+    fn queries_round_trip_and_other_bytes_are_rejected() {
+        for request in [StatusQuery::Activity(7), StatusQuery::Status, StatusQuery::Dump] {
+            assert_eq!(StatusQuery::parse(&request.bytes()), Some(request));
             for end in 0..QUERY_BYTES {
-                assert_eq!(StatusQuery::parse(&question.words()[..end]), None);
+                assert_eq!(StatusQuery::parse(&request.bytes()[..end]), None);
             }
         }
-        let mut words = StatusQuery::Status.words();
-        words[8] = 9;
-        assert_eq!(StatusQuery::parse(&words), None);
-        words = StatusQuery::Status.words();
-        words[0] = b'S';
-        assert_eq!(StatusQuery::parse(&words), None);
+        let mut bytes = StatusQuery::Status.bytes();
+        bytes[8] = 9;
+        assert_eq!(StatusQuery::parse(&bytes), None);
+        bytes = StatusQuery::Status.bytes();
+        bytes[0] = b'S';
+        assert_eq!(StatusQuery::parse(&bytes), None);
     }
 
     #[test]
-    fn a_process_that_is_not_there_is_an_error_at_once() {
+    fn query_to_an_absent_process_fails_immediately() {
         let begun = Instant::now();
         assert!(query(&ProcessAddress::default(), StatusQuery::Status, Duration::from_secs(9)).is_err());
-        assert!(begun.elapsed() < Duration::from_secs(3) && !Pid::from_raw(i32::MAX).is_some_and(stopped));
+        assert!(begun.elapsed() < Duration::from_secs(3) && !Pid::from_raw(i32::MAX).is_some_and(is_stopped));
     }
 }

@@ -1,3 +1,3 @@
-//! What orders memory. `models/` gives the files that use it others, which try every order there is.
+//! Atomic types and fences of `order.rs`. `models/` substitutes loom's types, which execute every allowed order.
 
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

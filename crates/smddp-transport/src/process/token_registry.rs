@@ -1,4 +1,4 @@
-//! Under which tokens this process is spoken to: those of its live groups.
+//! Tokens of the live groups of this process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -6,14 +6,14 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::lock;
 use crate::token::Token;
 
-/// The process has one memory and one socket for all its groups, so callers name the token that they have.
+/// Tokens by name. All groups share the memory and the socket of the process, so an initiator names its token.
 #[derive(Default)]
 pub(crate) struct TokenRegistry {
     by_name: Mutex<HashMap<[u8; 16], Weak<Token>>>,
 }
 
 impl TokenRegistry {
-    /// Good as long as anybody has it.
+    /// Registers a token while it has other holders.
     pub(crate) fn add(&self, token: &Arc<Token>) {
         let mut tokens = lock(&self.by_name);
         tokens.retain(|_, token| token.strong_count() > 0);

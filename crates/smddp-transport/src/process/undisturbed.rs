@@ -1,7 +1,7 @@
 //! Protection of the process's state while a library is loaded and initialized.
 //!
-//! Some libraries install signal handlers when they are loaded (libfabric's PSM providers do, for backtraces) or change the
-//! floating-point mode (objects that were linked with `-ffast-math`). Both belong to the program. Changed environment variables and
+//! Some libraries install signal handlers when they are loaded (libfabric's PSM providers do, for backtraces). Others
+//! change the floating-point mode (objects that were linked with `-ffast-math`). Both belong to the program. Changed environment variables and
 //! resource limits are logged only: the library may depend on them. Handlers of `pthread_atfork` can be neither seen nor removed.
 
 use std::collections::HashMap;
@@ -30,7 +30,7 @@ pub fn undisturbed<T>(library: &str, load: impl FnOnce() -> T) -> T {
 }
 
 struct State {
-    /// By signal; `None` for the C library's own.
+    /// Actions by signal; `None` for signals that the C library reserves.
     actions: Vec<Option<libc::sigaction>>,
     mode: u64,
     limits: Vec<Option<u64>>,
@@ -83,7 +83,7 @@ impl State {
         names.dedup();
         changed.extend(names.iter().map(|name| format!("the environment variable {name}")));
         if !changed.is_empty() {
-            info(&format!("{library} changed {} of this process, which stays so", changed.join(", ")));
+            info(&format!("{library} changed {} of this process; this is not restored", changed.join(", ")));
         }
     }
 }
@@ -151,7 +151,7 @@ fn set_floating_point_mode(_: u64) {}
 pub(crate) mod tests {
     use super::*;
 
-    /// Of SIGSYS, which no other test uses.
+    /// Signal of the test; no other test uses SIGSYS.
     const SIGNAL: i32 = libc::SIGSYS;
 
     extern "C" fn programs(_: i32) {}
@@ -174,7 +174,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn handlers_and_floating_point_mode_are_the_programs_after_a_library_was_loaded() {
+    fn handlers_and_floating_point_mode_are_restored_after_loading() {
         install(programs);
         let mode = floating_point_mode();
         let value = undisturbed("a library", || {

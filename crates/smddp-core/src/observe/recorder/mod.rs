@@ -141,7 +141,7 @@ fn live() -> Vec<Arc<Recorder>> {
 
 fn respond(question: StatusQuery) -> String {
     match question {
-        StatusQuery::Doing(key) => {
+        StatusQuery::Activity(key) => {
             // Peers send this query after a deadline, when this rank is missing. It may not have seen any failure
             // yet.
             dump::write_soon();

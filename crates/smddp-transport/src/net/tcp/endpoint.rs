@@ -263,7 +263,7 @@ impl IncomingHost for TcpHost {
             Purpose::Query => {
                 // The reply fits in any socket buffer.
                 let begun = pending.begun.load(Ordering::Acquire);
-                let doing = respond(StatusQuery::Doing(pending.subject.load(Ordering::Relaxed)));
+                let doing = respond(StatusQuery::Activity(pending.subject.load(Ordering::Relaxed)));
                 // One write for both: data after a single byte would wait for its acknowledgement (Nagle).
                 let reply = [&[ACCEPTED], &*straggler_query::encode_reply(begun, &doing, keys)].concat();
                 let _ = (&*stream).write_all(&reply);
