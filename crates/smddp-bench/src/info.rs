@@ -13,7 +13,8 @@ pub(crate) fn print() -> Result<()> {
     let mut out = stdout().lock();
     for setting in SETTINGS {
         let default = if setting.default.is_empty() { "-" } else { setting.default };
-        writeln!(out, "{:<22} {default:<6} {}", setting.name, setting.description).map_err(Error::io("writing"))?;
+        writeln!(out, "{:<22} {default:<6} {}", setting.name, setting.description)
+            .map_err(Error::io("writing"))?;
     }
     Ok(())
 }

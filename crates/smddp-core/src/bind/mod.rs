@@ -41,7 +41,7 @@ pub(crate) struct BlockRun {
     pub(crate) segments: usize,
     /// Offset of the first block and bytes of all blocks, if they are adjacent and have one segment. The blocks are
     /// then one contiguous range, unless the caller passed a list of addresses.
-    pub(crate) row: Option<(usize, usize)>,
+    pub(crate) contiguous: Option<(usize, usize)>,
 }
 
 impl BlockRun {

@@ -131,7 +131,7 @@ fn find_candidates(bound: &BoundCall, in_place: bool, single_copy: SingleCopy) -
     let mut found = Vec::new();
     for (channel, sources) in sources.iter().enumerate() {
         let &[Some(run)] = &sources[..] else { continue };
-        let contiguous = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
+        let contiguous = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.contiguous.is_some());
         let send_channel = &bound.channel_layout.send_channels[channel];
         let large_enough = send_channel.bytes >= MIN_ZERO_COPY_BYTES as u64;
         // With several readers, each saves less than the single copy costs.
@@ -156,15 +156,15 @@ fn direct_receives(bound: &BoundCall, single_copy: bool) -> Vec<(usize, BlockRun
         match step {
             BoundStep::Receive { from, to, .. } => {
                 uses[from.recv_channel] += 1;
-                let whole = from.before == 0 && from.message.blocks == to.blocks;
+                let takes_all_blocks = from.before == 0 && from.message.blocks == to.blocks;
                 // Segments of several blocks are not adjacent.
-                let contiguous = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
+                let contiguous = to.buffer == Buffer::Out && (to.blocks == 1 || to.contiguous.is_some());
                 let single_copy_read = single_copy
                     && bound.channel_layout.recv_channels[from.recv_channel].bytes
                         >= MIN_SINGLE_COPY_BYTES as u64
                     && bound.routed.may_be_fetched(from.recv_channel);
                 let directly = single_copy_read || bound.routed.arrives_directly(from.recv_channel);
-                if whole && contiguous && directly {
+                if takes_all_blocks && contiguous && directly {
                     receives.push((from.recv_channel, *to));
                 }
             }

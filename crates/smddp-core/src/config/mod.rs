@@ -249,7 +249,8 @@ impl Config {
         const MAX_BYTES: usize = 64 << 10;
         let Some(path) = &self.token_file else { return Ok(None) };
         let invalid = |want: String| invalid_value("SMDDP_JOB_TOKEN_FILE", &path.to_string_lossy(), &want);
-        let content = files::read(path, MAX_BYTES).map_err(|error| invalid(format!("it cannot be read: {error}")));
+        let content =
+            files::read(path, MAX_BYTES).map_err(|error| invalid(format!("it cannot be read: {error}")));
         let (bytes, about) = content?;
         let mode = about.permissions().mode();
         // Group read permission is allowed: orchestrators mount secrets that way.
@@ -292,10 +293,7 @@ impl Config {
             config.interface = InterfaceFilter::first(&lookup);
         }
         if config.segment.is_some_and(|bytes| bytes > config.staging) {
-            let want = format!(
-                "expected at most SMDDP_STAGING_BYTES, which is {} bytes",
-                config.staging
-            );
+            let want = format!("expected at most SMDDP_STAGING_BYTES, which is {} bytes", config.staging);
             return Err(invalid_value(
                 "SMDDP_SEGMENT_BYTES",
                 &get("SMDDP_SEGMENT_BYTES").unwrap_or_default(),

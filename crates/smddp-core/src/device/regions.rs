@@ -236,9 +236,7 @@ fn import_memory(
 }
 
 fn request_export(shared_page: &SharedPage, rank: usize, token: u64) -> Result<MemoryExport, String> {
-    shared_page
-        .borrow(rank, token)
-        .map_err(|error| format!("rank {rank} did not export its memory: {error}"))
+    shared_page.borrow(rank, token).map_err(|error| format!("rank {rank} did not export its memory: {error}"))
 }
 
 /// Device memory that is exported to find out which ranks can map it. Dropping it withdraws and frees it.

@@ -211,10 +211,10 @@ impl DeviceExecutor<'_> {
     /// Returns true if all blocks of a buffer are memory of the call's device.
     fn is_on_device(&self, buffer: Buffer) -> bool {
         let device = &self.site.handle.device;
-        let whole = |base: usize| base == 0 || device.owns(base as Address);
+        let is_owned = |base: usize| base == 0 || device.owns(base as Address);
         match &self.execution.lists[buffer as usize] {
-            Some(blocks) => blocks.iter().all(|&block| whole(block)),
-            None => whole(self.execution.bases[buffer as usize]),
+            Some(blocks) => blocks.iter().all(|&block| is_owned(block)),
+            None => is_owned(self.execution.bases[buffer as usize]),
         }
     }
 

@@ -79,6 +79,9 @@ mod tests {
         while begun.elapsed() < Duration::from_millis(20) {}
         let (clock, true_time) = (Clock::now(), begun.elapsed());
         let converted = clock.since(then);
-        assert!(converted > true_time / 2 && converted < true_time * 2, "{converted:?}, expected about {true_time:?}");
+        assert!(
+            converted > true_time / 2 && converted < true_time * 2,
+            "{converted:?}, expected about {true_time:?}"
+        );
     }
 }

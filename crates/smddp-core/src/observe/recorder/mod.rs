@@ -243,8 +243,7 @@ mod tests {
 
     #[test]
     fn rank_in_no_call_reports_a_recent_failure_of_another_group() {
-        let [queried, finished, failed, pending] =
-            ["queried", "finished", "failed", "pending"].map(recorder);
+        let [queried, finished, failed, pending] = ["queried", "finished", "failed", "pending"].map(recorder);
         let description = || doing(query_key("queried", 0));
         record_call(&finished, Collective::Barrier, Some(Outcome::Ok));
         assert!(!description().contains(" failed "), "{}", description());
@@ -252,7 +251,11 @@ mod tests {
         let failure = ", and all_gather #0 of group `failed` failed 0.0 s ago";
         assert!(description().contains(failure), "{}", description());
         record_call(&pending, Collective::AllReduce, None);
-        assert!(description().contains(", but in all_reduce #0 of group `pending` for "), "{}", description());
+        assert!(
+            description().contains(", but in all_reduce #0 of group `pending` for "),
+            "{}",
+            description()
+        );
         assert!(description().contains(failure), "{}", description());
         record_call(&queried, Collective::AllGather, Some(Outcome::Failed));
         assert!(description().contains(" (all_gather #0 failed 0.0 s ago)"), "{}", description());
