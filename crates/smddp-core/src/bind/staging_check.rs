@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_beyond_the_staging_memory_are_rejected_at_once() {
+    fn segments_beyond_the_staging_memory_are_rejected() {
         let large = Config { segment: Some(64 << 20), algorithm: Some(Algorithm::Mesh), ..Config::default() };
         let between_nodes = Config { algorithm: Some(Algorithm::HierMesh), ..large.clone() };
         for (each, config) in [(40, &large), (1, &between_nodes)] {

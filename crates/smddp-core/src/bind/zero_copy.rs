@@ -2,7 +2,7 @@
 //! from symmetric memory of the sender, or with single copies by the kernel.
 //!
 //! A message may leave after its step has run, and may arrive long before the step that receives it. Therefore a
-//! source must stay unchanged until its data has left. A receive target must not be written or read for anything else
+//! source must be unchanged until its data has left. A receive target must not be written or read for anything else
 //! once the data can arrive. A program that writes each block once guarantees both, except for a call in place, whose
 //! In is its Out: see [`ZeroCopy::sends_in_place`].
 
@@ -111,7 +111,7 @@ impl ZeroCopy {
 /// Minimum bytes of a zero-copy source. Below, a copy costs less than the wait for each reader to finish.
 const MIN_ZERO_COPY_BYTES: usize = 16 << 10;
 
-/// Minimum bytes of a single copy by the kernel, which has to look up each page.
+/// Minimum bytes of a single copy by the kernel, which translates each page.
 const MIN_SINGLE_COPY_BYTES: usize = 512 << 10;
 
 /// Finds the send channels whose messages all come from one step that sends from, or stores in, one contiguous range.

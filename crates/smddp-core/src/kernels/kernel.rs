@@ -1,9 +1,9 @@
 //! The reduction loop and its instantiations.
 //!
-//! A *column* is `W` consecutive elements of all inputs. Its accumulators fill half of the vector registers and stay
-//! there for all inputs. Therefore each input is read once and each result is written once, for any number of inputs.
-//! The loops over a column have constant length and work on local arrays, so the compiler vectorises them without
-//! checking whether the destination is one of the sources.
+//! A *column* is `W` consecutive elements of all inputs. Its accumulators fill half of the vector registers and
+//! remain there for all inputs. Therefore each input is read once and each result is written once, for any number of
+//! inputs. The loops over a column have constant length and work on local arrays. The compiler vectorises them
+//! without checking whether the destination is one of the sources.
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2::Avx2;

@@ -52,7 +52,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) 
 }
 
 /// Writes `n` bytes of `src` to two destinations and reads them once. `stream` applies to `kept` only: peers are
-/// about to read `cell`, which should stay in cache.
+/// about to read `cell`, which should remain in cache.
 ///
 /// # Safety
 /// As [`copy`], for both destinations; no two of the three buffers overlap.

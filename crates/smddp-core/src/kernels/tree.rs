@@ -1,7 +1,7 @@
 //! Tree reductions: chunks that fit in the first-level cache are combined pairwise.
 //!
-//! Every combination rounds to the element type. Therefore a result does not depend on which combinations one rank
-//! computes at once and which ones several ranks compute in turn.
+//! Every combination rounds to the element type. Therefore a result does not depend on how its combinations are
+//! distributed over ranks.
 
 use std::mem::MaybeUninit;
 
@@ -49,9 +49,10 @@ impl Kernel {
                     depth -= 1;
                     let two = [stack[depth - 1], stack[depth]];
                     let last = depth == 1 && i + 1 == srcs.len();
-                    // SAFETY: sources and destinations hold these elements by the caller's contract, and nothing after this
-                    // combination reads this piece of a source that is the destination, too. A place of `scratch` holds a piece and is
-                    // written where at most the left of the two lies, exactly.
+                    // SAFETY: sources and destinations hold these elements by the caller's contract. If the
+                    // destination is one of the sources, nothing reads this chunk of that source after this
+                    // combination. A slot of `scratch` holds a chunk; of the two operands, at most the left one is in
+                    // the slot that is written, at the same address.
                     unsafe {
                         if last {
                             self.run_in_mode(dst.wrapping_add(byte), also, &two, count, scale, stream);

@@ -65,7 +65,7 @@ fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Runs a reduction with the device kernels. Returns false if there is no kernel for it.
+/// Runs a reduction with the device kernels. Returns false if it is not supported.
 fn reduce_on_device(reduction: &Reduction) -> bool {
     let Ok(launch) = launch(reduction, USUAL_BLOCKS) else {
         return false;

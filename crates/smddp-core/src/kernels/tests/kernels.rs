@@ -48,7 +48,7 @@ impl Case {
         (0..self.inputs).map(|_| oracle::elements(self.dtype, self.n, &mut random)).collect()
     }
 
-    /// Runs the kernel on `inputs`. Returns `None` if there is no such kernel.
+    /// Runs the kernel on `inputs`. Returns `None` if it is not supported.
     fn run(&self, inputs: &[Vec<u8>]) -> Option<Vec<u8>> {
         let kernel = Kernel::at(self.level, self.dtype, self.redop)?;
         let bytes = self.n * self.dtype.size();
