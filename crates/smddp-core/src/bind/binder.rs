@@ -225,8 +225,9 @@ impl Binder {
         recv_index.messages += message.segments as u64;
         recv_index.cell = recv_index.cell.max(largest);
         recv_index.bytes += bytes;
-        let before = source.take.0;
-        let skip = self.call.wire_bytes(compressed, BlockRun { blocks: before, ..message }, 0);
-        IncomingMessage { recv_channel, message, before, skip }
+        let skipped_blocks = source.take.0;
+        let first_skipped_bytes =
+            self.call.wire_bytes(compressed, BlockRun { blocks: skipped_blocks, ..message }, 0);
+        IncomingMessage { recv_channel, message, skipped_blocks, first_skipped_bytes }
     }
 }

@@ -156,7 +156,7 @@ fn direct_receives(bound: &BoundCall, single_copy: bool) -> Vec<(usize, BlockRun
         match step {
             BoundStep::Receive { from, to, .. } => {
                 uses[from.recv_channel] += 1;
-                let takes_all_blocks = from.before == 0 && from.message.blocks == to.blocks;
+                let takes_all_blocks = from.skipped_blocks == 0 && from.message.blocks == to.blocks;
                 // Segments of several blocks are not adjacent.
                 let contiguous = to.buffer == Buffer::Out && (to.blocks == 1 || to.contiguous.is_some());
                 let single_copy_read = single_copy

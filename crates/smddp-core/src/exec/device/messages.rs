@@ -207,7 +207,7 @@ impl DeviceExecutor<'_> {
         let run = from.message;
         let length = |block: usize| self.bound.length(run.buffer, run.block + block);
         let piece = |block: usize| self.bound.segment_bytes(run.buffer, run.block + block, segment);
-        let taken = from.before..from.before + blocks;
+        let taken = from.skipped_blocks..from.skipped_blocks + blocks;
         match origin {
             MessageSource::Slot(slot) => {
                 let base = self.site.pinned_slots().address(*slot) as Address;
@@ -236,7 +236,7 @@ impl DeviceExecutor<'_> {
                         "rank {rank} sent offset {offset}, which is outside of its exported memory"
                     ))
                 };
-                let mut at = (0..from.before).map(stride).sum::<usize>();
+                let mut at = (0..from.skipped_blocks).map(stride).sum::<usize>();
                 taken
                     .map(|block| {
                         let bytes = piece(block);
