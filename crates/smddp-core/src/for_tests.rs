@@ -6,7 +6,7 @@ use smddp_transport::joint::{InterNode, Prepared, TransportOptions};
 
 /// Returns rank 0 of a group of `size` ranks on this node.
 pub(crate) fn group(size: usize) -> Group {
-    let means = TransportOptions {
+    let options = TransportOptions {
         staging: 4 << 20,
         shm: true,
         node: None,
@@ -20,8 +20,8 @@ pub(crate) fn group(size: usize) -> Group {
         local: None,
         require: None,
     };
-    let prepared = |rank| Prepared::new(rank, size, Vec::new(), &means).unwrap();
-    let all: Vec<Prepared> = (0..size).map(prepared).collect();
-    let cards = all.iter().map(|one| one.rank_info().clone()).collect();
-    all.into_iter().next().unwrap().connect(cards).unwrap().group
+    let prepare = |rank| Prepared::new(rank, size, Vec::new(), &options).unwrap();
+    let all: Vec<Prepared> = (0..size).map(prepare).collect();
+    let rank_infos = all.iter().map(|prepared| prepared.rank_info().clone()).collect();
+    all.into_iter().next().unwrap().connect(rank_infos).unwrap().group
 }

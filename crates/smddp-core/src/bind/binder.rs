@@ -166,13 +166,13 @@ impl Binder {
         let segments = range.clone().map(|block| table[block].div_ceil(self.call.choice.segment)).max();
         let segments = segments.unwrap_or(1);
         let mut next = offsets.get(span.block).copied().unwrap_or(0);
-        let (first, mut in_a_row) = (next, segments <= 1);
+        let (first, mut is_contiguous) = (next, segments <= 1);
         for block in range {
-            in_a_row &= offsets[block] == next;
+            is_contiguous &= offsets[block] == next;
             next += table[block];
         }
-        let row = in_a_row.then_some((first, next - first));
-        BlockRun { buffer: span.buffer, block: span.block, blocks: span.blocks, segments, row }
+        let contiguous = is_contiguous.then_some((first, next - first));
+        BlockRun { buffer: span.buffer, block: span.block, blocks: span.blocks, segments, contiguous }
     }
 
     /// Bytes of all messages of a run, compressed or not.
@@ -225,8 +225,9 @@ impl Binder {
         recv_index.messages += message.segments as u64;
         recv_index.cell = recv_index.cell.max(largest);
         recv_index.bytes += bytes;
-        let before = source.take.0;
-        let skip = self.call.wire_bytes(compressed, BlockRun { blocks: before, ..message }, 0);
-        IncomingMessage { recv_channel, message, before, skip }
+        let skipped_blocks = source.take.0;
+        let first_skipped_bytes =
+            self.call.wire_bytes(compressed, BlockRun { blocks: skipped_blocks, ..message }, 0);
+        IncomingMessage { recv_channel, message, skipped_blocks, first_skipped_bytes }
     }
 }

@@ -41,7 +41,7 @@ pub(crate) struct BlockRun {
     pub(crate) segments: usize,
     /// Offset of the first block and bytes of all blocks, if they are adjacent and have one segment. The blocks are
     /// then one contiguous range, unless the caller passed a list of addresses.
-    pub(crate) row: Option<(usize, usize)>,
+    pub(crate) contiguous: Option<(usize, usize)>,
 }
 
 impl BlockRun {
@@ -57,8 +57,8 @@ pub(crate) struct IncomingMessage {
     /// The whole message, in the block numbers of its sender.
     pub(crate) message: BlockRun,
     /// Number of blocks before the taken ones, and their bytes in the first segment.
-    pub(crate) before: usize,
-    pub(crate) skip: usize,
+    pub(crate) skipped_blocks: usize,
+    pub(crate) first_skipped_bytes: usize,
 }
 
 /// A step with bound sizes; see [`smddp_plan::Step`].
@@ -70,6 +70,7 @@ pub(crate) enum BoundStep {
     Copy { source: BlockRun, to: BlockRun, finish: bool },
 }
 
+/// A reduction of messages, and optionally of this rank's own input.
 #[derive(Clone, Debug)]
 pub(crate) struct Reduce {
     pub(crate) from: Vec<IncomingMessage>,
@@ -83,6 +84,7 @@ pub(crate) struct Reduce {
     pub(crate) association: Association,
 }
 
+/// A plan bound to the sizes, channels and routes of one call. Pipelines hold (lag, step).
 #[derive(Clone, Debug)]
 pub(crate) struct BoundCall {
     pub(crate) choice: Choice,
@@ -127,9 +129,9 @@ pub(crate) struct Compression {
 
 impl Compression {
     fn new(format: Format, collective: Collective) -> Self {
-        let alike = matches!(collective, Collective::AllGather | Collective::AllReduce);
+        let equal_results = matches!(collective, Collective::AllGather | Collective::AllReduce);
         let reduces = collective.reduces();
-        let (rounds_inputs, rounds_results) = (alike && !reduces, alike && reduces);
+        let (rounds_inputs, rounds_results) = (equal_results && !reduces, equal_results && reduces);
         Self { format, sends: Vec::new(), receives: Vec::new(), rounds_inputs, rounds_results }
     }
 
@@ -182,21 +184,21 @@ impl BoundCall {
     #[inline]
     pub(crate) fn skipped_bytes(&self, from: &IncomingMessage, segment: usize) -> usize {
         if segment == 0 {
-            from.skip
+            from.first_skipped_bytes
         } else {
             let compressed =
                 self.compression.as_ref().is_some_and(|compression| compression.receives[from.recv_channel]);
-            self.wire_bytes(compressed, BlockRun { blocks: from.before, ..from.message }, segment)
+            self.wire_bytes(compressed, BlockRun { blocks: from.skipped_blocks, ..from.message }, segment)
         }
     }
 
     /// Approximate memory of this value in bytes.
     fn memory_bytes(&self) -> usize {
         let steps = self.pipelines.iter().flatten();
-        let sources = |bind_step: &BoundStep| {
-            if let BoundStep::Reduce(reduce) = bind_step { reduce.from.len() } else { 0 }
+        let sources = |step: &BoundStep| {
+            if let BoundStep::Reduce(reduce) = step { reduce.from.len() } else { 0 }
         };
-        let sources: usize = steps.clone().map(|(_, bind_step)| sources(bind_step)).sum();
+        let sources: usize = steps.clone().map(|(_, step)| sources(step)).sum();
         let Channels { send_channels, recv_channels, .. } = &*self.channel_layout;
         let readers: usize = send_channels.iter().map(|send_channel| send_channel.readers.len()).sum();
         let channels =
@@ -256,8 +258,8 @@ pub(crate) fn plan_decision(key: &Key, facts: &GroupFacts, config: &Config) -> D
     let settings = config.plans();
     let formats = if key.lossless { Formats::default() } else { settings.formats };
     // Integers and bools give the same bits in any order.
-    let by_order = !key.dtype.is_integer() && key.dtype != DType::Bool;
-    let canonical = settings.canonical || by_order && facts.is_canonical();
+    let order_matters = !key.dtype.is_integer() && key.dtype != DType::Bool;
+    let canonical = settings.canonical || order_matters && facts.is_canonical();
     decide(&key.shape(), &facts.group(), &Settings { formats, canonical, ..settings })
 }
 
@@ -267,15 +269,15 @@ pub(crate) fn describe_decision(path: &str, decision: &Decision) -> String {
     let algorithm = variant_name((algorithm, decision.format));
     let cells = decision.choice.window();
     let order = if decision.canonical { " in canonical order" } else { "" };
-    let instead = match decision.reason {
+    let fallback = match decision.reason {
         Reason::Unsupported(wanted) => format!(" ({} does not support this call)", wanted.name()),
         _ => String::new(),
     };
     if decision.inline {
-        return format!("{path} {algorithm}{order}, one message{instead}");
+        return format!("{path} {algorithm}{order}, one message{fallback}");
     }
     let segment = segment.div_ceil(1024);
-    format!("{path} {algorithm}{order}, segments of {segment} KiB, {cells} cells{instead}")
+    format!("{path} {algorithm}{order}, segments of {segment} KiB, {cells} cells{fallback}")
 }
 
 /// Returns the kernel of a reducing collective, or an error if the dtype does not support the reduction.
@@ -295,6 +297,7 @@ fn kernel(key: &Key) -> Result<Option<Kernel>> {
     Ok(Some(kernel))
 }
 
+/// Plans a call, and binds the plan to its sizes, channels and routes.
 pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<BoundCall> {
     let (rank, n) = (facts.rank, facts.topology.size());
     let kernel = kernel(key)?;
@@ -325,7 +328,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
             choice.algorithm.name()
         )));
     }
-    let once = !writes_block_twice(&program);
+    let writes_once = !writes_block_twice(&program);
     let mut bound = BoundCall { kernel, ..binder::bind_program(key, facts, &decision, program) };
     if key.memory != Memory::Host {
         use_descriptors(&mut bound, key, facts);
@@ -336,7 +339,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
     {
         warn_rounded_all_gather(compression.format);
     }
-    if key.memory == Memory::Host && once && bound.compression.is_none() {
+    if key.memory == Memory::Host && writes_once && bound.compression.is_none() {
         // With helper threads, copies by this process are faster than single copies by the kernel.
         let single_copy = if has_helpers() { SingleCopy::Never } else { config.single_copy };
         bound.zero_copy = ZeroCopy::new(&bound, key.collective, single_copy);

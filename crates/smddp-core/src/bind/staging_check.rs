@@ -13,25 +13,26 @@ pub(crate) fn check(bound: &BoundCall, facts: &GroupFacts, call: &str, cap: usiz
     let cells = |cell: usize, count: usize| cell.next_multiple_of(64).saturating_mul(count);
     let window = |messages: u64| (messages.min(channel_layout.window as u64) as usize).max(1);
     // Slots in shared memory and slots for other nodes are allocated separately.
-    let (mut inside, mut between) = (0usize, 0usize);
+    let (mut local_bytes, mut remote_bytes) = (0usize, 0usize);
     for send_channel in &channel_layout.send_channels {
         if send_channel.readers.iter().any(|&rank| local(rank)) && !channel_layout.inline {
-            inside = inside.saturating_add(cells(send_channel.cell, channel_layout.depth.1));
+            local_bytes = local_bytes.saturating_add(cells(send_channel.cell, channel_layout.depth.1));
         }
         if send_channel.readers.iter().any(|&rank| !local(rank)) {
-            between = between.saturating_add(cells(send_channel.cell, window(send_channel.messages)));
+            remote_bytes =
+                remote_bytes.saturating_add(cells(send_channel.cell, window(send_channel.messages)));
         }
     }
     for recv_channel in channel_layout.recv_channels.iter().filter(|recv_channel| !local(recv_channel.rank)) {
-        between = between.saturating_add(cells(recv_channel.cell, window(recv_channel.messages)));
+        remote_bytes = remote_bytes.saturating_add(cells(recv_channel.cell, window(recv_channel.messages)));
     }
-    let (need, most) = (inside.max(between), Endpoint::max_region(cap));
-    if need <= most {
+    let (required, limit) = (local_bytes.max(remote_bytes), Endpoint::max_region(cap));
+    if required <= limit {
         return Ok(());
     }
     let channels = channel_layout.send_channels.len() + channel_layout.recv_channels.len();
     Err(Error::Invalid(format!(
-        "{call}: {channels} channels with segments of {} bytes need {need} bytes of staging memory at once, but at most {most} are \
+        "{call}: {channels} channels with segments of {} bytes need {required} bytes of staging memory at once, but at most {limit} are \
          available (SMDDP_STAGING_BYTES={cap}); reduce SMDDP_SEGMENT_BYTES or increase SMDDP_STAGING_BYTES",
         bound.choice.segment
     )))
@@ -72,10 +73,10 @@ mod tests {
     }
 
     #[test]
-    fn segments_beyond_the_staging_memory_are_rejected_at_once() {
+    fn segments_beyond_the_staging_memory_are_rejected() {
         let large = Config { segment: Some(64 << 20), algorithm: Some(Algorithm::Mesh), ..Config::default() };
-        let between = Config { algorithm: Some(Algorithm::HierMesh), ..large.clone() };
-        for (each, config) in [(40, &large), (1, &between)] {
+        let between_nodes = Config { algorithm: Some(Algorithm::HierMesh), ..large.clone() };
+        for (each, config) in [(40, &large), (1, &between_nodes)] {
             let error = exchanged(each, config).unwrap_err().to_string();
             assert!(error.contains("SMDDP_SEGMENT_BYTES") && error.contains("67108864"), "{error}");
             let small = Config { segment: Some(64 << 10), ..config.clone() };

@@ -2,7 +2,7 @@
 //! from symmetric memory of the sender, or with single copies by the kernel.
 //!
 //! A message may leave after its step has run, and may arrive long before the step that receives it. Therefore a
-//! source must stay unchanged until its data has left. A receive target must not be written or read for anything else
+//! source must be unchanged until its data has left. A receive target must not be written or read for anything else
 //! once the data can arrive. A program that writes each block once guarantees both, except for a call in place, whose
 //! In is its Out: see [`ZeroCopy::sends_in_place`].
 
@@ -111,7 +111,7 @@ impl ZeroCopy {
 /// Minimum bytes of a zero-copy source. Below, a copy costs less than the wait for each reader to finish.
 const MIN_ZERO_COPY_BYTES: usize = 16 << 10;
 
-/// Minimum bytes of a single copy by the kernel, which has to look up each page.
+/// Minimum bytes of a single copy by the kernel, which translates each page.
 const MIN_SINGLE_COPY_BYTES: usize = 512 << 10;
 
 /// Finds the send channels whose messages all come from one step that sends from, or stores in, one contiguous range.
@@ -131,7 +131,7 @@ fn find_candidates(bound: &BoundCall, in_place: bool, single_copy: SingleCopy) -
     let mut found = Vec::new();
     for (channel, sources) in sources.iter().enumerate() {
         let &[Some(run)] = &sources[..] else { continue };
-        let contiguous = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
+        let contiguous = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.contiguous.is_some());
         let send_channel = &bound.channel_layout.send_channels[channel];
         let large_enough = send_channel.bytes >= MIN_ZERO_COPY_BYTES as u64;
         // With several readers, each saves less than the single copy costs.
@@ -156,15 +156,15 @@ fn direct_receives(bound: &BoundCall, single_copy: bool) -> Vec<(usize, BlockRun
         match step {
             BoundStep::Receive { from, to, .. } => {
                 uses[from.recv_channel] += 1;
-                let whole = from.before == 0 && from.message.blocks == to.blocks;
+                let takes_all_blocks = from.skipped_blocks == 0 && from.message.blocks == to.blocks;
                 // Segments of several blocks are not adjacent.
-                let contiguous = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
+                let contiguous = to.buffer == Buffer::Out && (to.blocks == 1 || to.contiguous.is_some());
                 let single_copy_read = single_copy
                     && bound.channel_layout.recv_channels[from.recv_channel].bytes
                         >= MIN_SINGLE_COPY_BYTES as u64
                     && bound.routed.may_be_target(from.recv_channel);
                 let directly = single_copy_read || bound.routed.receives_in_place(from.recv_channel);
-                if whole && contiguous && directly {
+                if takes_all_blocks && contiguous && directly {
                     receives.push((from.recv_channel, *to));
                 }
             }

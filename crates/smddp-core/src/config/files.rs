@@ -57,7 +57,7 @@ mod tests {
         let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
         let begun = Instant::now();
         assert_eq!(read_text(&at("small"), 64).unwrap().len(), 64);
-        for (path, says) in [
+        for (path, expected) in [
             (at("fifo"), "not a regular file"),
             ("/dev/zero".into(), "not a regular file"),
             (folder.clone(), "not a regular file"),
@@ -69,7 +69,7 @@ mod tests {
             (at("socket"), "No such device"),
         ] {
             let text = read(&path, 64).unwrap_err().to_string();
-            assert!(text.contains(says), "{}: {text}", path.display());
+            assert!(text.contains(expected), "{}: {text}", path.display());
         }
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         std::fs::remove_dir_all(&folder).unwrap();

@@ -138,8 +138,8 @@ pub(crate) fn to_bits(network: Network) -> [u64; VALUES] {
     [latency_ns, message_ns, bytes_per_ns].map(f64::to_bits)
 }
 
-pub(crate) fn from_bits(words: [u64; VALUES]) -> Network {
-    let [latency_ns, message_ns, bytes_per_ns] = words.map(f64::from_bits);
+pub(crate) fn from_bits(bits: [u64; VALUES]) -> Network {
+    let [latency_ns, message_ns, bytes_per_ns] = bits.map(f64::from_bits);
     Network { latency_ns, message_ns, bytes_per_ns, ..Network::ASSUMED }
 }
 
@@ -161,13 +161,13 @@ pub(crate) fn encode_estimate() -> Vec<u8> {
 /// Combines the models of all ranks, or returns `None` if any rank has none. All ranks get the same result.
 pub(crate) fn combine_estimates<'a>(notes: impl Iterator<Item = &'a [u8]>) -> Option<Network> {
     let decode = |encoded: &[u8]| {
-        let mut words = [0; VALUES];
+        let mut bits = [0; VALUES];
         let chunks = encoded.as_chunks::<8>();
         if chunks.0.len() != VALUES || !chunks.1.is_empty() {
             return None;
         }
-        words.iter_mut().zip(chunks.0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
-        let Network { latency_ns, message_ns, bytes_per_ns, incast } = from_bits(words);
+        bits.iter_mut().zip(chunks.0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
+        let Network { latency_ns, message_ns, bytes_per_ns, incast } = from_bits(bits);
         let in_range = latency_ns.min(bytes_per_ns) > 0.0 && message_ns >= 0.0;
         let finite = [latency_ns, message_ns, bytes_per_ns].iter().all(|value| value.is_finite());
         (in_range && finite).then_some(Network { latency_ns, message_ns, bytes_per_ns, incast })

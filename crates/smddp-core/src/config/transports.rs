@@ -30,7 +30,7 @@ impl Config {
 
     /// Describes the transport between nodes. The error gives the reason if none is available.
     pub fn between_nodes(&self) -> std::result::Result<String, String> {
-        let (names, way) = match self.between {
+        let (names, description) = match self.between {
             InterNode::Nothing => return Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
             InterNode::Fabric => self.fabric_description()?,
             InterNode::Auto if may_have_efa() => {
@@ -40,9 +40,9 @@ impl Config {
         };
         match &self.require {
             Some(required) if !names.contains(required) => {
-                Err(format!("SMDDP_REQUIRE={required}, but there is {way}"))
+                Err(format!("SMDDP_REQUIRE={required}, but there is {description}"))
             }
-            _ => Ok(way),
+            _ => Ok(description),
         }
     }
 

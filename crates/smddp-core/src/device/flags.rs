@@ -1,7 +1,7 @@
 //! Flags for progress signals between streams and hosts.
 //!
-//! A site of a group has three cache lines in the page of each rank, which all ranks of the node map, and two flags
-//! in a page of its own. Every flag only increases, until a failure releases all waits.
+//! A site of a group has three cache lines in the page of each rank, which all ranks of the node map. It also has two
+//! private flags. Every flag only increases, until a failure releases all waits.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -29,7 +29,7 @@ pub(crate) struct PinnedSlots {
 unsafe impl Send for PinnedSlots {}
 
 /// Slots of one size before a message has to wait for one. A channel without any message in flight always gets one.
-const MAX_WAITING_SLOTS: usize = 16;
+const MAX_SLOTS: usize = 16;
 
 impl PinnedSlots {
     pub(crate) fn new(device: Arc<Device>) -> Self {
@@ -57,7 +57,7 @@ impl PinnedSlots {
             return Ok(Some(index));
         }
         let same_size = self.slots.iter().filter(|s| s.bytes >= bytes).count();
-        if same_size >= MAX_WAITING_SLOTS && !needed {
+        if same_size >= MAX_SLOTS && !needed {
             return Ok(None);
         }
         let bytes = bytes.next_power_of_two().max(4096);

@@ -50,8 +50,8 @@ pub(crate) fn reduce(
     while at < bytes {
         // The longest range in which no piece of any source ends. An element must not cross such an end.
         let found: Vec<(Address, usize)> = sources.iter().map(|pieces| piece(pieces, at)).collect();
-        let stretch = found.iter().map(|(_, left)| *left).min().unwrap_or(0).min(bytes - at);
-        if stretch < element {
+        let length = found.iter().map(|(_, left)| *left).min().unwrap_or(0).min(bytes - at);
+        if length < element {
             return Err(smddp_cuda::Error::Invalid(
                 "an element crosses two allocations; pass a tensor that is aligned to its elements"
                     .to_owned(),
@@ -60,11 +60,11 @@ pub(crate) fn reduce(
         let to = to + at as u64;
         let mut addresses: Vec<Address> = found.into_iter().map(|(address, _)| address).collect();
         while addresses.len() > MAX_SOURCES {
-            launch(site, kind, addresses[..MAX_SOURCES].to_vec(), to, stretch, (None, None))?;
+            launch(site, kind, addresses[..MAX_SOURCES].to_vec(), to, length, (None, None))?;
             addresses.splice(..MAX_SOURCES, [to]);
         }
-        launch(site, kind, addresses, to, stretch, (divide, None))?;
-        at += stretch;
+        launch(site, kind, addresses, to, length, (divide, None))?;
+        at += length;
     }
     Ok(())
 }

@@ -209,8 +209,8 @@ impl DeviceSite {
         unsafe { self.handle.device.round(self.handle.stream, rounding, places, count) }
     }
 
-    /// Returns the number that this rank's progress flag has once all work added so far is complete. Publish it only
-    /// after the next [`Self::flush_flags`].
+    /// Returns the number that this rank's progress flag has once all added work is complete. Publish it only after
+    /// the next [`Self::flush_flags`].
     pub(crate) fn mark(&mut self) -> Result<u64> {
         self.flush()?;
         if self.has_unmarked_work

@@ -40,7 +40,7 @@ pub(crate) struct DeviceSiteHandle {
     pub(crate) path: String,
     pub(crate) flags: ManuallyDrop<DeviceFlags>,
     events: Mutex<Vec<Event>>,
-    /// Number of operations so far.
+    /// Number of operations that have received a number.
     numbers: AtomicU64,
 }
 

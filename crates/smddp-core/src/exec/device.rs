@@ -211,10 +211,10 @@ impl DeviceExecutor<'_> {
     /// Returns true if all blocks of a buffer are memory of the call's device.
     fn is_on_device(&self, buffer: Buffer) -> bool {
         let device = &self.site.handle.device;
-        let whole = |base: usize| base == 0 || device.owns(base as Address);
+        let is_owned = |base: usize| base == 0 || device.owns(base as Address);
         match &self.execution.lists[buffer as usize] {
-            Some(blocks) => blocks.iter().all(|&block| whole(block)),
-            None => whole(self.execution.bases[buffer as usize]),
+            Some(blocks) => blocks.iter().all(|&block| is_owned(block)),
+            None => is_owned(self.execution.bases[buffer as usize]),
         }
     }
 
@@ -225,8 +225,8 @@ impl DeviceExecutor<'_> {
     }
 
     /// Copies the input if it is premultiplied, or if it would be overwritten while peers read it. That is so if it
-    /// overlaps the output in a form that no plan supports. It is also so for calls in place with any algorithm but
-    /// the mesh, which overwrites a block only with the result of its last reader.
+    /// overlaps the output in a form that no plan supports. It is also so for calls in place, except with the mesh:
+    /// the mesh overwrites a block only with the result of its last reader.
     fn prepare_input(&mut self) -> Result<(), ExecError> {
         if let Some(compression) =
             self.bound.compression.as_ref().filter(|compression| compression.rounds_inputs)
@@ -360,7 +360,7 @@ impl DeviceExecutor<'_> {
         }
     }
 
-    /// Frees the pinned slot of a message once the stream has passed the work enqueued so far.
+    /// Frees the pinned slot of a message once the stream has passed the enqueued work.
     fn release_slot(&mut self, origin: &MessageSource) -> Result<(), ExecError> {
         if let MessageSource::Slot(slot) = origin {
             let number = self.site.host_mark()?;

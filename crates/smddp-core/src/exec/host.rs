@@ -102,7 +102,7 @@ fn post_receives(bound: &BoundCall, execution: &Execution, group: &mut Group) {
     for &(recv_channel, to) in bound.zero_copy.receives_in_place(execution.in_place) {
         let at = execution.address(bound, to.buffer, to.block, 0);
         let flat = !matches!(execution.lists.get(to.buffer as usize), Some(Some(_)));
-        let bytes = match to.row {
+        let bytes = match to.contiguous {
             _ if to.blocks == 1 => bound.length(to.buffer, to.block),
             Some((_, bytes)) if flat => bytes,
             _ => continue,
@@ -147,25 +147,28 @@ impl StepExecutor for Host<'_> {
         segment: usize,
     ) -> StepResult<Self> {
         if self.bound.zero_copy.sends_in_place(channel, self.execution.in_place)
-            && let Some((from, bytes)) = self.whole(source, segment)
+            && let Some((from, bytes)) = self.contiguous_segment(source, segment)
         {
             self.store_tee(tee, (from, bytes), segment);
             self.group.publish_from(channel, from as *const u8, bytes);
             return Ok(());
         }
-        let remote = self.group.has_distant_readers();
-        let rows = match tee {
-            None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
-            Some(tee) => {
-                self.row(source).zip(self.row(tee)).map(|((from, bytes), (dst, _))| (from, dst, bytes))
-            }
+        let has_distant_readers = self.group.has_distant_readers();
+        let contiguous = match tee {
+            None => self.contiguous(source).map(|(from, bytes)| (from, from, bytes)),
+            Some(tee) => self
+                .contiguous(source)
+                .zip(self.contiguous(tee))
+                .map(|((from, bytes), (dst, _))| (from, dst, bytes)),
         };
         let mut at = 0;
-        if let Some((from, bytes)) = self.whole(source, segment).filter(|(from, _)| *from == cell as usize) {
+        if let Some((from, bytes)) =
+            self.contiguous_segment(source, segment).filter(|(from, _)| *from == cell as usize)
+        {
             // The message already is in its slot.
             self.store_tee(tee, (from, bytes), segment);
             at = bytes;
-        } else if let Some((from, dst, bytes)) = rows {
+        } else if let Some((from, dst, bytes)) = contiguous {
             self.write_slot(remote, cell, from, dst, bytes);
             at = bytes;
         } else {
@@ -192,7 +195,7 @@ impl StepExecutor for Host<'_> {
         // The forwarded message leaves from its target, or from a slot.
         let place = forward_slot.and_then(|(channel, _)| {
             let in_place = self.bound.zero_copy.sends_in_place(channel, self.execution.in_place);
-            self.whole(to, segment).filter(|_| in_place)
+            self.contiguous_segment(to, segment).filter(|_| in_place)
         });
         let cell = forward_slot.filter(|_| place.is_none()).map(|(_, cell)| cell);
         let mut taken = 0;
@@ -264,8 +267,8 @@ impl Host<'_> {
     }
 
     /// Address and bytes of a run, if it is contiguous.
-    fn row(&self, run: BlockRun) -> Option<(usize, usize)> {
-        let (offset, bytes) = run.row?;
+    fn contiguous(&self, run: BlockRun) -> Option<(usize, usize)> {
+        let (offset, bytes) = run.contiguous?;
         let table = run.buffer as usize;
         match self.execution.lists.get(table) {
             Some(Some(_)) => None,
@@ -274,12 +277,12 @@ impl Host<'_> {
     }
 
     /// Address and bytes of one segment of a run, if it is contiguous.
-    fn whole(&self, run: BlockRun, segment: usize) -> Option<(usize, usize)> {
+    fn contiguous_segment(&self, run: BlockRun, segment: usize) -> Option<(usize, usize)> {
         let block = || {
             let bytes = self.bound.segment_bytes(run.buffer, run.block, segment);
             (self.address(run, run.block, segment), bytes)
         };
-        self.row(run).or_else(|| (run.blocks == 1).then(block))
+        self.contiguous(run).or_else(|| (run.blocks == 1).then(block))
     }
 
     /// Copies one segment, `bytes` at `from`, to `tee`.
@@ -299,7 +302,7 @@ impl Host<'_> {
 
     /// Calls `each` with address and bytes of the pieces of one segment of a run.
     fn pieces(&self, run: BlockRun, segment: usize, mut each: impl FnMut(usize, usize)) {
-        if let Some((address, bytes)) = self.row(run) {
+        if let Some((address, bytes)) = self.contiguous(run) {
             return each(address, bytes);
         }
         for block in run.range() {
@@ -334,12 +337,13 @@ impl Host<'_> {
                     message.wrapping_add(self.bound.skipped_bytes(from, segment));
             }
             // (output, own input, bytes) if the blocks are contiguous.
-            let whole = match (self.row(step.result), step.own.map(|(_, run)| self.row(run))) {
-                (Some((out, bytes)), None) => Some((out, 0, bytes)),
-                (Some((out, bytes)), Some(Some((own_input, _)))) => Some((out, own_input, bytes)),
-                _ => None,
-            };
-            if let Some((out, own_input, bytes)) = whole {
+            let contiguous =
+                match (self.contiguous(step.result), step.own.map(|(_, run)| self.contiguous(run))) {
+                    (Some((out, bytes)), None) => Some((out, 0, bytes)),
+                    (Some((out, bytes)), Some(Some((own_input, _)))) => Some((out, own_input, bytes)),
+                    _ => None,
+                };
+            if let Some((out, own_input, bytes)) = contiguous {
                 self.reduce_block(step, sources, own_input, out, cell, bytes);
                 return bytes;
             }

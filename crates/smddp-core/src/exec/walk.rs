@@ -56,8 +56,8 @@ impl Execution {
     }
 }
 
-/// A copy of the input to memory of the operation, made before anything else, because the input overlaps the output
-/// or each element is multiplied by a factor.
+/// A copy of the input to memory of the operation, made before anything else. It is needed if the input overlaps the
+/// output, or if each element is multiplied by a factor.
 pub(crate) struct InputCopy {
     /// Address and bytes of the caller's blocks, which are contiguous in the copy.
     pub(crate) pieces: Vec<(usize, usize)>,

@@ -1,8 +1,8 @@
-//! AVX2 with F16C: registers, and the conversions of 16-bit floats by intrinsics, on blocks of the width at hand; what fits no
-//! block goes the portable way.
+//! AVX2 with F16C: registers, and conversions of 16-bit floats by intrinsics on full blocks. Other widths use the
+//! portable conversion.
 //!
-//! bf16 is taken apart and put together in pairs inside 32-bit lanes, so that nothing crosses lanes: a block's
-//! accumulators hold the lower halves of its pairs first, then the upper halves.
+//! bf16 is split and joined in pairs inside 32-bit lanes, so that no data crosses lanes. The accumulators of a block
+//! hold the lower halves of its pairs first, then the upper halves.
 
 use std::arch::x86_64::{
     __m128i, __m256i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_epi32, _mm_and_si128, _mm_blend_epi16,
@@ -19,7 +19,7 @@ use ::half::{bf16, f16};
 use super::half::Half;
 use super::level::Isa;
 
-/// Rounding to nearest even, whatever the thread's control register says.
+/// Rounding to nearest even, independent of the thread's control register.
 const NEAREST_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT;
 
 /// Upper half of a 32-bit lane.
@@ -120,7 +120,7 @@ impl Isa for Avx2 {
         let from = acc.as_ptr();
         let to = out.as_mut_ptr();
         let mut at = 0;
-        // SAFETY: the blocks of `widen_bf16_avx2`, all inside the W elements of both arrays; unaligned accesses.
+        // SAFETY: the blocks of `widen_bf16`, all inside the W elements of both arrays; unaligned accesses.
         unsafe {
             while at + 16 <= W {
                 let lower = _mm256_srli_epi32::<16>(round_avx2(from.add(at)));

@@ -1,4 +1,4 @@
-//! f32 in the formats in which it travels between nodes, and back.
+//! Conversion of f32 to the wire formats between nodes, and back.
 
 use std::mem::size_of;
 
@@ -14,10 +14,10 @@ use super::level::{Isa, Level, Scalar};
 use super::neon::Neon;
 use crate::kernels::float_mode::DefaultFloatMode;
 
-/// Elements that are converted at a time.
+/// Elements converted at a time.
 const BLOCK: usize = 16;
 
-/// Writes `n` elements of `src` in a format: `format.bytes(n)` bytes.
+/// Encodes `n` elements of `src` in a format, as `format.bytes(n)` bytes.
 ///
 /// # Safety
 /// `src` is readable for `n` f32, `dst` writable for `format.bytes(n)` bytes, and they do not overlap. No alignment is needed.
@@ -27,7 +27,7 @@ pub(crate) unsafe fn encode(format: Format, dst: *mut u8, src: *const u8, n: usi
     unsafe { encode_at(Level::best(), format, dst, src, n) }
 }
 
-/// Writes `n` f32 that `src` has in a format.
+/// Decodes `n` f32 from `src`.
 ///
 /// # Safety
 /// `src` is readable for `format.bytes(n)` bytes, `dst` writable for `n` f32, and they do not overlap. No alignment is needed.
@@ -37,7 +37,7 @@ pub(crate) unsafe fn decode(format: Format, dst: *mut u8, src: *const u8, n: usi
     unsafe { decode_at(Level::best(), format, dst, src, n) }
 }
 
-/// Writes `n` f32 as they come out of a format: the same again if they are rounded once more.
+/// Rounds `n` f32 to a format, and stores them as f32. Rounding again changes nothing.
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `n` f32; they are the same or do not overlap. No alignment is needed.
@@ -176,7 +176,7 @@ unsafe fn each<A: Copy + Default, B: Copy>(
     }
     if rest > 0 {
         let mut last = [A::default(); BLOCK];
-        // SAFETY: the `rest` elements behind the whole ones; `last` and what becomes of it have more.
+        // SAFETY: the `rest` elements after the full blocks; `last` holds more, before and after the conversion.
         unsafe {
             let (from, to) = (from.add(whole).cast::<u8>(), to.add(whole).cast::<u8>());
             std::ptr::copy_nonoverlapping(from, last.as_mut_ptr().cast(), rest * size_of::<A>());
@@ -186,16 +186,16 @@ unsafe fn each<A: Copy + Default, B: Copy>(
     }
 }
 
-/// Groups whose largest element is smaller are zeros: their scales would be subnormal.
+/// Minimum of a group's largest magnitude. Smaller groups become zeros, because their scales would be subnormal.
 const MIN_SCALED: f32 = f32::from_bits((127 - 100) << 23);
-/// Added to a number below 2^22 it leaves the nearest whole number, ties to even, in the lowest bits.
+/// Added to a number below 2^22, leaves the nearest integer, ties to even, in the lowest bits.
 const TO_WHOLE: f32 = 12_582_912.0;
 
-/// A group's scale, and its elements as whole numbers of it.
+/// Returns a group's scale, and its elements as integer multiples of it.
 ///
-/// The scale has 16 bits of precision and is rounded up. So the largest element becomes 127, 127 times the scale is exact, and
-/// what is made of the group again has the same scale and the same numbers. A group that has a NaN or an infinity has
-/// a NaN for its scale, so all of it becomes NaNs.
+/// The scale has 16 bits of precision and is rounded up. Therefore the largest element becomes 127, and 127 times the
+/// scale is exact. Encoding the decoded group again gives the same scale and integers. A group with a NaN or an
+/// infinity has a NaN as its scale, so all its elements become NaNs.
 #[inline(always)]
 fn quantise(group: &[f32; GROUP]) -> (f32, [i8; GROUP]) {
     let magnitude = |x: f32| x.to_bits() & 0x7fff_ffff;
@@ -207,7 +207,7 @@ fn quantise(group: &[f32; GROUP]) -> (f32, [i8; GROUP]) {
     } else {
         let exact = (most / 127.0).to_bits();
         let above = f32::from_bits((exact + 0xff) & !0xff);
-        // Close to the largest f32 it is rounded down instead.
+        // Close to the largest f32, the scale is rounded down instead.
         let scale = if (127.0 * above).is_finite() { above } else { f32::from_bits(exact & !0xff) };
         (scale, 1.0 / scale)
     };

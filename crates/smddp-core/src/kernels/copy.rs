@@ -1,8 +1,7 @@
-//! Copies by an explicit register loop.
+//! Copies with an explicit register loop.
 //!
-//! `memcpy` may turn into `rep movsb`, which is about twenty times slower where source and destination are
-//! equal modulo 4,096, as cells and page-aligned tensors often are. Short copies, which it does with plain
-//! registers, are left to it.
+//! `memcpy` may use `rep movsb`, which is about twenty times slower if source and destination are equal modulo 4,096.
+//! Staging slots and page-aligned tensors often are. Short copies use `memcpy`, which then uses ordinary registers.
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2::Avx2;
@@ -10,10 +9,10 @@ use super::level::{Isa, LINE, Level, Scalar};
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
 
-/// Bytes from which the register loop runs. It needs at least two registers of the widest set.
+/// Minimum bytes for the register loop. It needs at least two registers of the widest set.
 const OWN_LOOP: usize = 256;
 
-/// Copies `n` bytes to `kept`, and with `TEE` to `cell` as well; `stream` concerns `kept`.
+/// Copies `n` bytes to `kept`, and with `TEE` to `cell` as well. `stream` applies to `kept`.
 ///
 /// # Safety
 /// As [`super::copy`] and [`super::copy_tee`]; `level` is available here.
@@ -49,8 +48,8 @@ unsafe fn avx2<const TEE: bool>(kept: *mut u8, cell: *mut u8, src: *const u8, n:
     unsafe { move_bytes::<Avx2, TEE>(kept, cell, src, n, stream) }
 }
 
-/// Registers moved per turn: all are read before the first is written, so that a store never has to be
-/// told from a later load of the same turn by its lower address bits.
+/// Registers per iteration. All are read before the first is written: a load never follows a store of the same
+/// iteration whose lower address bits match, which would stall.
 const UNROLL: usize = 8;
 
 /// Copies `n` bytes to `dst`, and with `TEE` to `cell` as well.
@@ -76,7 +75,7 @@ unsafe fn move_bytes<I: Isa, const TEE: bool>(
     }
 }
 
-/// Ordinary stores. The first and the last register are unaligned and overlap those between.
+/// Uses ordinary stores. The first and the last register are unaligned and overlap their neighbours.
 ///
 /// # Safety
 /// As [`move_bytes`].
@@ -105,15 +104,15 @@ unsafe fn move_through_caches<I: Isa, const TEE: bool>(
     }
 }
 
-/// Streaming stores to `dst`, of whole cache lines only: a line written half by an ordinary store and half by
-/// streaming ones is sent out in pieces.
+/// Uses streaming stores to `dst`, for whole cache lines only: a line written by both kinds of stores would be sent
+/// to memory in pieces.
 ///
 /// # Safety
 /// As [`move_bytes`].
 #[inline(always)]
 unsafe fn move_around_caches<I: Isa, const TEE: bool>(dst: *mut u8, cell: *mut u8, src: *const u8, n: usize) {
     let prefix = (LINE - dst as usize % LINE) % LINE;
-    // SAFETY: head < LINE < n. Every access lies in 0..n of buffers that the caller made valid for n bytes;
+    // SAFETY: prefix < LINE < n. Every access lies in 0..n of buffers that the caller made valid for n bytes;
     // streamed registers start at multiples of their size from an address aligned to a line.
     unsafe {
         edge::<TEE>(dst, cell, src, 0, prefix);
@@ -166,7 +165,7 @@ unsafe fn registers<I: Isa, const TEE: bool, const STREAM: bool, const K: usize>
     }
 }
 
-/// Moves a few bytes: all of them, or those before or after the streamed ones.
+/// Moves a few bytes: all of them, or the ones before or after the streamed bytes.
 ///
 /// # Safety
 /// `at..at + n` lies inside all buffers, which do not overlap.

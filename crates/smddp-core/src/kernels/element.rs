@@ -1,6 +1,6 @@
-//! What the kernels know of an element: how it is read into its accumulator, combined, finished and rounded.
+//! Operations on one element: read to the accumulator, combine, finish and round.
 //!
-//! All of it is branch-free where a loop over it should vectorise.
+//! Operations that must vectorise are branch-free.
 
 use ::half::{bf16, f16};
 
@@ -10,7 +10,7 @@ use super::level::Isa;
 /// The last step of a reduction, applied once to each accumulator before rounding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Finish {
-    /// The reduction is the result.
+    /// Keep the reduction.
     Keep,
     /// Divide by the number of ranks, at least 1.
     Divide(u32),
@@ -18,10 +18,10 @@ pub(super) enum Finish {
     Times(f64),
 }
 
-/// An element type: `Self` lies in memory, `Acc` is what accumulates.
+/// An element type. `Self` is its form in memory, `Acc` the accumulator.
 pub(super) trait Element: Copy {
     type Acc: Copy;
-    /// Fills accumulators and results before they are written.
+    /// Initial values of results and accumulators before they are written.
     const BLANK: (Self, Self::Acc);
 
     fn widen(self) -> Self::Acc;
@@ -30,7 +30,7 @@ pub(super) trait Element: Copy {
     /// Applies `finish` to a column. Called for sums only.
     fn finish<const W: usize>(column: &mut [Self::Acc; W], finish: Finish);
 
-    /// Reads `W` elements into accumulators, in an order of their own that `round` knows.
+    /// Reads `W` elements into accumulators, in an order that `round` reverses.
     ///
     /// # Safety
     /// `src` is readable for `W` elements, no alignment needed; runs inside a function compiled for `I`.
@@ -42,7 +42,7 @@ pub(super) trait Element: Copy {
         }
     }
 
-    /// Rounds `W` accumulators to elements, in the order of memory again.
+    /// Rounds `W` accumulators to elements, in memory order.
     ///
     /// # Safety
     /// Runs inside a function compiled for `I`.
@@ -54,7 +54,7 @@ pub(super) trait Element: Copy {
     }
 }
 
-/// An element that accumulates in itself.
+/// Implements an element that is its own accumulator.
 macro_rules! accumulates_in_itself {
     ($blank:expr) => {
         type Acc = Self;
@@ -72,8 +72,8 @@ macro_rules! accumulates_in_itself {
     };
 }
 
-/// `column[k] / n`, each correctly rounded. A power of two has an exact reciprocal, and multiplying by it
-/// rounds the same real number: the same bits, without the divider.
+/// Computes `column[k] / n`, correctly rounded. A power of two has an exact reciprocal: the product rounds the same
+/// real number and gives the same bits without a division.
 macro_rules! finish_float {
     ($float:ty) => {
         #[inline(always)]
@@ -143,8 +143,8 @@ macro_rules! half_element {
 half_element!(bf16, widen_bf16, narrow_bf16);
 half_element!(f16, widen_f16, narrow_f16);
 
-/// Integers divide exactly, truncating, and multiply in f64, truncating towards zero and saturating. Both
-/// work on a copy and out of line: they are rare, long, and would keep the column from the registers.
+/// Integers divide exactly, truncating. They multiply in f64, truncating towards zero and saturating. Both work on a
+/// copy, out of line: they are rare and long, and would spill the column from the registers.
 macro_rules! int_element {
     ($($int:ty: $wide:ty),*) => {$(
         impl Element for $int {
@@ -156,9 +156,9 @@ macro_rules! int_element {
                 fn finish_rarely(column: &mut [$int], finish: Finish) {
                     match finish {
                         Finish::Keep => {}
-                        // `$wide` holds every value exactly, with enough bits left that a quotient which is
-                        // not whole cannot round up to the next whole number. (f32 rounds a divisor above
-                        // 2^24, but then the quotient of 16 bits is 0 either way.)
+                        // `$wide` holds every value exactly. It has enough extra bits that a quotient that is not an
+                        // integer cannot round up to one. (f32 rounds a divisor above 2^24, but the quotient of 16
+                        // bits is 0 then.)
                         Finish::Divide(n) => {
                             let n = n as $wide;
                             column.iter_mut().for_each(|acc| *acc = (*acc as $wide / n) as $int);
@@ -225,7 +225,7 @@ complex_element!(f64);
 
 /// A reduction of two accumulators.
 pub(super) trait Combine<A> {
-    /// Whether results of this reduction can be finished by anything but [`Finish::Keep`].
+    /// True if results may be finished by anything but [`Finish::Keep`].
     const FINISHES: bool;
 
     fn combine(a: A, b: A) -> A;
@@ -239,7 +239,7 @@ pub(super) struct And;
 pub(super) struct Or;
 pub(super) struct Xor;
 
-/// Reduction, whether it finishes, types of the accumulators, what it makes of an earlier and a later one.
+/// Operation, whether it finishes, accumulator types, result of an earlier and a later value.
 macro_rules! combine {
     ($($op:ident, $finishes:literal, [$($acc:ty),*], |$a:ident, $b:ident| $result:expr;)*) => {$($(
         impl Combine<$acc> for $op {
@@ -256,7 +256,8 @@ macro_rules! combine {
 combine! {
     Sum, true, [f32, f64], |a, b| a + b;
     Prod, false, [f32, f64], |a, b| a * b;
-    // A NaN on either side is the result, and the earlier of two equal values (0.0 and -0.0), as in torch.
+    // The result is a NaN if either value is one. Of two equal values (0.0 and -0.0) it is the earlier one, as in
+    // torch.
     Min, false, [f32, f64], |a, b| if (b < a) | b.is_nan() { b } else { a };
     Max, false, [f32, f64], |a, b| if (b > a) | b.is_nan() { b } else { a };
     Prod, false, [Complex<f32>, Complex<f64>], |a, b| Complex {
@@ -267,7 +268,7 @@ combine! {
     Prod, false, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.wrapping_mul(b);
     Min, false, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.min(b);
     Max, false, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.max(b);
-    // Bits are combined by bytes whatever the integer is, and bools (0 or 1) by the same operations.
+    // Integers of any width combine their bits bytewise; bools (0 or 1) use the same operations.
     And, false, [u8], |a, b| a & b;
     Or, false, [u8], |a, b| a | b;
     Xor, false, [u8], |a, b| a ^ b;

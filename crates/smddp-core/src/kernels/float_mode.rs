@@ -1,12 +1,14 @@
 //! The floating-point mode of reductions: the IEEE 754 default on every thread.
 //!
-//! The mode belongs to a thread: `torch.set_flush_denormal`, `fesetround` and `feenableexcept` set it. A reduction may run on
-//! a caller's thread, the progress thread or a helper, so a mode of the caller would give ranks different bits.
+//! The mode is a property of the thread: `torch.set_flush_denormal`, `fesetround` and `feenableexcept` set it. A
+//! reduction may run on a caller's thread, the progress thread or a helper, so the caller's mode would give ranks
+//! different bits.
 
 /// Runs the current thread in the default mode until dropped: denormals kept, rounding to nearest even, exceptions masked.
 ///
-/// Dropping it restores the caller's registers if their mode differs from the default. With the default mode nothing is
-/// written or read again, which would wait for the arithmetic to end: exception flags may then be set, as by any operation.
+/// Dropping it restores the caller's registers if their mode differs from the default. In the default mode, nothing
+/// is read or written again, because that would wait for the arithmetic to end. Exception flags may then be set, as
+/// by any operation.
 #[must_use]
 pub(crate) struct DefaultFloatMode {
     saved: Option<Registers>,
@@ -16,10 +18,10 @@ impl DefaultFloatMode {
     #[inline]
     pub(crate) fn enter() -> Self {
         let saved = Registers::read();
-        let wanted = saved.with_default_mode();
-        let differs = wanted != saved;
+        let default = saved.with_default_mode();
+        let differs = default != saved;
         if differs {
-            wanted.write();
+            default.write();
         }
         Self { saved: differs.then_some(saved) }
     }
@@ -34,7 +36,7 @@ impl Drop for DefaultFloatMode {
     }
 }
 
-/// Sets the default mode on a thread of the library, which inherits the mode of the thread that starts it.
+/// Sets the default mode on a thread of the library, which inherits the mode of its creator.
 pub(crate) fn set_default_float_mode() {
     Registers::read().with_default_mode().write();
 }
@@ -67,9 +69,9 @@ impl Registers {
 
     #[inline]
     fn write(self) {
-        // SAFETY: a value that was read from MXCSR, or one with its flags and the default mode: no reserved bit is set. The
-        // mode affects this thread alone; only the caller's own mode is ever left in place. Without `nomem`, no access to
-        // memory moves across it, so operands are loaded and results stored in the mode that is meant for them.
+        // SAFETY: a value read from MXCSR, or its flags with the default mode: no reserved bit is set. The mode
+        // affects this thread only, and no mode but the caller's own remains. Without `nomem`, no memory access moves
+        // across the instruction, so operands are loaded and results stored in the intended mode.
         unsafe {
             std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const self.0, options(nostack, preserves_flags));
         }
@@ -104,9 +106,9 @@ impl Registers {
 
     #[inline]
     fn write(self) {
-        // SAFETY: values that were read from these registers, or the zero mode that every thread starts with. They affect
-        // this thread alone; only the caller's own mode is ever left in place. Without `nomem`, no access to memory moves
-        // across it, so operands are loaded and results stored in the mode that is meant for them.
+        // SAFETY: values read from these registers, or the zero mode that every thread starts with. They affect this
+        // thread only, and no mode but the caller's own remains. Without `nomem`, no memory access moves across the
+        // instruction, so operands are loaded and results stored in the intended mode.
         unsafe {
             std::arch::asm!("msr fpcr, {}", "msr fpsr, {}", in(reg) self.mode, in(reg) self.flags,
                 options(nostack, preserves_flags));
@@ -114,7 +116,7 @@ impl Registers {
     }
 }
 
-/// Other processors: the mode of the calling thread.
+/// Other processors use the mode of the calling thread.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[derive(Clone, Copy, PartialEq)]
 struct Registers;
@@ -157,7 +159,7 @@ mod tests {
                 let after = Registers::read();
                 Registers(Registers::DEFAULT).write();
                 assert!(inside.0 == Registers::DEFAULT | flags, "{:#x} inside of {:#x}", inside.0, caller.0);
-                // In the default mode the flags stay as the arithmetic left them.
+                // In the default mode, the flags remain as the arithmetic set them.
                 let compared =
                     if caller.0 & !Registers::FLAGS == Registers::DEFAULT { !Registers::FLAGS } else { !0 };
                 assert!(after.0 & compared == caller.0 & compared, "{:#x} after {:#x}", after.0, caller.0);

@@ -1,11 +1,11 @@
-//! Conversions between 16-bit floats and the f32 they accumulate in.
+//! Conversions between 16-bit floats and their f32 accumulators.
 //!
-//! All variants of one conversion give the same bits: exact widening, rounding to nearest even, NaNs that are
-//! quiet and keep sign and upper payload. AVX512-BF16 is not used: it flushes subnormals.
+//! All variants of a conversion give the same bits. They widen exactly and round to nearest even. NaNs become quiet
+//! and keep sign and upper payload. AVX512-BF16 is not used, because it flushes subnormals.
 
 use ::half::{bf16, f16};
 
-/// One element after the other, in the order of memory: the portable way, and the reference for the others.
+/// Portable conversion, one element at a time in memory order. The reference for the other variants.
 pub(super) trait Half: Copy {
     fn widen(self) -> f32;
     fn narrow(wide: f32) -> Self;
@@ -47,7 +47,7 @@ impl Half for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    /// Plain rounding could carry a NaN into an infinity, so that one becomes quiet instead. No branch.
+    /// Rounding by addition could carry a NaN into an infinity, so NaNs become quiet instead. Branch-free.
     #[inline(always)]
     fn narrow(wide: f32) -> bf16 {
         let bits = wide.to_bits();

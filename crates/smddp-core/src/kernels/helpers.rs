@@ -1,7 +1,7 @@
-//! Threads that help whoever waits for a call with its large copies and reductions. They share out the elements, never the operands of
-//! one, so the bits are what one thread makes.
+//! Helper threads for large copies and reductions of a waiting thread. They split the elements, never the operands of
+//! one element, so the bits equal those of a single thread.
 //!
-//! Only a thread that waits is helped: what the progress thread does goes on beside a computation, which has the cores.
+//! Only waiting threads use helpers: work of the progress thread overlaps with a computation, which needs the cores.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -18,24 +18,25 @@ use crate::kernels::float_mode::set_default_float_mode;
 use crate::sync::job_gate::JobGate;
 use crate::sync::lock;
 
-/// Bytes from which a piece is shared out; parts are multiples of the other.
+/// Minimum bytes of a piece that is split, and alignment of its parts in bytes.
 const MIN_SPLIT_BYTES: usize = 64 << 10;
 const PART_ALIGNMENT: usize = 16 << 10;
-/// Threads of a rank at most, where nobody says how many.
+/// Maximum threads of a rank by default.
 const MAX_THREADS: usize = 4;
-/// Looks for a job before a helper sleeps: some tens of microseconds.
+/// Polls before a helper sleeps: some tens of microseconds.
 const MAX_SPINS: u32 = 1 << 10;
 
 thread_local! {
     static HELPERS_DISABLED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread is never helped.
+/// Disables helpers for the calling thread.
 pub(crate) fn disable_helpers() {
     HELPERS_DISABLED.set(true);
 }
 
-/// Calls `part` with (first byte, bytes) for parts that make up `bytes` bytes: on this thread, and on others where it pays.
+/// Calls `part` with (first byte, bytes) for parts that cover `bytes` bytes, on this thread, and on helpers if that
+/// is faster.
 ///
 /// # Safety
 /// `part` may run on several threads at a time, each with other bytes.
@@ -48,13 +49,13 @@ pub(crate) unsafe fn split_work(bytes: usize, part: impl Fn(usize, usize)) {
         return part(0, bytes);
     }
     match pool() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         Some(pool) => unsafe { pool.split_work(bytes, &part) },
         None => part(0, bytes),
     }
 }
 
-/// Whether a rank of this process has helpers.
+/// Returns true if ranks of this process have helpers.
 pub(crate) fn has_helpers() -> bool {
     thread_count() > 1
 }
@@ -65,36 +66,37 @@ fn thread_count() -> usize {
 
 static POOL: PerProcess<OnceLock<Option<Arc<HelperPool>>>> = PerProcess::new();
 
-/// The process's, made when something large is first to be done.
+/// Returns the pool of the process, created for the first large piece.
 fn pool() -> Option<&'static HelperPool> {
     POOL.get().get_or_init(|| HelperPool::new(thread_count().saturating_sub(1))).as_deref()
 }
 
-/// Threads where nobody says how many, from this rank's share of the cores.
+/// Default number of threads, from this rank's share of the cores.
 fn default_threads() -> usize {
     let allowed = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let ranks = cores::local_ranks();
-    // A launcher that gave each rank some has shared them out already.
+    // A launcher that limited each rank to some cores has divided them already.
     let share = if allowed * ranks <= cores::cores() { allowed } else { allowed / ranks };
-    // Of two cores the other is better left to what else there is: eight ranks on sixteen gained as often as they lost.
+    // With two cores per rank, the other core is left to other work: eight ranks on sixteen cores gained as often as
+    // they lost.
     if share > 2 { share.min(MAX_THREADS) } else { 1 }
 }
 
-/// What there is to do, as all who take part see it.
+/// A job, as seen by all its threads.
 #[derive(Clone, Copy)]
 struct Job {
     part: *const dyn Fn(usize, usize),
     bytes: usize,
-    /// Bytes of each part but the last.
+    /// Bytes of each part except the last.
     part_bytes: usize,
 }
 
 struct HelperPool {
     gate: JobGate,
     job: UnsafeCell<Option<Job>>,
-    /// Bytes of it that somebody has taken.
+    /// Bytes of the job that threads have claimed.
     claimed: AtomicUsize,
-    /// Whoever has it leads.
+    /// Held by the thread that leads a job.
     leader_lock: Mutex<()>,
     /// Payload of a part that panicked on a helper.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
@@ -107,15 +109,16 @@ struct Helper {
     thread: OnceLock<Thread>,
 }
 
-// SAFETY: `job` is written by the leader alone, while none stands and nobody is inside; helpers read it while they are inside a turn.
+// SAFETY: only the leader writes `job`, while no job is open and no helper is inside the gate. Helpers read it inside
+// the gate.
 unsafe impl Sync for HelperPool {}
-// SAFETY: as above; a job's addresses are used while its leader waits.
+// SAFETY: as above; the addresses of a job are used only while its leader waits.
 unsafe impl Send for HelperPool {}
 impl UnwindSafe for HelperPool {}
 impl RefUnwindSafe for HelperPool {}
 
 impl HelperPool {
-    /// `None` without helpers, or where no thread is to be had.
+    /// Returns `None` without helpers, or if no thread can be created.
     fn new(helpers: usize) -> Option<Arc<Self>> {
         if helpers == 0 {
             return None;
@@ -135,33 +138,33 @@ impl HelperPool {
                 .spawn(move || pool.run_helper(index))
                 .is_ok()
         };
-        // As many as there can be: a job is done by whoever comes.
+        // Continues with fewer helpers if some threads cannot be created: any number of threads completes a job.
         let started = (0..helpers).filter(|&index| start(index)).count();
         (started > 0).then_some(pool)
     }
 
     /// # Safety
-    /// As of the function of that name.
+    /// As [`split_work`].
     unsafe fn split_work(&self, bytes: usize, part: &dyn Fn(usize, usize)) {
-        // Of two threads that wait for different groups one is helped.
+        // Two threads may wait for different groups; only one gets helpers.
         let _lead = match self.leader_lock.try_lock() {
             Ok(leader_lock) => leader_lock,
-            // A part of an earlier job panicked, which is over.
+            // A part of an earlier, completed job panicked.
             Err(TryLockError::Poisoned(leader_lock)) => leader_lock.into_inner(),
             Err(TryLockError::WouldBlock) => return part(0, bytes),
         };
         let part_bytes = (bytes / (2 * (self.helpers.len() + 1))).next_multiple_of(PART_ALIGNMENT);
-        // SAFETY: `part` outlives its job, which is over before this returns.
+        // SAFETY: `part` outlives the job, which ends before this function returns.
         let part =
             unsafe { std::mem::transmute::<&dyn Fn(usize, usize), &'static dyn Fn(usize, usize)>(part) };
         let job = Job { part, bytes, part_bytes };
-        // SAFETY: whoever led before waited until nobody was inside.
+        // SAFETY: the previous leader waited until no helper was inside the gate.
         unsafe { *self.job.get() = Some(job) };
         self.claimed.store(0, Ordering::Relaxed);
-        // Of a job that also panicked here.
+        // Discards the panic of an earlier job that also panicked on its leader.
         *lock(&self.panic) = None;
         self.gate.open();
-        // Waits for the helpers, though a part panics here: they use `part`.
+        // Its drop waits for the helpers even if a part panics here, because they use `part`.
         let open_job = OpenJob(self);
         for helper in &self.helpers {
             if helper.asleep.load(Ordering::Relaxed)
@@ -170,7 +173,7 @@ impl HelperPool {
                 thread.unpark();
             }
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.run_parts(job) };
         drop(open_job);
         let panic = lock(&self.panic).take();
@@ -179,17 +182,17 @@ impl HelperPool {
         }
     }
 
-    /// Takes parts until none is left.
+    /// Runs parts until all are claimed.
     ///
     /// # Safety
-    /// The job is not over before this returns.
+    /// The job must not end before this returns.
     unsafe fn run_parts(&self, job: Job) {
         loop {
             let at = self.claimed.fetch_add(job.part_bytes, Ordering::Relaxed);
             if at >= job.bytes {
                 return;
             }
-            // SAFETY: it lives as long as the job.
+            // SAFETY: `part` lives as long as the job.
             unsafe { (*job.part)(at, job.part_bytes.min(job.bytes - at)) };
         }
     }
@@ -201,10 +204,10 @@ impl HelperPool {
         set_default_float_mode();
         let (mut last, mut spins) = (0, 0);
         loop {
-            if let Some(turn) = self.gate.open_job(last) {
-                (last, spins) = (turn, 0);
-                if self.gate.enter(turn) {
-                    // SAFETY: it stands until this has left.
+            if let Some(ticket) = self.gate.open_job(last) {
+                (last, spins) = (ticket, 0);
+                if self.gate.enter(ticket) {
+                    // SAFETY: the job stays open until this helper has left the gate.
                     let parts =
                         || unsafe { (*self.job.get()).into_iter().for_each(|job| self.run_parts(job)) };
                     if let Err(panic) = catch_unwind(AssertUnwindSafe(parts)) {
@@ -230,7 +233,7 @@ impl HelperPool {
     }
 }
 
-/// A job that stands; dropping it ends the job and waits for the helpers.
+/// An open job. Dropping it closes the job and waits for the helpers.
 struct OpenJob<'a>(&'a HelperPool);
 
 impl Drop for OpenJob<'_> {
@@ -252,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_byte_is_done_once_by_whoever_takes_it() {
+    fn every_byte_is_processed_exactly_once() {
         let pool = HelperPool::new(3).unwrap();
         for round in 0..2_000 {
             let bytes = MIN_SPLIT_BYTES + round * 37;
@@ -262,20 +265,20 @@ mod tests {
                     done[byte / 64].fetch_add(1, Ordering::Relaxed);
                 }
             };
-            // SAFETY: the parts are counted by atomics.
+            // SAFETY: the parts use atomics only.
             unsafe { pool.split_work(bytes, &part) };
             for (line, count) in done.iter().enumerate() {
                 assert_eq!(count.load(Ordering::Relaxed), (bytes - 64 * line).min(64) as u64);
             }
-            // Now and then they have gone to sleep.
+            // Lets the helpers fall asleep from time to time.
             if round % 100 == 0 {
                 thread::sleep(std::time::Duration::from_millis(1));
             }
         }
-        assert!(pool.helpers.iter().all(|helper| helper.thread.get().is_some()), "all helpers came");
+        assert!(pool.helpers.iter().all(|helper| helper.thread.get().is_some()), "all helpers took part");
     }
 
-    /// Whichever thread panics, the leader returns with the panic, and the team works afterwards.
+    /// A panic on any thread reaches the leader, and the pool remains usable.
     #[test]
     fn panicking_part_ends_the_call_on_every_thread() {
         let pool = HelperPool::new(2).unwrap();
@@ -289,7 +292,7 @@ mod tests {
                         resume_unwind(Box::new("a part failed"));
                     }
                 } else {
-                    // Leaves the rest to the other side, which is to fail.
+                    // Leaves the remaining parts to the thread that is to fail.
                     while fail.load(Ordering::Relaxed) {
                         thread::yield_now();
                     }
@@ -299,10 +302,10 @@ mod tests {
             let outcome =
                 catch_unwind(AssertUnwindSafe(|| unsafe { pool.split_work(MIN_SPLIT_BYTES * 8, &part) }));
             assert_eq!(outcome.unwrap_err().downcast_ref(), Some(&"a part failed"), "round {round}");
-            assert!(pool.gate.is_empty(), "a helper is still inside");
+            assert!(pool.gate.is_empty(), "a helper is still inside the gate");
         }
         let total = AtomicUsize::new(0);
-        // SAFETY: an atomic.
+        // SAFETY: the part uses an atomic only.
         unsafe {
             pool.split_work(MIN_SPLIT_BYTES, &|_, bytes| _ = total.fetch_add(bytes, Ordering::Relaxed))
         };
@@ -310,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn several_leaders_do_their_own_when_somebody_else_is_helped() {
+    fn concurrent_leaders_without_helpers_do_their_own_work() {
         let pool = HelperPool::new(2).unwrap();
         let total = AtomicU64::new(0);
         thread::scope(|scope| {
@@ -320,7 +323,7 @@ mod tests {
                         let part = |_: usize, bytes: usize| {
                             total.fetch_add(bytes as u64, Ordering::Relaxed);
                         };
-                        // SAFETY: an atomic.
+                        // SAFETY: the part uses an atomic only.
                         unsafe { pool.split_work(MIN_SPLIT_BYTES, &part) };
                     }
                 });

@@ -1,9 +1,9 @@
-//! The one reduction loop, and its instantiations.
+//! The reduction loop and its instantiations.
 //!
-//! A *column* is `W` consecutive elements of all inputs. Its accumulators fill half of the vector registers
-//! and stay there over all inputs, so each input is read once and each result written once, whatever the
-//! number of inputs. The loops over a column have constant length and work on local arrays, which is what
-//! lets the compiler vectorise them without checking whether the destination is one of the sources.
+//! A *column* is `W` consecutive elements of all inputs. Its accumulators fill half of the vector registers and
+//! remain there for all inputs. Therefore each input is read once and each result is written once, for any number of
+//! inputs. The loops over a column have constant length and work on local arrays. The compiler vectorises them
+//! without checking whether the destination is one of the sources.
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2::Avx2;
@@ -16,10 +16,10 @@ use ::half::{bf16, f16};
 
 /// Bytes of accumulators in a column: eight AVX2 registers.
 const COLUMN: usize = 256;
-/// A narrow column takes what is left after the wide ones.
+/// Factor between wide columns and the narrow columns for the remainder.
 const NARROW: usize = 8;
 
-/// What one call asks of a kernel; see [`super::Kernel::run`].
+/// Arguments of one kernel call; see [`super::Kernel::run`].
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) dst: *mut u8,
@@ -39,7 +39,7 @@ pub(super) struct Call<'a> {
 /// destinations overlap nothing, save that `dst` may be one of the sources; the machine has the level.
 pub(super) type Loop = unsafe fn(&Call<'_>);
 
-/// The loop for `dtype` and `redop`, and how many of its elements make one of `dtype`.
+/// Returns the loop for `dtype` and `redop`, and the number of its elements per element of `dtype`.
 pub(super) fn resolve(level: Level, dtype: DType, redop: RedOp) -> Option<(Loop, usize)> {
     macro_rules! at {
         ($element:ty, $op:ty) => {
@@ -52,7 +52,7 @@ pub(super) fn resolve(level: Level, dtype: DType, redop: RedOp) -> Option<(Loop,
         };
     }
     macro_rules! real {
-        // `$bits` is the unsigned integer that multiplies with the same bits.
+        // `$bits` is the unsigned integer type whose product has the same bits.
         ($element:ty, $bits:ty) => {
             match redop {
                 RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => at!($element, Sum),
@@ -89,7 +89,7 @@ pub(super) fn resolve(level: Level, dtype: DType, redop: RedOp) -> Option<(Loop,
             RedOp::Prod | RedOp::Min | RedOp::Band => at!(Truth, And),
             RedOp::Bxor => at!(Truth, Xor),
             RedOp::Sum | RedOp::Avg | RedOp::Max | RedOp::Bor => at!(Truth, Or),
-            // True times 0.3 is not a bool.
+            // A product of a bool and a factor is not a bool.
             RedOp::PremulSum(_) => return None,
         },
         DType::C64 | DType::C128 => {
@@ -136,14 +136,14 @@ unsafe fn avx2<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(c
     unsafe { reduce::<Avx2, E, O, W, V>(call) }
 }
 
-/// Wide columns first, then narrow ones (`V` elements) and single elements at the ends.
+/// Processes wide columns first, then narrow ones (`V` elements) and single elements at the ends.
 ///
 /// # Safety
 /// As [`Loop`]; runs inside a function compiled for `I`.
 #[inline(always)]
 unsafe fn reduce<I: Isa, E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(call: &Call<'_>) {
     let size = size_of::<E>();
-    // Bytes before the first whole line of dst; where no whole element reaches it, nothing can stream.
+    // Bytes before the first whole line of dst. If no element starts there, stores cannot stream.
     let prefix = (LINE - call.dst as usize % LINE) % LINE;
     let stream = call.stream && prefix.is_multiple_of(size) && (W * size).is_multiple_of(LINE);
     let prefix = if stream { (prefix / size).min(call.n) } else { 0 };
@@ -154,7 +154,7 @@ unsafe fn reduce<I: Isa, E: Element, O: Combine<E::Acc>, const W: usize, const V
             column::<I, E, O, W>(call, at, stream);
             at += W;
         }
-        // Elements do not depend on each other, so one loop can do both ends.
+        // Elements are independent, so one loop handles both ends.
         for (mut at, end) in [(0, prefix), (at, call.n)] {
             while end - at >= V {
                 column::<I, E, O, V>(call, at, false);
@@ -189,7 +189,7 @@ unsafe fn column<I: Isa, E: Element, O: Combine<E::Acc>, const W: usize>(
     unsafe {
         E::read::<I, W>(call.srcs.get_unchecked(0).add(byte), &mut acc);
         for src in call.srcs.get_unchecked(1..) {
-            // Volatile, or the compiler gathers single elements over the sources where the order is free.
+            // Volatile: otherwise the compiler gathers single elements over the sources if the order is free.
             let src = std::ptr::from_ref(src).read_volatile();
             let mut next = [blank_acc; W];
             E::read::<I, W>(src.add(byte), &mut next);
@@ -218,7 +218,7 @@ unsafe fn column<I: Isa, E: Element, O: Combine<E::Acc>, const W: usize>(
     }
 }
 
-/// Writes a column, by registers where it is made of whole ones.
+/// Writes a column, by registers if it consists of whole ones.
 ///
 /// # Safety
 /// `dst` is writable for `W` elements; with `STREAM` it is aligned to a register of `I` and `W` elements are

@@ -1,8 +1,8 @@
-//! The instruction sets the kernels are compiled for, and the one this machine runs.
+//! Instruction sets of the kernels, and detection of the best one.
 //!
-//! Every kernel is one generic body, instantiated once per [`Isa`]. What an instruction set changes is the
-//! width of a register and how a streaming store is spelled, never the arithmetic: fused multiply-add is not
-//! enabled at any level, so all levels give the same bits.
+//! Every kernel is one generic body, instantiated once per [`Isa`]. An instruction set changes the width of a
+//! register and the streaming store, never the arithmetic. No level enables fused multiply-add, so all levels give
+//! the same bits.
 
 use std::sync::OnceLock;
 
@@ -13,10 +13,10 @@ use super::half::Half;
 /// Bytes of a cache line, which streaming stores should fill. A multiple of every register.
 pub(super) const LINE: usize = 64;
 
-/// Which instantiation of the kernels runs.
+/// An instantiation of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
-    /// What the target guarantees (SSE2 on x86-64, NEON on aarch64). Streaming stores are ordinary stores here.
+    /// Baseline of the target (SSE2 on x86-64, NEON on aarch64). Streaming stores are ordinary stores here.
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
@@ -25,7 +25,7 @@ pub(super) enum Level {
 }
 
 impl Level {
-    /// The levels this machine can run, the best last. Only these may be handed to a kernel.
+    /// Returns the levels that this machine supports, the best one last. Kernels accept only these.
     pub(super) fn available() -> &'static [Level] {
         #[cfg(target_arch = "x86_64")]
         {
@@ -40,7 +40,7 @@ impl Level {
         &[Level::Scalar]
     }
 
-    /// The best level of this machine, detected once.
+    /// Returns the best level of this machine, detected once.
     pub(super) fn best() -> Level {
         static BEST: OnceLock<Level> = OnceLock::new();
         *BEST.get_or_init(|| Level::available().last().copied().unwrap_or(Level::Scalar))
@@ -57,7 +57,7 @@ impl Level {
     }
 }
 
-/// One instruction set: a register of bytes and what moves it.
+/// One instruction set: a register of bytes and its loads and stores.
 ///
 /// # Safety
 /// The methods may only run on a machine that has the instruction set, inside a function compiled for it
@@ -137,7 +137,7 @@ impl Isa for Scalar {
 
     #[inline(always)]
     unsafe fn stream(dst: *mut u8, value: u128) {
-        // SAFETY: the same contract as `store`, and stricter.
+        // SAFETY: the contract of `stream` includes that of `store`.
         unsafe { Self::store(dst, value) }
     }
 

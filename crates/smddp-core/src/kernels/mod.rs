@@ -1,9 +1,9 @@
-//! Copies and reductions: everything in this crate that touches payload bytes with arithmetic or registers.
+//! Copies and reductions: all code of this crate that processes payload bytes with arithmetic or vector registers.
 //!
-//! A [`Kernel`] is resolved once, when a plan is bound, and then reduces any number of inputs in one pass, in
-//! the order given, with the same bits at every SIMD level. The only exception is the payload of a NaN where
-//! several inputs hold different NaNs at one place. Streaming (non-temporal) stores are the caller's choice.
-//! All arithmetic runs in the default floating-point mode ([`DefaultFloatMode`]), whatever the calling thread has set.
+//! A [`Kernel`] is resolved once, when a plan is bound. It reduces any number of inputs in one pass, in the given
+//! order, with the same bits at every SIMD level. The only exception is the payload of a NaN if several inputs hold
+//! different NaNs at one index. The caller chooses streaming (non-temporal) stores. All arithmetic runs in the
+//! default floating-point mode ([`DefaultFloatMode`]), independent of the mode of the calling thread.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -29,13 +29,13 @@ use crate::call::types::{DType, RedOp};
 use crate::kernels::float_mode::DefaultFloatMode;
 use crate::kernels::helpers::split_work;
 
-/// The instruction set the kernels run on this machine: `avx2`, `neon` or `scalar`.
+/// Returns the instruction set of the kernels on this machine: `avx2`, `neon` or `scalar`.
 pub fn simd_level() -> &'static str {
     Level::best().name()
 }
 
-/// Copies `n` bytes. `stream` writes around the caches (for outputs larger than the last one) and orders
-/// those writes before any later store of this thread.
+/// Copies `n` bytes. `stream` bypasses the caches (for outputs larger than the last-level cache) and orders those
+/// writes before any later store of this thread.
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `n` bytes, and they do not overlap. No alignment is needed.
@@ -51,8 +51,8 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) 
     }
 }
 
-/// Writes `n` bytes of `src` to two places, reading them once. `stream` concerns `kept` only: `cell` is about
-/// to be read by others and should stay in cache.
+/// Writes `n` bytes of `src` to two destinations and reads them once. `stream` applies to `kept` only: peers are
+/// about to read `cell`, which should remain in cache.
 ///
 /// # Safety
 /// As [`copy`], for both destinations; no two of the three buffers overlap.
@@ -77,8 +77,9 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// None where this dtype cannot do this redop: bits of floats, order or bits of complex numbers, factors of bools,
-    /// anything of opaque dtypes and complex32. The factor of a PREMUL_SUM is not part of it: see [`premultiply`].
+    /// Returns `None` if the dtype does not support the redop: bitwise operations on floats, order or bitwise
+    /// operations on complex numbers, factors on bools, anything on opaque dtypes and complex32. The factor of a
+    /// PREMUL_SUM is applied separately: see [`premultiply`].
     pub(crate) fn new(dtype: DType, redop: RedOp) -> Option<Kernel> {
         Self::at(Level::best(), dtype, redop)
     }
@@ -96,9 +97,8 @@ impl Kernel {
     /// - `stream`: non-temporal stores to `dst`, never to `also`; ordered before later stores of this thread.
     ///   A `dst` that is not aligned to its element size is written with ordinary stores.
     ///
-    /// 16-bit floats accumulate in f32 over all of `srcs` and round once, to nearest even. Integers wrap. Bool
-    /// knows true and false: sum, max and avg are *or*, prod and min *and*. Min and max of floats give a NaN
-    /// where any input is one.
+    /// 16-bit floats accumulate in f32 over all of `srcs` and round once, to nearest even. Integers wrap. For bools,
+    /// sum, max and avg are *or*, prod and min *and*. Min and max of floats give a NaN if any input is one.
     ///
     /// # Safety
     /// `srcs` is not empty. Every source is readable, `dst` and a non-null `also` are writable for `n`
@@ -135,7 +135,7 @@ impl Kernel {
     ) {
         debug_assert!(!srcs.is_empty());
         let finish = match scale {
-            // A division by nobody cannot be meant; by one it is the identity.
+            // A divisor of 0 is invalid and treated like 1, the identity.
             None | Some(0 | 1) => Finish::Keep,
             Some(ranks) => Finish::Divide(ranks),
         };
@@ -144,9 +144,10 @@ impl Kernel {
     }
 }
 
-/// `dst[i] = src[i] * factor` for `n` elements, what each rank does to its own input of a PREMUL_SUM. Floats and
-/// complex numbers multiply in their own precision, halves in f32, integers in f64 (truncating, saturating).
-/// False, with nothing written, where the dtype cannot: bool, opaque dtypes, complex32.
+/// Computes `dst[i] = src[i] * factor` for `n` elements: the step that each rank applies to its own input of a
+/// PREMUL_SUM. Floats and complex numbers multiply in their own precision, halves in f32, integers in f64
+/// (truncating, saturating). Returns false and writes nothing if the dtype does not support it: bool, opaque dtypes,
+/// complex32.
 ///
 /// # Safety
 /// `src` is readable and `dst` writable for `n` elements; they are the same or do not overlap.

@@ -1,5 +1,5 @@
-//! NEON, which every aarch64 processor has: registers, and the conversions of f16 by its instructions. All else the compiler makes
-//! of the portable way.
+//! NEON, the baseline of aarch64: registers, and conversions of f16 by its instructions. The compiler generates
+//! everything else from the portable code.
 
 use std::arch::aarch64::{
     float32x4_t, uint8x16_t, uint16x4_t, vld1_u16, vld1q_f32, vld1q_u8, vst1_u16, vst1q_f32, vst1q_u8,
@@ -29,10 +29,10 @@ impl Isa for Neon {
         unsafe { vst1q_u8(dst, value) }
     }
 
-    /// An ordinary store: these processors see a stream by themselves, and the architecture has hints alone.
+    /// Uses an ordinary store: these processors detect streams in hardware, and the architecture offers hints only.
     #[inline(always)]
     unsafe fn stream(dst: *mut u8, value: uint8x16_t) {
-        // SAFETY: the same contract as `store`, and stricter.
+        // SAFETY: the contract of `stream` includes that of `store`.
         unsafe { Self::store(dst, value) }
     }
 
@@ -46,8 +46,8 @@ impl Isa for Neon {
             return unsafe { f16::widen_each(src, out) };
         }
         for (k, four) in out.chunks_exact_mut(4).enumerate() {
-            // SAFETY: block k is halves 4k..4k+4 of W readable ones and 4 owned floats; the instruction has to do with two
-            // registers alone.
+            // SAFETY: block k is halves 4k..4k+4 of W readable ones and 4 owned floats. The instruction accesses two
+            // registers only.
             unsafe {
                 let narrow: uint16x4_t = vld1_u16(src.add(8 * k).cast());
                 let wide: float32x4_t;
@@ -64,7 +64,8 @@ impl Isa for Neon {
             return f16::narrow_each(acc, out);
         }
         for (narrow, wide) in out.chunks_exact_mut(4).zip(acc.chunks_exact(4)) {
-            // SAFETY: both blocks hold four elements, and an f16 is its bits; the instruction has to do with two registers alone.
+            // SAFETY: both blocks hold four elements, and an f16 is its bits. The instruction accesses two registers
+            // only.
             unsafe {
                 let wide: float32x4_t = vld1q_f32(wide.as_ptr());
                 let rounded: uint16x4_t;

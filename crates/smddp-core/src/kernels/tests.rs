@@ -1,7 +1,7 @@
-//! Every kernel, at every level of this machine, against one element at a time in plain Rust.
+//! Comparison of every kernel, at every level of this machine, with a reference that processes one element at a time.
 //!
-//! Results must equal the oracle's bit for bit, so the levels also equal each other. `device` holds the kernels of GPUs
-//! to these.
+//! Results must equal the reference bit for bit, so the levels also equal each other. `device` compares the GPU
+//! kernels with these.
 
 mod compression;
 mod copies;
@@ -13,7 +13,7 @@ mod trees;
 
 use super::level::Level;
 
-/// Bytes around a destination that must stay as they are.
+/// Guard bytes around a destination, which must not change.
 const GUARD: usize = 96;
 const UNTOUCHED: u8 = 0xa5;
 
@@ -46,7 +46,7 @@ impl Guarded {
         self.bytes[self.start..].as_mut_ptr()
     }
 
-    /// The content, once the guards are seen to be whole.
+    /// Returns the content after checking the guards.
     fn content(&self) -> &[u8] {
         let (before, rest) = self.bytes.split_at(self.start);
         let (content, after) = rest.split_at(self.len);
@@ -55,7 +55,7 @@ impl Guarded {
     }
 }
 
-/// A small generator (xorshift64*), so that a failure repeats.
+/// A small deterministic generator (xorshift64*).
 struct Random(u64);
 
 impl Random {

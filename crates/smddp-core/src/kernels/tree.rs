@@ -1,22 +1,22 @@
-//! Reductions by a tree: pieces small enough to stay in the first cache, combined two by two.
+//! Tree reductions: chunks that fit in the first-level cache are combined pairwise.
 //!
-//! Every combination rounds to the element type, so a result does not depend on which of them one rank makes at once and
-//! which several make one after the other.
+//! Every combination rounds to the element type. Therefore a result does not depend on how its combinations are
+//! distributed over ranks.
 
 use std::mem::MaybeUninit;
 
 use super::Kernel;
 use crate::kernels::float_mode::DefaultFloatMode;
 
-/// Bytes of a piece; whole cache lines, and elements.
+/// Bytes of a chunk: whole cache lines, and whole elements.
 const CHUNK_BYTES: usize = 4 << 10;
-/// A stack of so many holds the tree over 65,536 inputs, more than a group has ranks.
+/// Stack depth for trees over 65,536 inputs, more than the ranks of any group.
 const MAX_DEPTH: usize = 17;
 
 impl Kernel {
-    /// As [`Kernel::run`], but combined as `joins` says: sources are laid on a stack one by one, and after the `i`-th the two
-    /// upper values are combined `joins[i]` times, until one is left. 16-bit floats round at every combination; the divisor
-    /// of an average is applied in the last one.
+    /// As [`Kernel::run`], but combines the sources in a tree. Sources are pushed on a stack one by one. After source
+    /// `i`, the two upper values are combined `joins[i]` times, until one value is left. 16-bit floats round at every
+    /// combination; the last one applies the divisor of an average.
     ///
     /// # Safety
     /// As [`Kernel::run`]. `joins` has a number for each source and leaves one value. `size` is an element's.
@@ -34,7 +34,7 @@ impl Kernel {
             // SAFETY: the caller's contract; of two there is one combination.
             return unsafe { self.run_in_mode(dst, also, srcs, n, scale, stream) };
         }
-        // Memory for what is combined and not the result: a piece for each place of the stack.
+        // Memory for intermediate results: one chunk for each position of the stack.
         let mut scratch = [const { MaybeUninit::<u8>::uninit() }; CHUNK_BYTES * MAX_DEPTH];
         let mut stack = [std::ptr::null::<u8>(); MAX_DEPTH];
         let chunk = CHUNK_BYTES / size;
@@ -49,9 +49,10 @@ impl Kernel {
                     depth -= 1;
                     let two = [stack[depth - 1], stack[depth]];
                     let last = depth == 1 && i + 1 == srcs.len();
-                    // SAFETY: sources and destinations hold these elements by the caller's contract, and nothing after this
-                    // combination reads this piece of a source that is the destination, too. A place of `scratch` holds a piece and is
-                    // written where at most the left of the two lies, exactly.
+                    // SAFETY: sources and destinations hold these elements by the caller's contract. If the
+                    // destination is one of the sources, nothing reads this chunk of that source after this
+                    // combination. A slot of `scratch` holds a chunk; of the two operands, at most the left one is in
+                    // the slot that is written, at the same address.
                     unsafe {
                         if last {
                             self.run_in_mode(dst.wrapping_add(byte), also, &two, count, scale, stream);

@@ -118,13 +118,13 @@ impl DeviceExecutor<'_> {
         }
         let first = self.execution.address(self.bound, run.buffer, run.block, 0);
         let mut next = first;
-        let in_a_row = run.range().all(|block| {
+        let is_contiguous = run.range().all(|block| {
             let found = self.execution.address(self.bound, run.buffer, block, 0);
             let follows = found == next;
             next = found + self.bound.length(run.buffer, block);
             follows
         });
-        if in_a_row
+        if is_contiguous
             && let Some((token, offset)) = self.site.regions().export(first as Address, next - first)?
         {
             return Ok((ready_at(self)?, (token, offset, false)));
@@ -207,7 +207,7 @@ impl DeviceExecutor<'_> {
         let run = from.message;
         let length = |block: usize| self.bound.length(run.buffer, run.block + block);
         let piece = |block: usize| self.bound.segment_bytes(run.buffer, run.block + block, segment);
-        let taken = from.before..from.before + blocks;
+        let taken = from.skipped_blocks..from.skipped_blocks + blocks;
         match origin {
             MessageSource::Slot(slot) => {
                 let base = self.site.pinned_slots().address(*slot) as Address;
@@ -228,7 +228,7 @@ impl DeviceExecutor<'_> {
                 let number = self.op.number;
                 let mapping = self.site.import(local.rank, local.token, number).map_err(ExecError::Peer)?;
                 let step = if local.packed { 0 } else { segment * self.bound.choice.segment };
-                let whole = |block: usize| if local.packed { piece(block) } else { length(block) };
+                let stride = |block: usize| if local.packed { piece(block) } else { length(block) };
                 // The offset comes from another process and is not trusted.
                 let outside = || {
                     let (rank, offset) = (local.rank, local.offset);
@@ -236,13 +236,13 @@ impl DeviceExecutor<'_> {
                         "rank {rank} sent offset {offset}, which is outside of its exported memory"
                     ))
                 };
-                let mut at = (0..from.before).map(whole).sum::<usize>();
+                let mut at = (0..from.skipped_blocks).map(stride).sum::<usize>();
                 taken
                     .map(|block| {
                         let bytes = piece(block);
                         let found = local.offset.checked_add((at + step) as u64);
                         let found = found.and_then(|offset| mapping.pieces(offset, bytes));
-                        at += whole(block);
+                        at += stride(block);
                         found.ok_or_else(outside)
                     })
                     .collect()

@@ -14,7 +14,7 @@ use crate::exec::walk::{Execution, StepExecutor, StepResult, with_buffer};
 use crate::kernels::{copy, copy_tee, decode, encode, round};
 
 const FLOAT_BYTES: usize = size_of::<f32>();
-/// Elements reduced at a time, so that they stay in the first-level cache. A multiple of the group of every format.
+/// Elements reduced at a time, so that they fit in the first-level cache. A multiple of the group of every format.
 const CHUNK: usize = 1024;
 
 pub(super) struct CompressedHost<'a, 'b> {

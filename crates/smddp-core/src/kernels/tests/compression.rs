@@ -1,4 +1,4 @@
-//! Formats of f32 between nodes.
+//! Tests of the wire formats of f32 between nodes.
 
 use smddp_plan::Format;
 
@@ -14,7 +14,7 @@ fn bytes(floats: &[f32]) -> Vec<u8> {
     floats.iter().flat_map(|x| x.to_ne_bytes()).collect()
 }
 
-/// What comes out of the format, at a level.
+/// Encodes and decodes at a level.
 fn round_trip(level: Level, format: Format, input: &[f32], offset: usize) -> (Vec<u8>, Vec<f32>) {
     let source = Guarded::holding(&bytes(input), offset);
     let (mut encoded, mut out) =
@@ -27,7 +27,7 @@ fn round_trip(level: Level, format: Format, input: &[f32], offset: usize) -> (Ve
     (encoded.content().to_vec(), floats(out.content()))
 }
 
-/// Ordinary numbers of very different sizes.
+/// Finite numbers of very different magnitudes.
 fn ordinary_values(n: usize, seed: u64) -> Vec<f32> {
     let mut random = Random(seed);
     let raw = floats(&oracle::elements(DType::F32, n, &mut random));
@@ -35,7 +35,7 @@ fn ordinary_values(n: usize, seed: u64) -> Vec<f32> {
 }
 
 #[test]
-fn every_level_gives_the_same_and_again_the_same() {
+fn levels_agree_and_rounding_is_idempotent() {
     for format in Format::ALL {
         for n in [1, 2, 15, 16, 17, 255, 256, 257, 1_000, 1_024, 3_333] {
             for offset in [0, 1, 3] {
@@ -66,12 +66,12 @@ fn every_level_gives_the_same_and_again_the_same() {
 }
 
 #[test]
-fn as_near_as_the_format_can() {
+fn rounding_error_is_within_the_format_precision() {
     let input = ordinary_values(5_000, 1);
     for (format, relative) in [(Format::Bf16, 1.0 / 256.0), (Format::F16, 1.0 / 2048.0)] {
         let (_, out) = round_trip(Level::best(), format, &input, 0);
         for (x, y) in input.iter().zip(out) {
-            // Below 2^-14 binary16 has steps of 2^-24.
+            // Below 2^-14, binary16 has steps of 2^-24.
             assert!(
                 (x - y).abs() <= relative * x.abs() + f32::from_bits((127 - 25) << 23),
                 "{format:?} {x} {y}"
@@ -86,16 +86,16 @@ fn as_near_as_the_format_can() {
 }
 
 #[test]
-fn what_is_no_number_stays_none() {
-    for odd in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+fn non_finite_values_are_preserved() {
+    for special in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut input = ordinary_values(700, 2);
-        input[300] = odd;
+        input[300] = special;
         for format in [Format::Bf16, Format::F16] {
             let (_, out) = round_trip(Level::best(), format, &input, 0);
-            assert!(out[300].is_nan() && odd.is_nan() || out[300] == odd, "{format:?} {odd}");
+            assert!(out[300].is_nan() && special.is_nan() || out[300] == special, "{format:?} {special}");
             assert!(out.iter().filter(|x| !x.is_finite()).count() == 1);
         }
-        // The scale is its group's.
+        // The scale, and thus the NaN, applies to the whole group.
         let (_, out) = round_trip(Level::best(), Format::Int8, &input, 0);
         assert!(out.iter().enumerate().all(|(i, x)| x.is_nan() == (256..512).contains(&i)));
     }

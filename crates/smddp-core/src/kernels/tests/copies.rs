@@ -26,7 +26,7 @@ fn copy_moves_exactly_the_bytes_asked_for() {
 }
 
 #[test]
-fn tee_gives_both_places_the_same_bytes() {
+fn tee_writes_the_same_bytes_to_both_destinations() {
     let content = Random(2).bytes(70_001);
     for &level in Level::available() {
         for n in SIZES {
@@ -46,7 +46,7 @@ fn tee_gives_both_places_the_same_bytes() {
 }
 
 #[test]
-fn the_public_copies_choose_a_level_themselves() {
+fn public_copies_select_a_level() {
     let content = Random(3).bytes(5_000);
     let src = Guarded::holding(&content, 0);
     let (mut one, mut two, mut three) =

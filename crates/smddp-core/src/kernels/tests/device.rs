@@ -1,4 +1,4 @@
-//! The kernels of devices, compiled for the host from the same source, give the bits of the processor's.
+//! GPU kernels, compiled for the host from the same source, give the bits of the host kernels.
 
 use std::ffi::{CStr, CString, c_void};
 use std::path::Path;
@@ -14,17 +14,17 @@ use super::super::{Kernel, premultiply, round};
 use super::{Guarded, Random};
 use crate::call::types::{DType, RedOp};
 
-/// Runs a kernel on a grid, one thread after the other, over arrays of `bytes`; ends the process at an access outside.
+/// Runs a kernel on a grid, one thread after another, over arrays of `bytes`. Aborts at an access outside of them.
 type Run =
     unsafe extern "C" fn(kernel: *mut c_void, blocks: u32, threads: u32, args: *const Args, bytes: u64);
 
-/// `reduce.cu` as a library of the host. Its grid is a global, so one launch runs at a time.
+/// `reduce.cu` as a host library. Its grid is a global variable, so one launch runs at a time.
 struct Program {
     library: *mut c_void,
     run: Run,
 }
 
-// SAFETY: the library stays open; its globals are used under the lock around the only Program.
+// SAFETY: the library stays open, and its globals are used only under the lock of the single Program.
 unsafe impl Send for Program {}
 
 impl Program {
@@ -36,11 +36,11 @@ impl Program {
 
     fn build() -> Program {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../smddp-cuda/kernels/reduce.cu");
-        // Beside the running test: from there programs can surely be loaded.
+        // Next to the test binary, where loading programs is permitted.
         let library = std::env::current_exe().unwrap().with_extension(format!("{}.so", std::process::id()));
         let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
         let mut command = Command::new(&compiler);
-        // As on a device: every product and sum is rounded.
+        // Every product and sum is rounded, as on a device.
         command.args(["-x", "c", "-std=c11", "-O1", "-w", "-ffp-contract=off", "-fPIC", "-shared", "-o"]);
         let done = command.arg(&library).arg(source).output();
         let done = done.unwrap_or_else(|error| {
@@ -48,12 +48,12 @@ impl Program {
         });
         assert!(done.status.success(), "{command:?}:\n{}", String::from_utf8_lossy(&done.stderr));
         let path = CString::new(library.to_str().unwrap()).unwrap();
-        // SAFETY: a library that was just made, without constructors; `path` is a C string.
+        // SAFETY: a new library without constructors; `path` is a C string.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         std::fs::remove_file(&library).unwrap();
         assert!(!handle.is_null(), "{}: cannot be loaded", library.display());
         let run = symbol(handle, c"smddp_host_launch");
-        // SAFETY: host.h defines it like this, with a pointer to a function, which dlsym gives as one to void.
+        // SAFETY: host.h defines the function like this; dlsym returns its pointer as one to void.
         Program { library: handle, run: unsafe { std::mem::transmute::<*mut c_void, Run>(run) } }
     }
 }
@@ -65,7 +65,7 @@ fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
     found
 }
 
-/// What a device does with a reduction; false where it has no kernel for it.
+/// Runs a reduction with the device kernels. Returns false if it is not supported.
 fn reduce_on_device(reduction: &Reduction) -> bool {
     let Ok(launch) = launch(reduction, USUAL_BLOCKS) else {
         return false;
@@ -76,7 +76,7 @@ fn reduce_on_device(reduction: &Reduction) -> bool {
     true
 }
 
-/// The caller owns the arrays of `bytes` that the arguments name.
+/// Runs a launch. The caller owns the arrays of `bytes` in its arguments.
 fn run(launch: &Launch, bytes: usize) {
     let program = Program::get();
     let kernel = symbol(program.library, launch.name);
@@ -92,7 +92,7 @@ enum Last {
     Times(f64),
 }
 
-/// One reduction, and where its arrays lie.
+/// One reduction and the alignment of its arrays.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     element: Element,
@@ -100,7 +100,7 @@ struct Case {
     n: usize,
     count: usize,
     last: Last,
-    /// Bytes from a boundary of 64, of the destination and of the sources (each source lies `apart` after the one before).
+    /// Bytes from a 64-byte boundary: of the destination, of the first source, and between sources (`apart`).
     to: usize,
     from: usize,
     apart: usize,
@@ -116,7 +116,7 @@ impl Case {
         DType::from_u8(self.element as u8).unwrap()
     }
 
-    /// What the processor makes of the sources.
+    /// Reduces the sources with the host kernels.
     fn run_on_host(&self, sources: &[Vec<u8>]) -> Option<Vec<u8>> {
         let redop = match self.fold {
             Fold::Sum => RedOp::Sum,
@@ -144,7 +144,7 @@ impl Case {
         done.then_some(to)
     }
 
-    /// What a device makes of them.
+    /// Reduces the sources with the device kernels.
     fn run_on_device(&self, sources: &[Vec<u8>]) -> Option<Vec<u8>> {
         let mut arrays: Vec<Guarded> = sources
             .iter()
@@ -185,7 +185,7 @@ impl Case {
         let (Some(expected), Some(found)) = (expected, found) else {
             return;
         };
-        // Which NaN comes of arithmetic is the choice of whoever computes.
+        // Which NaN arithmetic returns depends on the processor.
         let any_nan = matches!(self.fold, Fold::Sum | Fold::Prod);
         let part = parts(self.element);
         for (at, (a, b)) in expected.chunks_exact(part).zip(found.chunks_exact(part)).enumerate() {
@@ -204,7 +204,7 @@ fn parts(element: Element) -> usize {
     }
 }
 
-/// The bits of a float's sign and exponent, and how many are its fraction's; None for other elements.
+/// The bits of an infinity, and the number of fraction bits; `None` for elements that are not floats.
 fn float(element: Element) -> Option<(u64, u32)> {
     match element {
         Element::F16 => Some((0x7c00, 10)),
@@ -222,7 +222,7 @@ fn is_nan(element: Element, part: &[u8]) -> bool {
     float(element).is_some_and(|(infinity, _)| bits > infinity)
 }
 
-/// Elements of any bits, among them many of those at which arithmetic has its corners.
+/// Random elements, including many corner cases of the arithmetic.
 fn elements(element: Element, count: usize, random: &mut Random) -> Vec<u8> {
     let part = parts(element);
     let sign = 1_u64 << (8 * part - 1);
@@ -256,13 +256,13 @@ fn pairs() -> impl Iterator<Item = (Element, Fold)> {
 }
 
 #[test]
-fn a_device_folds_any_number_of_sources_to_the_processors_bits_wherever_they_lie() {
+fn device_reductions_equal_host_reductions_for_any_alignment() {
     const COUNTS: [usize; 14] = [0, 1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 1000, 1025];
     let mut random = Random(0x5eed);
     for (element, fold) in pairs() {
         for n in 1..=MAX_SOURCES {
             for _ in 0..6 {
-                // By chance aligned, off by the same, or in different places; by chance in place.
+                // Random choice: aligned, equally misaligned, or differently misaligned; in place or not.
                 let unit = element.size().min(8);
                 let mut some = |limit: usize| (random.next() >> 32) as usize % limit;
                 let count = COUNTS[some(COUNTS.len())];
@@ -282,10 +282,10 @@ fn a_device_folds_any_number_of_sources_to_the_processors_bits_wherever_they_lie
 }
 
 #[test]
-fn arrays_longer_than_one_turn_of_the_grid_are_reduced_to_their_end() {
+fn arrays_beyond_one_grid_iteration_are_reduced_completely() {
     let mut random = Random(0x1096);
     for (element, fold) in pairs() {
-        // More than eight blocks read in one turn: four packs in each thread.
+        // More than eight blocks read in one iteration: four packs in each thread.
         let count = (300 << 10) / element.size() + 3;
         let unit = element.size().min(8);
         let case = Case::plain(element, fold, 3, count);
@@ -295,7 +295,7 @@ fn arrays_longer_than_one_turn_of_the_grid_are_reduced_to_their_end() {
 }
 
 #[test]
-fn averages_divide_as_the_processor_does() {
+fn device_averages_equal_host_averages() {
     let mut random = Random(0xa7e6);
     for element in Element::ALL {
         for ranks in [0, 1, 2, 3, 5, 7, 8, 96, 200, 1000, 65_536, 70_001, (1 << 24) + 1, 1 << 31, u32::MAX] {
@@ -307,7 +307,7 @@ fn averages_divide_as_the_processor_does() {
 }
 
 #[test]
-fn factors_multiply_as_the_processor_does() {
+fn device_factors_equal_host_factors() {
     let mut random = Random(0xfac7);
     let factors =
         [0.0, -0.0, 1.0, 0.5, -1.0, 1.0 / 3.0, -2.75, 1e-3, 1e10, -1e39, 1e-310, f64::INFINITY, f64::NAN];
@@ -322,7 +322,7 @@ fn factors_multiply_as_the_processor_does() {
 }
 
 #[test]
-fn every_value_of_16_bits_is_read_and_written_alike() {
+fn all_16_bit_values_are_read_and_written_like_on_the_host() {
     let every: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_ne_bytes).collect();
     for element in [Element::F16, Element::BF16, Element::I16, Element::U16] {
         for fold in [Fold::Sum, Fold::Prod, Fold::Min, Fold::Max] {
@@ -337,7 +337,7 @@ fn every_value_of_16_bits_is_read_and_written_alike() {
 }
 
 #[test]
-fn a_device_copies_every_byte_and_no_other_wherever_it_lies() {
+fn device_copies_exactly_the_given_bytes_for_any_alignment() {
     let mut random = Random(0xc0b1);
     for n in 1..=8 {
         for bytes in [1, 3, 4, 15, 16, 17, 63, 64, 100, 1000, 1023, 1024, 2048] {
@@ -346,7 +346,7 @@ fn a_device_copies_every_byte_and_no_other_wherever_it_lies() {
             }
         }
     }
-    // More than one turn of a block.
+    // More than one iteration of a block.
     check_copies(2, 128 << 10, (0, 16), &mut random);
     check_copies(1, (64 << 10) - 6, (4, 8), &mut random);
     check_copies(1, 16 << 10, (1, 2), &mut random);
@@ -369,14 +369,14 @@ fn check_copies(n: usize, bytes: usize, (from, to): (usize, usize), random: &mut
 }
 
 #[test]
-fn a_device_rounds_to_formats_as_the_processor_does() {
+fn device_rounding_equals_host_rounding() {
     let mut random = Random(11);
     let formats =
         [(Format::Bf16, Rounding::Bf16), (Format::F16, Rounding::F16), (Format::Int8, Rounding::Int8)];
     for (format, rounding) in formats {
         for count in [1, 255, 257, 1000] {
             for special in [None, Some(f32::NAN), Some(f32::INFINITY), Some(-0.0), Some(f32::MAX)] {
-                // Of all sizes that a float has, then all alike.
+                // Exponents over the whole range, then from a narrow one.
                 for bits in [8, 2] {
                     let number = |_| {
                         let x = random.next();
@@ -389,7 +389,7 @@ fn a_device_rounds_to_formats_as_the_processor_does() {
                         given[count / 2] = special;
                     }
                     let (mut wanted, mut found) = (vec![0f32; count], vec![0f32; count]);
-                    // SAFETY: vectors of so many elements.
+                    // SAFETY: vectors of `count` elements.
                     unsafe { round(format, wanted.as_mut_ptr().cast(), given.as_ptr().cast(), count) };
                     let at = |data: *const f32| data as u64;
                     let launch = kernels::round(

@@ -1,4 +1,4 @@
-//! The bits of all reductions as numbers, so that machines of any architecture show that they give the same.
+//! Hashes of the bits of all reductions, to compare machines of any architecture.
 
 use std::ptr::null_mut;
 
@@ -13,7 +13,7 @@ const PRODUCTS: &[RedOp] = &[RedOp::Prod];
 const ORDER: &[RedOp] = &[RedOp::Min, RedOp::Max];
 const BITS: &[RedOp] = &[RedOp::Band, RedOp::Bor, RedOp::Bxor];
 
-/// Sums with averages, premultiplied elements, products, the smallest and largest, bits; 0: the dtype has none.
+/// Hashes of sums with averages, premultiplied elements, products, min and max, bitwise operations; 0 if unsupported.
 #[rustfmt::skip]
 const EXPECTED: [(DType, [u64; 5]); 15] = [
     (DType::F32, [0x7c6f6826ce4f36ba, 0xa429a8b705fbe3af, 0x4ec78674b274dfea, 0xfa93fddcc4ecc70d, 0]),
@@ -48,7 +48,7 @@ impl Hash {
     }
 }
 
-/// Of each sign zeros, infinities, subnormals, NaNs, the largest and the least normal number.
+/// Of each sign: zero, infinity, subnormals, NaNs, the largest and the smallest normal number.
 macro_rules! special_values {
     ($float:ty, $bits:ty, $quiet:expr) => {{
         let one_up = |value: $float| value.to_bits() + 1;
@@ -72,7 +72,7 @@ macro_rules! special_values {
     }};
 }
 
-/// What a float of this dtype, or a part of its complex numbers, is hard to reduce as; none for integers.
+/// Special values of a float dtype, or of a part of a complex number; none for integers.
 fn special_values(dtype: DType) -> Vec<Vec<u8>> {
     match dtype {
         DType::F32 | DType::C64 => special_values!(f32, u32, 1 << 22),
@@ -83,7 +83,7 @@ fn special_values(dtype: DType) -> Vec<Vec<u8>> {
     }
 }
 
-/// `n` elements: any bits, and every third float (or part of one) an awkward one.
+/// `n` elements of random bits. Every third float, or part of a complex number, is a special value.
 fn elements(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = random.bytes(n * dtype.size());
     let specials = special_values(dtype);
@@ -98,7 +98,8 @@ fn elements(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
     bytes
 }
 
-/// Which NaN arithmetic makes of none, or of several, each processor decides for itself.
+/// Replaces all NaNs by one. Which NaN an operation returns without a NaN operand, or with several, depends on the
+/// processor.
 fn canonicalise_nans(dtype: DType, bytes: &mut [u8]) {
     macro_rules! canonical {
         ($float:ty) => {
@@ -118,7 +119,7 @@ fn canonicalise_nans(dtype: DType, bytes: &mut [u8]) {
     }
 }
 
-/// Several lengths, alignments, numbers of inputs and divisors, one after the other.
+/// Hashes reductions with several lengths, alignments, numbers of inputs and divisors.
 fn hash_reductions(level: Level, dtype: DType, redops: &[RedOp]) -> u64 {
     let (mut hash, mut random, mut supported) = (Hash::new(), Random(0x5eed), false);
     for &redop in redops {
@@ -147,7 +148,7 @@ fn hash_reductions(level: Level, dtype: DType, redops: &[RedOp]) -> u64 {
     if supported { hash.0 } else { 0 }
 }
 
-/// `premultiply` runs at the best level alone.
+/// Hashes `premultiply`, which runs at the best level only.
 fn hash_premultiplied(dtype: DType) -> u64 {
     let (mut hash, mut random, mut supported) = (Hash::new(), Random(0x5eed), false);
     for factor in [0.3, -1.5, 1e30, f64::INFINITY] {
@@ -179,8 +180,8 @@ fn every_architecture_gives_the_same_bits() {
 }
 
 #[test]
-fn one_nan_among_numbers_keeps_its_sign_and_payload_and_becomes_quiet() {
-    // Of each element: one, a signalling NaN with a payload, and the same quiet.
+fn single_nan_keeps_sign_and_payload_and_becomes_quiet() {
+    // For each element type: one, a signalling NaN with a payload, and the same NaN quiet.
     let cases: [(DType, [Vec<u8>; 3]); 4] = [
         (DType::F32, [0x3f80_0000_u32, 0xff85_4321, 0xffc5_4321].map(|bits| bits.to_ne_bytes().to_vec())),
         (

@@ -19,7 +19,7 @@ const REDOPS: [RedOp; 9] = [
     RedOp::Bxor,
 ];
 
-/// One run, and where its buffers lie.
+/// One kernel run and the alignment of its buffers.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     level: Level,
@@ -27,13 +27,13 @@ struct Case {
     redop: RedOp,
     inputs: usize,
     n: usize,
-    /// Offsets from a 64-byte boundary, of dst and of the sources (a source differs from the one before).
+    /// Offsets from a 64-byte boundary: of dst, and between sources.
     to: usize,
     from: usize,
     scale: Option<u32>,
     also: bool,
     stream: bool,
-    /// The source that dst is.
+    /// Index of the source that is also dst.
     in_place: Option<usize>,
 }
 
@@ -48,7 +48,7 @@ impl Case {
         (0..self.inputs).map(|_| oracle::elements(self.dtype, self.n, &mut random)).collect()
     }
 
-    /// Runs the kernel on `inputs`; None where there is none.
+    /// Runs the kernel on `inputs`. Returns `None` if it is not supported.
     fn run(&self, inputs: &[Vec<u8>]) -> Option<Vec<u8>> {
         let kernel = Kernel::at(self.level, self.dtype, self.redop)?;
         let bytes = self.n * self.dtype.size();
@@ -99,7 +99,7 @@ impl Case {
     }
 }
 
-/// Every (dtype, redop) that reduces.
+/// All supported (dtype, redop).
 fn kernels() -> impl Iterator<Item = (DType, RedOp)> {
     DType::ALL
         .into_iter()
@@ -168,7 +168,7 @@ fn small_integers_average_exactly() {
 }
 
 #[test]
-fn what_a_dtype_cannot_reduce_has_no_kernel() {
+fn unsupported_reductions_have_no_kernel() {
     for dtype in DType::ALL {
         for redop in REDOPS {
             let bits = matches!(redop, RedOp::Band | RedOp::Bor | RedOp::Bxor);
@@ -195,7 +195,7 @@ fn is_nan(dtype: DType, element: &[u8]) -> bool {
 }
 
 #[test]
-fn a_nan_in_any_input_is_the_result_at_every_level() {
+fn nan_in_any_input_gives_nan_at_every_level() {
     let floats = [
         (DType::F32, f32::NAN.to_ne_bytes().to_vec()),
         (DType::F64, f64::NAN.to_ne_bytes().to_vec()),
@@ -228,7 +228,7 @@ fn a_nan_in_any_input_is_the_result_at_every_level() {
 }
 
 #[test]
-fn every_half_survives_a_reduction_of_one_input() {
+fn reduction_of_one_input_preserves_every_half() {
     let every: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_ne_bytes).collect();
     for dtype in [DType::F16, DType::BF16] {
         let expected: Vec<u8> = (0..=u16::MAX)
@@ -246,7 +246,7 @@ fn every_half_survives_a_reduction_of_one_input() {
 
 #[test]
 fn halves_round_once_over_all_inputs() {
-    // In f16, 2048 + 1 rounds to 2048 at every step; in f32 the four ones arrive.
+    // In f16, 2048 + 1 rounds to 2048 at every step; in f32, the four ones are added.
     let halves = |value: f32| f16::from_f32(value).to_ne_bytes().repeat(100);
     let inputs: Vec<_> = [2048.0, 1.0, 1.0, 1.0, 1.0].map(halves).into();
     for &level in Level::available() {
@@ -266,7 +266,7 @@ fn premultiplied(dtype: DType, input: &[u8], factor: f64) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn premultiply_works_in_each_dtypes_arithmetic() {
+fn premultiply_uses_the_arithmetic_of_the_dtype() {
     macro_rules! product {
         ($dtype:ident, $value:expr, $factor:expr, $result:expr) => {
             let input = $value.to_ne_bytes().repeat(78);
@@ -288,7 +288,7 @@ fn premultiply_works_in_each_dtypes_arithmetic() {
 }
 
 #[test]
-fn premultiply_refuses_what_cannot_multiply() {
+fn premultiply_rejects_unsupported_dtypes() {
     for dtype in [DType::Bool, DType::C32, DType::Opaque1, DType::Opaque16] {
         assert_eq!(premultiplied(dtype, &[1; 16 * 16], 2.0), None);
     }

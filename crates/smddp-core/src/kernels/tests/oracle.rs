@@ -1,11 +1,11 @@
-//! One element at a time, by the types of Rust and of the `half` crate.
+//! Reference reduction: one element at a time, with the types of Rust and of the `half` crate.
 
 use ::half::{bf16, f16};
 
 use super::Random;
 use crate::call::types::{DType, RedOp};
 
-/// What `Kernel::run` must give, or None where the dtype cannot do the redop.
+/// Expected result of `Kernel::run`, or `None` if the dtype does not support the redop.
 pub(super) fn reduce(dtype: DType, redop: RedOp, srcs: &[Vec<u8>], scale: Option<u32>) -> Option<Vec<u8>> {
     macro_rules! fold {
         ($element:ty, $widen:expr, $combine:expr, $finish:expr) => {{
@@ -110,7 +110,7 @@ pub(super) fn reduce(dtype: DType, redop: RedOp, srcs: &[Vec<u8>], scale: Option
     }
 }
 
-/// `n` elements of any kind but NaN: for floats wide-ranging values, subnormals, zeros and infinities.
+/// `n` elements of any value except NaN: floats include a wide range, subnormals, zeros and infinities.
 pub(super) fn elements(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = random.bytes(n * dtype.size());
     macro_rules! without_nan {
@@ -128,7 +128,7 @@ pub(super) fn elements(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
         DType::F64 | DType::C128 => without_nan!(f64),
         DType::F16 => without_nan!(f16),
         DType::BF16 => without_nan!(bf16),
-        // Real bools are 0 or 1; other bytes count as true.
+        // Valid bools are 0 or 1; other bytes count as true.
         DType::Bool => bytes.iter_mut().filter(|byte| **byte % 4 != 3).for_each(|byte| *byte %= 2),
         _ => {}
     }

@@ -1,4 +1,4 @@
-//! A tree of combinations is what its combinations one by one are.
+//! Tree reductions equal their combinations made one by one.
 
 use std::ptr::null_mut;
 
@@ -6,7 +6,7 @@ use super::super::Kernel;
 use super::{Level, Random, oracle};
 use crate::call::types::{DType, RedOp};
 
-/// Combined two by two, each rounded; the last one divides.
+/// Combines two values at a time and rounds each result; divides in the last combination.
 fn combine_one_by_one(
     kernel: Kernel,
     inputs: &[Vec<u8>],
@@ -31,7 +31,7 @@ fn combine_one_by_one(
 }
 
 #[test]
-fn a_tree_rounds_at_each_of_its_combinations() {
+fn tree_reduction_rounds_at_each_combination() {
     let joins: [&[usize]; 4] = [&[0, 1, 1], &[0, 1, 0, 2], &[0, 1, 0, 2, 0, 1, 2], &[0; 0]];
     let full: Vec<usize> = (0..32u32).map(|i| (i + 1).trailing_zeros() as usize).collect();
     for joins in joins.into_iter().chain([&full[..]]).filter(|joins| !joins.is_empty()) {
@@ -44,19 +44,19 @@ fn a_tree_rounds_at_each_of_its_combinations() {
                     let mut inputs: Vec<Vec<u8>> =
                         joins.iter().map(|_| oracle::elements(dtype, n, &mut random)).collect();
                     let want = combine_one_by_one(kernel, &inputs, joins, n, scale);
-                    // Into memory of its own and a cell, and over its second input.
+                    // Into separate memory and a slot, and over its second input.
                     let (mut out, mut cell) = (vec![0u8; n * size], vec![0u8; n * size]);
                     let srcs: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
                     let to = (out.as_mut_ptr(), cell.as_mut_ptr());
                     // SAFETY: all sources and both destinations have `n` elements, and none overlaps.
                     unsafe { kernel.run_tree(to, (&srcs, joins), (n, size), scale, true) };
-                    let what = format!("{dtype:?} {redop:?} of {n}, {joins:?}");
-                    assert!(out == want && out == cell, "{what}");
+                    let case = format!("{dtype:?} {redop:?} of {n}, {joins:?}");
+                    assert!(out == want && out == cell, "{case}");
                     let second = inputs[1].as_mut_ptr();
                     let srcs: Vec<*const u8> = inputs.iter().map(|input| input.as_ptr()).collect();
                     // SAFETY: as above; the destination is exactly one of the sources.
                     unsafe { kernel.run_tree((second, null_mut()), (&srcs, joins), (n, size), scale, false) };
-                    assert!(inputs[1] == want, "{what}, in place");
+                    assert!(inputs[1] == want, "{case}, in place");
                 }
             }
         }

@@ -39,7 +39,7 @@ pub(crate) struct Recorder {
     messages: Ring,
     counters: Arc<PathCounters>,
     failed: OnceLock<String>,
-    /// Number of operations that succeeded, including those that the ring has overwritten.
+    /// Number of operations that succeeded, with those already overwritten in the ring.
     finished: AtomicU64,
 }
 

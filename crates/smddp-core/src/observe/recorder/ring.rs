@@ -84,6 +84,7 @@ impl Ring {
         row.0[0].store(seq + 1, Ordering::Release);
     }
 
+    /// Records the start of an operation that is still in the ring.
     #[inline]
     pub(super) fn start(&self, seq: u64, now: u64) {
         if let Some(row) = self.row(seq).filter(|row| row.get(0) == seq + 1) {
@@ -91,6 +92,7 @@ impl Ring {
         }
     }
 
+    /// Records the end of an operation that is still in the ring.
     #[inline]
     pub(super) fn end(&self, seq: u64, now: u64, outcome: Outcome) {
         if let Some(row) = self.row(seq).filter(|row| row.get(0) == seq + 1) {
