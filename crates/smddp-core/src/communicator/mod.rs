@@ -105,14 +105,14 @@ impl Communicator {
             config,
         }));
         comm.set_timeout(timeout);
-        let mut live = lock(OPEN_GROUPS.get());
-        live.retain(|known| known.strong_count() > 0);
-        live.push(Arc::downgrade(&comm.0));
+        let mut open = lock(OPEN_GROUPS.get());
+        open.retain(|group| group.strong_count() > 0);
+        open.push(Arc::downgrade(&comm.0));
         comm
     }
 
     /// Keeps the claim of this process on its rank until the group is closed or dead.
-    pub(crate) fn hold(&self, claim: Claim, deletion: Option<Deletion>) {
+    pub(crate) fn keep_claim(&self, claim: Claim, deletion: Option<Deletion>) {
         let mut held = lock(&self.0.claim);
         // `fail_group` sets the reason before it releases the claim, so a group that fails meanwhile keeps none.
         if self.0.failure.get().is_none() {
@@ -630,8 +630,8 @@ static OPEN_GROUPS: PerProcess<Mutex<Vec<Weak<SharedState>>>> = PerProcess::new(
 
 /// Closes all groups of this process. Called at exit, so that peers see a departure and not a death.
 pub fn shutdown() {
-    let live: Vec<_> = lock(OPEN_GROUPS.get()).drain(..).filter_map(|known| known.upgrade()).collect();
-    for comm in live {
+    let open: Vec<_> = lock(OPEN_GROUPS.get()).drain(..).filter_map(|group| group.upgrade()).collect();
+    for comm in open {
         Communicator(comm).close();
     }
     shutdown::join_closing_threads();

@@ -64,7 +64,7 @@ impl Active {
         self.post.direction.peer()
     }
     /// Returns the description for errors: "send #3 to rank 1 (5 elements of float32, tag 0)".
-    fn what(&self) -> String {
+    fn description(&self) -> String {
         let (count, dtype, tag) = (self.post.count, self.post.dtype.name(), self.post.tag);
         format!("{} ({count} elements of {dtype}, tag {tag})", self.label.numbered())
     }
@@ -471,7 +471,7 @@ fn describe(envelope: Envelope) -> String {
 
 fn mismatch_error(recv: &Active, envelope: Envelope, from: usize, group: &Group, name: &str) -> Error {
     Error::Mismatch {
-        what: recv.what(),
+        what: recv.description(),
         group: name.to_owned(),
         rank: from,
         detail: format!("{} sends {}", group.describe(from), describe(envelope)),
@@ -488,7 +488,7 @@ fn expired(active: &Active, group: &Group, name: &str) -> Error {
         }
         None => "no rank sent a message with this tag".to_owned(),
     };
-    let (what, group) = (active.what(), name.to_owned());
+    let (what, group) = (active.description(), name.to_owned());
     Error::Timeout { what, group, after: active.post.timeout, missing, detail }
 }
 

@@ -108,8 +108,8 @@ impl Pending {
         parent: &[u8],
         now: Instant,
     ) -> Result<bool> {
-        let making = |reason| Error::Topology(format!("creation of group `{}` failed: {reason}", self.name));
-        self.prepared.call_parent(tree, first, parent, now).map_err(making)
+        let failed = |reason| Error::Topology(format!("creation of group `{}` failed: {reason}", self.name));
+        self.prepared.call_parent(tree, first, parent, now).map_err(failed)
     }
 
     /// Accepts connections authenticated by rank 0's information before all rank information is here. Needed if
@@ -181,9 +181,9 @@ impl Pending {
             let rank_info = RankInfo::from_bytes(bytes).map_err(|e| {
                 Error::Topology(format!("group `{name}`: rank {rank} sent invalid rank information: {e}"))
             })?;
-            let differ = |what: &str, here: &str, there: &str| {
+            let differ = |property: &str, here: &str, there: &str| {
                 Err(Error::Topology(format!(
-                    "group `{name}`: {what} differs: {here} on rank {me}, {there} on rank {rank} (host {}, pid {})",
+                    "group `{name}`: {property} differs: {here} on rank {me}, {there} on rank {rank} (host {}, pid {})",
                     rank_info.host, rank_info.pid
                 )))
             };

@@ -55,8 +55,8 @@ const MAX_DESCRIBED: usize = 4;
 const FAILURE_KEY: &str = "smddp/refused";
 
 /// Returns the store key of a rank: "card" (its address), "failed", "up" or "down".
-fn key(what: &str, rank: usize) -> String {
-    format!("smddp/{what}/{rank}")
+fn key(kind: &str, rank: usize) -> String {
+    format!("smddp/{kind}/{rank}")
 }
 
 /// An existing group that contains all ranks of the new one. Supplies the deaths that it has detected.
@@ -73,13 +73,14 @@ impl ParentGroup<'_> {
     /// Returns the dead ranks among these ranks of the new group, each with a description. Starts monitoring all of
     /// them.
     fn dead(&self, late: &[usize]) -> Vec<(usize, String)> {
-        let there: Vec<usize> = late.iter().filter_map(|&rank| self.ranks.get(rank).copied()).collect();
-        let dead = self.group.dead(&there).into_iter();
-        let here = dead.filter_map(|(there, who)| Some((self.ranks.iter().position(|&r| r == there)?, who)));
-        let how = |who| {
-            format!("ended before the group was created (in group `{}` it is {who})", self.group.name())
+        let parent_ranks: Vec<usize> =
+            late.iter().filter_map(|&rank| self.ranks.get(rank).copied()).collect();
+        let new_rank = |parent_rank| self.ranks.iter().position(|&rank| rank == parent_rank);
+        let how = |peer| {
+            format!("ended before the group was created (in group `{}` it is {peer})", self.group.name())
         };
-        here.map(|(rank, who)| (rank, how(who))).collect()
+        let dead = self.group.dead(&parent_ranks).into_iter();
+        dead.filter_map(|(rank, peer)| Some((new_rank(rank)?, how(peer)))).collect()
     }
 
     /// Returns the error for the first dead rank among these ranks of the new group `name`, for callers that wait
@@ -112,7 +113,7 @@ impl Communicator {
         let (begun, config) = (Instant::now(), Config::get()?);
         let stale_address_limit = config.means().peer_timeout;
         let deadline = after(begun, timeout);
-        let (found, is_held) = (RefCell::default(), Cell::new(false));
+        let (conflict, is_held) = (RefCell::default(), Cell::new(false));
         let exchange = RankExchange {
             store,
             call,
@@ -124,7 +125,7 @@ impl Communicator {
             stale_address_limit,
             begun,
             deadline,
-            found,
+            conflict,
             is_held,
         };
         let canonical = parent_group.is_some_and(|ParentGroup { group, ranks, siblings }| {
@@ -165,11 +166,11 @@ impl Communicator {
             // Not an error of the group: without the record, a duplicate process fails at its deadline instead of
             // immediately.
             let deletion = claims::claim(store, rank, &tree.address()).ok().flatten();
-            comm.hold(tree.into_claim(), deletion);
+            comm.keep_claim(tree.into_claim(), deletion);
         }
         // Deleted last, because other ranks may still have to read the address. After a conflict it may be another
         // process's.
-        if exchange.found.borrow().is_none() {
+        if exchange.conflict.borrow().is_none() {
             let _ = store.delete(&key("card", rank));
         }
         drop((tree, endpoint));
@@ -194,7 +195,7 @@ struct RankExchange<'a> {
     begun: Instant,
     deadline: Instant,
     /// A contradiction between ranks that this or another process found. All ranks report it unchanged.
-    found: RefCell<Option<Failure>>,
+    conflict: RefCell<Option<Failure>>,
     /// Another process of this host holds the rank in the existing group. This process does not change its keys.
     is_held: Cell<bool>,
 }
@@ -289,7 +290,7 @@ impl RankExchange<'_> {
             if let Some(outcome) = tree.go_on(now) {
                 let outcome = outcome.clone();
                 self.relay_result(tree)?;
-                return outcome.map_err(|failure| self.explained(tree, failure));
+                return outcome.map_err(|failure| self.explain(tree, failure));
             }
             tree.wait(next.saturating_duration_since(now), now);
         }
@@ -355,7 +356,7 @@ impl RankExchange<'_> {
 
     /// Returns the error for a failure that reached this rank. A lost peer may be the consequence of a
     /// contradiction between ranks.
-    fn explained(&self, tree: &RankTree, failure: Failure) -> Error {
+    fn explain(&self, tree: &RankTree, failure: Failure) -> Error {
         if failure.lost.is_some() {
             if let Err(conflict @ Error::Topology(_)) = self.check_claim(tree) {
                 return conflict;
@@ -377,7 +378,7 @@ impl RankExchange<'_> {
     /// Returns the error for a contradiction between ranks, which all ranks report unchanged.
     fn conflict(&self, reason: String) -> Error {
         let failure = Failure::of(reason);
-        self.found.replace(Some(failure.clone()));
+        self.conflict.replace(Some(failure.clone()));
         self.error_of(failure)
     }
 
@@ -406,8 +407,8 @@ impl RankExchange<'_> {
     /// Returns the failure that the other ranks receive for this rank's error.
     fn failure(&self, error: &Error) -> Failure {
         match error {
-            Error::Topology(_) if self.found.borrow().is_some() => {
-                self.found.borrow().clone().unwrap_or_else(|| Failure::of(error.to_string()))
+            Error::Topology(_) if self.conflict.borrow().is_some() => {
+                self.conflict.borrow().clone().unwrap_or_else(|| Failure::of(error.to_string()))
             }
             Error::PeerLost { rank, how, .. } => Failure::lost(*rank, how.clone()),
             other => Failure::of(format!("rank {} failed: {other}", self.rank)),
@@ -444,14 +445,14 @@ impl RankExchange<'_> {
     /// Returns the error of an expired deadline, with the ranks that did not join.
     fn late(&self, tree: &RankTree) -> Result<Error> {
         let mut missing = Vec::new();
-        let complete = self.absent(0..self.size, &mut missing, Instant::now() + ABSENCE_SEARCH)?;
+        let complete = self.find_absent(0..self.size, &mut missing, Instant::now() + ABSENCE_SEARCH)?;
         let mut detail = if missing.is_empty() {
             missing = tree.waits_for();
             format!(
                 "all ranks joined, but rank {} still waits for {}{}",
                 self.rank,
                 self.described(&missing)?,
-                self.doing(&missing)
+                self.activities(&missing)
             )
         } else {
             let joined = match complete {
@@ -464,7 +465,7 @@ impl RankExchange<'_> {
                 named(&missing),
                 self.name,
                 (self.timeout.as_secs_f64() * 100.0).round() / 100.0,
-                self.doing(&missing)
+                self.activities(&missing)
             )
         };
         if self.has_claims()
@@ -487,22 +488,24 @@ impl RankExchange<'_> {
         if ranks.len() > MAX_DESCRIBED {
             return Ok(named(ranks));
         }
-        let error_of = |&rank: &usize| {
+        let describe = |&rank: &usize| {
             let rank_info = key("card", rank);
             // The rank may have left since.
             let address = if self.contains(&rank_info)? { self.store.get(&rank_info)? } else { Vec::new() };
             Ok(who(rank, &address))
         };
-        Ok(ranks.iter().map(error_of).collect::<Result<Vec<_>>>()?.join(", "))
+        Ok(ranks.iter().map(describe).collect::<Result<Vec<_>>>()?.join(", "))
     }
 
     /// Returns the activity of the first of these ranks, queried over the existing group.
-    fn doing(&self, late: &[usize]) -> String {
+    fn activities(&self, late: &[usize]) -> String {
         let Some(ParentGroup { group, ranks, .. }) = self.parent_group else { return String::new() };
-        let there: Vec<usize> = late.iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
-        let value = group.doing(&there);
-        let as_there = || format!("; activity in group `{}`: {}", group.name(), value.join("; "));
-        if value.is_empty() { String::new() } else { as_there() }
+        let parent_ranks: Vec<usize> = late.iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
+        let activities = group.doing(&parent_ranks);
+        if activities.is_empty() {
+            return String::new();
+        }
+        format!("; activity in group `{}`: {}", group.name(), activities.join("; "))
     }
 
     fn timeout(&self, missing: Vec<usize>, detail: String) -> Error {
@@ -512,7 +515,7 @@ impl RankExchange<'_> {
 
     /// Finds ranks without an address by bisection, which needs few requests for few ranks. Returns false if the
     /// search was not complete at `until`.
-    fn absent(&self, ranks: Range<usize>, missing: &mut Vec<usize>, until: Instant) -> Result<bool> {
+    fn find_absent(&self, ranks: Range<usize>, missing: &mut Vec<usize>, until: Instant) -> Result<bool> {
         if !missing.is_empty() && Instant::now() >= until {
             return Ok(false);
         }
@@ -525,8 +528,8 @@ impl RankExchange<'_> {
             return Ok(true);
         }
         let middle = ranks.start + ranks.len() / 2;
-        Ok(self.absent(ranks.start..middle, missing, until)?
-            && self.absent(middle..ranks.end, missing, until)?)
+        Ok(self.find_absent(ranks.start..middle, missing, until)?
+            && self.find_absent(middle..ranks.end, missing, until)?)
     }
 
     /// Returns the error for a failure that another rank found.
@@ -552,7 +555,7 @@ impl RankExchange<'_> {
         }
         match failure.missing.is_empty() {
             true if self.is_conflict(&failure) => {
-                self.found.replace(Some(failure.clone()));
+                self.conflict.replace(Some(failure.clone()));
                 Error::Topology(failure.reason)
             }
             true => Error::Topology(format!("creation of group `{group}` failed: {}", failure.reason)),
@@ -569,7 +572,7 @@ impl RankExchange<'_> {
         }
         let failure = self.failure(error);
         let first = match self.published_failure() {
-            Ok(value) => value.is_none_or(|value| value.lost == Some(self.rank)),
+            Ok(published) => published.is_none_or(|published| published.lost == Some(self.rank)),
             Err(_) => false,
         };
         if first {
@@ -577,11 +580,14 @@ impl RankExchange<'_> {
         }
         // A rank that has not found out yet reads the failure when it arrives.
         let all = self.wait_for_peers(failure.lost.as_slice());
-        let others =
+        let is_of_other_rank =
             |(by, cause): &(Option<usize>, Failure)| *by != Some(self.rank) && cause.lost != Some(self.rank);
-        let cause = failure.lost.and_then(|_| self.published().ok()?.filter(others)).map(|(_, cause)| cause);
+        let cause = failure
+            .lost
+            .and_then(|_| self.published().ok()?.filter(is_of_other_rank))
+            .map(|(_, cause)| cause);
         // A conflict stays published: two processes share this rank, and the other one may not have read it.
-        if all && first && cause.is_none() && self.found.borrow().is_none() {
+        if all && first && cause.is_none() && self.conflict.borrow().is_none() {
             let _ = self.store.set(FAILURE_KEY, b"");
         }
         cause
