@@ -92,7 +92,7 @@ struct Unexpected {
 /// Receives by tag, each with its position in the order of posting.
 type ByTag = BTreeMap<u64, VecDeque<(u64, Active)>>;
 
-pub(crate) struct MessageTransport {
+pub(crate) struct MessageQueues {
     sends: Vec<Active>,
     /// Receives that have been matched with a message.
     recvs: Vec<Active>,
@@ -116,7 +116,7 @@ pub(crate) struct MessageTransport {
     recorder: Arc<Recorder>,
 }
 
-impl MessageTransport {
+impl MessageQueues {
     pub(crate) fn new(me: usize, size: usize, recorder: Arc<Recorder>) -> Self {
         Self {
             sends: Vec::new(),
@@ -156,7 +156,7 @@ impl MessageTransport {
             Direction::FromAny => None,
         };
         match self.earliest(source, active.post.tag) {
-            Some(message) => self.assign(active, message),
+            Some(message) => self.match_recv(active, message),
             None => {
                 let number = self.next_order();
                 let by_tag = self.waiting.entry(source).or_default();
@@ -330,7 +330,7 @@ impl MessageTransport {
             self.waiting.remove(&source);
         }
         if let Some((_, recv)) = recv {
-            self.assign(recv, message);
+            self.match_recv(recv, message);
         }
     }
 
@@ -344,7 +344,7 @@ impl MessageTransport {
         pop(&mut self.unexpected, (from, tag))
     }
 
-    fn assign(&mut self, mut recv: Active, message: Unexpected) {
+    fn match_recv(&mut self, mut recv: Active, message: Unexpected) {
         let Unexpected { from, envelope, stream, .. } = message;
         recv.from = from;
         if envelope.bytes != recv.bytes() as u64 || envelope.what != recv.post.dtype as u64 {
@@ -517,10 +517,10 @@ mod tests {
 
     /// Returns the shortest time of several runs, to exclude interference from other processes.
     fn shortest_time(group: &mut Group, size: usize, waiting: u64) -> Duration {
-        let mut messages = MessageTransport::new(0, size, recorder());
+        let mut messages = MessageQueues::new(0, size, recorder());
         let mut into = [0f32; 1];
         (0..waiting).for_each(|tag| messages.post(recv(&mut into, tag)));
-        let polls = |messages: &mut MessageTransport, group: &mut Group| {
+        let polls = |messages: &mut MessageQueues, group: &mut Group| {
             let begun = Instant::now();
             for _ in 0..30 {
                 assert!(!messages.poll(group, "test").unwrap());

@@ -37,7 +37,7 @@ const BURSTS: usize = 3;
 /// information.
 ///
 /// # Errors
-/// Those of a recv. The group is then dead on all remaining ranks.
+/// Errors of a recv. The group is then dead on all remaining ranks.
 pub(crate) fn set_network_estimate(
     comm: &Communicator,
     shared: Option<Network>,

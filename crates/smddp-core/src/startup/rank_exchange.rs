@@ -50,8 +50,8 @@ const ABSENCE_SEARCH: Duration = Duration::from_secs(5);
 /// Maximum number of late ranks described with host and pid.
 const MAX_DESCRIBED: usize = 4;
 
-/// Key of a published failure. A withdrawn failure is an empty value, because a rank that has seen the key may
-/// still read it and would wait for a deleted one.
+/// Key of a published failure. A withdrawn failure is an empty value. A rank that has seen the key may still read
+/// it, and would block on a deleted key.
 const FAILURE_KEY: &str = "smddp/refused";
 
 /// Returns the store key of a rank: "card" (its address), "failed", "up" or "down".

@@ -50,7 +50,7 @@ impl Communicator {
     /// in the same order among their other calls. The new group has the deadline of this one.
     ///
     /// # Errors
-    /// Those of a collective of this group. A failure of a rank to join its new group fails all ranks of that
+    /// Errors of a collective of this group. A failure of a rank to join its new group fails all ranks of that
     /// group.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Communicator>> {
         let me = self.rank();
