@@ -92,6 +92,7 @@ struct Unexpected {
 /// Receives by tag, each with its position in the order of posting.
 type ByTag = BTreeMap<u64, VecDeque<(u64, Active)>>;
 
+/// Pending sends and recvs of a rank.
 pub(crate) struct MessageQueues {
     sends: Vec<Active>,
     /// Receives that have been matched with a message.

@@ -45,6 +45,7 @@ pub(crate) enum Command {
     Detach(Arc<Completion>),
 }
 
+/// Operations of one group, advanced by the thread that owns the engine.
 pub(crate) struct Engine {
     pub(crate) group: Group,
     /// Collectives in call order; the first one is active.
